@@ -86,9 +86,10 @@ const BUILD_INFO: Spec =
     Spec("flechette_build_info", Kind::Gauge, "Always 1; the label is the version of the program.");
 
 /// All metrics.
-const ALL: [&[Spec]; 6] = [
+const ALL: [&[Spec]; 7] = [
     &[REQUESTS, MODEL_VERSION, BUILD_INFO],
     BatchMetrics::SPECS,
+    SwitchMetrics::SPECS,
     TraceMetrics::SPECS,
     CacheMetrics::SPECS,
     DeviceMetrics::SPECS,
@@ -127,6 +128,21 @@ series! {
         "Thread-seconds of the dense layers of one batch, summed over the threads that shared it.";
     batch_samples: Samples, "flechette_batch_samples", "Samples in one merged batch.";
     queue_samples: Gauge, "flechette_queue_samples", "Samples that wait for a worker now.";
+}
+
+series! {
+    /// Series of the versions that a running model takes over.
+    SwitchMetrics:
+    done: Counter, "flechette_switches_total", "New versions that were taken over while serving.";
+    refused: Counter, "flechette_switches_refused_total",
+        "New versions that were refused while serving, because they are damaged or do not fit.";
+    seconds: Seconds, "flechette_switch_seconds",
+        "Time to take over an opened version, including the wait for batches of the old one.";
+    carried: Counter, "flechette_switch_rows_carried_total",
+        "Cached rows that a new version changed and that stayed cached, with their new values.";
+    dropped: Counter, "flechette_switch_rows_dropped_total",
+        "Cached rows that a new version changed and that were removed from the cache.";
+    age_seconds: Gauge, "flechette_model_version_age_seconds", "Time since the served version was loaded.";
 }
 
 series! {
@@ -193,6 +209,7 @@ pub(crate) struct ModelMetrics {
     pub requests: Requests,
     pub version: Gauge,
     pub batches: BatchMetrics,
+    pub switches: SwitchMetrics,
     pub device: DeviceMetrics,
     pub cache: CacheMetrics,
     pub trace: TraceMetrics,
@@ -208,6 +225,7 @@ impl ModelMetrics {
             requests: Requests::new(recorder, name),
             version: Series::register(recorder, MODEL_VERSION.0, model),
             batches: BatchMetrics::new(recorder, model),
+            switches: SwitchMetrics::new(recorder, model),
             device: DeviceMetrics::new(recorder, model),
             cache: CacheMetrics::new(recorder, model),
             trace: TraceMetrics::new(recorder, model),

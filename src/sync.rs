@@ -1,4 +1,4 @@
-//! Atomics and locks from std, or from loom under `--cfg flechette_loom`.
+//! Atomics, locks and `Arc` from std, or from loom under `--cfg flechette_loom`.
 //!
 //! Code that loom checks imports them from here instead of from std. Loom is a model checker: it repeats a
 //! small concurrent test with different interleavings of its threads.
@@ -6,7 +6,7 @@
 #[cfg(flechette_loom)]
 pub(crate) use loom::{
     sync::{
-        Mutex, MutexGuard,
+        Arc, Mutex, MutexGuard, RwLock,
         atomic::{AtomicU64, Ordering},
     },
     thread::yield_now,
@@ -15,7 +15,7 @@ pub(crate) use loom::{
 #[cfg(not(flechette_loom))]
 pub(crate) use std::{
     sync::{
-        Mutex, MutexGuard,
+        Arc, Mutex, MutexGuard, RwLock,
         atomic::{AtomicU64, Ordering},
     },
     thread::yield_now,

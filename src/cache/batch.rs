@@ -28,7 +28,6 @@ impl<'c> BatchPin<'c> {
     /// The version of the batch. The rows that it finds are of this version. The rows that it inserts must be
     /// of this version, too.
     #[must_use]
-    #[cfg(test)]
     pub(crate) fn version(&self) -> Version {
         self.version
     }

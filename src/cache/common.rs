@@ -1,7 +1,7 @@
 //! The state that caches on the host and on a device have alike: keys, policies, counts and retired slots.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::epoch::{Epochs, RetireList};
@@ -36,6 +36,17 @@ pub(crate) struct Common {
     /// that they can change their row size.
     pub starved: AtomicU64,
     pub counts: Counts,
+    /// Whether a version switch has stopped the admission of rows.
+    paused: AtomicBool,
+}
+
+/// Stops the admission of rows until it is dropped.
+pub(crate) struct PausedAdmission<'c>(&'c AtomicBool);
+
+impl Drop for PausedAdmission<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
+    }
 }
 
 impl Common {
@@ -65,6 +76,7 @@ impl Common {
                 tables: shape.tables.iter().map(|_| TableCounts::default()).collect(),
                 ..Counts::default()
             },
+            paused: AtomicBool::new(false),
         })
     }
 
@@ -86,6 +98,20 @@ impl Common {
         }
         let past = CacheError::Id { table: table.index(), got: id, rows: shape.rows };
         self.keys.own(table, id).ok_or(past)
+    }
+
+    /// The own key of a row that a switch changes.
+    ///
+    /// # Errors
+    /// As [`Self::own_key`].
+    pub(crate) fn changed_key(
+        &self,
+        table: TableId,
+        id: u64,
+        row: Option<&[u8]>,
+    ) -> Result<FlatKey, CacheError> {
+        let expected = self.tables.get(table.index()).map_or(0, |shape| shape.row_bytes);
+        self.own_key(table, id, row.map_or(expected, <[u8]>::len))
     }
 
     /// The row of an index entry. `tag` returns the entry's tag, if it has one.
@@ -125,11 +151,20 @@ impl Common {
 
     /// Whether a missed row is admitted; counts it if not. A cache below its low watermark is roomy.
     pub(crate) fn admits(&self, missed: Missed, fill: impl FnOnce() -> Fill) -> bool {
-        let admitted = self.admission.admits(missed, || fill().excess() == 0.0);
+        let allowed = self.admission.admits(missed, || fill().excess() == 0.0);
+        let admitted = allowed && !self.paused.load(Ordering::Acquire);
         if !admitted {
             self.counts.not_admitted.fetch_add(1, Ordering::Relaxed);
         }
         admitted
+    }
+
+    /// Admits no row of a batch that is pinned from now on, until the result is dropped. Earlier batches may
+    /// still insert rows, so the caller waits for them: a later pin sees the pause, by the argument of
+    /// [`super::epoch`].
+    pub(crate) fn pause_admission(&self) -> PausedAdmission<'_> {
+        self.paused.store(true, Ordering::Release);
+        PausedAdmission(&self.paused)
     }
 
     /// Counts a row that found no room, and wakes the eviction thread.

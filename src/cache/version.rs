@@ -18,6 +18,12 @@
 //! has evicted. So [`super::epoch::RetireList`] frees nothing during that time, and all slots in it get a new
 //! tag when the overlay is removed.
 //!
+//! **If the changed rows are not known** ([`Shared::switch_unlisted`]), the cached rows are listed and
+//! compared. A row that is inserted after the listing would be missing there, and later batches would find
+//! old bytes. So the switch first stops the admission of rows, and then waits for the batches that may not
+//! have seen this. From then on rows only leave the cache. Admission resumes when no batch of the old version
+//! is left.
+//!
 //! An overlay takes up to 76 bytes per changed row in addition to `cache.bytes`, and up to 57 more per cached
 //! changed row while it is built (`tests/it/cache_memory.rs`).
 
@@ -38,6 +44,21 @@ pub(crate) struct Switched {
     pub changed: u64,
     /// Changed rows that were cached and whose new bytes are cached.
     pub carried: u64,
+}
+
+/// A row that differs between the current version and the next one.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct NewRow<'r> {
+    pub table: TableId,
+    pub id: u64,
+    /// The bytes in the next version. `None`: if the row is cached, it is dropped.
+    pub row: Option<&'r [u8]>,
+}
+
+impl<'r> From<(TableId, u64, &'r [u8])> for NewRow<'r> {
+    fn from((table, id, row): (TableId, u64, &'r [u8])) -> Self {
+        Self { table, id, row: Some(row) }
+    }
 }
 
 /// The version that new batches use.
@@ -93,16 +114,40 @@ impl Overlay {
 
 impl Shared {
     /// As [`FlatCache::switch`](super::FlatCache::switch).
-    pub(crate) fn switch<'r>(
+    pub(crate) fn switch<'r, N: Into<NewRow<'r>>>(
         &self,
         version: Version,
-        changed: impl IntoIterator<Item = (TableId, u64, &'r [u8])>,
+        changed: impl IntoIterator<Item = N>,
     ) -> Result<Switched, CacheError> {
         let _one_at_a_time = self.switching.lock().unwrap_or_else(PoisonError::into_inner);
+        self.check_newer(version)?;
+        self.switch_to(version, changed)
+    }
+
+    /// As [`FlatCache::switch_unlisted`](super::FlatCache::switch_unlisted).
+    pub(crate) fn switch_unlisted<'r>(
+        &self,
+        version: Version,
+        changed: impl FnOnce(Vec<(TableId, u64)>) -> Vec<NewRow<'r>>,
+    ) -> Result<Switched, CacheError> {
+        let _one_at_a_time = self.switching.lock().unwrap_or_else(PoisonError::into_inner);
+        self.check_newer(version)?;
+        let _paused = self.pause_admission();
+        self.epochs.wait_for_earlier();
+        self.switch_to(version, changed(self.hot_rows()))
+    }
+
+    fn check_newer(&self, version: Version) -> Result<(), CacheError> {
         let current = self.current.read().version;
-        if version <= current {
-            return Err(CacheError::Version { got: version, current });
-        }
+        if version > current { Ok(()) } else { Err(CacheError::Version { got: version, current }) }
+    }
+
+    /// The caller holds the lock of a switch.
+    fn switch_to<'r, N: Into<NewRow<'r>>>(
+        &self,
+        version: Version,
+        changed: impl IntoIterator<Item = N>,
+    ) -> Result<Switched, CacheError> {
         let overlay = Arc::new(self.overlay(changed)?);
         self.retired.hold();
         self.current.replace(Current { version, overlay: Some(overlay.clone()) });
@@ -116,17 +161,19 @@ impl Shared {
     }
 
     /// Copies the new bytes of cached rows into new slots, as far as there is room.
-    fn overlay<'r>(
+    fn overlay<'r, N: Into<NewRow<'r>>>(
         &self,
-        changed: impl IntoIterator<Item = (TableId, u64, &'r [u8])>,
+        changed: impl IntoIterator<Item = N>,
     ) -> Result<Overlay, CacheError> {
         let mut slots: ByKey<Slot> = ByKey::default();
         let (mut overlay, mut changed) = (Overlay::default(), changed.into_iter());
         // Reserved at once: growing the map would take half as much memory again.
         overlay.rows.reserve(changed.size_hint().0);
-        let done = changed.try_for_each(|(table, id, row)| {
-            let own = self.own_key(table, id, row.len())?;
+        let done = changed.try_for_each(|changed| {
+            let NewRow { table, id, row } = changed.into();
+            let own = self.changed_key(table, id, row)?;
             overlay.rows.insert(own, Changed { table, location: None });
+            let Some(row) = row else { return Ok(()) };
             // A row that occurs twice is written twice to the same slot, which no batch has seen yet.
             let slot = match slots.entry(own) {
                 hash_map::Entry::Occupied(slot) => Some(slot.into_mut()),

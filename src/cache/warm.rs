@@ -30,8 +30,9 @@ pub(crate) struct Warmed {
 
 impl FlatCache {
     /// Fills the cache with rows of its current version, the hottest first, without the admission policy, up
-    /// to the high watermark. Version switches wait until it returns. Takes at most one more item from `rows`
-    /// than fits. Call it before the first batch. Concurrent batches may make it skip rows.
+    /// to the high watermark. Waits for earlier batches; version switches wait until it returns. Takes at
+    /// most one more item from `rows` than fits. Call it before the first batch, or after a switch with rows
+    /// that the switch has dropped. Concurrent batches may make it skip rows.
     ///
     /// # Errors
     /// When a table or an id does not exist, or a length is not that of its table's rows. Then the rows
@@ -43,6 +44,8 @@ impl FlatCache {
         let shared = &*self.shared;
         // The current version, to which the rows belong, must not change meanwhile.
         let _no_switch = shared.switching.lock().unwrap_or_else(PoisonError::into_inner);
+        // The slots of rows that a switch has just removed are free after these batches.
+        shared.epochs.wait_for_earlier();
         let newest = shared.epochs.tag();
         let rows_per_stamp = (shared.entry_capacity() / STAMPS).max(1);
         let mut warmed = Warmed::default();

@@ -125,7 +125,7 @@ impl Running {
         // Does not read the environment, which may set another cache size.
         let config = Config::resolve(&flags, [], None)?;
         let serving = Serving::load(&config, models)?;
-        let engine = serving.engines[0].clone();
+        let engine = serving.engines().remove(0);
         let runtime = serve::runtime(&config)?;
         let bound = runtime.block_on(serving.bind(&config))?;
         let (grpc, http) = (bound.grpc_addr(), bound.http_addr());

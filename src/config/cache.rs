@@ -30,6 +30,8 @@ pub(crate) struct CacheConfig {
     pub high_watermark: f64,
     /// Eviction stops at this share of the cache.
     pub low_watermark: f64,
+    /// Most bytes of changed rows that stay cached when a version is taken over.
+    pub switch_bytes: u64,
     /// Whether hot rows are saved, and fill the cache at start.
     pub warm: bool,
     /// Interval between two saves of hot rows; `None`: they are saved only at shutdown.
@@ -114,6 +116,7 @@ impl Layers {
             pointers: self.fraction("cache.pointers")?,
             high_watermark: high,
             low_watermark: low.unwrap_or(LOW_OF_HIGH * high),
+            switch_bytes: self.bytes("cache.switch_bytes", 0, u64::MAX)?,
             warm,
             save: (save_seconds > 0).then(|| Duration::from_secs(save_seconds)),
         })

@@ -137,6 +137,12 @@ impl Layers {
         })
     }
 
+    /// The interval between two readings of the models' directory, unless it is 0.
+    pub(crate) fn watch(&self) -> Result<Option<Duration>, ConfigError> {
+        let seconds = self.whole("models.watch_seconds", 0, 86_400)?;
+        Ok((seconds > 0).then(|| Duration::from_secs(seconds)))
+    }
+
     pub(crate) fn batcher(&self, server: &ServerConfig) -> Result<BatcherConfig, ConfigError> {
         // A smaller queue would always refuse a request of the largest size.
         let least = server.max_samples as u64;

@@ -69,6 +69,8 @@ impl Flags {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
     pub server: ServerConfig,
+    /// How often the models' directory is read for new versions; `None`: only at start.
+    pub(crate) watch: Option<Duration>,
     pub(crate) batcher: BatcherConfig,
     pub(crate) cache: CacheConfig,
     pub(crate) trace: TraceConfig,
@@ -237,6 +239,7 @@ impl Config {
         let batcher = layers.batcher(&server)?;
         Ok(Self {
             batcher,
+            watch: layers.watch()?,
             server,
             cache: layers.cache()?,
             trace: layers.trace()?,

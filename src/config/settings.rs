@@ -93,6 +93,16 @@ pub(crate) const SECTIONS: &[Section] = &[
         ],
     },
     Section {
+        name: "models",
+        about: "New versions and new models, which a running server takes over; see \
+                [api.md](api.md#new-versions).",
+        settings: &[setting(
+            "models.watch_seconds",
+            Text("1"),
+            "How often the directory of the models is read; 0 means only at start",
+        )],
+    },
+    Section {
         name: "batcher",
         about: "How requests are merged into batches. Each model has its own queue.",
         settings: &[
@@ -208,6 +218,12 @@ pub(crate) const SECTIONS: &[Section] = &[
                 Words("enough for the misses of the largest batch, at most 64MiB for each worker"),
                 "On a GPU: memory for the missed rows of the batches in flight, for all workers together. \
                  Not used on the host, which reads rows in place",
+            ),
+            setting(
+                "cache.switch_bytes",
+                Text("256MiB"),
+                "When a new version is taken over: most bytes of changed rows that stay cached with their \
+                 new values, the hottest first. The other changed rows are removed from the cache",
             ),
             setting(
                 "cache.warm",

@@ -39,6 +39,7 @@ fn defaults_are_the_documented_limits() {
             mode: CacheMode::Auto,
             size: None,
             staging_bytes: None,
+            switch_bytes: 256 << 20,
             admission: CacheAdmission::Frequency(2),
             eviction: CacheEviction::Lru,
             counts: None,

@@ -16,16 +16,19 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::{Engine, Spent, spend};
+use super::switch::{Changes, NextRows};
+use super::versions::{Served, Versions};
+use super::{Engine, Scored, Spent, spend};
 use crate::cache::gpu::context::{ContextBytes, LookupError};
 use crate::cache::gpu::{ContextShape, GpuCache, GpuCacheError, GpuHostRows, LookupContext, MissingRows};
-use crate::cache::{CacheOptions, CacheShape, CacheStats, Warmed};
+use crate::cache::{CacheOptions, CacheShape, CacheStats, Switched, Warmed};
 use crate::device::cuda::Driver;
 use crate::device::cuda::memory::PinnedMemory;
+use crate::model::Tape;
 use crate::predict::PredictError;
 use crate::schema::{AbsentDefault, Arity, Lookup, Schema, Table};
 use crate::store::EmbeddingStore;
-use crate::types::{Batch, Jagged, TableId};
+use crate::types::{Batch, Jagged, TableId, Version};
 
 /// Most ids of a batch in one context, unless one sample can have more. An id takes about 80 bytes in the
 /// context.
@@ -78,7 +81,8 @@ type Columns = Vec<(Lookup, Table)>;
 
 /// A [`ContextPool`] of any driver, as a trait object.
 trait AnyContextPool: Send + Sync {
-    fn embed(&self, batch: &Batch, fetch: Fetch<'_>, then: &mut dyn FnMut(&[f32])) -> Result<(), EmbedError>;
+    fn embed(&self, batch: &Batch, versions: &Versions<Served>, then: Then<'_>) -> Result<(), EmbedError>;
+    fn switch(&self, to: Version, of: &Changes, rows: &mut NextRows<'_>) -> Result<Switched, GpuCacheError>;
     fn warm(&self, rows: &mut dyn Iterator<Item = WarmRow<'_>>) -> Result<Warmed, GpuCacheError>;
     fn point_at(&self, store: &EmbeddingStore) -> Result<usize, GpuCacheError>;
     fn observe(&self, ids: u64, elapsed: Duration);
@@ -86,8 +90,8 @@ trait AnyContextPool: Send + Sync {
     fn stats(&self) -> CacheStats;
 }
 
-/// Writes the missing rows of a batch into its staging buffer.
-pub(crate) type Fetch<'f> = &'f dyn Fn(&mut MissingRows<'_>) -> Result<(), PredictError>;
+/// Gets the model's input for a batch, and the batch's version.
+pub(crate) type Then<'f> = &'f mut dyn FnMut(&[f32], &Served);
 
 /// A row to warm a cache with.
 pub(crate) type WarmRow<'r> = (TableId, u64, &'r [u8]);
@@ -99,6 +103,8 @@ pub(crate) enum EmbedError {
     TooLarge(PredictError),
     /// The device failed.
     Device(GpuCacheError),
+    /// The batch's version is no longer in use: a switch has failed, so the device is abandoned.
+    Abandoned,
     /// Rows could not be fetched, or the batch does not have the schema's shape.
     Rejected(PredictError),
 }
@@ -154,10 +160,27 @@ impl GpuLookupTier {
     pub(crate) fn embed(
         &self,
         batch: &Batch,
-        fetch: Fetch<'_>,
-        then: &mut dyn FnMut(&[f32]),
+        versions: &Versions<Served>,
+        then: Then<'_>,
     ) -> Result<(), EmbedError> {
-        self.pool.embed(&self.columns(batch), fetch, then)
+        self.pool.embed(&self.columns(batch), versions, then)
+    }
+
+    /// Switches the cache to the next version. If the device fails, it is abandoned.
+    pub(crate) fn switch(&self, to: Version, changes: &Changes, rows: &mut NextRows<'_>) -> Switched {
+        if self.is_lost() {
+            return Switched::default();
+        }
+        let switched = self.pool.switch(to, changes, rows).and_then(|switched| {
+            if self.points {
+                self.pool.point_at(rows.store())?;
+            }
+            Ok(switched)
+        });
+        switched.unwrap_or_else(|error| {
+            self.lose(&error);
+            Switched::default()
+        })
     }
 
     /// Abandons the device.
@@ -224,30 +247,27 @@ impl Engine {
         tier: &GpuLookupTier,
         batch: &Batch,
         spent: &Spent,
-    ) -> Result<Vec<f32>, PredictError> {
-        let mut scores = Vec::new();
+    ) -> Result<Scored, PredictError> {
+        let mut scored = None;
         let started = Instant::now();
         let stride = self.schema.input_width();
-        let embedded = tier.embed(batch, &|missing| self.fetch(missing), &mut |input| {
+        let embedded = tier.embed(batch, &self.versions, &mut |input, served| {
             tier.observe(batch, started.elapsed());
             spend(&spent.lookup, started);
-            scores = self.run_chunks(batch.samples, spent, |first, tape| {
+            let write = |first: usize, tape: &mut Tape<f32>| {
                 for s in 0..tape.samples {
                     let row = &input[(first + s) * stride..][..stride];
                     tape.values[0].from_mut(s, 0)[..stride].copy_from_slice(row);
                 }
-            });
+            };
+            let probabilities = self.run_chunks(&served.weights, batch.samples, spent, write);
+            scored = Some(Scored { version: served.store.version(), probabilities });
         });
         match embedded {
-            Ok(()) => Ok(scores),
-            Err(EmbedError::TooLarge(_)) if batch.samples > 1 => {
-                let middle = batch.samples / 2;
-                for part in [0..middle, middle..batch.samples] {
-                    scores.extend(self.score_on_gpu(tier, &batch.part(part), spent)?);
-                }
-                Ok(scores)
-            }
+            Ok(()) => Ok(scored.unwrap_or_else(|| self.score_from_store(batch, spent))),
+            Err(EmbedError::TooLarge(_)) if batch.samples > 1 => self.score_halves(tier, batch, spent),
             Err(EmbedError::TooLarge(error) | EmbedError::Rejected(error)) => Err(error),
+            Err(EmbedError::Abandoned) => Ok(self.score_from_store(batch, spent)),
             Err(EmbedError::Device(error)) => {
                 tier.lose(&error);
                 Ok(self.score_from_store(batch, spent))
@@ -255,17 +275,36 @@ impl Engine {
         }
     }
 
-    /// Writes the rows that are not cached.
-    fn fetch(&self, missing: &mut MissingRows<'_>) -> Result<(), PredictError> {
-        self.store.fetch((0..missing.len()).map(|m| missing.row(m)));
-        for m in 0..missing.len() {
-            let (table, id) = missing.row(m);
-            let row = self.store.row(table, id);
-            let row = row.ok_or_else(|| PredictError::Store(format!("no row {id} of table {}", table.0)))?;
-            missing.bytes_mut(m).copy_from_slice(row);
+    fn score_halves(
+        &self,
+        tier: &GpuLookupTier,
+        batch: &Batch,
+        spent: &Spent,
+    ) -> Result<Scored, PredictError> {
+        let middle = batch.samples / 2;
+        let half = |range| self.score_on_gpu(tier, &batch.part(range), spent);
+        let (mut first, second) = (half(0..middle)?, half(middle..batch.samples)?);
+        if first.version != second.version {
+            // A switch came between the halves. The store scores the whole batch with one version.
+            return Ok(self.score_from_store(batch, spent));
         }
-        Ok(())
+        first.probabilities.extend(second.probabilities);
+        Ok(first)
     }
+}
+
+/// Writes the rows of a batch that are not cached.
+fn fetch(served: &Served, missing: &mut MissingRows<'_>) -> Result<(), PredictError> {
+    let store = &served.store;
+    debug_assert_eq!(missing.version(), store.version(), "rows of the batch's version");
+    store.fetch((0..missing.len()).map(|m| missing.row(m)));
+    for m in 0..missing.len() {
+        let (table, id) = missing.row(m);
+        let row = store.row(table, id);
+        let row = row.ok_or_else(|| PredictError::Store(format!("no row {id} of table {}", table.0)))?;
+        missing.bytes_mut(m).copy_from_slice(row);
+    }
+    Ok(())
 }
 
 /// An id that no table holds, so it reads zeros.
@@ -345,13 +384,28 @@ impl<D: Driver> Drop for InUse<'_, D> {
 }
 
 impl<D: Driver> AnyContextPool for ContextPool<D> {
-    fn embed(&self, batch: &Batch, fetch: Fetch<'_>, then: &mut dyn FnMut(&[f32])) -> Result<(), EmbedError> {
+    fn embed(&self, batch: &Batch, versions: &Versions<Served>, then: Then<'_>) -> Result<(), EmbedError> {
         let mut in_use = self.take();
         // `take` waits for a context, so there is one.
         let Some(context) = &mut in_use.context else { return Ok(()) };
-        let fetch = |missing: &mut MissingRows<'_>| fetch(missing).map_err(EmbedError::Rejected);
-        then(self.cache.embed(context, batch, fetch)?);
+        let hold = self.cache.begin();
+        // Taken while the batch is held: the dense layers run after the hold has ended.
+        let served = versions.of(hold.version).ok_or(EmbedError::Abandoned)?;
+        let write = |missing: &mut MissingRows<'_>| fetch(&served, missing).map_err(EmbedError::Rejected);
+        then(self.cache.embed_held(hold, context, batch, write)?, &served);
         Ok(())
+    }
+
+    fn switch(
+        &self,
+        to: Version,
+        changes: &Changes,
+        rows: &mut NextRows<'_>,
+    ) -> Result<Switched, GpuCacheError> {
+        match changes {
+            Changes::Unknown => self.cache.switch_unlisted(to, |cached| rows.compared(&cached)),
+            Changes::Rows(changed) => self.cache.switch(to, rows.known(changed)),
+        }
     }
 
     fn warm(&self, rows: &mut dyn Iterator<Item = WarmRow<'_>>) -> Result<Warmed, GpuCacheError> {
@@ -360,6 +414,8 @@ impl<D: Driver> AnyContextPool for ContextPool<D> {
 
     fn point_at(&self, store: &EmbeddingStore) -> Result<usize, GpuCacheError> {
         let mut registered = self.registered.lock().unwrap_or_else(PoisonError::into_inner);
+        // Dropped at the end: the pointers into the memory of the version before are removed.
+        let _before = std::mem::take(&mut *registered);
         for (t, table) in store.tables().iter().enumerate().map(|(t, table)| (TableId(t as u32), table)) {
             // Rows in other memory cannot be pointed at.
             let memory = table.shared_rows().and_then(|rows| rows.downcast::<PinnedMemory<D>>().ok());

@@ -1,18 +1,20 @@
 //! Rows on the host: read from the store, or through a cache in RAM.
 //!
-//! With a cache, a batch pins the cache, so that no row changes meanwhile. It probes the cache for all
+//! With a cache, a batch pins the cache, so that no row changes meanwhile. The pin's version decides which
+//! store and weights the batch uses. It probes the cache for all
 //! distinct rows, reads the misses from the store and offers them to the cache. Rows are pooled in place,
 //! in the cache or in the store.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::{Engine, Spent, spend};
+use super::versions::Served;
+use super::{Engine, Scored, Spent, spend};
 use crate::cache::{CacheError, FlatCache, Miss, Query, Source};
 use crate::model::InputRows;
 use crate::predict::PredictError;
 use crate::store::rows_of;
-use crate::types::Batch;
+use crate::types::{Batch, Version};
 
 /// Stands for the place of an id that reads zeros.
 const ZEROS: u32 = u32::MAX;
@@ -26,11 +28,14 @@ pub(crate) struct Scratch {
 }
 
 impl Engine {
-    /// Scores a batch from the store alone.
-    pub(crate) fn score_from_store(&self, batch: &Batch, spent: &Spent) -> Vec<f32> {
+    /// Scores a batch from the store of the current version alone.
+    pub(crate) fn score_from_store(&self, batch: &Batch, spent: &Spent) -> Scored {
+        let Served { store, weights, .. } = &*self.versions.current();
         let inputs = self.inputs(batch);
-        let rows = |l: usize| rows_of(self.store.tables(), &self.schema, &self.lookups[l], batch);
-        self.run_chunks(batch.samples, spent, |first, tape| inputs.write(first, tape, rows))
+        let rows = |l: usize| rows_of(store.tables(), &self.schema, &self.lookups[l], batch);
+        let write = |first, tape: &mut _| inputs.write(first, tape, rows);
+        let probabilities = self.run_chunks(weights, batch.samples, spent, write);
+        Scored { version: store.version(), probabilities }
     }
 
     /// Scores a batch through a cache in RAM.
@@ -39,7 +44,7 @@ impl Engine {
         cache: &FlatCache,
         batch: &Batch,
         spent: &Spent,
-    ) -> Result<Vec<f32>, PredictError> {
+    ) -> Result<Scored, PredictError> {
         let mut scratch = self.scratches.take().unwrap_or_default();
         let scored = self.score_with(&mut scratch, cache, batch, spent);
         self.scratches.put(scratch);
@@ -52,20 +57,23 @@ impl Engine {
         cache: &FlatCache,
         batch: &Batch,
         spent: &Spent,
-    ) -> Result<Vec<f32>, PredictError> {
+    ) -> Result<Scored, PredictError> {
         let started = Instant::now();
         self.push_ids(batch, query, places);
         let pin = cache.pin();
+        let version = pin.version();
+        let served = self.versions.of(version).ok_or_else(|| not_in_use(version))?;
+        let Served { store, weights, .. } = &*served;
         let found = pin.lookup(query).map_err(cache_error)?;
-        self.store.fetch(found.misses().iter().map(|miss| (miss.table, miss.id)));
+        store.fetch(found.misses().iter().map(|miss| (miss.table, miss.id)));
         for miss in found.misses().iter().chain(found.pointed()) {
-            let row = self.store.row(miss.table, miss.id);
+            let row = store.row(miss.table, miss.id);
             let row = row.ok_or_else(|| PredictError::Store(format!("no row {miss:?}")))?;
             pin.insert(miss, row).map_err(cache_error)?;
         }
         spend(&spent.lookup, started);
         let (inputs, uniques, places) = (self.inputs(batch), found.uniques(), &*places);
-        let stored = |miss: &Miss| self.store.row(miss.table, miss.id);
+        let stored = |miss: &Miss| store.row(miss.table, miss.id);
         let rows = |l: usize| {
             let (places, found, stored) = (&places[l], &found, &stored);
             move |i: usize| {
@@ -77,13 +85,13 @@ impl Engine {
                 }
             }
         };
-        let probabilities =
-            self.run_chunks(batch.samples, spent, |first, tape| inputs.write(first, tape, rows));
+        let write = |first, tape: &mut _| inputs.write(first, tape, rows);
+        let probabilities = self.run_chunks(weights, batch.samples, spent, write);
         if !self.host_rows.is_empty() {
             let nanos = spent.lookup.load(Ordering::Relaxed);
             cache.observe(uniques.len() as u64, Duration::from_nanos(nanos));
         }
-        Ok(probabilities)
+        Ok(Scored { version, probabilities })
     }
 
     fn inputs<'a>(&'a self, batch: &'a Batch) -> InputRows<'a> {
@@ -109,6 +117,11 @@ impl Engine {
             }));
         }
     }
+}
+
+/// The version of a pin is in use (`versions`), so this is a failure of the server.
+fn not_in_use(version: Version) -> PredictError {
+    PredictError::Store(format!("version {version} is no longer in use"))
 }
 
 fn cache_error(error: CacheError) -> PredictError {

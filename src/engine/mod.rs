@@ -2,7 +2,8 @@
 //!
 //! - `host`: rows come from the store, or from a cache in RAM;
 //! - [`gpu`]: a device looks rows up in a cache in its own memory and pools them;
-//! - `self_test`: compares a device with the store before it serves.
+//! - `self_test`: compares a device with the store before it serves;
+//! - `versions`: what belongs to a version, and which versions batches use; `switch`: taking over a new one.
 //!
 //! In each case the same bytes are added in the same order, and the same code computes the dense layers. So a
 //! score does not depend on whether there is a cache, nor on where the cache is.
@@ -10,6 +11,11 @@
 pub(crate) mod gpu;
 mod host;
 mod self_test;
+pub(crate) mod switch;
+#[cfg(test)]
+#[cfg(not(flechette_loom))]
+mod tests;
+mod versions;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -23,11 +29,12 @@ use crate::model::loss::sigmoid;
 use crate::model::{Model, Tape, Weights, WeightsError, check_shape};
 use crate::predict::{Description, Predict, PredictError};
 use crate::schema::{Lookup, Schema};
-use crate::store::{EmbeddingStore, Opened};
+use crate::store::Opened;
 use crate::trace::recorder::Recorder;
 use crate::types::{AbsentId, Batch, Scores, TableId, Version};
 use gpu::GpuLookupTier;
 use host::Scratch;
+use versions::{Served, Versions};
 
 /// Where batches look up rows.
 pub(crate) enum LookupTier {
@@ -58,11 +65,14 @@ pub struct Engine {
     schema: Arc<Schema>,
     lookups: Vec<Lookup>,
     model: Model<f32>,
-    weights: Weights<f32>,
-    /// Lets the cache point at rows of the store. Declared before the store, so that it is dropped first.
+    /// Lets the cache point at rows of the store. A pointer is a row number, so it stays valid for every
+    /// version with its tables in RAM.
     host_rows: Vec<HostRows>,
     lookup_tier: LookupTier,
-    store: EmbeddingStore,
+    /// Declared after the tier, which may point at rows of the store and is dropped first.
+    versions: Versions<Served>,
+    /// Held during a switch.
+    switching: Mutex<()>,
     metrics: Arc<ModelMetrics>,
     threads: Arc<rayon::ThreadPool>,
     max_samples: usize,
@@ -90,6 +100,12 @@ impl<T> Pool<T> {
     }
 }
 
+/// The scores of a batch, and the version that computed all of them.
+pub(crate) struct Scored {
+    version: Version,
+    probabilities: Vec<f32>,
+}
+
 /// Nanoseconds that all threads spent on a batch.
 #[derive(Default)]
 pub(crate) struct Spent {
@@ -109,17 +125,19 @@ impl Engine {
         let model = Model::new(&opened.schema);
         let weights = read_weights(&model, &opened)?;
         let EngineParts { name, lookup_tier, metrics, threads, max_samples } = parts;
-        metrics.version.set(opened.store.version().0 as f64);
+        let version = opened.store.version();
+        metrics.version.set(version.0 as f64);
+        let served = Served { weights, store: opened.store, loaded: Instant::now() };
         let schema = Arc::new(opened.schema);
         let engine = Self {
             name,
             lookups: schema.lookups(),
             schema,
             model,
-            weights,
             host_rows: Vec::new(),
             lookup_tier,
-            store: opened.store,
+            versions: Versions::new(version, served),
+            switching: Mutex::default(),
             metrics,
             threads,
             max_samples,
@@ -136,14 +154,15 @@ impl Engine {
     /// device. The lookup times tune the number of pointers. Without a cache or such rows nothing changes.
     #[must_use]
     pub(crate) fn with_pointers(mut self) -> Self {
+        let served = self.versions.current();
         match &mut self.lookup_tier {
             LookupTier::Store => {}
             LookupTier::Host(cache) => {
-                let tables = self.store.tables().iter().enumerate().filter(|(_, table)| table.in_ram());
+                let tables = served.store.tables().iter().enumerate().filter(|(_, table)| table.in_ram());
                 let host_rows = |(t, _): (usize, _)| cache.host_rows(TableId(t as u32)).ok();
                 self.host_rows = tables.filter_map(host_rows).collect();
             }
-            LookupTier::Gpu(tier) => tier.point_at(&self.store),
+            LookupTier::Gpu(tier) => tier.point_at(&served.store),
         }
         self
     }
@@ -151,15 +170,16 @@ impl Engine {
     /// Fills the cache with these rows of the store, in this order, while there is room. Also returns how
     /// many rows were skipped because the store does not have them.
     pub(crate) fn warm(&self, hottest: impl IntoIterator<Item = (TableId, u64)>) -> (Warmed, u64) {
+        let served = self.versions.current();
         let mut skipped = 0;
         let mut hottest = hottest.into_iter();
         let chunks = std::iter::from_fn(|| {
             let chunk: Vec<_> = hottest.by_ref().take(WARM_CHUNK).collect();
-            self.store.fetch(chunk.iter().copied());
+            served.store.fetch(chunk.iter().copied());
             (!chunk.is_empty()).then_some(chunk)
         });
         let mut rows = chunks.flatten().filter_map(|(table, id)| {
-            let row = self.store.row(table, id);
+            let row = served.store.row(table, id);
             skipped += u64::from(row.is_none());
             Some((table, id, row?))
         });
@@ -192,7 +212,7 @@ impl Engine {
     /// The version that is served.
     #[must_use]
     pub(crate) fn version(&self) -> Version {
-        self.store.version()
+        self.versions.version()
     }
 
     /// The cache's counts, if there is a cache.
@@ -206,9 +226,9 @@ impl Engine {
     }
 
     /// Scores a batch that [`Predict::predict`] has checked.
-    fn score(&self, batch: &Batch) -> Result<Vec<f32>, PredictError> {
+    fn score(&self, batch: &Batch) -> Result<Scored, PredictError> {
         let spent = Spent::default();
-        let probabilities = match &self.lookup_tier {
+        let scored = match &self.lookup_tier {
             LookupTier::Store => self.score_from_store(batch, &spent),
             LookupTier::Host(cache) => self.score_from_cache(cache, batch, &spent)?,
             LookupTier::Gpu(tier) if tier.is_lost() => self.score_from_store(batch, &spent),
@@ -217,13 +237,14 @@ impl Engine {
         let seconds = |nanos: AtomicU64| nanos.into_inner() as f64 * 1e-9;
         self.metrics.batches.lookup_seconds.record(seconds(spent.lookup));
         self.metrics.batches.dense_seconds.record(seconds(spent.dense));
-        Ok(probabilities)
+        Ok(scored)
     }
 
     /// Scores every chunk of a batch; a single chunk runs on this thread. `write` fills a tape with the input
     /// rows of its samples, starting at the given sample.
     fn run_chunks(
         &self,
+        weights: &Weights<f32>,
         samples: usize,
         spent: &Spent,
         write: impl Fn(usize, &mut Tape<f32>) + Sync,
@@ -236,7 +257,7 @@ impl Engine {
             let started = Instant::now();
             write(chunk * size, &mut tape);
             let looked_up = spend(&spent.lookup, started);
-            self.model.forward(&self.weights, &mut tape);
+            self.model.forward(weights, &mut tape);
             spend(&spent.dense, looked_up);
             out.iter_mut().enumerate().for_each(|(s, p)| *p = sigmoid(self.model.logit(&tape, s)));
             self.tapes.put(tape);
@@ -286,11 +307,11 @@ impl Predict for Engine {
             recorder.record(batch);
         }
         let absent = self.absent(batch);
-        let probabilities = self.score(batch)?;
+        let Scored { version, probabilities } = self.score(batch)?;
         if let Some(sample) = probabilities.iter().position(|p| !p.is_finite()) {
             return Err(PredictError::NotFinite { sample });
         }
-        Ok(Scores { version: self.version(), probabilities, absent })
+        Ok(Scores { version, probabilities, absent })
     }
 
     fn describe(&self) -> Description {
@@ -308,6 +329,8 @@ impl Predict for Engine {
 
     /// Updates the metrics from the counts of the cache and the state of the device.
     fn measure(&self) {
+        let age = self.versions.current().loaded.elapsed();
+        self.metrics.switches.age_seconds.set(age.as_secs_f64());
         if let LookupTier::Gpu(tier) = &self.lookup_tier {
             let bytes = tier.context_bytes();
             self.metrics.device.lost.set(f64::from(tier.is_lost()));

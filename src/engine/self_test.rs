@@ -49,11 +49,12 @@ impl Engine {
 
     fn test_batch(&self, tier: &GpuLookupTier, batch: &Batch) -> Result<(), SelfTestError> {
         let spent = Spent::default();
-        let expected = self.score_from_store(batch, &spent);
+        let expected = self.score_from_store(batch, &spent).probabilities;
         // The first round misses all rows. Later rounds hit the rows that were admitted.
         for _ in 0..ROUNDS {
             let scores = self.score_on_gpu(tier, batch, &spent);
-            let scores = scores.map_err(|error| SelfTestError::Failed(error.to_string()))?;
+            let scored = scores.map_err(|error| SelfTestError::Failed(error.to_string()))?;
+            let scores = scored.probabilities;
             if tier.is_lost() {
                 return Err(SelfTestError::Failed("see the previous error".to_owned()));
             }
@@ -68,7 +69,7 @@ impl Engine {
 
     /// A batch that the seed determines: rows of all tables, some of them repeated, and bags of several
     /// sizes.
-    fn generate_batch(&self, seed: u64) -> Batch {
+    pub(crate) fn generate_batch(&self, seed: u64) -> Batch {
         let mut state = mix64(seed);
         let mut draw = |below: u64| {
             state = mix64(state);

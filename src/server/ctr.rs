@@ -100,7 +100,7 @@ impl Drop for Account<'_> {
 pub(crate) struct CtrService(pub Arc<Shared>);
 
 impl CtrService {
-    fn find(&self, model: String) -> Result<&Served, CallError> {
+    fn find(&self, model: String) -> Result<Arc<Served>, CallError> {
         match self.0.models.get(&model) {
             Some(served) => Ok(served),
             None => Err(CallError::NoModel { model: clip(model) }),

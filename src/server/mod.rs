@@ -2,7 +2,7 @@
 //!
 //! The server knows a model only as [`Predict`], and calls each through its own batcher. [`Server::bind`]
 //! binds both ports, so that a port in use is reported before anything runs. [`Server::run`] serves until its
-//! shutdown future ends, and then drains:
+//! shutdown future ends, and then drains. [`Registry`] adds models while it serves (`models.rs`). The drain:
 //!
 //! 1. `/readyz` answers 503, health is `NOT_SERVING`, and new connections are refused. Clients get GOAWAY.
 //! 2. Calls in flight finish, for at most `server.drain_seconds`. Then health watches end, and connections
@@ -14,11 +14,11 @@ mod ctr;
 mod gate;
 mod listener;
 mod meter;
+mod models;
 mod route;
 mod status;
 mod web;
 
-use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -34,12 +34,12 @@ use tonic_health::ServingStatus;
 use tonic_health::pb::health_server::{Health, HealthServer};
 use tonic_health::server::HealthReporter;
 
-use crate::batcher::Batcher;
 use crate::config::{BatcherConfig, ServerConfig};
 use crate::metrics::Metrics;
 use crate::predict::Predict;
 
 use listener::Limited;
+use models::Models;
 use route::GrpcService;
 
 /// The messages and services of `proto/flechette/v1/ctr.proto`.
@@ -112,7 +112,7 @@ struct RequestLimits {
 
 /// Shared by the services.
 struct Shared {
-    models: BTreeMap<String, ctr::Served>,
+    models: Models,
     metrics: Arc<Metrics>,
     limits: RequestLimits,
     max_requests: usize,
@@ -131,7 +131,7 @@ impl Shared {
     }
 
     fn ready(&self) -> bool {
-        !self.draining() && self.models.values().all(|served| served.predict.ready())
+        !self.draining() && self.models.all().iter().all(|(_, served)| served.predict.ready())
     }
 
     /// Counts a call, and returns the number of calls in flight. [`Shared::leave`] must follow.
@@ -165,17 +165,8 @@ impl Server {
         let grpc = listen("server.grpc", config.grpc).await?;
         let http = listen("server.http", config.http).await?;
         let limits = RequestLimits { max_samples: config.max_samples, max_bytes: config.max_bytes };
-        let mut served = BTreeMap::new();
-        for predict in models {
-            let description = predict.describe();
-            let metrics = metrics.model(&description.model, &description.schema);
-            let batcher =
-                Batcher::start(predict.clone(), metrics.clone(), &batcher).map_err(ServerError::Thread)?;
-            let name = description.model;
-            if served.insert(name.clone(), ctr::Served::new(predict, batcher, metrics, limits)).is_some() {
-                return Err(ServerError::DuplicateModel(name));
-            }
-        }
+        let served = Models::new(metrics.clone(), batcher, limits);
+        models.into_iter().try_for_each(|predict| served.add(predict))?;
         let shared = Shared {
             models: served,
             metrics,
@@ -201,6 +192,12 @@ impl Server {
     #[must_use]
     pub fn http_addr(&self) -> SocketAddr {
         self.shared.http_addr
+    }
+
+    /// Adds models while the server runs.
+    #[must_use]
+    pub(crate) fn registry(&self) -> Registry {
+        Registry(self.shared.clone())
     }
 
     /// Serves until `shutdown` ends, then drains.
@@ -245,6 +242,19 @@ impl Server {
         // A scraper that keeps its connection open must not keep the process alive.
         let _ = tokio::time::timeout(Duration::from_millis(200), web).await;
         Ok(drained)
+    }
+}
+
+/// Adds models to a server that runs.
+pub(crate) struct Registry(Arc<Shared>);
+
+impl Registry {
+    /// Serves a model from now on.
+    ///
+    /// # Errors
+    /// As [`Models::add`].
+    pub(crate) fn add(&self, model: Arc<dyn Predict>) -> Result<(), ServerError> {
+        self.0.models.add(model)
     }
 }
 
@@ -320,7 +330,7 @@ async fn update_status(shared: Arc<Shared>, health: HealthReporter) {
     let mut ticks = tokio::time::interval(UPDATE_EVERY);
     loop {
         ticks.tick().await;
-        for served in shared.models.values() {
+        for (_, served) in shared.models.all() {
             served.metrics.version.set(served.predict.describe().version.0 as f64);
         }
         let now_ready = shared.ready();
@@ -355,13 +365,13 @@ impl Drain<'_> {
         let unfinished = self.shared.in_flight.load(Ordering::Acquire);
         if closed.is_err() {
             tracing::warn!(unfinished, "server.drain_seconds have passed: open connections are closed");
-            for served in self.shared.models.values() {
+            for (_, served) in self.shared.models.all() {
                 served.batcher.abandon();
             }
         }
         let shared = self.shared.clone();
         let joined = tokio::task::spawn_blocking(move || {
-            for served in shared.models.values() {
+            for (_, served) in shared.models.all() {
                 served.batcher.join();
             }
         });

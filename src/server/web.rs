@@ -23,7 +23,7 @@ pub(crate) fn routes(shared: Arc<Shared>) -> Router {
 
 async fn metrics(State(shared): State<Arc<Shared>>) -> impl IntoResponse {
     let kind = [(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")];
-    shared.models.values().for_each(|served| served.predict.measure());
+    shared.models.all().iter().for_each(|(_, served)| served.predict.measure());
     (kind, shared.metrics.render())
 }
 
@@ -31,8 +31,9 @@ async fn ready(State(shared): State<Arc<Shared>>) -> impl IntoResponse {
     if shared.draining() {
         return (StatusCode::SERVICE_UNAVAILABLE, "draining\n".to_owned());
     }
-    let waiting = shared.models.iter().filter(|(_, served)| !served.predict.ready());
-    let names: Vec<&str> = waiting.map(|(name, _)| name.as_str()).collect();
+    let models = shared.models.all().into_iter();
+    let names: Vec<String> =
+        models.filter(|(_, served)| !served.predict.ready()).map(|(name, _)| name).collect();
     if names.is_empty() {
         (StatusCode::OK, "ready\n".to_owned())
     } else {
@@ -42,7 +43,7 @@ async fn ready(State(shared): State<Arc<Shared>>) -> impl IntoResponse {
 
 async fn status_page(State(shared): State<Arc<Shared>>) -> Html<String> {
     let mut rows = String::new();
-    for (name, served) in &shared.models {
+    for (name, served) in &shared.models.all() {
         let description = served.predict.describe();
         let schema = &description.schema;
         // Writing to a string cannot fail.

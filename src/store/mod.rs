@@ -47,7 +47,7 @@ pub use contents::Contents;
 pub(crate) use contents::{Checkpoint, DenseTensor, RowSource, Rows, SourceShape, TakeChunk};
 pub(crate) use format::{Base, Training};
 pub(crate) use retention::version_bytes;
-pub(crate) use snapshot::{Dense, Opened, models, open_latest, versions};
+pub(crate) use snapshot::{Dense, Opened, models, open_after, open_latest, versions};
 pub use snapshot::{Purpose, open};
 pub(crate) use table::{BadRow, State};
 pub use table::{Table, rows_of};
@@ -85,6 +85,22 @@ impl EmbeddingStore {
     #[must_use]
     pub(crate) fn is_full(&self) -> bool {
         self.links.len() <= 1
+    }
+
+    /// The rows that deltas changed since an earlier version of the same chain; `None` if this version does not
+    /// build on it. A row may occur several times.
+    #[must_use]
+    pub(crate) fn changed_since(&self, earlier: &Self) -> Option<Vec<(TableId, u64)>> {
+        let links = self.links.iter().map(|link| link.base);
+        let builds_on = !earlier.links.is_empty()
+            && links.take(earlier.links.len()).eq(earlier.links.iter().map(|link| link.base));
+        let rows = |(t, (table, earlier)): (usize, (&Table, &Table))| {
+            let newer = table.deltas().get(earlier.deltas().len()..).unwrap_or_default();
+            let keys = newer.iter().flat_map(|delta| delta.keys());
+            keys.map(|&row| (TableId(t as u32), row)).collect::<Vec<_>>()
+        };
+        let tables = self.tables.iter().zip(&earlier.tables).enumerate();
+        builds_on.then(|| tables.flat_map(rows).collect())
     }
 
     /// What a delta of this version names as its base; `None` for rows that are not of a version on disk.

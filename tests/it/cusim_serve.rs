@@ -13,7 +13,8 @@ use flechette::schema::preset::ArchKind;
 use serde_json::Value;
 
 use crate::pretend::Machine;
-use crate::program::{Workshop, run_json};
+use crate::program::{Served, Workshop, run_json};
+use crate::switching::{publish_all_changed, wait};
 
 /// The configuration of a server on free ports and a device.
 fn config(device: &str, settings: &str) -> Config {
@@ -39,12 +40,14 @@ fn served<T: Send + 'static>(
     let saving = serving.save_hot_rows(&config, Path::new(models)).unwrap();
     let result = runtime(&config).unwrap().block_on(async {
         let server = serving.bind(&config).await.unwrap();
+        let watching = serving.watch(&server).unwrap();
         let (grpc, http) = (format!("http://{}", server.grpc_addr()), server.http_addr().to_string());
         let (done, stopped) = tokio::sync::oneshot::channel::<()>();
         let running = tokio::spawn(server.run(async { drop(stopped.await) }));
         let result = tokio::task::spawn_blocking(move || then(grpc, http)).await.unwrap();
         done.send(()).unwrap();
         running.await.unwrap().unwrap();
+        drop(watching);
         result
     });
     drop(saving);
@@ -188,6 +191,39 @@ fn hot_rows_warm_the_gpu_cache_before_serving() {
 }
 
 #[test]
+fn a_gpu_takes_over_new_versions_with_and_without_pointers() {
+    Machine::whole().runs(|_| {
+        execute_kernels();
+        let workshop = Workshop::new(1000, 200);
+        workshop.train(ArchKind::Dlrm);
+        for (settings, first) in [("fraction = 0.3", 2), ("fraction = 0.05\npointers = 0.5", 4)] {
+            let (models, valid) = (workshop.models.clone(), workshop.valid.clone());
+            let [ours, own] = ["served.scores", "host.scores"].map(|name| workshop.path(name));
+            let settings = format!("[cache]\n{settings}\nadmission = \"all\"\n");
+            served("cuda", &workshop.models, &settings, move |grpc, http| {
+                for version in first..first + 2 {
+                    for _ in 0..3 {
+                        score(&grpc, "dlrm", &valid, &ours, 50);
+                    }
+                    publish_all_changed(&models, version);
+                    wait("the version is taken over", || {
+                        sum(&http, "flechette_model_version") == version as f64
+                    });
+                    let host = Served::start(&models, "--cache-mode off --device host");
+                    let scored = score(&host.url(), "dlrm", &valid, &own, 50);
+                    assert_eq!(scored["version"], version);
+                    assert_eq!(score(&grpc, "dlrm", &valid, &ours, 50)["version"], version);
+                    let read = |path: &String| fs::read_to_string(path).unwrap();
+                    assert!(read(&ours) == read(&own), "version {version}");
+                }
+                assert_eq!(sum(&http, "flechette_device_lost"), 0.0);
+                assert!(sum(&http, "flechette_switch_rows_carried_total") > 0.0);
+            });
+        }
+    });
+}
+
+#[test]
 fn a_gpu_without_memory_for_the_cache_is_an_error_and_auto_falls_back_to_the_host() {
     Machine::whole().with_setting("MEMORY", "100000").runs(|_| {
         execute_kernels();
@@ -199,6 +235,6 @@ fn a_gpu_without_memory_for_the_cache_is_an_error_and_auto_falls_back_to_the_hos
             "{text}"
         );
         let serving = load("auto").unwrap();
-        assert_eq!(serving.engines.len(), own.len());
+        assert_eq!(serving.engines().len(), own.len());
     });
 }

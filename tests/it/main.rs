@@ -31,6 +31,7 @@ mod scores_from_files;
 mod server;
 mod serving;
 mod skip;
+mod switching;
 mod tidy;
 mod train_data;
 mod train_flags;

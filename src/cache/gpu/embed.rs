@@ -30,9 +30,8 @@ impl MissingRows<'_> {
         self.misses.len()
     }
 
-    /// The version from which the caller must read the rows.
+    /// The version from which the caller must read the rows: that of the batch.
     #[must_use]
-    #[cfg_attr(not(test), expect(dead_code))] // the contract's tests compare it
     pub(crate) fn version(&self) -> Version {
         self.version
     }
@@ -84,10 +83,27 @@ impl<D: Driver> GpuCache<D> {
         batch: &Batch,
         fetch: impl FnOnce(&mut MissingRows) -> Result<(), E>,
     ) -> Result<&'c [f32], E> {
+        self.embed_held(self.begin(), context, batch, fetch)
+    }
+
+    /// Begins a batch: it has the version that is current now. The version's rows must be readable until
+    /// [`Self::embed_held`] returns, and a switch waits for that.
+    pub(crate) fn begin(&self) -> BatchHold<D> {
+        self.shared.begin()
+    }
+
+    /// As [`Self::embed`], for a batch that has begun.
+    pub(crate) fn embed_held<'c, E: From<GpuCacheError>>(
+        &self,
+        hold: BatchHold<D>,
+        context: &'c mut LookupContext<D>,
+        batch: &Batch,
+        fetch: impl FnOnce(&mut MissingRows) -> Result<(), E>,
+    ) -> Result<&'c [f32], E> {
         assert!(context.is_of(&self.shared.gpu_table), "the lookup context belongs to another cache");
         let mut running = RunningBatch { shared: &self.shared, context: &mut *context, hold: None };
-        let RunningBatch { context: running_context, hold, .. } = &mut running;
-        let hold = hold.insert(self.shared.begin());
+        let RunningBatch { context: running_context, hold: held, .. } = &mut running;
+        let hold = held.insert(hold);
         running_context.set_version(hold.version);
         self.shared.run(running_context, hold, batch, fetch)?;
         drop(running);

@@ -49,7 +49,7 @@ use super::evictor::{EvictStep, Evictor};
 use super::policy::Fill;
 use super::shape::{Layout, TAG_BYTES};
 use super::slots::{Slots, UNIT};
-use super::version::Switched;
+use super::version::{NewRow, Switched};
 use super::{CacheError, CacheOptions, CacheShape, CacheStats};
 use crate::cache::gpu::args::Pointable;
 use crate::cache::gpu::context::LookupError;
@@ -162,8 +162,8 @@ impl<D: Driver> GpuCache<D> {
         Ok(Self { _evictor: evictor.map_err(refused)?, shared })
     }
 
-    /// As [`super::FlatCache::switch`]: makes `version` the version of new batches. `changed` has the rows
-    /// that differ from the previous version; cached ones are updated.
+    /// As [`super::FlatCache::switch`]: makes `version` the version of new batches. `changed` has all rows
+    /// that differ from the previous version. Cached ones are updated, or dropped if they come without bytes.
     ///
     /// Waits for the batches of the previous version and for the device. Pointers to unchanged rows in host
     /// memory stay. No more pointers are made until [`Self::host_rows`] is called for this version. To
@@ -173,13 +173,24 @@ impl<D: Driver> GpuCache<D> {
     /// [`GpuCacheError`] if the version is not newer than the current one, a row does not fit its table, or
     /// the overlay cannot be allocated. Then nothing has changed. After a later driver error, the switch has
     /// failed: batches still read correct rows, but the cache frees no slots and refuses further switches.
-    #[cfg_attr(not(test), expect(dead_code))] // tests call it; the program does not yet
-    pub(crate) fn switch<'r>(
+    pub(crate) fn switch<'r, N: Into<NewRow<'r>>>(
         &self,
         version: Version,
-        changed: impl IntoIterator<Item = (TableId, u64, &'r [u8])>,
+        changed: impl IntoIterator<Item = N>,
     ) -> Result<Switched, GpuCacheError> {
         self.shared.switch(version, changed)
+    }
+
+    /// As [`super::FlatCache::switch_unlisted`].
+    ///
+    /// # Errors
+    /// As [`Self::switch`].
+    pub(crate) fn switch_unlisted<'r>(
+        &self,
+        version: Version,
+        changed: impl FnOnce(Vec<(TableId, u64)>) -> Vec<NewRow<'r>>,
+    ) -> Result<Switched, GpuCacheError> {
+        self.shared.switch_unlisted(version, changed)
     }
 
     /// The version that new batches use.

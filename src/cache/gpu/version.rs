@@ -28,7 +28,7 @@ use std::sync::{Arc, Weak};
 use super::super::CacheError;
 use super::super::epoch::OwnedPin;
 use super::super::slots::{Slot, UNIT};
-use super::super::version::{ByKey, Changed, Overlay, Switched};
+use super::super::version::{ByKey, Changed, NewRow, Overlay, Switched};
 use super::replace::{JOBS, JobBlock, JobSlot, JobTarget, Launch};
 use super::{GpuCacheError, Shared, lock};
 use crate::cache::gpu::args::{JobKind, LINK_PRESENT, MayReplace};
@@ -91,20 +91,55 @@ impl<D: Driver> Shared<D> {
         }
     }
 
-    /// Makes a version current. Waits for the batches of the previous version.
-    pub(crate) fn switch<'r>(
+    /// As [`GpuCache::switch`](super::GpuCache::switch).
+    pub(crate) fn switch<'r, N: Into<NewRow<'r>>>(
         &self,
         version: Version,
-        changed: impl IntoIterator<Item = (TableId, u64, &'r [u8])>,
+        changed: impl IntoIterator<Item = N>,
     ) -> Result<Switched, GpuCacheError> {
-        let mut current_overlay = lock(&self.switching);
-        if current_overlay.is_some() {
+        let overlay = &mut *lock(&self.switching);
+        self.check_newer(overlay, version)?;
+        self.switch_to(overlay, version, changed)
+    }
+
+    /// As [`GpuCache::switch_unlisted`](super::GpuCache::switch_unlisted).
+    pub(crate) fn switch_unlisted<'r>(
+        &self,
+        version: Version,
+        changed: impl FnOnce(Vec<(TableId, u64)>) -> Vec<NewRow<'r>>,
+    ) -> Result<Switched, GpuCacheError> {
+        let overlay = &mut *lock(&self.switching);
+        self.check_newer(overlay, version)?;
+        let _paused = self.pause_admission();
+        // The jobs of these batches are on the cache's stream, so the listing kernels run after them.
+        self.wait_for_earlier()?;
+        let cached = self.hot_rows()?;
+        self.switch_to(overlay, version, changed(cached))
+    }
+
+    fn check_newer(
+        &self,
+        overlay: &Option<Arc<OverlayTable<D>>>,
+        version: Version,
+    ) -> Result<(), GpuCacheError> {
+        if overlay.is_some() {
             return Err(GpuCacheError::SwitchFailed);
         }
         let current = self.current.read().version;
         if version <= current {
             return Err(CacheError::Version { got: version, current }.into());
         }
+        Ok(())
+    }
+
+    /// Makes a version current. Waits for the batches of the previous version. `current_overlay` is that of
+    /// `self.switching`, which the caller has locked.
+    fn switch_to<'r, N: Into<NewRow<'r>>>(
+        &self,
+        current_overlay: &mut Option<Arc<OverlayTable<D>>>,
+        version: Version,
+        changed: impl IntoIterator<Item = N>,
+    ) -> Result<Switched, GpuCacheError> {
         let (overlay, table) = Carrier::new(self)?.carry(changed)?;
         let (overlay, table) = (Arc::new(overlay), current_overlay.insert(Arc::new(table)));
         self.make_current(version, &overlay, table);
@@ -187,9 +222,9 @@ impl<'s, D: Driver> Carrier<'s, D> {
     }
 
     /// Copies the rows and builds the overlay. After an error nothing has changed.
-    fn carry<'r>(
+    fn carry<'r, N: Into<NewRow<'r>>>(
         mut self,
-        changed: impl IntoIterator<Item = (TableId, u64, &'r [u8])>,
+        changed: impl IntoIterator<Item = N>,
     ) -> Result<(Overlay, OverlayTable<D>), GpuCacheError> {
         let carried = self.copy_in(changed).and_then(|()| Ok(self.table()?));
         if carried.is_err() {
@@ -200,13 +235,17 @@ impl<'s, D: Driver> Carrier<'s, D> {
         carried.map(|table| (self.overlay, table))
     }
 
-    fn copy_in<'r>(
+    fn copy_in<'r, N: Into<NewRow<'r>>>(
         &mut self,
-        changed: impl IntoIterator<Item = (TableId, u64, &'r [u8])>,
+        changed: impl IntoIterator<Item = N>,
     ) -> Result<(), GpuCacheError> {
         let (mut rows, mut words): (ByKey<(TableId, &[u8])>, _) = (ByKey::default(), 0);
-        for (table, id, row) in changed {
-            let own = self.shared.own_key(table, id, row.len())?;
+        for NewRow { table, id, row } in changed.into_iter().map(Into::into) {
+            let own = self.shared.changed_key(table, id, row)?;
+            let Some(row) = row else {
+                self.overlay.rows.entry(own).or_insert(Changed { table, location: None });
+                continue;
+            };
             if rows.len() == JOBS || words + row.len() / UNIT > self.staging.len() {
                 self.copy_some(&rows)?;
                 rows.clear();

@@ -34,6 +34,8 @@ impl<D: Driver> GpuCache<D> {
         if overlay.is_some() {
             return Err(GpuCacheError::SwitchFailed);
         }
+        // The slots of rows that a switch has just removed are free after these batches.
+        shared.wait_for_earlier()?;
         let mut filling = Filling::new(shared)?;
         let mut rows = rows.into_iter();
         loop {
@@ -61,7 +63,7 @@ impl<D: Driver> GpuCache<D> {
 }
 
 impl<D: Driver> Shared<D> {
-    fn hot_rows(&self) -> Result<Vec<(TableId, u64)>, DriverError> {
+    pub(crate) fn hot_rows(&self) -> Result<Vec<(TableId, u64)>, DriverError> {
         let (now, buckets) = (self.epochs.tag(), self.gpu_table.shape().buckets);
         // Allocated once for a full index, 16 bytes per row, as on the host.
         let mut rows = Vec::with_capacity(self.entry_capacity() as usize);

@@ -55,6 +55,52 @@ fn a_batch_of_the_old_version_finds_old_rows_until_it_ends() {
     assert_eq!(seen.hits, 90, "the old batch's rows stay except for the ten that have changed");
 }
 
+/// The rows of a list that a version changes: those with odd ids come with their bytes.
+fn changed_of(rows: &[(TableId, u64)], version: Version, bytes: &[Vec<u8>]) -> Vec<NewRow<'static>> {
+    let changed = rows.iter().filter(|(_, id)| changes(version, *id));
+    let leaked = |id: u64| -> &'static [u8] { Vec::leak(bytes[id as usize].clone()) };
+    changed.map(|&(table, id)| NewRow { table, id, row: (id % 2 == 1).then(|| leaked(id)) }).collect()
+}
+
+#[test]
+fn a_switch_with_unknown_changes_lists_the_rows_and_admits_none_until_it_ends() {
+    let tables = [table(1000, 4)];
+    let cache = cache_of(64 << 10, &tables, &by_hand());
+    let mut query = Query::default();
+    run_batch(&cache, &tables, &mut query, &[(0, (0..50).collect())]);
+    let bytes: Vec<_> = (0..1000).map(|id| row_at(Version(1), TableId(0), id, 16)).collect();
+    let old = cache.pin();
+    let switched = std::thread::scope(|scope| {
+        let switching = scope.spawn(|| {
+            let changed = |cached: Vec<_>| {
+                assert!(cached.len() >= 50, "{} rows are cached", cached.len());
+                changed_of(&cached, Version(1), &bytes)
+            };
+            cache.switch_unlisted(Version(1), changed).unwrap()
+        });
+        // A batch that began before may insert until it sees the pause, which ends with the switch.
+        let admitted = (100..1000).step_by(5).cycle().take(30_000).take_while(|&id| {
+            let row = row_at(Version(0), TableId(0), id, 16);
+            std::thread::sleep(std::time::Duration::from_millis(1));
+            old.insert(&miss(TableId(0), id), &row).unwrap() != Insertion::NotAdmitted
+        });
+        assert!(admitted.count() < 30_000, "the admission of rows stops");
+        assert!(!switching.is_finished(), "the old batch has not finished");
+        query.clear();
+        query.push(TableId(0), 0..50);
+        let found = old.lookup(&mut query).unwrap();
+        (0..50).for_each(|id| assert_eq!(found.source(id), Source::Row(&row_of(TableId(0), id.into(), 16))));
+        drop(old);
+        switching.join().unwrap()
+    });
+    // Of the ten changed rows, five came with their bytes.
+    assert_eq!((switched.carried, switched.changed), (5, 10));
+    // `run_batch` compares the rows with version 1 and asserts that rows are admitted again.
+    let seen = run_batch(&cache, &tables, &mut query, &[(0, (0..50).collect())]);
+    assert_eq!((seen.hits, seen.misses), (45, 5));
+    run_batch(&cache, &tables, &mut query, &[(0, (0..1000).collect())]);
+}
+
 #[test]
 fn a_version_that_is_not_newer_and_a_wrong_row_change_nothing() {
     let tables = [table(10, 1)];

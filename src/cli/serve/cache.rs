@@ -24,8 +24,8 @@ use crate::types::TableId;
 const DEFAULT_FRACTION: f64 = 0.1;
 
 /// Builds the lookup tiers of all models.
-pub(crate) struct TierBuilder<'c> {
-    pub config: &'c Config,
+pub(crate) struct TierBuilder {
+    pub config: Arc<Config>,
     pub device: Option<Arc<Nvidia>>,
     /// The rows of `cache.counts`.
     pub counts: Option<Ranked>,
@@ -33,8 +33,51 @@ pub(crate) struct TierBuilder<'c> {
 
 pub(crate) struct BuiltTier {
     pub tier: LookupTier,
+    pub memory: RowMemory,
     /// The model's rows in `cache.counts`, by descending count.
     pub ranked: Vec<(TableId, u64)>,
+}
+
+/// Where the rows of a model's tables are. All its versions have them in the same place.
+#[derive(Clone)]
+pub(crate) enum RowMemory {
+    /// In the mapped files. `cached`: in front of them is a cache.
+    Mapped {
+        #[allow(missing_docs)]
+        cached: bool,
+    },
+    /// In RAM, so that a cache on the host may point at them.
+    Ram,
+    /// In pinned memory, so that a cache on this device may point at them.
+    Pinned(Arc<Nvidia>),
+}
+
+impl RowMemory {
+    /// Copies the rows there, unless they stay mapped.
+    pub(crate) fn load(&self, opened: &mut Opened) -> anyhow::Result<()> {
+        match self {
+            Self::Mapped { .. } => return Ok(()),
+            Self::Ram => {
+                let copied = opened.store.rows_copied(&PlainMemory);
+                opened.store = copied.context("cache.pointers: loading the tables into RAM")?;
+            }
+            Self::Pinned(device) => {
+                let copied = opened.store.rows_copied(&PinnedHost(device.clone()));
+                opened.store = copied.context("cache.pointers: loading the tables into pinned memory")?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Prepares loaded rows for the reads of requests.
+    pub(crate) fn prepare(&self, opened: &mut Opened) {
+        match self {
+            Self::Mapped { cached: false } => opened.store.prefault(),
+            // Missed rows are cold and scattered, so reading ahead in the tables' files would be wasted.
+            _ if !fits_ram(opened) => opened.store.expect_disk(),
+            _ => {}
+        }
+    }
 }
 
 /// Reads the file of `cache.counts`, if one is configured.
@@ -44,7 +87,7 @@ pub(crate) fn counts(config: &CacheConfig) -> anyhow::Result<Option<Ranked>> {
     Ok(Some(ranked))
 }
 
-impl TierBuilder<'_> {
+impl TierBuilder {
     /// Builds the tier of a model. If `cache.pointers` is above 0, the tables are loaded into memory first.
     pub(crate) fn build(&self, opened: &mut Opened) -> anyhow::Result<BuiltTier> {
         let config = &self.config.cache;
@@ -64,7 +107,8 @@ impl TierBuilder<'_> {
             if self.device.is_some() {
                 tracing::warn!("cache.mode is off, so the GPU is not used: it would only hold the cache");
             }
-            return Ok(BuiltTier { tier: LookupTier::Store, ranked: Vec::new() });
+            let memory = RowMemory::Mapped { cached: false };
+            return Ok(BuiltTier { tier: LookupTier::Store, memory, ranked: Vec::new() });
         }
         let rows = |counts: &Ranked| {
             counts.rows_of(&opened.schema).into_iter().map(|(t, row)| (t, row.row)).collect()
@@ -74,10 +118,10 @@ impl TierBuilder<'_> {
             tracing::warn!("cache.counts: contains no row of this model's tables");
         }
         let mut options = options(config, &mut ranked, opened);
-        let tier = match &self.device {
+        let (tier, memory) = match &self.device {
             None => self.on_host(opened, &mut options)?,
             Some(device) => match self.on_device(device, opened, &mut options) {
-                Ok(tier) => tier,
+                Ok(built) => built,
                 Err(error) if self.config.device.kind == DeviceKind::Auto => {
                     tracing::warn!(
                         "device.kind is auto: the GPU cannot hold the cache, so the host holds it: {}",
@@ -91,22 +135,28 @@ impl TierBuilder<'_> {
         if let EvictionOption::Lfu(rows) = std::mem::take(&mut options.eviction) {
             ranked = rows;
         }
-        Ok(BuiltTier { tier, ranked })
+        Ok(BuiltTier { tier, memory, ranked })
     }
 
-    fn on_host(&self, opened: &mut Opened, options: &mut CacheOptions) -> anyhow::Result<LookupTier> {
+    fn on_host(
+        &self,
+        opened: &mut Opened,
+        options: &mut CacheOptions,
+    ) -> anyhow::Result<(LookupTier, RowMemory)> {
         options.pointers = pointers(&self.config.cache, opened);
-        if options.pointers > 0 {
-            tracing::warn!(
-                "cache.pointers: without a GPU a pointer saves nothing over a miss, so 0 is faster"
-            );
-            opened.store = opened
-                .store
-                .rows_copied(&PlainMemory)
-                .context("cache.pointers: loading the tables into RAM")?;
-        }
+        let memory = match options.pointers {
+            0 => RowMemory::Mapped { cached: true },
+            _ => {
+                tracing::warn!(
+                    "cache.pointers: without a GPU a pointer saves nothing over a miss, so 0 is faster"
+                );
+                RowMemory::Ram
+            }
+        };
+        memory.load(opened)?;
         let shape = shape(self.config.cache.size, &opened.schema, options)?;
-        Ok(LookupTier::Host(FlatCache::new(&shape, options).map_err(|e| InputError(e.into()))?))
+        let cache = FlatCache::new(&shape, options).map_err(|e| InputError(e.into()))?;
+        Ok((LookupTier::Host(cache), memory))
     }
 
     fn on_device(
@@ -114,21 +164,23 @@ impl TierBuilder<'_> {
         device: &Arc<Nvidia>,
         opened: &mut Opened,
         options: &mut CacheOptions,
-    ) -> anyhow::Result<LookupTier> {
+    ) -> anyhow::Result<(LookupTier, RowMemory)> {
         options.pointers = pointers(&self.config.cache, opened);
-        if options.pointers > 0 {
-            let pinned = opened.store.rows_copied(&PinnedHost(device.clone()));
-            opened.store = pinned.context("cache.pointers: loading the tables into pinned memory")?;
-        }
+        let memory = match options.pointers {
+            0 => RowMemory::Mapped { cached: true },
+            _ => RowMemory::Pinned(device.clone()),
+        };
+        memory.load(opened)?;
         let shape = GpuTierOptions {
             schema: &opened.schema,
             cache: &shape(self.config.cache.size, &opened.schema, options)?,
             options,
             contexts: self.config.batcher.workers,
-            max_samples: max_samples(self.config),
+            max_samples: max_samples(&self.config),
             staging_bytes: self.config.cache.staging_bytes,
         };
-        Ok(LookupTier::Gpu(GpuLookupTier::new(device.clone(), &shape).map_err(|e| InputError(e.into()))?))
+        let tier = GpuLookupTier::new(device.clone(), &shape).map_err(|e| InputError(e.into()))?;
+        Ok((LookupTier::Gpu(tier), memory))
     }
 }
 

@@ -1,10 +1,15 @@
 //! `flechette serve`: loads every model of a directory and serves them over gRPC until SIGTERM or SIGINT.
+//!
+//! - `cache`: the lookup tier of a model;
+//! - `warm`: hot rows, saved and loaded;
+//! - `watch`: new versions and new models, while the server runs.
 
 mod cache;
 mod warm;
+mod watch;
 
-use std::path::Path;
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, PoisonError, RwLock};
 
 use anyhow::{Context, anyhow};
 
@@ -13,7 +18,7 @@ use crate::cli::training::compute_threads;
 use crate::config::{Config, DeviceKind, TraceConfig};
 use crate::device::cuda::Nvidia;
 use crate::device::{self, Choice, cuda};
-use crate::engine::{Engine, EngineParts, LookupTier, read_weights};
+use crate::engine::{Engine, EngineParts, read_weights};
 use crate::metrics::{Metrics, ModelMetrics};
 use crate::model::Model;
 use crate::predict::Predict;
@@ -22,9 +27,10 @@ use crate::server::{Server, ServerParts, terminated};
 use crate::store::hot_rows::STATE;
 use crate::store::{self, Opened, Purpose};
 use crate::trace::recorder::{Recorder, RecorderOptions};
-use cache::{BuiltTier, TierBuilder};
+use cache::{BuiltTier, RowMemory, TierBuilder};
 
 pub(crate) use warm::Saving;
+pub(crate) use watch::Watching;
 
 /// Serves until SIGTERM or SIGINT, then drains.
 ///
@@ -39,7 +45,9 @@ pub(crate) fn run(config: &Config) -> anyhow::Result<()> {
         let server = serving.bind(config).await?;
         tracing::info!(grpc = %server.grpc_addr(), http = %server.http_addr(), "serving");
         let saving = serving.save_hot_rows(config, &models)?;
+        let watching = serving.watch(&server)?;
         let drained = server.run(terminated).await?;
+        drop(watching);
         // The drop saves the hot rows a last time. It blocks, which is fine because no call is in flight.
         drop(saving);
         tracing::info!(unfinished = drained.unfinished, "stopped");
@@ -58,9 +66,33 @@ pub fn runtime(config: &Config) -> anyhow::Result<tokio::runtime::Runtime> {
 
 /// Loaded models, ready to be served.
 pub struct Serving {
-    /// One engine for each model.
-    pub engines: Vec<Arc<Engine>>,
-    metrics: Arc<Metrics>,
+    models: LoadedModels,
+    loader: Arc<Loader>,
+}
+
+/// A loaded model.
+#[derive(Clone)]
+pub(crate) struct LoadedModel {
+    engine: Arc<Engine>,
+    memory: RowMemory,
+}
+
+/// All loaded models. Models are added while the server runs.
+#[derive(Clone, Default)]
+pub(crate) struct LoadedModels(Arc<RwLock<Vec<LoadedModel>>>);
+
+impl LoadedModels {
+    fn all(&self) -> Vec<LoadedModel> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn engines(&self) -> Vec<Arc<Engine>> {
+        self.all().into_iter().map(|model| model.engine).collect()
+    }
+
+    fn add(&self, model: LoadedModel) {
+        self.0.write().unwrap_or_else(PoisonError::into_inner).push(model);
+    }
 }
 
 impl Serving {
@@ -69,24 +101,43 @@ impl Serving {
     /// # Errors
     /// When the directory has no models, a model has no good version, or a cache cannot be built.
     pub fn load(config: &Config, models: &Path) -> anyhow::Result<Self> {
+        let config = Arc::new(config.clone());
         let loader = Loader {
-            config,
-            models,
+            models: models.to_owned(),
             tiers: TierBuilder {
-                config,
-                device: choose_device(config)?,
+                device: choose_device(&config)?,
                 counts: cache::counts(&config.cache)?,
+                config: config.clone(),
             },
-            threads: Arc::new(compute_threads(config)?),
+            threads: Arc::new(compute_threads(&config)?),
             metrics: Arc::new(Metrics::new().context("metrics")?),
+            config,
         };
         let names = store::models(models).map_err(|e| InputError(e.into())).context("server.models")?;
         if names.is_empty() {
             return Err(InputError(anyhow!("server.models: no model in {}", models.display())).into());
         }
-        let load = |name: &String| loader.load(name).with_context(|| format!("model {name:?}"));
-        let engines = names.iter().map(load).collect::<Result<_, _>>()?;
-        Ok(Self { engines, metrics: loader.metrics })
+        let models = LoadedModels::default();
+        for name in &names {
+            models.add(loader.load(name).with_context(|| format!("model {name:?}"))?);
+        }
+        Ok(Self { models, loader: Arc::new(loader) })
+    }
+
+    /// One engine for each model.
+    #[must_use]
+    pub fn engines(&self) -> Vec<Arc<Engine>> {
+        self.models.engines()
+    }
+
+    /// Takes over new versions, and serves new models, every `models.watch_seconds` until the result is
+    /// dropped. Does nothing if that is 0.
+    ///
+    /// # Errors
+    /// When the system cannot start a thread.
+    pub fn watch(&self, server: &Server) -> anyhow::Result<Option<Watching>> {
+        let start = |every| Watching::start(&self.loader, &self.models, server.registry(), every);
+        self.loader.config.watch.map(start).transpose().context("models.watch_seconds: thread")
     }
 
     /// Saves the hot rows of the caches every `cache.save_seconds`, and a last time when the result is
@@ -95,7 +146,7 @@ impl Serving {
     /// # Errors
     /// When the system cannot start a thread.
     pub fn save_hot_rows(&self, config: &Config, models: &Path) -> anyhow::Result<Option<Saving>> {
-        let saving = config.cache.warm.then(|| Saving::start(&self.engines, models, config.cache.save));
+        let saving = config.cache.warm.then(|| Saving::start(&self.models, models, config.cache.save));
         saving.transpose().context("cache.save_seconds: thread")
     }
 
@@ -104,9 +155,10 @@ impl Serving {
     /// # Errors
     /// When a port cannot be bound.
     pub async fn bind(&self, config: &Config) -> anyhow::Result<Server> {
-        let models = self.engines.iter().map(|engine| engine.clone() as Arc<dyn Predict>).collect();
+        let models = self.engines().into_iter().map(|engine| engine as Arc<dyn Predict>).collect();
         let (server, batcher) = (config.server.clone(), config.batcher.clone());
-        Ok(Server::bind(ServerParts { models, metrics: self.metrics.clone(), server, batcher }).await?)
+        Ok(Server::bind(ServerParts { models, metrics: self.loader.metrics.clone(), server, batcher })
+            .await?)
     }
 }
 
@@ -126,26 +178,21 @@ fn choose_device(config: &Config) -> anyhow::Result<Option<Arc<Nvidia>>> {
 }
 
 /// Loads models. All models share these fields.
-struct Loader<'c> {
-    config: &'c Config,
-    models: &'c Path,
-    tiers: TierBuilder<'c>,
+pub(crate) struct Loader {
+    config: Arc<Config>,
+    models: PathBuf,
+    tiers: TierBuilder,
     threads: Arc<rayon::ThreadPool>,
     metrics: Arc<Metrics>,
 }
 
-impl Loader<'_> {
+impl Loader {
     /// The engine of a model's highest good version. Fills its cache, unless `cache.warm` is off.
-    fn load(&self, name: &str) -> anyhow::Result<Arc<Engine>> {
-        let Self { config, models, .. } = *self;
+    fn load(&self, name: &str) -> anyhow::Result<LoadedModel> {
+        let Self { config, models, .. } = self;
         let mut opened = store::open_latest(models, name, Purpose::Serve, check_weights)?.opened;
-        let BuiltTier { tier, ranked } = self.tiers.build(&mut opened)?;
-        match &tier {
-            LookupTier::Store => opened.store.prefault(),
-            // Missed rows are cold and scattered, so reading ahead in the tables' files would be wasted.
-            _ if !cache::fits_ram(&opened) => opened.store.expect_disk(),
-            _ => {}
-        }
+        let BuiltTier { tier, memory, ranked } = self.tiers.build(&mut opened)?;
+        memory.prepare(&mut opened);
         let metrics = self.metrics.model(name, &opened.schema);
         let recorder = recorder_of(&config.trace, &opened.schema, &models.join(name), &metrics)?;
         let parts = EngineParts {
@@ -168,10 +215,11 @@ impl Loader<'_> {
         if config.cache.warm && cache_bytes.is_some() {
             warm::fill(&engine, models, ranked);
         }
-        Ok(Arc::new(match recorder {
+        let engine = Arc::new(match recorder {
             Some(recorder) => engine.with_recorder(recorder),
             None => engine,
-        }))
+        });
+        Ok(LoadedModel { engine, memory })
     }
 }
 

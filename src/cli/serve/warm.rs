@@ -6,11 +6,11 @@
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use super::LoadedModels;
 use crate::engine::Engine;
 use crate::predict::Predict;
 use crate::schema::Schema;
@@ -56,12 +56,11 @@ impl Saving {
     /// # Errors
     /// When the system cannot start a thread.
     pub(crate) fn start(
-        engines: &[Arc<Engine>],
+        served: &LoadedModels,
         models: &Path,
         every: Option<Duration>,
     ) -> std::io::Result<Self> {
-        let mut saver =
-            Saver { engines: engines.to_vec(), models: models.to_owned(), failing: HashSet::new() };
+        let mut saver = Saver { served: served.clone(), models: models.to_owned(), failing: HashSet::new() };
         let (stop, stopped) = mpsc::channel::<()>();
         let thread = std::thread::Builder::new().name("save-hot-rows".into()).spawn(move || {
             loop {
@@ -91,7 +90,7 @@ impl Drop for Saving {
 }
 
 struct Saver {
-    engines: Vec<Arc<Engine>>,
+    served: LoadedModels,
     models: PathBuf,
     /// Models whose last save failed. Only the first failure in a row is logged.
     failing: HashSet<String>,
@@ -99,7 +98,7 @@ struct Saver {
 
 impl Saver {
     fn save(&mut self) {
-        for engine in &self.engines {
+        for engine in self.served.engines() {
             let mut rows = engine.hot_rows();
             // No row is cached yet. An older save is better than an empty one.
             if rows.is_empty() {

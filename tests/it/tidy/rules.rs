@@ -53,7 +53,10 @@ pub const IMPORTS: &[(&str, &[&str])] = &[
     ("model", &["types", "mem", "schema", "predict", "compute"]),
     (
         "engine",
-        &["types", "mem", "schema", "metrics", "predict", "device", "cache", "store", "model", "trace"],
+        &[
+            "types", "mem", "sync", "schema", "metrics", "predict", "device", "cache", "store", "model",
+            "trace",
+        ],
     ),
     ("server", &["types", "schema", "config", "metrics", "predict", "batcher"]),
     ("planner", &["types", "mem", "schema", "cache::policy"]),

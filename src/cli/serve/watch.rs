@@ -1,0 +1,246 @@
+//! New versions and new models, while the server runs.
+//!
+//! A thread reads the directory of the models at intervals. For each served model it opens the highest
+//! version above the served one, checks all of it, prepares its rows, and lets the engine take it over. A
+//! version that is refused is logged once, and the next lower one is tried. A refused version is tried again
+//! only if its files have changed, so a version that is copied into place slowly is served when it is
+//! complete. A model that is new in the directory is loaded and served like those at start.
+//!
+//! Nothing that happens here fails a request: the served version goes on until the next one is ready.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, TryRecvError};
+use std::thread::JoinHandle;
+use std::time::{Duration, SystemTime};
+
+use super::{LoadedModel, LoadedModels, Loader};
+use crate::engine::switch::{Changes, NextVersion, Taken};
+use crate::predict::Predict;
+use crate::server::Registry;
+use crate::store;
+use crate::types::Version;
+
+/// How long the end of the server waits for a version that is being opened.
+const END_WAIT: Duration = Duration::from_secs(1);
+
+/// A thread that watches the directory of the models until this is dropped.
+pub struct Watching {
+    stop: Option<Sender<()>>,
+    /// Closed when the thread ends.
+    ended: Receiver<()>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Watching {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    /// When the system cannot start a thread.
+    pub(crate) fn start(
+        loader: &Arc<Loader>,
+        served: &LoadedModels,
+        registry: Registry,
+        every: Duration,
+    ) -> std::io::Result<Self> {
+        let (stop, stopped) = mpsc::channel::<()>();
+        let (end, ended) = mpsc::channel::<()>();
+        let mut watcher = Watcher {
+            loader: loader.clone(),
+            served: served.clone(),
+            registry,
+            stopped,
+            models: HashMap::new(),
+            new: HashMap::new(),
+            unreadable: false,
+        };
+        let thread = std::thread::Builder::new().name("watch-models".into()).spawn(move || {
+            let _end = end;
+            while watcher.stopped.recv_timeout(every) == Err(RecvTimeoutError::Timeout) {
+                watcher.look();
+            }
+        })?;
+        Ok(Self { stop: Some(stop), ended, thread: Some(thread) })
+    }
+}
+
+impl Drop for Watching {
+    fn drop(&mut self) {
+        self.stop = None;
+        // Opening a large version takes long, and its result is not needed any more.
+        if self.ended.recv_timeout(END_WAIT) == Err(RecvTimeoutError::Timeout) {
+            return;
+        }
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the thread that watches the models panicked");
+        }
+    }
+}
+
+/// The files of some directories with their lengths and times of change.
+type Stamp = BTreeMap<PathBuf, (u64, Option<SystemTime>)>;
+
+/// What is known about a served model.
+#[derive(Default)]
+struct Watched {
+    /// Versions that were refused, as they were then.
+    refused: BTreeMap<Version, Stamp>,
+    /// Whether its directory could not be read at the last look.
+    unreadable: bool,
+}
+
+struct Watcher {
+    loader: Arc<Loader>,
+    served: LoadedModels,
+    registry: Registry,
+    stopped: Receiver<()>,
+    models: HashMap<String, Watched>,
+    /// New models that were refused, as they were then.
+    new: HashMap<String, Stamp>,
+    /// Whether the directory could not be read at the last look.
+    unreadable: bool,
+}
+
+impl Watcher {
+    fn look(&mut self) {
+        let served = self.served.all();
+        for model in &served {
+            if self.stops() {
+                return;
+            }
+            self.look_at(model);
+        }
+        let names = match store::models(&self.loader.models) {
+            Ok(names) => names,
+            Err(reason) => {
+                if !std::mem::replace(&mut self.unreadable, true) {
+                    tracing::warn!(%reason, "server.models: cannot be read; the loaded models go on");
+                }
+                return;
+            }
+        };
+        self.unreadable = false;
+        let known: Vec<String> = served.iter().map(|model| model.engine.describe().model).collect();
+        for name in names.iter().filter(|name| !known.contains(name)) {
+            if self.stops() {
+                return;
+            }
+            self.add(name);
+        }
+        self.new.retain(|name, _| names.contains(name));
+    }
+
+    fn stops(&self) -> bool {
+        self.stopped.try_recv() == Err(TryRecvError::Disconnected)
+    }
+
+    /// Takes over the highest good version of a model above the served one, if there is one.
+    fn look_at(&mut self, model: &LoadedModel) {
+        let description = model.engine.describe();
+        let (name, serving) = (description.model, description.version);
+        let watched = self.models.entry(name.clone()).or_default();
+        let versions = match store::versions(&self.loader.models, &name) {
+            Ok(versions) => versions,
+            Err(reason) => {
+                if !std::mem::replace(&mut watched.unreadable, true) {
+                    let effect = "the loaded version goes on";
+                    tracing::warn!(model = name, version = %serving, %reason, "model unreadable: {effect}");
+                }
+                return;
+            }
+        };
+        if std::mem::take(&mut watched.unreadable) {
+            tracing::info!(model = name, version = %serving, "model readable again");
+        }
+        watched.refused.retain(|version, _| versions.contains(version));
+        for version in versions.into_iter().rev().filter(|version| *version > serving) {
+            // Read before the version is opened, so that later changes are noticed.
+            let now = stamp(&[self.loader.models.join(&name).join(version.to_string())]);
+            if watched.refused.get(&version) == Some(&now) {
+                continue;
+            }
+            match take_over(&self.loader, model, &name, version) {
+                Ok(()) => {
+                    watched.refused.remove(&version);
+                    return;
+                }
+                Err(reason) => {
+                    let reason = format!("{reason:#}");
+                    tracing::warn!(model = name, %version, serving = %serving, %reason, "version refused");
+                    model.engine.count_refused();
+                    watched.refused.insert(version, now);
+                }
+            }
+        }
+    }
+
+    /// Loads and serves a new model.
+    fn add(&mut self, name: &str) {
+        let folder = self.loader.models.join(name);
+        let versions = store::versions(&self.loader.models, name).unwrap_or_default();
+        let folders: Vec<_> = versions.iter().map(|version| folder.join(version.to_string())).collect();
+        let now = stamp(&folders);
+        if self.new.get(name) == Some(&now) {
+            return;
+        }
+        let added = self.loader.load(name).and_then(|model| {
+            self.registry.add(model.engine.clone())?;
+            self.served.add(model);
+            Ok(())
+        });
+        match added {
+            Ok(()) => {
+                self.new.remove(name);
+                tracing::info!(model = name, "new model served");
+            }
+            Err(reason) => {
+                let reason = format!("{reason:#}");
+                tracing::warn!(model = name, %reason, "new model refused");
+                self.new.insert(name.to_owned(), now);
+            }
+        }
+    }
+}
+
+/// Opens a version, checks all of it and switches to it.
+fn take_over(loader: &Loader, model: &LoadedModel, name: &str, version: Version) -> anyhow::Result<()> {
+    let LoadedModel { engine, memory } = model;
+    let served = engine.served();
+    let mut opened = store::open_after(&loader.models, name, version, &served.store)?;
+    engine.check_next(&opened)?;
+    let changes = match opened.store.changed_since(&served.store) {
+        // The base rows are those of the served version, and ready.
+        Some(rows) => Changes::Rows(rows),
+        None => {
+            memory.load(&mut opened)?;
+            memory.prepare(&mut opened);
+            Changes::Unknown
+        }
+    };
+    drop(served);
+    let switch_bytes = loader.config.cache.switch_bytes;
+    let Taken { from, to, carried, dropped } =
+        engine.switch(NextVersion { opened, changes, switch_bytes })?;
+    tracing::info!(model = name, %from, version = %to, carried, dropped, "version taken over");
+    Ok(())
+}
+
+/// The files of these directories, and of the directories in them.
+fn stamp(folders: &[PathBuf]) -> Stamp {
+    let mut files = Stamp::new();
+    folders.iter().for_each(|folder| add_files(folder, 2, &mut files));
+    files
+}
+
+fn add_files(path: &Path, depth: usize, files: &mut Stamp) {
+    let Ok(about) = fs::metadata(path) else { return };
+    files.insert(path.to_owned(), (about.len(), about.modified().ok()));
+    if about.is_dir() && depth > 0 {
+        let entries = fs::read_dir(path).into_iter().flatten().flatten();
+        entries.for_each(|entry| add_files(&entry.path(), depth - 1, files));
+    }
+}

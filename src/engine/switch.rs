@@ -1,0 +1,231 @@
+//! Taking over a new version while batches run.
+//!
+//! The next version is opened and checked before. A switch adds it to the versions in use, switches the
+//! cache, and removes the old version (`versions`). No batch waits for any of this. The switch itself waits
+//! for batches of the old version.
+//!
+//! **The cache** must not return an old row to a batch of the new version. If the rows that changed are not
+//! known ([`Changes::Unknown`]), the bytes of every cached row are compared between both versions. Changed
+//! rows, the hottest first, get their new bytes, up to `cache.switch_bytes`; the others are dropped. The pool
+//! may have no room for old and new bytes at once, so what found no room is filled in after the old rows have
+//! left.
+//!
+//! A device that fails meanwhile is abandoned, and the host takes over.
+
+use std::sync::PoisonError;
+use std::time::{Duration, Instant};
+
+use super::versions::Served;
+use super::{Engine, LookupTier, WARM_CHUNK, read_weights};
+use crate::cache::{CacheError, FlatCache, NewRow, Switched};
+use crate::model::WeightsError;
+use crate::store::{EmbeddingStore, Opened};
+use crate::sync::Arc;
+use crate::types::{TableId, Version};
+
+/// How long a switch waits for the last batch of the old version, so that this thread and no batch releases
+/// the old version's memory.
+const MAX_WAIT: Duration = Duration::from_secs(10);
+const WAIT_STEP: Duration = Duration::from_millis(1);
+
+/// Which rows may differ between the served version and the next one.
+pub(crate) enum Changes {
+    /// Any.
+    Unknown,
+    /// No others than these.
+    Rows(Vec<(TableId, u64)>),
+}
+
+/// A version to take over.
+pub(crate) struct NextVersion {
+    pub opened: Opened,
+    pub changes: Changes,
+    /// `cache.switch_bytes`: most bytes of changed rows that stay cached.
+    pub switch_bytes: u64,
+}
+
+/// What a switch has done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Taken {
+    pub from: Version,
+    pub to: Version,
+    /// Cached rows that changed and are cached with their new bytes.
+    pub carried: u64,
+    /// Cached rows that changed and are no longer cached. For known changes: changed rows that are not
+    /// cached.
+    pub dropped: u64,
+}
+
+/// Why a version cannot be taken over.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum SwitchError {
+    #[error("version {got}: expected one newer than {current}")]
+    NotNewer { got: Version, current: Version },
+    #[error("not the schema of the served version: {0}; a restart serves it")]
+    Schema(String),
+    #[error(transparent)]
+    Weights(#[from] WeightsError),
+    #[error("cache: {0}")]
+    Cache(#[from] CacheError),
+}
+
+impl Engine {
+    /// Checks whether the running engine can take over this version.
+    ///
+    /// # Errors
+    /// [`SwitchError`].
+    pub(crate) fn check_next(&self, opened: &Opened) -> Result<(), SwitchError> {
+        let (got, current) = (opened.store.version(), self.version());
+        if got <= current {
+            return Err(SwitchError::NotNewer { got, current });
+        }
+        if let Some(difference) = self.schema.first_difference(&opened.schema) {
+            return Err(SwitchError::Schema(difference));
+        }
+        Ok(read_weights(&self.model, opened).map(|_| ())?)
+    }
+
+    /// The version that later batches use.
+    pub(crate) fn served(&self) -> Arc<Served> {
+        self.versions.current()
+    }
+
+    /// Counts a version that was not taken over.
+    pub(crate) fn count_refused(&self) {
+        self.metrics.switches.refused.increment(1);
+    }
+
+    /// Takes over a version: later batches use it. Must not be called on a request's path.
+    ///
+    /// # Errors
+    /// [`SwitchError`]. Then the served version goes on.
+    pub(crate) fn switch(&self, next: NextVersion) -> Result<Taken, SwitchError> {
+        let _one_at_a_time = self.switching.lock().unwrap_or_else(PoisonError::into_inner);
+        let started = Instant::now();
+        let from = self.version();
+        self.check_next(&next.opened)?;
+        let weights = read_weights(&self.model, &next.opened)?;
+        let store = next.opened.store;
+        let (to, new) = (store.version(), Arc::new(Served { weights, store, loaded: Instant::now() }));
+        self.versions.begin(to, new.clone());
+        let old = self.versions.current();
+        let mut rows = NextRows { old: &old, new: &new, left: next.switch_bytes, offered: Vec::new() };
+        let switched = match self.switch_cache(to, &next.changes, &mut rows) {
+            Ok(switched) => switched,
+            Err(error) => {
+                self.versions.give_up();
+                return Err(error.into());
+            }
+        };
+        self.versions.end();
+        let offered = std::mem::take(&mut rows.offered);
+        let refilled = self.refill(switched, offered);
+        let carried = switched.carried + refilled;
+        let taken = Taken { from, to, carried, dropped: switched.changed.saturating_sub(carried) };
+        self.metrics.version.set(to.0 as f64);
+        let metrics = &self.metrics.switches;
+        metrics.done.increment(1);
+        metrics.seconds.record(started.elapsed());
+        metrics.carried.increment(taken.carried);
+        metrics.dropped.increment(taken.dropped);
+        wait_for_last(old);
+        Ok(taken)
+    }
+
+    fn switch_cache<'r>(
+        &self,
+        to: Version,
+        changes: &Changes,
+        rows: &mut NextRows<'r>,
+    ) -> Result<Switched, CacheError> {
+        match &self.lookup_tier {
+            LookupTier::Store => Ok(Switched::default()),
+            LookupTier::Host(cache) => switch_host(cache, to, changes, rows),
+            LookupTier::Gpu(tier) => Ok(tier.switch(to, changes, rows)),
+        }
+    }
+
+    /// Fills the cache with changed rows that found no room while the old rows were still cached. Returns how
+    /// many.
+    fn refill(&self, switched: Switched, offered: Vec<NewRow<'_>>) -> u64 {
+        if switched.carried >= offered.len() as u64 {
+            return 0;
+        }
+        let mut rows = offered.into_iter().filter_map(|NewRow { table, id, row }| Some((table, id, row?)));
+        let warmed = match &self.lookup_tier {
+            LookupTier::Store => return 0,
+            // The rows of the store fit the cache's tables, so there is no error.
+            LookupTier::Host(cache) => cache.warm(rows).unwrap_or_default(),
+            LookupTier::Gpu(tier) => tier.warm(&mut rows),
+        };
+        warmed.stored
+    }
+}
+
+fn switch_host(
+    cache: &FlatCache,
+    to: Version,
+    changes: &Changes,
+    rows: &mut NextRows<'_>,
+) -> Result<Switched, CacheError> {
+    match changes {
+        Changes::Unknown => cache.switch_unlisted(to, |cached| rows.compared(&cached)),
+        Changes::Rows(changed) => cache.switch(to, rows.known(changed)),
+    }
+}
+
+/// The rows of the next version that a cache takes over.
+pub(crate) struct NextRows<'r> {
+    old: &'r Served,
+    new: &'r Served,
+    /// Bytes of changed rows that may still be taken over.
+    left: u64,
+    /// The changed rows that were given to the cache with their bytes, if it lists its rows.
+    offered: Vec<NewRow<'r>>,
+}
+
+impl<'r> NextRows<'r> {
+    /// Those of the cached rows that differ between the versions. `cached` begins with the hottest.
+    pub(crate) fn compared(&mut self, cached: &[(TableId, u64)]) -> Vec<NewRow<'r>> {
+        let mut changed = Vec::new();
+        for chunk in cached.chunks(WARM_CHUNK) {
+            self.old.store.fetch(chunk.iter().copied());
+            self.new.store.fetch(chunk.iter().copied());
+            for &(table, id) in chunk {
+                let (old, new) = (self.old.store.row(table, id), self.new.store.row(table, id));
+                if old != new {
+                    changed.push(NewRow { table, id, row: new.filter(|row| self.allows(row.len())) });
+                }
+            }
+        }
+        self.offered = changed.iter().filter(|row| row.row.is_some()).copied().collect();
+        changed
+    }
+
+    /// The rows that are known to have changed. The cache copies only the bytes of those that it holds, as
+    /// far as it has room.
+    pub(crate) fn known(&self, changed: &[(TableId, u64)]) -> Vec<NewRow<'r>> {
+        let row = |&(table, id): &(TableId, u64)| NewRow { table, id, row: self.new.store.row(table, id) };
+        changed.iter().map(row).collect()
+    }
+
+    /// Counts a row towards `cache.switch_bytes`. Returns whether it fits.
+    fn allows(&mut self, bytes: usize) -> bool {
+        let left = self.left.checked_sub(bytes as u64);
+        self.left = left.unwrap_or(0);
+        left.is_some()
+    }
+
+    /// The next version's rows.
+    pub(crate) fn store(&self) -> &'r EmbeddingStore {
+        &self.new.store
+    }
+}
+
+/// Waits until no batch uses a version, then releases it.
+fn wait_for_last(old: Arc<Served>) {
+    let until = Instant::now() + MAX_WAIT;
+    while Arc::strong_count(&old) > 1 && Instant::now() < until {
+        std::thread::sleep(WAIT_STEP);
+    }
+}

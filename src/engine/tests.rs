@@ -1,0 +1,306 @@
+//! Versions that a running engine takes over. Every row element and every dense weight is a function of the
+//! version, so a score that mixes two versions equals the scores of neither.
+
+#[cfg(feature = "cusim")]
+mod cusim;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use super::switch::{Changes, NextVersion, SwitchError, Taken};
+use super::*;
+use crate::cache::{AdmissionOption, CacheOptions, CacheShape, TableShape};
+use crate::metrics::Metrics;
+use crate::store::{self, Contents, DenseTensor, Opened, PlainMemory, Rows, Table};
+
+const MODEL: &str = "ctr";
+const ROWS: u64 = 400;
+/// A limit that no test reaches.
+const ALL_BYTES: u64 = u64::MAX;
+
+/// How many rows each version changes.
+#[derive(Clone, Copy)]
+pub(crate) enum Writer {
+    /// All.
+    Everything,
+    /// Every twentieth, other ones in each version.
+    FivePercent,
+}
+
+/// Writes versions of a model.
+pub(crate) struct World {
+    models: tempfile::TempDir,
+    schema: Schema,
+    writer: Writer,
+    /// An engine without a cache for each version.
+    oracles: Vec<Engine>,
+}
+
+impl World {
+    pub(crate) fn new(writer: Writer) -> Self {
+        let mut text =
+            "[architecture]\nkind = \"wide_deep\"\ndeep = [6]\n[[dense]]\nname = \"d\"\n".to_owned();
+        for (name, arity) in [("user", ""), ("word", "arity = { multi_hot = { max = 5 } }\n")] {
+            let feature =
+                format!("name = \"{name}\"\ntable = \"{name}\"\nwide_table = \"{name}_wide\"\n{arity}");
+            text += &format!("[[features]]\n{feature}");
+        }
+        for (name, dim) in [("user", 5), ("user_wide", 1), ("word", 3), ("word_wide", 1)] {
+            text += &format!("[[tables]]\nname = \"{name}\"\nrows = {ROWS}\ndim = {dim}\n");
+        }
+        let schema = Schema::parse(&text).unwrap();
+        Self { models: tempfile::tempdir().unwrap(), schema, writer, oracles: Vec::new() }
+    }
+
+    /// Writes the next version. Returns the rows that differ from the one before.
+    pub(crate) fn publish(&mut self) -> Vec<(TableId, u64)> {
+        let version = self.oracles.len() as u64 + 1;
+        self.write(version, &self.schema.to_toml());
+        let oracle = self.engine(version, LookupTier::Store);
+        self.oracles.push(oracle);
+        let tables = 0..self.schema.tables.len() as u32;
+        let rows = tables.flat_map(|table| (0..ROWS).map(move |id| (TableId(table), id)));
+        rows.filter(|(_, id)| self.changed_in(*id, version) == version).collect()
+    }
+
+    fn write(&self, version: u64, model_toml: &str) {
+        let model = Model::<f32>::new(&self.schema);
+        let weights = model.initialise(version);
+        let dense: Vec<_> = model.parameters().iter().map(|p| (p, p.read(&weights.values))).collect();
+        let dense = dense.iter().map(|(p, values)| DenseTensor {
+            name: p.name.clone(),
+            shape: p.shape.clone(),
+            values,
+        });
+        let table = |(t, declared): (usize, &crate::schema::Table)| {
+            let mut table = Table::zeroed(&PlainMemory, ROWS, declared.dim, &[]).unwrap();
+            let values = table.rows_mut().unwrap().chunks_mut(declared.dim).enumerate();
+            for (id, row) in values {
+                let made = self.changed_in(id as u64, version);
+                let value = crate::mem::mix64(made << 32 | (t as u64) << 24 | id as u64) >> 40;
+                row.fill(value as f32 / (1 << 24) as f32 - 0.5);
+            }
+            table
+        };
+        let tables: Vec<_> = self.schema.tables.iter().enumerate().map(table).collect();
+        let contents = Contents {
+            model_toml,
+            dense: dense.collect(),
+            tables: tables.iter().map(Rows::from).collect(),
+            metadata: Default::default(),
+        };
+        assert_eq!(store::write(self.models.path(), MODEL, &contents).unwrap(), Version(version));
+    }
+
+    /// The version that changed a row last, up to this one.
+    fn changed_in(&self, id: u64, version: u64) -> u64 {
+        match self.writer {
+            Writer::Everything => version,
+            Writer::FivePercent => (2..=version).rev().find(|v| id % 20 == v % 20).unwrap_or(1),
+        }
+    }
+
+    pub(crate) fn open(&self, version: u64) -> Opened {
+        store::open(self.models.path(), MODEL, Version(version), store::Purpose::Serve).unwrap()
+    }
+
+    pub(crate) fn shape(&self, fraction: f64) -> CacheShape {
+        let table = |t: &crate::schema::Table| TableShape { rows: t.rows, row_bytes: t.row_bytes() };
+        CacheShape::from_fraction(fraction, self.schema.tables.iter().map(table).collect())
+    }
+
+    pub(crate) fn host(&self, fraction: f64) -> LookupTier {
+        LookupTier::Host(FlatCache::new(&self.shape(fraction), &options()).unwrap())
+    }
+
+    pub(crate) fn engine(&self, version: u64, lookup_tier: LookupTier) -> Engine {
+        let parts = EngineParts {
+            name: MODEL.to_owned(),
+            lookup_tier,
+            metrics: Metrics::new().unwrap().model(MODEL, &self.schema),
+            threads: Arc::new(rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap()),
+            max_samples: 64,
+        };
+        Engine::new(self.open(version), parts).unwrap()
+    }
+
+    pub(crate) fn switch(&self, engine: &Engine, version: u64, changes: Changes) -> Taken {
+        let next = NextVersion { opened: self.open(version), changes, switch_bytes: ALL_BYTES };
+        engine.switch(next).unwrap()
+    }
+
+    /// Scores a batch and compares the scores with those of the version that the engine names. Returns it.
+    pub(crate) fn check(&self, engine: &Engine, seed: u64) -> Version {
+        let batch = engine.generate_batch(seed);
+        let scores = engine.predict(&batch).unwrap();
+        let oracle = &self.oracles[scores.version.0 as usize - 1];
+        let expected = oracle.predict(&batch).unwrap();
+        let bits = |scores: &Scores| scores.probabilities.iter().map(|p| p.to_bits()).collect::<Vec<_>>();
+        assert_eq!(bits(&scores), bits(&expected), "version {}, batch {seed}", scores.version);
+        scores.version
+    }
+
+    /// Scores some batches. All of them must be of this version.
+    pub(crate) fn check_all(&self, engine: &Engine, version: u64, seeds: std::ops::Range<u64>) {
+        seeds.for_each(|seed| assert_eq!(self.check(engine, seed), Version(version)));
+    }
+}
+
+pub(crate) fn options() -> CacheOptions {
+    CacheOptions { admission: AdmissionOption::ALL, version: Version(1), ..CacheOptions::default() }
+}
+
+/// The property of all lookup tiers: scores are those of the served version, before and after each switch.
+pub(crate) fn every_answer_is_its_versions(writer: Writer, known: bool, tier: impl Fn(&World) -> LookupTier) {
+    let mut world = World::new(writer);
+    world.publish();
+    let engine = world.engine(1, tier(&world)).with_pointers();
+    world.check_all(&engine, 1, 0..6);
+    let cached = !matches!(engine.lookup_tier, LookupTier::Store);
+    for version in 2..5 {
+        let rows = world.publish();
+        let changes = if known { Changes::Rows(rows) } else { Changes::Unknown };
+        let old = Arc::downgrade(&engine.versions.current());
+        let taken = world.switch(&engine, version, changes);
+        assert_eq!((taken.from, taken.to), (Version(version - 1), Version(version)));
+        assert_eq!(taken.carried > 0, cached, "{taken:?}");
+        assert!(old.upgrade().is_none(), "the old version's memory is released");
+        // The same rows as before, so that an old row would be found.
+        world.check_all(&engine, version, 0..6);
+    }
+}
+
+/// Sets a flag when it is dropped.
+struct Ends<'f>(&'f AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
+/// Batches run in two threads while versions are published and taken over. Each batch must have the scores of
+/// exactly the version that it names.
+pub(crate) fn batches_during_switches_use_one_version(tier: impl Fn(&World) -> LookupTier) {
+    let mut world = World::new(Writer::Everything);
+    (0..8).for_each(|_| drop(world.publish()));
+    let engine = world.engine(1, tier(&world));
+    let (stop, seen) = (AtomicBool::new(false), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        for thread in 0..2u64 {
+            let (world, engine, stop, seen) = (&world, &engine, &stop, &seen);
+            scope.spawn(move || {
+                // Ends the test if a check fails.
+                let _ends = Ends(stop);
+                let mut seed = thread;
+                while !stop.load(Ordering::Acquire) {
+                    let version = world.check(engine, seed % 12);
+                    seen.fetch_or(1 << version.0, Ordering::AcqRel);
+                    seed += 2;
+                }
+            });
+        }
+        for version in 2..=8 {
+            world.switch(&engine, version, Changes::Unknown);
+            let unseen = || seen.load(Ordering::Acquire) & 1 << version == 0;
+            while unseen() && !stop.load(Ordering::Acquire) {
+                std::thread::yield_now();
+            }
+        }
+        stop.store(true, Ordering::Release);
+    });
+}
+
+#[test]
+fn every_answer_is_its_versions_without_a_cache() {
+    every_answer_is_its_versions(Writer::Everything, false, |_| LookupTier::Store);
+}
+
+#[test]
+fn every_answer_is_its_versions_with_a_cache() {
+    for fraction in [0.05, 0.3, 1.0] {
+        every_answer_is_its_versions(Writer::Everything, false, |world| world.host(fraction));
+        every_answer_is_its_versions(Writer::FivePercent, false, |world| world.host(fraction));
+    }
+    every_answer_is_its_versions(Writer::FivePercent, true, |world| world.host(1.0));
+}
+
+#[test]
+fn batches_during_switches_use_one_version_without_a_cache() {
+    batches_during_switches_use_one_version(|_| LookupTier::Store);
+}
+
+#[test]
+fn batches_during_switches_use_one_version_with_a_cache() {
+    batches_during_switches_use_one_version(|world| world.host(0.3));
+}
+
+#[test]
+fn changed_rows_beyond_the_limit_are_dropped() {
+    let mut world = World::new(Writer::Everything);
+    (0..4).for_each(|_| drop(world.publish()));
+    let engine = world.engine(1, world.host(1.0));
+    let entries = || engine.cache_stats().unwrap().entries;
+    for (version, switch_bytes) in [(2, ALL_BYTES), (3, 200), (4, 0)] {
+        let before = version - 1;
+        world.check_all(&engine, before, 0..6);
+        let cached = entries();
+        let opened = world.open(version);
+        let taken = engine.switch(NextVersion { opened, changes: Changes::Unknown, switch_bytes }).unwrap();
+        assert_eq!(taken.carried + taken.dropped, cached, "every row has changed");
+        assert_eq!(taken.carried, entries());
+        match switch_bytes {
+            ALL_BYTES => assert_eq!(taken.dropped, 0),
+            0 => assert_eq!(taken.carried, 0),
+            // Rows of 4 to 20 bytes.
+            bytes => assert!((bytes / 20..=bytes / 4).contains(&taken.carried), "{taken:?}"),
+        }
+    }
+    world.check_all(&engine, 4, 0..6);
+}
+
+/// Counts of the cache's hits and misses.
+fn lookups(engine: &Engine) -> [u64; 2] {
+    let tables = engine.cache_stats().unwrap().tables;
+    [tables.iter().map(|t| t.hits).sum(), tables.iter().map(|t| t.misses).sum()]
+}
+
+#[test]
+fn a_switch_of_five_percent_of_the_rows_costs_less_than_two_points_of_hits() {
+    let mut world = World::new(Writer::FivePercent);
+    (0..2).for_each(|_| drop(world.publish()));
+    let engine = world.engine(1, world.host(0.3));
+    let rate = |version| {
+        let before = lookups(&engine);
+        world.check_all(&engine, version, 100..140);
+        let [hits, misses] = [0, 1].map(|i| (lookups(&engine)[i] - before[i]) as f64);
+        100.0 * hits / (hits + misses)
+    };
+    rate(1);
+    let before = rate(1);
+    world.switch(&engine, 2, Changes::Unknown);
+    let after = rate(2);
+    assert!(after > before - 2.0, "{before} % before the switch, {after} % after it");
+}
+
+#[test]
+fn a_version_that_does_not_fit_is_refused_and_the_served_one_goes_on() {
+    let mut world = World::new(Writer::Everything);
+    world.publish();
+    let engine = world.engine(1, world.host(0.3));
+    let switch = |opened| {
+        let next = NextVersion { opened, changes: Changes::Unknown, switch_bytes: ALL_BYTES };
+        engine.switch(next).unwrap_err()
+    };
+    assert!(matches!(switch(world.open(1)), SwitchError::NotNewer { .. }));
+    world.write(2, &world.schema.to_toml().replace("deep = [6]", "deep = [7]"));
+    let error = switch(world.open(2)).to_string();
+    let expected =
+        "not the schema of the served version: architecture.deep[0]: expected 6, got 7; a restart serves it";
+    assert_eq!(error, expected);
+    let mut opened = world.open(2);
+    opened.schema = world.schema.clone();
+    opened.dense.clear();
+    assert!(matches!(switch(opened), SwitchError::Weights(_)));
+    world.check_all(&engine, 1, 0..6);
+}

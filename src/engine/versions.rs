@@ -1,0 +1,97 @@
+//! The versions that batches use: the current one and, during a switch, the next one.
+//!
+//! A batch takes everything that belongs to a version (dense weights, rows) as one [`Served`], and keeps it
+//! until it ends. With a cache, the version of the batch's pin decides which one it takes: the rows that the
+//! batch finds in the cache are of that version. Without a cache it takes the current one.
+//!
+//! **Why the version of a pin is always here.** A switch adds the next version before the cache makes it
+//! current. It removes the old one after the cache has waited for all batches with a pin of the old version.
+//!
+//! A version's memory and its files are released with the last reference to it.
+
+use std::sync::PoisonError;
+use std::time::Instant;
+
+use crate::model::Weights;
+use crate::store::EmbeddingStore;
+use crate::sync::{Arc, RwLock};
+use crate::types::Version;
+
+/// A version, ready to score.
+pub(crate) struct Served {
+    pub weights: Weights<f32>,
+    pub store: EmbeddingStore,
+    /// When it was loaded.
+    pub loaded: Instant,
+}
+
+/// The versions that are in use. `T` is [`Served`], or what a model checker puts in its place.
+pub(crate) struct Versions<T>(RwLock<InUse<T>>);
+
+struct InUse<T> {
+    current: Numbered<T>,
+    /// Only during a switch.
+    next: Option<Numbered<T>>,
+}
+
+/// A version with its number.
+struct Numbered<T> {
+    version: Version,
+    parts: Arc<T>,
+}
+
+impl<T> Versions<T> {
+    pub(crate) fn new(version: Version, parts: T) -> Self {
+        let current = Numbered { version, parts: Arc::new(parts) };
+        Self(RwLock::new(InUse { current, next: None }))
+    }
+
+    /// The number of the current version.
+    pub(crate) fn version(&self) -> Version {
+        self.read(|in_use| in_use.current.version)
+    }
+
+    /// The current version.
+    pub(crate) fn current(&self) -> Arc<T> {
+        self.read(|in_use| in_use.current.parts.clone())
+    }
+
+    /// The version with this number; `None` if it is not in use. The caller has a pin of this version.
+    pub(crate) fn of(&self, version: Version) -> Option<Arc<T>> {
+        self.read(|in_use| {
+            let mut both = std::iter::once(&in_use.current).chain(&in_use.next);
+            both.find(|numbered| numbered.version == version).map(|numbered| numbered.parts.clone())
+        })
+    }
+
+    /// Begins a switch: batches may use the next version.
+    pub(crate) fn begin(&self, version: Version, parts: Arc<T>) {
+        self.write(|in_use| in_use.next = Some(Numbered { version, parts }));
+    }
+
+    /// Ends a switch: the next version is the current one. Returns the previous version, which only batches
+    /// that have it already still use. `None` if no switch has begun.
+    pub(crate) fn end(&self) -> Option<Arc<T>> {
+        self.write(|in_use| {
+            let next = in_use.next.take()?;
+            Some(std::mem::replace(&mut in_use.current, next).parts)
+        })
+    }
+
+    /// Ends a switch that has failed: the current version stays.
+    pub(crate) fn give_up(&self) {
+        self.write(|in_use| in_use.next = None);
+    }
+
+    fn read<R>(&self, read: impl FnOnce(&InUse<T>) -> R) -> R {
+        read(&self.0.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn write<R>(&self, write: impl FnOnce(&mut InUse<T>) -> R) -> R {
+        write(&mut self.0.write().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+#[cfg(test)]
+#[cfg(flechette_loom)]
+mod models;

@@ -1,0 +1,67 @@
+//! The models that are served. Models are added while calls run.
+//!
+//! Calls find their model in a concurrent map: its shards are locked only for the copy of a reference, so a
+//! call does not wait for a model that is being added, whose batcher is started before.
+
+use std::sync::Arc;
+
+use dashmap::DashMap;
+use dashmap::mapref::entry::Entry;
+
+use super::ctr::Served;
+use super::{RequestLimits, ServerError};
+use crate::batcher::Batcher;
+use crate::config::BatcherConfig;
+use crate::metrics::Metrics;
+use crate::predict::Predict;
+
+/// The served models by name.
+pub(crate) struct Models {
+    served: DashMap<String, Arc<Served>>,
+    metrics: Arc<Metrics>,
+    /// Settings of each model's batcher.
+    batcher: BatcherConfig,
+    limits: RequestLimits,
+}
+
+impl Models {
+    pub(crate) fn new(metrics: Arc<Metrics>, batcher: BatcherConfig, limits: RequestLimits) -> Self {
+        Self { served: DashMap::new(), metrics, batcher, limits }
+    }
+
+    /// Starts the batcher of a model and serves it from now on.
+    ///
+    /// # Errors
+    /// When a model of this name is served, or a thread cannot be started.
+    pub(crate) fn add(&self, predict: Arc<dyn Predict>) -> Result<(), ServerError> {
+        let description = predict.describe();
+        let name = description.model;
+        if self.served.contains_key(&name) {
+            return Err(ServerError::DuplicateModel(name));
+        }
+        let metrics = self.metrics.model(&name, &description.schema);
+        let batcher = Batcher::start(predict.clone(), metrics.clone(), &self.batcher);
+        let served = Served::new(predict, batcher.map_err(ServerError::Thread)?, metrics, self.limits);
+        match self.served.entry(name) {
+            Entry::Occupied(taken) => Err(ServerError::DuplicateModel(taken.key().clone())),
+            Entry::Vacant(free) => {
+                free.insert(Arc::new(served));
+                Ok(())
+            }
+        }
+    }
+
+    pub(crate) fn get(&self, name: &str) -> Option<Arc<Served>> {
+        self.served.get(name).map(|served| served.value().clone())
+    }
+
+    /// All models, by ascending name.
+    pub(crate) fn all(&self) -> Vec<(String, Arc<Served>)> {
+        let entry = |entry: dashmap::mapref::multiple::RefMulti<'_, String, Arc<Served>>| {
+            (entry.key().clone(), entry.value().clone())
+        };
+        let mut all: Vec<_> = self.served.iter().map(entry).collect();
+        all.sort_by(|a, b| a.0.cmp(&b.0));
+        all
+    }
+}

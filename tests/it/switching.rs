@@ -1,0 +1,286 @@
+//! A running server takes over new versions and new models, with and without a cache. Clients score
+//! meanwhile, and no request fails.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::sleep;
+use std::time::Duration;
+
+use flechette::cli::client;
+use flechette::cli::serve::Serving;
+use flechette::config::{Config, Flags};
+use flechette::dataset::{self, Format, ReadOptions};
+use flechette::predict::Predict;
+use flechette::schema::Schema;
+use flechette::schema::preset::{self, ArchKind};
+use flechette::server::proto::PredictRequest;
+use flechette::server::proto::ctr_client::CtrClient;
+use flechette::types::{Batch, RawBatch};
+use xxhash_rust::xxh3::{xxh3_64_with_seed, xxh3_128};
+
+use crate::program::{Served, Workshop, metrics_page};
+use crate::serving::channel;
+
+const MODEL: &str = "dlrm";
+const CLIENTS: usize = 4;
+const REQUESTS: usize = 8;
+
+fn folder(models: &str, model: &str, version: u64) -> PathBuf {
+    Path::new(models).join(model).join(version.to_string())
+}
+
+/// Waits until something has happened. Panics if it never does.
+pub fn wait(what: &str, happened: impl Fn() -> bool) {
+    for _ in 0..1200 {
+        if happened() {
+            return;
+        }
+        sleep(Duration::from_millis(50));
+    }
+    panic!("never happened: {what}");
+}
+
+fn serves(served: &Served, model: &str, version: u64) -> bool {
+    served.metric("flechette_model_version", &[&format!("model=\"{model}\"")]) == version as f64
+}
+
+fn counted(served: &Served, what: &str) -> f64 {
+    served.sum(&format!("flechette_{what}"), MODEL)
+}
+
+/// Writes a version as [`prepare`] does, and gives it its name.
+fn publish(models: &str, version: u64, change: impl Fn(&str, usize, f32) -> f32) {
+    fs::rename(prepare(models, version, change), folder(models, MODEL, version)).unwrap();
+}
+
+/// Writes a version under a name that servers ignore. Its files differ from those of version 1 in the numbers
+/// that `change` changes. It gets the name of the file, the position of the number in the file's data, and
+/// the number.
+fn prepare(models: &str, version: u64, change: impl Fn(&str, usize, f32) -> f32) -> PathBuf {
+    let from = folder(models, MODEL, 1);
+    let temporary = Path::new(models).join(MODEL).join(format!(".{version}.test.tmp"));
+    fs::create_dir_all(temporary.join("tables")).unwrap();
+    fs::copy(from.join("model.toml"), temporary.join("model.toml")).unwrap();
+    let mut manifest = fs::read_to_string(from.join("MANIFEST.json")).unwrap();
+    let tables = fs::read_dir(from.join("tables")).unwrap().map(|entry| entry.unwrap().file_name());
+    let tables = tables.map(|name| format!("tables/{}", name.to_str().unwrap()));
+    for file in tables.chain(["dense.safetensors".to_owned()]) {
+        let before = fs::read(from.join(&file)).unwrap();
+        let mut bytes = before.clone();
+        let header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+        for (i, number) in bytes[8 + header..].chunks_exact_mut(4).enumerate() {
+            let value = f32::from_le_bytes(number.try_into().unwrap());
+            number.copy_from_slice(&change(&file, i, value).to_le_bytes());
+        }
+        let hex = |bytes: &[u8]| format!("{:032x}", xxh3_128(bytes));
+        manifest = manifest.replace(&hex(&before), &hex(&bytes));
+        fs::write(temporary.join(&file), bytes).unwrap();
+    }
+    // The manifest's own checksum is computed with zeros in its place.
+    let place = manifest.rfind("\"xxh3_128\": \"").unwrap() + "\"xxh3_128\": \"".len();
+    manifest.replace_range(place..place + 32, &"0".repeat(32));
+    let own = format!("{:032x}", xxh3_128(manifest.as_bytes()));
+    manifest.replace_range(place..place + 32, &own);
+    fs::write(temporary.join("MANIFEST.json"), manifest).unwrap();
+    temporary
+}
+
+/// Writes a version in which every number of every row and of the dense weights is another function of the
+/// version.
+pub fn publish_all_changed(models: &str, version: u64) {
+    publish(models, version, changed_all(version));
+}
+
+fn changed_all(version: u64) -> impl Fn(&str, usize, f32) -> f32 {
+    move |file, i, value| {
+        let random = xxh3_64_with_seed(&(i as u64).to_le_bytes(), version ^ file.len() as u64) % 1024;
+        value * 0.5 + random as f32 / 4096.0
+    }
+}
+
+/// Some requests and their batches.
+fn requests(workshop: &Workshop) -> Vec<(PredictRequest, Batch)> {
+    let schema: Schema = preset::criteo(ArchKind::Dlrm, 8, 1000);
+    let files = [PathBuf::from(&workshop.valid)];
+    let mut reader = dataset::open(Format::CriteoTsv, &files, &schema, ReadOptions::default()).unwrap();
+    let mut one = || {
+        let (mut raw, mut batch) = (RawBatch::default(), Batch::default());
+        reader.read(16, &mut raw).unwrap();
+        schema.encode(&raw, &mut batch).unwrap();
+        (client::request(MODEL, &schema, &raw), batch)
+    };
+    (0..REQUESTS).map(|_| one()).collect()
+}
+
+type Answers = BTreeMap<(u64, usize), Vec<u32>>;
+
+fn bits(scores: &[f32]) -> Vec<u32> {
+    scores.iter().map(|score| score.to_bits()).collect()
+}
+
+/// Sends requests until `stop` is set. Returns the answers by version and request. Every request must
+/// succeed, and answers of one version to one request must be equal.
+async fn score(
+    served: std::net::SocketAddr,
+    requests: Vec<PredictRequest>,
+    stop: Arc<AtomicBool>,
+) -> Answers {
+    let mut client = CtrClient::new(channel(served).await);
+    let mut answers = Answers::new();
+    for number in (0..requests.len()).cycle() {
+        if stop.load(Ordering::Acquire) {
+            break;
+        }
+        let answer = client.predict(requests[number].clone()).await.expect("no request fails").into_inner();
+        let scores = bits(&answer.scores);
+        let first = answers.entry((answer.version, number)).or_insert_with(|| scores.clone());
+        assert!(*first == scores, "version {}, request {number}: two answers", answer.version);
+    }
+    answers
+}
+
+/// The scores of a version, computed in this process without a cache.
+fn expected(models: &str, version: u64, batches: &[Batch]) -> Vec<Vec<u32>> {
+    let alone = tempfile::tempdir().unwrap();
+    fs::create_dir(alone.path().join(MODEL)).unwrap();
+    let link = alone.path().join(MODEL).join(version.to_string());
+    std::os::unix::fs::symlink(folder(models, MODEL, version), link).unwrap();
+    let flags = Flags { device: Some("host".into()), cache_mode: Some("off".into()), ..Flags::default() };
+    let serving = Serving::load(&Config::resolve(&flags, [], None).unwrap(), alone.path()).unwrap();
+    let engine = serving.engines().remove(0);
+    let scores = |batch: &Batch| {
+        let scores = engine.predict(batch).unwrap();
+        assert_eq!(scores.version.0, version);
+        bits(&scores.probabilities)
+    };
+    batches.iter().map(scores).collect()
+}
+
+fn every_answer_is_of_the_version_that_it_names(flags: &str) {
+    let workshop = Workshop::new(300, 400);
+    workshop.train(ArchKind::Dlrm);
+    let models = workshop.models.clone();
+    let (messages, batches): (Vec<_>, Vec<_>) = requests(&workshop).into_iter().unzip();
+    let served = Served::start(&models, flags);
+    let stop = Arc::new(AtomicBool::new(false));
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let clients: Vec<_> =
+        (0..CLIENTS).map(|_| runtime.spawn(score(served.grpc, messages.clone(), stop.clone()))).collect();
+    for version in 2..=6 {
+        publish_all_changed(&models, version);
+        wait("a version is taken over", || serves(&served, MODEL, version));
+    }
+    // The answers of the last version.
+    sleep(Duration::from_millis(200));
+    stop.store(true, Ordering::Release);
+    let mut versions = BTreeSet::new();
+    let mut oracles = BTreeMap::new();
+    for client in clients {
+        for ((version, request), scores) in runtime.block_on(client).unwrap() {
+            versions.insert(version);
+            let oracle = oracles.entry(version).or_insert_with(|| expected(&models, version, &batches));
+            assert!(oracle[request] == scores, "{flags}: version {version}, request {request}");
+        }
+    }
+    assert!(versions.len() >= 4, "{versions:?}");
+    assert_eq!(counted(&served, "switches_total"), 5.0);
+    if flags.contains("on") {
+        assert!(counted(&served, "switch_rows_carried_total") > 0.0);
+    }
+    served.terminate();
+    let (status, log) = served.ended();
+    assert!(status.success() && !log.contains("panicked") && !log.contains("ERROR"), "{log}");
+}
+
+#[test]
+fn every_answer_is_of_the_version_that_it_names_without_a_cache() {
+    every_answer_is_of_the_version_that_it_names("--cache-mode off");
+}
+
+#[test]
+fn every_answer_is_of_the_version_that_it_names_with_a_cache_of_one_percent() {
+    every_answer_is_of_the_version_that_it_names("--cache-mode on --cache-fraction 0.01");
+}
+
+#[test]
+fn a_refused_version_is_reported_once_and_lower_good_ones_are_taken_over() {
+    let workshop = Workshop::new(300, 50);
+    workshop.train(ArchKind::Dlrm);
+    let models = &workshop.models;
+    let served = Served::start(models, "--cache-mode on");
+    let temporary = prepare(models, 3, changed_all(3));
+    let whole = fs::read(temporary.join("tables/C4.safetensors")).unwrap();
+    fs::write(temporary.join("tables/C4.safetensors"), &whole[..whole.len() / 2]).unwrap();
+    fs::rename(temporary, folder(models, MODEL, 3)).unwrap();
+    let broken = folder(models, MODEL, 3).join("tables/C4.safetensors");
+    wait("the version is refused", || counted(&served, "switches_refused_total") == 1.0);
+    publish_all_changed(models, 2);
+    wait("the lower version is taken over", || serves(&served, MODEL, 2));
+    assert_eq!(served.score(MODEL, &workshop.valid, "")["version"], 2);
+    sleep(Duration::from_millis(2500));
+    assert_eq!(counted(&served, "switches_refused_total"), 1.0, "it is not tried again");
+    fs::write(&broken, &whole).unwrap();
+    wait("the repaired version is taken over", || serves(&served, MODEL, 3));
+    let page = metrics_page(served.http);
+    assert!(page.contains("flechette_model_version_age_seconds{model=\"dlrm\"}"), "{page}");
+    served.terminate();
+    let (_, log) = served.ended();
+    let lines: Vec<_> = log.lines().filter(|line| line.contains("version refused")).collect();
+    assert_eq!(lines.len(), 1, "{log}");
+    assert!(lines[0].contains("truncated") && lines[0].contains("C4.safetensors"), "{}", lines[0]);
+    assert!(log.contains("version taken over"), "{log}");
+}
+
+#[test]
+fn a_new_model_is_served_and_one_that_disappears_goes_on() {
+    let workshop = Workshop::new(300, 50);
+    workshop.train(ArchKind::Dlrm);
+    let served = Served::start(&workshop.models, "");
+    let own = fs::read_to_string(workshop.trained_scores(ArchKind::Dlrm)).unwrap();
+    workshop.train(ArchKind::Deepfm);
+    wait("the new model is served", || serves(&served, "deepfm", 1));
+    let out = workshop.path("served.scores");
+    assert_eq!(served.score("deepfm", &workshop.valid, &format!("--out {out}"))["version"], 1);
+    let deepfm = fs::read_to_string(workshop.trained_scores(ArchKind::Deepfm)).unwrap();
+    assert!(fs::read_to_string(&out).unwrap() == deepfm);
+
+    let (here, away) = (Path::new(&workshop.models).join(MODEL), workshop.path("away"));
+    fs::rename(&here, &away).unwrap();
+    sleep(Duration::from_millis(2500));
+    served.score(MODEL, &workshop.valid, &format!("--out {out}"));
+    assert!(fs::read_to_string(&out).unwrap() == own, "the loaded version goes on");
+    fs::rename(&away, &here).unwrap();
+    publish_all_changed(&workshop.models, 2);
+    wait("the version after the return is taken over", || serves(&served, MODEL, 2));
+    served.terminate();
+    let (_, log) = served.ended();
+    assert_eq!(log.matches("model unreadable").count(), 1, "{log}");
+    assert!(log.contains("new model served"), "{log}");
+}
+
+#[test]
+fn a_version_with_another_schema_waits_for_a_restart() {
+    let workshop = Workshop::new(300, 50);
+    workshop.train(ArchKind::Dlrm);
+    let served = Served::start(&workshop.models, "");
+    // The same name with another dim.
+    let (config, Workshop { train, valid, models, .. }) =
+        (workshop.config(ArchKind::Dlrm, 4, 1000), &workshop);
+    crate::program::run_json(&format!(
+        "train --model-config {config} --format criteo-tsv --data {train} --valid {valid} --models {models} \
+         --name {MODEL} --json"
+    ));
+    wait("the version is refused", || counted(&served, "switches_refused_total") == 1.0);
+    assert_eq!(served.score(MODEL, valid, "")["version"], 1);
+    served.terminate();
+    let (_, log) = served.ended();
+    assert!(
+        log.contains("not the schema of the served version: ") && log.contains("a restart serves it"),
+        "{log}"
+    );
+    let served = Served::start(models, "");
+    assert_eq!(served.score(MODEL, valid, "")["version"], 2);
+}
