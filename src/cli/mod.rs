@@ -1,8 +1,8 @@
 //! The command line: each subcommand is a file with an `Args` of flags and a `run`.
 //!
-//! The exit code is 0 for success, 2 for a usage or input error, 130 when a signal ended `train`, 1 for anything
-//! else. An error and its causes
-//! are one line on standard error. If the reader closes standard output early (`| head`), that is a success.
+//! The exit code is 0 for success, 2 for a usage or input error, 130 when a signal ended `train`, 1 for
+//! anything else. An error and its causes are one line on standard error. If the reader closes standard
+//! output early (`| head`), that is a success.
 
 pub mod client;
 pub(crate) mod demo;

@@ -314,6 +314,11 @@ impl<L: Layout> Reader for Delimited<L> {
         &self.runs
     }
 
+    /// The bytes of a pipe or a followed directory are not known.
+    fn may_wait(&self) -> bool {
+        self.bytes.is_none()
+    }
+
     fn share(&self) -> Option<f64> {
         let bytes = self.bytes?;
         Some(self.bytes_read.load(Ordering::Relaxed) as f64 / bytes.max(1) as f64)
@@ -325,8 +330,8 @@ fn is_stop(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::WouldBlock
 }
 
-/// Takes a file's columns from its first line, unless the file is empty. A header is waited for without an end,
-/// because a file without its columns cannot be left open.
+/// Takes a file's columns from its first line, unless the file is empty. A header is waited for without an
+/// end, because a file without its columns cannot be left open.
 fn read_header<L: Layout>(
     layout: &L,
     file: &mut OpenFile,

@@ -1,9 +1,9 @@
 //! The data of a training run: its files, what is held out for validation, how the rest is shuffled, and from
 //! where an epoch is read.
 //!
-//! An epoch is a deterministic sequence of samples. So training continues at any batch boundary by opening the
-//! same sequence and skipping the samples that were trained ([`Place`]). A followed directory has no end and
-//! its first files may be gone, so there the place is a file and a number of its samples.
+//! An epoch is a deterministic sequence of samples. So training continues at any batch boundary by opening
+//! the same sequence and skipping the samples that were trained ([`Place`]). A followed directory has no
+//! end and its first files may be gone, so there the place is a file and a number of its samples.
 
 use std::path::PathBuf;
 

@@ -1,7 +1,7 @@
 //! Validation data taken out of the training data.
 //!
-//! A hash of a sample's number decides whether the sample is held out. So it is never trained on, in any epoch,
-//! and the choice does not depend on batches or on shuffling, which comes after it.
+//! A hash of a sample's number decides whether the sample is held out. So it is never trained on, in any
+//! epoch, and the choice does not depend on batches or on shuffling, which comes after it.
 
 use serde::{Deserialize, Serialize};
 
@@ -117,6 +117,10 @@ impl Reader for OnePart {
             }
         }
         Ok(samples - left)
+    }
+
+    fn may_wait(&self) -> bool {
+        self.inner.may_wait()
     }
 
     fn share(&self) -> Option<f64> {

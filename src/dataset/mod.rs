@@ -95,6 +95,11 @@ pub trait Reader {
         &[]
     }
 
+    /// Whether the reader may wait long for the next samples. Then each batch must be handed on at once.
+    fn may_wait(&self) -> bool {
+        false
+    }
+
     /// The share of the input that was read, from 0 to 1, by bytes on disk; `None` if its size is not known.
     fn share(&self) -> Option<f64> {
         None

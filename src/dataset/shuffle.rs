@@ -1,7 +1,7 @@
 //! Shuffling in bounded memory: within consecutive blocks of samples.
 //!
-//! The order of a block depends only on the seed, the epoch and the number of the block. So to continue in the
-//! middle of an epoch, whole blocks are skipped, and only one block is read again.
+//! The order of a block depends only on the seed, the epoch and the number of the block. So to continue in
+//! the middle of an epoch, whole blocks are skipped, and only one block is read again.
 
 use serde::{Deserialize, Serialize};
 
@@ -106,6 +106,10 @@ impl Reader for Shuffled {
                 return Ok(samples - left);
             }
         }
+    }
+
+    fn may_wait(&self) -> bool {
+        self.inner.may_wait()
     }
 
     fn share(&self) -> Option<f64> {

@@ -41,6 +41,10 @@ impl Reader for Stoppable {
         self.inner.runs()
     }
 
+    fn may_wait(&self) -> bool {
+        self.inner.may_wait()
+    }
+
     fn share(&self) -> Option<f64> {
         self.inner.share()
     }

@@ -1,8 +1,8 @@
 //! The cursor of a training run: everything, besides a version, that is needed to continue the run at a batch
 //! boundary as if it had not stopped, to the bit.
 //!
-//! It says what was trained on and how ([`Run`]), and how far ([`Cursor::place`]). A run that continues must have
-//! the same [`Run`]; the first difference is named.
+//! It says what was trained on and how ([`Run`]), and how far ([`Cursor::place`]). A run that continues
+//! must have the same [`Run`]; the first difference is named.
 
 use std::fmt::Debug;
 

@@ -110,7 +110,9 @@ impl<'d, 's> ReadAhead<'d, 's> {
         batches: &mut Vec<PreparedBatch>,
         pool: &BufferPool<PreparedBatch>,
     ) -> Result<bool, TrainError> {
-        while batches.len() < self.group {
+        // No whole batch waits for samples that may come late.
+        let group = if self.data.reader.may_wait() { 1 } else { self.group };
+        while batches.len() < group {
             let mut batch = pool.take();
             if !self.next(&mut batch)? {
                 return Ok(false);

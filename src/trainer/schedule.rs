@@ -1,8 +1,8 @@
 //! The schedule of the learning rate: a factor that is a pure function of the step's number.
 //!
 //! As for MLPerf's DLRM: the rate grows linearly from 0 during warmup, is constant, and then decays from a
-//! start step to an end value. Without warmup and decay the factor is not applied, so trained bits are those of
-//! a constant rate.
+//! start step to an end value. Without warmup and decay the factor is not applied, so trained bits are
+//! those of a constant rate.
 
 use serde::{Deserialize, Serialize};
 

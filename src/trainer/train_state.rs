@@ -70,7 +70,8 @@ impl TrainState {
         }
     }
 
-    /// Replaces the dense weights by those of a version. `tensor` finds a tensor's shape and values by its name.
+    /// Replaces the dense weights by those of a version. `tensor` finds a tensor's shape and values by its
+    /// name.
     ///
     /// # Errors
     /// [`TrainError::Weights`] for a tensor that is missing or has another shape.

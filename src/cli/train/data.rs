@@ -24,7 +24,7 @@ pub(crate) struct DataFlags {
     #[arg(long, value_name = "DIR", conflicts_with_all = ["data", "shuffle", "valid_ratio"])]
     pub follow: Option<PathBuf>,
     /// Ends after the file of this name, or before a file whose name is greater
-    #[arg(long, value_name = "NAME", requires = "follow")]
+    #[arg(long, value_name = "NAME")]
     follow_until: Option<String>,
     /// Shuffles within consecutive blocks of this many samples
     #[arg(long, value_name = "N", value_parser = whole::<u32>(2, 1 << 28))]
@@ -97,6 +97,10 @@ impl Args {
     /// Opens every file once, so that a file that cannot be used is reported before hours of training.
     pub(crate) fn check_data(&self, schema: &Schema) -> anyhow::Result<()> {
         let (data, valid) = (&self.data.data, &self.valid);
+        // clap does not ask for --follow here, because it conflicts with --data.
+        if self.data.follow_until.is_some() && self.data.follow.is_none() {
+            return Err(InputError(anyhow!("--follow-until: used only with --follow")).into());
+        }
         if self.epochs > 1 {
             readable_twice("--epochs", data)?;
             if let Some(pipe) = valid.as_ref().filter(|path| is_pipe(path)) {

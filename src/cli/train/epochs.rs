@@ -1,5 +1,5 @@
-//! The loop over epochs: train, validate, keep the best version, stop early or at a signal. It always knows the
-//! cursor of the last step.
+//! The loop over epochs: train, validate, keep the best version, stop early or at a signal. It always knows
+//! the cursor of the last step.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,5 @@
-//! The progress line of `train`: epoch, share done, time left, speed, and the quality of the last samples. On a
-//! terminal it is one line that changes. Otherwise it is a line from time to time.
+//! The progress line of `train`: epoch, share done, time left, speed, and the quality of the last samples.
+//! On a terminal it is one line that changes. Otherwise it is a line from time to time.
 
 use std::fmt::Write as _;
 use std::io::{IsTerminal, stderr};
@@ -20,7 +20,7 @@ pub(crate) struct Meter {
     bar: Option<ProgressBar>,
     epochs: u32,
     epoch: u32,
-    /// The share of the input at which training began. Then `begun` counts it as not done here.
+    /// The share of all work at the first step of this run, which is above 0 if the run continues another.
     first_share: Option<f64>,
     /// Samples that were trained in this run.
     samples: u64,
@@ -44,7 +44,7 @@ impl Meter {
         Self {
             bar,
             epochs,
-            epoch: 0,
+            epoch: 1,
             first_share: None,
             samples: 0,
             before: 0,

@@ -31,7 +31,8 @@ impl Report<'_> {
             .map(|(epoch, q)| json!({ "epoch": epoch, "rows": q.rows, "auc": q.auc, "logloss": q.log_loss }));
         let progressive = epochs.meter.progressive.quality().map(|progressive| {
             let q = progressive.quality;
-            json!({ "samples": q.rows, "auc": q.auc, "logloss": q.log_loss, "calibration": progressive.calibration })
+            let calibration = progressive.calibration;
+            json!({ "samples": q.rows, "auc": q.auc, "logloss": q.log_loss, "calibration": calibration })
         });
         json!({
             "model": epochs.args.name, "version": self.version.0, "rows": self.rows(),

@@ -19,7 +19,9 @@ fn the_rate_warms_up_stays_and_decays_to_its_end() {
 
 proptest! {
     #[test]
-    fn without_a_schedule_every_factor_has_the_bits_of_a_constant_rate(lr in 1e-6..10.0f64, step in 1..u64::MAX) {
+    fn without_a_schedule_every_factor_has_the_bits_of_a_constant_rate(
+        lr in 1e-6..10.0f64, step in 1..u64::MAX,
+    ) {
         prop_assert_eq!(Schedule::default().rate(lr, step).to_bits(), lr.to_bits());
     }
 

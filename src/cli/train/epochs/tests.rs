@@ -21,7 +21,8 @@ struct Line {
 fn args(dir: &Path, more: &str) -> Args {
     let dir = dir.display();
     let line = format!(
-        "train --model-config - --format criteo-tsv --models {dir} --name m --batch 32 --optimizer adam {more}"
+        "train --model-config - --format criteo-tsv --models {dir} --name m --batch 32 --optimizer adam \
+         {more}"
     );
     Line::try_parse_from(line.split_whitespace()).unwrap_or_else(|e| panic!("{e}")).args
 }
@@ -77,6 +78,7 @@ fn stopped(args: &Args, epoch: u32, steps: u64) -> (Cursor, Version) {
         epochs.place = Place::begin(now + 1);
         epochs.validate(now, &mut model, &mut versions).unwrap();
     }
+    epochs.meter.begin(epoch, 0);
     let mut reader = feed.open(&epochs.place).unwrap();
     let data = Data { reader: &mut *reader, batch: 32, steps };
     model.epoch(data, |progress| epochs.step(0, progress)).unwrap();
