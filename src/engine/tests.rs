@@ -87,7 +87,7 @@ impl World {
             model_toml,
             dense: dense.collect(),
             tables: tables.iter().map(Rows::from).collect(),
-            metadata: Default::default(),
+            ..Contents::default()
         };
         assert_eq!(store::write(self.models.path(), MODEL, &contents).unwrap(), Version(version));
     }

@@ -97,7 +97,8 @@ fn a_run_that_is_killed_at_any_instant_and_resumed_writes_the_bytes_of_one_that_
             }
             run_whole(&format!("{} --resume", line(&name)));
             let found = last_version(&workshop, &name);
-            let differ: Vec<_> = expected.keys().filter(|file| found.get(*file) != expected.get(*file)).collect();
+            let differ: Vec<_> =
+                expected.keys().filter(|file| found.get(*file) != expected.get(*file)).collect();
             assert!(found == expected, "{name}: {differ:?}, files {} and {}", found.len(), expected.len());
             fs::remove_dir_all(Path::new(models).join(name)).unwrap();
             runs += 1;
