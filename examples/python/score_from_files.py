@@ -18,7 +18,7 @@ import numpy as np
 import xxhash
 
 MASK = (1 << 64) - 1
-DTYPES = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "U8": np.dtype("u1")}
+DTYPES = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "U8": np.dtype("u1"), "U64": np.dtype("<u8")}
 
 
 def read_tensors(path):
@@ -42,13 +42,23 @@ def mix64(number):
     return x ^ x >> 31
 
 
+def chain(directory):
+    """The directories of a full version and of the deltas after it, up to this version."""
+    base = json.loads((directory / "MANIFEST.json").read_text()).get("base")
+    return (chain(directory.parent / str(base["version"])) if base else []) + [directory]
+
+
 class Table:
-    def __init__(self, schema, directory):
+    def __init__(self, schema, versions):
         self.rows, self.dim = schema["rows"], schema["dim"]
         self.element = schema.get("element", "f32")
         self.default = schema.get("default", "zeros")
         self.lossy_bits = schema.get("lossy_bits")
-        self.weight = read_tensors(directory / "tables" / f"{schema['name']}.safetensors")["weight"]
+        full, *deltas = (read_tensors(version / "tables" / f"{schema['name']}.safetensors") for version in versions)
+        self.weight = full["weight"]
+        self.changed = {}  # the newest bytes of each row that a delta changed
+        for delta in deltas:
+            self.changed.update(zip(delta["keys"].tolist(), delta["weight"]))
 
     def row(self, id):
         """The float32 elements of the row of an id, or of the table's default."""
@@ -60,7 +70,9 @@ class Table:
             id = self.default["row"]
         if self.lossy_bits is not None:
             id = mix64(id) >> (64 - self.lossy_bits)
-        stored = self.weight[id]
+        stored = self.changed.get(id)
+        if stored is None:
+            stored = self.weight[id]
         if self.element == "int8":  # the steps, padding to 4 bytes, scale and bias
             scale, bias = stored[-8:].view("<f4")
             return stored[: self.dim].astype(np.float32) * scale + bias
@@ -72,7 +84,8 @@ class Model:
         directory = Path(directory)
         self.schema = tomllib.loads((directory / "model.toml").read_text())
         self.dense = read_tensors(directory / "dense.safetensors")
-        self.tables = {table["name"]: Table(table, directory) for table in self.schema["tables"]}
+        versions = chain(directory)
+        self.tables = {table["name"]: Table(table, versions) for table in self.schema["tables"]}
 
     def score(self, sample):
         z = getattr(self, self.schema["architecture"]["kind"])(*self.inputs(sample))

@@ -12,13 +12,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 use super::disk::{Disk, SystemDisk};
+use super::link::read_manifest;
 use super::write::write_on;
 use super::{
-    Base, Checkpoint, Contents, DenseTensor, Opened, PlainMemory, Purpose, StoreError, Table, open,
-    open_latest, versions,
+    Base, Checkpoint, Contents, DenseTensor, Opened, PlainMemory, Purpose, RowSource, Rows, SourceShape,
+    StoreError, Table, TakeChunk, open, open_latest, versions,
 };
 use crate::rowlog::Uniform;
-use crate::types::{Element, Version};
+use crate::types::{Element, TableId, Version};
 
 const MODEL_TOML: &str = r#"
 [architecture]
@@ -51,15 +52,50 @@ fn values(seed: u64, len: usize) -> Vec<f32> {
     values
 }
 
+/// The records of a table, as the rows of a delta.
+#[derive(Debug)]
+struct Records(Table);
+
+impl RowSource for Records {
+    fn shape(&self, _: TableId) -> Result<SourceShape<'_>, StoreError> {
+        let states = self.0.states().iter().map(|state| (state.name(), state.width())).collect();
+        Ok(SourceShape { rows: self.0.rows(), dim: self.0.dim(), element: Element::F32, states })
+    }
+
+    fn for_each_chunk(&self, _: TableId, take: &mut TakeChunk<'_>) -> Result<(), StoreError> {
+        for row in 0..self.0.rows() {
+            take(row, &[self.0.row_values(row).unwrap(), self.0.state(0, row)].concat())?;
+        }
+        Ok(())
+    }
+
+    fn first_not_finite(&self, _: TableId) -> Result<Option<u64>, StoreError> {
+        Ok(None)
+    }
+}
+
+/// Writes a version with the values of a seed. If the version before an even seed exists, it is a delta that
+/// changes every row.
 fn write_seed(disk: &dyn Disk, models: &Path, seed: u64) -> Result<Version, StoreError> {
     let mut table = Table::zeroed(&PlainMemory, 50, 3, &[("sum", 1)]).unwrap();
     table.rows_mut().unwrap().copy_from_slice(&values(seed, 150));
-    let dense = values(seed, 6);
+    let (dense, all) = (values(seed, 6), (0..50).collect::<Vec<u64>>());
+    let before = models.join("m").join((seed - 1).to_string());
+    let base = (seed % 2 == 0 && before.is_dir()).then(|| {
+        let (_, xxh3_128) = read_manifest(&before).unwrap();
+        Base { version: seed - 1, xxh3_128 }
+    });
+    let table = Records(table);
+    let rows = match base {
+        Some(_) => Rows::Changed(&all, &table, TableId(0)),
+        None => Rows::Table(&table.0),
+    };
     let contents = Contents {
         model_toml: MODEL_TOML,
+        base,
         dense: vec![DenseTensor { name: "w".to_owned(), shape: vec![2, 3], values: &dense }],
-        tables: vec![(&table).into(), (&table).into()],
-        checkpoint: Some(Checkpoint::default()),
+        tables: vec![rows, rows],
+        checkpoint: Some(Checkpoint { cursor: Some("here"), ..Checkpoint::default() }),
         ..Contents::default()
     };
     let Base { version, .. } = write_on(disk, models, "m", &contents)?;
@@ -68,9 +104,15 @@ fn write_seed(disk: &dyn Disk, models: &Path, seed: u64) -> Result<Version, Stor
 
 fn is_seed(opened: &Opened, seed: u64) -> bool {
     let [rows, rounded] = opened.store.tables() else { panic!("two tables") };
-    let encoded = rows.encoded(Element::Int8, &PlainMemory).unwrap();
-    rows.values() == Some(&values(seed, 150)[..])
-        && rounded.as_bytes() == encoded.as_bytes()
+    let (expected, mut decoded) = (values(seed, 150), vec![0.0; 150]);
+    let mut encoded = vec![0; rounded.element().row_bytes(3)];
+    rows.decode(&mut decoded);
+    let rounds = |(row, values): (usize, &[f32])| {
+        Element::Int8.encode(values, &mut encoded).unwrap();
+        rounded.row(row as u64) == Some(&encoded[..])
+    };
+    decoded == expected
+        && expected.chunks_exact(3).enumerate().all(rounds)
         && opened.dense["w"].values() == values(seed, 6)
 }
 
@@ -415,7 +457,7 @@ fn leaving_out_any_sync_loses_the_version_in_some_crash() {
     };
     assert!(survives(None));
     let synced: BTreeSet<&Path> = ops.iter().filter_map(Op::synced).collect();
-    assert_eq!(synced.len(), 13, "seven files, the directories models, m, the version's and its three");
+    assert_eq!(synced.len(), 14, "eight files, the directories models, m, the version's and its three");
     for path in synced {
         assert!(!survives(Some(path)), "{} need not be synced", path.display());
     }

@@ -1,0 +1,92 @@
+//! Every format of a version that was ever released can be read: a model of each is in `tests/fixtures`.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use crate::program::{Served, run, run_failing, run_json};
+
+/// The directories of the formats, and their numbers.
+fn formats() -> Vec<(PathBuf, u64)> {
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
+    let number = |path: &PathBuf| path.file_name()?.to_str()?.strip_prefix("format-")?.parse().ok();
+    let entries = fs::read_dir(fixtures).unwrap().map(|entry| entry.unwrap().path());
+    let mut formats: Vec<_> = entries.filter_map(|path| number(&path).map(|number| (path, number))).collect();
+    formats.sort_by_key(|(_, number)| *number);
+    formats
+}
+
+/// A copy of a fixture, in which a model can be trained.
+fn copied(fixture: &Path) -> tempfile::TempDir {
+    let models = tempfile::tempdir().unwrap();
+    for entry in walkdir::WalkDir::new(fixture).into_iter().map(Result::unwrap) {
+        let to = models.path().join(entry.path().strip_prefix(fixture).unwrap());
+        if entry.file_type().is_dir() {
+            fs::create_dir_all(to).unwrap();
+        } else if entry.path().parent() != Some(fixture) {
+            fs::copy(entry.path(), to).unwrap();
+        }
+    }
+    models
+}
+
+fn numbers(path: &Path) -> Vec<f64> {
+    fs::read_to_string(path).unwrap().lines().map(|line| line.parse().unwrap()).collect()
+}
+
+#[test]
+fn a_model_of_every_format_is_listed_served_with_its_scores_and_trained_on() {
+    let formats = formats();
+    let found: Vec<u64> = formats.iter().map(|(_, number)| *number).collect();
+    assert_eq!(found, [1, 2]);
+    for (fixture, format) in formats {
+        let models = copied(&fixture);
+        let dir = models.path().to_str().unwrap();
+        let listed = String::from_utf8(run(&format!("versions --models {dir} --json")).stdout).unwrap();
+        for line in listed.lines() {
+            let version: Value = serde_json::from_str(line).unwrap();
+            assert_eq!(version["good"], true, "{line}");
+            let manifest = format!("{dir}/small/{}/MANIFEST.json", version["version"]);
+            let manifest: Value = serde_json::from_str(&fs::read_to_string(manifest).unwrap()).unwrap();
+            assert_eq!(manifest["format"], format);
+        }
+        let served = Served::start(dir, "");
+        let out = models.path().join("scores.txt");
+        run_json(&format!(
+            "score --addr http://{} --model small --format synthetic rows=4,seed=9,skew=medium --out {} --json",
+            served.grpc,
+            out.display()
+        ));
+        drop(served);
+        let (scores, expected) = (numbers(&out), numbers(&fixture.join("scores.txt")));
+        assert_eq!(scores.len(), 4);
+        // The bits depend on the kind of processor.
+        let near = scores.iter().zip(&expected).all(|(score, expected)| (score - expected).abs() < 1e-6);
+        assert!(near, "format {format}: {scores:?}, expected {expected:?}");
+        let trained = run_json(&format!(
+            "train --from latest --format synthetic --data rows=64,seed=2,skew=medium --batch 32 \
+             --models {dir} --name small --json"
+        ));
+        // Format 1 has no f32 rows of the rounded table, so the steps begin again.
+        assert_eq!(trained["steps"], if format == 1 { 2 } else { 9 });
+    }
+}
+
+#[test]
+fn a_version_of_a_later_format_is_refused_by_its_number() {
+    let (fixture, latest) = formats().pop().unwrap();
+    let models = copied(&fixture);
+    let manifest = models.path().join("small/2/MANIFEST.json");
+    let text = fs::read_to_string(&manifest).unwrap();
+    let text = text.replacen(&format!("\"format\": {latest}"), &format!("\"format\": {}", latest + 1), 1);
+    fs::remove_file(&manifest).unwrap();
+    fs::write(&manifest, text).unwrap();
+    let dir = models.path().display();
+    let data = "--format synthetic --data rows=64,seed=2,skew=medium";
+    let refused = run_failing(2, &format!("train --from 2 {data} --models {dir} --name small"));
+    let expected = format!("MANIFEST.json: format: expected 1 to {latest}, got {}", latest + 1);
+    assert!(refused.ends_with(&expected), "{refused}");
+    let listed = String::from_utf8(run(&format!("versions --models {dir}")).stdout).unwrap();
+    assert!(listed.lines().last().unwrap().ends_with(&expected), "{listed}");
+}
