@@ -79,7 +79,8 @@ fn line_json(name: &str, listed: &Listed) -> serde_json::Value {
     json!({
         "model": name, "version": version.0, "kind": summary.map(kind),
         "base": summary.and_then(|summary| summary.base).map(|base| base.version),
-        "steps": training.map(|training| training.steps), "samples": training.map(|training| training.samples),
+        "steps": training.map(|training| training.steps),
+        "samples": training.map(|training| training.samples),
         "last_batch_unix_ms": training.map(|training| training.last_batch_unix_ms),
         "bytes": summary.map(|summary| summary.bytes), "quality": summary.map(|summary| &summary.quality),
         "good": refusal.is_none(), "refused": refusal.as_ref().map(ToString::to_string), "used": used,

@@ -256,14 +256,14 @@ pub(crate) const SECTIONS: &[Section] = &[
             setting(
                 "versions.keep",
                 Text("3"),
-                "Full versions that stay on disk, with the deltas after the oldest of them. A version that a server \
-                 uses stays too",
+                "Full versions that stay on disk, with the deltas after the oldest of them. A version that a \
+                 server uses stays too",
             ),
             setting(
                 "versions.compact_at",
                 Text("0.25"),
-                "A full version is published instead of a delta when the deltas exceed this share of the bytes of \
-                 the last full version",
+                "A full version is published instead of a delta when the deltas exceed this share of the \
+                 bytes of the last full version",
             ),
         ],
     },

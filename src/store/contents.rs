@@ -56,8 +56,8 @@ pub enum Rows<'a> {
     Table(&'a Table),
     /// A table of a source, read in chunks: once for the weights and once for each state.
     Source(&'a dyn RowSource, TableId),
-    /// In a delta: the numbers of the changed rows, ascending, and a source's table of only these rows, in the
-    /// same order.
+    /// In a delta: the numbers of the changed rows, ascending, and a source's table of only these rows, in
+    /// the same order.
     Changed(&'a [u64], &'a dyn RowSource, TableId),
 }
 

@@ -81,7 +81,7 @@ fn write_seed(disk: &dyn Disk, models: &Path, seed: u64) -> Result<Version, Stor
     table.rows_mut().unwrap().copy_from_slice(&values(seed, 150));
     let (dense, all) = (values(seed, 6), (0..50).collect::<Vec<u64>>());
     let before = models.join("m").join((seed - 1).to_string());
-    let base = (seed % 2 == 0 && before.is_dir()).then(|| {
+    let base = (seed.is_multiple_of(2) && before.is_dir()).then(|| {
         let (_, xxh3_128) = read_manifest(&before).unwrap();
         Base { version: seed - 1, xxh3_128 }
     });

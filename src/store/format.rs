@@ -45,8 +45,9 @@
 //!                            <state>   F32 [R, D] or [R, 1], for each kind of optimizer state
 //! ```
 //!
-//! A file of `checkpoint/` without tensors is not written. The table's `element` in `model.toml` gives the type
-//! of the served `weight`. A row of it holds the same bytes as in memory (`types::element`), a multiple of 4:
+//! A file of `checkpoint/` without tensors is not written. The table's `element` in `model.toml` gives the
+//! type of the served `weight`. A row of it holds the same bytes as in memory (`types::element`), a multiple
+//! of 4:
 //!
 //! ```text
 //! element   dtype   shape            a row
@@ -84,9 +85,9 @@
 //!
 //! # Earlier formats
 //!
-//! Format 1 has only full versions, and no `kind`, `base`, `training`, `quality` and `checkpoint/`. The optimizer
-//! state is in `dense.safetensors` and `tables/`, after the weights. Rounded tables have none. `metadata` has
-//! `steps`.
+//! Format 1 has only full versions, and no `kind`, `base`, `training`, `quality` and `checkpoint/`. The
+//! optimizer state is in `dense.safetensors` and `tables/`, after the weights. Rounded tables have none.
+//! `metadata` has `steps`.
 
 mod manifest;
 

@@ -1,4 +1,5 @@
-//! One version on disk: its manifest, and its files, each checked before it is used. A chain is a list of them.
+//! One version on disk: its manifest, and its files, each checked before it is used. A chain is a list of
+//! them.
 //!
 //! A reader holds a shared lock on the directory of every version that it reads (`flock`), so that retention
 //! does not remove the version. The lock is released when the last user of the version is dropped.

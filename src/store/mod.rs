@@ -8,8 +8,8 @@
 //! - [`mod@format`]: encodes and decodes the files of a version in memory.
 //! - [`table`] and `bytes`: the rows of one table, in memory or mapped.
 //! - `contents` and `write`: the input of the writer, and the writer.
-//! - `snapshot`: listing, checking and opening versions; `link`: the files of one of them; `overlay`: the rows
-//!   that deltas changed.
+//! - `snapshot`: listing, checking and opening versions; `link`: the files of one of them; `overlay`: the
+//!   rows that deltas changed.
 //! - [`listing`]: what is known of each version on disk.
 //! - [`retention`]: what stays on disk, and compaction of a chain.
 //! - [`hot_rows`]: the rows that a cache held, kept for the next start.
@@ -87,8 +87,8 @@ impl EmbeddingStore {
         self.links.len() <= 1
     }
 
-    /// The rows that deltas changed since an earlier version of the same chain; `None` if this version does not
-    /// build on it. A row may occur several times.
+    /// The rows that deltas changed since an earlier version of the same chain; `None` if this version does
+    /// not build on it. A row may occur several times.
     #[must_use]
     pub(crate) fn changed_since(&self, earlier: &Self) -> Option<Vec<(TableId, u64)>> {
         let links = self.links.iter().map(|link| link.base);

@@ -1,9 +1,9 @@
 //! The rows that the deltas of a chain changed, in front of a table's base rows.
 //!
-//! A delta's rows are read from its mapped file. The overlay only says which delta holds the newest bytes of a
-//! row: a hash table from the row's number to the delta and the position in it. It is built once, when the
-//! version is opened, so its size is exact: 16 bytes an entry at a load of 0.7, which is 23 bytes a changed row.
-//! Linear probing at this load reads one or two lines of the processor's cache.
+//! A delta's rows are read from its mapped file. The overlay only says which delta holds the newest bytes of
+//! a row: a hash table from the row's number to the delta and the position in it. It is built once, when the
+//! version is opened, so its size is exact: 16 bytes an entry at a load of 0.7, which is 23 bytes a changed
+//! row. Linear probing at this load reads one or two lines of the processor's cache.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -126,8 +126,8 @@ fn after(at: usize, buckets: usize) -> usize {
     if at + 1 == buckets { 0 } else { at + 1 }
 }
 
-/// Every changed row, ascending, with the number of the newest delta that has it and the position there: a merge
-/// of the deltas' sorted rows.
+/// Every changed row, ascending, with the number of the newest delta that has it and the position there: a
+/// merge of the deltas' sorted rows.
 fn newest(deltas: &[Arc<DeltaRows>]) -> impl Iterator<Item = (u64, usize, usize)> + '_ {
     // Of equal rows, the newest delta is the least, and comes first.
     let first = |(d, delta): (usize, &Arc<DeltaRows>)| Some(Reverse((*delta.keys().first()?, Reverse(d), 0)));

@@ -1,8 +1,9 @@
-//! What stays on disk: the newest full versions and the deltas after the oldest of them. And what turns a chain
-//! into a full version.
+//! What stays on disk: the newest full versions and the deltas after the oldest of them. And what turns a
+//! chain into a full version.
 //!
-//! A version that a reader has locked (`link`) is not removed. Before its files are removed, a version is renamed
-//! to a name that no reader opens. If the process dies then, the next write removes the files (`write`).
+//! A version that a reader has locked (`link`) is not removed. Before its files are removed, a version is
+//! renamed to a name that no reader opens. If the process dies then, the next write removes the files
+//! (`write`).
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};

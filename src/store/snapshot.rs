@@ -53,8 +53,8 @@ pub struct Opened {
     pub schema: Schema,
     /// The text of `model.toml`.
     pub model_toml: String,
-    /// Dense tensors by name. The store does not check their names and shapes. The model does, through `accept`
-    /// of [`open_latest`]. In format 1 they include the optimizer state.
+    /// Dense tensors by name. The store does not check their names and shapes. The model does, through
+    /// `accept` of [`open_latest`]. In format 1 they include the optimizer state.
     pub dense: BTreeMap<String, Dense>,
     /// The optimizer state of the dense tensors, by name. Only for training.
     pub dense_states: BTreeMap<String, Dense>,

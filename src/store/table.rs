@@ -2,8 +2,9 @@
 //!
 //! Rows are numbered from 0 and stored end to end, so the offset of a row is one multiplication, and a
 //! version is served from its mapped file without a copy. The rows that deltas changed are in an overlay in
-//! front of these base rows, which several versions of a chain share. A table in training holds f32. A table of a version
-//! may hold another element type; its rows were encoded when the version was written and are read-only.
+//! front of these base rows, which several versions of a chain share. A table in training holds f32. A table
+//! of a version may hold another element type; its rows were encoded when the version was written and are
+//! read-only.
 
 use std::any::Any;
 use std::hint::black_box;
@@ -513,8 +514,8 @@ impl<'t> TableView<'t> {
         bytes.get(start..start + self.row_bytes)
     }
 
-    /// The bytes that hold a row, and its position in them. Not inlined, so that tables without an overlay are
-    /// read as fast as if there were none.
+    /// The bytes that hold a row, and its position in them. Not inlined, so that tables without an overlay
+    /// are read as fast as if there were none.
     #[inline(never)]
     fn overlaid(self, overlay: &'t Overlay, id: u64) -> (&'t [u8], usize) {
         match overlay.find(id) {

@@ -51,8 +51,8 @@ pub fn write(models: &Path, name: &str, contents: &Contents) -> Result<Version, 
     publish(models, name, contents).map(|written| Version(written.version))
 }
 
-/// As [`write()`]. Returns what a delta of the written version names as its base. A delta gets the number after
-/// its base.
+/// As [`write()`]. Returns what a delta of the written version names as its base. A delta gets the number
+/// after its base.
 ///
 /// # Errors
 /// As [`write()`]; and [`StoreError::BaseOvertaken`] for a delta whose base is not the highest version.

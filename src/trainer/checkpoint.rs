@@ -233,8 +233,8 @@ impl DenseCheckpoint {
     /// Writes a version.
     ///
     /// # Errors
-    /// [`TrainError::NotFinite`] for rows that are not finite, and [`TrainError::Store`]. Earlier versions are
-    /// untouched.
+    /// [`TrainError::NotFinite`] for rows that are not finite, and [`TrainError::Store`]. Earlier versions
+    /// are untouched.
     pub(crate) fn publish(
         &self,
         models: &Path,

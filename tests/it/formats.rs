@@ -54,7 +54,8 @@ fn a_model_of_every_format_is_listed_served_with_its_scores_and_trained_on() {
         let served = Served::start(dir, "");
         let out = models.path().join("scores.txt");
         run_json(&format!(
-            "score --addr http://{} --model small --format synthetic rows=4,seed=9,skew=medium --out {} --json",
+            "score --addr http://{} --model small --format synthetic rows=4,seed=9,skew=medium --json \
+             --out {}",
             served.grpc,
             out.display()
         ));

@@ -47,8 +47,8 @@ fn kills() -> usize {
     std::env::var("FLECHETTE_TEST_KILLS").map_or(KILLS, |kills| kills.parse().unwrap())
 }
 
-/// Runs a command, and kills it after a while with a signal that it cannot catch. Returns whether it was still
-/// running then.
+/// Runs a command, and kills it after a while with a signal that it cannot catch. Returns whether it was
+/// still running then.
 fn run_killed(line: &str, after: Duration) -> bool {
     let mut command = flechette();
     command.args(line.split_whitespace()).stdout(Stdio::null()).stderr(Stdio::null());
@@ -113,7 +113,8 @@ fn a_run_cannot_resume_as_another_run_or_beside_a_run_that_publishes() {
     let (models, data) = (&workshop.models, &workshop.train);
     let line = |more: &str| {
         format!(
-            "train --model-config {config} --format criteo-tsv --data {data} --models {models} --name m {more}"
+            "train --model-config {config} --format criteo-tsv --data {data} --models {models} --name m \
+             {more}"
         )
     };
     // Nothing was published, so the run starts at the beginning.

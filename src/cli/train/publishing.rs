@@ -1,4 +1,5 @@
-//! The flags of publishing, and the versions that `train` writes: at intervals, of the best epoch, and at the end.
+//! The flags of publishing, and the versions that `train` writes: at intervals, of the best epoch, and at the
+//! end.
 
 use std::fs::{self, File, TryLockError};
 use std::path::Path;
@@ -210,8 +211,8 @@ fn report(outcome: Result<Published, String>) {
     }
 }
 
-/// What deltas of this version name as their base: the version itself, if training continues from it to the bit
-/// and it is the highest.
+/// What deltas of this version name as their base: the version itself, if training continues from it to the
+/// bit and it is the highest.
 pub(crate) fn base_of(args: &Args, opened: &Opened) -> anyhow::Result<Option<Base>> {
     let exact = is_exact(opened, args.training.optimizer()?);
     let highest = versions(&args.models, &args.name)?.pop();

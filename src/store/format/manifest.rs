@@ -1,4 +1,5 @@
-//! `MANIFEST.json`: what a version is, the length and checksum of its other files, and the notes of its writer.
+//! `MANIFEST.json`: what a version is, the length and checksum of its other files, and the notes of its
+//! writer.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -1,5 +1,6 @@
 use std::collections::BTreeMap;
 
+use proptest::collection::{btree_map, vec};
 use proptest::prelude::*;
 
 use super::*;
@@ -20,7 +21,7 @@ fn delta(rows: &BTreeMap<u64, u8>) -> DeltaRows {
 proptest! {
     #[test]
     fn every_changed_row_is_found_in_the_newest_delta_that_has_it(
-        deltas in proptest::collection::vec(proptest::collection::btree_map(0_u64..200, any::<u8>(), 0..40), 0..5),
+        deltas in vec(btree_map(0_u64..200, any::<u8>(), 0..40), 0..5),
     ) {
         let overlay = Overlay::new(deltas.iter().map(|rows| Arc::new(delta(rows))).collect()).unwrap();
         let newest: BTreeMap<u64, u8> = deltas.into_iter().flatten().collect();

@@ -99,8 +99,8 @@ impl Sample {
         store::write(models, name, &contents)
     }
 
-    /// Asserts that a version has these contents, to the bit, including NaN and -0.0: opened to be served, the
-    /// encoded rows and no state; opened for training, the f32 rows and their state.
+    /// Asserts that a version has these contents, to the bit, including NaN and -0.0: opened to be served,
+    /// the encoded rows and no state; opened for training, the f32 rows and their state.
     pub(crate) fn assert_is_at(&self, models: &Path, name: &str, version: Version) {
         self.assert_is(&store::open(models, name, version, Purpose::Serve).unwrap());
         let trained = store::open(models, name, version, Purpose::Train).unwrap();

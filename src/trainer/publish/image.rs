@@ -1,9 +1,9 @@
 //! The rows of a cut: those that changed since the last one, as they were at the cut.
 //!
-//! Train waits only while its next batch's rows are copied. At the cut, the set of changed rows is taken. After
-//! it, a block of these rows is copied between any two steps, until all are copied. A step first copies the
-//! rows that it is about to update, if they still wait (copy on write). So every row is copied as it was at the
-//! cut, by the thread that trains, without a lock.
+//! Train waits only while its next batch's rows are copied. At the cut, the set of changed rows is taken.
+//! After it, a block of these rows is copied between any two steps, until all are copied. A step first copies
+//! the rows that it is about to update, if they still wait (copy on write). So every row is copied as it was
+//! at the cut, by the thread that trains, without a lock.
 
 use crate::store::{RowSource, SourceShape, StoreError, Table, TakeChunk};
 use crate::trainer::casting::Casting;

@@ -1,10 +1,10 @@
 //! Publishing versions while training goes on.
 //!
 //! The publisher remembers which rows each step changes. At a *cut*, between two steps, it takes that set and
-//! copies the dense weights. The rows are copied between the next steps ([`image`]), and another thread writes
-//! them as a delta of the last version ([`writer`]), or as a full version when the deltas have grown large. One
-//! version is in flight at a time. A cut that is due before it is written waits, and then has the rows of both.
-//! If writing fails, the rows return to the set of changed rows, so the next version has them.
+//! copies the dense weights. The rows are copied between the next steps ([`image`]), and another thread
+//! writes them as a delta of the last version ([`writer`]), or as a full version when the deltas have grown
+//! large. One version is in flight at a time. A cut that is due before it is written waits, and then has the
+//! rows of both. If writing fails, the rows return to the set of changed rows, so the next version has them.
 //!
 //! The first version of a run has no base on disk that deltas could apply to, so it has all rows. Train waits
 //! until it is written.
@@ -28,7 +28,7 @@ use crate::types::TableId;
 use image::{RowImage, TableShape};
 use row_set::RowSet;
 pub(crate) use segments::RunObserver;
-use writer::{Job, Outcome, Writer};
+use writer::{Job, Outcome, Writer, WriterGone};
 
 /// How often versions are published.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -120,8 +120,8 @@ const LAST_ATTEMPTS: u32 = 3;
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 impl Publisher {
-    /// A publisher for the model of this state. `base` is the version that training continues from to the bit,
-    /// if it is the highest.
+    /// A publisher for the model of this state. `base` is the version that training continues from to the
+    /// bit, if it is the highest.
     ///
     /// # Errors
     /// [`TrainError::Memory`] for the sets of changed rows, and [`TrainError::Threads`].
@@ -213,8 +213,8 @@ impl Publisher {
         Ok(())
     }
 
-    /// After the last step of a segment of training with rows in a working file, which holds the current rows:
-    /// publishes if a cut is due.
+    /// After the last step of a segment of training with rows in a working file, which holds the current
+    /// rows: publishes if a cut is due.
     ///
     /// # Errors
     /// As [`Self::after_step`], and [`TrainError::Store`] when rows cannot be read.
@@ -427,19 +427,24 @@ impl Publisher {
         self.in_flight = self.writer.send(Job { image, dense, notes, base, begun, pause });
     }
 
-    /// Takes the writer's outcome, if there is one; with `patience`, waits for it. Returns why writing failed.
+    /// Takes the writer's outcome, if there is one; with `patience`, waits for it. Returns why writing
+    /// failed.
     fn collect(&mut self, patience: Option<Duration>) -> Option<TrainError> {
-        loop {
-            let outcome = match patience {
-                _ if !self.in_flight => return None,
-                None => self.writer.poll()?,
-                Some(patience) => match self.writer.wait(patience) {
-                    Some(outcome) => outcome,
-                    None => {
-                        tracing::warn!("still writing the last version");
-                        continue;
-                    }
-                },
+        while self.in_flight {
+            let outcome = match self.writer.wait(patience.unwrap_or_default()) {
+                Ok(Some(outcome)) => outcome,
+                Ok(None) if patience.is_none() => return None,
+                Ok(None) => {
+                    tracing::warn!("still writing the last version");
+                    continue;
+                }
+                Err(WriterGone) => {
+                    // Its rows are lost, so the next version must have all rows.
+                    (self.in_flight, self.base) = (false, None);
+                    let reason = "the thread that publishes versions has ended".to_owned();
+                    (self.on_publish)(Err(reason.clone()));
+                    return Some(TrainError::Threads { reason });
+                }
             };
             self.in_flight = false;
             match outcome {
@@ -454,8 +459,8 @@ impl Publisher {
                     return Some(error);
                 }
             }
-            return None;
         }
+        None
     }
 
     fn written(&mut self, base: Base, published: Published) {

@@ -1,8 +1,8 @@
 //! Training with publishing: runs of a trainer between two cuts.
 //!
 //! With rows in memory, the publisher acts between any two steps, so a run need not end for a cut. With a
-//! scratchpad, the current rows of the model are spread over the stages of the pipeline. So a run ends at each
-//! cut, the scratchpad is written to the working file, and the next run goes on with the same reader.
+//! scratchpad, the current rows of the model are spread over the stages of the pipeline. So a run ends at
+//! each cut, the scratchpad is written to the working file, and the next run goes on with the same reader.
 //!
 //! A reader may wait for data, for a followed directory's next file. Then no step is taken, and a [`Watch`]
 //! ends the run, so that what was trained before is published in time.

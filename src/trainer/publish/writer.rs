@@ -1,6 +1,6 @@
 //! The thread that writes versions while training goes on.
 
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -37,6 +37,10 @@ pub(crate) enum Outcome {
     },
 }
 
+/// The thread has panicked. Its job and the rows of the job are lost.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct WriterGone;
+
 /// The thread. It ends when this is dropped, after the version that it is writing.
 pub(crate) struct Writer {
     options: PublishOptions,
@@ -68,19 +72,15 @@ impl Writer {
         self.jobs.as_ref().is_some_and(|jobs| jobs.send(job).is_ok())
     }
 
-    /// The outcome of the job in flight, if it has ended.
-    pub(crate) fn poll(&self) -> Option<Outcome> {
-        match self.outcomes.try_recv() {
-            Ok(outcome) => Some(outcome),
-            Err(TryRecvError::Empty | TryRecvError::Disconnected) => None,
-        }
-    }
-
-    /// Waits for the outcome of the job in flight.
-    pub(crate) fn wait(&self, patience: Duration) -> Option<Outcome> {
+    /// The outcome of the job in flight, if it ends within `patience`.
+    ///
+    /// # Errors
+    /// [`WriterGone`].
+    pub(crate) fn wait(&self, patience: Duration) -> Result<Option<Outcome>, WriterGone> {
         match self.outcomes.recv_timeout(patience) {
-            Ok(outcome) => Some(outcome),
-            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => None,
+            Ok(outcome) => Ok(Some(outcome)),
+            Err(RecvTimeoutError::Timeout) => Ok(None),
+            Err(RecvTimeoutError::Disconnected) => Err(WriterGone),
         }
     }
 
