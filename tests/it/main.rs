@@ -14,6 +14,7 @@ mod dataset;
 mod demo;
 mod fake;
 mod files;
+mod following;
 mod formats;
 mod learning;
 mod memory;
