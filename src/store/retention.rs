@@ -23,6 +23,8 @@ pub(crate) struct ChainBytes {
     pub full: u64,
     /// Of all its deltas.
     pub deltas: u64,
+    /// How many deltas it has.
+    pub length: usize,
 }
 
 /// The bytes of a version's files, from its manifest.
@@ -46,6 +48,7 @@ pub(crate) fn chain_bytes(models: &Path, name: &str, version: Version) -> Result
         match manifest.base {
             Some(base) if base.version < version.0 => {
                 bytes.deltas += own;
+                bytes.length += 1;
                 version = Version(base.version);
             }
             _ => return Ok(ChainBytes { full: own, ..bytes }),

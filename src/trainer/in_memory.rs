@@ -3,11 +3,13 @@
 //! Of the pipeline's stages only Load and Train remain. One thread reads, encodes and casts batches ahead.
 //! The caller's thread takes the sequential trainer's steps on its tables, so the trained bytes are the same.
 
+use super::casting::Casting;
 use super::pipeline::Data;
 use super::read_ahead::ReadAhead;
 use super::reference::ReferenceTrainer;
 use super::train_state::Labelled;
 use super::{Progress, TrainError};
+use crate::store::Table;
 
 /// Samples per group of batches that the reading thread hands over. A group has at least one batch.
 const GROUP_SAMPLES: usize = 2048;
@@ -22,7 +24,42 @@ const WAITING_GROUPS: usize = 2;
 pub fn run_in_memory(
     reference: &mut ReferenceTrainer,
     data: Data<'_>,
-    mut on_step: impl FnMut(&Progress<'_>),
+    on_step: impl FnMut(&Progress<'_>),
+) -> Result<u64, TrainError> {
+    run_around(reference, data, &mut AfterStep(on_step))
+}
+
+/// What happens before and after each step.
+pub(crate) trait AroundSteps {
+    /// Before a step that updates these rows of the tables.
+    fn before(&mut self, tables: &[Table], casting: &Casting);
+
+    /// After the step.
+    ///
+    /// # Errors
+    /// An error ends the training.
+    fn after(&mut self, reference: &ReferenceTrainer, progress: &Progress<'_>) -> Result<(), TrainError>;
+}
+
+struct AfterStep<F>(F);
+
+impl<F: FnMut(&Progress<'_>)> AroundSteps for AfterStep<F> {
+    fn before(&mut self, _: &[Table], _: &Casting) {}
+
+    fn after(&mut self, _: &ReferenceTrainer, progress: &Progress<'_>) -> Result<(), TrainError> {
+        (self.0)(progress);
+        Ok(())
+    }
+}
+
+/// [`run_in_memory`] with work before and after each step.
+///
+/// # Errors
+/// As [`run_in_memory`], and those of `around`.
+pub(crate) fn run_around(
+    reference: &mut ReferenceTrainer,
+    data: Data<'_>,
+    around: &mut impl AroundSteps,
 ) -> Result<u64, TrainError> {
     let train_state = &reference.state;
     let (schema, lookups) = (train_state.schema.clone(), train_state.lookups.clone());
@@ -31,11 +68,12 @@ pub fn run_in_memory(
     ReadAhead::new(&schema, data).casting(&lookups).in_groups(group).for_each(
         WAITING_GROUPS,
         |prepared| {
+            around.before(&reference.tables, &prepared.casting);
             let labelled = Labelled { batch: &prepared.batch, labels: &prepared.labels };
             let loss = reference.step_casted(labelled, &prepared.casting, &mut probabilities);
             samples += prepared.labels.len() as u64;
-            on_step(&Progress::after(&reference.state, loss, samples, &probabilities, prepared)?);
-            Ok(())
+            let progress = Progress::after(&reference.state, loss, samples, &probabilities, prepared)?;
+            around.after(reference, &progress)
         },
     )?;
     Ok(samples)

@@ -44,7 +44,7 @@ fn a_compacted_version_has_the_contents_of_the_chain_and_its_files_do_not_need_i
         let (manifest, _) = read_manifest(&models.join("m").join(version.to_string())).unwrap();
         manifest.files.values().map(|file| file.bytes).sum()
     };
-    assert_eq!(bytes, ChainBytes { full: size(1), deltas: size(2) + size(3) });
+    assert_eq!(bytes, ChainBytes { full: size(1), deltas: size(2) + size(3), length: 2 });
     assert_eq!(compact(models, "m", Version(3)).unwrap().version, 4);
     assert_eq!(chain_bytes(models, "m", Version(4)).unwrap().deltas, 0);
     retain(models, "m", 1).unwrap();

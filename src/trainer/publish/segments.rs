@@ -14,9 +14,11 @@ use std::time::{Duration, Instant};
 
 use super::{CutNotes, Publisher};
 use crate::dataset::Stop;
+use crate::store::Table;
+use crate::trainer::casting::Casting;
+use crate::trainer::in_memory::{AroundSteps, run_around};
 use crate::trainer::pipeline::train::StepObserver;
-use crate::trainer::read_ahead::ReadAhead;
-use crate::trainer::train_state::{Labelled, TrainState};
+use crate::trainer::train_state::TrainState;
 use crate::trainer::{Data, Pipeline, Progress, ReferenceTrainer, TrainError};
 use crate::types::Batch;
 
@@ -36,10 +38,6 @@ pub(crate) trait RunObserver {
 const TICK: Duration = Duration::from_millis(20);
 const IDLE: Duration = Duration::from_millis(250);
 
-/// The samples of each group that is read ahead, and how many groups wait.
-const GROUP_SAMPLES: usize = 2048;
-const WAITING_GROUPS: usize = 2;
-
 impl Publisher {
     /// Trains on the data with all rows in memory. Returns the number of samples.
     ///
@@ -53,24 +51,11 @@ impl Publisher {
         stop: &Stop,
     ) -> Result<u64, TrainError> {
         let Data { reader, batch, .. } = data;
-        let (schema, lookups) = (reference.state.schema.clone(), reference.state.lookups.clone());
-        let group = (GROUP_SAMPLES / batch.max(1)).max(1);
-        let (mut samples, mut probabilities) = (0, Vec::new());
-        let watch = Watch::start(stop)?;
+        let (mut samples, watch) = (0, Watch::start(stop)?);
         loop {
             let data = Data { reader: &mut *reader, batch, steps: u64::MAX };
-            let ahead = ReadAhead::new(&schema, data).casting(&lookups).in_groups(group);
-            ahead.for_each(WAITING_GROUPS, |prepared| {
-                self.before_step(&reference.tables, &prepared.casting);
-                let labelled = Labelled { batch: &prepared.batch, labels: &prepared.labels };
-                let loss = reference.step_casted(labelled, &prepared.casting, &mut probabilities);
-                samples += prepared.labels.len() as u64;
-                observer.step(&Progress::after(&reference.state, loss, samples, &probabilities, prepared)?);
-                self.mark(&prepared.casting);
-                self.after_step(&reference.state, &reference.tables, || observer.notes(&reference.state))?;
-                watch.stepped(self.waits(reference.state.steps));
-                Ok(())
-            })?;
+            let mut cutting = Cutting { publisher: self, observer, watch: &watch, samples };
+            samples += run_around(reference, data, &mut cutting)?;
             if !watch.paused() {
                 return Ok(samples);
             }
@@ -97,8 +82,8 @@ impl Publisher {
             let steps = self.steps_to_cut(state.steps).unwrap_or(u64::MAX);
             let before = state.steps;
             let data = Data { reader: &mut *reader, batch, steps };
-            let mut marking = Marking { publisher: self, observer, watch: &watch, samples };
-            samples += pipeline.run(state, data, &mut marking)?;
+            let mut cutting = Cutting { publisher: self, observer, watch: &watch, samples };
+            samples += pipeline.run(state, data, &mut cutting)?;
             let ended = !watch.paused() && state.steps - before < steps;
             if !ended && state.steps > before || self.is_due(state.steps) {
                 let begun = Instant::now();
@@ -112,8 +97,8 @@ impl Publisher {
     }
 }
 
-/// Marks the rows of each step.
-struct Marking<'a> {
+/// The steps of a run, for the publisher and the observer.
+struct Cutting<'a> {
     publisher: &'a mut Publisher,
     observer: &'a mut dyn RunObserver,
     watch: &'a Watch,
@@ -121,10 +106,31 @@ struct Marking<'a> {
     samples: u64,
 }
 
-impl StepObserver for Marking<'_> {
-    fn learnt(&mut self, _: &Batch, progress: &Progress<'_>) -> Result<(), TrainError> {
+impl Cutting<'_> {
+    fn step(&mut self, progress: &Progress<'_>) {
         self.publisher.mark(progress.casting);
         self.observer.step(&Progress { samples: self.samples + progress.samples, ..*progress });
+    }
+}
+
+impl AroundSteps for Cutting<'_> {
+    fn before(&mut self, tables: &[Table], casting: &Casting) {
+        self.publisher.before_step(tables, casting);
+    }
+
+    fn after(&mut self, reference: &ReferenceTrainer, progress: &Progress<'_>) -> Result<(), TrainError> {
+        self.step(progress);
+        let Self { publisher, observer, .. } = self;
+        let state = &reference.state;
+        publisher.after_step(state, &reference.tables, || observer.notes(state))?;
+        self.watch.stepped(publisher.waits(state.steps));
+        Ok(())
+    }
+}
+
+impl StepObserver for Cutting<'_> {
+    fn learnt(&mut self, _: &Batch, progress: &Progress<'_>) -> Result<(), TrainError> {
+        self.step(progress);
         self.watch.stepped(true);
         Ok(())
     }

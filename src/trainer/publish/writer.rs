@@ -131,11 +131,18 @@ fn write(options: &PublishOptions, job: Job) -> Outcome {
     }
 }
 
-/// Whether the deltas, with this one, exceed their share of the last full version.
+/// Most deltas of a chain, and most files of all its deltas together. A reader maps each file, and systems
+/// limit the mappings of a process, by default to 65,530 on Linux.
+const MOST_DELTAS: usize = 100;
+const MOST_FILES: usize = 8192;
+
+/// Whether the next version must be full: the deltas, with this one, exceed their share of the last full
+/// version, or they are too many.
 fn needs_full(options: &PublishOptions, base: Base, image: &RowImage) -> bool {
+    let most = (MOST_FILES / image.tables().max(1)).clamp(1, MOST_DELTAS);
     let chain = chain_bytes(&options.models, &options.name, Version(base.version));
-    chain.is_ok_and(|ChainBytes { full, deltas }| {
-        (deltas + image.bytes()) as f64 > options.compact_at * full as f64
+    chain.is_ok_and(|ChainBytes { full, deltas, length }| {
+        length >= most || (deltas + image.bytes()) as f64 > options.compact_at * full as f64
     })
 }
 
