@@ -198,7 +198,8 @@ pub(crate) fn engines(models: &std::path::Path, name: &str) -> Vec<Engine> {
         let shapes =
             opened.schema.tables.iter().map(|t| TableShape { rows: t.rows, row_bytes: t.row_bytes() });
         let shape = |fraction| CacheShape::from_fraction(fraction, shapes.clone().collect());
-        let cache = fraction.map(|f| FlatCache::new(&shape(f), &CacheOptions::default()).unwrap());
+        let options = CacheOptions { version: opened.store.version(), ..CacheOptions::default() };
+        let cache = fraction.map(|f| FlatCache::new(&shape(f), &options).unwrap());
         let parts = EngineParts {
             name: name.to_owned(),
             lookup_tier: cache.map_or(LookupTier::Store, LookupTier::Host),
