@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use super::*;
 use crate::schema::Schema;
+use crate::store::tests::footprint::{measured_alone, memory};
 use crate::store::{self, Purpose};
 use crate::trainer::optim::Kind;
 use crate::trainer::tests::samples::{ARCHITECTURES, generate, schema};
@@ -32,13 +33,10 @@ impl Run {
     }
 
     fn on(models: &Path, reference: ReferenceTrainer, every: u64, base: Option<Base>) -> Self {
-        let options = PublishOptions {
-            models: models.to_owned(),
-            name: "m".to_owned(),
-            every: Some(Every::Steps(every)),
-            keep: 100,
-            compact_at: 1.5,
-        };
+        Self::with(reference, base, options(models, Some(Every::Steps(every))))
+    }
+
+    fn with(reference: ReferenceTrainer, base: Option<Base>, options: PublishOptions) -> Self {
         let log = Log::default();
         let (seen, after) = (log.clone(), vec![bits(&reference)]);
         let on_publish = Box::new(move |outcome| seen.lock().unwrap().push(outcome));
@@ -78,6 +76,10 @@ impl Run {
         }
         published.iter().filter(|one| one.full).count()
     }
+}
+
+fn options(models: &Path, every: Option<Every>) -> PublishOptions {
+    PublishOptions { models: models.to_owned(), name: "m".to_owned(), every, keep: 100, compact_at: 1.5 }
 }
 
 fn notes() -> Result<CutNotes, String> {
@@ -146,4 +148,53 @@ fn after_another_writer_the_next_version_has_all_rows() {
     assert!(log[1].as_ref().unwrap_err().contains("a delta of version 1, but the highest version is 2"));
     assert!(log[2].as_ref().unwrap().full);
     run.assert_published(dir.path());
+}
+
+const CHILD: &str = "FLECHETTE_TEST_PUBLISH_MEMORY";
+
+/// Open files and mappings of this process.
+fn files_and_mappings() -> [usize; 2] {
+    let maps = fs::read_to_string("/proc/self/maps").unwrap();
+    [fs::read_dir("/proc/self/fd").unwrap().count(), maps.lines().count()]
+}
+
+/// Does nothing as a test. The next test runs it in a child process, because it measures its process.
+#[test]
+fn child_that_publishes_and_opens_500_versions() {
+    let Some(models) = std::env::var_os(CHILD) else { return };
+    let models = Path::new(&models);
+    let reference = initialise(&schema(ARCHITECTURES[0]), optimizer(Kind::Adagrad), 3).unwrap();
+    let options = PublishOptions { keep: 1, compact_at: 1e9, ..options(models, None) };
+    let mut run = Run::with(reference, None, options);
+    let mut served: Option<store::EmbeddingStore> = None;
+    let (mut warm, mut most) = ([0; 3], [0; 3]);
+    for step in 1..=500 {
+        run.step(step);
+        run.after.clear();
+        run.log.lock().unwrap().clear();
+        let version = Version(run.finish().version);
+        let opened = match &served {
+            None => store::open(models, "m", version, Purpose::Serve),
+            Some(served) => store::open_after(models, "m", version, served),
+        };
+        served = Some(opened.unwrap().store);
+        let [files, mappings] = files_and_mappings();
+        let now = [files, mappings, memory("RssAnon") as usize];
+        // A chain has at most 100 deltas, so the first 250 versions have the longest one.
+        let of = if step <= 250 { &mut warm } else { &mut most };
+        of.iter_mut().zip(now).for_each(|(of, now)| *of = now.max(*of));
+    }
+    let versions = store::versions(models, "m").unwrap();
+    assert!(versions.len() <= 202, "{} versions stay on disk", versions.len());
+    let slack = [8, 64, 8 << 20];
+    let grown = (0..3).any(|at| most[at] > warm[at] + slack[at]);
+    assert!(!grown, "files, mappings, bytes: {warm:?} in the first half, {most:?} in the second");
+    println!("measured");
+}
+
+#[test]
+fn memory_open_files_and_versions_on_disk_stay_bounded_over_500_versions() {
+    let dir = tempfile::tempdir().unwrap();
+    let child = "trainer::publish::tests::child_that_publishes_and_opens_500_versions";
+    measured_alone(child, CHILD, dir.path());
 }
