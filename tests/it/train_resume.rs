@@ -17,7 +17,7 @@ const KILLS: usize = 10;
 
 /// The checksums of the files of a model's last version, written as a full version: its rows, states, dense
 /// weights and cursor. The manifest has dates and is left out.
-fn last_version(workshop: &Workshop, name: &str) -> BTreeMap<String, u128> {
+pub fn last_version(workshop: &Workshop, name: &str) -> BTreeMap<String, u128> {
     let models = &workshop.models;
     let output = run(&format!("versions --models {models} --name {name} --compact"));
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
