@@ -86,10 +86,11 @@ const BUILD_INFO: Spec =
     Spec("flechette_build_info", Kind::Gauge, "Always 1; the label is the version of the program.");
 
 /// All metrics.
-const ALL: [&[Spec]; 7] = [
+const ALL: [&[Spec]; 8] = [
     &[REQUESTS, MODEL_VERSION, BUILD_INFO],
     BatchMetrics::SPECS,
     SwitchMetrics::SPECS,
+    TrainingMetrics::SPECS,
     TraceMetrics::SPECS,
     CacheMetrics::SPECS,
     DeviceMetrics::SPECS,
@@ -143,6 +144,30 @@ series! {
     dropped: Counter, "flechette_switch_rows_dropped_total",
         "Cached rows that a new version changed and that were removed from the cache.";
     age_seconds: Gauge, "flechette_model_version_age_seconds", "Time since the served version was loaded.";
+    data_age_seconds: Gauge, "flechette_model_data_age_seconds",
+        "Time since the last batch that the served version was trained on; NaN if the version does not say.";
+}
+
+series! {
+    /// Series of a model that is trained in this process.
+    TrainingMetrics:
+    state: Gauge, "flechette_training_state",
+        "1: training runs. 0: training has ended. -1: training has failed.";
+    steps: Counter, "flechette_training_steps_total", "Steps that were trained in this process.";
+    samples: Counter, "flechette_training_samples_total", "Samples that were trained in this process.";
+    auc: Gauge, "flechette_progressive_auc",
+        "AUC of the last samples (--window) before they were trained, at the last cut of a version.";
+    log_loss: Gauge, "flechette_progressive_log_loss", "Log loss of the same samples.";
+    calibration: Gauge, "flechette_progressive_calibration",
+        "Sum of the probabilities of the same samples divided by their clicks.";
+    published: Counter, "flechette_publishes_total", "Versions that were published.";
+    not_published: Counter, "flechette_publishes_failed_total",
+        "Versions that could not be written, or that --publish-gate refused.";
+    publish_seconds: Seconds, "flechette_publish_seconds", "Time from the cut of a version to its last byte.";
+    pause_seconds: Seconds, "flechette_publish_pause_seconds",
+        "The longest time that a step waited for the cut of a version.";
+    publish_bytes: Counter, "flechette_publish_bytes_total", "Bytes of the versions that were published.";
+    publish_rows: Counter, "flechette_publish_rows_total", "Rows of the versions that were published.";
 }
 
 series! {
@@ -201,6 +226,35 @@ pub struct Metrics {
     /// Calls that did not name a loaded model.
     pub(crate) no_model: Requests,
     models: Mutex<BTreeMap<String, Arc<ModelMetrics>>>,
+    /// The models that are trained in this process.
+    trainings: Mutex<BTreeMap<String, Arc<Training>>>,
+}
+
+/// The state of a training in this process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub(crate) enum TrainingState {
+    Running,
+    Ended,
+    Failed,
+}
+
+/// A training in this process: its series and its state.
+pub(crate) struct Training {
+    pub series: TrainingMetrics,
+    state: Mutex<TrainingState>,
+}
+
+impl Training {
+    /// Enters a state.
+    pub(crate) fn enter(&self, state: TrainingState) {
+        *self.state.lock().unwrap_or_else(PoisonError::into_inner) = state;
+        self.series.state.set(match state {
+            TrainingState::Running => 1.0,
+            TrainingState::Ended => 0.0,
+            TrainingState::Failed => -1.0,
+        });
+    }
 }
 
 /// Every series of one model. Incrementing one is an atomic operation.
@@ -279,7 +333,7 @@ impl Metrics {
         let version = &[("version", env!("CARGO_PKG_VERSION"))];
         Gauge::register(&recorder, BUILD_INFO.0, version).set(1.0);
         let no_model = Requests::new(&recorder, NO_MODEL);
-        Ok(Self { recorder, page, no_model, models: Mutex::default() })
+        Ok(Self { recorder, page, no_model, models: Mutex::default(), trainings: Mutex::default() })
     }
 
     /// The series of a model. They are registered by the first call; later calls return the same ones.
@@ -287,6 +341,26 @@ impl Metrics {
         let mut models = self.models.lock().unwrap_or_else(PoisonError::into_inner);
         let entry = models.entry(name.to_owned());
         entry.or_insert_with(|| Arc::new(ModelMetrics::new(&self.recorder, name, schema))).clone()
+    }
+
+    /// The series of a training, which runs. They are registered by the first call.
+    pub(crate) fn training(&self, model: &str) -> Arc<Training> {
+        let mut trainings = self.trainings.lock().unwrap_or_else(PoisonError::into_inner);
+        let new = || {
+            let series = TrainingMetrics::new(&self.recorder, &[("model", model)]);
+            let training = Training { series, state: Mutex::new(TrainingState::Running) };
+            training.enter(TrainingState::Running);
+            Arc::new(training)
+        };
+        trainings.entry(model.to_owned()).or_insert_with(new).clone()
+    }
+
+    /// The state of a model's training; `None` if it is not trained in this process.
+    #[must_use]
+    pub(crate) fn training_state(&self, model: &str) -> Option<TrainingState> {
+        let trainings = self.trainings.lock().unwrap_or_else(PoisonError::into_inner);
+        let training = trainings.get(model)?;
+        Some(*training.state.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// All metrics in Prometheus's text format.

@@ -54,8 +54,8 @@ enum Command {
     Init(init::Args),
     /// Trains a model on click logs and writes a new version of it
     Train(Box<train::Args>),
-    /// Serves every model of a directory over gRPC
-    Serve(Flags),
+    /// Serves every model of a directory over gRPC, and trains one of them with --train
+    Serve(Box<serve::Args>),
     /// Scores the rows of a data file with a served model
     Score(score::Args),
     /// Sends requests to a server for some time, and prints throughput and latency
@@ -77,7 +77,7 @@ pub fn parse() -> Cli {
 }
 
 fn command() -> clap::Command {
-    Cli::command().mut_subcommands(|command| {
+    Cli::command().mut_subcommand("serve", serve::training_needs_train).mut_subcommands(|command| {
         command.mut_args(|arg| {
             // `--lr -1` is a wrong value of `--lr`, not an unknown flag `-1`.
             let negative = arg.get_action().takes_values() && !arg.is_positional();
@@ -92,7 +92,7 @@ fn command() -> clap::Command {
 /// The error of the command. [`exit`] turns it into a message and an exit code.
 pub fn run(cli: Cli) -> anyhow::Result<()> {
     let mut flags = match &cli.command {
-        Command::Serve(flags) => flags.clone(),
+        Command::Serve(args) => args.settings.clone(),
         Command::Train(args) => args.flags(),
         Command::Plan(args) => args.flags(),
         Command::Verify(args) => args.flags(),
@@ -105,7 +105,7 @@ pub fn run(cli: Cli) -> anyhow::Result<()> {
     match cli.command {
         Command::Init(args) => init::run(args),
         Command::Train(args) => train::run(*args, &config),
-        Command::Serve(_) => serve::run(&config),
+        Command::Serve(args) => serve::run(*args, &config),
         Command::Score(args) => score::run(args),
         Command::Load(args) => load::run(args),
         Command::Plan(args) => plan::run(args, &config),

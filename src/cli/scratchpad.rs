@@ -38,9 +38,6 @@ pub(crate) struct PipelineFlags {
     /// training, and the policy lfu uses the counts
     #[arg(long, value_name = "FILE")]
     counts: Option<PathBuf>,
-    /// Device that holds the scratchpad and pools and updates rows: host, cuda (a GPU), or auto (the host)
-    #[arg(long, value_name = "D")]
-    pub device: Option<String>,
     /// Directory of the working file [default: the model's directory for train, the system's temporary
     /// directory for verify]
     #[arg(long, value_name = "DIR")]

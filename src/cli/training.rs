@@ -7,7 +7,6 @@ use anyhow::{Context, anyhow};
 
 use crate::cli::InputError;
 use crate::cli::flags::{number, positive, whole};
-use crate::cli::scratchpad::PipelineFlags;
 use crate::config::{Config, Flags};
 use crate::dataset::{self, Format, Labels, ReadOptions, Reader};
 use crate::schema::Schema;
@@ -55,21 +54,30 @@ pub(crate) struct TrainingFlags {
     /// Seed of the initial weights
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = whole::<u64>(0, u64::MAX))]
     pub seed: u64,
-    /// Threads that compute [default: one for each core]
-    #[arg(long, value_name = "N")]
-    threads: Option<String>,
     /// Most malformed lines to skip; with more, the data is refused
     #[arg(long, value_name = "N", default_value_t = ReadOptions::default().malformed_lines)]
     #[arg(value_parser = whole::<u64>(0, u64::MAX))]
     max_malformed: u64,
 }
 
-impl TrainingFlags {
-    /// The flags that are also settings of the configuration.
-    pub(crate) fn flags(&self, pipeline: &PipelineFlags) -> Flags {
-        Flags { threads: self.threads.clone(), device: pipeline.device.clone(), ..Flags::default() }
-    }
+/// The flags of `train` and `verify` that are also settings.
+#[derive(Debug, Default, clap::Args)]
+pub(crate) struct ComputeFlags {
+    /// Threads that compute [default: one for each core]
+    #[arg(long, value_name = "N")]
+    threads: Option<String>,
+    /// Device that holds the scratchpad and pools and updates rows: host, cuda (a GPU), or auto (the host)
+    #[arg(long, value_name = "D")]
+    device: Option<String>,
+}
 
+impl ComputeFlags {
+    pub(crate) fn flags(&self) -> Flags {
+        Flags { threads: self.threads.clone(), device: self.device.clone(), ..Flags::default() }
+    }
+}
+
+impl TrainingFlags {
     /// The optimizer and its parameters.
     ///
     /// # Errors

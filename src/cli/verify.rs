@@ -8,7 +8,7 @@ use crate::cli::flags::whole;
 use crate::cli::print;
 use crate::cli::scratchpad::{PipelineFlags, SizeFlag, pipeline_on, training_device, working_dir};
 use crate::cli::train::read_schema;
-use crate::cli::training::{TrainingFlags, compute_threads, data_path, no_samples};
+use crate::cli::training::{ComputeFlags, TrainingFlags, compute_threads, data_path, no_samples};
 use crate::config::{Config, Flags};
 use crate::device::cuda::Nvidia;
 use crate::schema::Schema;
@@ -33,6 +33,8 @@ pub(crate) struct Args {
     scratchpad: SizeFlag,
     #[command(flatten)]
     pipeline: PipelineFlags,
+    #[command(flatten)]
+    compute: ComputeFlags,
     /// Makes every stage of the pipeline sleep for random times, drawn with this seed
     #[arg(long, value_name = "SEED", value_parser = whole::<u64>(0, u64::MAX))]
     jitter: Option<u64>,
@@ -43,7 +45,7 @@ pub(crate) struct Args {
 
 impl Args {
     pub(crate) fn flags(&self) -> Flags {
-        self.training.flags(&self.pipeline)
+        self.compute.flags()
     }
 }
 

@@ -27,6 +27,11 @@ impl Stop {
         self.interrupted.load(Ordering::SeqCst)
     }
 
+    /// Stops readers for good.
+    pub(crate) fn interrupt(&self) {
+        self.interrupted.store(true, Ordering::SeqCst);
+    }
+
     /// Pauses readers until [`Self::resume`].
     pub(crate) fn pause(&self) {
         self.paused.store(true, Ordering::SeqCst);

@@ -19,7 +19,7 @@ mod versions;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use rayon::prelude::*;
 
@@ -127,7 +127,8 @@ impl Engine {
         let EngineParts { name, lookup_tier, metrics, threads, max_samples } = parts;
         let version = opened.store.version();
         metrics.version.set(version.0 as f64);
-        let served = Served { weights, store: opened.store, loaded: Instant::now() };
+        let trained_unix_ms = opened.training.map(|training| training.last_batch_unix_ms);
+        let served = Served { weights, store: opened.store, trained_unix_ms, loaded: Instant::now() };
         let schema = Arc::new(opened.schema);
         let engine = Self {
             name,
@@ -329,8 +330,10 @@ impl Predict for Engine {
 
     /// Updates the metrics from the counts of the cache and the state of the device.
     fn measure(&self) {
-        let age = self.versions.current().loaded.elapsed();
-        self.metrics.switches.age_seconds.set(age.as_secs_f64());
+        let current = self.versions.current();
+        self.metrics.switches.age_seconds.set(current.loaded.elapsed().as_secs_f64());
+        self.metrics.switches.data_age_seconds.set(data_age(current.trained_unix_ms));
+        drop(current);
         if let LookupTier::Gpu(tier) = &self.lookup_tier {
             let bytes = tier.context_bytes();
             self.metrics.device.lost.set(f64::from(tier.is_lost()));
@@ -367,6 +370,12 @@ pub(crate) fn read_weights(model: &Model<f32>, opened: &Opened) -> Result<Weight
     model.read_tensors(|name| {
         opened.dense.get(name).map(|tensor| (tensor.shape().to_vec(), tensor.values().to_vec()))
     })
+}
+
+/// Seconds since a time in milliseconds since 1970; NaN if it is not known. 0 if the clock was set back.
+fn data_age(unix_ms: Option<u64>) -> f64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
+    unix_ms.map_or(f64::NAN, |then| now.saturating_sub(then) as f64 / 1e3)
 }
 
 /// Adds the time since `from` to `on`, in nanoseconds. Returns the current time.

@@ -105,8 +105,9 @@ impl Engine {
         let from = self.version();
         self.check_next(&next.opened)?;
         let weights = read_weights(&self.model, &next.opened)?;
-        let store = next.opened.store;
-        let (to, new) = (store.version(), Arc::new(Served { weights, store, loaded: Instant::now() }));
+        let trained_unix_ms = next.opened.training.map(|training| training.last_batch_unix_ms);
+        let (to, store) = (next.opened.store.version(), next.opened.store);
+        let new = Arc::new(Served { weights, store, trained_unix_ms, loaded: Instant::now() });
         self.versions.begin(to, new.clone());
         let old = self.versions.current();
         let mut rows = NextRows { old: &old, new: &new, left: next.switch_bytes, offered: Vec::new() };

@@ -21,6 +21,8 @@ use crate::types::Version;
 pub(crate) struct Served {
     pub weights: Weights<f32>,
     pub store: EmbeddingStore,
+    /// When its last batch was trained, in milliseconds since 1970, if it says so.
+    pub trained_unix_ms: Option<u64>,
     /// When it was loaded.
     pub loaded: Instant,
 }

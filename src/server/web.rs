@@ -10,6 +10,7 @@ use axum::response::{Html, IntoResponse};
 use axum::routing::get;
 
 use super::{Shared, convert};
+use crate::metrics::TrainingState;
 
 /// The routes of the HTTP port.
 pub(crate) fn routes(shared: Arc<Shared>) -> Router {
@@ -49,13 +50,19 @@ async fn status_page(State(shared): State<Arc<Shared>>) -> Html<String> {
         // Writing to a string cannot fail.
         let _ = writeln!(
             rows,
-            "<tr><td>{}<td>{}<td>{}<td>{}<td>{}<td>{}",
+            "<tr><td>{}<td>{}<td>{}<td>{}<td>{}<td>{}{}",
             escape(name),
             description.version,
             convert::architecture(schema),
             schema.features.len(),
             schema.tables.len(),
             if served.predict.ready() { "ready" } else { "loading" },
+            match shared.metrics.training_state(name) {
+                None => "",
+                Some(TrainingState::Running) => ", training",
+                Some(TrainingState::Ended) => ", training has ended",
+                Some(TrainingState::Failed) => ", training has failed (see the log)",
+            },
         );
     }
     Html(format!(

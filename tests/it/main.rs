@@ -30,6 +30,8 @@ mod refusals;
 mod resources;
 mod scores;
 mod scores_from_files;
+#[cfg(target_os = "linux")]
+mod serve_train;
 mod server;
 mod serving;
 mod skip;

@@ -176,6 +176,11 @@ impl Served {
         metrics_page(self.http).lines().filter(lines).map(value).sum()
     }
 
+    /// Its process.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Its peak memory.
     pub fn peak_bytes(&self) -> u64 {
         peak_bytes(self.child.id()).expect("serve is running")

@@ -102,7 +102,7 @@ fn changed_all(version: u64) -> impl Fn(&str, usize, f32) -> f32 {
 }
 
 /// Some requests and their batches.
-fn requests(workshop: &Workshop) -> Vec<(PredictRequest, Batch)> {
+pub fn requests(workshop: &Workshop) -> Vec<(PredictRequest, Batch)> {
     let schema: Schema = preset::criteo(ArchKind::Dlrm, 8, 1000);
     let files = [PathBuf::from(&workshop.valid)];
     let mut reader = dataset::open(Format::CriteoTsv, &files, &schema, ReadOptions::default()).unwrap();

@@ -12,10 +12,13 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use anyhow::{Context, anyhow};
+use clap::Args as _;
 
 use crate::cli::InputError;
+use crate::cli::train::beside::{Beside, BesideFlags};
+use crate::cli::train::run::ToServer;
 use crate::cli::training::compute_threads;
-use crate::config::{Config, DeviceKind, TraceConfig};
+use crate::config::{Config, DeviceKind, Flags, TraceConfig};
 use crate::device::cuda::Nvidia;
 use crate::device::{self, Choice, cuda};
 use crate::engine::{Engine, EngineParts, read_weights};
@@ -30,28 +33,58 @@ use crate::trace::recorder::{Recorder, RecorderOptions};
 use cache::{BuiltTier, RowMemory, TierBuilder};
 
 pub(crate) use warm::Saving;
+use watch::Wakes;
 pub(crate) use watch::Watching;
+
+/// Flags of `serve`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    pub settings: Flags,
+    #[command(flatten)]
+    training: Option<BesideFlags>,
+}
+
+/// Makes every flag that is no setting require `--train`.
+pub(crate) fn training_needs_train(serve: clap::Command) -> clap::Command {
+    let settings = Flags::augment_args(clap::Command::new("settings"));
+    let is_setting = |id: &clap::Id| settings.get_arguments().any(|setting| setting.get_id() == id);
+    serve.mut_args(|arg| {
+        let free = is_setting(arg.get_id()) || ["train", "config", "help"].contains(&arg.get_id().as_str());
+        if free { arg } else { arg.requires("train") }
+    })
+}
 
 /// Serves until SIGTERM or SIGINT, then drains.
 ///
 /// # Errors
-/// When a setting, the directory, a model or a port cannot be used.
-pub(crate) fn run(config: &Config) -> anyhow::Result<()> {
+/// When a setting, the directory, a model or a port cannot be used; and at the end, if training has failed.
+pub(crate) fn run(args: Args, config: &Config) -> anyhow::Result<()> {
     let models = config.server.models.clone();
     let models = models.ok_or_else(|| InputError(anyhow!("server.models: missing: give --models DIR")))?;
-    let serving = Serving::load(config, &models)?;
+    let (metrics, wakes) = (Arc::new(Metrics::new().context("metrics")?), Wakes::new());
+    let prepare = |flags: BesideFlags| {
+        let server = ToServer { training: metrics.training(flags.name()), wake: wakes.wake.clone() };
+        Beside::prepare(flags, config, &models, server)
+    };
+    let mut training = args.training.map(prepare).transpose()?;
+    let serving = Serving::load_with(config, &models, metrics)?;
     runtime(config)?.block_on(async {
         let terminated = terminated().context("signals")?;
         let server = serving.bind(config).await?;
         tracing::info!(grpc = %server.grpc_addr(), http = %server.http_addr(), "serving");
         let saving = serving.save_hot_rows(config, &models)?;
-        let watching = serving.watch(&server)?;
-        let drained = server.run(terminated).await?;
+        let watching = serving.watch_with(&server, wakes, training.is_some())?;
+        training.as_mut().map_or(Ok(()), Beside::begin)?;
+        let drained = server.run(terminated).await;
         drop(watching);
+        // Blocks, which is fine because no call is in flight.
+        let trained = training.map_or(Ok(()), Beside::end);
+        let drained = drained?;
         // The drop saves the hot rows a last time. It blocks, which is fine because no call is in flight.
         drop(saving);
         tracing::info!(unfinished = drained.unfinished, "stopped");
-        Ok(())
+        trained
     })
 }
 
@@ -101,6 +134,11 @@ impl Serving {
     /// # Errors
     /// When the directory has no models, a model has no good version, or a cache cannot be built.
     pub fn load(config: &Config, models: &Path) -> anyhow::Result<Self> {
+        Self::load_with(config, models, Arc::new(Metrics::new().context("metrics")?))
+    }
+
+    /// [`Self::load`] with the metrics of the process.
+    fn load_with(config: &Config, models: &Path, metrics: Arc<Metrics>) -> anyhow::Result<Self> {
         let config = Arc::new(config.clone());
         let loader = Loader {
             models: models.to_owned(),
@@ -110,7 +148,7 @@ impl Serving {
                 config: config.clone(),
             },
             threads: Arc::new(compute_threads(&config)?),
-            metrics: Arc::new(Metrics::new().context("metrics")?),
+            metrics,
             config,
         };
         let names = store::models(models).map_err(|e| InputError(e.into())).context("server.models")?;
@@ -136,8 +174,17 @@ impl Serving {
     /// # Errors
     /// When the system cannot start a thread.
     pub fn watch(&self, server: &Server) -> anyhow::Result<Option<Watching>> {
-        let start = |every| Watching::start(&self.loader, &self.models, server.registry(), every);
-        self.loader.config.watch.map(start).transpose().context("models.watch_seconds: thread")
+        self.watch_with(server, Wakes::new(), false)
+    }
+
+    /// [`Self::watch`], which also takes over a version when it is named, if a model is trained.
+    fn watch_with(&self, server: &Server, wakes: Wakes, trained: bool) -> anyhow::Result<Option<Watching>> {
+        let every = self.loader.config.watch;
+        if every.is_none() && !trained {
+            return Ok(None);
+        }
+        let watching = Watching::start(&self.loader, &self.models, server.registry(), (every, wakes));
+        Ok(Some(watching.context("models.watch_seconds: thread")?))
     }
 
     /// Saves the hot rows of the caches every `cache.save_seconds`, and a last time when the result is

@@ -1,6 +1,7 @@
 //! New versions and new models, while the server runs.
 //!
-//! A thread reads the directory of the models at intervals. For each served model it opens the highest
+//! A thread reads the directory of the models at intervals. If a model is trained in this process, it also
+//! reads the model's directory when a version was published. For each served model it opens the highest
 //! version above the served one, checks all of it, prepares its rows, and lets the engine take it over. A
 //! version that is refused is logged once, and the next lower one is tried. A refused version is tried again
 //! only if its files have changed, so a version that is copied into place slowly is served when it is
@@ -12,9 +13,10 @@ use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, TryRecvError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread::JoinHandle;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use super::{LoadedModel, LoadedModels, Loader};
 use crate::engine::switch::{Changes, NextVersion, Taken};
@@ -26,9 +28,27 @@ use crate::types::Version;
 /// How long the end of the server waits for a version that is being opened.
 const END_WAIT: Duration = Duration::from_secs(1);
 
+/// How long the thread sleeps if it reads no directory at intervals.
+const LONG: Duration = Duration::from_secs(3600);
+
+/// Tells the thread which models have new versions. An empty name is that of no model.
+pub(crate) struct Wakes {
+    pub wake: Sender<String>,
+    woken: Receiver<String>,
+}
+
+impl Wakes {
+    pub(crate) fn new() -> Self {
+        let (wake, woken) = mpsc::channel();
+        Self { wake, woken }
+    }
+}
+
 /// A thread that watches the directory of the models until this is dropped.
 pub struct Watching {
-    stop: Option<Sender<()>>,
+    stop: Arc<AtomicBool>,
+    /// Wakes the thread.
+    wake: Sender<String>,
     /// Closed when the thread ends.
     ended: Receiver<()>,
     thread: Option<JoinHandle<()>>,
@@ -43,32 +63,33 @@ impl Watching {
         loader: &Arc<Loader>,
         served: &LoadedModels,
         registry: Registry,
-        every: Duration,
+        (every, wakes): (Option<Duration>, Wakes),
     ) -> std::io::Result<Self> {
-        let (stop, stopped) = mpsc::channel::<()>();
+        let Wakes { wake, woken } = wakes;
+        let stop = Arc::new(AtomicBool::new(false));
         let (end, ended) = mpsc::channel::<()>();
         let mut watcher = Watcher {
             loader: loader.clone(),
             served: served.clone(),
             registry,
-            stopped,
+            stop: stop.clone(),
             models: HashMap::new(),
             new: HashMap::new(),
             unreadable: false,
         };
         let thread = std::thread::Builder::new().name("watch-models".into()).spawn(move || {
             let _end = end;
-            while watcher.stopped.recv_timeout(every) == Err(RecvTimeoutError::Timeout) {
-                watcher.look();
-            }
+            watcher.watch(&woken, every);
         })?;
-        Ok(Self { stop: Some(stop), ended, thread: Some(thread) })
+        Ok(Self { stop, wake, ended, thread: Some(thread) })
     }
 }
 
 impl Drop for Watching {
     fn drop(&mut self) {
-        self.stop = None;
+        self.stop.store(true, Ordering::SeqCst);
+        // It fails if the thread has ended.
+        let _ = self.wake.send(String::new());
         // Opening a large version takes long, and its result is not needed any more.
         if self.ended.recv_timeout(END_WAIT) == Err(RecvTimeoutError::Timeout) {
             return;
@@ -97,7 +118,7 @@ struct Watcher {
     loader: Arc<Loader>,
     served: LoadedModels,
     registry: Registry,
-    stopped: Receiver<()>,
+    stop: Arc<AtomicBool>,
     models: HashMap<String, Watched>,
     /// New models that were refused, as they were then.
     new: HashMap<String, Stamp>,
@@ -106,6 +127,30 @@ struct Watcher {
 }
 
 impl Watcher {
+    /// Looks at all models at intervals, and at one when it is named.
+    fn watch(&mut self, woken: &Receiver<String>, every: Option<Duration>) {
+        let mut next = every.map(|every| Instant::now() + every);
+        while !self.stops() {
+            let wait = next.map_or(LONG, |next| next.saturating_duration_since(Instant::now()));
+            match woken.recv_timeout(wait) {
+                Ok(name) => self.look_at_named(&name),
+                Err(RecvTimeoutError::Timeout) if next.is_none() => {}
+                Err(RecvTimeoutError::Timeout) => {
+                    self.look();
+                    next = every.map(|every| Instant::now() + every);
+                }
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
+        }
+    }
+
+    fn look_at_named(&mut self, name: &str) {
+        let named = |model: &LoadedModel| model.engine.describe().model == name;
+        if let Some(model) = self.served.all().into_iter().find(named) {
+            self.look_at(&model);
+        }
+    }
+
     fn look(&mut self) {
         let served = self.served.all();
         for model in &served {
@@ -135,7 +180,7 @@ impl Watcher {
     }
 
     fn stops(&self) -> bool {
-        self.stopped.try_recv() == Err(TryRecvError::Disconnected)
+        self.stop.load(Ordering::SeqCst)
     }
 
     /// Takes over the highest good version of a model above the served one, if there is one.

@@ -37,6 +37,44 @@ pub(crate) struct DataFlags {
     pub valid_ratio: Option<f64>,
 }
 
+/// Where the samples of `serve --train` come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Source {
+    /// The files of a directory, as they are renamed into it.
+    Followed(PathBuf),
+    /// A file, once.
+    File(PathBuf),
+}
+
+impl Source {
+    /// The source of this name.
+    ///
+    /// # Errors
+    /// When this program has no such source.
+    pub(crate) fn parse(text: &str) -> Result<Self, String> {
+        let path = PathBuf::from(text);
+        match text {
+            "" => Err("expected a directory or a file after the =".to_owned()),
+            // The samples that clients send are to be read here.
+            "learn" => Err("learn: the server does not take samples from clients; a directory of this name \
+                            is ./learn"
+                .to_owned()),
+            _ if path.is_dir() => Ok(Self::Followed(path)),
+            _ => Ok(Self::File(path)),
+        }
+    }
+
+    /// The data flags that `train` has for this source.
+    #[must_use]
+    pub(crate) fn flags(self, follow_until: Option<String>) -> DataFlags {
+        let (data, follow) = match self {
+            Self::Followed(dir) => (Vec::new(), Some(dir)),
+            Self::File(file) => (vec![file], None),
+        };
+        DataFlags { data, follow, follow_until, shuffle: None, data_seed: None, valid_ratio: None }
+    }
+}
+
 /// Parses a share of samples.
 fn ratio(text: &str) -> Result<f64, String> {
     let ratio = text.parse().ok().filter(|&ratio: &f64| ratio > 0.0 && ratio < 1.0);
@@ -63,16 +101,16 @@ impl Args {
     /// The data of the run. Reading it ends when `stop` is set.
     pub(crate) fn feed(&self, schema: &Schema, stop: &Stop) -> Feed {
         let flags = &self.data;
-        let seed = flags.data_seed.unwrap_or(self.training.seed);
+        let seed = flags.data_seed.unwrap_or(self.run.training.seed);
         let files = match &flags.follow {
             Some(dir) => FeedFiles::Followed(Follow::new(dir, flags.follow_until.clone())),
             None => FeedFiles::List(flags.data.clone()),
         };
         Feed {
-            format: self.training.format,
+            format: self.run.training.format,
             files,
             schema: schema.clone(),
-            options: self.training.read_options(),
+            options: self.run.training.read_options(),
             shuffle: flags.shuffle.map(|samples| Shuffle { samples, seed }),
             held_out: flags.valid_ratio.map(|ratio| HeldOut { ratio, seed }),
             stop: stop.clone(),
@@ -81,12 +119,12 @@ impl Args {
 
     /// Everything that decides what the run trains, for its cursor.
     pub(crate) fn cursor_run(&self, feed: &Feed) -> anyhow::Result<Run> {
-        let optimizer = self.training.optimizer()?;
+        let optimizer = self.run.training.optimizer()?;
         Ok(Run {
-            format: self.training.format.to_string(),
+            format: self.run.training.format.to_string(),
             files: feed.names(),
-            batch: self.training.batch,
-            seed: self.training.seed,
+            batch: self.run.training.batch,
+            seed: self.run.training.seed,
             shuffle: feed.shuffle,
             held_out: feed.held_out,
             lr: optimizer.lr,
@@ -115,7 +153,7 @@ impl Args {
             return Err(InputError(anyhow!("--follow: {}: not a directory", dir.display())).into());
         }
         for path in data.iter().chain(valid).filter(|path| !is_pipe(path)) {
-            let mut reader = self.training.open(std::slice::from_ref(path), schema)?;
+            let mut reader = self.run.training.open(std::slice::from_ref(path), schema)?;
             if Some(path) == valid.as_ref() {
                 // Reads one sample now, so that missing labels are reported before training and not after it.
                 reader.read(1, &mut RawBatch::default())?;

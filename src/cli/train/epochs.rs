@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use super::meter::{Meter, shown};
 use super::publishing::Versions;
+use super::run::ToServer;
 use super::trained::Trained;
 use super::{Args, evaluate};
 use crate::dataset::{Feed, FileAt, Place};
@@ -34,6 +35,8 @@ pub(crate) struct Epochs<'a> {
     pub epochs_trained: u32,
     /// The samples of the present file of a followed directory.
     of_file: Option<(FileAt, Progressive)>,
+    /// A server in this process.
+    server: Option<ToServer>,
 }
 
 impl<'a> Epochs<'a> {
@@ -46,7 +49,7 @@ impl<'a> Epochs<'a> {
             args,
             feed,
             run: args.cursor_run(feed)?,
-            meter: Meter::new(args.epochs, args.window),
+            meter: Meter::new(args.epochs, args.run.window),
             place: Place::begin(1),
             validation: Validation::default(),
             validated: Vec::new(),
@@ -54,7 +57,18 @@ impl<'a> Epochs<'a> {
             epoch_samples: 0,
             epochs_trained: 0,
             of_file: None,
+            server: None,
         })
+    }
+
+    /// Tells a server in this process about the run. Then the log and the metrics replace the progress line.
+    #[must_use]
+    pub(crate) fn telling(mut self, server: Option<&ToServer>) -> Self {
+        self.server = server.cloned();
+        if server.is_some() {
+            self.meter = self.meter.into_log();
+        }
+        self
     }
 
     /// Where the run is, after the last step.
@@ -70,6 +84,9 @@ impl<'a> Epochs<'a> {
     pub(crate) fn cut_notes(&self, state: &TrainState) -> CutNotes {
         let mut quality = BTreeMap::new();
         if let Some(progressive) = self.meter.progressive.quality() {
+            if let Some(server) = &self.server {
+                server.measured(&progressive);
+            }
             quality.insert("progressive_log_loss".to_owned(), progressive.quality.log_loss);
             quality.extend(progressive.quality.auc.map(|auc| ("progressive_auc".to_owned(), auc)));
             let calibration = progressive.calibration;
@@ -133,7 +150,8 @@ impl<'a> Epochs<'a> {
         let mut reader = self.feed.open(&self.place)?;
         let before = self.place.samples;
         self.meter.begin(self.place.epoch, before);
-        let data = Data { reader: &mut *reader, batch: self.args.training.batch as usize, steps: u64::MAX };
+        let data =
+            Data { reader: &mut *reader, batch: self.args.run.training.batch as usize, steps: u64::MAX };
         let stop = self.feed.stop.clone();
         let samples = versions.train(model, data, (&mut AfterSamples { epochs: self, before }, &stop))?;
         self.meter.end(samples);
@@ -143,6 +161,9 @@ impl<'a> Epochs<'a> {
 
     fn step(&mut self, before: u64, progress: &Progress<'_>) {
         self.meter.step(progress);
+        if let Some(server) = &self.server {
+            server.stepped(progress.labels.len());
+        }
         self.place.samples = before + progress.samples;
         if self.args.data.follow.is_none() {
             return;
@@ -165,7 +186,7 @@ impl<'a> Epochs<'a> {
 
     /// Prints the quality of the file that was trained, and begins the next.
     fn end_file(&mut self, next: Option<FileAt>) {
-        let next = next.map(|file| (file, Progressive::new(self.args.window)));
+        let next = next.map(|file| (file, Progressive::new(self.args.run.window)));
         let Some((file, progressive)) = std::mem::replace(&mut self.of_file, next) else { return };
         if let Some(quality) = progressive.quality() {
             let FileAt { name, samples } = file;
@@ -234,8 +255,10 @@ impl RunObserver for AfterSamples<'_, '_> {
     }
 
     fn notes(&mut self, state: &TrainState) -> Result<CutNotes, String> {
-        self.epochs.args.publish.check(&self.epochs.meter.progressive)?;
-        Ok(self.epochs.cut_notes(state))
+        // Also measures the samples, which a server shows even if the version is refused.
+        let notes = self.epochs.cut_notes(state);
+        self.epochs.args.run.publish.check(&self.epochs.meter.progressive)?;
+        Ok(notes)
     }
 }
 

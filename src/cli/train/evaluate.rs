@@ -21,7 +21,7 @@ const EVALUATION_BATCH: usize = 4096;
 /// The validation data; `None` without any.
 fn open(args: &Args, feed: &Feed) -> anyhow::Result<Option<Box<dyn Reader + Send>>> {
     match &args.valid {
-        Some(valid) => Ok(Some(args.training.open(std::slice::from_ref(valid), &feed.schema)?)),
+        Some(valid) => Ok(Some(args.run.training.open(std::slice::from_ref(valid), &feed.schema)?)),
         None => Ok(feed.open_held_out()?),
     }
 }

@@ -18,6 +18,8 @@ const LINE: Duration = Duration::from_secs(10);
 /// The samples and the time of training, and the line that shows them.
 pub(crate) struct Meter {
     bar: Option<ProgressBar>,
+    /// Whether lines go to the log, without progress.
+    in_log: bool,
     epochs: u32,
     epoch: u32,
     /// The share of all work at the first step of this run, which is above 0 if the run continues another.
@@ -43,6 +45,7 @@ impl Meter {
         let progressive = Progressive::new(window);
         Self {
             bar,
+            in_log: false,
             epochs,
             epoch: 1,
             first_share: None,
@@ -53,6 +56,13 @@ impl Meter {
             shown: now,
             progressive,
         }
+    }
+
+    /// Without progress, and with all other lines in the log.
+    #[must_use]
+    pub(crate) fn into_log(self) -> Self {
+        self.finish();
+        Self { bar: None, in_log: true, ..self }
     }
 
     /// Begins an epoch, of which `samples` samples were trained on before this run.
@@ -83,7 +93,7 @@ impl Meter {
         let share =
             progress.place.share.map(|share| (f64::from(self.epoch - 1) + share) / f64::from(self.epochs));
         let first = *self.first_share.get_or_insert(share.unwrap_or(0.0));
-        if self.shown.elapsed() < if self.bar.is_some() { REFRESH } else { LINE } {
+        if self.in_log || self.shown.elapsed() < if self.bar.is_some() { REFRESH } else { LINE } {
             return;
         }
         self.shown = Instant::now();
@@ -114,6 +124,7 @@ impl Meter {
     pub(crate) fn print(&self, line: &str) {
         match &self.bar {
             Some(bar) => bar.suspend(|| eprintln!("{line}")),
+            None if self.in_log => tracing::info!("{line}"),
             None => eprintln!("{line}"),
         }
     }

@@ -1,5 +1,6 @@
 //! `flechette train`: trains a model on click logs and writes a new version of it.
 
+pub(crate) mod beside;
 mod data;
 mod epochs;
 mod evaluate;
@@ -9,6 +10,7 @@ mod meter;
 mod publishing;
 mod report;
 mod resume;
+pub(crate) mod run;
 mod trained;
 
 use std::path::{Path, PathBuf};
@@ -18,23 +20,19 @@ use anyhow::{Context, anyhow};
 
 use crate::cli::flags::whole;
 use crate::cli::scratchpad::{PipelineFlags, SizeFlag, training_device};
-use crate::cli::training::{TrainingFlags, compute_threads};
+use crate::cli::training::{ComputeFlags, TrainingFlags, compute_threads};
 use crate::cli::{InputError, print};
 use crate::config::{Config, Flags};
 use crate::dataset::Stop;
 use crate::device::cuda::Nvidia;
 use crate::schema::Schema;
-use crate::store::{Opened, check_name, check_writable};
-use crate::trainer::cursor::Cursor;
-use crate::trainer::is_exact;
+use crate::store::{check_name, check_writable};
 use data::DataFlags;
-use epochs::Epochs;
-use from::{FromVersion, schema_of};
+use from::FromVersion;
 use interrupt::{Interrupted, OnSignal};
-use publishing::{PublishFlags, Versions, base_of};
+use publishing::PublishFlags;
 use report::Report;
-use resume::ResumePoint;
-use trained::Trained;
+use run::{Run, Setting, Start};
 
 /// Flags of `train`.
 #[derive(Debug, clap::Args)]
@@ -52,11 +50,11 @@ pub(crate) struct Args {
     #[arg(long)]
     resume: bool,
     #[command(flatten)]
-    publish: PublishFlags,
-    #[command(flatten)]
     data: DataFlags,
     #[command(flatten)]
-    training: TrainingFlags,
+    run: RunFlags,
+    #[command(flatten)]
+    compute: ComputeFlags,
     /// File to evaluate on after every epoch, and after the version was written
     #[arg(long, value_name = "FILE")]
     valid: Option<PathBuf>,
@@ -80,34 +78,43 @@ pub(crate) struct Args {
     /// Writes a version after each epoch with the least log loss so far, and none at the end
     #[arg(long, requires = "validation", conflicts_with = "follow")]
     save_best: bool,
-    /// Samples of the progressive validation: AUC, log loss and calibration of the last N samples, scored
-    /// before the model was trained on them
-    #[arg(long, value_name = "N", default_value_t = 100_000, value_parser = whole::<usize>(1, 1 << 30))]
-    window: usize,
-    /// Keeps rows on disk and a scratchpad of this size in memory: min (room for the largest sample), a
-    /// fraction of all rows, or bytes
-    #[arg(long, value_name = "S")]
-    scratchpad: Option<SizeFlag>,
-    #[command(flatten)]
-    pipeline: PipelineFlags,
-    /// Data-parallel replicas; each trains on a share of every batch
-    #[arg(long, value_name = "K", default_value_t = 1, value_parser = whole::<usize>(0, u64::MAX))]
-    replicas: usize,
-    /// Replicas average their rows after this many steps. With 1 they exchange gradients instead, which is
-    /// exact except for rounding
-    #[arg(long, value_name = "STEPS", default_value_t = 1, value_parser = whole::<u64>(0, u64::MAX))]
-    lambda: u64,
-    /// Stores rows on disk in the order of --counts, and saves that order in the model's directory
-    #[arg(long, requires = "counts")]
-    reorder: bool,
     /// Prints one line of JSON at the end
     #[arg(long)]
     json: bool,
 }
 
+/// The flags that `train` shares with `serve --train`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct RunFlags {
+    #[command(flatten)]
+    pub publish: PublishFlags,
+    #[command(flatten)]
+    pub training: TrainingFlags,
+    /// Samples of the progressive validation: AUC, log loss and calibration of the last N samples, scored
+    /// before the model was trained on them
+    #[arg(long, value_name = "N", default_value_t = 100_000, value_parser = whole::<usize>(1, 1 << 30))]
+    pub window: usize,
+    /// Keeps rows on disk and a scratchpad of this size in memory: min (room for the largest sample), a
+    /// fraction of all rows, or bytes
+    #[arg(long, value_name = "S")]
+    pub scratchpad: Option<SizeFlag>,
+    #[command(flatten)]
+    pub pipeline: PipelineFlags,
+    /// Data-parallel replicas; each trains on a share of every batch
+    #[arg(long, value_name = "K", default_value_t = 1, value_parser = whole::<usize>(0, u64::MAX))]
+    pub replicas: usize,
+    /// Replicas average their rows after this many steps. With 1 they exchange gradients instead, which is
+    /// exact except for rounding
+    #[arg(long, value_name = "STEPS", default_value_t = 1, value_parser = whole::<u64>(0, u64::MAX))]
+    pub lambda: u64,
+    /// Stores rows on disk in the order of --counts, and saves that order in the model's directory
+    #[arg(long, requires = "counts")]
+    pub reorder: bool,
+}
+
 impl Args {
     pub(crate) fn flags(&self) -> Flags {
-        self.training.flags(&self.pipeline)
+        self.compute.flags()
     }
 }
 
@@ -116,7 +123,8 @@ impl Args {
 /// # Errors
 /// When flags or data are wrong, or the version cannot be written.
 pub(crate) fn run(args: Args, config: &Config) -> anyhow::Result<()> {
-    args.training.optimizer()?;
+    args.run.training.optimizer()?;
+    args.run.publish.check_needs()?;
     check_name("model", &args.name).map_err(|e| InputError(anyhow!("--name: {e}")))?;
     let stop = Stop::default();
     let (start, schema) = Start::of(&args, &stop)?;
@@ -128,45 +136,6 @@ pub(crate) fn run(args: Args, config: &Config) -> anyhow::Result<()> {
     compute_threads(config)?.install(|| train(&args, config, &stop, (start, &schema), device))
 }
 
-/// Where a run starts.
-enum Start {
-    /// With fresh weights.
-    Fresh,
-    /// From a version, with new data.
-    From(Box<Opened>),
-    /// Where an interrupted run stopped.
-    Resumed(Box<Opened>, Box<Cursor>),
-}
-
-impl Start {
-    /// What the flags ask for, and the schema.
-    fn of(args: &Args, stop: &Stop) -> anyhow::Result<(Self, Schema)> {
-        if args.resume {
-            match ResumePoint::find(args, stop)? {
-                ResumePoint::At(opened, cursor) => {
-                    let schema = schema_of(args.model_config.as_deref(), Some(&opened))?;
-                    let optimizer = args.training.optimizer()?;
-                    if !is_exact(&opened, optimizer) {
-                        let version = opened.store.version();
-                        let reason = anyhow!(
-                            "--resume: version {version}: expected the optimizer {} with its state",
-                            opened.metadata.get("optimizer").map_or("unknown", String::as_str)
-                        );
-                        return Err(InputError(reason).into());
-                    }
-                    return Ok((Self::Resumed(opened, cursor), schema));
-                }
-                ResumePoint::Beginning(reason) => {
-                    tracing::info!("nothing was published yet ({reason}): training starts at the beginning");
-                }
-            }
-        }
-        let from = args.from.map(|from| from.open(&args.models, &args.name)).transpose()?;
-        let schema = schema_of(args.model_config.as_deref(), from.as_ref())?;
-        Ok((from.map_or(Self::Fresh, |opened| Self::From(Box::new(opened))), schema))
-    }
-}
-
 fn train(
     args: &Args,
     config: &Config,
@@ -176,50 +145,25 @@ fn train(
 ) -> anyhow::Result<()> {
     let _on_signal = OnSignal::set(stop)?;
     let feed = args.feed(schema, stop);
-    let mut epochs = Epochs::new(args, &feed)?;
-    let from = match start {
-        Start::Fresh => None,
-        Start::From(opened) => Some(opened),
-        Start::Resumed(opened, cursor) => {
-            epochs = epochs.at(&cursor)?;
-            let version = opened.store.version();
-            if epochs.is_complete() {
-                eprintln!("the run is complete: {}/{}/{version}", args.models.display(), args.name);
-                return Ok(());
-            }
-            tracing::info!(%version, epoch = cursor.epoch, samples = cursor.samples, "the run continues");
-            Some(opened)
-        }
-    };
-    let base = from.as_ref().map(|opened| base_of(args, opened)).transpose()?.flatten();
-    let mut model = Trained::begin(args, schema, from.map(|opened| *opened), device)?;
-    let mut versions = Versions::new(args, config, &model, base)?;
-    if let Some(best) = epochs.best_version() {
-        versions.keep(best).with_context(|| format!("version {best} of the best epoch"))?;
-    }
-    let trained = epochs.train(&mut model, &mut versions);
-    if trained.is_err() {
-        epochs.meter.finish();
-    }
-    trained?;
+    let setting = Setting { config, device, server: None };
+    let Some(mut run) = Run::begin(args, &feed, start, setting)? else { return Ok(()) };
+    run.train()?;
     let interrupted = stop.interrupted();
-    if epochs.meter.samples() == 0 && !args.resume {
+    if run.epochs.meter.samples() == 0 && !args.resume {
         let nothing = "no step was taken, so no version was written".to_owned();
         return Err(if interrupted { Interrupted(nothing).into() } else { args.data.no_samples() });
     }
     // After an interrupt the trained state is needed to continue, not the best one.
-    let version = match epochs.best_version().filter(|_| !interrupted) {
+    let version = match run.epochs.best_version().filter(|_| !interrupted) {
         Some(best) => best,
         None => {
-            let notes = epochs.cut_notes(model.state());
             if !interrupted {
-                args.publish
-                    .check(&epochs.meter.progressive)
-                    .map_err(|reason| anyhow!("not published: {reason}"))?;
+                run.check_gate().map_err(|reason| anyhow!("not published: {reason}"))?;
             }
-            versions.write(&mut model, &notes)?
+            run.write()?
         }
     };
+    let Run { epochs, mut model, .. } = run;
     let written = format!("{}/{}/{version}", args.models.display(), args.name);
     let quality = if interrupted {
         None

@@ -9,6 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, anyhow};
 
 use super::Args;
+use super::run::ToServer;
 use super::trained::Trained;
 use crate::cli::InputError;
 use crate::cli::flags::whole;
@@ -29,7 +30,7 @@ pub(crate) struct PublishFlags {
     publish_every: Option<Interval>,
     /// Publishes no version whose progressive AUC is less, or log loss is more, than a bound: auc=0.7 or
     /// logloss=0.5
-    #[arg(long, value_name = "BOUND", requires = "publish_every")]
+    #[arg(long, value_name = "BOUND")]
     publish_gate: Option<Gate>,
     /// Samples before the cut that --publish-gate looks at; at most --window
     #[arg(long, value_name = "N", requires = "publish_gate", default_value_t = 10_000)]
@@ -77,6 +78,24 @@ impl FromStr for Gate {
 }
 
 impl PublishFlags {
+    /// With an interval, if none was given.
+    #[must_use]
+    pub(crate) fn or_every(mut self, every: Duration) -> Self {
+        self.publish_every.get_or_insert(Interval(Every::Time(every)));
+        self
+    }
+
+    /// Checks that no flag is given without the flag that it needs. `serve --train` always has an interval.
+    ///
+    /// # Errors
+    /// For a gate without an interval.
+    pub(crate) fn check_needs(&self) -> anyhow::Result<()> {
+        if self.publish_gate.is_some() && self.publish_every.is_none() {
+            return Err(InputError(anyhow!("--publish-gate: used only with --publish-every")).into());
+        }
+        Ok(())
+    }
+
     /// Whether versions are published at intervals.
     pub(crate) fn given(&self) -> bool {
         self.publish_every.is_some()
@@ -121,7 +140,7 @@ pub(crate) struct Versions<'a> {
 }
 
 impl<'a> Versions<'a> {
-    /// `from` is the version that training continues from.
+    /// `from` is the version that training continues from. A server in this process is told what happens.
     ///
     /// # Errors
     /// When another process publishes versions of the model.
@@ -129,9 +148,9 @@ impl<'a> Versions<'a> {
         args: &'a Args,
         config: &Config,
         model: &Trained,
-        from: Option<Base>,
+        (from, server): (Option<Base>, Option<&ToServer>),
     ) -> anyhow::Result<Self> {
-        if !args.publish.given() {
+        if !args.run.publish.given() {
             return Ok(Self { args, publisher: None, best: None, _lock: None });
         }
         let lock = lock(&args.models, &args.name)?;
@@ -139,11 +158,18 @@ impl<'a> Versions<'a> {
         let options = PublishOptions {
             models: args.models.clone(),
             name: args.name.clone(),
-            every: args.publish.publish_every.map(|Interval(every)| every),
+            every: args.run.publish.publish_every.map(|Interval(every)| every),
             keep,
             compact_at,
         };
-        let publisher = Publisher::new(options, model.state(), from, Box::new(report))?;
+        let (server, name) = (server.cloned(), args.name.clone());
+        let on_publish = move |outcome| {
+            if let Some(server) = &server {
+                server.published(&name, &outcome);
+            }
+            report(outcome);
+        };
+        let publisher = Publisher::new(options, model.state(), from, Box::new(on_publish))?;
         Ok(Self { args, publisher: Some(publisher), best: None, _lock: Some(lock) })
     }
 
@@ -214,7 +240,7 @@ fn report(outcome: Result<Published, String>) {
 /// What deltas of this version name as their base: the version itself, if training continues from it to the
 /// bit and it is the highest.
 pub(crate) fn base_of(args: &Args, opened: &Opened) -> anyhow::Result<Option<Base>> {
-    let exact = is_exact(opened, args.training.optimizer()?);
+    let exact = is_exact(opened, args.run.training.optimizer()?);
     let highest = versions(&args.models, &args.name)?.pop();
     Ok(opened.store.base().filter(|base| exact && highest == Some(Version(base.version))))
 }

@@ -35,22 +35,22 @@ impl Trained {
         from: Option<Opened>,
         device: Option<Arc<Nvidia>>,
     ) -> anyhow::Result<Self> {
-        let (optimizer, seed) = (args.training.optimizer()?, args.training.seed);
+        let (optimizer, seed) = (args.run.training.optimizer()?, args.run.training.seed);
         if let Some(opened) = &from {
             super::from::log(opened, optimizer);
         }
-        let frequencies = args.pipeline.frequencies(schema)?;
-        let (replicas, lambda) = (args.replicas, args.lambda);
-        let flags = args.pipeline.settings(ScratchpadSize::Fraction(1.0), seed);
+        let frequencies = args.run.pipeline.frequencies(schema)?;
+        let (replicas, lambda) = (args.run.replicas, args.run.lambda);
+        let flags = args.run.pipeline.settings(ScratchpadSize::Fraction(1.0), seed);
         let settings = PipelineSettings { replicas, lambda, ..flags };
         settings.check()?;
-        let slots = match args.scratchpad.map(|size| slots(args, schema, size)).transpose()?.flatten() {
+        let slots = match args.run.scratchpad.map(|size| slots(args, schema, size)).transpose()?.flatten() {
             // Replicas and a device need a scratchpad, even if it holds all rows.
-            None if args.replicas != 1 || device.is_some() => Some(ScratchpadSize::Fraction(1.0)),
+            None if args.run.replicas != 1 || device.is_some() => Some(ScratchpadSize::Fraction(1.0)),
             slots => slots.map(ScratchpadSize::Slots),
         };
         let Some(scratchpad) = slots else {
-            if args.scratchpad.is_some() {
+            if args.run.scratchpad.is_some() {
                 tracing::info!(
                     "scratchpad: it would hold all rows, so they are kept in memory without a working file"
                 );
@@ -62,12 +62,12 @@ impl Trained {
             };
             return Ok(Self::InMemory(Box::new(reference)));
         };
-        let orders = match args.reorder {
+        let orders = match args.run.reorder {
             true => save_orders(args, schema, frequencies.as_ref())?,
             false => saved_orders(args, schema)?,
         };
         let model = args.models.join(&args.name);
-        let dir = working_dir(&args.pipeline, &model)?;
+        let dir = working_dir(&args.run.pipeline, &model)?;
         let (state, working_file) = match from {
             None => trainer::initialise_on_disk(schema, optimizer, seed, (dir, orders))?,
             Some(opened) => trainer::resume_on_disk(opened, optimizer, (dir, orders))?,
@@ -158,9 +158,9 @@ impl Trained {
 
 /// The slots of a scratchpad of this size, by size of a row with its optimizer state; `None` if all rows fit.
 fn slots(args: &Args, schema: &Schema, size: SizeFlag) -> anyhow::Result<Option<Vec<usize>>> {
-    let sizes = Sizes::of(schema, args.training.optimizer);
+    let sizes = Sizes::of(schema, args.run.training.optimizer);
     let before = || match &args.data.follow {
-        None => args.training.open_before("--scratchpad min", &args.data.data, schema),
+        None => args.run.training.open_before("--scratchpad min", &args.data.data, schema),
         Some(_) => {
             Err(InputError(anyhow!("--scratchpad min: reads the data twice, so not with --follow")).into())
         }
@@ -172,9 +172,9 @@ fn slots(args: &Args, schema: &Schema, size: SizeFlag) -> anyhow::Result<Option<
 
 /// Warns of flags that have no effect because all rows are in memory.
 fn warn_of_unused_flags(args: &Args) {
-    let others = [("--reorder", args.reorder), ("--lambda", args.lambda != 1)];
+    let others = [("--reorder", args.run.reorder), ("--lambda", args.run.lambda != 1)];
     let others = others.into_iter().filter_map(|(name, given)| given.then_some(name));
-    let unused: Vec<_> = args.pipeline.given().into_iter().chain(others).collect();
+    let unused: Vec<_> = args.run.pipeline.given().into_iter().chain(others).collect();
     if !unused.is_empty() {
         let unused = unused.join(", ");
         tracing::warn!("scratchpad: all rows are kept in memory, so these flags have no effect: {unused}");

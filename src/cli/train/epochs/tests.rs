@@ -42,7 +42,7 @@ fn contents(args: &Args, version: Version) -> Value {
 
 /// Versions are written only when they are asked for.
 fn versions<'a>(args: &'a Args, model: &Trained) -> Versions<'a> {
-    Versions::new(args, &Config::resolve(&Flags::default(), [], None).unwrap(), model, None).unwrap()
+    Versions::new(args, &Config::resolve(&Flags::default(), [], None).unwrap(), model, (None, None)).unwrap()
 }
 
 fn saved(args: &Args, model: &mut Trained) -> Version {

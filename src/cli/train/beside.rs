@@ -1,0 +1,305 @@
+//! `serve --train`: training beside the server of the same process.
+//!
+//! One thread trains, at the lowest priority, and starts all other threads of training, which inherit the
+//! priority. So requests come first. It writes a first version if the model has none, waits until the server
+//! answers, and trains. The server takes over the versions that it publishes like those of another process.
+//!
+//! A failure of training is logged and shown, and the server goes on with its last version.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::time::Duration;
+
+use anyhow::{Context, anyhow};
+
+use super::data::Source;
+use super::from::FromVersion;
+use super::interrupt::OnSignal;
+use super::run::{Run, Setting, Start, ToServer};
+use super::{Args, RunFlags, prepare_models};
+use crate::cli::flags::whole;
+use crate::cli::training::ComputeFlags;
+use crate::cli::{InputError, error_line};
+use crate::config::Config;
+use crate::dataset::{Feed, Stop};
+use crate::metrics::TrainingState;
+use crate::schema::Schema;
+use crate::store::{check_name, check_writable, versions};
+
+/// How often versions are published without `--publish-every`.
+const PUBLISH_EVERY: Duration = Duration::from_secs(5);
+
+/// How long the end of the server waits for the last version.
+const LAST_VERSION: Duration = Duration::from_secs(60);
+
+/// The lowest priority of a thread.
+const NICE: i32 = 19;
+
+/// Flags of `serve --train`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct BesideFlags {
+    /// Trains a model of this name while it is served. SOURCE is a directory, whose files are trained in the
+    /// order of their names as they are renamed into it, or a data file, which is trained once
+    #[arg(long, value_name = "NAME=SOURCE", requires = "format")]
+    train: Target,
+    /// The model.toml that `init` wrote; needed if the model has no version yet
+    #[arg(long, value_name = "FILE")]
+    model_config: Option<PathBuf>,
+    /// Threads that train, at the lowest priority [default: --threads]
+    #[arg(long, value_name = "N", value_parser = whole::<usize>(1, 1024))]
+    train_threads: Option<usize>,
+    /// Ends training after the file of this name, or before a file whose name is greater
+    #[arg(long, value_name = "NAME")]
+    follow_until: Option<String>,
+    #[command(flatten)]
+    run: RunFlags,
+}
+
+/// The value of `--train`.
+#[derive(Clone, Debug)]
+struct Target {
+    name: String,
+    source: Source,
+}
+
+impl FromStr for Target {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let parts = text.split_once('=').filter(|(name, _)| !name.is_empty());
+        let (name, source) = parts.ok_or("expected NAME=SOURCE, such as ctr=incoming")?;
+        Ok(Self { name: name.to_owned(), source: Source::parse(source)? })
+    }
+}
+
+impl BesideFlags {
+    /// The model's name.
+    pub(crate) fn name(&self) -> &str {
+        &self.train.name
+    }
+
+    /// The flags of `train` that mean the same, with which the model's last version continues.
+    fn into_args(self, models: &Path) -> anyhow::Result<Args> {
+        let Self { train: Target { name, source }, model_config, follow_until, run, .. } = self;
+        // A directory without this model has no versions.
+        let from = versions(models, &name).is_ok_and(|versions| !versions.is_empty());
+        if model_config.is_none() && !from {
+            let error = anyhow!("--model-config: missing, and model {name:?} has no version yet");
+            return Err(InputError(error).into());
+        }
+        Ok(Args {
+            model_config,
+            from: from.then_some(FromVersion::Latest),
+            resume: true,
+            data: source.flags(follow_until),
+            run: RunFlags { publish: run.publish.or_every(PUBLISH_EVERY), ..run },
+            compute: ComputeFlags::default(),
+            valid: None,
+            valid_out: None,
+            models: models.to_owned(),
+            name,
+            epochs: 1,
+            early_stop: None,
+            save_best: false,
+            json: false,
+        })
+    }
+}
+
+/// Training beside a server.
+pub(crate) struct Beside {
+    stop: Stop,
+    /// Lets the thread begin to train.
+    begin: Option<Sender<()>>,
+    /// How training has ended; the text says why it has failed.
+    ended: Receiver<Result<(), String>>,
+    on_signal: Option<OnSignal>,
+}
+
+impl Beside {
+    /// Starts the thread, and waits until the model can be served.
+    ///
+    /// # Errors
+    /// When flags or data are wrong, or the model's last version cannot be continued.
+    pub(crate) fn prepare(
+        flags: BesideFlags,
+        config: &Config,
+        models: &Path,
+        server: ToServer,
+    ) -> anyhow::Result<Self> {
+        let threads = flags.train_threads.unwrap_or(config.threads.compute);
+        let args = flags.into_args(models)?;
+        let stop = Stop::default();
+        let ((ready, prepared), (begin, begun), (end, ended)) = (channel(), channel(), channel());
+        let thread = BesideThread { args, config: config.clone(), stop: stop.clone(), server, threads };
+        let spawned = std::thread::Builder::new().name("train".to_owned());
+        spawned.spawn(move || thread.run(Server { ready, begun }, &end)).context("--train: thread")?;
+        // The thread answers, or drops its end. The time depends on the size of the model.
+        prepared.recv().context("--train: the thread has ended")?.context("--train")?;
+        Ok(Self { stop, begin: Some(begin), ended, on_signal: None })
+    }
+
+    /// Lets training begin. From now on the first signal stops it, and a second one ends the process.
+    ///
+    /// # Errors
+    /// When the system refuses the handlers of the signals.
+    pub(crate) fn begin(&mut self) -> anyhow::Result<()> {
+        self.on_signal = Some(OnSignal::set(&self.stop)?);
+        // The thread waits for this being dropped as well.
+        if let Some(begin) = self.begin.take() {
+            let _ = begin.send(());
+        }
+        Ok(())
+    }
+
+    /// Stops training after its batch, and waits for its last version. Blocks.
+    ///
+    /// # Errors
+    /// When training has failed, or does not end in time.
+    pub(crate) fn end(self) -> anyhow::Result<()> {
+        self.stop.interrupt();
+        drop(self.begin);
+        match self.ended.recv_timeout(LAST_VERSION) {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(reason)) => Err(anyhow!("training has failed: {reason}")),
+            Err(RecvTimeoutError::Disconnected) => Ok(()),
+            Err(RecvTimeoutError::Timeout) => Err(anyhow!(
+                "training did not end in {} s, so its last version is missing; the next start continues from \
+                 the version before",
+                LAST_VERSION.as_secs()
+            )),
+        }
+    }
+}
+
+/// The thread that waits for the model, and lets training begin.
+struct Server {
+    ready: Sender<anyhow::Result<()>>,
+    begun: Receiver<()>,
+}
+
+impl Server {
+    /// Reports that the model is ready, or why not, and waits. Returns whether training begins.
+    fn waits(self, prepared: anyhow::Result<()>) -> bool {
+        // Both fail if the server has given up.
+        self.ready.send(prepared).is_ok() && self.begun.recv().is_ok()
+    }
+}
+
+/// What the thread of training owns.
+struct BesideThread {
+    args: Args,
+    config: Config,
+    stop: Stop,
+    server: ToServer,
+    threads: usize,
+}
+
+impl BesideThread {
+    /// Prepares the model, waits until the server answers, trains, and reports the end.
+    fn run(self, server: Server, end: &Sender<Result<(), String>>) {
+        if let Err(error) = rustix::process::setpriority_process(None, NICE) {
+            tracing::warn!(%error, "training runs at the priority of the server");
+        }
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(self.threads);
+        let trained = match pool.thread_name(|n| format!("train-{n}")).build().context("threads") {
+            Ok(pool) => {
+                let train = || pool.install(|| self.prepare_and_train(server));
+                catch_unwind(AssertUnwindSafe(train))
+            }
+            Err(error) => {
+                server.waits(Err(error));
+                return;
+            }
+        };
+        let trained = trained.unwrap_or_else(|_| Err(anyhow!("a thread of training panicked")));
+        let training = &self.server.training;
+        let result = trained.map_err(|error| error_line(error.as_ref()));
+        match &result {
+            Ok(()) => training.enter(TrainingState::Ended),
+            Err(reason) => {
+                training.enter(TrainingState::Failed);
+                tracing::error!(
+                    model = self.args.name,
+                    %reason,
+                    "training has failed; the last version is served until the server ends"
+                );
+            }
+        }
+        // Without a receiver the server has ended.
+        let _ = end.send(result);
+    }
+
+    /// The server gets an error before the model is ready. Later ones are returned.
+    fn prepare_and_train(&self, server: Server) -> anyhow::Result<()> {
+        let (start, schema) = match self.check() {
+            Ok(checked) => checked,
+            Err(error) => {
+                server.waits(Err(error));
+                return Ok(());
+            }
+        };
+        let feed = self.args.feed(&schema, &self.stop);
+        match self.begin(&feed, start) {
+            // There is nothing to train if the run is complete.
+            Ok(run) => match (server.waits(Ok(())), run) {
+                (true, Some(mut run)) => self.train(&mut run),
+                _ => Ok(()),
+            },
+            Err(error) => {
+                server.waits(Err(error));
+                Ok(())
+            }
+        }
+    }
+
+    /// Begins the run, and writes a first version if there is none.
+    fn begin<'a>(&'a self, feed: &'a Feed, start: Start) -> anyhow::Result<Option<Run<'a>>> {
+        let first = matches!(start, Start::Fresh);
+        let setting = Setting { config: &self.config, device: None, server: Some(self.server.clone()) };
+        let mut run = Run::begin(&self.args, feed, start, setting)?;
+        if let Some(run) = run.as_mut().filter(|_| first) {
+            let version = run.write()?;
+            tracing::info!(model = self.args.name, %version, "the first version has the initial weights");
+        }
+        Ok(run)
+    }
+
+    /// Checks everything that can be checked before the model is initialised.
+    fn check(&self) -> anyhow::Result<(Start, Schema)> {
+        let Self { args, stop, .. } = self;
+        args.run.training.optimizer()?;
+        check_name("model", &args.name).map_err(|e| InputError(anyhow!("{e}")))?;
+        let (start, schema) = Start::of(args, stop)?;
+        args.check_data(&schema)?;
+        prepare_models(&args.models)?;
+        check_writable(&args.models, &args.name).map_err(|e| InputError(anyhow!("--models: {e}")))?;
+        Ok((start, schema))
+    }
+
+    /// Trains to the end of the data or to a signal, and publishes what was trained.
+    fn train(&self, run: &mut Run<'_>) -> anyhow::Result<()> {
+        let model = &self.args.name;
+        run.train()?;
+        let samples = run.epochs.meter.samples();
+        let why = if self.stop.interrupted() { "at a signal" } else { "at the end of the data" };
+        if samples == 0 {
+            tracing::info!(model, "training has ended {why}; it took no step");
+            return Ok(());
+        }
+        if let Err(reason) = run.check_gate() {
+            self.server.published(model, &Err(reason.clone()));
+            tracing::warn!(
+                model,
+                samples,
+                "training has ended {why}; the last version is not published: {reason}"
+            );
+            return Ok(());
+        }
+        let version = run.write().context("the last version")?;
+        tracing::info!(model, samples, %version, "training has ended {why}");
+        Ok(())
+    }
+}

@@ -1,0 +1,190 @@
+//! A run of training: where it starts, its model, its place in the data, and the versions that it writes.
+//! `train` and `serve --train` drive it.
+
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+
+use anyhow::{Context, anyhow};
+
+use super::Args;
+use super::epochs::Epochs;
+use super::from::schema_of;
+use super::publishing::{Versions, base_of};
+use super::resume::ResumePoint;
+use super::trained::Trained;
+use crate::cli::InputError;
+use crate::config::Config;
+use crate::dataset::{Feed, Stop};
+use crate::device::cuda::Nvidia;
+use crate::metrics::Training;
+use crate::schema::Schema;
+use crate::store::Opened;
+use crate::trainer::cursor::Cursor;
+use crate::trainer::is_exact;
+use crate::trainer::progressive::ProgressiveQuality;
+use crate::trainer::publish::Published;
+use crate::types::Version;
+
+/// Where a run starts.
+pub(crate) enum Start {
+    /// With fresh weights.
+    Fresh,
+    /// From a version, with new data.
+    From(Box<Opened>),
+    /// Where an interrupted run stopped.
+    Resumed(Box<Opened>, Box<Cursor>),
+}
+
+impl Start {
+    /// What the flags ask for, and the schema.
+    ///
+    /// # Errors
+    /// When a version or the schema cannot be used.
+    pub(crate) fn of(args: &Args, stop: &Stop) -> anyhow::Result<(Self, Schema)> {
+        if args.resume {
+            match ResumePoint::find(args, stop)? {
+                ResumePoint::At(opened, cursor) => {
+                    let schema = schema_of(args.model_config.as_deref(), Some(&opened))?;
+                    let optimizer = args.run.training.optimizer()?;
+                    if !is_exact(&opened, optimizer) {
+                        let version = opened.store.version();
+                        let reason = anyhow!(
+                            "--resume: version {version}: expected the optimizer {} with its state",
+                            opened.metadata.get("optimizer").map_or("unknown", String::as_str)
+                        );
+                        return Err(InputError(reason).into());
+                    }
+                    return Ok((Self::Resumed(opened, cursor), schema));
+                }
+                ResumePoint::Beginning(reason) => {
+                    tracing::info!("nothing was published yet ({reason}): training starts at the beginning");
+                }
+            }
+        }
+        let from = args.from.map(|from| from.open(&args.models, &args.name)).transpose()?;
+        let schema = schema_of(args.model_config.as_deref(), from.as_ref())?;
+        Ok((from.map_or(Self::Fresh, |opened| Self::From(Box::new(opened))), schema))
+    }
+}
+
+/// What a run uses besides its flags.
+pub(crate) struct Setting<'c> {
+    pub config: &'c Config,
+    pub device: Option<Arc<Nvidia>>,
+    /// A server in this process.
+    pub server: Option<ToServer>,
+}
+
+/// What a server is told about a run in its process.
+#[derive(Clone)]
+pub(crate) struct ToServer {
+    pub training: Arc<Training>,
+    /// Gets the name of a model that has a new version.
+    pub wake: Sender<String>,
+}
+
+impl ToServer {
+    /// A step was taken.
+    pub(crate) fn stepped(&self, samples: usize) {
+        self.training.series.steps.increment(1);
+        self.training.series.samples.increment(samples as u64);
+    }
+
+    /// The last samples were measured.
+    pub(crate) fn measured(&self, progressive: &ProgressiveQuality) {
+        let series = &self.training.series;
+        series.log_loss.set(progressive.quality.log_loss);
+        series.auc.set(progressive.quality.auc.unwrap_or(f64::NAN));
+        series.calibration.set(progressive.calibration.unwrap_or(f64::NAN));
+    }
+
+    /// A version was published, or not.
+    pub(crate) fn published(&self, model: &str, outcome: &Result<Published, String>) {
+        let series = &self.training.series;
+        let Ok(published) = outcome else {
+            series.not_published.increment(1);
+            return;
+        };
+        series.published.increment(1);
+        series.publish_seconds.record(published.took);
+        series.pause_seconds.record(published.pause);
+        series.publish_bytes.increment(published.bytes);
+        series.publish_rows.increment(published.rows);
+        // Without a receiver the server has ended.
+        let _ = self.wake.send(model.to_owned());
+    }
+}
+
+/// A run that has begun.
+pub(crate) struct Run<'a> {
+    pub epochs: Epochs<'a>,
+    pub model: Trained,
+    versions: Versions<'a>,
+}
+
+impl<'a> Run<'a> {
+    /// Initialises the model or opens its version. `None` if the run is complete, which is logged.
+    ///
+    /// # Errors
+    /// When the version is of another run, memory or disk do not suffice, or another process trains the model.
+    pub(crate) fn begin(
+        args: &'a Args,
+        feed: &'a Feed,
+        start: Start,
+        setting: Setting<'_>,
+    ) -> anyhow::Result<Option<Self>> {
+        let Setting { config, device, server } = setting;
+        let mut epochs = Epochs::new(args, feed)?.telling(server.as_ref());
+        let from = match start {
+            Start::Fresh => None,
+            Start::From(opened) => Some(opened),
+            Start::Resumed(opened, cursor) => {
+                epochs = epochs.at(&cursor)?;
+                let version = opened.store.version();
+                if epochs.is_complete() {
+                    let written = format!("{}/{}/{version}", args.models.display(), args.name);
+                    epochs.meter.print(&format!("the run is complete: {written}"));
+                    return Ok(None);
+                }
+                tracing::info!(%version, epoch = cursor.epoch, samples = cursor.samples, "the run continues");
+                Some(opened)
+            }
+        };
+        let base = from.as_ref().map(|opened| base_of(args, opened)).transpose()?.flatten();
+        let model = Trained::begin(args, &feed.schema, from.map(|opened| *opened), device)?;
+        let mut versions = Versions::new(args, config, &model, (base, server.as_ref()))?;
+        if let Some(best) = epochs.best_version() {
+            versions.keep(best).with_context(|| format!("version {best} of the best epoch"))?;
+        }
+        Ok(Some(Self { epochs, model, versions }))
+    }
+
+    /// Trains to the end of the data, or to an interrupt.
+    ///
+    /// # Errors
+    /// Errors of training and validation.
+    pub(crate) fn train(&mut self) -> anyhow::Result<()> {
+        let trained = self.epochs.train(&mut self.model, &mut self.versions);
+        if trained.is_err() {
+            self.epochs.meter.finish();
+        }
+        trained
+    }
+
+    /// Checks that the gate lets the present state through.
+    ///
+    /// # Errors
+    /// What the gate found.
+    pub(crate) fn check_gate(&self) -> Result<(), String> {
+        self.epochs.args.run.publish.check(&self.epochs.meter.progressive)
+    }
+
+    /// Writes a version of the present state. If the last version has this state, nothing is written.
+    ///
+    /// # Errors
+    /// When the version cannot be written.
+    pub(crate) fn write(&mut self) -> anyhow::Result<Version> {
+        let notes = self.epochs.cut_notes(self.model.state());
+        self.versions.write(&mut self.model, &notes)
+    }
+}

@@ -1,0 +1,319 @@
+//! `serve --train`: one process trains a model and serves it. Clients score meanwhile, and no request fails.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::sleep;
+use std::time::Duration;
+
+use flechette::schema::preset::ArchKind;
+use flechette::server::proto::PredictRequest;
+use flechette::server::proto::ctr_client::CtrClient;
+
+use crate::program::{Served, Workshop, metrics_page, run, run_failing};
+use crate::serving::{channel, http_get};
+use crate::switching::{requests, wait};
+use crate::train_resume::last_version;
+
+const MODEL: &str = "dlrm";
+const PARTS: usize = 8;
+
+/// Kills of each kind of run.
+const KILLS: usize = 4;
+
+/// A workshop with an empty directory to follow.
+struct Site {
+    workshop: Workshop,
+    incoming: String,
+    /// The flags of training, with the `model.toml`.
+    flags: String,
+}
+
+impl Site {
+    fn new(rows: u64) -> Self {
+        let workshop = Workshop::new(rows, 200);
+        let (config, incoming) = (workshop.config(ArchKind::Dlrm, 8, 1000), workshop.path("incoming"));
+        fs::create_dir(&incoming).unwrap();
+        let flags = format!("--model-config {config} --format criteo-tsv --batch 32");
+        Self { workshop, incoming, flags }
+    }
+
+    /// Renames one of the parts of the training data into the directory.
+    fn arrive(&self, part: usize) {
+        let text = fs::read_to_string(&self.workshop.train).unwrap();
+        let lines: Vec<&str> = text.split_inclusive('\n').collect();
+        let lines = lines.chunks(lines.len().div_ceil(PARTS)).nth(part).unwrap();
+        let path = format!("{}/{part}", self.incoming);
+        fs::write(format!("{path}.tmp"), lines.concat()).unwrap();
+        fs::rename(format!("{path}.tmp"), path).unwrap();
+    }
+
+    fn serve(&self, source: &str, more: &str) -> Served {
+        let line = format!("--train {MODEL}={source} {} {more}", self.flags);
+        Served::start(&self.workshop.models, &line)
+    }
+
+    fn follow(&self, more: &str) -> Served {
+        self.serve(&self.incoming, &format!("--follow-until {} {more}", PARTS - 1))
+    }
+
+    /// The files of the model's last version, which `train` alone must have too.
+    fn compare_with_train(&self, data: &str, more: &str) {
+        let models = &self.workshop.models;
+        let line = format!("train {} {data} {more} --models {models} --name alone", self.flags);
+        let output = run(&line);
+        assert!(output.status.success(), "{line}: {}", String::from_utf8_lossy(&output.stderr));
+        let (own, alone) = (last_version(&self.workshop, MODEL), last_version(&self.workshop, "alone"));
+        let differ: Vec<_> = alone.keys().filter(|file| own.get(*file) != alone.get(*file)).collect();
+        assert!(own == alone, "{differ:?}, files {} and {}", own.len(), alone.len());
+        assert!(own.len() > 2 * 26, "{own:?}");
+        fs::remove_dir_all(Path::new(models).join("alone")).unwrap();
+    }
+
+    fn compare_with_train_of_parts(&self, more: &str) {
+        let data = format!("--follow {} --follow-until {}", self.incoming, PARTS - 1);
+        self.compare_with_train(&data, more);
+    }
+}
+
+/// Whether the metrics page has this value.
+fn shows(served: &Served, metric: &str, value: f64) -> bool {
+    let label = format!("flechette_{metric}{{model=\"{MODEL}\"}} {value}");
+    metrics_page(served.http).lines().any(|line| line == label)
+}
+
+fn shown(served: &Served, metric: &str) -> f64 {
+    served.metric(&format!("flechette_{metric}"), &[&format!("model=\"{MODEL}\"")])
+}
+
+fn version_on_disk(site: &Site) -> u64 {
+    let entries = fs::read_dir(Path::new(&site.workshop.models).join(MODEL)).unwrap().flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).max().unwrap()
+}
+
+type Answers = BTreeMap<(u64, usize), Vec<f32>>;
+
+/// Sends requests until `stop` is set. Every request must succeed, and no answer may be of an older version
+/// than the one before.
+async fn score(served: SocketAddr, requests: Vec<PredictRequest>, stop: Arc<AtomicBool>) -> Answers {
+    let mut client = CtrClient::new(channel(served).await);
+    let (mut answers, mut last) = (Answers::new(), 0);
+    for number in (0..requests.len()).cycle() {
+        if stop.load(Ordering::Acquire) {
+            break;
+        }
+        let answer = client.predict(requests[number].clone()).await.expect("no request fails").into_inner();
+        assert!(answer.version >= last, "version {} after {last}", answer.version);
+        last = answer.version;
+        let first = answers.entry((last, number)).or_insert_with(|| answer.scores.clone());
+        assert!(*first == answer.scores, "version {last}, request {number}: two answers");
+    }
+    answers
+}
+
+/// The name and the nice value of each thread.
+fn priorities(served: &Served) -> Vec<(String, i64)> {
+    let tasks = fs::read_dir(format!("/proc/{}/task", served.id())).unwrap().flatten();
+    let stats = tasks.filter_map(|task| fs::read_to_string(task.path().join("stat")).ok());
+    let of = |stat: String| {
+        let (name, rest) = stat.split_once('(')?.1.rsplit_once(')')?;
+        // The fields after the name begin with the third; nice is the 19th.
+        Some((name.to_owned(), rest.split_whitespace().nth(16)?.parse().ok()?))
+    };
+    stats.filter_map(of).collect()
+}
+
+fn scores_follow_the_versions(more: &str) {
+    let site = Site::new(1700);
+    let served = site.follow(&format!("--publish-every 4steps --train-threads 1 {more}"));
+    let stop = Arc::new(AtomicBool::new(false));
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let messages: Vec<_> = requests(&site.workshop).into_iter().map(|(message, _)| message).collect();
+    let clients: Vec<_> =
+        (0..2).map(|_| runtime.spawn(score(served.grpc, messages.clone(), stop.clone()))).collect();
+    wait("the first version is served", || shown(&served, "model_version") == 1.0);
+    for part in 0..PARTS {
+        site.arrive(part);
+        if part + 1 < PARTS {
+            // With a scratchpad some batches wait in the stages for the next file.
+            wait("a part is trained", || shown(&served, "training_samples_total") >= 200.0 * part as f64);
+            wait("a version is served", || shown(&served, "model_version") > part as f64);
+        }
+        if part == 1 {
+            let threads = priorities(&served);
+            let low = |name: &str| ["train", "publish", "cut-watch"].iter().any(|of| name.starts_with(of));
+            assert!(threads.iter().filter(|(name, _)| low(name)).count() >= 4, "{threads:?}");
+            let stages = threads.iter().filter(|(_, nice)| *nice == 19).count();
+            assert!(stages >= if more.is_empty() { 4 } else { 8 }, "{threads:?}");
+            let wrong: Vec<_> = threads.iter().filter(|(name, nice)| low(name) != (*nice == 19)).collect();
+            assert!(wrong.iter().all(|(_, nice)| *nice == 19), "{wrong:?}");
+        }
+    }
+    wait("training ends", || shows(&served, "training_state", 0.0));
+    wait("the last version is served", || shown(&served, "model_version") == version_on_disk(&site) as f64);
+    sleep(Duration::from_millis(200));
+    stop.store(true, Ordering::Release);
+    let mut versions = BTreeMap::new();
+    for client in clients {
+        for ((version, request), scores) in runtime.block_on(client).unwrap() {
+            if request == 0 {
+                versions.insert(version, scores);
+            }
+        }
+    }
+    assert!(versions.len() >= 4, "{:?}", versions.keys());
+    let scores: Vec<_> = versions.values().collect();
+    assert!(scores.windows(2).all(|two| two[0] != two[1]), "each version has other scores");
+
+    let page = metrics_page(served.http);
+    for metric in ["publish_pause_seconds_count", "publish_seconds_count", "publishes_total"] {
+        assert!(shown(&served, metric) >= 5.0, "{metric}: {page}");
+    }
+    for metric in ["publish_bytes_total", "publish_rows_total", "progressive_log_loss", "progressive_auc"] {
+        assert!(shown(&served, metric) > 0.0, "{metric}: {page}");
+    }
+    assert_eq!(shown(&served, "training_samples_total"), 1700.0);
+    assert_eq!(shown(&served, "training_steps_total"), 54.0);
+    let age = shown(&served, "model_data_age_seconds");
+    assert!((0.0..3600.0).contains(&age), "{age}");
+    let (_, status) = runtime.block_on(http_get(served.http, "/"));
+    assert!(status.contains("ready, training has ended"), "{status}");
+    served.terminate();
+    let (status, log) = served.ended();
+    assert!(status.success() && !log.contains("panicked") && !log.contains("ERROR"), "{log}");
+    assert!(log.contains("training has ended at the end of the data"), "{log}");
+    site.compare_with_train_of_parts(more);
+}
+
+#[test]
+fn scores_follow_the_versions_of_a_model_in_memory() {
+    scores_follow_the_versions("");
+}
+
+#[test]
+fn scores_follow_the_versions_of_a_model_behind_a_scratchpad() {
+    scores_follow_the_versions("--scratchpad 0.3");
+}
+
+#[test]
+fn a_signal_publishes_what_was_trained_and_the_next_start_continues() {
+    let site = Site::new(1600);
+    let rare = "--publish-every 1000s";
+    for (stop, parts) in [(3, 0..3), (6, 3..6)] {
+        let served = site.follow(rare);
+        let before = version_on_disk(&site);
+        parts.for_each(|part| site.arrive(part));
+        let own = if stop == 3 { 576.0 } else { 600.0 };
+        wait("the parts are trained", || shown(&served, "training_samples_total") >= own);
+        assert_eq!(version_on_disk(&site), before);
+        served.terminate();
+        let (status, log) = served.ended();
+        assert!(status.success() && log.contains("training has ended at a signal"), "{log}");
+        assert_eq!(version_on_disk(&site), before + 1, "{log}");
+    }
+    let served = site.follow(rare);
+    (6..PARTS).for_each(|part| site.arrive(part));
+    wait("training ends", || shows(&served, "training_state", 0.0));
+    wait("the last version is served", || shown(&served, "model_version") == version_on_disk(&site) as f64);
+    drop(served);
+    site.compare_with_train_of_parts("");
+}
+
+#[test]
+fn a_file_is_trained_once_and_the_server_goes_on() {
+    let site = Site::new(500);
+    let data = site.workshop.train.clone();
+    let served = site.serve(&data, "");
+    wait("training ends", || shows(&served, "training_state", 0.0));
+    wait("its version is served", || shown(&served, "model_version") == 2.0);
+    served.terminate();
+    let (status, log) = served.ended();
+    assert!(status.success(), "{log}");
+    let again = site.serve(&data, "");
+    wait("there is nothing to train", || shows(&again, "training_state", 0.0));
+    assert_eq!(again.score(MODEL, &site.workshop.valid, "")["version"], 2);
+    again.terminate();
+    let (status, log) = again.ended();
+    assert!(status.success() && log.contains("the run is complete"), "{log}");
+    site.compare_with_train(&format!("--data {data}"), "");
+    // Another file continues from the last version, and needs no model.toml.
+    let more = site.workshop.valid.clone();
+    let line = format!("--train {MODEL}={more} --format criteo-tsv");
+    let served = Served::start(&site.workshop.models, &line);
+    wait("its version is served", || shown(&served, "model_version") > 3.0);
+}
+
+#[test]
+fn when_training_fails_the_server_goes_on_and_ends_with_an_error() {
+    let site = Site::new(1600);
+    let served = site.follow("--publish-every 2steps --max-malformed 0");
+    site.arrive(0);
+    wait("a version is served", || shown(&served, "model_version") > 1.0);
+    fs::write(format!("{}/1", site.incoming), "not a sample\n").unwrap();
+    wait("training fails", || shows(&served, "training_state", -1.0));
+    let version = shown(&served, "model_version");
+    assert_eq!(served.score(MODEL, &site.workshop.valid, "")["version"], version as u64);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let (_, status) = runtime.block_on(http_get(served.http, "/"));
+    assert!(status.contains("ready, training has failed"), "{status}");
+    assert_eq!(runtime.block_on(http_get(served.http, "/readyz")).0, 200);
+    served.terminate();
+    let (status, log) = served.ended();
+    assert_eq!(status.code(), Some(1), "{log}");
+    assert_eq!(log.matches("training has failed; the last version is served").count(), 1, "{log}");
+    assert!(log.contains("error: training has failed: ") && log.contains("incoming/1"), "{log}");
+}
+
+#[test]
+fn a_server_that_is_killed_while_it_trains_continues_to_the_same_bytes() {
+    let site = Site::new(1600);
+    (0..PARTS).for_each(|part| site.arrive(part));
+    let mut random = 0x9e37_79b9_7f4a_7c15_u64;
+    for more in ["", "--scratchpad 0.3"] {
+        let every = format!("--publish-every 3steps {more}");
+        for _ in 0..KILLS {
+            let served = site.follow(&every);
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            sleep(Duration::from_millis(random % 400));
+            // Kills it.
+            drop(served);
+        }
+        let served = site.follow(&every);
+        wait("training ends", || shows(&served, "training_state", 0.0));
+        drop(served);
+        site.compare_with_train_of_parts(more);
+        fs::remove_dir_all(Path::new(&site.workshop.models).join(MODEL)).unwrap();
+    }
+}
+
+#[test]
+fn flags_of_training_that_cannot_be_used_are_refused_by_name() {
+    let site = Site::new(10);
+    let (models, flags, incoming) = (&site.workshop.models, &site.flags, &site.incoming);
+    let line = |more: &str| format!("serve --models {models} --grpc 127.0.0.1:0 --http 127.0.0.1:0 {more}");
+    for (more, words) in [
+        ("--batch 64".to_owned(), "--train <NAME=SOURCE>"),
+        ("--scratchpad 0.5".to_owned(), "--train <NAME=SOURCE>"),
+        (format!("--train m={incoming}"), "--format <F>"),
+        (format!("--train m=learn {flags}"), "learn: the server does not take samples from clients"),
+        (format!("--train m {flags}"), "expected NAME=SOURCE"),
+        (format!("--train a/b={incoming} {flags}"), "--train: model"),
+        (format!("--train m={incoming} --format criteo-tsv"), "--model-config: missing"),
+        (format!("--train m={incoming}/none {flags}"), "none"),
+        (format!("--train m={incoming}/none {flags} --follow-until 3"), "--follow-until: used only with"),
+    ] {
+        let output = run(&line(&more));
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.code() == Some(2) && error.contains(words), "{more}: {error}");
+    }
+    let served = site.follow("");
+    let second = run_failing(2, &line(&format!("--train {MODEL}={incoming} {flags}")));
+    assert!(second.contains("another process trains \"dlrm\" and publishes"), "{second}");
+    served.terminate();
+    assert!(served.ended().0.success());
+}
