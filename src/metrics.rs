@@ -86,11 +86,12 @@ const BUILD_INFO: Spec =
     Spec("flechette_build_info", Kind::Gauge, "Always 1; the label is the version of the program.");
 
 /// All metrics.
-const ALL: [&[Spec]; 7] = [
+const ALL: [&[Spec]; 8] = [
     &[REQUESTS, MODEL_VERSION, BUILD_INFO],
     BatchMetrics::SPECS,
     SwitchMetrics::SPECS,
     TraceMetrics::SPECS,
+    LearnMetrics::SPECS,
     CacheMetrics::SPECS,
     DeviceMetrics::SPECS,
     TableMetrics::SPECS,
@@ -154,6 +155,17 @@ series! {
 }
 
 series! {
+    /// Series of a model's log of learned samples.
+    LearnMetrics:
+    samples: Counter, "flechette_learn_samples_total", "Samples of Learn calls that were made durable.";
+    refused: Counter, "flechette_learn_refused_total",
+        "Samples of Learn calls that were not stored: the log was full, or the disk failed.";
+    bytes: Gauge, "flechette_learn_bytes", "Bytes of the log of learned samples now.";
+    sync_seconds: Seconds, "flechette_learn_sync_seconds",
+        "Time to write and sync the samples of the Learn calls that waited together.";
+}
+
+series! {
     /// Series of the cache of a model.
     CacheMetrics:
     used_bytes: Gauge, "flechette_cache_used_bytes", "Bytes of the cache's pool that hold rows.";
@@ -213,6 +225,7 @@ pub(crate) struct ModelMetrics {
     pub device: DeviceMetrics,
     pub cache: CacheMetrics,
     pub trace: TraceMetrics,
+    pub learn: LearnMetrics,
     /// In the order of the schema's tables.
     pub(crate) tables: Vec<TableMetrics>,
 }
@@ -229,6 +242,7 @@ impl ModelMetrics {
             device: DeviceMetrics::new(recorder, model),
             cache: CacheMetrics::new(recorder, model),
             trace: TraceMetrics::new(recorder, model),
+            learn: LearnMetrics::new(recorder, model),
             tables: schema.tables.iter().map(table).collect(),
         }
     }

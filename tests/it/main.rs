@@ -14,6 +14,7 @@ mod dataset;
 mod demo;
 mod fake;
 mod files;
+mod learn;
 mod learning;
 mod memory;
 mod operation;

@@ -23,7 +23,7 @@ use crate::metrics::{Metrics, ModelMetrics};
 use crate::model::Model;
 use crate::predict::Predict;
 use crate::schema::Schema;
-use crate::server::{Server, ServerParts, terminated};
+use crate::server::{Learning, Server, ServerParts, terminated};
 use crate::store::hot_rows::STATE;
 use crate::store::{self, Opened, Purpose};
 use crate::trace::recorder::{Recorder, RecorderOptions};
@@ -157,8 +157,10 @@ impl Serving {
     pub async fn bind(&self, config: &Config) -> anyhow::Result<Server> {
         let models = self.engines().into_iter().map(|engine| engine as Arc<dyn Predict>).collect();
         let (server, batcher) = (config.server.clone(), config.batcher.clone());
-        Ok(Server::bind(ServerParts { models, metrics: self.loader.metrics.clone(), server, batcher })
-            .await?)
+        let learning =
+            Learning { models: self.loader.models.clone(), config: config.learn, only: Vec::new() };
+        let metrics = self.loader.metrics.clone();
+        Ok(Server::bind(ServerParts { models, metrics, server, batcher, learning: Some(learning) }).await?)
     }
 }
 

@@ -8,7 +8,8 @@ use super::Args;
 use crate::cli::InputError;
 use crate::cli::flags::whole;
 use crate::cli::training::{data_path, is_pipe, no_samples, readable_twice};
-use crate::dataset::{Feed, FeedFiles, Follow, HeldOut, Shuffle, Stop};
+use crate::dataset::{Feed, FeedFiles, FileAt, Follow, HeldOut, Learned, Shuffle, Stop};
+use crate::learnlog;
 use crate::schema::Schema;
 use crate::trainer::cursor::Run;
 use crate::types::RawBatch;
@@ -17,7 +18,7 @@ use crate::types::RawBatch;
 #[derive(Debug, clap::Args)]
 pub(crate) struct DataFlags {
     /// Files to train on, read in this order; - is standard input
-    #[arg(long, value_name = "FILE", num_args = 1.., required_unless_present = "follow")]
+    #[arg(long, value_name = "FILE", num_args = 1.., required_unless_present_any = ["follow", "learned"])]
     #[arg(value_parser = data_path)]
     pub data: Vec<PathBuf>,
     /// Trains on the files of this directory, in the order of their names, as they are renamed into it
@@ -26,6 +27,13 @@ pub(crate) struct DataFlags {
     /// Ends after the file of this name, or before a file whose name is greater
     #[arg(long, value_name = "NAME")]
     follow_until: Option<String>,
+    /// Trains on the samples that clients sent to the server, and waits for more
+    #[arg(long, conflicts_with_all = ["data", "follow", "shuffle", "valid_ratio", "epochs", "early_stop"])]
+    #[arg(conflicts_with = "save_best")]
+    learned: bool,
+    /// Ends when all samples of the log were trained on, and does not wait for more
+    #[arg(long)]
+    learned_until_end: bool,
     /// Shuffles within consecutive blocks of this many samples
     #[arg(long, value_name = "N", value_parser = whole::<u32>(2, 1 << 28))]
     shuffle: Option<u32>,
@@ -44,9 +52,15 @@ fn ratio(text: &str) -> Result<f64, String> {
 }
 
 impl DataFlags {
+    /// Whether files or samples may appear while training runs, so that the cursor names a file.
+    pub(crate) fn follows(&self) -> bool {
+        self.follow.is_some() || self.learned
+    }
+
     /// The flag of the data, and its first path.
     fn first(&self) -> (&'static str, &Path) {
         match &self.follow {
+            None if self.learned => ("--learned", Path::new("state/learn")),
             Some(dir) => ("--follow", dir),
             None => ("--data", self.data.first().map_or(Path::new(""), PathBuf::as_path)),
         }
@@ -65,6 +79,9 @@ impl Args {
         let flags = &self.data;
         let seed = flags.data_seed.unwrap_or(self.training.seed);
         let files = match &flags.follow {
+            None if flags.learned => {
+                FeedFiles::Learned(Learned::new(&self.learned_log(), flags.learned_until_end))
+            }
             Some(dir) => FeedFiles::Followed(Follow::new(dir, flags.follow_until.clone())),
             None => FeedFiles::List(flags.data.clone()),
         };
@@ -77,6 +94,19 @@ impl Args {
             held_out: flags.valid_ratio.map(|ratio| HeldOut { ratio, seed }),
             stop: stop.clone(),
         }
+    }
+
+    /// The log of `--learned`.
+    fn learned_log(&self) -> PathBuf {
+        learnlog::folder(&self.models, &self.name)
+    }
+
+    /// Removes the samples of the log that a published version was trained on. `file` is its cursor's.
+    pub(crate) fn remove_consumed(&self, file: Option<&FileAt>) -> anyhow::Result<()> {
+        if let Some(file) = file.filter(|_| self.data.learned) {
+            learnlog::consumed(&self.learned_log(), &file.name)?;
+        }
+        Ok(())
     }
 
     /// Everything that decides what the run trains, for its cursor.
@@ -100,6 +130,17 @@ impl Args {
         // clap does not ask for --follow here, because it conflicts with --data.
         if self.data.follow_until.is_some() && self.data.follow.is_none() {
             return Err(InputError(anyhow!("--follow-until: used only with --follow")).into());
+        }
+        if self.data.learned_until_end && !self.data.learned {
+            return Err(InputError(anyhow!("--learned-until-end: used only with --learned")).into());
+        }
+        if self.data.learned {
+            let log = self.learned_log();
+            if !log.is_dir() {
+                let reason = "no samples were sent to a server (learn.enabled)";
+                return Err(InputError(anyhow!("--learned: {}: {reason}", log.display())).into());
+            }
+            learnlog::repair(&log).map_err(|e| InputError(anyhow!("--learned: {e}")))?;
         }
         if self.epochs > 1 {
             readable_twice("--epochs", data)?;

@@ -106,7 +106,7 @@ impl<'a> Epochs<'a> {
             self.epoch_samples = self.place.samples;
             let epoch = self.place.epoch;
             self.epochs_trained = epoch;
-            if self.args.data.follow.is_some() {
+            if self.args.data.follows() {
                 break;
             }
             let trained = self.place.samples > 0;
@@ -144,7 +144,7 @@ impl<'a> Epochs<'a> {
     fn step(&mut self, before: u64, progress: &Progress<'_>) {
         self.meter.step(progress);
         self.place.samples = before + progress.samples;
-        if self.args.data.follow.is_none() {
+        if !self.args.data.follows() {
             return;
         }
         let mut from = 0;

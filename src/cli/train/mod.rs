@@ -217,7 +217,9 @@ fn train(
                     .check(&epochs.meter.progressive)
                     .map_err(|reason| anyhow!("not published: {reason}"))?;
             }
-            versions.write(&mut model, &notes)?
+            let version = versions.write(&mut model, &notes)?;
+            args.remove_consumed(epochs.cursor(model.state()).file.as_ref())?;
+            version
         }
     };
     let written = format!("{}/{}/{version}", args.models.display(), args.name);
