@@ -25,7 +25,8 @@ use flechette::schema::preset::{ArchKind, criteo};
 use flechette::server::proto::ctr_client::CtrClient;
 use flechette::server::proto::ctr_server::{Ctr, CtrServer};
 use flechette::server::proto::{
-    FeatureColumn, GetModelRequest, GetModelResponse, PredictRequest, PredictResponse,
+    FeatureColumn, GetModelRequest, GetModelResponse, LearnRequest, LearnResponse, PredictRequest,
+    PredictResponse,
 };
 use flechette::trainer::initialise;
 use flechette::trainer::optim::{self, Optimizer};
@@ -110,6 +111,10 @@ impl Ctr for Echo {
         let request = request.into_inner();
         let scores = request.dense.first().copied().into_iter().collect();
         Ok(Response::new(PredictResponse { scores, version: 1, absent: Vec::new() }))
+    }
+
+    async fn learn(&self, _: Request<LearnRequest>) -> Result<Response<LearnResponse>, Status> {
+        Err(Status::unimplemented("an echo has no model"))
     }
 
     async fn get_model(&self, _: Request<GetModelRequest>) -> Result<Response<GetModelResponse>, Status> {

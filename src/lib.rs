@@ -76,6 +76,11 @@ pub mod compute;
 
 pub mod device;
 
+// Storage of rows and of learned samples.
+pub mod store;
+
+pub(crate) mod learnlog;
+
 // Training data, recorded accesses, request batches.
 pub mod dataset;
 
@@ -83,9 +88,7 @@ pub(crate) mod trace;
 
 pub(crate) mod batcher;
 
-// Storage of rows.
-pub mod store;
-
+// The cache of rows.
 pub mod cache;
 
 // Scoring.

@@ -86,12 +86,13 @@ const BUILD_INFO: Spec =
     Spec("flechette_build_info", Kind::Gauge, "Always 1; the label is the version of the program.");
 
 /// All metrics.
-const ALL: [&[Spec]; 8] = [
+const ALL: [&[Spec]; 9] = [
     &[REQUESTS, MODEL_VERSION, BUILD_INFO],
     BatchMetrics::SPECS,
     SwitchMetrics::SPECS,
     TrainingMetrics::SPECS,
     TraceMetrics::SPECS,
+    LearnMetrics::SPECS,
     CacheMetrics::SPECS,
     DeviceMetrics::SPECS,
     TableMetrics::SPECS,
@@ -176,6 +177,17 @@ series! {
     recorded: Counter, "flechette_trace_accesses_total", "Sampled accesses that were written to the trace.";
     dropped: Counter, "flechette_trace_dropped_total",
         "Sampled accesses that were not written, because the buffer was full or the disk failed.";
+}
+
+series! {
+    /// Series of a model's log of learned samples.
+    LearnMetrics:
+    samples: Counter, "flechette_learn_samples_total", "Samples of Learn calls that were made durable.";
+    refused: Counter, "flechette_learn_refused_total",
+        "Samples of Learn calls that were not stored: the log was full, or the disk failed.";
+    bytes: Gauge, "flechette_learn_bytes", "Bytes of the log of learned samples now.";
+    sync_seconds: Seconds, "flechette_learn_sync_seconds",
+        "Time to write and sync the samples of the Learn calls that waited together.";
 }
 
 series! {
@@ -267,6 +279,7 @@ pub(crate) struct ModelMetrics {
     pub device: DeviceMetrics,
     pub cache: CacheMetrics,
     pub trace: TraceMetrics,
+    pub learn: LearnMetrics,
     /// In the order of the schema's tables.
     pub(crate) tables: Vec<TableMetrics>,
 }
@@ -283,6 +296,7 @@ impl ModelMetrics {
             device: DeviceMetrics::new(recorder, model),
             cache: CacheMetrics::new(recorder, model),
             trace: TraceMetrics::new(recorder, model),
+            learn: LearnMetrics::new(recorder, model),
             tables: schema.tables.iter().map(table).collect(),
         }
     }

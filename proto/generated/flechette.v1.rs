@@ -52,6 +52,34 @@ pub struct AbsentIds {
     #[prost(uint64, tag = "2")]
     pub count: u64,
 }
+/// Fields 1 to 5 are those of PredictRequest.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct LearnRequest {
+    /// Name of the model.
+    #[prost(string, tag = "1")]
+    pub model: ::prost::alloc::string::String,
+    /// Number of samples. Every column and the labels must match it.
+    #[prost(uint32, tag = "3")]
+    pub samples: u32,
+    #[prost(float, repeated, tag = "4")]
+    pub dense: ::prost::alloc::vec::Vec<f32>,
+    #[prost(message, repeated, tag = "5")]
+    pub features: ::prost::alloc::vec::Vec<FeatureColumn>,
+    /// The label of each sample, from 0 to 1.
+    #[prost(float, repeated, tag = "6")]
+    pub labels: ::prost::alloc::vec::Vec<f32>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct LearnResponse {
+    /// Number of samples that were made durable: all of the request.
+    #[prost(uint32, tag = "1")]
+    pub samples: u32,
+    /// Where the last of them is in the log of the model: the segment, and the number of its samples up to there.
+    #[prost(string, tag = "2")]
+    pub segment: ::prost::alloc::string::String,
+    #[prost(uint64, tag = "3")]
+    pub position: u64,
+}
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct GetModelRequest {
     #[prost(string, tag = "1")]
@@ -222,6 +250,25 @@ pub mod ctr_client {
             req.extensions_mut().insert(GrpcMethod::new("flechette.v1.Ctr", "Predict"));
             self.inner.unary(req, path, codec).await
         }
+        /// Stores labelled samples, which the model is trained on later. The answer is sent when they are durable.
+        pub async fn learn(
+            &mut self,
+            request: impl tonic::IntoRequest<super::LearnRequest>,
+        ) -> std::result::Result<tonic::Response<super::LearnResponse>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static("/flechette.v1.Ctr/Learn");
+            let mut req = request.into_request();
+            req.extensions_mut().insert(GrpcMethod::new("flechette.v1.Ctr", "Learn"));
+            self.inner.unary(req, path, codec).await
+        }
         /// Describes a model: its inputs, its limits and the version that serves.
         pub async fn get_model(
             &mut self,
@@ -266,6 +313,11 @@ pub mod ctr_server {
             &self,
             request: tonic::Request<super::PredictRequest>,
         ) -> std::result::Result<tonic::Response<super::PredictResponse>, tonic::Status>;
+        /// Stores labelled samples, which the model is trained on later. The answer is sent when they are durable.
+        async fn learn(
+            &self,
+            request: tonic::Request<super::LearnRequest>,
+        ) -> std::result::Result<tonic::Response<super::LearnResponse>, tonic::Status>;
         /// Describes a model: its inputs, its limits and the version that serves.
         async fn get_model(
             &self,
@@ -379,6 +431,49 @@ pub mod ctr_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = PredictSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/flechette.v1.Ctr/Learn" => {
+                    #[allow(non_camel_case_types)]
+                    struct LearnSvc<T: Ctr>(pub Arc<T>);
+                    impl<T: Ctr> tonic::server::UnaryService<super::LearnRequest>
+                    for LearnSvc<T> {
+                        type Response = super::LearnResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::LearnRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Ctr>::learn(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = LearnSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

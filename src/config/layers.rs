@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use super::settings::{self, Fallback};
 use super::{
-    BatcherConfig, ConfigError, DeviceConfig, DeviceKind, Flags, ServerConfig, Source, ThreadsConfig,
-    TraceConfig, VersionsConfig,
+    BatcherConfig, ConfigError, DeviceConfig, DeviceKind, Flags, LearnConfig, ServerConfig, Source,
+    ThreadsConfig, TraceConfig, VersionsConfig,
 };
 
 /// Every environment variable of a setting begins with this.
@@ -159,6 +159,14 @@ impl Layers {
     pub(crate) fn trace(&self) -> Result<TraceConfig, ConfigError> {
         let max_bytes = self.bytes("trace.max_bytes", MIB, 1024 * GIB)?;
         Ok(TraceConfig { rate: self.fraction("trace.rate")?, max_bytes })
+    }
+
+    pub(crate) fn learn(&self) -> Result<LearnConfig, ConfigError> {
+        Ok(LearnConfig {
+            enabled: self.choice("learn.enabled", &[("on", true), ("off", false)])?,
+            max_bytes: self.bytes("learn.max_bytes", MIB, 1 << 50)?,
+            segment_bytes: self.bytes("learn.segment_bytes", 64 << 10, 1024 * GIB)?,
+        })
     }
 
     pub(crate) fn versions(&self) -> Result<VersionsConfig, ConfigError> {

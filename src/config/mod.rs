@@ -74,6 +74,7 @@ pub struct Config {
     pub(crate) batcher: BatcherConfig,
     pub(crate) cache: CacheConfig,
     pub(crate) trace: TraceConfig,
+    pub(crate) learn: LearnConfig,
     pub(crate) versions: VersionsConfig,
     pub(crate) device: DeviceConfig,
     pub(crate) threads: ThreadsConfig,
@@ -126,6 +127,17 @@ pub(crate) struct TraceConfig {
     pub rate: f64,
     /// Limit of all recordings of a model.
     pub max_bytes: u64,
+}
+
+/// Section `learn`.
+#[allow(missing_docs)] // settings.rs has the meaning of each key
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LearnConfig {
+    pub enabled: bool,
+    /// Limit of all segments of a model's log.
+    pub max_bytes: u64,
+    /// A segment of this size is followed by another one.
+    pub segment_bytes: u64,
 }
 
 /// Section `versions`.
@@ -243,6 +255,7 @@ impl Config {
             server,
             cache: layers.cache()?,
             trace: layers.trace()?,
+            learn: layers.learn()?,
             versions: layers.versions()?,
             device: layers.device()?,
             threads: layers.threads()?,

@@ -250,6 +250,24 @@ pub(crate) const SECTIONS: &[Section] = &[
         ],
     },
     Section {
+        name: "learn",
+        about: "Labelled samples that clients send ([api.md](api.md#learn)), for training \
+                ([training.md](training.md#learned-samples)).",
+        settings: &[
+            setting("learn.enabled", Text("off"), "`on` or `off`: whether every model takes Learn calls"),
+            setting(
+                "learn.max_bytes",
+                Text("8GiB"),
+                "Most bytes of a model's samples that were not trained on yet; further samples are refused",
+            ),
+            setting(
+                "learn.segment_bytes",
+                Text("64MiB"),
+                "Samples are stored in files of about this size, each of which is removed as a whole",
+            ),
+        ],
+    },
+    Section {
         name: "versions",
         about: "The versions that a trainer publishes while it trains ([training.md](training.md)).",
         settings: &[

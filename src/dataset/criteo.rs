@@ -28,7 +28,7 @@ pub(crate) fn open(
     options: ReadOptions,
 ) -> Result<Delimited<Criteo>, DatasetError> {
     let dense = schema.dense.iter().map(|d| index(&d.name, 'I', CRITEO_DENSE)).collect::<Result<_, _>>()?;
-    let feature = |name: &str| Ok(CRITEO_DENSE + index(name, 'C', CRITEO_FEATURES)?);
+    let feature = |name: &str| Ok::<_, DatasetError>(CRITEO_DENSE + index(name, 'C', CRITEO_FEATURES)?);
     let features = schema.features.iter().map(|f| feature(&f.name)).collect::<Result<_, _>>()?;
     Delimited::open(Criteo { labels: options.labels, dense, features }, input, schema, options)
 }

@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use super::held_out::{HeldOut, OnePart, Part};
+use super::learned::{Learned, LearnedReader};
 use super::shuffle::{Shuffle, Shuffled};
 use super::stoppable::Stoppable;
 use super::{DatasetError, Files, Follow, Format, Input, ReadOptions, Reader, Stop, open_input};
@@ -32,6 +33,8 @@ pub(crate) enum FeedFiles {
     List(Vec<PathBuf>),
     /// Without shuffling and held-out samples, because their order is that of time.
     Followed(Follow),
+    /// The same holds for the log of learned samples.
+    Learned(Learned),
 }
 
 /// A batch boundary.
@@ -68,12 +71,10 @@ impl Feed {
     /// [`DatasetError`], also when the data ends before the place.
     pub(crate) fn open(&self, from: &Place) -> Result<Box<dyn Reader + Send>, DatasetError> {
         let skipped = match (&self.files, &from.file) {
-            (FeedFiles::Followed(_), Some(file)) => file.samples,
+            (FeedFiles::Followed(_) | FeedFiles::Learned(_), Some(file)) => file.samples,
             _ => from.samples,
         };
-        let input = self.input(from)?;
-        let files = open_input(self.format, input, &self.schema, self.options)?;
-        let mut reader = files;
+        let mut reader = self.open_files(from)?;
         if let Some(held_out) = self.held_out {
             reader = Box::new(OnePart::new(reader, held_out, Part::Trained));
         }
@@ -93,12 +94,12 @@ impl Feed {
     /// [`DatasetError`].
     pub(crate) fn open_held_out(&self) -> Result<Option<Box<dyn Reader + Send>>, DatasetError> {
         let Some(held_out) = self.held_out else { return Ok(None) };
-        let files = open_input(self.format, self.input(&Place::begin(1))?, &self.schema, self.options)?;
+        let files = self.open_files(&Place::begin(1))?;
         let part = OnePart::new(files, held_out, Part::HeldOut);
         Ok(Some(Box::new(Stoppable::new(Box::new(part), self.stop.only_interrupts()))))
     }
 
-    /// The names of the files, without their directories; empty for a followed directory. Generated data has
+    /// The names of the files, without their directories; empty for a followed directory or a log. Generated data has
     /// its whole description as its name.
     #[must_use]
     pub(crate) fn names(&self) -> Vec<String> {
@@ -110,7 +111,7 @@ impl Feed {
         paths.iter().map(name).collect()
     }
 
-    fn input(&self, from: &Place) -> Result<Input, DatasetError> {
+    fn open_files(&self, from: &Place) -> Result<Box<dyn Reader + Send>, DatasetError> {
         let plain = self.shuffle.is_none() && self.held_out.is_none();
         // Shuffling reads a whole block, so it cannot go on after a pause in the middle of it.
         let stop = if plain { self.stop.clone() } else { self.stop.only_interrupts() };
@@ -118,8 +119,12 @@ impl Feed {
             (FeedFiles::List(paths), _) => Files::List(paths.iter().cloned().collect()),
             (FeedFiles::Followed(follow), None) => Files::Followed(follow.clone()),
             (FeedFiles::Followed(follow), Some(file)) => Files::Followed(follow.clone().from(&file.name)?),
+            (FeedFiles::Learned(learned), file) => {
+                let reader = LearnedReader::open(learned.clone(), file.as_ref(), &self.schema, stop)?;
+                return Ok(Box::new(reader));
+            }
         };
-        Ok(Input { files, stop })
+        open_input(self.format, Input { files, stop }, &self.schema, self.options)
     }
 
     /// What ended before a place.

@@ -18,6 +18,7 @@ mod fields;
 mod file_bytes;
 mod files;
 mod held_out;
+mod learned;
 mod lines;
 mod shuffle;
 mod source;
@@ -28,14 +29,17 @@ pub mod synthetic;
 pub(crate) use feed::{Feed, FeedFiles, FileAt, Place};
 pub(crate) use files::{Files, Follow};
 pub(crate) use held_out::HeldOut;
+pub(crate) use learned::Learned;
 pub(crate) use shuffle::Shuffle;
 pub use stop::Stop;
 
+use std::error::Error;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use crate::schema::Schema;
+use crate::learnlog::LogError;
+use crate::schema::{EncodeError, Schema};
 use crate::types::{RawBatch, named};
 
 /// Consecutive samples of one file in a batch.
@@ -195,9 +199,20 @@ pub enum DatasetError {
     Synthetic { text: String, reason: String },
     #[error("--follow: synthetic data has no files")]
     Follow,
+    /// The log of learned samples cannot be read.
+    #[error("{0}")]
+    Learned(Box<dyn Error + Send + Sync>),
+    #[error("{}: {error}", dir.display())]
+    LearnedValues { dir: PathBuf, error: EncodeError },
     /// The data is not that of the earlier run.
     #[error("{origin}: has {got} samples, but {expected} were trained on before")]
     Shorter { origin: String, expected: u64, got: u64 },
+}
+
+impl From<LogError> for DatasetError {
+    fn from(error: LogError) -> Self {
+        Self::Learned(Box::new(error))
+    }
 }
 
 /// Opens files as one reader of the schema's columns, one file after the other. Gzip and zstd are recognised

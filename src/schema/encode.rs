@@ -132,6 +132,18 @@ impl Schema {
     }
 }
 
+impl Feature {
+    /// The values with strings replaced by their ids.
+    ///
+    /// # Errors
+    /// [`EncodeError`] for strings of a feature without hash, or malformed strings.
+    pub(crate) fn ids_of(&self, values: &RawValues) -> Result<RawValues, EncodeError> {
+        let mut ids = Vec::new();
+        encode_values(self, values, &mut ids)?;
+        Ok(RawValues::Ids(ids))
+    }
+}
+
 /// Checks a column's offsets against the batch's samples, the feature's arity and the column's values.
 fn check_offsets(feature: &Feature, samples: usize, column: &RawFeature) -> Result<(), EncodeError> {
     let name = || feature.name.clone();

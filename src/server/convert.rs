@@ -11,6 +11,7 @@ use std::sync::Arc;
 use prost::bytes::Bytes;
 
 use super::proto;
+use crate::learnlog::{Record, SchemaSum};
 use crate::predict::Description;
 use crate::schema::{AbsentId, Arity, EncodeError, Schema, Transform};
 use crate::types::{Batch, RawBatch, RawFeature, RawValues, Scores};
@@ -36,6 +37,10 @@ pub(crate) enum ConvertError {
     LengthSum { name: String, values: usize, sum: u64 },
     #[error("feature {name:?}: without lengths: expected {samples} values, one per sample, got {values}")]
     ValueCount { name: String, samples: usize, values: usize },
+    #[error("labels: expected {samples} labels, one per sample, got {got}")]
+    LabelCount { samples: usize, got: usize },
+    #[error("labels: sample {sample}: expected a number from 0 to 1, got {got}")]
+    Label { sample: usize, got: f32 },
     #[error(transparent)]
     Encode(#[from] EncodeError),
     #[error(transparent)]
@@ -45,6 +50,7 @@ pub(crate) enum ConvertError {
 /// The inputs of a model by name.
 pub(crate) struct Inputs {
     pub schema: Arc<Schema>,
+    checksum: SchemaSum,
     /// Index of each feature in the schema.
     indices: HashMap<String, usize>,
     max_samples: usize,
@@ -55,7 +61,7 @@ impl Inputs {
     #[must_use]
     pub(crate) fn new(schema: Arc<Schema>, max_samples: usize) -> Self {
         let indices = schema.features.iter().enumerate().map(|(i, f)| (f.name.clone(), i)).collect();
-        Self { schema, indices, max_samples }
+        Self { checksum: SchemaSum::of(&schema), schema, indices, max_samples }
     }
 
     /// Overwrites `out` with the batch of a request.
@@ -63,7 +69,42 @@ impl Inputs {
     /// # Errors
     /// When the request is not a batch of this model, or exceeds a limit.
     pub(crate) fn encode(&self, request: proto::PredictRequest, out: &mut Batch) -> Result<(), ConvertError> {
-        let samples = request.samples as usize;
+        let proto::PredictRequest { samples, dense, features, .. } = request;
+        self.convert(Columns { samples, dense, features }, out, |_| ())
+    }
+
+    /// The samples of a request for the log, after the same checks as those of [`Self::encode`].
+    ///
+    /// # Errors
+    /// As [`Self::encode`], and when the labels are wrong.
+    pub(crate) fn record(
+        &self,
+        request: proto::LearnRequest,
+        out: &mut Batch,
+    ) -> Result<Record, ConvertError> {
+        let proto::LearnRequest { samples, dense, features, labels, .. } = request;
+        if labels.len() != samples as usize && samples as usize <= self.max_samples {
+            return Err(ConvertError::LabelCount { samples: samples as usize, got: labels.len() });
+        }
+        if let Some(sample) = labels.iter().position(|label| !(0.0..=1.0).contains(label)) {
+            return Err(ConvertError::Label { sample, got: labels[sample] });
+        }
+        self.convert(Columns { samples, dense, features }, out, |raw| {
+            raw.labels = Some(labels);
+            let record = Record::new(raw, self.checksum);
+            raw.labels = None;
+            record
+        })
+    }
+
+    /// Overwrites `out` with the batch of these columns, and calls `then` with the raw batch if it is valid.
+    fn convert<T>(
+        &self,
+        columns: Columns,
+        out: &mut Batch,
+        then: impl FnOnce(&mut RawBatch) -> T,
+    ) -> Result<T, ConvertError> {
+        let samples = columns.samples as usize;
         if samples == 0 {
             return Err(ConvertError::NoSamples);
         }
@@ -72,10 +113,11 @@ impl Inputs {
         }
         SCRATCH.with_borrow_mut(|scratch| {
             scratch.raw.samples = samples;
-            scratch.raw.dense = request.dense;
-            let encoded = self.fill(samples, request.features, scratch).and_then(|()| {
+            scratch.raw.dense = columns.dense;
+            let encoded = self.fill(samples, columns.features, scratch).and_then(|()| {
                 self.schema.encode(&scratch.raw, out)?;
-                Ok(self.schema.check_absent(out)?)
+                self.schema.check_absent(out)?;
+                Ok(then(&mut scratch.raw))
             });
             if raw_bytes(&scratch.raw) > SCRATCH_BYTES {
                 *scratch = Scratch::default();
@@ -114,6 +156,13 @@ impl Inputs {
             None => Ok(()),
         }
     }
+}
+
+/// The samples of a message.
+struct Columns {
+    samples: u32,
+    dense: Vec<f32>,
+    features: Vec<proto::FeatureColumn>,
 }
 
 /// Memory that conversions reuse. Without it a request of 26 columns would take more than 50 allocations.

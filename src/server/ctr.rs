@@ -13,10 +13,13 @@ use tonic::{Code, Request, Response, Status};
 use super::convert::{self, Inputs, clip};
 use super::gate::Call;
 use super::proto::ctr_server::Ctr;
-use super::proto::{GetModelRequest, GetModelResponse, Limits, PredictRequest, PredictResponse};
+use super::proto::{
+    GetModelRequest, GetModelResponse, LearnRequest, LearnResponse, Limits, PredictRequest, PredictResponse,
+};
 use super::status::CallError;
 use super::{RequestLimits, Shared};
 use crate::batcher::Batcher;
+use crate::learnlog::{Learner, name_of};
 use crate::metrics::ModelMetrics;
 use crate::predict::Predict;
 use crate::schema::Schema;
@@ -26,6 +29,8 @@ pub(crate) struct Served {
     pub predict: Arc<dyn Predict>,
     pub batcher: Batcher,
     pub metrics: Arc<ModelMetrics>,
+    /// `None` if the model takes no samples.
+    pub learner: Option<Learner>,
     inputs: RwLock<Arc<Inputs>>,
     limits: RequestLimits,
 }
@@ -40,7 +45,11 @@ impl Served {
         let description = predict.describe();
         let limits = RequestLimits { max_samples: limits.max_samples.min(description.max_samples), ..limits };
         let inputs = RwLock::new(Arc::new(Inputs::new(description.schema, limits.max_samples)));
-        Self { predict, batcher, metrics, inputs, limits }
+        Self { predict, batcher, metrics, learner: None, inputs, limits }
+    }
+
+    pub(crate) fn with_learner(self, learner: Option<Learner>) -> Self {
+        Self { learner, ..self }
     }
 
     /// The inputs of `schema`. They are rebuilt when the model serves a version with a new schema.
@@ -74,6 +83,27 @@ impl Served {
         // The version may have changed while the request was queued.
         check(scores.version.0)?;
         Ok(convert::response(scores, &inputs.schema))
+    }
+
+    async fn learn(&self, request: LearnRequest) -> Result<LearnResponse, CallError> {
+        let description = self.predict.describe();
+        let Some(learner) = &self.learner else {
+            return Err(CallError::NoLearning { model: description.model });
+        };
+        // The batch shows that the samples can be trained on. The log keeps the values before hashing.
+        let record = self.inputs(&description.schema).record(request, &mut self.batcher.spare())?;
+        let samples = record.samples;
+        let at = learner.learn(record).await?;
+        Ok(LearnResponse { samples, segment: name_of(at.segment), position: at.samples })
+    }
+}
+
+/// Counts one Learn call when it is dropped.
+struct LearnAccount<'a>(&'a ModelMetrics, Code);
+
+impl Drop for LearnAccount<'_> {
+    fn drop(&mut self) {
+        self.0.requests.count(self.1 as i32);
     }
 }
 
@@ -125,6 +155,26 @@ impl Ctr for CtrService {
         }
         let result = served.score(message, deadline).await;
         account.code = Some(result.as_ref().map_or_else(CallError::code, |_| Code::Ok));
+        Ok(Response::new(result?))
+    }
+
+    async fn learn(&self, mut request: Request<LearnRequest>) -> Result<Response<LearnResponse>, Status> {
+        let call = request.extensions_mut().remove::<Call>();
+        let mut message = request.into_inner();
+        let served = self.find(std::mem::take(&mut message.model))?;
+        // The gate's timer drops this future at the deadline.
+        let mut account = LearnAccount(&served.metrics, Code::Cancelled);
+        if let Some(deadline) = call.as_ref().and_then(|call| call.deadline)
+            && deadline <= Instant::now()
+        {
+            account.1 = Code::DeadlineExceeded;
+            return Err(Status::deadline_exceeded("deadline passed before the samples were stored"));
+        }
+        if let Some(call) = call {
+            call.counted.store(true, Ordering::Relaxed);
+        }
+        let result = served.learn(message).await;
+        account.1 = result.as_ref().map_or_else(CallError::code, |_| Code::Ok);
         Ok(Response::new(result?))
     }
 

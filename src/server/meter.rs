@@ -30,6 +30,10 @@ const fn grown(bytes: usize) -> usize {
 /// three vectors.
 const COLUMN_BYTES: usize = grown(size_of::<FeatureColumn>()) + 4 * size_of::<Bytes>() + 128;
 
+/// The fields of numbers of a request.
+const DENSE: u64 = 4;
+const LABELS: u64 = 6;
+
 /// Why a message is refused before it is decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 enum Fault {
@@ -199,7 +203,7 @@ impl Meter {
     /// The decoded size of one number of a field.
     fn each(&self, field: u64) -> usize {
         match (self.column.is_some(), field) {
-            (false, 4) => grown(size_of::<f32>()),
+            (false, DENSE | LABELS) => grown(size_of::<f32>()),
             (true, 2) => grown(size_of::<u32>()),
             (true, 3) => grown(size_of::<u64>()),
             _ => 0,
@@ -213,7 +217,7 @@ impl Meter {
         let length = length.ok_or(Fault::Malformed("a field is longer than its message or column"))?;
         let mut each = 0;
         let cost = match (self.column.is_some(), field) {
-            (false, 4) => grown(length),
+            (false, DENSE | LABELS) => grown(length),
             (false, 5) => {
                 self.columns += 1;
                 if self.columns > MAX_FEATURES {

@@ -7,7 +7,8 @@
 //! 1. `/readyz` answers 503, health is `NOT_SERVING`, and new connections are refused. Clients get GOAWAY.
 //! 2. Calls in flight finish, for at most `server.drain_seconds`. Then health watches end, and connections
 //!    close.
-//! 3. The batchers answer queued requests, or abandon them when the time is over. HTTP stops last.
+//! 3. The batchers answer queued requests, or abandon them when the time is over. The logs of learned samples
+//!    are closed. HTTP stops last.
 
 mod convert;
 mod ctr;
@@ -21,6 +22,7 @@ mod web;
 
 use std::io;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -34,7 +36,8 @@ use tonic_health::ServingStatus;
 use tonic_health::pb::health_server::{Health, HealthServer};
 use tonic_health::server::HealthReporter;
 
-use crate::config::{BatcherConfig, ServerConfig};
+use crate::config::{BatcherConfig, LearnConfig, ServerConfig};
+use crate::learnlog::Learner;
 use crate::metrics::Metrics;
 use crate::predict::Predict;
 
@@ -77,6 +80,25 @@ pub struct ServerParts {
     pub server: ServerConfig,
     /// Settings of each model's batcher.
     pub batcher: BatcherConfig,
+    /// Where samples of Learn calls are stored; `None`: no model takes them.
+    pub learning: Option<Learning>,
+}
+
+/// Which models take samples, and where they are stored.
+#[derive(Clone, Debug)]
+pub struct Learning {
+    /// The directory of the models.
+    pub models: PathBuf,
+    /// Limits of each log, and whether every model takes samples.
+    pub config: LearnConfig,
+    /// The models that take samples if not every model does.
+    pub only: Vec<String>,
+}
+
+impl Learning {
+    fn takes(&self, model: &str) -> bool {
+        self.config.enabled || self.only.iter().any(|name| name == model)
+    }
 }
 
 #[allow(missing_docs)] // the error texts document the variants
@@ -90,6 +112,8 @@ pub enum ServerError {
     Listen { key: &'static str, address: SocketAddr, error: io::Error },
     #[error("batcher.workers: cannot start a thread: {0}")]
     Thread(io::Error),
+    #[error("learn.enabled: model {model:?}: {error}")]
+    Learn { model: String, error: String },
     #[error("reflection: {0}")]
     Reflection(#[from] tonic_reflection::server::Error),
     #[error("gRPC server: {0}")]
@@ -158,14 +182,14 @@ impl Server {
     /// # Errors
     /// When a port cannot be bound (the error names its key and address), or a thread cannot be started.
     pub async fn bind(parts: ServerParts) -> Result<Self, ServerError> {
-        let ServerParts { models, metrics, server: config, batcher } = parts;
+        let ServerParts { models, metrics, server: config, batcher, learning } = parts;
         if models.is_empty() {
             return Err(ServerError::NoModels);
         }
         let grpc = listen("server.grpc", config.grpc).await?;
         let http = listen("server.http", config.http).await?;
         let limits = RequestLimits { max_samples: config.max_samples, max_bytes: config.max_bytes };
-        let served = Models::new(metrics.clone(), batcher, limits);
+        let served = Models::new(metrics.clone(), batcher, limits, learning);
         models.into_iter().try_for_each(|predict| served.add(predict))?;
         let shared = Shared {
             models: served,
@@ -373,6 +397,8 @@ impl Drain<'_> {
         let joined = tokio::task::spawn_blocking(move || {
             for (_, served) in shared.models.all() {
                 served.batcher.join();
+                // Its queue is empty if all calls finished in time. Otherwise its records are answered to nobody.
+                served.learner.iter().for_each(Learner::join);
             }
         });
         // If all calls finished in time, the queues are empty and this ends at once. Otherwise a model may

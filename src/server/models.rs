@@ -9,10 +9,11 @@ use dashmap::DashMap;
 use dashmap::mapref::entry::Entry;
 
 use super::ctr::Served;
-use super::{RequestLimits, ServerError};
+use super::{Learning, RequestLimits, ServerError};
 use crate::batcher::Batcher;
-use crate::config::BatcherConfig;
-use crate::metrics::Metrics;
+use crate::config::{BatcherConfig, LearnConfig};
+use crate::learnlog::{self, Learner, LearnerOptions, LogError};
+use crate::metrics::{Metrics, ModelMetrics};
 use crate::predict::Predict;
 
 /// The served models by name.
@@ -22,11 +23,32 @@ pub(crate) struct Models {
     /// Settings of each model's batcher.
     batcher: BatcherConfig,
     limits: RequestLimits,
+    /// Where samples are stored, if any model takes samples.
+    learning: Option<Learning>,
 }
 
 impl Models {
-    pub(crate) fn new(metrics: Arc<Metrics>, batcher: BatcherConfig, limits: RequestLimits) -> Self {
-        Self { served: DashMap::new(), metrics, batcher, limits }
+    pub(crate) fn new(
+        metrics: Arc<Metrics>,
+        batcher: BatcherConfig,
+        limits: RequestLimits,
+        learning: Option<Learning>,
+    ) -> Self {
+        Self { served: DashMap::new(), metrics, batcher, limits, learning }
+    }
+
+    /// Opens the log of a model, if the model takes samples.
+    fn learner(&self, name: &str, metrics: &Arc<ModelMetrics>) -> Result<Option<Learner>, ServerError> {
+        let Some(learning) = self.learning.as_ref().filter(|learning| learning.takes(name)) else {
+            return Ok(None);
+        };
+        let LearnConfig { max_bytes, segment_bytes, .. } = learning.config;
+        let options =
+            LearnerOptions { dir: learnlog::folder(&learning.models, name), max_bytes, segment_bytes };
+        let learner = Learner::start(options, metrics.clone());
+        let refused =
+            |error: LogError| ServerError::Learn { model: name.to_owned(), error: error.to_string() };
+        learner.map(Some).map_err(refused)
     }
 
     /// Starts the batcher of a model and serves it from now on.
@@ -40,8 +62,10 @@ impl Models {
             return Err(ServerError::DuplicateModel(name));
         }
         let metrics = self.metrics.model(&name, &description.schema);
+        let learner = self.learner(&name, &metrics)?;
         let batcher = Batcher::start(predict.clone(), metrics.clone(), &self.batcher);
         let served = Served::new(predict, batcher.map_err(ServerError::Thread)?, metrics, self.limits);
+        let served = served.with_learner(learner);
         match self.served.entry(name) {
             Entry::Occupied(taken) => Err(ServerError::DuplicateModel(taken.key().clone())),
             Entry::Vacant(free) => {

@@ -4,6 +4,7 @@ use tonic::{Code, Status};
 
 use super::convert::{ConvertError, truncated};
 use crate::batcher::BatchError;
+use crate::learnlog::LearnError;
 use crate::predict::PredictError;
 
 /// Most bytes of an error message, so that it fits in the headers of every client.
@@ -18,6 +19,10 @@ pub(crate) enum CallError {
     NoVersion { model: String, serving: u64, requested: u64 },
     #[error(transparent)]
     Convert(#[from] ConvertError),
+    #[error("learn.enabled: model {model:?} takes no samples here")]
+    NoLearning { model: String },
+    #[error(transparent)]
+    Learn(#[from] LearnError),
     #[error(transparent)]
     Batch(#[from] BatchError),
 }
@@ -30,6 +35,9 @@ impl CallError {
             Self::Convert(ConvertError::TooManySamples { .. }) => Code::ResourceExhausted,
             Self::Batch(BatchError::Predict(error)) => predict_code(error),
             Self::Convert(_) => Code::InvalidArgument,
+            Self::NoLearning { .. } => Code::FailedPrecondition,
+            Self::Learn(error) if error.is_full() => Code::ResourceExhausted,
+            Self::Learn(_) => Code::Unavailable,
             Self::Batch(BatchError::QueueSamples { .. } | BatchError::QueueBytes { .. }) => {
                 Code::ResourceExhausted
             }

@@ -126,13 +126,16 @@ fn assert_versions_hold(models: &Path, seeds: std::ops::RangeInclusive<u64>, wha
 }
 
 #[derive(Clone, Debug)]
-enum Op {
+pub(crate) enum Op {
     CreateDir(PathBuf),
     Create(PathBuf),
     Append(PathBuf, Vec<u8>),
     Sync(PathBuf),
     SyncDir(PathBuf),
     Rename(PathBuf, PathBuf),
+    /// Only the log of learned samples has the last two.
+    Truncate(PathBuf, u64),
+    Remove(PathBuf),
 }
 
 impl Op {
@@ -146,24 +149,24 @@ impl Op {
 
 /// The index of the call that fails, whether the call takes effect nevertheless, and its error.
 #[derive(Clone, Copy)]
-struct Fault {
-    at: usize,
-    done: bool,
-    kind: io::ErrorKind,
+pub(crate) struct Fault {
+    pub at: usize,
+    pub done: bool,
+    pub kind: io::ErrorKind,
 }
 
 /// The real disk, with a record of its calls and at most one fault. Syncs are only recorded, because no test
 /// here cuts the power.
 #[derive(Default)]
-struct RecordingDisk {
-    ops: Mutex<Vec<Op>>,
-    fault: Option<Fault>,
+pub(crate) struct RecordingDisk {
+    pub ops: Mutex<Vec<Op>>,
+    pub fault: Option<Fault>,
     /// Simulates another writer that takes a staging name as soon as it is free.
-    crowded: bool,
+    pub crowded: bool,
 }
 
 impl RecordingDisk {
-    fn step<T>(&self, op: Op, run: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+    pub(crate) fn step<T>(&self, op: Op, run: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
         let mut ops = self.ops.lock().unwrap();
         let fault = self.fault.filter(|fault| fault.at == ops.len());
         ops.push(op);
@@ -258,7 +261,7 @@ enum Node {
 }
 
 #[derive(Clone, Debug)]
-struct CrashingDisk {
+pub(crate) struct CrashingDisk {
     root: PathBuf,
     /// Node 0 is the root directory.
     nodes: Vec<Node>,
@@ -266,10 +269,15 @@ struct CrashingDisk {
 
 impl CrashingDisk {
     /// Loads all files under `root` as durable.
-    fn load(root: &Path) -> Self {
+    pub(crate) fn load(root: &Path) -> Self {
         let mut disk = Self { root: root.to_owned(), nodes: Vec::new() };
         disk.load_node(root);
         disk
+    }
+
+    /// The same files below another root, for calls that were recorded there.
+    pub(crate) fn at(self, root: &Path) -> Self {
+        Self { root: root.to_owned(), ..self }
     }
 
     fn load_node(&mut self, path: &Path) -> usize {
@@ -289,7 +297,7 @@ impl CrashingDisk {
         id
     }
 
-    fn apply(&mut self, op: &Op) {
+    pub(crate) fn apply(&mut self, op: &Op) {
         match op {
             Op::CreateDir(path) => {
                 self.add(path, Node::Dir { durable: BTreeMap::new(), current: BTreeMap::new() });
@@ -307,6 +315,11 @@ impl CrashingDisk {
                 let id = self.entries(from).remove(name(from)).unwrap();
                 self.entries(to).insert(name(to).to_owned(), id);
             }
+            Op::Truncate(path, bytes) => match self.find(path) {
+                Node::File { current, .. } => current.truncate(*bytes as usize),
+                Node::Dir { .. } => panic!("{} is a directory", path.display()),
+            },
+            Op::Remove(path) => drop(self.entries(path).remove(name(path)).unwrap()),
         }
     }
 
@@ -335,7 +348,7 @@ impl CrashingDisk {
     }
 
     /// Writes what a crash leaves to `to`.
-    fn crash(&self, id: usize, to: &Path, fate: &mut Fate) {
+    pub(crate) fn crash(&self, id: usize, to: &Path, fate: &mut Fate) {
         match &self.nodes[id] {
             Node::File { durable, current } => fs::write(to, fate.bytes(durable, current)).unwrap(),
             Node::Dir { durable, current } => {
@@ -358,7 +371,7 @@ fn name(path: &Path) -> &str {
 
 /// What happens to unsynced data.
 #[derive(Clone, Copy, Debug)]
-enum Fate {
+pub(crate) enum Fate {
     AllLost,
     AllKept,
     Random(u64),
@@ -380,6 +393,10 @@ impl Fate {
     }
 
     fn bytes(&mut self, durable: &[u8], current: &[u8]) -> Vec<u8> {
+        if !current.starts_with(durable) {
+            // The file was cut off after it was durable.
+            return if self.keeps_unsynced() { current.to_vec() } else { durable.to_vec() };
+        }
         let pending = current.len() - durable.len();
         match (*self, self.roll(3)) {
             (Self::AllLost, _) => durable.to_vec(),
@@ -392,7 +409,7 @@ impl Fate {
     }
 }
 
-fn fates() -> impl Iterator<Item = Fate> {
+pub(crate) fn fates() -> impl Iterator<Item = Fate> {
     [Fate::AllLost, Fate::AllKept].into_iter().chain((0..10).map(Fate::Random))
 }
 

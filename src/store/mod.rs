@@ -30,7 +30,7 @@ pub(crate) mod atomic_write;
 pub(crate) mod bytes;
 mod contents;
 #[cfg(test)]
-mod crash;
+pub(crate) mod crash;
 pub(crate) mod disk;
 pub(crate) mod format;
 pub(crate) mod hot_rows;
@@ -52,7 +52,7 @@ pub use snapshot::{Purpose, open};
 pub(crate) use table::{BadRow, State};
 pub use table::{Table, rows_of};
 pub use write::write;
-pub(crate) use write::{check_writable, publish};
+pub(crate) use write::{check_writable, make_dirs, publish};
 
 use format::{Checksum, FormatError};
 use link::LinkHold;

@@ -16,6 +16,7 @@ mod fake;
 mod files;
 mod following;
 mod formats;
+mod learn;
 mod learning;
 mod memory;
 mod operation;

@@ -81,6 +81,7 @@ pub fn parts(model: &Arc<Fake>) -> ServerParts {
         metrics: Arc::new(Metrics::new().unwrap()),
         server: server_config(),
         batcher: batcher_config(),
+        learning: None,
     }
 }
 

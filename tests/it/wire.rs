@@ -5,7 +5,7 @@
 
 use std::net::SocketAddr;
 
-use flechette::server::proto::{FeatureColumn, PredictRequest, PredictResponse};
+use flechette::server::proto::{FeatureColumn, LearnRequest, PredictRequest, PredictResponse};
 use flechette::trainer;
 use flechette::trainer::optim::{Kind, Optimizer};
 use proptest::prelude::*;
@@ -17,6 +17,7 @@ use tonic::codegen::http::Request;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::fake::{crossed_schema, score, until};
+use crate::learn::{CONFIG, labelled, learning};
 use crate::program::Served;
 use crate::serving::{Running, request};
 
@@ -40,9 +41,13 @@ impl Raw {
 
     /// Sends `frames` as the body of one Predict call.
     async fn call(&self, frames: Bytes, headers: &[(&str, &str)]) -> Answer {
+        self.call_method("Predict", frames, headers).await
+    }
+
+    async fn call_method(&self, method: &str, frames: Bytes, headers: &[(&str, &str)]) -> Answer {
         let mut request = Request::builder()
             .method("POST")
-            .uri("http://x/flechette.v1.Ctr/Predict")
+            .uri(format!("http://x/flechette.v1.Ctr/{method}"))
             .header("content-type", "application/grpc")
             .header("te", "trailers");
         for (name, value) in headers {
@@ -151,6 +156,43 @@ fn arbitrary_bytes_always_get_a_status() {
     let (good, scores) = request(3, 1);
     let answer = runtime.block_on(raw.call(frame(&good.encode_to_vec()), &[]));
     assert_eq!(PredictResponse::decode(answer.body).unwrap().scores, scores);
+}
+
+#[test]
+fn arbitrary_bytes_for_learn_get_a_status_and_only_valid_samples_are_stored() {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let running = runtime.block_on(learning(dir.path(), CONFIG, &[]));
+    let raw = runtime.block_on(Raw::connect(running.grpc));
+    let valid = labelled(request(2, 3).0, 0.5).encode_to_vec();
+    let length = valid.len();
+    let spoiled = prop::collection::vec((0..length, any::<u8>()), 1..6).prop_map(move |changes| {
+        let mut bytes = valid.clone();
+        for (place, byte) in changes {
+            bytes[place] = byte;
+        }
+        bytes
+    });
+    let message = prop::collection::vec(any::<u8>(), 0..300);
+    let strategy = prop_oneof![3 => spoiled, 1 => message];
+    let mut runner = TestRunner::new(Config { cases: 1000, failure_persistence: None, ..Config::default() });
+    let stored = std::cell::Cell::new(0);
+    runner
+        .run(&strategy, |bytes| {
+            let answer = runtime.block_on(raw.call_method("Learn", frame(&bytes), &[]));
+            if answer.code == Code::Ok {
+                // What is stored is a message whose labels are in range.
+                let message = LearnRequest::decode(&bytes[..]).unwrap();
+                prop_assert_eq!(message.labels.len(), message.samples as usize);
+                prop_assert!(message.labels.iter().all(|label| (0.0..=1.0).contains(label)));
+                stored.set(stored.get() + message.samples);
+            }
+            prop_assert!(!answer.message.contains("panic"), "{}", answer.message);
+            Ok(())
+        })
+        .unwrap();
+    let line = format!("flechette_learn_samples_total{{model=\"ads\"}} {}", stored.get());
+    runtime.block_on(running.until_metric(&line));
 }
 
 /// The answer that the protocol requires, computed without the server: scores, or the status code of a

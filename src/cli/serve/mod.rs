@@ -26,7 +26,7 @@ use crate::metrics::{Metrics, ModelMetrics};
 use crate::model::Model;
 use crate::predict::Predict;
 use crate::schema::Schema;
-use crate::server::{Server, ServerParts, terminated};
+use crate::server::{Learning, Server, ServerParts, terminated};
 use crate::store::hot_rows::STATE;
 use crate::store::{self, Opened, Purpose};
 use crate::trace::recorder::{Recorder, RecorderOptions};
@@ -67,11 +67,12 @@ pub(crate) fn run(args: Args, config: &Config) -> anyhow::Result<()> {
         let server = ToServer { training: metrics.training(flags.name()), wake: wakes.wake.clone() };
         Beside::prepare(flags, config, &models, server)
     };
+    let learns = args.training.as_ref().and_then(BesideFlags::learns);
     let mut training = args.training.map(prepare).transpose()?;
     let serving = Serving::load_with(config, &models, metrics)?;
     runtime(config)?.block_on(async {
         let terminated = terminated().context("signals")?;
-        let server = serving.bind(config).await?;
+        let server = serving.bind_learning(config, learns.into_iter().collect()).await?;
         tracing::info!(grpc = %server.grpc_addr(), http = %server.http_addr(), "serving");
         let saving = serving.save_hot_rows(config, &models)?;
         let watching = serving.watch_with(&server, wakes, training.is_some())?;
@@ -202,10 +203,16 @@ impl Serving {
     /// # Errors
     /// When a port cannot be bound.
     pub async fn bind(&self, config: &Config) -> anyhow::Result<Server> {
+        self.bind_learning(config, Vec::new()).await
+    }
+
+    /// As [`Self::bind`]. Also takes Learn calls for these models.
+    async fn bind_learning(&self, config: &Config, only: Vec<String>) -> anyhow::Result<Server> {
         let models = self.engines().into_iter().map(|engine| engine as Arc<dyn Predict>).collect();
         let (server, batcher) = (config.server.clone(), config.batcher.clone());
-        Ok(Server::bind(ServerParts { models, metrics: self.loader.metrics.clone(), server, batcher })
-            .await?)
+        let learning = Learning { models: self.loader.models.clone(), config: config.learn, only };
+        let metrics = self.loader.metrics.clone();
+        Ok(Server::bind(ServerParts { models, metrics, server, batcher, learning: Some(learning) }).await?)
     }
 }
 

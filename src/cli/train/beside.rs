@@ -41,7 +41,8 @@ const NICE: i32 = 19;
 #[derive(Debug, clap::Args)]
 pub(crate) struct BesideFlags {
     /// Trains a model of this name while it is served. SOURCE is a directory, whose files are trained in the
-    /// order of their names as they are renamed into it, or a data file, which is trained once
+    /// order of their names as they are renamed into it, or a data file, which is trained once, or `learn`: the
+    /// samples that clients send with Learn
     #[arg(long, value_name = "NAME=SOURCE", requires = "format")]
     train: Target,
     /// The model.toml that `init` wrote; needed if the model has no version yet
@@ -78,6 +79,11 @@ impl BesideFlags {
     /// The model's name.
     pub(crate) fn name(&self) -> &str {
         &self.train.name
+    }
+
+    /// The model's name, if it is trained on the samples that clients send.
+    pub(crate) fn learns(&self) -> Option<String> {
+        (self.train.source == Source::Learned).then(|| self.train.name.clone())
     }
 
     /// The flags of `train` that mean the same, with which the model's last version continues.

@@ -1,6 +1,7 @@
 //! The data flags of `train`: what is trained on, in which order, and what is held out.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use anyhow::anyhow;
 
@@ -8,16 +9,17 @@ use super::Args;
 use crate::cli::InputError;
 use crate::cli::flags::whole;
 use crate::cli::training::{data_path, is_pipe, no_samples, readable_twice};
-use crate::dataset::{Feed, FeedFiles, Follow, HeldOut, Shuffle, Stop};
+use crate::dataset::{Feed, FeedFiles, FileAt, Follow, HeldOut, Learned, Shuffle, Stop};
+use crate::learnlog;
 use crate::schema::Schema;
-use crate::trainer::cursor::Run;
+use crate::trainer::cursor::{Cursor, Run};
 use crate::types::RawBatch;
 
 /// Flags of the data.
 #[derive(Debug, clap::Args)]
 pub(crate) struct DataFlags {
     /// Files to train on, read in this order; - is standard input
-    #[arg(long, value_name = "FILE", num_args = 1.., required_unless_present = "follow")]
+    #[arg(long, value_name = "FILE", num_args = 1.., required_unless_present_any = ["follow", "learned"])]
     #[arg(value_parser = data_path)]
     pub data: Vec<PathBuf>,
     /// Trains on the files of this directory, in the order of their names, as they are renamed into it
@@ -26,6 +28,13 @@ pub(crate) struct DataFlags {
     /// Ends after the file of this name, or before a file whose name is greater
     #[arg(long, value_name = "NAME")]
     follow_until: Option<String>,
+    /// Trains on the samples that clients sent to the server, and waits for more
+    #[arg(long, conflicts_with_all = ["data", "follow", "shuffle", "valid_ratio", "epochs", "early_stop"])]
+    #[arg(conflicts_with = "save_best")]
+    learned: bool,
+    /// Ends when all samples of the log were trained on, and does not wait for more
+    #[arg(long)]
+    learned_until_end: bool,
     /// Shuffles within consecutive blocks of this many samples
     #[arg(long, value_name = "N", value_parser = whole::<u32>(2, 1 << 28))]
     shuffle: Option<u32>,
@@ -44,6 +53,8 @@ pub(crate) enum Source {
     Followed(PathBuf),
     /// A file, once.
     File(PathBuf),
+    /// The samples that clients send to the server.
+    Learned,
 }
 
 impl Source {
@@ -55,10 +66,7 @@ impl Source {
         let path = PathBuf::from(text);
         match text {
             "" => Err("expected a directory or a file after the =".to_owned()),
-            // The samples that clients send are to be read here.
-            "learn" => Err("learn: the server does not take samples from clients; a directory of this name \
-                            is ./learn"
-                .to_owned()),
+            "learn" => Ok(Self::Learned),
             _ if path.is_dir() => Ok(Self::Followed(path)),
             _ => Ok(Self::File(path)),
         }
@@ -67,11 +75,22 @@ impl Source {
     /// The data flags that `train` has for this source.
     #[must_use]
     pub(crate) fn flags(self, follow_until: Option<String>) -> DataFlags {
+        let learned = matches!(self, Self::Learned);
         let (data, follow) = match self {
             Self::Followed(dir) => (Vec::new(), Some(dir)),
             Self::File(file) => (vec![file], None),
+            Self::Learned => (Vec::new(), None),
         };
-        DataFlags { data, follow, follow_until, shuffle: None, data_seed: None, valid_ratio: None }
+        DataFlags {
+            data,
+            follow,
+            follow_until,
+            learned,
+            learned_until_end: false,
+            shuffle: None,
+            data_seed: None,
+            valid_ratio: None,
+        }
     }
 }
 
@@ -82,9 +101,15 @@ fn ratio(text: &str) -> Result<f64, String> {
 }
 
 impl DataFlags {
+    /// Whether files or samples may appear while training runs, so that the cursor names a file.
+    pub(crate) fn follows(&self) -> bool {
+        self.follow.is_some() || self.learned
+    }
+
     /// The flag of the data, and its first path.
     fn first(&self) -> (&'static str, &Path) {
         match &self.follow {
+            None if self.learned => ("--learned", Path::new("state/learn")),
             Some(dir) => ("--follow", dir),
             None => ("--data", self.data.first().map_or(Path::new(""), PathBuf::as_path)),
         }
@@ -103,6 +128,9 @@ impl Args {
         let flags = &self.data;
         let seed = flags.data_seed.unwrap_or(self.run.training.seed);
         let files = match &flags.follow {
+            None if flags.learned => {
+                FeedFiles::Learned(Learned::new(&self.learned_log(), flags.learned_until_end))
+            }
             Some(dir) => FeedFiles::Followed(Follow::new(dir, flags.follow_until.clone())),
             None => FeedFiles::List(flags.data.clone()),
         };
@@ -115,6 +143,25 @@ impl Args {
             held_out: flags.valid_ratio.map(|ratio| HeldOut { ratio, seed }),
             stop: stop.clone(),
         }
+    }
+
+    /// The log of `--learned`.
+    fn learned_log(&self) -> PathBuf {
+        learnlog::folder(&self.models, &self.name)
+    }
+
+    /// Removes the samples of the log that a version was trained on, which has this cursor. `None` for other data.
+    pub(crate) fn consumer(&self) -> Option<Arc<dyn Fn(&str) + Send + Sync>> {
+        let log = self.learned_log();
+        let consume = move |cursor: &str| {
+            let Ok(Cursor { file: Some(FileAt { name, .. }), .. }) = serde_json::from_str(cursor) else {
+                return;
+            };
+            if let Err(reason) = learnlog::consumed(&log, &name) {
+                tracing::warn!(%reason, "samples that were trained on are not removed");
+            }
+        };
+        self.data.learned.then(|| Arc::new(consume) as _)
     }
 
     /// Everything that decides what the run trains, for its cursor.
@@ -138,6 +185,17 @@ impl Args {
         // clap does not ask for --follow here, because it conflicts with --data.
         if self.data.follow_until.is_some() && self.data.follow.is_none() {
             return Err(InputError(anyhow!("--follow-until: used only with --follow")).into());
+        }
+        if self.data.learned_until_end && !self.data.learned {
+            return Err(InputError(anyhow!("--learned-until-end: used only with --learned")).into());
+        }
+        if self.data.learned {
+            let log = self.learned_log();
+            if !log.is_dir() {
+                let reason = "no samples were sent to a server (learn.enabled)";
+                return Err(InputError(anyhow!("--learned: {}: {reason}", log.display())).into());
+            }
+            learnlog::repair(&log).map_err(|e| InputError(anyhow!("--learned: {e}")))?;
         }
         if self.epochs > 1 {
             readable_twice("--epochs", data)?;

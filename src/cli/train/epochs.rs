@@ -123,7 +123,7 @@ impl<'a> Epochs<'a> {
             self.epoch_samples = self.place.samples;
             let epoch = self.place.epoch;
             self.epochs_trained = epoch;
-            if self.args.data.follow.is_some() {
+            if self.args.data.follows() {
                 break;
             }
             let trained = self.place.samples > 0;
@@ -165,7 +165,7 @@ impl<'a> Epochs<'a> {
             server.stepped(progress.labels.len());
         }
         self.place.samples = before + progress.samples;
-        if self.args.data.follow.is_none() {
+        if !self.args.data.follows() {
             return;
         }
         let mut from = 0;

@@ -162,8 +162,11 @@ impl<'a> Versions<'a> {
             keep,
             compact_at,
         };
-        let (server, name) = (server.cloned(), args.name.clone());
-        let on_publish = move |outcome| {
+        let (server, name, consume) = (server.cloned(), args.name.clone(), args.consumer());
+        let on_publish = move |outcome: Result<Published, String>| {
+            if let (Some(consume), Ok(Published { cursor: Some(cursor), .. })) = (&consume, &outcome) {
+                consume(cursor);
+            }
             if let Some(server) = &server {
                 server.published(&name, &outcome);
             }
@@ -200,7 +203,13 @@ impl<'a> Versions<'a> {
     /// When the version cannot be written.
     pub(crate) fn write(&mut self, model: &mut Trained, notes: &CutNotes) -> anyhow::Result<Version> {
         let base = match (&mut self.publisher, &mut *model) {
-            (None, model) => model.save(&self.args.models, &self.args.name, notes)?,
+            (None, model) => {
+                let base = model.save(&self.args.models, &self.args.name, notes)?;
+                if let (Some(consume), Some(cursor)) = (self.args.consumer(), &notes.cursor) {
+                    consume(cursor);
+                }
+                base
+            }
             (Some(publisher), Trained::InMemory(reference)) => {
                 publisher.finish(&reference.state, &reference.tables, notes)?
             }
@@ -228,7 +237,7 @@ impl<'a> Versions<'a> {
 /// Logs a published version.
 fn report(outcome: Result<Published, String>) {
     match outcome {
-        Ok(Published { version, full, rows, bytes, took, pause, steps }) => {
+        Ok(Published { version, full, rows, bytes, took, pause, steps, .. }) => {
             let kind = if full { "full" } else { "delta" };
             let (took_ms, pause_ms) = (took.as_millis() as u64, pause.as_secs_f64() * 1e3);
             tracing::info!(version, kind, steps, rows, bytes, took_ms, pause_ms, "published");

@@ -59,7 +59,7 @@ pub(crate) struct CutNotes {
 }
 
 /// A published version.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 #[allow(missing_docs)]
 pub(crate) struct Published {
     pub version: u64,
@@ -72,6 +72,8 @@ pub(crate) struct Published {
     pub pause: Duration,
     /// Steps of the optimizer at the cut.
     pub steps: u64,
+    /// The position of training in its data, as JSON.
+    pub cursor: Option<String>,
 }
 
 /// Called when a version was published, or could not be. In the latter case the text says why.
@@ -416,7 +418,9 @@ impl Publisher {
         self.changed = no_rows(&self.rows)?;
         let (rows, bytes) = (self.rows.iter().sum(), self.writer.bytes(base));
         let (version, steps) = (base.version, state.steps);
-        self.written(base, Published { version, full: true, rows, bytes, took, pause: took, steps });
+        let pause = took;
+        let published = Published { version, full: true, rows, bytes, took, pause, steps, cursor };
+        self.written(base, published);
         Ok(())
     }
 

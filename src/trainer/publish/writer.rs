@@ -103,7 +103,7 @@ impl Drop for Writer {
 
 fn write(options: &PublishOptions, job: Job) -> Outcome {
     let Job { image, dense, notes, base, begun, pause } = job;
-    let full = needs_full(options, base, &image);
+    let (full, cursor) = (needs_full(options, base, &image), notes.cursor.clone());
     match publish(options, &image, (&dense, notes), (base, full)) {
         Ok(base) => {
             if let Err(error) = retain(&options.models, &options.name, options.keep) {
@@ -111,7 +111,7 @@ fn write(options: &PublishOptions, job: Job) -> Outcome {
             }
             let (version, rows, bytes) = (base.version, image.len() as u64, bytes(options, base));
             let (took, steps) = (begun.elapsed(), dense.training.steps);
-            let published = Published { version, full, rows, bytes, took, pause, steps };
+            let published = Published { version, full, rows, bytes, took, pause, steps, cursor };
             Outcome::Written { base, published }
         }
         Err(error) => {

@@ -45,10 +45,11 @@ pub const IMPORTS: &[(&str, &[&str])] = &[
     ("predict", &["types", "schema"]),
     ("compute", &["types", "mem", "schema"]),
     ("device", &["mem", "config", "compute"]),
-    ("dataset", &["types", "mem", "schema"]),
+    ("store", &["types", "mem", "schema"]),
+    ("learnlog", &["types", "schema", "metrics", "store"]),
+    ("dataset", &["types", "mem", "schema", "learnlog"]),
     ("trace", &["types", "schema", "metrics"]),
     ("batcher", &["types", "config", "metrics", "predict"]),
-    ("store", &["types", "mem", "schema"]),
     ("cache", &["types", "mem", "schema", "sync", "compute", "device"]),
     ("model", &["types", "mem", "schema", "predict", "compute"]),
     (
@@ -58,7 +59,7 @@ pub const IMPORTS: &[(&str, &[&str])] = &[
             "trace",
         ],
     ),
-    ("server", &["types", "schema", "config", "metrics", "predict", "batcher"]),
+    ("server", &["types", "schema", "config", "metrics", "predict", "learnlog", "batcher"]),
     ("planner", &["types", "mem", "schema", "cache::policy"]),
     ("rowlog", &["types", "mem", "store"]),
     (
@@ -82,7 +83,7 @@ pub const CRATE_HOMES: &[(&str, &[&str])] = &[
     ("redis", &["store/remote.rs"]),
     ("anyhow", &["main.rs", "cli/"]),
     ("loom", &["sync.rs"]),
-    ("xxhash_rust", &["schema", "store/", "rowlog/", "model/", "trace/", "device/cuda/"]),
+    ("xxhash_rust", &["schema", "store/", "learnlog/", "rowlog/", "model/", "trace/", "device/cuda/"]),
 ];
 
 /// Files that may contain `unsafe`, given by the beginning of their paths.

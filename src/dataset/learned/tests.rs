@@ -1,0 +1,175 @@
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use super::*;
+use crate::dataset::{Feed, FeedFiles, Format, Place, ReadOptions};
+use crate::learnlog::{Log, Record};
+use crate::schema::preset::{self, ArchKind};
+use crate::store::disk::SystemDisk;
+use crate::types::RawValues;
+
+fn schema() -> Schema {
+    let mut schema = preset::criteo(ArchKind::Dcn, 1, 100);
+    schema.dense.truncate(1);
+    schema.features.truncate(1);
+    schema
+}
+
+/// Samples of one request. Every other request sends strings.
+fn record(schema: &Schema, numbers: std::ops::Range<u32>) -> Record {
+    let samples = numbers.len();
+    let mut column = if numbers.start % 2 == 0 { RawFeature::ids() } else { RawFeature::text() };
+    for n in numbers.clone() {
+        match &mut column.values {
+            RawValues::Ids(ids) => ids.push(u64::from(n)),
+            RawValues::Text { bytes, ends } => {
+                bytes.extend(n.to_string().bytes());
+                ends.push(bytes.len() as u32);
+            }
+        }
+        column.offsets.push(column.values.len() as u32);
+    }
+    let raw = RawBatch {
+        samples,
+        dense: numbers.map(|n| n as f32).collect(),
+        features: vec![column],
+        labels: Some(vec![0.0; samples]),
+    };
+    Record::new(&raw, SchemaSum::of(schema))
+}
+
+fn feed(dir: &Path, until_end: bool, stop: &Stop) -> Feed {
+    Feed {
+        format: Format::CriteoTsv,
+        files: FeedFiles::Learned(Learned::new(dir, until_end)),
+        schema: schema(),
+        options: ReadOptions::default(),
+        shuffle: None,
+        held_out: None,
+        stop: stop.clone(),
+    }
+}
+
+/// A log of requests with 1 to 5 samples, in small segments, and the number of its samples.
+fn log(dir: &Path) -> (Log, u32) {
+    let mut log = Log::open(&SystemDisk, dir, 300).unwrap();
+    let mut begin = 0;
+    for n in 0..20 {
+        let end = begin + 1 + n % 5;
+        log.append(&[record(&schema(), begin..end)]).1.unwrap();
+        begin = end;
+    }
+    (log, begin)
+}
+
+fn rest(reader: &mut dyn Reader, batch: usize) -> Vec<u32> {
+    let (mut all, mut out) = (Vec::new(), RawBatch::default());
+    while reader.read(batch, &mut out).unwrap() > 0 {
+        let RawValues::Ids(ids) = &out.features[0].values else { panic!("strings are not hashed") };
+        assert_eq!((ids.len(), out.labels.as_ref().unwrap().len()), (out.samples, out.samples));
+        all.extend(out.dense.iter().map(|&n| n as u32));
+    }
+    all
+}
+
+#[test]
+fn reading_from_any_cursor_gives_the_rest_of_the_log() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_log, samples) = log(dir.path());
+    let feed = feed(dir.path(), true, &Stop::default());
+    for batch in [1, 4, 7] {
+        let mut reader = feed.open(&Place::begin(1)).unwrap();
+        let mut out = RawBatch::default();
+        let mut read = 0;
+        while reader.read(batch, &mut out).unwrap() > 0 {
+            read += out.samples as u32;
+            assert_eq!(reader.runs().iter().map(|run| run.samples).sum::<usize>(), out.samples);
+            let last = reader.runs().last().unwrap();
+            let file = Some(FileAt { name: last.file.to_string(), samples: last.of_file });
+            let mut again = feed.open(&Place { epoch: 1, samples: read.into(), file }).unwrap();
+            assert_eq!(rest(&mut *again, 5), (read..samples).collect::<Vec<_>>());
+        }
+        assert_eq!(read, samples);
+    }
+}
+
+#[test]
+fn a_cursor_outside_the_log_is_an_error_that_names_the_segment() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_log, _) = log(dir.path());
+    let feed = feed(dir.path(), true, &Stop::default());
+    let at = |name: &str, samples| Place {
+        epoch: 1,
+        samples,
+        file: Some(FileAt { name: name.to_owned(), samples }),
+    };
+    let error = |place: &Place| match feed.open(place) {
+        Ok(mut reader) => reader.read(1, &mut RawBatch::default()).unwrap_err().to_string(),
+        Err(error) => error.to_string(),
+    };
+    let last = crate::learnlog::segments(dir.path()).unwrap().last().copied().unwrap();
+    let short = error(&at(&name_of(last), 99));
+    assert!(short.contains("but 99 were trained on before"), "{short}");
+    crate::learnlog::consumed(dir.path(), &name_of(2)).unwrap();
+    let missing = error(&at(&name_of(1), 1));
+    assert!(missing.contains("0000000001.fllearn: missing"), "{missing}");
+    assert!(error(&at("day.tsv", 1)).contains("day.tsv: is not the name of a segment"));
+    let other = Feed { schema: preset::criteo(ArchKind::Dcn, 2, 100), ..feed };
+    let mut reader = other.open(&Place::begin(1)).unwrap();
+    let error = reader.read(1, &mut RawBatch::default()).unwrap_err().to_string();
+    assert!(error.contains("0000000002.fllearn: samples of another schema"), "{error}");
+}
+
+#[test]
+fn a_waiting_reader_gets_samples_as_they_come_and_continues_after_a_pause() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut log, samples) = log(dir.path());
+    let stop = Stop::default();
+    let mut reader = feed(dir.path(), false, &stop).open(&Place::begin(1)).unwrap();
+    assert!(reader.may_wait());
+    let mut out = RawBatch::default();
+    let mut read = Vec::new();
+    while read.len() + 8 <= samples as usize {
+        read.extend((0..reader.read(8, &mut out).unwrap()).map(|s| out.dense[s] as u32));
+    }
+    let waiting = AtomicBool::new(true);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while waiting.load(Ordering::SeqCst) {
+                stop.pause();
+                sleep(Duration::from_millis(1));
+            }
+        });
+        // The batch is begun, and the reader waits for its rest until the pause.
+        assert_eq!(reader.read(8, &mut out).unwrap(), 0);
+        waiting.store(false, Ordering::SeqCst);
+    });
+    stop.resume();
+    let began = Instant::now();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for n in samples..samples + 8 {
+                log.append(&[record(&schema(), n..n + 1)]).1.unwrap();
+            }
+        });
+        assert_eq!(reader.read(8, &mut out).unwrap(), 8, "{:?}", began.elapsed());
+    });
+    read.extend(out.dense.iter().map(|&n| n as u32));
+    assert_eq!(read, (0..read.len() as u32).collect::<Vec<_>>());
+    assert!(read.len() > samples as usize - 8);
+}
+
+#[test]
+fn bytes_that_are_not_known_to_be_durable_are_not_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut log, samples) = log(dir.path());
+    let known = std::fs::read(dir.path().join("durable")).unwrap();
+    log.append(&[record(&schema(), samples..samples + 1)]).1.unwrap();
+    std::fs::write(dir.path().join("durable"), known).unwrap();
+    let feed = feed(dir.path(), true, &Stop::default());
+    let mut reader = feed.open(&Place::begin(1)).unwrap();
+    assert_eq!(rest(&mut *reader, 100).len(), samples as usize);
+    drop(log);
+    crate::learnlog::repair(dir.path()).unwrap();
+    assert_eq!(rest(&mut *reader, 100), [samples]);
+}

@@ -1,0 +1,132 @@
+//! The log on a disk with failing calls, and on a disk that crashes (`store/crash.rs`).
+
+use std::fs::File;
+use std::io;
+use std::path::Path;
+
+use super::log::{Log, LogDisk};
+use super::tests::{numbered, numbers};
+use super::*;
+use crate::store::crash::{CrashingDisk, Fault, Op, RecordingDisk, fates};
+use crate::store::disk::SystemDisk;
+
+/// Small segments, so that records are in several.
+const SEGMENT_BYTES: u64 = 200;
+
+impl LogDisk for RecordingDisk {
+    fn create_log(&self, path: &Path) -> io::Result<File> {
+        self.step(Op::Create(path.to_owned()), || SystemDisk.create_log(path))
+    }
+
+    fn open_log(&self, path: &Path) -> io::Result<File> {
+        SystemDisk.open_log(path)
+    }
+
+    fn truncate(&self, file: &File, path: &Path, bytes: u64) -> io::Result<()> {
+        let op = Op::Truncate(path.to_owned(), bytes);
+        self.step(op, || SystemDisk.truncate(file, path, bytes))
+    }
+
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        self.step(Op::Remove(path.to_owned()), || SystemDisk.remove(path))
+    }
+}
+
+/// What a writer did.
+struct Written {
+    root: PathBuf,
+    ops: Vec<Op>,
+    /// For each number that was acknowledged: how many calls were done then.
+    acked: Vec<(u32, usize)>,
+    /// Numbers that were tried.
+    tried: u32,
+}
+
+/// Appends groups of one to three records, and opens the log twice.
+fn write(root: &Path, fault: Option<Fault>) -> Written {
+    let disk: &'static RecordingDisk =
+        Box::leak(Box::new(RecordingDisk { fault, ..RecordingDisk::default() }));
+    fs::create_dir(root.join("models")).unwrap();
+    let dir = folder(&root.join("models"), "m");
+    let (mut acked, mut tried) = (Vec::new(), 0);
+    for _ in 0..2 {
+        let Ok(mut log) = Log::open(disk, &dir, SEGMENT_BYTES) else { continue };
+        for group in [1, 3, 2, 1, 2] {
+            let records: Vec<_> = (tried..tried + group).map(|n| numbered(n..n + 1)).collect();
+            let (positions, result) = log.append(&records);
+            assert_eq!(result.is_ok(), positions.len() == records.len());
+            let done = disk.ops.lock().unwrap().len();
+            acked.extend((tried..).take(positions.len()).map(|n| (n, done)));
+            tried += group;
+        }
+    }
+    let mut ops = disk.ops.lock().unwrap().clone();
+    if let Some(Fault { at, done: false, .. }) = fault
+        && at < ops.len()
+    {
+        ops.remove(at);
+        acked.iter_mut().filter(|(_, done)| *done > at).for_each(|(_, done)| *done -= 1);
+    }
+    Written { root: root.to_owned(), ops, acked, tried }
+}
+
+/// Asserts that after a crash anywhere all acknowledged samples are there, and the rest is in order.
+fn assert_survives(written: &Written, what: &str) -> usize {
+    let root = tempfile::tempdir().unwrap();
+    let Written { ops, acked, tried, .. } = written;
+    // The paths of the calls are below the root of the writer, so the model of the disk has the same root.
+    fs::create_dir(root.path().join("models")).unwrap();
+    let mut disk = CrashingDisk::load(root.path()).at(&written.root);
+    // Opens the log without real syncs.
+    let system: &'static RecordingDisk = Box::leak(Box::default());
+    let mut cut = 0;
+    for done in 0..=ops.len() {
+        if done > 0 {
+            disk.apply(&ops[done - 1]);
+        }
+        for mut fate in fates() {
+            let what = format!("{what}: {done} of {} calls, {fate:?}", ops.len());
+            let after = tempfile::tempdir().unwrap();
+            disk.crash(0, after.path(), &mut fate);
+            let dir = folder(&after.path().join("models"), "m");
+            let mut log = Log::open(system, &dir, SEGMENT_BYTES).unwrap_or_else(|e| panic!("{what}: {e}"));
+            let found = numbers(&dir).unwrap_or_else(|e| panic!("{what}: {e}"));
+            assert!(found.is_sorted_by(|a, b| a < b), "{what}: {found:?}");
+            for (number, when) in acked {
+                assert!(found.contains(number) || *when > done, "{what}: {number} is lost: {found:?}");
+            }
+            cut += usize::from(found.len() < *tried as usize);
+            log.append(&[numbered(100..101)]).1.unwrap();
+            assert_eq!(numbers(&dir).unwrap(), [&found[..], &[100]].concat(), "{what}");
+        }
+    }
+    cut
+}
+
+#[test]
+fn acknowledged_samples_survive_a_crash_after_any_call() {
+    let root = tempfile::tempdir().unwrap();
+    let written = write(root.path(), None);
+    assert_eq!(written.acked.len(), written.tried as usize);
+    assert!(written.ops.len() > 30, "{:?}", written.ops);
+    assert!(assert_survives(&written, "no fault") > 100);
+}
+
+#[test]
+fn whichever_call_fails_the_log_has_what_was_acknowledged_and_nothing_else() {
+    let root = tempfile::tempdir().unwrap();
+    let calls = write(root.path(), None).ops.len();
+    for at in 0..calls {
+        for done in [false, true] {
+            let what = format!("call {at} fails, done: {done}");
+            let root = tempfile::tempdir().unwrap();
+            let fault = Fault { at, done, kind: io::ErrorKind::StorageFull };
+            let written = write(root.path(), Some(fault));
+            let dir = folder(&root.path().join("models"), "m");
+            let acked: Vec<u32> = written.acked.iter().map(|(number, _)| *number).collect();
+            assert!(acked.len() >= written.tried as usize - 9, "{what}: later requests succeed");
+            assert_eq!(numbers(&dir).unwrap(), acked, "{what}");
+            assert_survives(&written, &what);
+        }
+    }
+}

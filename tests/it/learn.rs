@@ -1,0 +1,315 @@
+//! Learned samples: clients send them to a server, a trainer trains on them.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use flechette::cli::client;
+use flechette::config::LearnConfig;
+use flechette::dataset::{self, Format, ReadOptions};
+use flechette::schema::Schema;
+use flechette::schema::preset::{self, ArchKind};
+use flechette::server::Learning;
+use flechette::server::proto::ctr_client::CtrClient;
+use flechette::server::proto::{LearnRequest, LearnResponse, PredictRequest};
+use flechette::types::RawBatch;
+use tonic::{Code, Status};
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+use crate::program::{Served, Workshop, flechette, run_failing, run_json};
+use crate::serving::{Running, channel, request};
+
+/// A server whose models take samples, or only those in `only`.
+pub async fn learning(models: &Path, config: LearnConfig, only: &[&str]) -> Running {
+    let only = only.iter().map(|&name| name.to_owned()).collect();
+    let learning = Learning { models: models.to_owned(), config, only };
+    Running::start_with(|parts| parts.learning = Some(learning)).await
+}
+
+pub const CONFIG: LearnConfig = LearnConfig { enabled: true, max_bytes: 1 << 20, segment_bytes: 4096 };
+
+/// The samples of a Predict request, with labels.
+pub fn labelled(request: PredictRequest, label: f32) -> LearnRequest {
+    let PredictRequest { model, samples, dense, features, .. } = request;
+    LearnRequest { model, samples, dense, features, labels: vec![label; samples as usize] }
+}
+
+async fn learn(running: &Running, request: LearnRequest) -> Result<LearnResponse, Status> {
+    running.client.clone().learn(request).await.map(|answer| answer.into_inner())
+}
+
+fn log_of(models: &Path, name: &str) -> PathBuf {
+    models.join(name).join("state/learn")
+}
+
+/// The labels of all samples of a log, from the documented format.
+fn labels(log: &Path) -> Vec<f32> {
+    let mut files: Vec<PathBuf> = fs::read_dir(log).unwrap().map(|entry| entry.unwrap().path()).collect();
+    files.retain(|path| path.extension().is_some_and(|extension| extension == "fllearn"));
+    files.sort();
+    let mut labels = Vec::new();
+    for file in files {
+        let bytes = fs::read(&file).unwrap();
+        assert_eq!(&bytes[..8], b"FLLEARNS");
+        let mut at = 36;
+        while at < bytes.len() {
+            let number = |from: usize| u32::from_le_bytes(bytes[at + from..][..4].try_into().unwrap());
+            let (length, samples) = (number(0) as usize, number(4) as usize);
+            let sum = u64::from_le_bytes(bytes[at + 16..][..8].try_into().unwrap());
+            let summed = [&bytes[at..at + 16], &bytes[at + 24..][..length]].concat();
+            assert_eq!(xxh3_64_with_seed(&summed, at as u64), sum, "{} at {at}", file.display());
+            labels.extend((0..samples).map(|s| f32::from_bits(number(24 + 4 * s))));
+            at += 24 + length;
+        }
+    }
+    labels
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn samples_are_stored_in_order_and_counted() {
+    let dir = tempfile::tempdir().unwrap();
+    let running = learning(dir.path(), CONFIG, &[]).await;
+    let mut last = (String::new(), 0);
+    for n in 0..20u64 {
+        let answer = learn(&running, labelled(request(7, n).0, n as f32 / 64.0)).await.unwrap();
+        assert_eq!(answer.samples, 7);
+        let expected = if answer.segment == last.0 { last.1 + 7 } else { 7 };
+        assert_eq!(answer.position, expected);
+        assert!(answer.segment >= last.0);
+        last = (answer.segment, answer.position);
+    }
+    assert!(last.0 > "0000000001.fllearn".to_owned());
+    running.until_metric("flechette_learn_samples_total{model=\"ads\"} 140").await;
+    running.until_metric("flechette_requests_total{model=\"ads\",code=\"OK\"} 20").await;
+    let expected: Vec<f32> = (0..140).map(|n| (n / 7) as f32 / 64.0).collect();
+    assert_eq!(labels(&log_of(dir.path(), "ads")), expected);
+    assert!(running.stop().await.unwrap().unwrap().unfinished == 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn wrong_samples_are_refused_with_the_field_and_nothing_is_stored() {
+    type Change = fn(&mut LearnRequest);
+    let cases: [(Change, Code, &str); 11] = [
+        (|r| r.labels.clear(), Code::InvalidArgument, "labels: expected 3 labels, one per sample, got 0"),
+        (|r| r.labels.push(0.0), Code::InvalidArgument, "labels: expected 3 labels, one per sample, got 4"),
+        (
+            |r| r.labels[1] = f32::NAN,
+            Code::InvalidArgument,
+            "labels: sample 1: expected a number from 0 to 1, got NaN",
+        ),
+        (
+            |r| r.labels[2] = 1.5,
+            Code::InvalidArgument,
+            "labels: sample 2: expected a number from 0 to 1, got 1.5",
+        ),
+        (
+            |r| r.labels[0] = -1.0,
+            Code::InvalidArgument,
+            "labels: sample 0: expected a number from 0 to 1, got -1",
+        ),
+        (|r| r.model = "none".into(), Code::NotFound, "model: no model \"none\" is served here"),
+        (|r| r.features[0].name = "x".into(), Code::InvalidArgument, "features: unknown feature \"x\""),
+        (|r| drop(r.features.pop()), Code::InvalidArgument, "features: \"strict\" is missing"),
+        (|r| r.dense[0] = f32::INFINITY, Code::InvalidArgument, "expected a finite number, got inf"),
+        (|r| r.samples = 65, Code::ResourceExhausted, "samples: limit 64 (server.max_samples), got 65"),
+        (|r| r.samples = 0, Code::InvalidArgument, "expected"),
+    ];
+    let dir = tempfile::tempdir().unwrap();
+    let running = learning(dir.path(), CONFIG, &[]).await;
+    for (change, code, text) in cases {
+        let mut message = labelled(request(3, 1).0, 1.0);
+        change(&mut message);
+        let status = learn(&running, message).await.unwrap_err();
+        assert_eq!(status.code(), code, "{status}");
+        assert!(status.message().contains(text), "{status}");
+    }
+    assert!(labels(&log_of(dir.path(), "ads")).is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_model_takes_samples_only_if_it_is_told_to_and_a_full_log_names_its_limit() {
+    let off = LearnConfig { enabled: false, ..CONFIG };
+    let dir = tempfile::tempdir().unwrap();
+    let running = learning(dir.path(), off, &["other"]).await;
+    let status = learn(&running, labelled(request(1, 1).0, 1.0)).await.unwrap_err();
+    assert_eq!(status.code(), Code::FailedPrecondition);
+    assert_eq!(status.message(), "learn.enabled: model \"ads\" takes no samples here");
+    assert!(!dir.path().join("ads").exists());
+
+    let running = learning(dir.path(), LearnConfig { max_bytes: 10_000, ..off }, &["ads"]).await;
+    let mut stored = 0;
+    let status = loop {
+        match learn(&running, labelled(request(10, 1).0, 1.0)).await {
+            Ok(answer) => stored += answer.samples as usize,
+            Err(status) => break status,
+        }
+    };
+    assert_eq!(status.code(), Code::ResourceExhausted);
+    assert!(status.message().contains("limit 10000 bytes (learn.max_bytes)"), "{status}");
+    assert!(stored > 100);
+    running.until_metric("flechette_learn_refused_total{model=\"ads\"} 10").await;
+    assert_eq!(labels(&log_of(dir.path(), "ads")).len(), stored);
+}
+
+/// A workshop with the same model under two names, and the settings of a server that takes samples.
+fn workshop(rows: u64) -> (Workshop, Schema, String) {
+    let workshop = Workshop::new(rows, 200);
+    let config = workshop.config(ArchKind::Dlrm, 4, 300);
+    let Workshop { models, valid, .. } = &workshop;
+    for name in ["file", "log"] {
+        run_json(&format!(
+            "train --model-config {config} --format criteo-tsv --data {valid} --models {models} --name {name} \
+             --json"
+        ));
+    }
+    let settings = workshop.path("settings.toml");
+    fs::write(&settings, "[learn]\nenabled = \"on\"\nsegment_bytes = \"64Ki\"\n").unwrap();
+    (workshop, preset::criteo(ArchKind::Dlrm, 4, 300), format!("--config {settings}"))
+}
+
+/// Sends the samples of a file one request after the other, from 1 to 50 samples each.
+async fn send_file(served: &Served, schema: &Schema, file: &str) -> usize {
+    let options = ReadOptions::default();
+    let mut reader = dataset::open(Format::CriteoTsv, &[file.into()], schema, options).unwrap();
+    let mut ctr = CtrClient::new(channel(served.grpc).await);
+    let (mut raw, mut sent) = (RawBatch::default(), 0);
+    while reader.read(1 + sent % 50, &mut raw).unwrap() > 0 {
+        let mut message = labelled(client::request("log", schema, &raw), 0.0);
+        message.labels = raw.labels.clone().unwrap();
+        // Ids and strings take turns.
+        if sent % 2 == 0 {
+            for (column, feature) in message.features.iter_mut().zip(&schema.features) {
+                let strings = std::mem::take(&mut column.strings);
+                column.ids = strings.iter().map(|s| feature.hash.unwrap().id(s)).collect();
+            }
+        }
+        assert_eq!(ctr.learn(message).await.unwrap().into_inner().samples as usize, raw.samples);
+        sent += raw.samples;
+    }
+    sent
+}
+
+/// The trained files of a version.
+fn trained(models: &str, name: &str, version: u64) -> Vec<Vec<u8>> {
+    let version = Path::new(models).join(name).join(version.to_string());
+    let mut paths: Vec<_> =
+        fs::read_dir(version.join("tables")).unwrap().map(|entry| entry.unwrap().path()).collect();
+    paths.push(version.join("dense.safetensors"));
+    paths.sort();
+    paths.iter().map(|path| fs::read(path).unwrap()).collect()
+}
+
+#[test]
+fn training_on_the_log_writes_the_bytes_of_training_on_a_file() {
+    let (workshop, schema, settings) = workshop(1500);
+    let Workshop { models, train, .. } = &workshop;
+    let served = Served::start(models, &settings);
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let line = |name: &str, data: &str| {
+        format!(
+            "train --from latest --format criteo-tsv --models {models} --name {name} --batch 32 --json {data}"
+        )
+    };
+    assert_eq!(runtime.block_on(send_file(&served, &schema, train)), 1500);
+    let log = log_of(Path::new(models), "log");
+    let segments = || {
+        let names = fs::read_dir(&log).unwrap().map(|entry| entry.unwrap().file_name());
+        names.filter(|name| name.to_str().unwrap().ends_with("fllearn")).count()
+    };
+    assert!(segments() > 2);
+    // The server runs, and keeps the log.
+    let report = run_json(&line("log", "--learned --learned-until-end"));
+    assert_eq!(report["rows"], 1500);
+    run_json(&line("file", &format!("--data {train}")));
+    assert_eq!(trained(models, "log", 2), trained(models, "file", 2));
+    assert_eq!(segments(), 1, "the samples that a version was trained on are removed");
+
+    // The run continues with the samples after its cursor.
+    assert_eq!(runtime.block_on(send_file(&served, &schema, &workshop.valid)), 200);
+    let report = run_json(&line("log", "--learned --learned-until-end --resume"));
+    assert_eq!(report["rows"], 200);
+    drop(served);
+}
+
+#[test]
+fn flags_of_learned_samples_are_checked() {
+    let (workshop, _, _) = workshop(10);
+    let models = &workshop.models;
+    let line = format!("train --from latest --format criteo-tsv --models {models} --name log");
+    let error = run_failing(2, &format!("{line} --learned"));
+    assert!(error.contains("--learned: ") && error.contains("no samples were sent"), "{error}");
+    let error = run_failing(2, &format!("{line} --data {} --learned-until-end", workshop.train));
+    assert!(error.contains("--learned-until-end: used only with --learned"), "{error}");
+}
+
+#[test]
+fn every_acknowledged_sample_is_in_the_log_after_kills() {
+    let (workshop, schema, settings) = workshop(10);
+    let mut reader =
+        dataset::open(Format::CriteoTsv, &[(&workshop.train).into()], &schema, ReadOptions::default())
+            .unwrap();
+    let mut raw = RawBatch::default();
+    reader.read(1, &mut raw).unwrap();
+    let message = Arc::new(client::request("log", &schema, &raw));
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let log = log_of(Path::new(&workshop.models), "log");
+    let (mut acked, mut next) = (Vec::new(), 1);
+    for round in 0..4 {
+        let served = Served::start(&workshop.models, &settings);
+        let found = labels(&log);
+        assert!(acked.iter().all(|label| found.contains(label)), "round {round}");
+        let answered = Arc::new(Mutex::new(Vec::new()));
+        let clients: Vec<_> = (0..8u32)
+            .map(|client| {
+                let (address, message, answered) = (served.grpc, message.clone(), answered.clone());
+                runtime.spawn(async move {
+                    let mut ctr = CtrClient::new(channel(address).await);
+                    for n in 0.. {
+                        // A label that no other request has.
+                        let label = (next + n * 8 + client) as f32 / (1 << 24) as f32;
+                        if ctr.learn(labelled((*message).clone(), label)).await.is_err() {
+                            return n;
+                        }
+                        answered.lock().unwrap().push(label);
+                    }
+                    0
+                })
+            })
+            .collect();
+        let enough = 20 + 30 * round;
+        crate::switching::wait("enough answers", || answered.lock().unwrap().len() >= enough);
+        // Dropping the server kills it.
+        drop(served);
+        let most = clients.into_iter().map(|client| runtime.block_on(client).unwrap()).max().unwrap();
+        next += 8 * (most + 1);
+        acked.append(&mut answered.lock().unwrap());
+    }
+    let served = Served::start(&workshop.models, &settings);
+    let mut found = labels(&log);
+    assert!(acked.iter().all(|label| found.contains(label)));
+    found.sort_by(f32::total_cmp);
+    assert!(found.windows(2).all(|pair| pair[0] < pair[1]), "a sample is in the log twice");
+    served.terminate();
+    assert!(served.ended().0.success());
+}
+
+#[test]
+fn a_waiting_run_trains_samples_as_they_come_and_ends_at_a_signal() {
+    let (workshop, schema, settings) = workshop(300);
+    let Workshop { models, train, .. } = &workshop;
+    let served = Served::start(models, &settings);
+    let line = format!(
+        "train --from latest --format criteo-tsv --models {models} --name log --batch 32 --learned \
+         --publish-every 50ms"
+    );
+    let mut child = flechette().args(line.split_whitespace()).spawn().unwrap();
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    assert_eq!(runtime.block_on(send_file(&served, &schema, train)), 300);
+    let version = Path::new(models).join("log/2");
+    crate::switching::wait("a published version", || version.exists());
+    let pid = child.id().to_string();
+    assert!(std::process::Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    std::thread::sleep(Duration::from_millis(1));
+}
