@@ -88,11 +88,15 @@ fn measure(eviction: EvictionOption) {
         within("listing hot rows", 2 * HOT_ROW * entries);
 
         let changed = 1 << 19;
+        let mut carried = 0;
         for version in 1..6 {
             let rows = (0..changed).map(|id| (TableId(0), id, &ROW[..]));
             let switched = cache.switch(Version(version), rows).unwrap();
-            assert!(switched.changed == changed && switched.carried > 0, "{switched:?}");
+            assert_eq!(switched.changed, changed);
+            carried += switched.carried;
         }
+        // One switch may find no free slot, because the load takes them as fast as they are freed.
+        assert!(carried > 0);
         within("switching versions", CHANGED_ROW * changed);
     });
     let stats = cache.stats();
