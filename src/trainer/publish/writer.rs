@@ -1,6 +1,6 @@
 //! The thread that writes versions while training goes on.
 
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, sync_channel};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -70,18 +70,12 @@ impl Writer {
 
     /// The outcome of the job in flight, if it has ended.
     pub(crate) fn poll(&self) -> Option<Outcome> {
-        match self.outcomes.try_recv() {
-            Ok(outcome) => Some(outcome),
-            Err(TryRecvError::Empty | TryRecvError::Disconnected) => None,
-        }
+        self.outcomes.try_recv().ok()
     }
 
     /// Waits for the outcome of the job in flight.
     pub(crate) fn wait(&self, patience: Duration) -> Option<Outcome> {
-        match self.outcomes.recv_timeout(patience) {
-            Ok(outcome) => Some(outcome),
-            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => None,
-        }
+        self.outcomes.recv_timeout(patience).ok()
     }
 
     /// The bytes of a version's files.
