@@ -77,7 +77,7 @@ pub fn parse() -> Cli {
 }
 
 fn command() -> clap::Command {
-    Cli::command().mut_subcommand("serve", serve::training_needs_train).mut_subcommands(|command| {
+    Cli::command().mut_subcommands(|command| {
         command.mut_args(|arg| {
             // `--lr -1` is a wrong value of `--lr`, not an unknown flag `-1`.
             let negative = arg.get_action().takes_values() && !arg.is_positional();

@@ -12,10 +12,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use anyhow::{Context, anyhow};
-use clap::Args as _;
 
 use crate::cli::InputError;
-use crate::cli::train::beside::{Beside, BesideFlags};
+use crate::cli::train::beside::{Beside, BesideFlags, OptionalBeside};
 use crate::cli::train::run::ToServer;
 use crate::cli::training::compute_threads;
 use crate::config::{Config, DeviceKind, Flags, TraceConfig};
@@ -42,17 +41,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     pub settings: Flags,
     #[command(flatten)]
-    training: Option<BesideFlags>,
-}
-
-/// Makes every flag that is no setting require `--train`.
-pub(crate) fn training_needs_train(serve: clap::Command) -> clap::Command {
-    let settings = Flags::augment_args(clap::Command::new("settings"));
-    let is_setting = |id: &clap::Id| settings.get_arguments().any(|setting| setting.get_id() == id);
-    serve.mut_args(|arg| {
-        let free = is_setting(arg.get_id()) || ["train", "config", "help"].contains(&arg.get_id().as_str());
-        if free { arg } else { arg.requires("train") }
-    })
+    training: OptionalBeside,
 }
 
 /// Serves until SIGTERM or SIGINT, then drains.
@@ -67,8 +56,8 @@ pub(crate) fn run(args: Args, config: &Config) -> anyhow::Result<()> {
         let server = ToServer { training: metrics.training(flags.name()), wake: wakes.wake.clone() };
         Beside::prepare(flags, config, &models, server)
     };
-    let learns = args.training.as_ref().and_then(BesideFlags::learns);
-    let mut training = args.training.map(prepare).transpose()?;
+    let learns = args.training.0.as_ref().and_then(BesideFlags::learns);
+    let mut training = args.training.0.map(prepare).transpose()?;
     let serving = Serving::load_with(config, &models, metrics)?;
     runtime(config)?.block_on(async {
         let terminated = terminated().context("signals")?;

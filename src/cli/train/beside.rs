@@ -13,6 +13,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
 use anyhow::{Context, anyhow};
+use clap::{ArgMatches, Command, FromArgMatches};
 
 use super::data::Source;
 use super::from::FromVersion;
@@ -41,8 +42,8 @@ const NICE: i32 = 19;
 #[derive(Debug, clap::Args)]
 pub(crate) struct BesideFlags {
     /// Trains a model of this name while it is served. SOURCE is a directory, whose files are trained in the
-    /// order of their names as they are renamed into it, or a data file, which is trained once, or `learn`: the
-    /// samples that clients send with Learn
+    /// order of their names as they are renamed into it, or a data file, which is trained once, or `learn`:
+    /// the samples that clients send with Learn
     #[arg(long, value_name = "NAME=SOURCE", requires = "format")]
     train: Target,
     /// The model.toml that `init` wrote; needed if the model has no version yet
@@ -56,6 +57,39 @@ pub(crate) struct BesideFlags {
     follow_until: Option<String>,
     #[command(flatten)]
     run: RunFlags,
+}
+
+/// [`BesideFlags`] if `--train` is given. Each of them requires it. clap cannot derive this, because flags
+/// are flattened within them.
+#[derive(Debug)]
+pub(crate) struct OptionalBeside(pub Option<BesideFlags>);
+
+impl clap::Args for OptionalBeside {
+    fn augment_args(command: Command) -> Command {
+        // For an update, no flag is required.
+        let flags = BesideFlags::augment_args_for_update(Command::new("beside"));
+        let needs_train = |flag: &clap::Arg| match flag.get_id().as_str() {
+            "train" => flag.clone(),
+            _ => flag.clone().requires("train"),
+        };
+        command.args(flags.get_arguments().map(needs_train))
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}
+
+impl FromArgMatches for OptionalBeside {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let given = matches.contains_id("train");
+        Ok(Self(given.then(|| BesideFlags::from_arg_matches(matches)).transpose()?))
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
 }
 
 /// The value of `--train`.

@@ -94,6 +94,9 @@ impl Source {
     }
 }
 
+/// Gets the cursor of a version, and removes the samples before it.
+pub(crate) type Consumer = Arc<dyn Fn(&str) + Send + Sync>;
+
 /// Parses a share of samples.
 fn ratio(text: &str) -> Result<f64, String> {
     let ratio = text.parse().ok().filter(|&ratio: &f64| ratio > 0.0 && ratio < 1.0);
@@ -150,8 +153,9 @@ impl Args {
         learnlog::folder(&self.models, &self.name)
     }
 
-    /// Removes the samples of the log that a version was trained on, which has this cursor. `None` for other data.
-    pub(crate) fn consumer(&self) -> Option<Arc<dyn Fn(&str) + Send + Sync>> {
+    /// Removes the samples of the log that a version was trained on, which has this cursor. `None` for other
+    /// data.
+    pub(crate) fn consumer(&self) -> Option<Consumer> {
         let log = self.learned_log();
         let consume = move |cursor: &str| {
             let Ok(Cursor { file: Some(FileAt { name, .. }), .. }) = serde_json::from_str(cursor) else {

@@ -126,7 +126,8 @@ impl<'a> Run<'a> {
     /// Initialises the model or opens its version. `None` if the run is complete, which is logged.
     ///
     /// # Errors
-    /// When the version is of another run, memory or disk do not suffice, or another process trains the model.
+    /// When the version is of another run, memory or disk do not suffice, or another process trains the
+    /// model.
     pub(crate) fn begin(
         args: &'a Args,
         feed: &'a Feed,
