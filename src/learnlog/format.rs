@@ -34,7 +34,8 @@ pub(crate) const HEAD_BYTES: usize = 24;
 const STRINGS: u8 = 1;
 const ONE_EACH: u8 = 2;
 
-/// The checksum of a schema. Samples of one schema cannot be read with another, because columns have no names.
+/// The checksum of a schema. Samples of one schema cannot be read with another, because columns have no
+/// names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SchemaSum(u128);
 
@@ -115,7 +116,8 @@ impl Record {
         (HEAD_BYTES + self.payload.len()) as u64
     }
 
-    /// Appends the record to `out`, as it is at this offset of a segment of which `durable` bytes are durable.
+    /// Appends the record to `out`, as it is at this offset of a segment of which `durable` bytes are
+    /// durable.
     pub(crate) fn push(&self, at: u64, durable: u64, out: &mut Vec<u8>) {
         let head = Head { bytes: self.payload.len() as u32, samples: self.samples, durable, sum: 0 };
         let sum = head.sum_of(at, &self.payload);

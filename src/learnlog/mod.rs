@@ -1,9 +1,12 @@
-//! The log of learned samples: labelled samples that clients send to the server, kept until a model was trained
+//! The log of learned samples: labelled samples that clients send to the server, kept until a model was
+//! trained
 //! on them.
 //!
 //! The log of a model is the directory `models/<model>/state/learn/`. Its segments are files with ascending
-//! numbers. One process at a time appends to it ([`Log`]; the file `lock` is locked). A sample is acknowledged
-//! when the file is synced, and one sync serves all requests that arrived during the one before ([`Learner`]).
+//! numbers. One process at a time appends to it ([`Log`]; the file `lock` is locked). A sample is
+//! acknowledged
+//! when the file is synced, and one sync serves all requests that arrived during the one before
+//! ([`Learner`]).
 //! Readers ([`Segment`]) may be in any process. They read only samples that are durable, because a cursor
 //! must not count samples that a crash can lose.
 //!
@@ -28,7 +31,8 @@
 //! | n | payload (`format.rs`) |
 //!
 //! **A torn tail.** A crash can leave any of the bytes that were not synced. [`Log::open`] cuts off the last
-//! segment at its first record that is not whole. But if a later record, or the file `durable`, shows that the
+//! segment at its first record that is not whole. But if a later record, or the file `durable`, shows that
+//! the
 //! record was durable before, the file was damaged afterwards, and that is an error.
 //!
 //! **The file `durable`** has 24 bytes: the number of the last segment, the bytes of it that are durable,

@@ -4,8 +4,10 @@
 //! and answers them. Requests that arrive meanwhile wait for the next sync. So the number of syncs per second
 //! does not depend on the number of requests.
 //!
-//! **Limits.** A record is queued only if it fits in `learn.max_bytes` together with the log and the queue. So
-//! the limit bounds disk and memory. A request that nobody waits for any more, because its deadline has passed, is
+//! **Limits.** A record is queued only if it fits in `learn.max_bytes` together with the log and the queue.
+//! So
+//! the limit bounds disk and memory. A request that nobody waits for any more, because its deadline has
+//! passed, is
 //! not written, unless it was taken from the queue before. A trainer may remove segments at any time; they
 //! are counted again when the log seems full.
 

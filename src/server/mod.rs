@@ -397,7 +397,8 @@ impl Drain<'_> {
         let joined = tokio::task::spawn_blocking(move || {
             for (_, served) in shared.models.all() {
                 served.batcher.join();
-                // Its queue is empty if all calls finished in time. Otherwise its records are answered to nobody.
+                // Its queue is empty if all calls finished in time. Otherwise its records are answered to
+                // nobody.
                 served.learner.iter().for_each(Learner::join);
             }
         });

@@ -178,7 +178,7 @@ async fn send_file(served: &Served, schema: &Schema, file: &str) -> usize {
         let mut message = labelled(client::request("log", schema, &raw), 0.0);
         message.labels = raw.labels.clone().unwrap();
         // Ids and strings take turns.
-        if sent % 2 == 0 {
+        if sent.is_multiple_of(2) {
             for (column, feature) in message.features.iter_mut().zip(&schema.features) {
                 let strings = std::mem::take(&mut column.strings);
                 let hash = feature.hash.unwrap();

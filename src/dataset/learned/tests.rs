@@ -18,7 +18,7 @@ fn schema() -> Schema {
 /// Samples of one request. Every other request sends strings.
 fn record(schema: &Schema, numbers: std::ops::Range<u32>) -> Record {
     let samples = numbers.len();
-    let mut column = if numbers.start % 2 == 0 { RawFeature::ids() } else { RawFeature::text() };
+    let mut column = if numbers.start.is_multiple_of(2) { RawFeature::ids() } else { RawFeature::text() };
     for n in numbers.clone() {
         match &mut column.values {
             RawValues::Ids(ids) => ids.push(u64::from(n)),
