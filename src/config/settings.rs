@@ -254,7 +254,7 @@ pub(crate) const SECTIONS: &[Section] = &[
         about: "Labelled samples that clients send ([api.md](api.md#learn)), for training \
                 ([training.md](training.md#learned-samples)).",
         settings: &[
-            setting("learn.enabled", Text("off"), "`on` or `off`: whether every model takes Learn calls"),
+            setting("learn.enabled", Text("off"), "`on` or `off`: whether models take Learn calls"),
             setting(
                 "learn.max_bytes",
                 Text("8GiB"),
