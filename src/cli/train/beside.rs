@@ -25,6 +25,7 @@ use crate::cli::training::ComputeFlags;
 use crate::cli::{InputError, error_line};
 use crate::config::Config;
 use crate::dataset::{Feed, Stop};
+use crate::learnlog;
 use crate::metrics::TrainingState;
 use crate::schema::Schema;
 use crate::store::{check_name, check_writable, versions};
@@ -128,6 +129,11 @@ impl BesideFlags {
         if model_config.is_none() && !from {
             let error = anyhow!("--model-config: missing, and model {name:?} has no version yet");
             return Err(InputError(error).into());
+        }
+        if source == Source::Learned {
+            // No client has sent a sample yet.
+            let log = learnlog::folder(models, &name);
+            std::fs::create_dir_all(&log).with_context(|| format!("{}", log.display()))?;
         }
         Ok(Args {
             model_config,
