@@ -79,7 +79,7 @@ async fn samples_are_stored_in_order_and_counted() {
         assert!(answer.segment >= last.0);
         last = (answer.segment, answer.position);
     }
-    assert!(last.0 > "0000000001.fllearn".to_owned());
+    assert!(&*last.0 > "0000000001.fllearn");
     running.until_metric("flechette_learn_samples_total{model=\"ads\"} 140").await;
     running.until_metric("flechette_requests_total{model=\"ads\",code=\"OK\"} 20").await;
     let expected: Vec<f32> = (0..140).map(|n| (n / 7) as f32 / 64.0).collect();
