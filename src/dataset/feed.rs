@@ -99,8 +99,8 @@ impl Feed {
         Ok(Some(Box::new(Stoppable::new(Box::new(part), self.stop.only_interrupts()))))
     }
 
-    /// The names of the files, without their directories; empty for a followed directory or a log. Generated data has
-    /// its whole description as its name.
+    /// The names of the files, without their directories; empty for a followed directory or a log. Generated
+    /// data has its whole description as its name.
     #[must_use]
     pub(crate) fn names(&self) -> Vec<String> {
         let FeedFiles::List(paths) = &self.files else { return Vec::new() };

@@ -159,7 +159,8 @@ fn workshop(rows: u64) -> (Workshop, Schema, String) {
     let Workshop { models, valid, .. } = &workshop;
     for name in ["file", "log"] {
         run_json(&format!(
-            "train --model-config {config} --format criteo-tsv --data {valid} --models {models} --name {name} \
+            "train --model-config {config} --format criteo-tsv --data {valid} --models {models} --name \
+            {name} \
              --json"
         ));
     }
