@@ -58,8 +58,8 @@ pub(crate) struct BesideFlags {
     run: RunFlags,
 }
 
-/// [`BesideFlags`] if `--train` is given. Each of them requires it. clap cannot derive this, because flags are
-/// flattened within them.
+/// [`BesideFlags`] if `--train` is given. Each of them requires it. clap cannot derive this, because flags
+/// are flattened within them.
 #[derive(Debug)]
 pub(crate) struct OptionalBeside(pub Option<BesideFlags>);
 

@@ -45,8 +45,8 @@ pub(crate) struct Args {
     /// dense weights and optimizer state
     #[arg(long, value_name = "V")]
     from: Option<FromVersion>,
-    /// Continues an interrupted run of this command from the last version that it wrote, to the bit. If it wrote
-    /// none, it starts at the beginning
+    /// Continues an interrupted run of this command from the last version that it wrote, to the bit. If it
+    /// wrote none, it starts at the beginning
     #[arg(long)]
     resume: bool,
     #[command(flatten)]

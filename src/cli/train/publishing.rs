@@ -1,4 +1,5 @@
-//! The flags of publishing, and the versions that `train` writes: at intervals, of the best epoch, and at the end.
+//! The flags of publishing, and the versions that `train` writes: at intervals, of the best epoch, and at
+//! the end.
 
 use std::fs::{self, File, TryLockError};
 use std::path::Path;
@@ -24,8 +25,8 @@ use crate::types::Version;
 /// Flags of publishing.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct PublishFlags {
-    /// Publishes a version at this interval while training goes on: 500steps, 5s or 200ms. `serve --train` has
-    /// the default 5s
+    /// Publishes a version at this interval while training goes on: 500steps, 5s or 200ms. `serve --train`
+    /// has the default 5s
     #[arg(long, value_name = "INTERVAL")]
     publish_every: Option<Interval>,
     /// Publishes no version whose progressive AUC is less, or log loss is more, than a bound: auc=0.7 or
@@ -237,8 +238,8 @@ fn report(outcome: Result<Published, String>) {
     }
 }
 
-/// What deltas of this version name as their base: the version itself, if training continues from it to the bit
-/// and it is the highest.
+/// What deltas of this version name as their base: the version itself, if training continues from it to the
+/// bit and it is the highest.
 pub(crate) fn base_of(args: &Args, opened: &Opened) -> anyhow::Result<Option<Base>> {
     let exact = is_exact(opened, args.run.training.optimizer()?);
     let highest = versions(&args.models, &args.name)?.pop();

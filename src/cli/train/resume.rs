@@ -21,7 +21,8 @@ impl ResumePoint {
     /// The last version of the run.
     ///
     /// # Errors
-    /// When the last version belongs to another run, which is named by its first difference, or cannot be read.
+    /// When the last version belongs to another run, which is named by its first difference, or cannot be
+    /// read.
     pub(crate) fn find(args: &Args, stop: &Stop) -> anyhow::Result<Self> {
         let wrong = |reason: String| anyhow::Error::from(InputError(anyhow!("--resume: {reason}")));
         let latest = match store::open_latest(&args.models, &args.name, Purpose::Train, |_| Ok(())) {
