@@ -47,6 +47,9 @@ fn every_metric_is_described() {
         histogram.record(0.1);
     }
     batches.batch_samples.record(3.0);
+    let training = metrics.training("m");
+    training.series.publish_seconds.record(0.1);
+    training.series.pause_seconds.record(0.1);
     let page = metrics.render();
     for Spec(name, _, help) in ALL.into_iter().flatten() {
         assert!(page.contains(&format!("# HELP {name} {help}")), "{name} in\n{page}");

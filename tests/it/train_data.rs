@@ -24,6 +24,10 @@ fn contents(workshop: &Workshop, name: &str, version: u64) -> Value {
     let text = fs::read_to_string(format!("{}/{name}/{version}/MANIFEST.json", workshop.models)).unwrap();
     let mut manifest: Value = serde_json::from_str(&text).unwrap();
     manifest["xxh3_128"].take();
+    // Two ways to train the same bytes have other dates, places in their data and qualities on the way.
+    manifest["training"]["last_batch_unix_ms"].take();
+    manifest["quality"].take();
+    manifest["files"]["checkpoint/cursor.json"].take();
     manifest
 }
 
@@ -181,7 +185,7 @@ fn a_signal_ends_training_at_a_batch_and_the_model_is_saved() {
         let status = child.wait().unwrap();
         assert_eq!(status.code(), Some(130), "{report}");
         let said = report.lines().filter(|line| line.starts_with("stopped by a signal: wrote ")).count();
-        assert!(said == 1 && report.contains("--from 1 continues"), "{report}");
+        assert!(said == 1 && report.contains("with --resume continues the run"), "{report}");
         let mut json = String::new();
         child.stdout.take().unwrap().read_to_string(&mut json).unwrap();
         let json: Value = serde_json::from_str(&json).unwrap();

@@ -69,9 +69,9 @@ impl clap::Args for OptionalBeside {
     fn augment_args(command: Command) -> Command {
         // For an update, no flag is required.
         let flags = BesideFlags::augment_args_for_update(Command::new("beside"));
-        let needs_train = |flag: &clap::Arg| match flag.get_id().as_str() {
-            "train" => flag.clone(),
-            _ => flag.clone().requires("train"),
+        let needs_train = |flag: &clap::Arg| {
+            let flag = flag.clone().help_heading("Training beside the server");
+            if flag.get_id() == "train" { flag } else { flag.requires("train") }
         };
         command.args(flags.get_arguments().map(needs_train))
     }

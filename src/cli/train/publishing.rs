@@ -25,7 +25,8 @@ use crate::types::Version;
 /// Flags of publishing.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct PublishFlags {
-    /// Publishes a version at this interval while training goes on: 500steps, 5s or 200ms
+    /// Publishes a version at this interval while training goes on: 500steps, 5s or 200ms. `serve --train`
+    /// has the default 5s
     #[arg(long, value_name = "INTERVAL")]
     publish_every: Option<Interval>,
     /// Publishes no version whose progressive AUC is less, or log loss is more, than a bound: auc=0.7 or
