@@ -27,6 +27,7 @@ mod plan_counts;
 #[cfg(target_os = "linux")]
 mod pretend;
 mod program;
+mod readme;
 mod refusals;
 mod resources;
 mod scores;

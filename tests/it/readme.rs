@@ -1,0 +1,51 @@
+//! The commands of README.md do what it says.
+
+use std::fs;
+use std::net::TcpListener;
+use std::os::unix::fs::symlink;
+use std::process::Command;
+
+/// The first block of commands of a section.
+fn commands(section: &str) -> String {
+    let readme = include_str!("../../README.md");
+    let section = readme.split_once(&format!("\n## {section}\n")).expect("the section").1;
+    section.split_once("```sh\n").unwrap().1.split_once("```").unwrap().0.to_owned()
+}
+
+/// A port that is free now.
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+#[test]
+fn train_while_serving_publishes_versions_and_scores_with_one_of_them() {
+    let dir = tempfile::tempdir().unwrap();
+    symlink(env!("CARGO_BIN_EXE_flechette"), dir.path().join("flechette")).unwrap();
+    // As written, except for the port, which other tests use too.
+    let (grpc, http) = (free_port(), free_port());
+    let script = commands("Train while serving");
+    assert_eq!(script.matches("flechette score ").count(), 1);
+    let script =
+        script.replace("flechette score ", &format!("flechette score --addr http://127.0.0.1:{grpc} "));
+    let path = format!("{}:{}", dir.path().display(), std::env::var("PATH").unwrap());
+    let output = Command::new("sh")
+        .args(["-e", "-c", &script])
+        .current_dir(dir.path())
+        .env("PATH", path)
+        .env("FLECHETTE_SERVER_GRPC", format!("127.0.0.1:{grpc}"))
+        .env("FLECHETTE_SERVER_HTTP", format!("127.0.0.1:{http}"))
+        .output()
+        .unwrap();
+    let (out, log) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{out}{log}");
+    let listed = out.split_once("ctr\n").unwrap_or_else(|| panic!("{out}{log}")).1;
+    assert!(listed.contains(" full ") && listed.contains(" yes  yes "), "{listed}");
+    let scored =
+        listed.lines().find(|line| line.contains(" rows/s, version ")).unwrap_or_else(|| panic!("{out}"));
+    let version: u64 = scored.split("version ").nth(1).unwrap().split(',').next().unwrap().parse().unwrap();
+    assert!(version > 1, "{scored}");
+    let versions = fs::read_dir(dir.path().join("live/ctr")).unwrap().flatten();
+    let numbers = versions.filter_map(|entry| entry.file_name().to_str()?.parse::<u64>().ok());
+    assert!(numbers.max().unwrap() >= version);
+    assert!(log.contains("training has ended"), "{log}");
+}
