@@ -1,13 +1,15 @@
 //! What publishing costs, with the real program: `train --publish-every` in one process, `serve` in another.
 //!
-//! - Training: samples per second with versions published at an interval, compared with none; the longest wait
-//!   of a step for each version (pause), compared with the mean time of a step.
-//! - Serving: p99 at half of the capacity while deltas of about a million rows appear, compared with p99 before;
-//!   the share of lookups that hit the cache before and after; the time from the rename of a version to the
-//!   first metric that says it is served. The deltas were trained before, and are renamed into place one by one.
+//! - Training: samples per second with versions published at an interval, compared with none; the longest
+//!   wait of a step for each version (pause), compared with the mean time of a step.
+//! - Serving: p99 at half of the capacity while deltas of about a million rows appear, compared with p99
+//!   before; the share of lookups that hit the cache before and after; the time from the rename of a version
+//!   to the first metric that says it is served. The deltas were trained before, and are renamed into place
+//!   one by one.
 //!
-//! `--rows N` per table (100,000; 26 tables of dim 16), `--steps N` between two versions (400, of 128 samples),
-//! `--versions N` (5), `--every S` seconds between versions (5), `--rounds N` of training (3), `--json`.
+//! `--rows N` per table (100,000; 26 tables of dim 16), `--steps N` between two versions (400, of 128
+//! samples), `--versions N` (5), `--every S` seconds between versions (5), `--rounds N` of training (3),
+//! `--json`.
 
 mod harness;
 
@@ -77,8 +79,8 @@ impl Bench {
     fn train(&self, models: &str, samples: usize, more: &str) -> anyhow::Result<(Value, String)> {
         let (config, models) = (self.path("model.toml"), self.path(models));
         let line = format!(
-            "train --model-config {} --format synthetic --data rows={samples},seed=1,skew=uniform --batch {BATCH} \
-             --models {} --name {MODEL} --json {more}",
+            "train --model-config {} --format synthetic --data rows={samples},seed=1,skew=uniform \
+             --batch {BATCH} --models {} --name {MODEL} --json {more}",
             config.display(),
             models.display()
         );

@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
-use crate::program::{bytes_of, flechette, run, run_json};
+use crate::program::{bytes_of, flechette, manifest, run, run_json};
 use crate::skip::skip;
 
 /// Memory that training takes according to docs/training.md, in addition to scratchpad, staging, dense
@@ -100,6 +100,5 @@ fn a_model_of_a_gigabyte_trains_in_a_quarter_of_it_to_the_same_version() {
     assert!(peak <= stated, "{peak} bytes, docs/training.md allows {stated}");
 
     run_json(&format!("{train} --name all"));
-    let manifest = |name: &str| fs::read(path(&format!("models/{name}/1/MANIFEST.json"))).unwrap();
-    assert!(manifest("small") == manifest("all"), "the versions differ");
+    assert_eq!(manifest(&models, "small", 1), manifest(&models, "all", 1));
 }

@@ -68,6 +68,16 @@ pub fn run_failing(code: i32, line: &str) -> String {
     lines[0].to_owned()
 }
 
+/// The manifest of a version without its date, and so without its own checksum. It has the checksums of all
+/// files.
+pub fn manifest(models: &str, name: &str, version: u64) -> Value {
+    let text = fs::read_to_string(format!("{models}/{name}/{version}/MANIFEST.json")).unwrap();
+    let mut manifest: Value = serde_json::from_str(&text).unwrap();
+    manifest["xxh3_128"].take();
+    manifest["training"]["last_batch_unix_ms"].take();
+    manifest
+}
+
 /// A directory with generated click logs for training and validation, and with trained models.
 pub struct Workshop {
     pub dir: tempfile::TempDir,

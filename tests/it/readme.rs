@@ -21,12 +21,18 @@ fn free_port() -> u16 {
 fn train_while_serving_publishes_versions_and_scores_with_one_of_them() {
     let dir = tempfile::tempdir().unwrap();
     symlink(env!("CARGO_BIN_EXE_flechette"), dir.path().join("flechette")).unwrap();
-    // As written, except for the port, which other tests use too.
+    // As written, except for the port, which other tests use too, and for the time, which depends on them.
     let (grpc, http) = (free_port(), free_port());
     let script = commands("Train while serving");
     assert_eq!(script.matches("flechette score ").count(), 1);
     let script =
         script.replace("flechette score ", &format!("flechette score --addr http://127.0.0.1:{grpc} "));
+    let score = format!("flechette score --addr http://127.0.0.1:{grpc} --model ctr --format criteo-tsv");
+    let waits = format!(
+        "for n in $(seq 240); do {score} demo/test.tsv | grep -q 'version 1,' || break; sleep 0.5; done"
+    );
+    assert_eq!(script.matches("sleep 15\n").count(), 1);
+    let script = script.replace("sleep 15", &waits);
     let path = format!("{}:{}", dir.path().display(), std::env::var("PATH").unwrap());
     let output = Command::new("sh")
         .args(["-e", "-c", &script])

@@ -130,7 +130,7 @@ fn a_failed_evaluation_keeps_the_version_and_names_it() {
         flechette::store::Purpose::Serve,
     )
     .unwrap();
-    assert_eq!(opened.metadata["steps"], "3");
+    assert_eq!(opened.metadata["optimizer"], "adagrad");
 }
 
 #[test]

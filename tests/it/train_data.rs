@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use flechette::schema::preset::ArchKind;
 use serde_json::Value;
 
-use crate::program::{Workshop, flechette, run, run_failing, run_json};
+use crate::program::{Workshop, flechette, manifest, run, run_failing, run_json};
 
 /// A workshop, and the command that trains in it.
 fn workshop(rows: u64) -> (Workshop, String) {
@@ -21,11 +21,8 @@ fn workshop(rows: u64) -> (Workshop, String) {
 
 /// The checksums of all files of a version, and its notes.
 fn contents(workshop: &Workshop, name: &str, version: u64) -> Value {
-    let text = fs::read_to_string(format!("{}/{name}/{version}/MANIFEST.json", workshop.models)).unwrap();
-    let mut manifest: Value = serde_json::from_str(&text).unwrap();
-    manifest["xxh3_128"].take();
-    // Two ways to train the same bytes have other dates, places in their data and qualities on the way.
-    manifest["training"]["last_batch_unix_ms"].take();
+    let mut manifest = manifest(&workshop.models, name, version);
+    // Two ways to train the same bytes have other places in their data and qualities on the way.
     manifest["quality"].take();
     manifest["files"]["checkpoint/cursor.json"].take();
     manifest

@@ -5,7 +5,7 @@ use std::fs;
 use flechette::schema::preset::ArchKind;
 use serde_json::Value;
 
-use crate::program::{Workshop, run, run_failing, run_json};
+use crate::program::{Workshop, manifest, run, run_failing, run_json};
 
 /// Samples of the first part of the data: a whole number of batches, so that both runs take the same steps.
 const FIRST_PART: usize = 4 * 128;
@@ -30,10 +30,7 @@ fn train(workshop: &Workshop, name: &str, data: &str, more: &str) -> Value {
 
 /// The checksums of all files of a version, and its notes.
 fn contents(workshop: &Workshop, name: &str, version: u32) -> Value {
-    let text = fs::read_to_string(format!("{}/{name}/{version}/MANIFEST.json", workshop.models)).unwrap();
-    let mut manifest: Value = serde_json::from_str(&text).unwrap();
-    manifest["xxh3_128"].take();
-    manifest["training"]["last_batch_unix_ms"].take();
+    let mut manifest = manifest(&workshop.models, name, u64::from(version));
     // Where training was, and its quality on the way there, differ between one run and two.
     manifest["quality"].take();
     manifest["files"]["checkpoint/cursor.json"].take();

@@ -5,7 +5,7 @@ use std::fs;
 use flechette::schema::preset::{ArchKind, SyntheticShape, synthetic};
 use serde_json::{Value, json};
 
-use crate::program::{Workshop, real, run, run_failing, run_json};
+use crate::program::{Workshop, manifest, real, run, run_failing, run_json};
 
 fn count(verified: &Value, key: &str) -> u64 {
     verified[key].as_u64().unwrap_or_else(|| panic!("{key} of {verified}"))
@@ -114,8 +114,7 @@ fn a_scratchpad_trains_the_same_version_as_memory_also_over_epochs_and_with_rows
     );
     let of = |name: &str, flags: &str| {
         let trained = run_json(&format!("{line} --name {name} {flags}"));
-        let manifest = fs::read(format!("{models}/{name}/1/MANIFEST.json")).unwrap();
-        (trained, manifest)
+        (trained, manifest(models, name, 1))
     };
     let (all, expected) = of("all", "");
     assert_eq!(all["scratchpad"], Value::Null);
