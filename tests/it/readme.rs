@@ -29,7 +29,8 @@ fn train_while_serving_publishes_versions_and_scores_with_one_of_them() {
         script.replace("flechette score ", &format!("flechette score --addr http://127.0.0.1:{grpc} "));
     let score = format!("flechette score --addr http://127.0.0.1:{grpc} --model ctr --format criteo-tsv");
     let waits = format!(
-        "for n in $(seq 120); do {score} demo/test.tsv 2>&1 | grep -q 'version [2-9]' && break; sleep 0.5; done"
+        "for n in $(seq 120); do \
+         {score} demo/test.tsv 2>&1 | grep -q 'version [2-9]' && break; sleep 0.5; done"
     );
     assert_eq!(script.matches("sleep 15\n").count(), 1);
     let script = script.replace("sleep 15", &waits);
@@ -46,7 +47,7 @@ fn train_while_serving_publishes_versions_and_scores_with_one_of_them() {
         .unwrap();
     let (out, log) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{out}{log}");
-    let listed = out.split_once("ctr\n").unwrap_or_else(|| panic!("{out}{log}")).1;
+    let listed = out.rsplit_once("\nctr\n").unwrap_or_else(|| panic!("{out}{log}")).1;
     assert!(listed.contains(" full ") && listed.contains(" yes  yes "), "{listed}");
     let scored =
         listed.lines().find(|line| line.contains(" rows/s, version ")).unwrap_or_else(|| panic!("{out}"));
