@@ -35,7 +35,7 @@ fn train_while_serving_publishes_versions_and_scores_with_one_of_them() {
     assert_eq!(script.matches("sleep 15\n").count(), 1);
     let script = script.replace("sleep 15", &waits);
     // The server must not outlive a script that fails.
-    let script = format!("trap 'kill $! 2>/dev/null' EXIT\n{script}");
+    let script = format!("trap 'kill $! 2>/dev/null || true' EXIT\n{script}");
     let path = format!("{}:{}", dir.path().display(), std::env::var("PATH").unwrap());
     let output = Command::new("timeout")
         .args(["--kill-after=5", "180", "sh", "-e", "-c", &script])
