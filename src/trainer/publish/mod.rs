@@ -99,6 +99,9 @@ pub(crate) struct Publisher {
     last_cut: Instant,
     /// Steps of the last version that was written.
     published_steps: Option<u64>,
+    /// The cursor of the last version that this run wrote. It may move on without a step, at the end of an
+    /// epoch.
+    published_cursor: Option<String>,
     on_publish: Box<OnPublish>,
 }
 
@@ -149,6 +152,7 @@ impl Publisher {
             last_steps: state.steps,
             last_cut: Instant::now(),
             published_steps: base.map(|_| state.steps),
+            published_cursor: None,
             on_publish,
         })
     }
@@ -296,7 +300,7 @@ impl Publisher {
         tables: &[Table],
         notes: &CutNotes,
     ) -> Result<Base, TrainError> {
-        self.finish_with(state, |publisher| {
+        self.finish_with(state, notes, |publisher| {
             publisher.begin_cut(state, notes.clone(), tables)?;
             if let Some(cut) = &mut publisher.cut {
                 cut.image.copy_block(tables, usize::MAX);
@@ -316,12 +320,15 @@ impl Publisher {
         file: &WorkingFile,
         notes: &CutNotes,
     ) -> Result<Base, TrainError> {
-        self.finish_with(state, |publisher| publisher.cut_file(state, file, notes.clone(), Instant::now()))
+        self.finish_with(state, notes, |publisher| {
+            publisher.cut_file(state, file, notes.clone(), Instant::now())
+        })
     }
 
     fn finish_with(
         &mut self,
         state: &TrainState,
+        notes: &CutNotes,
         cut: impl Fn(&mut Self) -> Result<(), TrainError>,
     ) -> Result<Base, TrainError> {
         // The rows of a cut that is being copied stay changed: the last version has them.
@@ -333,7 +340,9 @@ impl Publisher {
             if self.in_flight {
                 failed = self.collect(Some(SLOW_WRITE)).or(failed);
             }
-            if let Some(base) = self.base.filter(|_| self.published_steps == Some(state.steps)) {
+            if let Some(base) = self.base.filter(|_| {
+                self.published_steps == Some(state.steps) && self.published_cursor == notes.cursor
+            }) {
                 return Ok(base);
             }
             if attempt == LAST_ATTEMPTS {
@@ -470,6 +479,7 @@ impl Publisher {
     fn written(&mut self, base: Base, published: Published) {
         self.base = Some(base);
         self.published_steps = Some(published.steps);
+        self.published_cursor.clone_from(&published.cursor);
         (self.on_publish)(Ok(published));
     }
 
