@@ -5,7 +5,7 @@ use crate::mem::OutOfHostMemory;
 const BITS: u64 = u64::BITS as u64;
 
 /// Rows of a table.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct RowSet {
     words: Vec<u64>,
     len: usize,

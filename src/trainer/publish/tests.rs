@@ -1,5 +1,7 @@
 //! Versions published while training goes on equal those of a trainer that stops to write them.
 
+mod segments;
+
 use std::fs;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -33,7 +35,7 @@ impl Run {
     }
 
     fn on(models: &Path, reference: ReferenceTrainer, every: u64, base: Option<Base>) -> Self {
-        Self::with(reference, base, options(models, Some(Every::Steps(every))))
+        Self::with(reference, base, options(models, Every::Steps(every)))
     }
 
     fn with(reference: ReferenceTrainer, base: Option<Base>, options: PublishOptions) -> Self {
@@ -78,7 +80,7 @@ impl Run {
     }
 }
 
-fn options(models: &Path, every: Option<Every>) -> PublishOptions {
+fn options(models: &Path, every: Every) -> PublishOptions {
     PublishOptions { models: models.to_owned(), name: "m".to_owned(), every, keep: 100, compact_at: 1.5 }
 }
 
@@ -125,7 +127,7 @@ fn a_version_that_cannot_be_written_does_not_end_training_and_the_next_one_has_i
     fs::rename(models.join("m"), dir.path().join("aside")).unwrap();
     fs::write(models.join("m"), "").unwrap();
     (12..18).for_each(|seed| run.step(seed));
-    run.publisher.collect(Some(SLOW_WRITE));
+    run.publisher.collect(SLOW_WRITE);
     assert!(run.log.lock().unwrap().iter().filter(|outcome| outcome.is_err()).count() > 3);
     fs::remove_file(models.join("m")).unwrap();
     fs::rename(dir.path().join("aside"), models.join("m")).unwrap();
@@ -164,7 +166,7 @@ fn child_that_publishes_and_opens_500_versions() {
     let Some(models) = std::env::var_os(CHILD) else { return };
     let models = Path::new(&models);
     let reference = initialise(&schema(ARCHITECTURES[0]), optimizer(Kind::Adagrad), 3).unwrap();
-    let options = PublishOptions { keep: 1, compact_at: 1e9, ..options(models, None) };
+    let options = PublishOptions { keep: 1, compact_at: 1e9, ..options(models, Every::Steps(u64::MAX)) };
     let mut run = Run::with(reference, None, options);
     let mut served: Option<store::EmbeddingStore> = None;
     let (mut warm, mut most) = ([0; 3], [0; 3]);
