@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::path::Path;
 
+use super::disk::SystemDisk;
 use super::format::Base;
 use super::link::read_manifest;
 use super::snapshot::{Opened, Purpose, open};
@@ -123,7 +124,7 @@ pub(crate) fn compact(models: &Path, name: &str, version: Version) -> Result<Bas
         quality: quality.clone(),
         metadata: metadata.clone(),
     };
-    publish(models, name, &contents)
+    publish(&SystemDisk, models, name, &contents)
 }
 
 #[cfg(test)]

@@ -48,19 +48,15 @@ const ENCODED_BYTES: usize = 16 << 20;
 /// [`StoreError`] for contents that do not match their schema, before anything is written; for the first row
 /// that its element type cannot hold; and for errors of the file system.
 pub fn write(models: &Path, name: &str, contents: &Contents) -> Result<Version, StoreError> {
-    publish(models, name, contents).map(|written| Version(written.version))
+    publish(&SystemDisk, models, name, contents).map(|written| Version(written.version))
 }
 
-/// As [`write()`]. Returns what a delta of the written version names as its base. A delta gets the number
+/// As [`write()`], on any disk. Returns what a delta of the written version names as its base. A delta gets the number
 /// after its base.
 ///
 /// # Errors
 /// As [`write()`]; and [`StoreError::BaseOvertaken`] for a delta whose base is not the highest version.
-pub(crate) fn publish(models: &Path, name: &str, contents: &Contents) -> Result<Base, StoreError> {
-    write_on(&SystemDisk, models, name, contents)
-}
-
-pub(crate) fn write_on(
+pub(crate) fn publish(
     disk: &dyn Disk,
     models: &Path,
     name: &str,

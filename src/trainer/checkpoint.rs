@@ -18,6 +18,7 @@ use crate::mem::OutOfHostMemory;
 use crate::model::Model;
 use crate::rowlog::{First, RowOrder, Uniform, WorkingFile, WorkingTable, table_code};
 use crate::schema::{self, Schema};
+use crate::store::disk::{Disk, SystemDisk};
 use crate::store::{
     Base, Checkpoint, Contents, Dense, DenseTensor, Opened, PlainMemory, Rows, Table, Training, publish,
 };
@@ -237,6 +238,7 @@ impl DenseCheckpoint {
     /// are untouched.
     pub(crate) fn publish(
         &self,
+        disk: &dyn Disk,
         models: &Path,
         name: &str,
         parts: VersionParts<'_>,
@@ -263,7 +265,7 @@ impl DenseCheckpoint {
             quality: parts.quality,
             metadata: notes(self.optimizer),
         };
-        Ok(publish(models, name, &contents)?)
+        Ok(publish(disk, models, name, &contents)?)
     }
 }
 
@@ -291,7 +293,7 @@ impl ReferenceTrainer {
     /// As [`TrainState::checkpoint`] and [`DenseCheckpoint::publish`].
     pub fn save(&self, models: &Path, name: &str) -> Result<Version, TrainError> {
         let parts = VersionParts { rows: self.rows(), ..VersionParts::default() };
-        Ok(Version(self.state.checkpoint()?.publish(models, name, parts)?.version))
+        Ok(Version(self.state.checkpoint()?.publish(&SystemDisk, models, name, parts)?.version))
     }
 
     /// The rows of every table, to save.

@@ -4,6 +4,7 @@
 use std::fs::{self, File, TryLockError};
 use std::path::Path;
 use std::str::FromStr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, anyhow};
@@ -15,6 +16,7 @@ use crate::cli::InputError;
 use crate::cli::flags::whole;
 use crate::config::{Config, VersionsConfig};
 use crate::dataset::Stop;
+use crate::store::disk::SystemDisk;
 use crate::store::hot_rows::STATE;
 use crate::store::{self, Base, EmbeddingStore, Opened, Purpose, versions};
 use crate::trainer::progressive::Progressive;
@@ -151,8 +153,15 @@ impl<'a> Versions<'a> {
         };
         let lock = lock(&args.models, &args.name)?;
         let VersionsConfig { keep, compact_at } = config.versions;
-        let options =
-            PublishOptions { models: args.models.clone(), name: args.name.clone(), every, keep, compact_at };
+        let models = args.models.clone();
+        let options = PublishOptions {
+            models,
+            name: args.name.clone(),
+            disk: Arc::new(SystemDisk),
+            every,
+            keep,
+            compact_at,
+        };
         let (server, name, consume) = (server.cloned(), args.name.clone(), args.consumer());
         let on_publish = move |outcome: Result<Published, String>| {
             if let (Some(consume), Ok(Published { cursor: Some(cursor), .. })) = (&consume, &outcome) {

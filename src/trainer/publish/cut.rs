@@ -121,8 +121,9 @@ impl Publisher {
     ) -> Result<(), TrainError> {
         let dense = state.checkpoint()?;
         let CutNotes { cursor, quality } = notes;
-        let parts = VersionParts { rows, base: None, cursor: cursor.as_deref(), quality };
-        let written = dense.publish(&self.options.models, &self.options.name, parts);
+        let (parts, options) =
+            (VersionParts { rows, base: None, cursor: cursor.as_deref(), quality }, &self.options);
+        let written = dense.publish(&*options.disk, &options.models, &options.name, parts);
         let took = begun.elapsed();
         self.note_cut(state);
         let base = written?;

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use super::{CutNotes, Publisher, RETRY_AFTER, SLOW_WRITE};
+use super::{CutNotes, Publisher, SLOW_WRITE};
 use crate::rowlog::WorkingFile;
 use crate::store::{Base, Table};
 use crate::trainer::TrainError;
@@ -73,7 +73,7 @@ impl Publisher {
                 break;
             }
             if failed.is_some() {
-                std::thread::sleep(RETRY_AFTER);
+                std::thread::sleep(self.retry_after);
             }
             match cut(self) {
                 Err(TrainError::Store(error)) => failed = Some(TrainError::Store(error)),

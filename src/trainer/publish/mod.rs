@@ -23,6 +23,7 @@ mod writer;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::TrainError;
@@ -30,6 +31,7 @@ use super::casting::Casting;
 use super::checkpoint::row_states;
 use super::train_state::TrainState;
 use crate::rowlog::WorkingFile;
+use crate::store::disk::Disk;
 use crate::store::{Base, Table};
 use capture::Capture;
 use cut::Cut;
@@ -46,10 +48,11 @@ pub(crate) enum Every {
 }
 
 /// Where and how versions are published.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct PublishOptions {
     pub models: PathBuf,
     pub name: String,
+    pub disk: Arc<dyn Disk + Send>,
     pub every: Every,
     /// The full versions that stay on disk.
     pub keep: usize,
@@ -108,6 +111,8 @@ pub(crate) struct Publisher {
     waited: bool,
     /// Bytes of rows that are copied between two steps.
     block_bytes: usize,
+    /// The time between two attempts to write a version, unless the interval says otherwise.
+    retry_after: Duration,
     /// Bytes of changed rows at which a cut is due before its time.
     most_copied: usize,
     /// Steps at the last cut, and when it was.
@@ -132,7 +137,6 @@ const LEAST_COPIED: usize = 64 << 20;
 /// How long the publisher waits for the writer before it says so.
 const SLOW_WRITE: Duration = Duration::from_secs(30);
 
-/// The time between two attempts to write a version, unless the interval says otherwise.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 impl Publisher {
@@ -166,6 +170,7 @@ impl Publisher {
             in_flight: false,
             waited: false,
             block_bytes: BLOCK_BYTES,
+            retry_after: RETRY_AFTER,
             last_steps: state.steps,
             last_cut: Instant::now(),
             published_steps: base.map(|_| state.steps),
@@ -307,7 +312,7 @@ impl Publisher {
             Every::Steps(every) => steps / every > self.last_steps / every,
             Every::Time(every) => steps > self.last_steps && self.last_cut.elapsed() >= every,
         };
-        let early = || self.holds_most() && self.last_cut.elapsed() >= RETRY_AFTER;
+        let early = || self.holds_most() && self.last_cut.elapsed() >= self.retry_after;
         !self.in_flight && (due || early())
     }
 

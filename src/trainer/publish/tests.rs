@@ -1,5 +1,6 @@
 //! Versions published while training goes on equal those of a trainer that stops to write them.
 
+mod faults;
 mod segments;
 
 use std::fs;
@@ -8,6 +9,7 @@ use std::sync::{Arc, Mutex};
 
 use super::*;
 use crate::schema::Schema;
+use crate::store::disk::SystemDisk;
 use crate::store::tests::footprint::{measured_alone, memory};
 use crate::store::{self, Purpose};
 use crate::trainer::optim::Kind;
@@ -81,7 +83,8 @@ impl Run {
 }
 
 fn options(models: &Path, every: Every) -> PublishOptions {
-    PublishOptions { models: models.to_owned(), name: "m".to_owned(), every, keep: 100, compact_at: 1.5 }
+    let (models, name, disk) = (models.to_owned(), "m".to_owned(), Arc::new(SystemDisk));
+    PublishOptions { models, name, disk, every, keep: 100, compact_at: 1.5 }
 }
 
 fn notes() -> Result<CutNotes, String> {
@@ -199,4 +202,18 @@ fn memory_open_files_and_versions_on_disk_stay_bounded_over_500_versions() {
     let dir = tempfile::tempdir().unwrap();
     let child = "trainer::publish::tests::child_that_publishes_and_opens_500_versions";
     measured_alone(child, CHILD, dir.path());
+}
+
+#[test]
+fn a_version_is_cut_before_its_time_when_the_changed_rows_take_their_share_of_memory() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut run = Run::new(dir.path(), &schema(ARCHITECTURES[0]), Kind::Adagrad, 1000);
+    run.publisher.most_copied = 200;
+    run.publisher.retry_after = Duration::ZERO;
+    (0..STEPS).for_each(|seed| run.step(seed));
+    // Train has waited for each version before the next one was due.
+    let published = run.log.lock().unwrap().len();
+    assert!(published >= 2, "{published}");
+    run.finish();
+    run.assert_published(dir.path());
 }

@@ -166,7 +166,7 @@ fn publish(
         cursor: notes.cursor.as_deref(),
         quality: notes.quality,
     };
-    dense.publish(models, name, parts)
+    dense.publish(&*options.disk, models, name, parts)
 }
 
 /// The tables of the base with the image's rows in front.
