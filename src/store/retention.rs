@@ -33,7 +33,7 @@ pub(crate) struct ChainBytes {
 /// [`StoreError`] when the manifest cannot be read.
 pub(crate) fn version_bytes(models: &Path, name: &str, version: Version) -> Result<u64, StoreError> {
     let (manifest, _) = read_manifest(&models.join(name).join(version.to_string()))?;
-    Ok(manifest.files.values().map(|file| file.bytes).sum())
+    Ok(manifest.bytes())
 }
 
 /// The bytes of the chain of a version, from the manifests.
@@ -44,7 +44,7 @@ pub(crate) fn chain_bytes(models: &Path, name: &str, version: Version) -> Result
     let (mut bytes, mut version) = (ChainBytes::default(), version);
     loop {
         let (manifest, _) = read_manifest(&models.join(name).join(version.to_string()))?;
-        let own: u64 = manifest.files.values().map(|file| file.bytes).sum();
+        let own = manifest.bytes();
         match manifest.base {
             Some(base) if base.version < version.0 => {
                 bytes.deltas += own;
