@@ -162,13 +162,7 @@ impl LearnedReader {
         self.taken += samples;
         let Some(Open { name, samples: of_file, .. }) = &mut self.open else { return };
         *of_file += samples as u64;
-        match self.runs.last_mut() {
-            Some(run) if Arc::ptr_eq(&run.file, name) => {
-                run.samples += samples;
-                run.of_file = *of_file;
-            }
-            _ => self.runs.push(FileRun { file: name.clone(), samples, of_file: *of_file }),
-        }
+        FileRun::count(&mut self.runs, name, samples, *of_file);
     }
 
     fn left(&self) -> usize {
