@@ -10,6 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, anyhow};
 
 use super::Args;
+use super::data::Consumer;
 use super::run::ToServer;
 use super::trained::Trained;
 use crate::cli::InputError;
@@ -129,6 +130,8 @@ impl PublishFlags {
 /// Writes the versions of a run.
 pub(crate) struct Versions<'a> {
     args: &'a Args,
+    /// Removes what a version was trained on.
+    consume: Option<Consumer>,
     /// Without one, a version is written only when it is asked for.
     publisher: Option<Publisher>,
     /// The version of the best epoch: while it is open, retention does not remove it.
@@ -148,23 +151,23 @@ impl<'a> Versions<'a> {
         model: &Trained,
         (from, server): (Option<Base>, Option<&ToServer>),
     ) -> anyhow::Result<Self> {
+        let consume = args.consumer();
         let Some(Interval(every)) = args.run.publish.publish_every else {
-            return Ok(Self { args, publisher: None, best: None, _lock: None });
+            return Ok(Self { args, consume, publisher: None, best: None, _lock: None });
         };
         let lock = lock(&args.models, &args.name)?;
         let VersionsConfig { keep, compact_at } = config.versions;
-        let models = args.models.clone();
         let options = PublishOptions {
-            models,
+            models: args.models.clone(),
             name: args.name.clone(),
             disk: Arc::new(SystemDisk),
             every,
             keep,
             compact_at,
         };
-        let (server, name, consume) = (server.cloned(), args.name.clone(), args.consumer());
+        let (server, name, consumer) = (server.cloned(), args.name.clone(), consume.clone());
         let on_publish = move |outcome: Result<Published, String>| {
-            if let (Some(consume), Ok(Published { cursor: Some(cursor), .. })) = (&consume, &outcome) {
+            if let (Some(consume), Ok(Published { cursor: Some(cursor), .. })) = (&consumer, &outcome) {
                 consume(cursor);
             }
             if let Some(server) = &server {
@@ -173,7 +176,7 @@ impl<'a> Versions<'a> {
             report(outcome);
         };
         let publisher = Publisher::new(options, model.state(), from, Box::new(on_publish))?;
-        Ok(Self { args, publisher: Some(publisher), best: None, _lock: Some(lock) })
+        Ok(Self { args, consume, publisher: Some(publisher), best: None, _lock: Some(lock) })
     }
 
     /// Trains on the data once. Returns the number of samples.
@@ -205,7 +208,7 @@ impl<'a> Versions<'a> {
         let base = match (&mut self.publisher, &mut *model) {
             (None, model) => {
                 let base = model.save(&self.args.models, &self.args.name, notes)?;
-                if let (Some(consume), Some(cursor)) = (self.args.consumer(), &notes.cursor) {
+                if let (Some(consume), Some(cursor)) = (&self.consume, &notes.cursor) {
                     consume(cursor);
                 }
                 base

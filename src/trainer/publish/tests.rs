@@ -155,6 +155,37 @@ fn after_another_writer_the_next_version_has_all_rows() {
     run.assert_published(dir.path());
 }
 
+#[test]
+fn a_chain_with_a_row_that_is_not_finite_is_not_merged_into_a_full_version_and_the_rows_stay_changed() {
+    let dir = tempfile::tempdir().unwrap();
+    let reference = initialise(&schema(ARCHITECTURES[0]), optimizer(Kind::Adagrad), 3).unwrap();
+    let options = PublishOptions { compact_at: 0.0, ..options(dir.path(), Every::Steps(u64::MAX)) };
+    let mut run = Run::with(reference, None, options);
+    run.step(1);
+    run.finish();
+    run.step(2);
+    let changed = |run: &Run| -> Vec<Vec<u64>> {
+        run.publisher.changed.iter().map(|table| table.iter().collect()).collect()
+    };
+    let before = changed(&run);
+    let poison = |run: &mut Run, value: f32| {
+        let row = run.reference.tables[0].row_mut(before[0][0]).unwrap();
+        std::mem::replace(&mut row[0], value)
+    };
+    let value = poison(&mut run, f32::NAN);
+    let Run { reference, publisher, .. } = &mut run;
+    publisher.begin_cut(&reference.state, notes().unwrap(), &reference.tables).unwrap();
+    publisher.settle(&reference.state, &reference.tables, notes).unwrap();
+    let refused = publisher.collect(SLOW_WRITE);
+    let name = &reference.state.schema.tables[0].name;
+    assert!(matches!(&refused, Some(TrainError::NotFinite { tensor, .. }) if tensor == name), "{refused:?}");
+    assert_eq!(fs::read_dir(dir.path().join("m")).unwrap().count(), 1, "nothing was written");
+    assert_eq!(changed(&run), before);
+    poison(&mut run, value);
+    assert_eq!(run.finish().version, 2);
+    assert_eq!(run.assert_published(dir.path()), 2);
+}
+
 const CHILD: &str = "FLECHETTE_TEST_PUBLISH_MEMORY";
 
 /// Open files and mappings of this process.
