@@ -4,6 +4,7 @@
 //! anything else. An error and its causes are one line on standard error. If the reader closes standard
 //! output early (`| head`), that is a success.
 
+pub(crate) mod background;
 pub mod client;
 pub(crate) mod demo;
 pub(crate) mod flags;

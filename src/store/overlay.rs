@@ -72,16 +72,26 @@ impl Overlay {
     pub(crate) fn new(deltas: Vec<Arc<DeltaRows>>) -> Result<Self, OutOfHostMemory> {
         let rows = newest(&deltas).count();
         // A bucket more than the entries, so that a probe always ends.
-        let mut overlay = Self { buckets: Huge::zeroed(rows * 10 / 7 + 1)?, rows: rows as u64, deltas };
-        for (row, delta, at) in newest(&overlay.deltas) {
-            let mut to = home(row, overlay.buckets.len());
-            while overlay.buckets[to].row != 0 {
-                to = after(to, overlay.buckets.len());
-            }
-            let place = (delta as u64) << POSITION_BITS | at as u64;
-            overlay.buckets[to] = Bucket { row: row + 1, place };
-        }
-        Ok(overlay)
+        let mut buckets = empty(rows)?;
+        newest(&deltas).for_each(|(row, delta, at)| put(&mut buckets, row, place(delta, at)));
+        Ok(Self { buckets, rows: rows as u64, deltas })
+    }
+
+    /// This overlay with a newer delta, which has ascending rows.
+    ///
+    /// # Errors
+    /// [`OutOfHostMemory`] when the allocation fails.
+    pub(crate) fn with(&self, newer: Arc<DeltaRows>) -> Result<Self, OutOfHostMemory> {
+        let added = newer.keys().iter().filter(|&&row| self.find(row).is_none()).count();
+        let rows = self.rows as usize + added;
+        let mut buckets = empty(rows)?;
+        // Rows come in about the order of their new buckets, so this writes memory from begin to end.
+        let present = self.buckets.iter().filter(|bucket| bucket.row != 0);
+        present.for_each(|bucket| put(&mut buckets, bucket.row - 1, bucket.place));
+        let delta = self.deltas.len();
+        newer.keys().iter().enumerate().for_each(|(at, &row)| put(&mut buckets, row, place(delta, at)));
+        let deltas = self.deltas.iter().cloned().chain([newer]).collect();
+        Ok(Self { buckets, rows: rows as u64, deltas })
     }
 
     /// Where the newest bytes of a row are; `None` if no delta changed it.
@@ -112,6 +122,24 @@ impl Overlay {
     pub(crate) fn deltas(&self) -> &[Arc<DeltaRows>] {
         &self.deltas
     }
+}
+
+/// An empty hash table for this many rows. It has a bucket more, so that a probe always ends.
+fn empty(rows: usize) -> Result<Huge<Bucket>, OutOfHostMemory> {
+    Huge::zeroed(rows * 10 / 7 + 1)
+}
+
+fn place(delta: usize, at: usize) -> u64 {
+    (delta as u64) << POSITION_BITS | at as u64
+}
+
+/// Sets the place of a row.
+fn put(buckets: &mut Huge<Bucket>, row: u64, place: u64) {
+    let mut to = home(row, buckets.len());
+    while buckets[to].row != 0 && buckets[to].row != row + 1 {
+        to = after(to, buckets.len());
+    }
+    buckets[to] = Bucket { row: row + 1, place };
 }
 
 /// The bucket where the run of a row begins.

@@ -145,10 +145,13 @@ impl Table {
         &mut self,
         newer: impl Iterator<Item = DeltaRows>,
     ) -> Result<(), OutOfHostMemory> {
-        let deltas: Vec<_> = self.deltas().iter().cloned().chain(newer.map(Arc::new)).collect();
-        if deltas.len() > self.deltas().len() {
-            self.overlay = Some(Arc::new(Overlay::new(deltas)?));
-        }
+        let newer: Vec<_> = newer.map(Arc::new).collect();
+        let overlay = match (&self.overlay, &newer[..]) {
+            (_, []) => return Ok(()),
+            (Some(overlay), [one]) => overlay.with(one.clone())?,
+            _ => Overlay::new(self.deltas().iter().cloned().chain(newer).collect())?,
+        };
+        self.overlay = Some(Arc::new(overlay));
         Ok(())
     }
 

@@ -19,6 +19,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
 use super::{LoadedModel, LoadedModels, Loader};
+use crate::cli::background;
 use crate::engine::switch::{Changes, NextVersion, Taken};
 use crate::predict::Predict;
 use crate::server::Registry;
@@ -79,7 +80,11 @@ impl Watching {
         };
         let thread = std::thread::Builder::new().name("watch-models".into()).spawn(move || {
             let _end = end;
-            watcher.watch(&woken, every);
+            background::lower_priority("new versions are opened");
+            match background::pool("open", 0) {
+                Ok(pool) => pool.install(move || watcher.watch(&woken, every)),
+                Err(error) => tracing::error!("new versions are not served: {error:#}"),
+            }
         })?;
         Ok(Self { stop, wake, ended, thread: Some(thread) })
     }

@@ -20,6 +20,7 @@ use super::from::FromVersion;
 use super::interrupt::OnSignal;
 use super::run::{Run, Setting, Start, ToServer};
 use super::{Args, RunFlags, check};
+use crate::cli::background;
 use crate::cli::flags::whole;
 use crate::cli::training::ComputeFlags;
 use crate::cli::{InputError, error_line};
@@ -35,9 +36,6 @@ const PUBLISH_EVERY: Duration = Duration::from_secs(5);
 
 /// How long the end of the server waits for the last version.
 const LAST_VERSION: Duration = Duration::from_secs(60);
-
-/// The lowest priority of a thread.
-const NICE: i32 = 19;
 
 /// Flags of `serve --train`.
 #[derive(Debug, clap::Args)]
@@ -246,11 +244,8 @@ struct BesideThread {
 impl BesideThread {
     /// Prepares the model, waits until the server answers, trains, and reports the end.
     fn run(self, server: Server, end: &Sender<Result<(), String>>) {
-        if let Err(error) = rustix::process::setpriority_process(None, NICE) {
-            tracing::warn!(%error, "training runs at the priority of the server");
-        }
-        let pool = rayon::ThreadPoolBuilder::new().num_threads(self.threads);
-        let trained = match pool.thread_name(|n| format!("train-{n}")).build().context("threads") {
+        background::lower_priority("training runs");
+        let trained = match background::pool("train", self.threads) {
             Ok(pool) => {
                 let train = || pool.install(|| self.prepare_and_train(server));
                 catch_unwind(AssertUnwindSafe(train))

@@ -23,12 +23,18 @@ proptest! {
     fn every_changed_row_is_found_in_the_newest_delta_that_has_it(
         deltas in vec(btree_map(0_u64..200, any::<u8>(), 0..40), 0..5),
     ) {
-        let overlay = Overlay::new(deltas.iter().map(|rows| Arc::new(delta(rows))).collect()).unwrap();
-        let newest: BTreeMap<u64, u8> = deltas.into_iter().flatten().collect();
-        prop_assert_eq!(overlay.rows(), newest.len() as u64);
-        for row in (0..201).chain([u64::MAX]) {
-            let found = overlay.find(row).map(|place| place.delta.weight.as_slice()[place.at]);
-            prop_assert_eq!(found, newest.get(&row).copied());
+        let all = || deltas.iter().map(|rows| Arc::new(delta(rows)));
+        let at_once = Overlay::new(all().collect()).unwrap();
+        let none = Overlay::new(Vec::new()).unwrap();
+        let one_by_one = all().fold(none, |overlay, newer| overlay.with(newer).unwrap());
+        let newest: BTreeMap<u64, u8> = deltas.iter().flatten().map(|(&row, &byte)| (row, byte)).collect();
+        for overlay in [at_once, one_by_one] {
+            prop_assert_eq!(overlay.rows(), newest.len() as u64);
+            prop_assert_eq!(overlay.buckets.len(), newest.len() * 10 / 7 + 1);
+            for row in (0..201).chain([u64::MAX]) {
+                let found = overlay.find(row).map(|place| place.delta.weight.as_slice()[place.at]);
+                prop_assert_eq!(found, newest.get(&row).copied());
+            }
         }
     }
 }

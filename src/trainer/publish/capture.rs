@@ -2,45 +2,52 @@
 //!
 //! The current records of rows are then spread over the slots, the stages of the pipeline and the working
 //! file, so nobody could copy them after a cut. Instead, Train copies the records that a step has updated
-//! right after the step, over older records of the same rows. At a cut the image is complete, and Train goes
-//! on with an empty one.
-
-use std::collections::HashMap;
-
-use foldhash::fast::FixedState;
+//! right after the step. At a cut the image is complete, and Train goes on with an empty one.
+//!
+//! A record is copied over an older record of the same row if that is found in a small table, which forgets.
+//! So rows that are updated often take little memory. Other rows may occur several times in the image; only
+//! the last record counts ([`RowImage::sort`]).
 
 use super::image::{RowImage, TableShape};
-use crate::types::TableId;
+use crate::mem::mix64;
+use crate::types::{RowId, TableId};
 
 /// The rows that changed since the last cut, and their records.
 pub(crate) struct Capture {
     image: RowImage,
-    /// For each table, the index of each captured row in the image.
-    places: Vec<HashMap<u64, usize, FixedState>>,
+    /// By a hash of a row, the place of its record in the image. Places of other rows, and of earlier images,
+    /// are told by the row at the place.
+    places: Vec<u32>,
 }
+
+/// Places that are remembered. They fit in a processor's cache.
+const PLACES: usize = 1 << 20;
 
 impl Capture {
     pub(crate) fn new(shapes: &[TableShape]) -> Self {
-        let places = shapes.iter().map(|_| HashMap::default()).collect();
-        Self { image: RowImage::empty(shapes), places }
+        Self { image: RowImage::empty(shapes), places: vec![0; PLACES] }
     }
 
     /// Copies the record of a row that a step has updated.
     pub(crate) fn copy(&mut self, table: TableId, row: u64, record: &[f32]) {
-        let next = self.image.rows(table.index()).len();
-        let at = *self.places[table.index()].entry(row).or_insert(next);
+        let hash = mix64(RowId::new(table, row).number()) as usize % PLACES;
+        let rows = self.image.rows(table.index());
+        let mut at = self.places[hash] as usize;
+        if rows.get(at) != Some(&row) {
+            at = rows.len();
+            // A place that does not fit is forgotten.
+            self.places[hash] = at as u32;
+        }
         self.image.set(table, at, (row, record));
     }
 
-    /// The captured rows. They are in no order.
+    /// The captured rows. They are in no order, and a row may occur several times.
     pub(crate) fn image(&self) -> &RowImage {
         &self.image
     }
 
     /// Takes the captured rows.
     pub(crate) fn take(&mut self, shapes: &[TableShape]) -> RowImage {
-        // A map keeps its memory, so it need not grow again during steps.
-        self.places.iter_mut().for_each(HashMap::clear);
         std::mem::replace(&mut self.image, RowImage::empty(shapes))
     }
 }
@@ -58,11 +65,14 @@ mod tests {
     proptest! {
         #[test]
         fn a_capture_has_the_last_record_of_each_row_in_ascending_order(
-            updates in proptest::collection::vec((0_u64..40, any::<f32>()), 0..200)
+            updates in proptest::collection::vec((0_u64..40, any::<f32>()), 0..200), forgets in 1_usize..50
         ) {
             let shapes = [TableShape { dim: 2, states: vec![("sum", 1)] }];
             let (mut capture, mut expected) = (Capture::new(&shapes), BTreeMap::new());
-            for (row, value) in updates {
+            for (n, (row, value)) in updates.into_iter().enumerate() {
+                if n % forgets == 0 {
+                    capture.places.fill(0);
+                }
                 capture.copy(TableId(0), row, &[value, 1.0, 2.0]);
                 expected.insert(row, [value.to_bits(), 1_f32.to_bits(), 2_f32.to_bits()]);
             }

@@ -21,6 +21,8 @@ pub(crate) struct Cut {
     pub begun: Instant,
     /// The longest that a step has waited for it.
     pub pause: Duration,
+    /// How long the present step has waited for it.
+    pub waited: Duration,
 }
 
 impl Publisher {
@@ -60,7 +62,7 @@ impl Publisher {
         }
         let (dense, changed) = (state.checkpoint()?, self.take_changed(state)?);
         let image = RowImage::new(&self.shapes, changed);
-        self.cut = Some(Cut { image, dense, notes, begun, pause: begun.elapsed() });
+        self.cut = Some(Cut { image, dense, notes, begun, pause: begun.elapsed(), waited: Duration::ZERO });
         Ok(())
     }
 
@@ -71,7 +73,7 @@ impl Publisher {
         let Some(capture) = &mut self.capture else { return Ok(()) };
         let image = capture.take(&self.shapes);
         self.note_cut(state);
-        self.cut = Some(Cut { image, dense, notes, begun, pause: begun.elapsed() });
+        self.cut = Some(Cut { image, dense, notes, begun, pause: begun.elapsed(), waited: Duration::ZERO });
         self.send();
         Ok(())
     }
@@ -94,7 +96,7 @@ impl Publisher {
             self.take_back(&image);
             return Err(error.into());
         }
-        self.cut = Some(Cut { image, dense, notes, begun, pause: begun.elapsed() });
+        self.cut = Some(Cut { image, dense, notes, begun, pause: begun.elapsed(), waited: Duration::ZERO });
         self.send();
         self.begin_capture();
         Ok(())
@@ -102,7 +104,7 @@ impl Publisher {
 
     /// Takes the changed rows, and notes that a cut was made.
     fn take_changed(&mut self, state: &TrainState) -> Result<Vec<RowSet>, TrainError> {
-        let none = no_rows(&self.rows)?;
+        let none = if self.spare.is_empty() { no_rows(&self.rows)? } else { std::mem::take(&mut self.spare) };
         self.note_cut(state);
         Ok(std::mem::replace(&mut self.changed, none))
     }
@@ -140,7 +142,10 @@ impl Publisher {
     /// Hands a complete image to the writer.
     pub(crate) fn send(&mut self) {
         let (Some(cut), Some(base)) = (self.cut.take(), self.base) else { return };
-        let Cut { image, dense, notes, begun, pause } = cut;
+        let Cut { mut image, dense, notes, begun, pause, .. } = cut;
+        if self.capture.is_none() {
+            self.spare = image.take_sets();
+        }
         self.in_flight = self.writer.send(Job { image, dense, notes, base, begun, pause });
     }
 }

@@ -33,14 +33,14 @@ pub(crate) struct TableShape {
 #[derive(Debug)]
 struct TableImage {
     shape: TableShape,
-    /// The changed rows, ascending after [`RowImage::sort`].
+    /// The copied rows, ascending after [`RowImage::sort`].
     rows: Vec<u64>,
     /// The records of `rows`: weights, then each state.
     records: Vec<f32>,
     /// The rows that are not copied yet.
     waiting: RowSet,
-    /// The index in `rows` before which no row waits.
-    next: usize,
+    /// No row before this one waits.
+    next: u64,
 }
 
 impl TableShape {
@@ -58,11 +58,13 @@ impl TableShape {
 impl RowImage {
     /// An image of these rows. Nothing is copied yet.
     pub(crate) fn new(shapes: &[TableShape], changed: Vec<RowSet>) -> Self {
-        let table = |(waiting, shape): (RowSet, &TableShape)| {
-            let rows: Vec<u64> = waiting.iter().collect();
-            // The system gives zeroed pages on first use, so this takes no time.
-            let records = vec![0.0; rows.len() * shape.width()];
-            TableImage { shape: shape.clone(), rows, records, waiting, next: 0 }
+        let table = |(waiting, shape): (RowSet, &TableShape)| TableImage {
+            // Memory is taken when it is first written, so this takes no time.
+            rows: Vec::with_capacity(waiting.len()),
+            records: Vec::with_capacity(waiting.len() * shape.width()),
+            shape: shape.clone(),
+            waiting,
+            next: 0,
         };
         Self { tables: changed.into_iter().zip(shapes).map(table).collect(), copying: 0 }
     }
@@ -83,17 +85,28 @@ impl RowImage {
         }
     }
 
-    /// Sorts the rows of each table.
+    /// Sorts the rows of each table, and keeps the last record of each.
     pub(crate) fn sort(&mut self) {
         self.tables.iter_mut().for_each(TableImage::sort);
     }
 
-    /// The changed rows of a table.
+    /// The copied rows of a table.
     pub(crate) fn rows(&self, table: usize) -> &[u64] {
         &self.tables[table].rows
     }
 
-    /// Number of changed rows of all tables.
+    /// The rows of a table, copied or not.
+    pub(crate) fn all_rows(&self, table: usize) -> impl Iterator<Item = u64> + '_ {
+        let TableImage { rows, waiting, .. } = &self.tables[table];
+        rows.iter().copied().chain(waiting.iter())
+    }
+
+    /// Takes the sets of waiting rows. They are empty if the image is complete.
+    pub(crate) fn take_sets(&mut self) -> Vec<RowSet> {
+        self.tables.iter_mut().map(|table| std::mem::take(&mut table.waiting)).collect()
+    }
+
+    /// Number of copied rows of all tables.
     pub(crate) fn len(&self) -> usize {
         self.tables.iter().map(|table| table.rows.len()).sum()
     }
@@ -121,10 +134,8 @@ impl RowImage {
                 continue;
             }
             for &row in casted.rows() {
-                if image.waiting.remove(row)
-                    && let Ok(at) = image.rows.binary_search(&row)
-                {
-                    image.copy(at, table);
+                if image.waiting.remove(row) {
+                    image.copy(row, table);
                 }
             }
         }
@@ -135,15 +146,14 @@ impl RowImage {
         let mut left = bytes / size_of::<f32>();
         while let (Some(image), Some(table)) = (self.tables.get_mut(self.copying), tables.get(self.copying)) {
             let width = image.shape.width();
-            while let Some(&row) = image.rows.get(image.next) {
+            while let Some(row) = image.waiting.first_from(image.next) {
                 if left < width {
                     return;
                 }
-                if image.waiting.remove(row) {
-                    image.copy(image.next, table);
-                    left -= width;
-                }
-                image.next += 1;
+                image.waiting.remove(row);
+                image.copy(row, table);
+                left -= width;
+                image.next = row + 1;
             }
             self.copying += 1;
         }
@@ -159,6 +169,8 @@ impl RowImage {
     ) -> Result<(), StoreError> {
         for (image, t) in self.tables.iter_mut().zip(0..) {
             let width = image.shape.width().max(1);
+            image.rows.extend(image.waiting.iter());
+            image.records.resize(image.rows.len() * width, 0.0);
             let chunks = image.rows.chunks(CHUNK_ROWS).zip(image.records.chunks_mut(CHUNK_ROWS * width));
             for (rows, records) in chunks {
                 read(TableId(t), rows, records)?;
@@ -178,28 +190,29 @@ impl RowImage {
 
 impl TableImage {
     fn sort(&mut self) {
-        if self.rows.is_sorted() {
+        if self.rows.is_sorted_by(|row, next| row < next) {
             return;
         }
         let width = self.shape.width();
-        let mut order: Vec<usize> = (0..self.rows.len()).collect();
-        order.sort_unstable_by_key(|&at| self.rows[at]);
+        let mut order: Vec<(u64, usize)> = self.rows.iter().copied().zip(0..).collect();
+        order.sort_unstable();
         let mut records = Vec::with_capacity(self.records.len());
-        order.iter().for_each(|&at| records.extend_from_slice(&self.records[at * width..][..width]));
-        self.rows.sort_unstable();
+        self.rows.clear();
+        // Of a row that occurs several times, the last record counts.
+        for same in order.chunk_by(|a, b| a.0 == b.0) {
+            let (row, at) = same[same.len() - 1];
+            self.rows.push(row);
+            records.extend_from_slice(&self.records[at * width..][..width]);
+        }
         self.records = records;
     }
 
-    /// Copies the record of the row at this index.
-    fn copy(&mut self, at: usize, table: &Table) {
-        let (row, width) = (self.rows[at], self.shape.width());
-        let record = &mut self.records[at * width..][..width];
-        let (weights, mut rest) = record.split_at_mut(self.shape.dim);
-        weights.copy_from_slice(table.row_values(row).unwrap_or_default());
-        for (state, &(_, width)) in self.shape.states.iter().enumerate() {
-            let (to, after) = rest.split_at_mut(width);
-            to.copy_from_slice(table.state(state, row));
-            rest = after;
+    /// Copies the record of a row.
+    fn copy(&mut self, row: u64, table: &Table) {
+        self.rows.push(row);
+        self.records.extend_from_slice(table.row_values(row).unwrap_or_default());
+        for state in 0..self.shape.states.len() {
+            self.records.extend_from_slice(table.state(state, row));
         }
     }
 }

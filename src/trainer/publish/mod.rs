@@ -99,6 +99,8 @@ pub(crate) struct Publisher {
     /// With rows in a working file: the rows that changed since the last cut, with their records. `None`:
     /// the next cut reads its rows from the file.
     capture: Option<Capture>,
+    /// Empty sets, for the next cut. To make new ones would take time.
+    spare: Vec<RowSet>,
     /// Whether training shows the records of the rows that a step has updated.
     may_capture: bool,
     /// The last version, if deltas apply to it.
@@ -109,8 +111,12 @@ pub(crate) struct Publisher {
     in_flight: bool,
     /// Whether Train has waited for the version in flight.
     waited: bool,
-    /// Bytes of rows that are copied between two steps.
+    /// Between two steps, rows are copied in blocks of this size, for the time of a step divided by
+    /// `copy_share`.
     block_bytes: usize,
+    copy_share: u32,
+    /// When the publisher last returned to training.
+    returned: Instant,
     /// The time between two attempts to write a version, unless the interval says otherwise.
     retry_after: Duration,
     /// Bytes of changed rows at which a cut is due before its time.
@@ -126,8 +132,9 @@ pub(crate) struct Publisher {
     on_publish: Box<OnPublish>,
 }
 
-/// Copying this many bytes takes about as long as a small step.
-const BLOCK_BYTES: usize = 256 << 10;
+/// Copying this many bytes takes less time than a small step.
+const BLOCK_BYTES: usize = 64 << 10;
+const COPY_SHARE: u32 = 2;
 
 /// A cut is due before its time when the changed rows take this share of the tables' bytes, but not below
 /// [`LEAST_COPIED`] bytes.
@@ -159,6 +166,7 @@ impl Publisher {
         Ok(Self {
             changed: no_rows(&rows)?,
             capture: None,
+            spare: Vec::new(),
             may_capture: false,
             most_copied: (bytes.sum::<usize>() / MOST_COPIED).max(LEAST_COPIED),
             shapes,
@@ -170,6 +178,8 @@ impl Publisher {
             in_flight: false,
             waited: false,
             block_bytes: BLOCK_BYTES,
+            copy_share: COPY_SHARE,
+            returned: Instant::now(),
             retry_after: RETRY_AFTER,
             last_steps: state.steps,
             last_cut: Instant::now(),
@@ -210,7 +220,7 @@ impl Publisher {
         let Some(cut) = &mut self.cut else { return };
         let begun = Instant::now();
         cut.image.copy_before(tables, casting);
-        cut.pause = cut.pause.max(begun.elapsed());
+        cut.waited = begun.elapsed();
     }
 
     /// Remembers the rows that a step updates, unless they are captured.
@@ -236,14 +246,21 @@ impl Publisher {
         self.poll();
         if let Some(cut) = &mut self.cut {
             let begun = Instant::now();
-            cut.image.copy_block(tables, self.block_bytes);
-            cut.pause = cut.pause.max(begun.elapsed());
+            let enough = begun.saturating_duration_since(self.returned) / self.copy_share;
+            loop {
+                cut.image.copy_block(tables, self.block_bytes);
+                if cut.image.is_complete() || begun.elapsed() >= enough {
+                    break;
+                }
+            }
+            cut.pause = cut.pause.max(cut.waited + begun.elapsed());
         } else if self.may_cut(state.steps) {
             self.try_cut(state, notes(), |publisher, notes| publisher.begin_cut(state, notes, tables))?;
         }
         if self.cut.as_ref().is_some_and(|cut| cut.image.is_complete()) {
             self.send();
         }
+        self.returned = Instant::now();
         Ok(())
     }
 
@@ -390,7 +407,7 @@ impl Publisher {
 
     fn mark_rows(&mut self, image: &RowImage) {
         for (t, changed) in self.changed.iter_mut().enumerate() {
-            image.rows(t).iter().for_each(|&row| changed.insert(row));
+            image.all_rows(t).for_each(|row| changed.insert(row));
         }
     }
 }

@@ -46,6 +46,19 @@ impl RowSet {
         had
     }
 
+    /// The first row of the set that is not below `row`.
+    pub(crate) fn first_from(&self, row: u64) -> Option<u64> {
+        if self.len == 0 {
+            return None;
+        }
+        let from = usize::try_from(row / BITS).ok()?;
+        // The first word without the rows below `row`.
+        let first = self.words.get(from)? & (u64::MAX << (row % BITS));
+        let words = std::iter::once(first).chain(self.words[from + 1..].iter().copied());
+        let (word, bits) = (from..).zip(words).find(|&(_, bits)| bits != 0)?;
+        Some(word as u64 * BITS + u64::from(bits.trailing_zeros()))
+    }
+
     /// The rows of the set, ascending.
     pub(crate) fn iter(&self) -> impl Iterator<Item = u64> + '_ {
         let words = self.words.iter().zip(0_u64..);
@@ -76,6 +89,7 @@ mod tests {
                     prop_assert_eq!(set.remove(row), expected.remove(&row));
                 }
                 prop_assert_eq!(set.len(), expected.len());
+                prop_assert_eq!(set.first_from(row), expected.range(row..).next().copied());
             }
             prop_assert!(set.iter().eq(expected));
         }

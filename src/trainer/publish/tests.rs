@@ -46,7 +46,7 @@ impl Run {
         let on_publish = Box::new(move |outcome| seen.lock().unwrap().push(outcome));
         let mut publisher = Publisher::new(options, &reference.state, base, on_publish).unwrap();
         // Most rows are copied before a step that updates them.
-        publisher.block_bytes = 100;
+        (publisher.block_bytes, publisher.copy_share) = (100, u32::MAX);
         Self { reference, publisher, log, after }
     }
 
