@@ -229,13 +229,7 @@ impl<L: Layout> Delimited<L> {
     fn count_sample(&mut self) {
         let Some(OpenFile { name, samples, .. }) = &mut self.file else { return };
         *samples += 1;
-        match self.runs.last_mut() {
-            Some(run) if Arc::ptr_eq(&run.file, name) => {
-                run.samples += 1;
-                run.of_file = *samples;
-            }
-            _ => self.runs.push(FileRun { file: name.clone(), samples: 1, of_file: *samples }),
-        }
+        FileRun::count(&mut self.runs, name, 1, *samples);
     }
 
     /// Empties the lists of the last read, and gives the batch columns of text.

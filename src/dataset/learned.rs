@@ -10,7 +10,7 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use super::{DatasetError, FileAt, FileRun, Reader, Stop};
-use crate::learnlog::{Durable, LogError, SchemaSum, Segment, name_of, number_of, segments};
+use crate::learnlog::{Checksum, Durable, LogError, Segment, name_of, number_of, schema_sum, segments};
 use crate::schema::Schema;
 use crate::types::{RawBatch, RawFeature};
 
@@ -30,7 +30,7 @@ pub(crate) struct Learned {
 pub(crate) struct LearnedReader {
     learned: Learned,
     schema: Schema,
-    checksum: SchemaSum,
+    checksum: Checksum,
     stop: Stop,
     /// How far the log was durable when this was last looked at.
     durable: Option<Durable>,
@@ -71,7 +71,7 @@ impl LearnedReader {
         Ok(Self {
             next: from.map(number).transpose()?,
             learned,
-            checksum: SchemaSum::of(schema),
+            checksum: schema_sum(schema),
             schema: schema.clone(),
             stop,
             durable: None,
@@ -162,13 +162,7 @@ impl LearnedReader {
         self.taken += samples;
         let Some(Open { name, samples: of_file, .. }) = &mut self.open else { return };
         *of_file += samples as u64;
-        match self.runs.last_mut() {
-            Some(run) if Arc::ptr_eq(&run.file, name) => {
-                run.samples += samples;
-                run.of_file = *of_file;
-            }
-            _ => self.runs.push(FileRun { file: name.clone(), samples, of_file: *of_file }),
-        }
+        FileRun::count(&mut self.runs, name, samples, *of_file);
     }
 
     fn left(&self) -> usize {

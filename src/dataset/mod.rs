@@ -53,6 +53,20 @@ pub struct FileRun {
     pub of_file: u64,
 }
 
+impl FileRun {
+    /// Adds the next samples of a file to the runs of a batch. `of_file` is the number of samples of the file
+    /// up to their end. Two files of one name have two runs, because each open file has its own `Arc`.
+    fn count(runs: &mut Vec<Self>, file: &Arc<str>, samples: usize, of_file: u64) {
+        match runs.last_mut() {
+            Some(run) if Arc::ptr_eq(&run.file, file) => {
+                run.samples += samples;
+                run.of_file = of_file;
+            }
+            _ => runs.push(Self { file: file.clone(), samples, of_file }),
+        }
+    }
+}
+
 /// Samples that are read and dropped at a time.
 const SKIPPED_SAMPLES: u64 = 4096;
 

@@ -32,7 +32,7 @@ use crate::schema::{Lookup, Schema};
 use crate::store::Opened;
 use crate::trace::recorder::Recorder;
 use crate::types::{AbsentId, Batch, Scores, TableId, Version};
-use gpu::GpuLookupTier;
+use gpu::{GpuLookupTier, WarmRow};
 use host::Scratch;
 use versions::{Served, Versions};
 
@@ -44,6 +44,18 @@ pub(crate) enum LookupTier {
     Host(FlatCache),
     /// In a cache in a device's memory.
     Gpu(GpuLookupTier),
+}
+
+impl LookupTier {
+    /// Fills the cache with rows of a store, in this order, while there is room.
+    fn warm<'r>(&self, mut rows: impl Iterator<Item = WarmRow<'r>>) -> Warmed {
+        match self {
+            Self::Store => Warmed::default(),
+            // The rows of the store fit the cache's tables, so there is no error.
+            Self::Host(cache) => cache.warm(rows).unwrap_or_default(),
+            Self::Gpu(tier) => tier.warm(&mut rows),
+        }
+    }
 }
 
 /// The parts of an engine, besides the version that it serves.
@@ -179,18 +191,12 @@ impl Engine {
             served.store.fetch(chunk.iter().copied());
             (!chunk.is_empty()).then_some(chunk)
         });
-        let mut rows = chunks.flatten().filter_map(|(table, id)| {
+        let rows = chunks.flatten().filter_map(|(table, id)| {
             let row = served.store.row(table, id);
             skipped += u64::from(row.is_none());
             Some((table, id, row?))
         });
-        let warmed = match &self.lookup_tier {
-            LookupTier::Store => Warmed::default(),
-            // The rows of the store fit the cache's tables, so there is no error.
-            LookupTier::Host(cache) => cache.warm(rows).unwrap_or_default(),
-            LookupTier::Gpu(tier) => tier.warm(&mut rows),
-        };
-        (warmed, skipped)
+        (self.lookup_tier.warm(rows), skipped)
     }
 
     /// The cached rows, most recently used first; none without a cache.

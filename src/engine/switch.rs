@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use super::versions::Served;
 use super::{Engine, LookupTier, WARM_CHUNK, read_weights};
 use crate::cache::{CacheError, FlatCache, NewRow, Switched};
-use crate::model::WeightsError;
+use crate::model::{Weights, WeightsError};
 use crate::store::{EmbeddingStore, Opened};
 use crate::sync::Arc;
 use crate::types::{TableId, Version};
@@ -39,6 +39,8 @@ pub(crate) enum Changes {
 /// A version to take over.
 pub(crate) struct NextVersion {
     pub opened: Opened,
+    /// What [`Engine::check_next`] returned for it.
+    pub weights: Weights<f32>,
     pub changes: Changes,
     /// `cache.switch_bytes`: most bytes of changed rows that stay cached.
     pub switch_bytes: u64,
@@ -70,19 +72,22 @@ pub(crate) enum SwitchError {
 }
 
 impl Engine {
-    /// Checks whether the running engine can take over this version.
+    /// Checks whether the running engine can take over this version. Returns its dense weights, laid out for
+    /// the model.
     ///
     /// # Errors
     /// [`SwitchError`].
-    pub(crate) fn check_next(&self, opened: &Opened) -> Result<(), SwitchError> {
-        let (got, current) = (opened.store.version(), self.version());
-        if got <= current {
-            return Err(SwitchError::NotNewer { got, current });
-        }
+    pub(crate) fn check_next(&self, opened: &Opened) -> Result<Weights<f32>, SwitchError> {
+        self.check_newer(opened.store.version())?;
         if let Some(difference) = self.schema.first_difference(&opened.schema) {
             return Err(SwitchError::Schema(difference));
         }
-        Ok(read_weights(&self.model, opened).map(|_| ())?)
+        Ok(read_weights(&self.model, opened)?)
+    }
+
+    fn check_newer(&self, got: Version) -> Result<(), SwitchError> {
+        let current = self.version();
+        if got > current { Ok(()) } else { Err(SwitchError::NotNewer { got, current }) }
     }
 
     /// The version that later batches use.
@@ -95,23 +100,24 @@ impl Engine {
         self.metrics.switches.refused.increment(1);
     }
 
-    /// Takes over a version: later batches use it. Must not be called on a request's path.
+    /// Takes over a version that [`Self::check_next`] has accepted: later batches use it. Must not be called
+    /// on a request's path.
     ///
     /// # Errors
     /// [`SwitchError`]. Then the served version goes on.
     pub(crate) fn switch(&self, next: NextVersion) -> Result<Taken, SwitchError> {
         let _one_at_a_time = self.switching.lock().unwrap_or_else(PoisonError::into_inner);
         let started = Instant::now();
-        let from = self.version();
-        self.check_next(&next.opened)?;
-        let weights = read_weights(&self.model, &next.opened)?;
-        let trained_unix_ms = next.opened.training.map(|training| training.last_batch_unix_ms);
-        let (to, store) = (next.opened.store.version(), next.opened.store);
+        let NextVersion { opened: Opened { store, training, .. }, weights, changes, switch_bytes } = next;
+        let (from, to) = (self.version(), store.version());
+        // Since it was accepted, another switch may have taken place.
+        self.check_newer(to)?;
+        let trained_unix_ms = training.map(|training| training.last_batch_unix_ms);
         let new = Arc::new(Served { weights, store, trained_unix_ms, loaded: Instant::now() });
         self.versions.begin(to, new.clone());
         let old = self.versions.current();
-        let mut rows = NextRows { old: &old, new: &new, left: next.switch_bytes, offered: Vec::new() };
-        let switched = match self.switch_cache(to, &next.changes, &mut rows) {
+        let mut rows = NextRows { old: &old, new: &new, left: switch_bytes, offered: Vec::new() };
+        let switched = match self.switch_cache(to, &changes, &mut rows) {
             Ok(switched) => switched,
             Err(error) => {
                 self.versions.give_up();
@@ -152,14 +158,8 @@ impl Engine {
         if switched.carried >= offered.len() as u64 {
             return 0;
         }
-        let mut rows = offered.into_iter().filter_map(|NewRow { table, id, row }| Some((table, id, row?)));
-        let warmed = match &self.lookup_tier {
-            LookupTier::Store => return 0,
-            // The rows of the store fit the cache's tables, so there is no error.
-            LookupTier::Host(cache) => cache.warm(rows).unwrap_or_default(),
-            LookupTier::Gpu(tier) => tier.warm(&mut rows),
-        };
-        warmed.stored
+        let rows = offered.into_iter().filter_map(|NewRow { table, id, row }| Some((table, id, row?)));
+        self.lookup_tier.warm(rows).stored
     }
 }
 

@@ -18,6 +18,17 @@ const ROWS: u64 = 400;
 /// A limit that no test reaches.
 const ALL_BYTES: u64 = u64::MAX;
 
+/// Checks a version and switches to it.
+fn take_over(
+    engine: &Engine,
+    opened: Opened,
+    changes: Changes,
+    switch_bytes: u64,
+) -> Result<Taken, SwitchError> {
+    let weights = engine.check_next(&opened)?;
+    engine.switch(NextVersion { opened, weights, changes, switch_bytes })
+}
+
 /// How many rows each version changes.
 #[derive(Clone, Copy)]
 pub(crate) enum Writer {
@@ -125,8 +136,7 @@ impl World {
     }
 
     pub(crate) fn switch(&self, engine: &Engine, version: u64, changes: Changes) -> Taken {
-        let next = NextVersion { opened: self.open(version), changes, switch_bytes: ALL_BYTES };
-        engine.switch(next).unwrap()
+        take_over(engine, self.open(version), changes, ALL_BYTES).unwrap()
     }
 
     /// Scores a batch and compares the scores with those of the version that the engine names. Returns it.
@@ -246,7 +256,7 @@ fn changed_rows_beyond_the_limit_are_dropped() {
         world.check_all(&engine, before, 0..6);
         let cached = entries();
         let opened = world.open(version);
-        let taken = engine.switch(NextVersion { opened, changes: Changes::Unknown, switch_bytes }).unwrap();
+        let taken = take_over(&engine, opened, Changes::Unknown, switch_bytes).unwrap();
         assert_eq!(taken.carried + taken.dropped, cached, "every row has changed");
         assert_eq!(taken.carried, entries());
         match switch_bytes {
@@ -288,10 +298,7 @@ fn a_version_that_does_not_fit_is_refused_and_the_served_one_goes_on() {
     let mut world = World::new(Writer::Everything);
     world.publish();
     let engine = world.engine(1, world.host(0.3));
-    let switch = |opened| {
-        let next = NextVersion { opened, changes: Changes::Unknown, switch_bytes: ALL_BYTES };
-        engine.switch(next).unwrap_err()
-    };
+    let switch = |opened| take_over(&engine, opened, Changes::Unknown, ALL_BYTES).unwrap_err();
     assert!(matches!(switch(world.open(1)), SwitchError::NotNewer { .. }));
     world.write(2, &world.schema.to_toml().replace("deep = [6]", "deep = [7]"));
     let error = switch(world.open(2)).to_string();

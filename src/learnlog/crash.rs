@@ -121,7 +121,7 @@ fn whichever_call_fails_the_log_has_what_was_acknowledged_and_nothing_else() {
         for done in [false, true] {
             let what = format!("call {at} fails, done: {done}");
             let root = tempfile::tempdir().unwrap();
-            let fault = Fault { at, done, kind: io::ErrorKind::StorageFull };
+            let fault = Fault { at, calls: 1, done, kind: io::ErrorKind::StorageFull };
             let written = write(root.path(), Some(fault));
             let dir = folder(&root.path().join("models"), "m");
             let acked: Vec<u32> = written.acked.iter().map(|(number, _)| *number).collect();

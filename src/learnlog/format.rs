@@ -17,11 +17,10 @@
 //! The values are those of the request, before hashing and transforms. So a reader gets the [`RawBatch`] that
 //! the server made of the request.
 
-use std::fmt;
-
-use xxhash_rust::xxh3::{Xxh3, xxh3_64, xxh3_128};
+use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 use crate::schema::Schema;
+use crate::store::format::Checksum;
 use crate::types::{RawBatch, RawFeature, RawValues};
 
 const MAGIC: &[u8; 8] = b"FLLEARNS";
@@ -36,20 +35,9 @@ const ONE_EACH: u8 = 2;
 
 /// The checksum of a schema. Samples of one schema cannot be read with another, because columns have no
 /// names.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct SchemaSum(u128);
-
-impl SchemaSum {
-    #[must_use]
-    pub(crate) fn of(schema: &Schema) -> Self {
-        Self(xxh3_128(schema.to_toml().as_bytes()))
-    }
-}
-
-impl fmt::Display for SchemaSum {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:032x}", self.0)
-    }
+#[must_use]
+pub(crate) fn schema_sum(schema: &Schema) -> Checksum {
+    Checksum::of(schema.to_toml().as_bytes())
 }
 
 /// What is wrong with a header.
@@ -62,7 +50,7 @@ pub(crate) enum HeaderError {
 
 /// The header of a segment.
 #[must_use]
-pub(crate) fn header(schema: SchemaSum) -> [u8; HEADER_BYTES] {
+pub(crate) fn header(schema: Checksum) -> [u8; HEADER_BYTES] {
     let mut bytes = [0; HEADER_BYTES];
     bytes[..8].copy_from_slice(MAGIC);
     bytes[8..12].copy_from_slice(&VERSION.to_le_bytes());
@@ -73,10 +61,10 @@ pub(crate) fn header(schema: SchemaSum) -> [u8; HEADER_BYTES] {
 }
 
 /// The schema that a header names.
-pub(crate) fn read_header(bytes: &[u8; HEADER_BYTES]) -> Result<SchemaSum, HeaderError> {
+pub(crate) fn read_header(bytes: &[u8; HEADER_BYTES]) -> Result<Checksum, HeaderError> {
     let mut parts = Parts(bytes);
     let (magic, version) = (parts.take(8), parts.u32());
-    let schema = parts.array().map(|sum| SchemaSum(u128::from_le_bytes(sum)));
+    let schema = parts.array().map(|sum| Checksum(u128::from_le_bytes(sum)));
     let sum = parts.u64();
     if magic != Some(MAGIC) {
         return Err(HeaderError::Foreign);
@@ -98,13 +86,13 @@ pub(crate) fn read_header(bytes: &[u8; HEADER_BYTES]) -> Result<SchemaSum, Heade
 pub(crate) struct Record {
     pub samples: u32,
     pub payload: Vec<u8>,
-    pub schema: SchemaSum,
+    pub schema: Checksum,
 }
 
 impl Record {
     /// Encodes samples with labels.
     #[must_use]
-    pub(crate) fn new(raw: &RawBatch, schema: SchemaSum) -> Self {
+    pub(crate) fn new(raw: &RawBatch, schema: Checksum) -> Self {
         let mut payload = Vec::new();
         encode(raw, &mut payload);
         Self { samples: raw.samples as u32, payload, schema }

@@ -9,8 +9,8 @@ use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-use super::format::{HEADER_BYTES, Record, SchemaSum, header};
-use super::{Durable, LogError, Position, Segment, name_of, segments};
+use super::format::{HEADER_BYTES, Record, header};
+use super::{Checksum, Durable, LogError, Position, Segment, name_of, segments};
 use crate::store::disk::{Disk, SystemDisk};
 use crate::store::make_dirs;
 
@@ -68,7 +68,7 @@ struct Tail {
     number: u64,
     path: PathBuf,
     file: File,
-    schema: SchemaSum,
+    schema: Checksum,
     /// Bytes that are durable.
     bytes: u64,
     /// Samples in them.
@@ -223,7 +223,7 @@ impl Log {
     }
 
     /// Creates a segment without records, and makes it durable.
-    fn create(&self, path: &Path, schema: SchemaSum) -> Result<File, LogError> {
+    fn create(&self, path: &Path, schema: Checksum) -> Result<File, LogError> {
         let at = |e| LogError::io(path, e);
         if path.exists() {
             self.disk.remove(path).map_err(at)?;

@@ -51,12 +51,13 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-pub(crate) use format::{Record, SchemaSum};
+pub(crate) use format::{Record, schema_sum};
 pub(crate) use log::{Log, repair};
 pub(crate) use segment::{Durable, Segment};
 pub(crate) use writer::{LearnError, Learner, LearnerOptions};
 
 use crate::store::StoreError;
+pub(crate) use crate::store::format::Checksum;
 use crate::store::hot_rows::STATE;
 
 /// The directory of a model's log in its directory for state.
@@ -87,7 +88,7 @@ pub(crate) enum LogError {
     #[error("{}: format version: expected {expected}, got {got}", path.display())]
     Version { path: PathBuf, expected: u32, got: u32 },
     #[error("{}: samples of another schema: expected checksum {expected}, got {got}", path.display())]
-    Schema { path: PathBuf, expected: SchemaSum, got: SchemaSum },
+    Schema { path: PathBuf, expected: Checksum, got: Checksum },
     #[error("{}: damaged at byte {at}: {reason}", path.display())]
     Damaged { path: PathBuf, at: u64, reason: &'static str },
     #[error("{}: missing, but a later segment exists", path.display())]

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::format::{self, HEAD_BYTES, HEADER_BYTES, Head, HeaderError, Parts};
-use super::{LogError, SchemaSum, name_of};
+use super::{Checksum, LogError, name_of};
 use crate::types::RawBatch;
 
 /// The file that says how far the log is durable.
@@ -62,7 +62,7 @@ pub(crate) struct Segment {
     pub path: PathBuf,
     file: File,
     /// The schema of its samples.
-    pub schema: SchemaSum,
+    pub schema: Checksum,
     /// The end of the last record.
     pub at: u64,
     payload: Vec<u8>,

@@ -24,7 +24,7 @@ pub(crate) fn numbered(numbers: std::ops::Range<u32>) -> Record {
         features: Vec::new(),
         labels: Some(vec![1.0; samples]),
     };
-    Record::new(&raw, SchemaSum::of(&schema()))
+    Record::new(&raw, schema_sum(&schema()))
 }
 
 /// All samples of a log, as [`numbered`] wrote them.
@@ -91,7 +91,7 @@ proptest! {
         reopen in any::<bool>(),
     ) {
         let dir = tempfile::tempdir().unwrap();
-        let sum = SchemaSum::of(&schema());
+        let sum = schema_sum(&schema());
         let mut log = open(dir.path(), segment_bytes).unwrap();
         let mut last = Position { segment: 0, samples: 0 };
         for group in &groups {
@@ -194,7 +194,7 @@ fn a_log_has_one_writer_and_new_segments_for_another_schema() {
     let error = open(dir.path(), 1).map(drop).unwrap_err();
     assert!(error.to_string().ends_with("another process writes this log"), "{error}");
     repair(dir.path()).unwrap();
-    let other = SchemaSum::of(&preset::criteo(ArchKind::Dcn, 2, 100));
+    let other = schema_sum(&preset::criteo(ArchKind::Dcn, 2, 100));
     let records = [numbered(0..1), Record { schema: other, ..numbered(1..2) }, numbered(2..3)];
     let (positions, result) = log.append(&records);
     result.unwrap();

@@ -1,7 +1,8 @@
 //! Memory and hashing: huge pages, prefetch, host memory that a device can share, hash tables with number
-//! keys, and pseudo-random numbers.
+//! keys, the bits of words, and pseudo-random numbers.
 
 pub(crate) mod available;
+mod bits;
 mod host;
 mod huge;
 mod mix64;
@@ -9,6 +10,7 @@ mod number_map;
 pub(crate) mod prefetch;
 pub(crate) mod probe_table;
 
+pub(crate) use bits::set_bits;
 pub(crate) use host::{HostBlock, HostMemory, OutOfHostMemory};
 pub(crate) use huge::{Huge, huge_pages};
 pub use mix64::SplitMix64;

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::mem::OutOfHostMemory;
+use crate::mem::{OutOfHostMemory, set_bits};
 
 const BITS: u64 = u64::BITS as u64;
 
@@ -36,9 +36,7 @@ impl Bitmap {
         let words = rows.start / BITS..rows.end.div_ceil(BITS);
         let marked = words.flat_map(|word| {
             let bits = self.0[word as usize].load(Ordering::Acquire);
-            // Each step clears the lowest set bit.
-            let rest = std::iter::successors(Some(bits), |bits| Some(bits & bits.wrapping_sub(1)));
-            rest.take_while(|&bits| bits != 0).map(move |bits| word * BITS + u64::from(bits.trailing_zeros()))
+            set_bits(bits).map(move |bit| word * BITS + bit)
         });
         marked.filter(move |row| rows.contains(row))
     }

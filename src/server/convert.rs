@@ -11,7 +11,7 @@ use std::sync::Arc;
 use prost::bytes::Bytes;
 
 use super::proto;
-use crate::learnlog::{Record, SchemaSum};
+use crate::learnlog::{Checksum, Record, schema_sum};
 use crate::predict::Description;
 use crate::schema::{AbsentId, Arity, EncodeError, Schema, Transform};
 use crate::types::{Batch, RawBatch, RawFeature, RawValues, Scores};
@@ -50,7 +50,7 @@ pub(crate) enum ConvertError {
 /// The inputs of a model by name.
 pub(crate) struct Inputs {
     pub schema: Arc<Schema>,
-    checksum: SchemaSum,
+    checksum: Checksum,
     /// Index of each feature in the schema.
     indices: HashMap<String, usize>,
     max_samples: usize,
@@ -61,7 +61,7 @@ impl Inputs {
     #[must_use]
     pub(crate) fn new(schema: Arc<Schema>, max_samples: usize) -> Self {
         let indices = schema.features.iter().enumerate().map(|(i, f)| (f.name.clone(), i)).collect();
-        Self { checksum: SchemaSum::of(&schema), schema, indices, max_samples }
+        Self { checksum: schema_sum(&schema), schema, indices, max_samples }
     }
 
     /// Overwrites `out` with the batch of a request.

@@ -13,10 +13,9 @@ use std::sync::Mutex;
 
 use super::disk::{Disk, SystemDisk};
 use super::link::read_manifest;
-use super::write::write_on;
 use super::{
     Base, Checkpoint, Contents, DenseTensor, Opened, PlainMemory, Purpose, RowSource, Rows, SourceShape,
-    StoreError, Table, TakeChunk, open, open_latest, versions,
+    StoreError, Table, TakeChunk, open, open_latest, publish, versions,
 };
 use crate::rowlog::Uniform;
 use crate::types::{Element, TableId, Version};
@@ -98,7 +97,7 @@ fn write_seed(disk: &dyn Disk, models: &Path, seed: u64) -> Result<Version, Stor
         checkpoint: Some(Checkpoint { cursor: Some("here"), ..Checkpoint::default() }),
         ..Contents::default()
     };
-    let Base { version, .. } = write_on(disk, models, "m", &contents)?;
+    let Base { version, .. } = publish(disk, models, "m", &contents)?;
     Ok(Version(version))
 }
 
@@ -147,17 +146,20 @@ impl Op {
     }
 }
 
-/// The index of the call that fails, whether the call takes effect nevertheless, and its error.
-#[derive(Clone, Copy)]
+/// Calls that fail, and their error.
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Fault {
+    /// The index of the first one.
     pub at: usize,
+    pub calls: usize,
+    /// Whether they take effect nevertheless.
     pub done: bool,
     pub kind: io::ErrorKind,
 }
 
-/// The real disk, with a record of its calls and at most one fault. Syncs are only recorded, because no test
+/// The real disk, with a record of its calls and faults. Syncs are only recorded, because no test
 /// here cuts the power.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub(crate) struct RecordingDisk {
     pub ops: Mutex<Vec<Op>>,
     pub fault: Option<Fault>,
@@ -168,7 +170,7 @@ pub(crate) struct RecordingDisk {
 impl RecordingDisk {
     pub(crate) fn step<T>(&self, op: Op, run: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
         let mut ops = self.ops.lock().unwrap();
-        let fault = self.fault.filter(|fault| fault.at == ops.len());
+        let fault = self.fault.filter(|fault| (fault.at..fault.at + fault.calls).contains(&ops.len()));
         ops.push(op);
         match fault {
             Some(Fault { done: true, kind, .. }) => run().and(Err(io::Error::from(kind))),
@@ -228,7 +230,8 @@ fn whichever_call_fails_readers_see_the_old_version_or_the_whole_new_one() {
                 let root = tempfile::tempdir().unwrap();
                 let models = root.path().join("models");
                 write_seed(&RecordingDisk::default(), &models, 1).unwrap();
-                let disk = RecordingDisk { fault: Some(Fault { at, done, kind }), ..Default::default() };
+                let disk =
+                    RecordingDisk { fault: Some(Fault { at, calls: 1, done, kind }), ..Default::default() };
                 let published = at > renamed || (at == renamed && done);
                 match write_seed(&disk, &models, 2) {
                     Ok(version) => panic!("{what}: wrote {version}"),

@@ -1,9 +1,9 @@
 //! The file system calls that write a version, behind a trait: tests record them, let any of them fail, and
-//! compute what a crash between two of them may leave.
+//! compute what a crash between two of them may leave. And the locks of directories.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 /// The file system calls of a writer. Data and names survive a crash only after a sync.
@@ -52,6 +52,26 @@ impl Disk for SystemDisk {
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
         fs::rename(from, to)
     }
+}
+
+/// Whether an open file or directory is still the one at its path. Between the opening and the lock, another
+/// process may have removed or renamed it.
+///
+/// # Errors
+/// When one of them cannot be examined. A path without a file is no error.
+pub(crate) fn is_at(file: &File, path: &Path) -> io::Result<bool> {
+    let found = match fs::metadata(path) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(false),
+        found => found?,
+    };
+    let held = file.metadata()?;
+    Ok((held.dev(), held.ino()) == (found.dev(), found.ino()))
+}
+
+/// Locks a file or directory until it is closed. Returns false if another reader or writer has locked it. On
+/// a file system without locks it is always free.
+pub(crate) fn lock_if_free(file: &File) -> bool {
+    !matches!(file.try_lock(), Err(TryLockError::WouldBlock))
 }
 
 #[cfg(test)]

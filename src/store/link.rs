@@ -7,7 +7,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::{self, Read};
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
@@ -17,6 +16,7 @@ use xxhash_rust::xxh3::Xxh3;
 
 use super::bytes::{Bytes, MappedFile, open_regular};
 use super::contents::check_ascending;
+use super::disk::is_at;
 use super::format::{self, Base, Checksum, Dtype, FormatError, Manifest};
 use super::snapshot::{
     CURSOR, DENSE, DENSE_STATES, Dense, KEYS, MANIFEST, MODEL, Purpose, WEIGHT, parse_schema, require_dir,
@@ -350,8 +350,7 @@ impl<'a> TableReader<'a> {
 /// Locks a version's directory for reading; `None` on a file system without locks.
 fn lock_shared(dir: &Path) -> Result<Option<File>, StoreError> {
     let removing = || StoreError::Removing { path: dir.to_owned() };
-    let at = |e: io::Error| StoreError::at(dir, e);
-    let file = File::open(dir).map_err(at)?;
+    let file = File::open(dir).map_err(|e| StoreError::at(dir, e))?;
     let limit = Instant::now() + LOCK_WAIT;
     loop {
         match file.try_lock_shared() {
@@ -362,9 +361,7 @@ fn lock_shared(dir: &Path) -> Result<Option<File>, StoreError> {
         }
     }
     // Retention may have removed the directory before the lock was taken.
-    let (held, found) = (file.metadata().map_err(at)?, fs::metadata(dir).map_err(|_| removing())?);
-    let same = (held.dev(), held.ino()) == (found.dev(), found.ino());
-    if same { Ok(Some(file)) } else { Err(removing()) }
+    if is_at(&file, dir).unwrap_or(false) { Ok(Some(file)) } else { Err(removing()) }
 }
 
 fn open_file(path: &Path) -> Result<File, StoreError> {

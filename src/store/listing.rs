@@ -58,8 +58,8 @@ pub(crate) fn list(models: &Path, name: &str) -> Result<Vec<Listed>, StoreError>
         let summary = manifest.ok().map(|(manifest, _)| Summary {
             base: manifest.base,
             training: manifest.training,
+            bytes: manifest.bytes(),
             quality: manifest.quality,
-            bytes: manifest.files.values().map(|file| file.bytes).sum(),
         });
         listed.push(Listed { version, used, summary, refusal });
     }

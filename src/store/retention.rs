@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::path::Path;
 
+use super::disk::{SystemDisk, lock_if_free};
 use super::format::Base;
 use super::link::read_manifest;
 use super::snapshot::{Opened, Purpose, open};
@@ -33,7 +34,7 @@ pub(crate) struct ChainBytes {
 /// [`StoreError`] when the manifest cannot be read.
 pub(crate) fn version_bytes(models: &Path, name: &str, version: Version) -> Result<u64, StoreError> {
     let (manifest, _) = read_manifest(&models.join(name).join(version.to_string()))?;
-    Ok(manifest.files.values().map(|file| file.bytes).sum())
+    Ok(manifest.bytes())
 }
 
 /// The bytes of the chain of a version, from the manifests.
@@ -44,7 +45,7 @@ pub(crate) fn chain_bytes(models: &Path, name: &str, version: Version) -> Result
     let (mut bytes, mut version) = (ChainBytes::default(), version);
     loop {
         let (manifest, _) = read_manifest(&models.join(name).join(version.to_string()))?;
-        let own: u64 = manifest.files.values().map(|file| file.bytes).sum();
+        let own = manifest.bytes();
         match manifest.base {
             Some(base) if base.version < version.0 => {
                 bytes.deltas += own;
@@ -76,8 +77,9 @@ pub(crate) fn retain(models: &Path, name: &str, keep: usize) -> Result<Vec<Versi
 /// Removes a version, unless a reader or another process uses it.
 fn remove(model: &Path, version: Version) -> bool {
     let path = model.join(version.to_string());
-    let Ok(lock) = File::open(&path) else { return false };
-    if matches!(lock.try_lock(), Err(fs::TryLockError::WouldBlock)) {
+    // The lock is held until the files are removed.
+    let Ok(dir) = File::open(&path) else { return false };
+    if !lock_if_free(&dir) {
         return false;
     }
     let removal = removal_path(model, version);
@@ -87,7 +89,7 @@ fn remove(model: &Path, version: Version) -> bool {
 /// Whether a process reads or writes a version now.
 pub(crate) fn in_use(models: &Path, name: &str, version: Version) -> bool {
     let dir = File::open(models.join(name).join(version.to_string()));
-    dir.is_ok_and(|dir| matches!(dir.try_lock(), Err(fs::TryLockError::WouldBlock)))
+    dir.is_ok_and(|dir| !lock_if_free(&dir))
 }
 
 fn tensors(dense: &BTreeMap<String, Dense>) -> Vec<DenseTensor<'_>> {
@@ -123,7 +125,7 @@ pub(crate) fn compact(models: &Path, name: &str, version: Version) -> Result<Bas
         quality: quality.clone(),
         metadata: metadata.clone(),
     };
-    publish(models, name, &contents)
+    publish(&SystemDisk, models, name, &contents)
 }
 
 #[cfg(test)]

@@ -379,6 +379,12 @@ impl Table {
         (self.element == Element::F32 && self.overlay.is_none()).then(|| self.weight.floats())
     }
 
+    /// The elements of the changed rows of each delta in front of the base; none when they are not f32.
+    pub(crate) fn delta_values(&self) -> impl Iterator<Item = &[f32]> {
+        let deltas = if self.element == Element::F32 { self.deltas() } else { &[] };
+        deltas.iter().map(|delta| delta.weight.floats())
+    }
+
     /// The elements of a row, to write; `None` past the end, and when [`Self::rows_mut`] returns `None`.
     #[cfg(test)]
     pub(crate) fn row_mut(&mut self, id: u64) -> Option<&mut [f32]> {

@@ -18,13 +18,12 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use xxhash_rust::xxh3::Xxh3;
 
 use super::contents::{Columns, Contents, Data, DenseTensor, Tensor, checkpoint_tensors, served_tensors};
-use super::disk::{Disk, SystemDisk};
+use super::disk::{Disk, SystemDisk, is_at, lock_if_free};
 use super::format::{self, Base, Checksum, Dtype, FileEntry, Manifest};
 use super::snapshot::{
     CHECKPOINT, CURSOR, DENSE, DENSE_STATES, MANIFEST, MODEL, TABLES, states_file, table_file, versions,
@@ -48,19 +47,15 @@ const ENCODED_BYTES: usize = 16 << 20;
 /// [`StoreError`] for contents that do not match their schema, before anything is written; for the first row
 /// that its element type cannot hold; and for errors of the file system.
 pub fn write(models: &Path, name: &str, contents: &Contents) -> Result<Version, StoreError> {
-    publish(models, name, contents).map(|written| Version(written.version))
+    publish(&SystemDisk, models, name, contents).map(|written| Version(written.version))
 }
 
-/// As [`write()`]. Returns what a delta of the written version names as its base. A delta gets the number
-/// after its base.
+/// As [`write()`], on any disk. Returns what a delta of the written version names as its base. A delta gets
+/// the number after its base.
 ///
 /// # Errors
 /// As [`write()`]; and [`StoreError::BaseOvertaken`] for a delta whose base is not the highest version.
-pub(crate) fn publish(models: &Path, name: &str, contents: &Contents) -> Result<Base, StoreError> {
-    write_on(&SystemDisk, models, name, contents)
-}
-
-pub(crate) fn write_on(
+pub(crate) fn publish(
     disk: &dyn Disk,
     models: &Path,
     name: &str,
@@ -378,15 +373,7 @@ fn lock(path: &Path) -> io::Result<Option<File>> {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
         file => file?,
     };
-    match file.try_lock() {
-        Err(fs::TryLockError::WouldBlock) => return Ok(None),
-        // On a file system without locks, sweeps cannot lock the directory either, and so do not remove it.
-        Err(fs::TryLockError::Error(_)) | Ok(()) => {}
-    }
-    let same =
-        |meta: fs::Metadata, other: fs::Metadata| (meta.dev(), meta.ino()) == (other.dev(), other.ino());
-    match path.metadata() {
-        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
-        found => Ok(same(found?, file.metadata()?).then_some(file)),
-    }
+    // On a file system without locks, sweeps cannot lock the directory either, and so do not remove it.
+    let ours = lock_if_free(&file) && is_at(&file, path)?;
+    Ok(ours.then_some(file))
 }

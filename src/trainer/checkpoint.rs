@@ -18,6 +18,7 @@ use crate::mem::OutOfHostMemory;
 use crate::model::Model;
 use crate::rowlog::{First, RowOrder, Uniform, WorkingFile, WorkingTable, table_code};
 use crate::schema::{self, Schema};
+use crate::store::disk::{Disk, SystemDisk};
 use crate::store::{
     Base, Checkpoint, Contents, Dense, DenseTensor, Opened, PlainMemory, Rows, Table, Training, publish,
 };
@@ -237,13 +238,15 @@ impl DenseCheckpoint {
     /// are untouched.
     pub(crate) fn publish(
         &self,
+        disk: &dyn Disk,
         models: &Path,
         name: &str,
         parts: VersionParts<'_>,
     ) -> Result<Base, TrainError> {
         for (shape, rows) in self.schema.tables.iter().zip(&parts.rows) {
             let finite = match *rows {
-                Rows::Table(table) => table.values().is_none_or(all_finite),
+                // The base rows behind deltas were checked when their version was published.
+                Rows::Table(table) => table.values().into_iter().chain(table.delta_values()).all(all_finite),
                 Rows::Source(source, table) | Rows::Changed(_, source, table) => {
                     source.first_not_finite(table)?.is_none()
                 }
@@ -263,7 +266,7 @@ impl DenseCheckpoint {
             quality: parts.quality,
             metadata: notes(self.optimizer),
         };
-        Ok(publish(models, name, &contents)?)
+        Ok(publish(disk, models, name, &contents)?)
     }
 }
 
@@ -291,7 +294,7 @@ impl ReferenceTrainer {
     /// As [`TrainState::checkpoint`] and [`DenseCheckpoint::publish`].
     pub fn save(&self, models: &Path, name: &str) -> Result<Version, TrainError> {
         let parts = VersionParts { rows: self.rows(), ..VersionParts::default() };
-        Ok(Version(self.state.checkpoint()?.publish(models, name, parts)?.version))
+        Ok(Version(self.state.checkpoint()?.publish(&SystemDisk, models, name, parts)?.version))
     }
 
     /// The rows of every table, to save.

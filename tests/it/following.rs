@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::process::Stdio;
 
-use crate::program::{Served, Workshop, flechette, real, run_json};
+use crate::program::{Served, Workshop, flechette, highest_version, real, run_json};
 use crate::switching::wait;
 use crate::train_resume::last_version;
 
@@ -38,15 +38,15 @@ fn follow_in_ten_files(workshop: &Workshop, config: &str, lines: &[&str], flags:
     let log = BufReader::new(trainer.stderr.take().unwrap());
     let log = std::thread::spawn(move || log.lines().map_while(Result::ok).collect::<Vec<_>>());
 
+    let newest = || highest_version(Path::new(models), "live");
     let mut served: Option<Served> = None;
     let mut versions = Vec::new();
     for (n, part) in lines.chunks(lines.len().div_ceil(PARTS)).enumerate() {
         let temporary = format!("{dir}/.part-{n}");
         fs::write(&temporary, part.concat()).unwrap();
         fs::rename(temporary, format!("{dir}/part-{n}")).unwrap();
-        let live = Path::new(models).join("live");
         // Every part is published, also while the trainer waits for the next one.
-        wait("a version of the part", || newest(&live) > versions.last().copied().unwrap_or(0));
+        wait("a version of the part", || newest() > versions.last().copied());
         let served = served.get_or_insert_with(|| {
             // The server loads the model `whole` too.
             Served::start(models, "--cache-mode on --cache-fraction 0.2")
@@ -64,7 +64,7 @@ fn follow_in_ten_files(workshop: &Workshop, config: &str, lines: &[&str], flags:
     assert!(trainer.wait().unwrap().success());
     let log = log.join().unwrap();
     assert!(versions.windows(2).all(|pair| pair[0] < pair[1]), "{versions:?}");
-    let (last, served) = (newest(&Path::new(models).join("live")), served.unwrap());
+    let (last, served) = (newest().unwrap(), served.unwrap());
     wait("the last version is served", || {
         served.metric("flechette_model_version", &["model=\"live\""]) == last as f64
     });
@@ -80,12 +80,6 @@ fn follow_in_ten_files(workshop: &Workshop, config: &str, lines: &[&str], flags:
     let (live, whole) = (trained(workshop, "live"), trained(workshop, "whole"));
     let differ: Vec<_> = whole.keys().filter(|file| live.get(*file) != whole.get(*file)).collect();
     assert!(live == whole, "{differ:?}");
-}
-
-/// The highest number of a model's versions, or 0.
-fn newest(model: &Path) -> u64 {
-    let names = fs::read_dir(model).into_iter().flatten().flatten();
-    names.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).max().unwrap_or(0)
 }
 
 #[test]

@@ -78,6 +78,12 @@ pub fn manifest(models: &str, name: &str, version: u64) -> Value {
     manifest
 }
 
+/// The highest number of a model's versions, good or not; `None` if it has none.
+pub fn highest_version(models: &Path, name: &str) -> Option<u64> {
+    let entries = fs::read_dir(models.join(name)).into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).max()
+}
+
 /// A directory with generated click logs for training and validation, and with trained models.
 pub struct Workshop {
     pub dir: tempfile::TempDir,

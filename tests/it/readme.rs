@@ -1,9 +1,10 @@
 //! The commands of README.md do what it says.
 
-use std::fs;
 use std::net::TcpListener;
 use std::os::unix::fs::symlink;
 use std::process::Command;
+
+use crate::program::highest_version;
 
 /// The first block of commands of a section.
 fn commands(section: &str) -> String {
@@ -51,10 +52,9 @@ fn train_while_serving_publishes_versions_and_scores_with_one_of_them() {
     assert!(listed.contains(" full ") && listed.contains(" yes  yes "), "{listed}");
     let scored =
         listed.lines().find(|line| line.contains(" rows/s, version ")).unwrap_or_else(|| panic!("{out}"));
-    let version: u64 = scored.split("version ").nth(1).unwrap().split(',').next().unwrap().parse().unwrap();
+    let version: u64 =
+        scored.split("version ").nth(1).unwrap().split([',', ' ']).next().unwrap().parse().unwrap();
     assert!(version > 1, "{scored}");
-    let versions = fs::read_dir(dir.path().join("live/ctr")).unwrap().flatten();
-    let numbers = versions.filter_map(|entry| entry.file_name().to_str()?.parse::<u64>().ok());
-    assert!(numbers.max().unwrap() >= version);
+    assert!(highest_version(&dir.path().join("live"), "ctr").unwrap() >= version);
     assert!(log.contains("training has ended"), "{log}");
 }

@@ -13,7 +13,7 @@ use flechette::schema::preset::ArchKind;
 use flechette::server::proto::PredictRequest;
 use flechette::server::proto::ctr_client::CtrClient;
 
-use crate::program::{Served, Workshop, metrics_page, run, run_failing};
+use crate::program::{Served, Workshop, highest_version, metrics_page, run, run_failing};
 use crate::serving::{channel, http_get};
 use crate::switching::{requests, wait};
 use crate::train_resume::last_version;
@@ -90,8 +90,7 @@ fn shown(served: &Served, metric: &str) -> f64 {
 }
 
 fn version_on_disk(site: &Site) -> u64 {
-    let entries = fs::read_dir(Path::new(&site.workshop.models).join(MODEL)).unwrap().flatten();
-    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).max().unwrap()
+    highest_version(Path::new(&site.workshop.models), MODEL).unwrap()
 }
 
 type Answers = BTreeMap<(u64, usize), Vec<f32>>;

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use flechette::schema::preset::ArchKind;
 use xxhash_rust::xxh3::xxh3_128;
 
-use crate::program::{Workshop, flechette, run, run_failing};
+use crate::program::{Workshop, flechette, highest_version, run, run_failing};
 
 /// Kills of each kind of run in CI; more with FLECHETTE_TEST_KILLS.
 const KILLS: usize = 10;
@@ -21,10 +21,8 @@ pub fn last_version(workshop: &Workshop, name: &str) -> BTreeMap<String, u128> {
     let models = &workshop.models;
     let output = run(&format!("versions --models {models} --name {name} --compact"));
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let model = Path::new(models).join(name);
-    let numbers = fs::read_dir(&model).unwrap().flatten();
-    let numbers = numbers.filter_map(|entry| entry.file_name().to_str()?.parse::<u64>().ok());
-    let version = model.join(numbers.max().unwrap().to_string());
+    let models = Path::new(models);
+    let version = models.join(name).join(highest_version(models, name).unwrap().to_string());
     let mut files = BTreeMap::new();
     for entry in walkdir::WalkDir::new(&version).into_iter().map(Result::unwrap) {
         let name = entry.path().strip_prefix(&version).unwrap().to_str().unwrap().to_owned();

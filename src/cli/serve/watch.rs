@@ -256,7 +256,7 @@ fn take_over(loader: &Loader, model: &LoadedModel, name: &str, version: Version)
     let LoadedModel { engine, memory } = model;
     let served = engine.served();
     let mut opened = store::open_after(&loader.models, name, version, &served.store)?;
-    engine.check_next(&opened)?;
+    let weights = engine.check_next(&opened)?;
     let changes = match opened.store.changed_since(&served.store) {
         // The base rows are those of the served version, and ready.
         Some(rows) => Changes::Rows(rows),
@@ -269,7 +269,7 @@ fn take_over(loader: &Loader, model: &LoadedModel, name: &str, version: Version)
     drop(served);
     let switch_bytes = loader.config.cache.switch_bytes;
     let Taken { from, to, carried, dropped } =
-        engine.switch(NextVersion { opened, changes, switch_bytes })?;
+        engine.switch(NextVersion { opened, weights, changes, switch_bytes })?;
     tracing::info!(model = name, %from, version = %to, carried, dropped, "version taken over");
     Ok(())
 }

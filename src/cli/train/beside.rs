@@ -19,7 +19,7 @@ use super::data::Source;
 use super::from::FromVersion;
 use super::interrupt::OnSignal;
 use super::run::{Run, Setting, Start, ToServer};
-use super::{Args, RunFlags, prepare_models};
+use super::{Args, RunFlags, check};
 use crate::cli::flags::whole;
 use crate::cli::training::ComputeFlags;
 use crate::cli::{InputError, error_line};
@@ -28,7 +28,7 @@ use crate::dataset::{Feed, Stop};
 use crate::learnlog;
 use crate::metrics::TrainingState;
 use crate::schema::Schema;
-use crate::store::{check_name, check_writable, versions};
+use crate::store::{check_name, versions};
 
 /// How often versions are published without `--publish-every`.
 const PUBLISH_EVERY: Duration = Duration::from_secs(5);
@@ -313,16 +313,11 @@ impl BesideThread {
         Ok(run)
     }
 
-    /// Checks everything that can be checked before the model is initialised.
     fn check(&self) -> anyhow::Result<(Start, Schema)> {
         let Self { args, stop, .. } = self;
         args.run.training.optimizer()?;
         check_name("model", &args.name).map_err(|e| InputError(anyhow!("{e}")))?;
-        let (start, schema) = Start::of(args, stop)?;
-        args.check_data(&schema)?;
-        prepare_models(&args.models)?;
-        check_writable(&args.models, &args.name).map_err(|e| InputError(anyhow!("--models: {e}")))?;
-        Ok((start, schema))
+        check(args, stop)
     }
 
     /// Trains to the end of the data or to a signal, and publishes what was trained.

@@ -127,13 +127,22 @@ pub(crate) fn run(args: Args, config: &Config) -> anyhow::Result<()> {
     args.run.publish.check_needs()?;
     check_name("model", &args.name).map_err(|e| InputError(anyhow!("--name: {e}")))?;
     let stop = Stop::default();
-    let (start, schema) = Start::of(&args, &stop)?;
-    args.check_data(&schema)?;
-    evaluate::check_out(&args)?;
-    prepare_models(&args.models)?;
-    check_writable(&args.models, &args.name).map_err(|e| InputError(anyhow!("--models: {e}")))?;
+    let (start, schema) = check(&args, &stop)?;
     let device = training_device(config)?;
     compute_threads(config)?.install(|| train(&args, config, &stop, (start, &schema), device))
+}
+
+/// Checks everything that can be checked before the model is initialised.
+///
+/// # Errors
+/// When flags or data are wrong, or no version can be written.
+fn check(args: &Args, stop: &Stop) -> anyhow::Result<(Start, Schema)> {
+    let (start, schema) = Start::of(args, stop)?;
+    args.check_data(&schema)?;
+    evaluate::check_out(args)?;
+    prepare_models(&args.models)?;
+    check_writable(&args.models, &args.name).map_err(|e| InputError(anyhow!("--models: {e}")))?;
+    Ok((start, schema))
 }
 
 fn train(

@@ -12,6 +12,7 @@ use crate::cli::scratchpad::{SizeFlag, orders, pipeline_on, working_dir};
 use crate::device::cuda::Nvidia;
 use crate::rowlog::{RowOrder, read_orders, write_orders};
 use crate::schema::{Schema, Table};
+use crate::store::disk::SystemDisk;
 use crate::store::hot_rows::STATE;
 use crate::store::{Base, Opened};
 use crate::trainer::publish::CutNotes;
@@ -138,7 +139,7 @@ impl Trained {
             }
         };
         let (cursor, quality) = (notes.cursor.as_deref(), notes.quality.clone());
-        dense.publish(models, name, VersionParts { rows, base: None, cursor, quality })
+        dense.publish(&SystemDisk, models, name, VersionParts { rows, base: None, cursor, quality })
     }
 
     /// The statistics of the scratchpad, or null without one.

@@ -35,7 +35,7 @@ fn record(schema: &Schema, numbers: std::ops::Range<u32>) -> Record {
         features: vec![column],
         labels: Some(vec![0.0; samples]),
     };
-    Record::new(&raw, SchemaSum::of(schema))
+    Record::new(&raw, schema_sum(schema))
 }
 
 fn feed(dir: &Path, until_end: bool, stop: &Stop) -> Feed {

@@ -131,6 +131,11 @@ struct ManifestFormat {
 const AFTER_CHECKSUM: &[u8] = b"\"\n}\n";
 
 impl Manifest {
+    /// The bytes of all files that it lists.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.files.values().map(|file| file.bytes).sum()
+    }
+
     /// The bytes on disk, and the checksum in them.
     ///
     /// # Errors

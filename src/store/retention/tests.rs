@@ -40,9 +40,9 @@ fn a_compacted_version_has_the_contents_of_the_chain_and_its_files_do_not_need_i
     let (dir, samples) = chain::chain();
     let models = dir.path();
     let bytes = chain_bytes(models, "m", Version(3)).unwrap();
-    let size = |version: u64| -> u64 {
+    let size = |version: u64| {
         let (manifest, _) = read_manifest(&models.join("m").join(version.to_string())).unwrap();
-        manifest.files.values().map(|file| file.bytes).sum()
+        manifest.bytes()
     };
     assert_eq!(bytes, ChainBytes { full: size(1), deltas: size(2) + size(3), length: 2 });
     assert_eq!(compact(models, "m", Version(3)).unwrap().version, 4);

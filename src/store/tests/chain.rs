@@ -6,6 +6,7 @@ use std::path::Path;
 
 use super::{Sample, replace};
 use crate::rowlog::{First, WorkingFile, WorkingTable};
+use crate::store::disk::SystemDisk;
 use crate::store::{
     self, Base, Checkpoint, Contents, DenseTensor, Opened, PlainMemory, Purpose, Rows, StoreError,
 };
@@ -73,7 +74,7 @@ impl Sample {
             metadata: self.metadata.clone(),
             ..Contents::default()
         };
-        store::publish(models, "m", &contents)
+        store::publish(&SystemDisk, models, "m", &contents)
     }
 
     /// Takes the rows `changed` and the dense weights of another sample.

@@ -36,8 +36,13 @@ pub trait StepObserver {
     /// Called with the record of each row that the last batch has updated.
     fn row(&mut self, _table: TableId, _row: u64, _record: &[f32]) {}
 
-    /// Called when the step is complete.
-    fn stepped(&mut self, _train_state: &TrainState) {}
+    /// Called when the step is complete, after its rows were shown.
+    ///
+    /// # Errors
+    /// An error ends the training.
+    fn stepped(&mut self, _train_state: &TrainState) -> Result<(), TrainError> {
+        Ok(())
+    }
 }
 
 impl<F: FnMut(&Progress<'_>)> StepObserver for F {
@@ -108,8 +113,7 @@ impl<'a> Train<'a> {
                 self.show(TableId(t), casted.rows(), claim);
             }
         }
-        self.observer.stepped(self.train_state);
-        Ok(())
+        self.observer.stepped(self.train_state)
     }
 
     /// Takes the steps of several replicas on a window of batches. They work on copies of the window's rows.
@@ -132,7 +136,7 @@ impl<'a> Train<'a> {
             if self.observer.wants_rows() {
                 replicas.show(&window, prepared, self.observer);
             }
-            self.observer.stepped(self.train_state);
+            self.observer.stepped(self.train_state)?;
         }
         window.write(&mut claims, replicas.first_cache());
         Ok(())
@@ -216,7 +220,7 @@ impl<'a> Train<'a> {
             }
         }
         if whole.starts.last() == Some(&rows.end) {
-            self.observer.stepped(self.train_state);
+            self.observer.stepped(self.train_state)?;
         }
         Ok(())
     }

@@ -102,7 +102,7 @@ impl StepObserver for Verifier {
         }
     }
 
-    fn stepped(&mut self, train_state: &TrainState) {
+    fn stepped(&mut self, train_state: &TrainState) -> Result<(), TrainError> {
         let ours = std::iter::once(&train_state.weights.values[..])
             .chain(train_state.dense_states.iter().map(|s| &s[..]));
         let theirs = std::iter::once(&self.oracle.weights().values[..])
@@ -112,6 +112,7 @@ impl StepObserver for Verifier {
         if let Some(at) = ours.zip(theirs).find_map(different) {
             self.differs(None, at as u64, self.oracle.steps());
         }
+        Ok(())
     }
 }
 

@@ -33,7 +33,7 @@ pub(crate) struct TableShape {
 #[derive(Debug)]
 struct TableImage {
     shape: TableShape,
-    /// The changed rows, ascending.
+    /// The changed rows, ascending after [`RowImage::sort`].
     rows: Vec<u64>,
     /// The records of `rows`: weights, then each state.
     records: Vec<f32>,
@@ -47,6 +47,11 @@ impl TableShape {
     /// f32 elements of a record.
     pub(crate) fn width(&self) -> usize {
         self.dim + self.states.iter().map(|(_, width)| width).sum::<usize>()
+    }
+
+    /// Bytes of a record.
+    pub(crate) fn record_bytes(&self) -> usize {
+        self.width() * size_of::<f32>()
     }
 }
 
@@ -62,7 +67,28 @@ impl RowImage {
         Self { tables: changed.into_iter().zip(shapes).map(table).collect(), copying: 0 }
     }
 
-    /// The changed rows of a table, ascending.
+    /// An image without rows. [`Self::set`] adds them.
+    pub(crate) fn empty(shapes: &[TableShape]) -> Self {
+        Self::new(shapes, shapes.iter().map(|_| RowSet::default()).collect())
+    }
+
+    /// Sets the record at an index of a table, which may be one past the last.
+    pub(crate) fn set(&mut self, table: TableId, at: usize, (row, record): (u64, &[f32])) {
+        let TableImage { rows, records, .. } = &mut self.tables[table.index()];
+        if at == rows.len() {
+            rows.push(row);
+            records.extend_from_slice(record);
+        } else {
+            records[at * record.len()..][..record.len()].copy_from_slice(record);
+        }
+    }
+
+    /// Sorts the rows of each table.
+    pub(crate) fn sort(&mut self) {
+        self.tables.iter_mut().for_each(TableImage::sort);
+    }
+
+    /// The changed rows of a table.
     pub(crate) fn rows(&self, table: usize) -> &[u64] {
         &self.tables[table].rows
     }
@@ -78,9 +104,9 @@ impl RowImage {
     }
 
     /// Bytes of the rows and their records.
-    pub(crate) fn bytes(&self) -> u64 {
+    pub(crate) fn bytes(&self) -> usize {
         let bytes = |table: &TableImage| size_of_val(&table.rows[..]) + size_of_val(&table.records[..]);
-        self.tables.iter().map(bytes).sum::<usize>() as u64
+        self.tables.iter().map(bytes).sum()
     }
 
     /// Whether every row is copied.
@@ -151,6 +177,19 @@ impl RowImage {
 }
 
 impl TableImage {
+    fn sort(&mut self) {
+        if self.rows.is_sorted() {
+            return;
+        }
+        let width = self.shape.width();
+        let mut order: Vec<usize> = (0..self.rows.len()).collect();
+        order.sort_unstable_by_key(|&at| self.rows[at]);
+        let mut records = Vec::with_capacity(self.records.len());
+        order.iter().for_each(|&at| records.extend_from_slice(&self.records[at * width..][..width]));
+        self.rows.sort_unstable();
+        self.records = records;
+    }
+
     /// Copies the record of the row at this index.
     fn copy(&mut self, at: usize, table: &Table) {
         let (row, width) = (self.rows[at], self.shape.width());

@@ -1,14 +1,21 @@
 //! Publishing versions while training goes on.
 //!
 //! The publisher remembers which rows each step changes. At a *cut*, between two steps, it takes that set and
-//! copies the dense weights. The rows are copied between the next steps ([`image`]), and another thread
-//! writes them as a delta of the last version ([`writer`]), or as a full version when the deltas have grown
-//! large. One version is in flight at a time. A cut that is due before it is written waits, and then has the
-//! rows of both. If writing fails, the rows return to the set of changed rows, so the next version has them.
+//! copies the dense weights. With rows in memory, the rows are copied between the next steps ([`image`]).
+//! With a scratchpad, they were copied after the steps that changed them ([`capture`]). Another thread writes
+//! them as a delta of the last version ([`writer`]), or as a full version when the deltas have grown large.
+//! One version is in flight at a time. A cut that is due before it is written waits, and then has the rows of
+//! both. If writing fails, the rows return to the set of changed rows, so the next version has them.
 //!
 //! The first version of a run has no base on disk that deltas could apply to, so it has all rows. Train waits
 //! until it is written.
+//!
+//! The copies take memory. When the changed rows take a sixteenth of the tables' bytes, and at least
+//! [`LEAST_COPIED`], a cut is due before its time, and Train waits if the writer is still busy.
 
+mod capture;
+mod cut;
+mod finish;
 mod image;
 mod row_set;
 mod segments;
@@ -16,19 +23,22 @@ mod writer;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::TrainError;
 use super::casting::Casting;
-use super::checkpoint::{DenseCheckpoint, VersionParts, row_states};
+use super::checkpoint::row_states;
 use super::train_state::TrainState;
 use crate::rowlog::WorkingFile;
-use crate::store::{Base, Rows, Table};
-use crate::types::TableId;
+use crate::store::disk::Disk;
+use crate::store::{Base, Table};
+use capture::Capture;
+use cut::Cut;
 use image::{RowImage, TableShape};
 use row_set::RowSet;
 pub(crate) use segments::RunObserver;
-use writer::{Job, Outcome, Writer, WriterGone};
+use writer::{Outcome, Writer, WriterGone};
 
 /// How often versions are published.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -38,12 +48,12 @@ pub(crate) enum Every {
 }
 
 /// Where and how versions are published.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct PublishOptions {
     pub models: PathBuf,
     pub name: String,
-    /// `None`: only at the end.
-    pub every: Option<Every>,
+    pub disk: Arc<dyn Disk + Send>,
+    pub every: Every,
     /// The full versions that stay on disk.
     pub keep: usize,
     /// A full version is written when the deltas exceed this share of the last full version's bytes.
@@ -84,16 +94,27 @@ pub(crate) struct Publisher {
     options: PublishOptions,
     shapes: Vec<TableShape>,
     rows: Vec<u64>,
-    /// The rows that changed since the last cut.
+    /// The rows that changed since the last cut, except those in `capture`.
     changed: Vec<RowSet>,
+    /// With rows in a working file: the rows that changed since the last cut, with their records. `None`:
+    /// the next cut reads its rows from the file.
+    capture: Option<Capture>,
+    /// Whether training shows the records of the rows that a step has updated.
+    may_capture: bool,
     /// The last version, if deltas apply to it.
     base: Option<Base>,
     /// The cut whose rows are being copied.
     cut: Option<Cut>,
     writer: Writer,
     in_flight: bool,
+    /// Whether Train has waited for the version in flight.
+    waited: bool,
     /// Bytes of rows that are copied between two steps.
     block_bytes: usize,
+    /// The time between two attempts to write a version, unless the interval says otherwise.
+    retry_after: Duration,
+    /// Bytes of changed rows at which a cut is due before its time.
+    most_copied: usize,
     /// Steps at the last cut, and when it was.
     last_steps: u64,
     last_cut: Instant,
@@ -105,23 +126,17 @@ pub(crate) struct Publisher {
     on_publish: Box<OnPublish>,
 }
 
-/// A cut whose rows are not all copied.
-struct Cut {
-    image: RowImage,
-    dense: DenseCheckpoint,
-    notes: CutNotes,
-    begun: Instant,
-    pause: Duration,
-}
-
 /// Copying this many bytes takes about as long as a small step.
 const BLOCK_BYTES: usize = 256 << 10;
+
+/// A cut is due before its time when the changed rows take this share of the tables' bytes, but not below
+/// [`LEAST_COPIED`] bytes.
+const MOST_COPIED: usize = 16;
+const LEAST_COPIED: usize = 64 << 20;
 
 /// How long the publisher waits for the writer before it says so.
 const SLOW_WRITE: Duration = Duration::from_secs(30);
 
-/// Attempts to write the last version of a run, and the time between them.
-const LAST_ATTEMPTS: u32 = 3;
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 impl Publisher {
@@ -139,16 +154,23 @@ impl Publisher {
         let tables = &state.schema.tables;
         let rows: Vec<u64> = tables.iter().map(|table| table.stored_rows()).collect();
         let shape = |dim| TableShape { dim, states: row_states(state.optimizer.kind, dim) };
+        let shapes: Vec<TableShape> = tables.iter().map(|table| shape(table.dim)).collect();
+        let bytes = rows.iter().zip(&shapes).map(|(&rows, shape)| rows as usize * shape.record_bytes());
         Ok(Self {
-            shapes: tables.iter().map(|table| shape(table.dim)).collect(),
             changed: no_rows(&rows)?,
+            capture: None,
+            may_capture: false,
+            most_copied: (bytes.sum::<usize>() / MOST_COPIED).max(LEAST_COPIED),
+            shapes,
             rows,
             base,
             cut: None,
             writer: Writer::start(options.clone())?,
             options,
             in_flight: false,
+            waited: false,
             block_bytes: BLOCK_BYTES,
+            retry_after: RETRY_AFTER,
             last_steps: state.steps,
             last_cut: Instant::now(),
             published_steps: base.map(|_| state.steps),
@@ -157,33 +179,45 @@ impl Publisher {
         })
     }
 
-    /// How many more steps may be taken before a cut is due; `None` if time decides.
-    pub(crate) fn steps_to_cut(&self, steps: u64) -> Option<u64> {
+    /// The most steps that a run may take. A run on a working file ends at a cut, unless the rows are
+    /// captured.
+    fn steps_to_cut(&self, steps: u64) -> u64 {
         match self.options.every {
-            Some(Every::Steps(every)) => Some(every - steps % every),
-            _ => None,
+            Every::Steps(every) if self.capture.is_none() => every - steps % every,
+            _ => u64::MAX,
         }
     }
 
-    /// When a cut is due by time.
-    pub(crate) fn cut_at(&self) -> Option<Instant> {
-        match self.options.every {
-            Some(Every::Time(every)) => Some(self.last_cut + every),
-            _ => None,
+    /// Begins to capture rows, if training shows them and the next version can be a delta. From now on
+    /// every changed row must be shown.
+    fn begin_capture(&mut self) {
+        let none_marked = self.changed.iter().all(|rows| rows.len() == 0);
+        if self.may_capture && self.capture.is_none() && self.base.is_some() && none_marked {
+            self.capture = Some(Capture::new(&self.shapes));
+        }
+    }
+
+    /// Moves the captured rows to the set of changed rows, so that the next cut reads them from the file.
+    fn end_capture(&mut self) {
+        if let Some(capture) = self.capture.take() {
+            self.mark_rows(capture.image());
         }
     }
 
     /// Copies the rows that a step is about to update, if a cut needs them. With rows in memory it must be
     /// called before every step.
-    pub(crate) fn before_step(&mut self, tables: &[Table], casting: &Casting) {
+    fn before_step(&mut self, tables: &[Table], casting: &Casting) {
         let Some(cut) = &mut self.cut else { return };
         let begun = Instant::now();
         cut.image.copy_before(tables, casting);
         cut.pause = cut.pause.max(begun.elapsed());
     }
 
-    /// Remembers the rows that a step has updated.
-    pub(crate) fn mark(&mut self, casting: &Casting) {
+    /// Remembers the rows that a step updates, unless they are captured.
+    fn mark(&mut self, casting: &Casting) {
+        if self.capture.is_some() {
+            return;
+        }
         for (changed, casted) in self.changed.iter_mut().zip(casting.tables()) {
             casted.rows().iter().for_each(|&row| changed.insert(row));
         }
@@ -193,25 +227,19 @@ impl Publisher {
     ///
     /// # Errors
     /// [`TrainError::NotFinite`] for dense weights. A version that cannot be written is no error here.
-    pub(crate) fn after_step(
+    fn after_step(
         &mut self,
         state: &TrainState,
         tables: &[Table],
         notes: impl FnOnce() -> Result<CutNotes, String>,
     ) -> Result<(), TrainError> {
-        self.collect(None);
+        self.poll();
         if let Some(cut) = &mut self.cut {
             let begun = Instant::now();
             cut.image.copy_block(tables, self.block_bytes);
             cut.pause = cut.pause.max(begun.elapsed());
-        } else if self.is_due(state.steps) && !self.in_flight {
-            match notes() {
-                Ok(notes) => {
-                    let begun = self.begin_cut(state, notes, tables);
-                    self.report(begun)?;
-                }
-                Err(reason) => self.refuse(state, reason),
-            }
+        } else if self.may_cut(state.steps) {
+            self.try_cut(state, notes(), |publisher, notes| publisher.begin_cut(state, notes, tables))?;
         }
         if self.cut.as_ref().is_some_and(|cut| cut.image.is_complete()) {
             self.send();
@@ -219,32 +247,37 @@ impl Publisher {
         Ok(())
     }
 
-    /// After the last step of a segment of training with rows in a working file, which holds the current
-    /// rows: publishes if a cut is due.
+    /// After a step, or a run, whose rows were captured: cuts if this is due.
+    ///
+    /// # Errors
+    /// As [`Self::after_step`].
+    fn after_captured(
+        &mut self,
+        state: &TrainState,
+        notes: impl FnOnce() -> Result<CutNotes, String>,
+    ) -> Result<(), TrainError> {
+        self.poll();
+        if !self.may_cut(state.steps) {
+            return Ok(());
+        }
+        self.try_cut(state, notes(), |publisher, notes| publisher.cut_captured(state, notes))
+    }
+
+    /// After the last step of a run on a working file, which holds the current rows: cuts if this is due.
     ///
     /// # Errors
     /// As [`Self::after_step`], and [`TrainError::Store`] when rows cannot be read.
-    pub(crate) fn after_segment(
+    fn after_run(
         &mut self,
         state: &TrainState,
         file: &WorkingFile,
         notes: impl FnOnce() -> Result<CutNotes, String>,
         begun: Instant,
     ) -> Result<(), TrainError> {
-        self.collect(None);
-        if !self.is_due(state.steps) || self.in_flight {
+        if !self.may_cut(state.steps) {
             return Ok(());
         }
-        match notes() {
-            Ok(notes) => {
-                let cut = self.cut_file(state, file, notes, begun);
-                self.report(cut)
-            }
-            Err(reason) => {
-                self.refuse(state, reason);
-                Ok(())
-            }
-        }
+        self.try_cut(state, notes(), |publisher, notes| publisher.cut_file(state, file, notes, begun))
     }
 
     /// Between two runs of a trainer with rows in memory: as [`Self::after_step`], but copies all rows of the
@@ -252,7 +285,7 @@ impl Publisher {
     ///
     /// # Errors
     /// As [`Self::after_step`].
-    pub(crate) fn settle(
+    fn settle(
         &mut self,
         state: &TrainState,
         tables: &[Table],
@@ -268,212 +301,77 @@ impl Publisher {
 
     /// Whether the publisher waits for the next step, to copy rows, to cut, or to report.
     fn waits(&self, steps: u64) -> bool {
-        let by_time = matches!(self.options.every, Some(Every::Time(_)));
+        let by_time = matches!(self.options.every, Every::Time(_));
         self.cut.is_some() || self.in_flight || by_time && steps > self.last_steps
     }
 
-    /// Notes that a version may not be published. The next one is tried when it is due.
-    fn refuse(&mut self, state: &TrainState, reason: String) {
-        (self.last_steps, self.last_cut) = (state.steps, Instant::now());
-        (self.on_publish)(Err(reason));
-    }
-
-    /// A version that could not be written is reported, and is no error: the next cut has its rows.
-    fn report(&mut self, cut: Result<(), TrainError>) -> Result<(), TrainError> {
-        match cut {
-            Err(TrainError::Store(error)) => {
-                (self.on_publish)(Err(error.to_string()));
-                Ok(())
-            }
-            cut => cut,
-        }
-    }
-
-    /// Publishes the last state of training with rows in memory, and waits until it is written. Returns the
-    /// version.
-    ///
-    /// # Errors
-    /// As [`Self::after_step`], and when the version cannot be written.
-    pub(crate) fn finish(
-        &mut self,
-        state: &TrainState,
-        tables: &[Table],
-        notes: &CutNotes,
-    ) -> Result<Base, TrainError> {
-        self.finish_with(state, notes, |publisher| {
-            publisher.begin_cut(state, notes.clone(), tables)?;
-            if let Some(cut) = &mut publisher.cut {
-                cut.image.copy_block(tables, usize::MAX);
-                publisher.send();
-            }
-            Ok(())
-        })
-    }
-
-    /// [`Self::finish`] with rows in a working file.
-    ///
-    /// # Errors
-    /// As [`Self::finish`].
-    pub(crate) fn finish_file(
-        &mut self,
-        state: &TrainState,
-        file: &WorkingFile,
-        notes: &CutNotes,
-    ) -> Result<Base, TrainError> {
-        self.finish_with(state, notes, |publisher| {
-            publisher.cut_file(state, file, notes.clone(), Instant::now())
-        })
-    }
-
-    fn finish_with(
-        &mut self,
-        state: &TrainState,
-        notes: &CutNotes,
-        cut: impl Fn(&mut Self) -> Result<(), TrainError>,
-    ) -> Result<Base, TrainError> {
-        // The rows of a cut that is being copied stay changed: the last version has them.
-        if let Some(cut) = self.cut.take() {
-            self.take_back(&cut.image);
-        }
-        let mut failed = None;
-        for attempt in 0..=LAST_ATTEMPTS {
-            if self.in_flight {
-                failed = self.collect(Some(SLOW_WRITE)).or(failed);
-            }
-            if let Some(base) = self.base.filter(|_| {
-                self.published_steps == Some(state.steps) && self.published_cursor == notes.cursor
-            }) {
-                return Ok(base);
-            }
-            if attempt == LAST_ATTEMPTS {
-                break;
-            }
-            if failed.is_some() {
-                std::thread::sleep(RETRY_AFTER);
-            }
-            match cut(self) {
-                Err(TrainError::Store(error)) => failed = Some(TrainError::Store(error)),
-                done => done?,
-            }
-        }
-        Err(failed.unwrap_or(TrainError::Stopped))
-    }
-
-    fn is_due(&self, steps: u64) -> bool {
-        match self.options.every {
-            None => false,
+    /// Whether a cut is due and the writer is free.
+    fn may_cut(&self, steps: u64) -> bool {
+        let due = match self.options.every {
             // A step whose cut had to wait for the writer is not forgotten.
-            Some(Every::Steps(every)) => steps / every > self.last_steps / every,
-            Some(Every::Time(every)) => steps > self.last_steps && self.last_cut.elapsed() >= every,
+            Every::Steps(every) => steps / every > self.last_steps / every,
+            Every::Time(every) => steps > self.last_steps && self.last_cut.elapsed() >= every,
+        };
+        let early = || self.holds_most() && self.last_cut.elapsed() >= self.retry_after;
+        !self.in_flight && (due || early())
+    }
+
+    /// Whether the changed rows take their share of memory.
+    fn holds_most(&self) -> bool {
+        let captured = self.capture.as_ref().map_or(0, |capture| capture.image().bytes());
+        let marked = self.changed.iter().zip(&self.shapes);
+        let marked = marked.map(|(rows, shape)| rows.len() * shape.record_bytes()).sum::<usize>();
+        captured + marked >= self.most_copied
+    }
+
+    /// Takes the writer's outcome if there is one. Waits for it, once, if the changed rows take their share
+    /// of memory.
+    fn poll(&mut self) {
+        self.collect(Duration::ZERO);
+        if self.in_flight && !self.waited && self.holds_most() {
+            self.waited = true;
+            self.collect(SLOW_WRITE);
         }
     }
 
-    fn begin_cut(&mut self, state: &TrainState, notes: CutNotes, tables: &[Table]) -> Result<(), TrainError> {
-        let begun = Instant::now();
-        if self.base.is_none() {
-            let rows = tables.iter().map(Rows::from).collect();
-            return self.publish_all(state, rows, notes, begun);
+    /// Takes the writer's outcome, waiting for it at most this long. Returns why writing failed.
+    fn collect(&mut self, patience: Duration) -> Option<TrainError> {
+        if !self.in_flight {
+            return None;
         }
-        let (dense, changed) = (state.checkpoint()?, self.take_changed(state)?);
-        let image = RowImage::new(&self.shapes, changed);
-        self.cut = Some(Cut { image, dense, notes, begun, pause: begun.elapsed() });
-        Ok(())
-    }
-
-    fn cut_file(
-        &mut self,
-        state: &TrainState,
-        file: &WorkingFile,
-        notes: CutNotes,
-        begun: Instant,
-    ) -> Result<(), TrainError> {
-        if self.base.is_none() {
-            let rows = (0..self.rows.len()).map(|t| Rows::Source(file, TableId(t as u32))).collect();
-            return self.publish_all(state, rows, notes, begun);
-        }
-        let (dense, changed) = (state.checkpoint()?, self.take_changed(state)?);
-        let mut image = RowImage::new(&self.shapes, changed);
-        if let Err(error) = image.fill(|table, rows, records| file.read(table, rows, records)) {
-            self.take_back(&image);
-            return Err(error.into());
-        }
-        self.cut = Some(Cut { image, dense, notes, begun, pause: begun.elapsed() });
-        self.send();
-        Ok(())
-    }
-
-    /// Takes the changed rows, and notes that a cut was made.
-    fn take_changed(&mut self, state: &TrainState) -> Result<Vec<RowSet>, TrainError> {
-        let none = no_rows(&self.rows)?;
-        (self.last_steps, self.last_cut) = (state.steps, Instant::now());
-        Ok(std::mem::replace(&mut self.changed, none))
-    }
-
-    /// Writes a version with all rows. After a failure, the next cut tries again.
-    fn publish_all(
-        &mut self,
-        state: &TrainState,
-        rows: Vec<Rows<'_>>,
-        notes: CutNotes,
-        begun: Instant,
-    ) -> Result<(), TrainError> {
-        let dense = state.checkpoint()?;
-        let CutNotes { cursor, quality } = notes;
-        let parts = VersionParts { rows, base: None, cursor: cursor.as_deref(), quality };
-        let written = dense.publish(&self.options.models, &self.options.name, parts);
-        let took = begun.elapsed();
-        (self.last_steps, self.last_cut) = (state.steps, Instant::now());
-        let base = written?;
-        self.changed = no_rows(&self.rows)?;
-        let (rows, bytes) = (self.rows.iter().sum(), self.writer.bytes(base));
-        let (version, steps) = (base.version, state.steps);
-        let pause = took;
-        let published = Published { version, full: true, rows, bytes, took, pause, steps, cursor };
-        self.written(base, published);
-        Ok(())
-    }
-
-    /// Hands a complete image to the writer.
-    fn send(&mut self) {
-        let (Some(cut), Some(base)) = (self.cut.take(), self.base) else { return };
-        let Cut { image, dense, notes, begun, pause } = cut;
-        self.in_flight = self.writer.send(Job { image, dense, notes, base, begun, pause });
-    }
-
-    /// Takes the writer's outcome, if there is one; with `patience`, waits for it. Returns why writing
-    /// failed.
-    fn collect(&mut self, patience: Option<Duration>) -> Option<TrainError> {
-        while self.in_flight {
-            let outcome = match self.writer.wait(patience.unwrap_or_default()) {
-                Ok(Some(outcome)) => outcome,
-                Ok(None) if patience.is_none() => return None,
-                Ok(None) => {
+        let outcome = match self.writer.wait(patience) {
+            Ok(Some(outcome)) => outcome,
+            Ok(None) => {
+                if !patience.is_zero() {
                     tracing::warn!("still writing the last version");
-                    continue;
                 }
-                Err(WriterGone) => {
-                    // Its rows are lost, so the next version must have all rows.
-                    (self.in_flight, self.base) = (false, None);
-                    let reason = "the thread that publishes versions has ended".to_owned();
-                    (self.on_publish)(Err(reason.clone()));
-                    return Some(TrainError::Threads { reason });
+                return None;
+            }
+            Err(WriterGone) => {
+                // Its rows are lost, so the next version must have all rows.
+                (self.in_flight, self.base) = (false, None);
+                self.end_capture();
+                let reason = "the thread that publishes versions has ended".to_owned();
+                (self.on_publish)(Err(reason.clone()));
+                return Some(TrainError::Threads { reason });
+            }
+        };
+        (self.in_flight, self.waited) = (false, false);
+        match outcome {
+            Outcome::Written { base, published } => {
+                self.written(base, published);
+                None
+            }
+            Outcome::Failed { image, error, overtaken } => {
+                self.take_back(&image);
+                if overtaken {
+                    // Another writer made a version, so the next one must have all rows.
+                    self.base = None;
                 }
-            };
-            self.in_flight = false;
-            match outcome {
-                Outcome::Written { base, published } => self.written(base, published),
-                Outcome::Failed { image, error, overtaken } => {
-                    self.take_back(&image);
-                    if overtaken {
-                        // Another writer made a version, so the next one must have all rows.
-                        self.base = None;
-                    }
-                    (self.on_publish)(Err(error.to_string()));
-                    return Some(error);
-                }
+                (self.on_publish)(Err(error.to_string()));
+                Some(error)
             }
         }
-        None
     }
 
     fn written(&mut self, base: Base, published: Published) {
@@ -483,8 +381,14 @@ impl Publisher {
         (self.on_publish)(Ok(published));
     }
 
-    /// Returns the rows of an image to the changed rows.
+    /// Returns the rows of an image to the changed rows. Their records may be older than captured ones, so
+    /// the next cut reads them from memory or from the file.
     fn take_back(&mut self, image: &RowImage) {
+        self.end_capture();
+        self.mark_rows(image);
+    }
+
+    fn mark_rows(&mut self, image: &RowImage) {
         for (t, changed) in self.changed.iter_mut().enumerate() {
             image.rows(t).iter().for_each(|&row| changed.insert(row));
         }

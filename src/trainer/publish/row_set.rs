@@ -1,11 +1,11 @@
 //! A set of rows of one table: one bit a row.
 
-use crate::mem::OutOfHostMemory;
+use crate::mem::{OutOfHostMemory, set_bits};
 
 const BITS: u64 = u64::BITS as u64;
 
 /// Rows of a table.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct RowSet {
     words: Vec<u64>,
     len: usize,
@@ -48,11 +48,8 @@ impl RowSet {
 
     /// The rows of the set, ascending.
     pub(crate) fn iter(&self) -> impl Iterator<Item = u64> + '_ {
-        self.words.iter().zip(0_u64..).flat_map(|(&bits, word)| {
-            // Each step clears the lowest set bit.
-            let rest = std::iter::successors(Some(bits), |bits| Some(bits & bits.wrapping_sub(1)));
-            rest.take_while(|&bits| bits != 0).map(move |bits| word * BITS + u64::from(bits.trailing_zeros()))
-        })
+        let words = self.words.iter().zip(0_u64..);
+        words.flat_map(|(&bits, word)| set_bits(bits).map(move |bit| word * BITS + bit))
     }
 }
 

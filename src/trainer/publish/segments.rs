@@ -1,8 +1,9 @@
 //! Training with publishing: runs of a trainer between two cuts.
 //!
-//! With rows in memory, the publisher acts between any two steps, so a run need not end for a cut. With a
-//! scratchpad, the current rows of the model are spread over the stages of the pipeline. So a run ends at
-//! each cut, the scratchpad is written to the working file, and the next run goes on with the same reader.
+//! The publisher acts between any two steps, so a run need not end for a cut. With a scratchpad there are
+//! exceptions, because then only captured rows are at hand: the first version, which has all rows; the one
+//! after a version that could not be written; and replicas that differ between averages. For these the run
+//! ends, the scratchpad is written to the working file, and the next run goes on with the same reader.
 //!
 //! A reader may wait for data, for a followed directory's next file. Then no step is taken, and a [`Watch`]
 //! ends the run, so that what was trained before is published in time.
@@ -20,7 +21,7 @@ use crate::trainer::in_memory::{AroundSteps, run_around};
 use crate::trainer::pipeline::train::StepObserver;
 use crate::trainer::train_state::TrainState;
 use crate::trainer::{Data, Pipeline, Progress, ReferenceTrainer, TrainError};
-use crate::types::Batch;
+use crate::types::{Batch, TableId};
 
 /// What happens at each step of a run, and at its cuts.
 pub(crate) trait RunObserver {
@@ -60,7 +61,7 @@ impl Publisher {
                 return Ok(samples);
             }
             self.settle(&reference.state, &reference.tables, || observer.notes(&reference.state))?;
-            watch.resume(self.waits(reference.state.steps), None);
+            watch.resume(self.waits(reference.state.steps));
         }
     }
 
@@ -77,23 +78,39 @@ impl Publisher {
     ) -> Result<u64, TrainError> {
         let Data { reader, batch, .. } = data;
         let (mut samples, watch) = (0, Watch::start(stop)?);
+        self.may_capture = pipeline.shows_current_rows();
+        self.begin_capture();
         loop {
-            watch.resume(self.waits(state.steps), self.cut_at());
-            let steps = self.steps_to_cut(state.steps).unwrap_or(u64::MAX);
-            let before = state.steps;
+            watch.resume(self.waits(state.steps));
+            let (steps, before) = (self.steps_to_cut(state.steps), state.steps);
             let data = Data { reader: &mut *reader, batch, steps };
             let mut cutting = Cutting { publisher: self, observer, watch: &watch, samples };
             samples += pipeline.run(state, data, &mut cutting)?;
             let ended = !watch.paused() && state.steps - before < steps;
-            if !ended && state.steps > before || self.is_due(state.steps) {
-                let begun = Instant::now();
-                pipeline.flush()?;
-                self.after_segment(state, pipeline.store(), || observer.notes(state), begun)?;
-            }
+            self.cut_after_run(state, pipeline, observer)?;
             if ended {
                 return Ok(samples);
             }
         }
+    }
+
+    /// Between two runs with a scratchpad: cuts if this is due.
+    fn cut_after_run(
+        &mut self,
+        state: &TrainState,
+        pipeline: &mut Pipeline,
+        observer: &mut dyn RunObserver,
+    ) -> Result<(), TrainError> {
+        let notes = || observer.notes(state);
+        if self.capture.is_some() {
+            return self.after_captured(state, notes);
+        }
+        self.poll();
+        let begun = Instant::now();
+        if self.may_cut(state.steps) {
+            pipeline.flush()?;
+        }
+        self.after_run(state, pipeline.store(), notes, begun)
     }
 }
 
@@ -131,12 +148,35 @@ impl AroundSteps for Cutting<'_> {
 impl StepObserver for Cutting<'_> {
     fn learnt(&mut self, _: &Batch, progress: &Progress<'_>) -> Result<(), TrainError> {
         self.step(progress);
-        self.watch.stepped(true);
+        Ok(())
+    }
+
+    fn wants_rows(&self) -> bool {
+        self.publisher.capture.is_some()
+    }
+
+    fn row(&mut self, table: TableId, row: u64, record: &[f32]) {
+        if let Some(capture) = &mut self.publisher.capture {
+            capture.copy(table, row, record);
+        }
+    }
+
+    fn stepped(&mut self, state: &TrainState) -> Result<(), TrainError> {
+        let Self { publisher, observer, watch, .. } = self;
+        if publisher.capture.is_some() {
+            publisher.after_captured(state, || observer.notes(state))?;
+        } else {
+            publisher.poll();
+            if publisher.may_cut(state.steps) {
+                watch.pause();
+            }
+        }
+        watch.stepped(publisher.waits(state.steps));
         Ok(())
     }
 }
 
-/// A thread that pauses the reader at a time, or when no step is taken although a cut waits.
+/// Ends runs by a pause of the reader. A thread does this when no step is taken although a cut waits.
 struct Watch {
     stop: Stop,
     shared: Arc<Shared>,
@@ -144,12 +184,9 @@ struct Watch {
 }
 
 struct Shared {
-    begun: Instant,
     steps: AtomicU64,
     /// Whether something waits for the next step.
     waits: AtomicBool,
-    /// When to pause, in milliseconds after `begun`.
-    deadline: AtomicU64,
     paused: AtomicBool,
     ended: AtomicBool,
 }
@@ -157,10 +194,8 @@ struct Shared {
 impl Watch {
     fn start(stop: &Stop) -> Result<Self, TrainError> {
         let shared = Arc::new(Shared {
-            begun: Instant::now(),
             steps: AtomicU64::new(0),
             waits: AtomicBool::new(false),
-            deadline: AtomicU64::new(u64::MAX),
             paused: AtomicBool::new(false),
             ended: AtomicBool::new(false),
         });
@@ -181,11 +216,12 @@ impl Watch {
         self.shared.paused.load(Ordering::SeqCst) && !self.stop.interrupted()
     }
 
-    fn resume(&self, waits: bool, deadline: Option<Instant>) {
-        let after = |at: Instant| at.saturating_duration_since(self.shared.begun).as_millis() as u64;
-        // Not at once, so that a cut that must wait for the writer does not keep training from going on.
-        let deadline = deadline.map_or(u64::MAX, |at| after(at.max(Instant::now() + IDLE)));
-        self.shared.deadline.store(deadline, Ordering::Relaxed);
+    /// Ends the run.
+    fn pause(&self) {
+        self.shared.pause(&self.stop);
+    }
+
+    fn resume(&self, waits: bool) {
         self.stepped(waits);
         self.shared.paused.store(false, Ordering::SeqCst);
         self.stop.resume();
@@ -213,14 +249,15 @@ impl Shared {
             if now != steps {
                 (steps, since) = (now, Instant::now());
             }
-            let idle = self.waits.load(Ordering::Relaxed) && since.elapsed() >= IDLE;
-            let due = self.begun.elapsed().as_millis() as u64 >= self.deadline.load(Ordering::Relaxed);
-            if idle || due {
-                self.deadline.store(u64::MAX, Ordering::Relaxed);
+            if self.waits.load(Ordering::Relaxed) && since.elapsed() >= IDLE {
                 since = Instant::now();
-                self.paused.store(true, Ordering::SeqCst);
-                stop.pause();
+                self.pause(stop);
             }
         }
+    }
+
+    fn pause(&self, stop: &Stop) {
+        self.paused.store(true, Ordering::SeqCst);
+        stop.pause();
     }
 }

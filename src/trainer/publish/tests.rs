@@ -1,11 +1,15 @@
 //! Versions published while training goes on equal those of a trainer that stops to write them.
 
+mod faults;
+mod segments;
+
 use std::fs;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use super::*;
 use crate::schema::Schema;
+use crate::store::disk::SystemDisk;
 use crate::store::tests::footprint::{measured_alone, memory};
 use crate::store::{self, Purpose};
 use crate::trainer::optim::Kind;
@@ -33,7 +37,7 @@ impl Run {
     }
 
     fn on(models: &Path, reference: ReferenceTrainer, every: u64, base: Option<Base>) -> Self {
-        Self::with(reference, base, options(models, Some(Every::Steps(every))))
+        Self::with(reference, base, options(models, Every::Steps(every)))
     }
 
     fn with(reference: ReferenceTrainer, base: Option<Base>, options: PublishOptions) -> Self {
@@ -78,8 +82,9 @@ impl Run {
     }
 }
 
-fn options(models: &Path, every: Option<Every>) -> PublishOptions {
-    PublishOptions { models: models.to_owned(), name: "m".to_owned(), every, keep: 100, compact_at: 1.5 }
+fn options(models: &Path, every: Every) -> PublishOptions {
+    let (models, name, disk) = (models.to_owned(), "m".to_owned(), Arc::new(SystemDisk));
+    PublishOptions { models, name, disk, every, keep: 100, compact_at: 1.5 }
 }
 
 fn notes() -> Result<CutNotes, String> {
@@ -125,7 +130,7 @@ fn a_version_that_cannot_be_written_does_not_end_training_and_the_next_one_has_i
     fs::rename(models.join("m"), dir.path().join("aside")).unwrap();
     fs::write(models.join("m"), "").unwrap();
     (12..18).for_each(|seed| run.step(seed));
-    run.publisher.collect(Some(SLOW_WRITE));
+    run.publisher.collect(SLOW_WRITE);
     assert!(run.log.lock().unwrap().iter().filter(|outcome| outcome.is_err()).count() > 3);
     fs::remove_file(models.join("m")).unwrap();
     fs::rename(dir.path().join("aside"), models.join("m")).unwrap();
@@ -150,6 +155,37 @@ fn after_another_writer_the_next_version_has_all_rows() {
     run.assert_published(dir.path());
 }
 
+#[test]
+fn a_chain_with_a_row_that_is_not_finite_is_not_merged_into_a_full_version_and_the_rows_stay_changed() {
+    let dir = tempfile::tempdir().unwrap();
+    let reference = initialise(&schema(ARCHITECTURES[0]), optimizer(Kind::Adagrad), 3).unwrap();
+    let options = PublishOptions { compact_at: 0.0, ..options(dir.path(), Every::Steps(u64::MAX)) };
+    let mut run = Run::with(reference, None, options);
+    run.step(1);
+    run.finish();
+    run.step(2);
+    let changed = |run: &Run| -> Vec<Vec<u64>> {
+        run.publisher.changed.iter().map(|table| table.iter().collect()).collect()
+    };
+    let before = changed(&run);
+    let poison = |run: &mut Run, value: f32| {
+        let row = run.reference.tables[0].row_mut(before[0][0]).unwrap();
+        std::mem::replace(&mut row[0], value)
+    };
+    let value = poison(&mut run, f32::NAN);
+    let Run { reference, publisher, .. } = &mut run;
+    publisher.begin_cut(&reference.state, notes().unwrap(), &reference.tables).unwrap();
+    publisher.settle(&reference.state, &reference.tables, notes).unwrap();
+    let refused = publisher.collect(SLOW_WRITE);
+    let name = &reference.state.schema.tables[0].name;
+    assert!(matches!(&refused, Some(TrainError::NotFinite { tensor, .. }) if tensor == name), "{refused:?}");
+    assert_eq!(fs::read_dir(dir.path().join("m")).unwrap().count(), 1, "nothing was written");
+    assert_eq!(changed(&run), before);
+    poison(&mut run, value);
+    assert_eq!(run.finish().version, 2);
+    assert_eq!(run.assert_published(dir.path()), 2);
+}
+
 const CHILD: &str = "FLECHETTE_TEST_PUBLISH_MEMORY";
 
 /// Open files and mappings of this process.
@@ -164,7 +200,7 @@ fn child_that_publishes_and_opens_500_versions() {
     let Some(models) = std::env::var_os(CHILD) else { return };
     let models = Path::new(&models);
     let reference = initialise(&schema(ARCHITECTURES[0]), optimizer(Kind::Adagrad), 3).unwrap();
-    let options = PublishOptions { keep: 1, compact_at: 1e9, ..options(models, None) };
+    let options = PublishOptions { keep: 1, compact_at: 1e9, ..options(models, Every::Steps(u64::MAX)) };
     let mut run = Run::with(reference, None, options);
     let mut served: Option<store::EmbeddingStore> = None;
     let (mut warm, mut most) = ([0; 3], [0; 3]);
@@ -197,4 +233,18 @@ fn memory_open_files_and_versions_on_disk_stay_bounded_over_500_versions() {
     let dir = tempfile::tempdir().unwrap();
     let child = "trainer::publish::tests::child_that_publishes_and_opens_500_versions";
     measured_alone(child, CHILD, dir.path());
+}
+
+#[test]
+fn a_version_is_cut_before_its_time_when_the_changed_rows_take_their_share_of_memory() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut run = Run::new(dir.path(), &schema(ARCHITECTURES[0]), Kind::Adagrad, 1000);
+    run.publisher.most_copied = 200;
+    run.publisher.retry_after = Duration::ZERO;
+    (0..STEPS).for_each(|seed| run.step(seed));
+    // Train has waited for each version before the next one was due.
+    let published = run.log.lock().unwrap().len();
+    assert!(published >= 2, "{published}");
+    run.finish();
+    run.assert_published(dir.path());
 }

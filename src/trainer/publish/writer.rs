@@ -102,7 +102,8 @@ impl Drop for Writer {
 }
 
 fn write(options: &PublishOptions, job: Job) -> Outcome {
-    let Job { image, dense, notes, base, begun, pause } = job;
+    let Job { mut image, dense, notes, base, begun, pause } = job;
+    image.sort();
     let (full, cursor) = (needs_full(options, base, &image), notes.cursor.clone());
     match publish(options, &image, (&dense, notes), (base, full)) {
         Ok(base) => {
@@ -142,7 +143,7 @@ fn needs_full(options: &PublishOptions, base: Base, image: &RowImage) -> bool {
     let most = (MOST_FILES / image.tables().max(1)).clamp(1, MOST_DELTAS);
     let chain = chain_bytes(&options.models, &options.name, Version(base.version));
     chain.is_ok_and(|ChainBytes { full, deltas, length }| {
-        length >= most || (deltas + image.bytes()) as f64 > options.compact_at * full as f64
+        length >= most || (deltas + image.bytes() as u64) as f64 > options.compact_at * full as f64
     })
 }
 
@@ -165,7 +166,7 @@ fn publish(
         cursor: notes.cursor.as_deref(),
         quality: notes.quality,
     };
-    dense.publish(models, name, parts)
+    dense.publish(&*options.disk, models, name, parts)
 }
 
 /// The tables of the base with the image's rows in front.

@@ -286,9 +286,10 @@ impl StepObserver for Observed {
         self.rows.insert((table, row), record.to_vec());
     }
 
-    fn stepped(&mut self, network: &TrainState) {
+    fn stepped(&mut self, network: &TrainState) -> Result<(), TrainError> {
         self.steps += 1;
         assert_eq!(network.steps, self.steps);
+        Ok(())
     }
 }
 

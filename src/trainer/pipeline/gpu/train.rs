@@ -68,8 +68,7 @@ impl Train<'_> {
                 self.show_on(TableId(t), casted.rows(), &prepared.slots[bounds[0]..bounds[1]])?;
             }
         }
-        self.observer.stepped(self.train_state);
-        Ok(())
+        self.observer.stepped(self.train_state)
     }
 
     /// Writes the input rows of some samples of a split batch. `at` is the index of the first sample.
@@ -118,7 +117,7 @@ impl Train<'_> {
             }
         }
         if whole.starts.last() == Some(&rows.end) {
-            self.observer.stepped(self.train_state);
+            self.observer.stepped(self.train_state)?;
         }
         Ok(())
     }

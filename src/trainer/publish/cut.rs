@@ -1,0 +1,146 @@
+//! A cut: the state of training after a step, to be written as a version.
+
+use std::time::{Duration, Instant};
+
+use super::image::RowImage;
+use super::row_set::RowSet;
+use super::writer::Job;
+use super::{CutNotes, Published, Publisher, no_rows};
+use crate::rowlog::WorkingFile;
+use crate::store::{Rows, Table};
+use crate::trainer::TrainError;
+use crate::trainer::checkpoint::{DenseCheckpoint, VersionParts};
+use crate::trainer::train_state::TrainState;
+use crate::types::TableId;
+
+/// A cut whose rows may not all be copied.
+pub(crate) struct Cut {
+    pub image: RowImage,
+    pub dense: DenseCheckpoint,
+    pub notes: CutNotes,
+    pub begun: Instant,
+    /// The longest that a step has waited for it.
+    pub pause: Duration,
+}
+
+impl Publisher {
+    /// Makes a cut, unless no version may be published now. A version that cannot be written is reported,
+    /// and is no error: the next cut has its rows.
+    pub(crate) fn try_cut(
+        &mut self,
+        state: &TrainState,
+        notes: Result<CutNotes, String>,
+        cut: impl FnOnce(&mut Self, CutNotes) -> Result<(), TrainError>,
+    ) -> Result<(), TrainError> {
+        let reason = match notes {
+            Ok(notes) => match cut(self, notes) {
+                Err(TrainError::Store(error)) => error.to_string(),
+                made => return made,
+            },
+            Err(reason) => {
+                self.note_cut(state);
+                reason
+            }
+        };
+        (self.on_publish)(Err(reason));
+        Ok(())
+    }
+
+    /// Begins a cut of tables in memory. Their rows are copied later.
+    pub(crate) fn begin_cut(
+        &mut self,
+        state: &TrainState,
+        notes: CutNotes,
+        tables: &[Table],
+    ) -> Result<(), TrainError> {
+        let begun = Instant::now();
+        if self.base.is_none() {
+            let rows = tables.iter().map(Rows::from).collect();
+            return self.publish_all(state, rows, notes, begun);
+        }
+        let (dense, changed) = (state.checkpoint()?, self.take_changed(state)?);
+        let image = RowImage::new(&self.shapes, changed);
+        self.cut = Some(Cut { image, dense, notes, begun, pause: begun.elapsed() });
+        Ok(())
+    }
+
+    /// Cuts with the captured rows.
+    pub(crate) fn cut_captured(&mut self, state: &TrainState, notes: CutNotes) -> Result<(), TrainError> {
+        let begun = Instant::now();
+        let dense = state.checkpoint()?;
+        let Some(capture) = &mut self.capture else { return Ok(()) };
+        let image = capture.take(&self.shapes);
+        self.note_cut(state);
+        self.cut = Some(Cut { image, dense, notes, begun, pause: begun.elapsed() });
+        self.send();
+        Ok(())
+    }
+
+    /// Cuts with rows of a working file, which holds the current rows.
+    pub(crate) fn cut_file(
+        &mut self,
+        state: &TrainState,
+        file: &WorkingFile,
+        notes: CutNotes,
+        begun: Instant,
+    ) -> Result<(), TrainError> {
+        if self.base.is_none() {
+            let rows = (0..self.rows.len()).map(|t| Rows::Source(file, TableId(t as u32))).collect();
+            return self.publish_all(state, rows, notes, begun);
+        }
+        let (dense, changed) = (state.checkpoint()?, self.take_changed(state)?);
+        let mut image = RowImage::new(&self.shapes, changed);
+        if let Err(error) = image.fill(|table, rows, records| file.read(table, rows, records)) {
+            self.take_back(&image);
+            return Err(error.into());
+        }
+        self.cut = Some(Cut { image, dense, notes, begun, pause: begun.elapsed() });
+        self.send();
+        self.begin_capture();
+        Ok(())
+    }
+
+    /// Takes the changed rows, and notes that a cut was made.
+    fn take_changed(&mut self, state: &TrainState) -> Result<Vec<RowSet>, TrainError> {
+        let none = no_rows(&self.rows)?;
+        self.note_cut(state);
+        Ok(std::mem::replace(&mut self.changed, none))
+    }
+
+    fn note_cut(&mut self, state: &TrainState) {
+        (self.last_steps, self.last_cut) = (state.steps, Instant::now());
+    }
+
+    /// Writes a version with all rows. After a failure, the next cut tries again.
+    fn publish_all(
+        &mut self,
+        state: &TrainState,
+        rows: Vec<Rows<'_>>,
+        notes: CutNotes,
+        begun: Instant,
+    ) -> Result<(), TrainError> {
+        let dense = state.checkpoint()?;
+        let CutNotes { cursor, quality } = notes;
+        let (parts, options) =
+            (VersionParts { rows, base: None, cursor: cursor.as_deref(), quality }, &self.options);
+        let written = dense.publish(&*options.disk, &options.models, &options.name, parts);
+        let took = begun.elapsed();
+        self.note_cut(state);
+        let base = written?;
+        self.changed = no_rows(&self.rows)?;
+        let (rows, bytes) = (self.rows.iter().sum(), self.writer.bytes(base));
+        let (version, steps) = (base.version, state.steps);
+        let pause = took;
+        let published = Published { version, full: true, rows, bytes, took, pause, steps, cursor };
+        self.written(base, published);
+        self.begin_capture();
+        Ok(())
+    }
+
+    /// Hands a complete image to the writer.
+    pub(crate) fn send(&mut self) {
+        let (Some(cut), Some(base)) = (self.cut.take(), self.base) else { return };
+        let Cut { image, dense, notes, begun, pause } = cut;
+        self.in_flight = self.writer.send(Job { image, dense, notes, base, begun, pause });
+    }
+}

@@ -1,0 +1,66 @@
+//! Runs whose disk fails at any call while versions are written.
+
+use std::io;
+
+use super::*;
+use crate::store::crash::{Fault, RecordingDisk};
+
+const EVERY: u64 = 2;
+
+/// Trains some steps with this fault, and writes the last version. Asserts that training never ends, and
+/// that every version on disk is the trainer after its step. Returns the number of calls.
+fn train(fault: Option<Fault>) -> usize {
+    let dir = tempfile::tempdir().unwrap();
+    let disk = Arc::new(RecordingDisk { fault, ..RecordingDisk::default() });
+    let options = PublishOptions { disk: disk.clone(), ..options(dir.path(), Every::Steps(EVERY)) };
+    let reference = initialise(&schema(ARCHITECTURES[0]), optimizer(Kind::Adagrad), 3).unwrap();
+    let mut run = Run::with(reference, None, options);
+    run.publisher.retry_after = Duration::from_millis(1);
+    for seed in 0..4 * EVERY {
+        run.step(seed);
+        // Each version is written before the next is due, so that every run makes the same calls.
+        run.publisher.settle(&run.reference.state, &run.reference.tables, notes).unwrap();
+        while run.publisher.in_flight {
+            run.publisher.collect(SLOW_WRITE);
+        }
+    }
+    // If the disk is still full at the end, the run fails, and only what was not published is lost.
+    let state = &run.reference.state;
+    let last = run.publisher.finish(state, &run.reference.tables, &notes().unwrap());
+    let last = last.unwrap_or_else(|_| run.finish());
+    let steps_of = |version: Version| {
+        let opened = store::open(dir.path(), "m", version, Purpose::Train).unwrap();
+        let steps = opened.training.unwrap().steps;
+        let resumed = resume(opened, optimizer(Kind::Adagrad)).unwrap();
+        assert!(bits(&resumed) == run.after[steps as usize], "{fault:?}: version {version}");
+        steps
+    };
+    let steps: Vec<u64> = store::versions(dir.path(), "m").unwrap().into_iter().map(steps_of).collect();
+    assert!(steps.is_sorted() && steps.last() == Some(&(4 * EVERY)), "{fault:?}: {steps:?}");
+    assert_eq!(steps_of(Version(last.version)), 4 * EVERY);
+    let log = run.log.lock().unwrap();
+    let reported = log.iter().filter_map(|outcome| outcome.as_ref().ok());
+    assert!(reported.clone().all(|one| steps.contains(&one.steps)), "{fault:?}: {log:?}, found {steps:?}");
+    disk.ops.lock().unwrap().len()
+}
+
+#[test]
+fn whichever_call_fails_training_goes_on_and_no_row_is_lost() {
+    let calls = train(None);
+    assert!(calls > 60, "{calls}");
+    for at in 0..calls {
+        for done in [false, true] {
+            train(Some(Fault { at, calls: 1, done, kind: io::ErrorKind::Other }));
+        }
+    }
+}
+
+#[test]
+fn a_disk_that_is_full_for_a_while_costs_versions_but_no_row() {
+    let calls = train(None);
+    for at in (0..calls).step_by(7) {
+        for full in [2, 5] {
+            train(Some(Fault { at, calls: full, done: false, kind: io::ErrorKind::StorageFull }));
+        }
+    }
+}

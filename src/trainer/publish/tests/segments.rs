@@ -1,0 +1,186 @@
+//! Versions published in training with a scratchpad, whose rows are captured or read from the working file.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::dataset::Stop;
+use crate::trainer::in_memory::{AroundSteps, run_around};
+use crate::trainer::pipeline::policy::Policy;
+use crate::trainer::pipeline::tests::{Case, assert_same, cases, schema};
+use crate::trainer::{Data, Pipeline, PipelineSettings, Progress, ScratchpadSize, TrainState};
+
+/// An observer whose steps take some time, so that versions are written between them.
+struct Slow(Duration);
+
+impl RunObserver for Slow {
+    fn step(&mut self, _: &Progress<'_>) {
+        std::thread::sleep(self.0);
+    }
+
+    fn notes(&mut self, _: &TrainState) -> Result<CutNotes, String> {
+        notes()
+    }
+}
+
+/// The numbers of the sequential trainer before the first step and after each step.
+fn expected(case: &Case) -> Vec<Vec<u32>> {
+    struct After(Vec<Vec<u32>>);
+    impl AroundSteps for After {
+        fn before(&mut self, _: &[Table], _: &Casting) {}
+
+        fn after(&mut self, reference: &ReferenceTrainer, _: &Progress<'_>) -> Result<(), TrainError> {
+            self.0.push(bits(reference));
+            Ok(())
+        }
+    }
+    let mut reference = initialise(&schema(), case.optimizer(), 7).unwrap();
+    let mut after = After(vec![bits(&reference)]);
+    let mut data = case.data();
+    let data = Data { reader: &mut data, batch: case.batch, steps: u64::MAX };
+    run_around(&mut reference, data, &mut after).unwrap();
+    after.0
+}
+
+/// A run of a case that publishes.
+struct OnDisk {
+    models: tempfile::TempDir,
+    state: TrainState,
+    pipeline: Pipeline,
+    publisher: Publisher,
+    log: Log,
+    /// Whether rows were captured up to the last step.
+    captured: bool,
+    _dir: tempfile::TempDir,
+}
+
+impl OnDisk {
+    fn new(case: &Case, every: u64) -> Self {
+        Self::with(case.begin(None), every)
+    }
+
+    fn with((state, pipeline, dir): (TrainState, Pipeline, tempfile::TempDir), every: u64) -> Self {
+        let models = tempfile::tempdir().unwrap();
+        let log = Log::default();
+        let seen = log.clone();
+        let on_publish = Box::new(move |outcome| seen.lock().unwrap().push(outcome));
+        let options = options(models.path(), Every::Steps(every));
+        let publisher = Publisher::new(options, &state, None, on_publish).unwrap();
+        Self { models, state, pipeline, publisher, log, captured: false, _dir: dir }
+    }
+
+    /// Trains the case and writes the last version. Returns the versions.
+    fn train(&mut self, case: &Case, each_step: Duration) -> Vec<Published> {
+        let mut data = case.data();
+        let data = Data { reader: &mut data, batch: case.batch, steps: u64::MAX };
+        let Self { state, pipeline, publisher, .. } = self;
+        let watched: (&mut dyn RunObserver, _) = (&mut Slow(each_step), &Stop::default());
+        let samples = publisher.train_on_disk(state, pipeline, data, watched).unwrap();
+        assert_eq!(samples, case.samples as u64);
+        self.captured = publisher.capture.is_some();
+        pipeline.flush().unwrap();
+        publisher.finish_file(state, pipeline.store(), &notes().unwrap()).unwrap();
+        let log = self.log.lock().unwrap();
+        log.iter().filter_map(|outcome| outcome.clone().ok()).collect()
+    }
+
+    /// A trainer that continues from a version.
+    fn resumed(&self, version: &Published, case: &Case) -> ReferenceTrainer {
+        let opened = store::open(self.models.path(), "m", Version(version.version), Purpose::Train).unwrap();
+        resume(opened, case.optimizer()).unwrap()
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(30))]
+    #[test]
+    fn every_version_of_a_run_with_a_scratchpad_is_the_sequential_trainer_after_its_step(
+        case in cases(), every in 1_u64..9
+    ) {
+        let expected = expected(&case);
+        let mut run = OnDisk::new(&case, every);
+        for published in run.train(&case, Duration::ZERO) {
+            let resumed = run.resumed(&published, &case);
+            prop_assert!(bits(&resumed) == expected[published.steps as usize], "{published:?}");
+        }
+    }
+}
+
+#[test]
+fn a_run_with_a_scratchpad_goes_on_while_deltas_are_published_at_their_steps() {
+    let case = Case { samples: 64 * 16, ..Case::new(ScratchpadSize::Fraction(0.3), Policy::Lru) };
+    let expected = expected(&case);
+    let mut run = OnDisk::new(&case, 16);
+    let published = run.train(&case, Duration::from_millis(4));
+    let steps: Vec<u64> = published.iter().map(|one| one.steps).collect();
+    assert!(steps.len() >= 3 && steps[0] == 16 && steps.ends_with(&[64]), "{steps:?}");
+    for one in &published {
+        assert!(bits(&run.resumed(one, &case)) == expected[one.steps as usize], "{one:?}");
+    }
+    // Deltas had captured rows, so they did not make a run end.
+    assert!(run.captured && published[0].full && !published[1].full);
+}
+
+#[cfg(feature = "cusim")]
+#[test]
+fn a_scratchpad_on_a_cusim_device_publishes_its_rows_after_a_step() {
+    use crate::device::cusim::SimDriver;
+    use crate::trainer::initialise_on_disk;
+
+    let case = Case { samples: 20 * 16, ..Case::new(ScratchpadSize::Fraction(0.5), Policy::Lru) };
+    let expected = expected(&case);
+    let driver = std::sync::Arc::new(SimDriver::new(1, 1 << 30).unwrap());
+    let dir = tempfile::tempdir().unwrap();
+    let (state, store) = initialise_on_disk(&schema(), case.optimizer(), 7, (dir.path(), vec![])).unwrap();
+    let pipeline = Pipeline::on_device(&driver, &state, (store, None), case.settings.clone()).unwrap();
+    let mut run = OnDisk::with((state, pipeline, dir), 5);
+    let published = run.train(&case, Duration::from_millis(4));
+    assert!(run.captured && published.len() >= 2, "{published:?}");
+    for one in &published {
+        assert!(bits(&run.resumed(one, &case)) == expected[one.steps as usize], "{one:?}");
+    }
+}
+
+#[test]
+fn replicas_publish_what_they_have_after_a_step() {
+    let case = Case::new(ScratchpadSize::Fraction(0.4), Policy::Lru);
+    let settings = PipelineSettings { replicas: 3, lambda: 1, ..case.settings.clone() };
+    let case = Case { settings, ..case };
+    let mut run = OnDisk::new(&case, 4);
+    for published in run.train(&case, Duration::from_millis(4)) {
+        let (mut state, mut pipeline, _dir) = case.begin(None);
+        let mut data = case.data();
+        let data = Data { reader: &mut data, batch: case.batch, steps: published.steps };
+        pipeline.run(&mut state, data, &mut |_: &Progress<'_>| ()).unwrap();
+        pipeline.flush().unwrap();
+        let resumed = run.resumed(&published, &case);
+        assert_same(&state, pipeline.store(), &resumed, &format!("{published:?}"));
+    }
+}
+
+#[test]
+fn rows_of_a_version_that_cannot_be_written_are_in_the_next_one_also_with_a_scratchpad() {
+    let case = Case { samples: 40 * 16, ..Case::new(ScratchpadSize::Fraction(0.3), Policy::Lru) };
+    let expected = expected(&case);
+    let mut run = OnDisk::new(&case, 4);
+    let model = run.models.path().join("m");
+    let (aside, hidden) = (run.models.path().join("aside"), model.clone());
+    let mover = std::thread::spawn(move || {
+        let limit = Instant::now() + Duration::from_secs(60);
+        while !hidden.join("2").exists() && Instant::now() < limit {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        // A file in the place of the model's directory: nothing can be written.
+        fs::rename(&hidden, &aside).unwrap();
+        fs::write(&hidden, "").unwrap();
+        std::thread::sleep(Duration::from_millis(60));
+        fs::remove_file(&hidden).unwrap();
+        fs::rename(&aside, &hidden).unwrap();
+    });
+    let published = run.train(&case, Duration::from_millis(5));
+    mover.join().unwrap();
+    assert!(run.log.lock().unwrap().iter().any(|outcome| outcome.is_err()));
+    for one in &published {
+        assert!(bits(&run.resumed(one, &case)) == expected[one.steps as usize], "{one:?}");
+    }
+    assert_eq!(published.last().map(|one| one.steps), Some(40));
+}
