@@ -23,7 +23,7 @@ const LEAST_WINDOW: Duration = Duration::from_secs(3);
 const SETTLE: Duration = Duration::from_secs(3);
 
 /// Samples, for each row of a table, after which about 5 % of the rows have changed.
-const SAMPLES_A_ROW: f64 = 0.08;
+const SAMPLES_A_ROW: f64 = 0.06;
 
 /// Versions of a model whose version 1 is served.
 struct Later {
@@ -34,7 +34,7 @@ struct Later {
 }
 
 pub fn measure(bench: &Bench, figures: &mut Figures) -> anyhow::Result<()> {
-    let models = bench.path("models");
+    let models = bench.first_version("models")?;
     let later = train(bench, &models, figures)?;
     let server = Server::start(&models, "")?;
     let rate = server.capacity(bench.every.as_secs())? / 2.0;
@@ -45,37 +45,37 @@ pub fn measure(bench: &Bench, figures: &mut Figures) -> anyhow::Result<()> {
 
 /// Trains all versions, and puts all but the first aside.
 fn train(bench: &Bench, models: &Path, figures: &mut Figures) -> anyhow::Result<Later> {
-    let (steps, config) = (bench.steps, bench.path("model.toml"));
-    // One step less, so that the last version is not due before the end of the data.
-    let data_of_large = data(BATCH * (steps * (bench.versions + 1) - 1), 1, "uniform");
-    let flags = format!("--model-config {} --publish-every {steps}steps --data", config.display());
-    let trained = bench.train(models, &format!("{flags} {data_of_large}"))?;
-    let rows: Vec<f64> = trained.published.iter().map(|delta| delta.rows).collect();
+    let mut rows = Vec::new();
+    for i in 0..bench.versions {
+        rows.push(train_on(bench, models, &data(BATCH * bench.steps, 100 + i, "uniform"))?);
+    }
     figures.add("rows of a large version", "10^6", &rows);
-    let last_large = rows.len() + 1;
-
-    // The rows that requests use often are the ones that change. Each run publishes once, at its end.
+    // The rows that requests use often are the ones that change.
     let mut shares = Vec::new();
-    for round in 0..bench.rounds {
+    for i in 0..bench.rounds {
         let samples = (bench.rows as f64 * SAMPLES_A_ROW) as usize;
-        let flags =
-            format!("--from latest --publish-every 1000000s --data {}", data(samples, 2 + round, "medium"));
-        let trained = bench.train(models, &flags)?;
-        shares.extend(trained.published.iter().map(|delta| 100.0 * delta.rows / bench.all_rows()));
+        let rows = train_on(bench, models, &data(samples, 200 + i, "medium"))?;
+        shares.push(100.0 * rows / bench.all_rows());
     }
     figures.add("rows of a small version, % of all rows", "5", &shares);
-    let last = last_large + shares.len();
 
     let aside = bench.path("aside");
     fs::create_dir(&aside)?;
-    let mut put_aside = |version: usize| {
+    let mut versions = Vec::new();
+    for version in 2..2 + bench.versions + bench.rounds {
         let to = aside.join(version.to_string());
         fs::rename(models.join(MODEL).join(version.to_string()), &to)?;
-        anyhow::Ok(to)
-    };
-    let mut put_all = |versions: std::ops::RangeInclusive<usize>| versions.map(&mut put_aside).collect();
-    let large: anyhow::Result<_> = put_all(2..=last_large);
-    Ok(Later { large: large?, small: put_all(last_large + 1..=last)? })
+        versions.push(to);
+    }
+    let small = versions.split_off(bench.versions);
+    Ok(Later { large: versions, small })
+}
+
+/// Trains a delta, which is published at the end of the data. Returns its number of rows.
+fn train_on(bench: &Bench, models: &Path, data: &str) -> anyhow::Result<f64> {
+    let trained = bench.train(models, &format!("--from latest --publish-every 1000000s --data {data}"))?;
+    anyhow::ensure!(trained.published.len() == 1, "a run published {} deltas", trained.published.len());
+    Ok(trained.published[0].rows)
 }
 
 /// Renames a version into place, and waits until it is served. Returns how long that took.
