@@ -62,7 +62,7 @@ fn beside(bench: &Bench, rate: f64, round: usize) -> anyhow::Result<Beside> {
     let models = bench.first_version(&name)?;
     let flags = format!(
         "--train {MODEL}={} --format synthetic --batch {BATCH} --publish-every {}s",
-        data(ENDLESS, 10 + round, "uniform"),
+        data(ENDLESS, 10 + round),
         bench.every.as_secs()
     );
     let server = Server::start(&models, &flags)?;
@@ -91,7 +91,7 @@ fn beside(bench: &Bench, rate: f64, round: usize) -> anyhow::Result<Beside> {
 fn across(bench: &Bench, figures: &mut Figures) -> anyhow::Result<()> {
     let models = bench.first_version("across")?;
     let server = Server::start(&models, "")?;
-    let (log, data) = (bench.path("across.log"), data(ENDLESS, 3, "uniform"));
+    let (log, data) = (bench.path("across.log"), data(ENDLESS, 3));
     let flags = format!("--from latest --publish-every {}s --data {data}", ACROSS.as_secs());
     let trainer = start_train(&models, &flags, &log)?;
     sleep(bench.window + bench.window / 2);

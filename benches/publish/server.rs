@@ -17,7 +17,13 @@ use crate::program::{MODEL, Published, Running, data, number, program, show_trou
 /// Samples of a request.
 const REQUEST: usize = 16;
 
-/// How long a version may take until it is served.
+/// The metric of answered requests.
+const REQUESTS: &str = "flechette_requests_total";
+
+/// Different requests of a load, which are sent again when all were sent.
+const MOST_REQUESTS: usize = 40_000;
+
+/// How long a version may take until it is served, or a load until it begins.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// `serve`, killed when dropped.
@@ -76,7 +82,7 @@ impl Server {
     /// Requests per second of 8 clients in a closed loop. Also fills the cache.
     pub fn capacity(&self, seconds: u64) -> anyhow::Result<f64> {
         let flags = format!("--concurrency 8 --seconds {seconds} --warmup 2");
-        let report = load(self.grpc, &flags, 20_000, self.next_seed())?;
+        let report = load(self.grpc, &flags, MOST_REQUESTS / 2, self.next_seed())?;
         report["requests_per_s"].as_f64().context("requests_per_s")
     }
 
@@ -113,6 +119,16 @@ impl Server {
         Ok(hits / (hits + misses))
     }
 
+    /// Waits until requests arrive. A load first encodes its requests.
+    pub fn wait_for_requests(&self) -> anyhow::Result<()> {
+        let (before, begun) = (self.sum(REQUESTS)?, Instant::now());
+        while self.sum(REQUESTS)? == before {
+            anyhow::ensure!(begun.elapsed() < PATIENCE, "no requests arrive");
+            sleep(Duration::from_millis(20));
+        }
+        Ok(())
+    }
+
     /// Waits until a version is served.
     pub fn wait_for(&self, version: u64) -> anyhow::Result<()> {
         let begun = Instant::now();
@@ -129,7 +145,7 @@ impl Server {
     }
 }
 
-/// Requests that are due at a rate, none of them twice.
+/// Requests that are due at a rate.
 pub struct OpenLoop {
     grpc: SocketAddr,
     rate: f64,
@@ -143,7 +159,8 @@ impl OpenLoop {
         let Self { grpc, rate, time, seed } = self;
         let seconds = time.as_secs_f64();
         let flags = format!("--rate {rate:.0} --seconds {seconds}");
-        let report = load(grpc, &flags, (rate * seconds).ceil() as usize, seed)?;
+        let requests = ((rate * seconds).ceil() as usize).min(MOST_REQUESTS);
+        let report = load(grpc, &flags, requests, seed)?;
         anyhow::ensure!(report["unsent"] == 0, "the server is too slow for {rate:.0} requests/s");
         report["p99_us"].as_f64().context("p99_us")
     }
@@ -163,7 +180,7 @@ fn read_line(line: &str, http: SocketAddr, log: &Mutex<Log>) {
 }
 
 fn load(grpc: SocketAddr, flags: &str, requests: usize, seed: usize) -> anyhow::Result<Value> {
-    let data = data(requests * REQUEST, seed, "medium");
+    let data = data(requests * REQUEST, seed);
     let line = format!(
         "load --addr http://{grpc} --model {MODEL} --format synthetic --batch {REQUEST} \
          --requests {requests} --json {flags} {data}"

@@ -13,69 +13,49 @@ use crate::in_turn;
 use crate::program::{BATCH, Bench, MODEL, data};
 use crate::server::Server;
 
-/// How long after the begin of a load a version is renamed. The load first encodes its requests.
+/// How long after the first request of a load a version is renamed.
 const RENAMED_AFTER: Duration = Duration::from_millis(500);
 
 /// The shortest window with a version: a server reads its directory every second.
 const LEAST_WINDOW: Duration = Duration::from_secs(3);
 
-/// How long the load runs before the first window of the hit rate.
-const SETTLE: Duration = Duration::from_secs(3);
-
-/// Samples, for each row of a table, after which about 5 % of the rows have changed.
-const SAMPLES_A_ROW: f64 = 0.06;
-
-/// Versions of a model whose version 1 is served.
-struct Later {
-    /// With about a million rows each.
-    large: Vec<PathBuf>,
-    /// With about 5 % of all rows each.
-    small: Vec<PathBuf>,
-}
+/// The time that a version takes, on average.
+const PUBLISHED_IN: Duration = Duration::from_secs(3);
 
 pub fn measure(bench: &Bench, figures: &mut Figures) -> anyhow::Result<()> {
     let models = bench.first_version("models")?;
-    let later = train(bench, &models, figures)?;
+    let versions = train(bench, &models, figures)?;
     let server = Server::start(&models, "")?;
     let rate = server.capacity(bench.every.as_secs())? / 2.0;
     figures.add("half of the capacity, requests/s", "", &[rate]);
-    latency(bench, figures, (&server, rate), &later.large)?;
-    hit_rates(bench, figures, (&server, rate), &later.small)
+    let (first, last) = versions.split_at(bench.versions);
+    latency(bench, figures, (&server, rate), first)?;
+    hit_rates(bench, figures, (&server, rate), last)
 }
 
-/// Trains all versions, and puts all but the first aside.
-fn train(bench: &Bench, models: &Path, figures: &mut Figures) -> anyhow::Result<Later> {
-    let mut rows = Vec::new();
-    for i in 0..bench.versions {
-        rows.push(train_on(bench, models, &data(BATCH * bench.steps, 100 + i, "uniform"))?);
+/// Trains versions of a model after its first one, and puts them aside.
+fn train(bench: &Bench, models: &Path, figures: &mut Figures) -> anyhow::Result<Vec<PathBuf>> {
+    let (mut rows, versions) = (Vec::new(), 2..2 + bench.versions + bench.rounds);
+    for version in versions.clone() {
+        // One version, at the end of the data.
+        let data = data(BATCH * bench.steps, 100 + version);
+        let trained =
+            bench.train(models, &format!("--from latest --publish-every 1000000s --data {data}"))?;
+        anyhow::ensure!(trained.published.len() == 1, "{} deltas in a run", trained.published.len());
+        rows.push(trained.published[0].rows);
     }
-    figures.add("rows of a large version", "10^6", &rows);
-    // The rows that requests use often are the ones that change.
-    let mut shares = Vec::new();
-    for i in 0..bench.rounds {
-        let samples = (bench.rows as f64 * SAMPLES_A_ROW) as usize;
-        let rows = train_on(bench, models, &data(samples, 200 + i, "medium"))?;
-        shares.push(100.0 * rows / bench.all_rows());
-    }
-    figures.add("rows of a small version, % of all rows", "5", &shares);
+    let shares: Vec<f64> = rows.iter().map(|rows| 100.0 * rows / bench.all_rows()).collect();
+    figures.add("rows of a version", "about 10^6", &rows);
+    figures.add("rows of a version, % of all rows", "about 5", &shares);
 
     let aside = bench.path("aside");
     fs::create_dir(&aside)?;
-    let mut versions = Vec::new();
-    for version in 2..2 + bench.versions + bench.rounds {
+    let put_aside = |version: usize| {
         let to = aside.join(version.to_string());
         fs::rename(models.join(MODEL).join(version.to_string()), &to)?;
-        versions.push(to);
-    }
-    let small = versions.split_off(bench.versions);
-    Ok(Later { large: versions, small })
-}
-
-/// Trains a delta, which is published at the end of the data. Returns its number of rows.
-fn train_on(bench: &Bench, models: &Path, data: &str) -> anyhow::Result<f64> {
-    let trained = bench.train(models, &format!("--from latest --publish-every 1000000s --data {data}"))?;
-    anyhow::ensure!(trained.published.len() == 1, "a run published {} deltas", trained.published.len());
-    Ok(trained.published[0].rows)
+        Ok(to)
+    };
+    versions.map(put_aside).collect()
 }
 
 /// Renames a version into place, and waits until it is served. Returns how long that took.
@@ -102,6 +82,7 @@ fn latency(
             std::thread::scope(|scope| {
                 let load = server.open_loop(rate, window);
                 let load = scope.spawn(|| load.run());
+                server.wait_for_requests()?;
                 sleep(RENAMED_AFTER);
                 served.push(publish(bench, server, from)?.as_secs_f64());
                 anyhow::ensure!(!load.is_finished(), "a version was served after its window");
@@ -116,11 +97,11 @@ fn latency(
     figures.add("p99 while versions are taken over, to p99 at rest", "<= 1.2", &ratios);
     figures.add("p99 at rest, us", "", &rest);
     figures.add("p99 while versions are taken over, us", "", &during);
-    figures.add("from the rename of a large version until it is served, s", "", &served);
+    figures.add("from the rename of a version until it is served, s", "", &served);
     Ok(())
 }
 
-/// Hit rates in two windows' time before each version, and after it is served.
+/// Hit rates before the rename of a version, and after it is served.
 fn hit_rates(
     bench: &Bench,
     figures: &mut Figures,
@@ -129,10 +110,12 @@ fn hit_rates(
 ) -> anyhow::Result<()> {
     let window = 2 * bench.every;
     let count = versions.len() as u32;
-    let load = server.open_loop(rate, SETTLE + window * (count + 1) + SETTLE * (count + 1));
+    let load = server.open_loop(rate, window * (count + 2) + PUBLISHED_IN * (count + 1));
     std::thread::scope(|scope| {
         let load = scope.spawn(|| load.run());
-        sleep(SETTLE);
+        server.wait_for_requests()?;
+        // The cache gets used to the last version.
+        sleep(window);
         let mut rates = vec![100.0 * server.hit_rate(window)?];
         for from in versions {
             publish(bench, server, from)?;
@@ -140,7 +123,7 @@ fn hit_rates(
         }
         anyhow::ensure!(!load.is_finished(), "the load ended before the last window");
         let changes: Vec<f64> = rates.windows(2).map(|two| two[1] - two[0]).collect();
-        figures.add("hit rate after a small version less the one before, points", ">= -2", &changes);
+        figures.add("hit rate after a version less the one before, points", ">= -2", &changes);
         figures.add("hit rate, %", "", &rates);
         Ok(())
     })

@@ -47,8 +47,7 @@ fn measure_at(bench: &Bench, figures: &mut Figures, place: &str, flags: &str) ->
 /// Trains on from version 1.
 fn run(bench: &Bench, samples: usize, flags: &str) -> anyhow::Result<Trained> {
     let models = bench.first_version("training")?;
-    let trained =
-        bench.train(&models, &format!("--from latest --data {} {flags}", data(samples, 4, "uniform")));
+    let trained = bench.train(&models, &format!("--from latest --data {} {flags}", data(samples, 4)));
     fs::remove_dir_all(models)?;
     trained
 }
