@@ -1,0 +1,130 @@
+//! Serving while versions of another process are taken over. They were trained before, so training takes no
+//! time of the processor now.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+
+use crate::figures::Figures;
+use crate::in_turn;
+use crate::program::{BATCH, Bench, MODEL, data};
+use crate::server::Server;
+
+/// How long after the first request of a load a version is renamed.
+const RENAMED_AFTER: Duration = Duration::from_millis(500);
+
+/// The shortest window with a version: a server reads its directory every second.
+const LEAST_WINDOW: Duration = Duration::from_secs(3);
+
+/// The time that a version takes, on average.
+const PUBLISHED_IN: Duration = Duration::from_secs(3);
+
+pub fn measure(bench: &Bench, figures: &mut Figures) -> anyhow::Result<()> {
+    let models = bench.first_version("models")?;
+    let versions = train(bench, &models, figures)?;
+    let server = Server::start(&models, "")?;
+    let rate = server.capacity(bench.every.as_secs())? / 2.0;
+    figures.add("half of the capacity, requests/s", "", &[rate]);
+    let (first, last) = versions.split_at(bench.versions);
+    latency(bench, figures, (&server, rate), first)?;
+    hit_rates(bench, figures, (&server, rate), last)
+}
+
+/// Trains versions of a model after its first one, and puts them aside.
+fn train(bench: &Bench, models: &Path, figures: &mut Figures) -> anyhow::Result<Vec<PathBuf>> {
+    let (mut rows, versions) = (Vec::new(), 2..2 + bench.versions + bench.rounds);
+    for version in versions.clone() {
+        // One version, at the end of the data.
+        let data = data(BATCH * bench.steps, 100 + version);
+        let trained =
+            bench.train(models, &format!("--from latest --publish-every 1000000s --data {data}"))?;
+        anyhow::ensure!(trained.published.len() == 1, "{} deltas in a run", trained.published.len());
+        rows.push(trained.published[0].rows);
+    }
+    let shares: Vec<f64> = rows.iter().map(|rows| 100.0 * rows / bench.all_rows()).collect();
+    figures.add("rows of a version", "about 10^6", &rows);
+    figures.add("rows of a version, % of all rows", "about 5", &shares);
+
+    let aside = bench.path("aside");
+    fs::create_dir(&aside)?;
+    let put_aside = |version: usize| {
+        let to = aside.join(version.to_string());
+        fs::rename(models.join(MODEL).join(version.to_string()), &to)?;
+        Ok(to)
+    };
+    versions.map(put_aside).collect()
+}
+
+/// Renames a version into place, and waits until it is served. Returns how long that took.
+fn publish(bench: &Bench, server: &Server, from: &Path) -> anyhow::Result<Duration> {
+    let version = from.file_name().and_then(|name| name.to_str()).context("version")?;
+    fs::rename(from, bench.path("models").join(MODEL).join(version))?;
+    let begun = Instant::now();
+    server.wait_for(version.parse()?)?;
+    Ok(begun.elapsed())
+}
+
+/// p99 of windows with a version, and of windows at rest, in turn.
+fn latency(
+    bench: &Bench,
+    figures: &mut Figures,
+    (server, rate): (&Server, f64),
+    versions: &[PathBuf],
+) -> anyhow::Result<()> {
+    let window = bench.every.max(LEAST_WINDOW);
+    let at_rest = || server.p99(rate, window);
+    let (mut ratios, mut rest, mut during, mut served) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    for (i, from) in versions.iter().enumerate() {
+        let with_version = || {
+            std::thread::scope(|scope| {
+                let load = server.open_loop(rate, window);
+                let load = scope.spawn(|| load.run());
+                server.wait_for_requests()?;
+                sleep(RENAMED_AFTER);
+                served.push(publish(bench, server, from)?.as_secs_f64());
+                anyhow::ensure!(!load.is_finished(), "a version was served after its window");
+                load.join().map_err(|_| anyhow::anyhow!("load panicked"))?
+            })
+        };
+        let (a, b) = in_turn(i, at_rest, with_version)?;
+        ratios.push(b / a);
+        rest.push(a);
+        during.push(b);
+    }
+    figures.add("p99 while versions are taken over, to p99 at rest", "<= 1.2", &ratios);
+    figures.add("p99 at rest, us", "", &rest);
+    figures.add("p99 while versions are taken over, us", "", &during);
+    figures.add("from the rename of a version until it is served, s", "", &served);
+    Ok(())
+}
+
+/// Hit rates before the rename of a version, and after it is served.
+fn hit_rates(
+    bench: &Bench,
+    figures: &mut Figures,
+    (server, rate): (&Server, f64),
+    versions: &[PathBuf],
+) -> anyhow::Result<()> {
+    let window = 2 * bench.every;
+    let count = versions.len() as u32;
+    let load = server.open_loop(rate, window * (count + 2) + PUBLISHED_IN * (count + 1));
+    std::thread::scope(|scope| {
+        let load = scope.spawn(|| load.run());
+        server.wait_for_requests()?;
+        // The cache gets used to the last version.
+        sleep(window);
+        let mut rates = vec![100.0 * server.hit_rate(window)?];
+        for from in versions {
+            publish(bench, server, from)?;
+            rates.push(100.0 * server.hit_rate(window)?);
+        }
+        anyhow::ensure!(!load.is_finished(), "the load ended before the last window");
+        let changes: Vec<f64> = rates.windows(2).map(|two| two[1] - two[0]).collect();
+        figures.add("hit rate after a version less the one before, points", ">= -2", &changes);
+        figures.add("hit rate, %", "", &rates);
+        Ok(())
+    })
+}
