@@ -42,7 +42,11 @@ impl RowSet {
         let (word, bit) = (&mut self.words[(row / BITS) as usize], 1 << (row % BITS));
         let had = *word & bit != 0;
         *word &= !bit;
-        self.len -= usize::from(had);
+        // Not `-= usize::from(had)`: rustc 1.95 optimizes the subtraction away where a caller's `if` on the
+        // result is inlined.
+        if had {
+            self.len -= 1;
+        }
         had
     }
 
@@ -74,6 +78,19 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    #[test]
+    fn rows_removed_in_a_condition_are_counted() {
+        let mut set = RowSet::new(300).unwrap();
+        (0..300).for_each(|row| set.insert(row));
+        let mut removed = Vec::new();
+        for row in 0..200 {
+            if set.remove(row) {
+                removed.push(row);
+            }
+        }
+        assert_eq!((set.len(), removed.len()), (100, 200));
+    }
 
     proptest! {
         #[test]
