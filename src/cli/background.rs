@@ -1,24 +1,58 @@
-//! Work that may wait: training beside a server, and opening new versions. It runs at low priority, so it
-//! takes the time that requests leave.
+//! Work that may wait: training beside a server, and opening new versions. Its threads run only when a
+//! processor is free, so it takes the time that requests leave.
 
 use anyhow::Context;
 
-/// The lowest priority (`nice`). On Linux it is that of a thread, and threads inherit it.
-const NICE: i32 = 19;
+/// Lets this thread, and the threads that it starts from now on, run only when a processor is free. `what` is
+/// said in the log if the system refuses. Does nothing on systems other than Linux.
+///
+/// A low priority (`nice`) does not suffice: a thread of low priority that runs keeps its processor for some
+/// milliseconds when a request arrives. One of the policy `SCHED_IDLE` gives it up at once.
+pub(crate) fn only_when_idle(what: &str) {
+    #[cfg(target_os = "linux")]
+    {
+        use thread_priority::unix::{NormalThreadSchedulePolicy, ThreadSchedulePolicy};
+        use thread_priority::{ThreadPriority, set_thread_priority_and_policy, thread_native_id};
 
-/// Lowers the priority of this thread, and of the threads that it starts from now on. `what` is said in the
-/// log if this fails.
-pub(crate) fn lower_priority(what: &str) {
-    if let Err(error) = rustix::process::setpriority_process(None, NICE) {
-        tracing::warn!(%error, "{what} at the priority of requests");
+        let policy = ThreadSchedulePolicy::Normal(NormalThreadSchedulePolicy::Idle);
+        let set = set_thread_priority_and_policy(thread_native_id(), ThreadPriority::Min, policy);
+        if let Err(error) = set {
+            tracing::warn!(?error, "{what} at the priority of requests");
+        }
     }
+    #[cfg(not(target_os = "linux"))]
+    let _ = what;
 }
 
-/// Threads for parallel work of this thread, at its priority. `name` is that of the threads, with a number.
+/// Threads for parallel work of this thread, with its policy. `name` is that of the threads, with a number.
 ///
 /// # Errors
 /// When the system cannot start a thread.
 pub(crate) fn pool(name: &'static str, threads: usize) -> anyhow::Result<rayon::ThreadPool> {
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads);
     pool.thread_name(move |n| format!("{name}-{n}")).build().context("threads")
+}
+
+#[cfg(test)]
+#[cfg(all(target_os = "linux", not(flechette_loom)))]
+mod tests {
+    use super::*;
+
+    /// The policy of a thread: field 41 of its `stat` (proc_pid_stat(5)).
+    fn policy() -> String {
+        let stat = std::fs::read_to_string("/proc/thread-self/stat").unwrap();
+        // The name of the thread is in brackets, and may have spaces.
+        stat.rsplit_once(')').unwrap().1.split_whitespace().nth(38).unwrap().to_owned()
+    }
+
+    #[test]
+    fn threads_in_the_background_and_those_that_they_start_have_the_idle_policy() {
+        const SCHED_IDLE: &str = "5";
+        let thread = std::thread::spawn(|| {
+            only_when_idle("this test runs");
+            (policy(), pool("test", 1).unwrap().install(policy))
+        });
+        assert_eq!(thread.join().unwrap(), (SCHED_IDLE.to_owned(), SCHED_IDLE.to_owned()));
+        assert_eq!(policy(), "0");
+    }
 }

@@ -149,7 +149,7 @@ fn standard_input_is_trained_as_a_file_is() {
     }
 }
 
-fn signal(child: &Child, name: &str) {
+pub fn signal(child: &Child, name: &str) {
     let pid = child.id().to_string();
     assert!(Command::new("kill").args([name, &pid]).status().unwrap().success());
 }

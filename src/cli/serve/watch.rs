@@ -80,7 +80,7 @@ impl Watching {
         };
         let thread = std::thread::Builder::new().name("watch-models".into()).spawn(move || {
             let _end = end;
-            background::lower_priority("new versions are opened");
+            background::only_when_idle("new versions are opened");
             match background::pool("open", 0) {
                 Ok(pool) => pool.install(move || watcher.watch(&woken, every)),
                 Err(error) => tracing::error!("new versions are not served: {error:#}"),

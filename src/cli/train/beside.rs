@@ -1,7 +1,7 @@
 //! `serve --train`: training beside the server of the same process.
 //!
-//! One thread trains, at the lowest priority, and starts all other threads of training, which inherit the
-//! priority. So requests come first. It writes a first version if the model has none, waits until the server
+//! One thread trains, only when a processor is free, and starts all other threads of training, which inherit
+//! this. So requests come first. It writes a first version if the model has none, waits until the server
 //! answers, and trains. The server takes over the versions that it publishes like those of another process.
 //!
 //! A failure of training is logged and shown, and the server goes on with its last version.
@@ -48,7 +48,7 @@ pub(crate) struct BesideFlags {
     /// The model.toml that `init` wrote; needed if the model has no version yet
     #[arg(long, value_name = "FILE")]
     model_config: Option<PathBuf>,
-    /// Threads that train, at the lowest priority [default: --threads]
+    /// Threads that train when a processor is free [default: --threads]
     #[arg(long, value_name = "N", value_parser = whole::<usize>(1, 1024))]
     train_threads: Option<usize>,
     /// Ends training after the file of this name, or before a file whose name is greater
@@ -244,7 +244,7 @@ struct BesideThread {
 impl BesideThread {
     /// Prepares the model, waits until the server answers, trains, and reports the end.
     fn run(self, server: Server, end: &Sender<Result<(), String>>) {
-        background::lower_priority("training runs");
+        background::only_when_idle("training runs");
         let trained = match background::pool("train", self.threads) {
             Ok(pool) => {
                 let train = || pool.install(|| self.prepare_and_train(server));

@@ -2,6 +2,7 @@
 //! the cursor of the last step.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use super::meter::{Meter, shown};
 use super::publishing::Versions;
@@ -82,20 +83,25 @@ impl<'a> Epochs<'a> {
     /// What a version after the last step has besides the model.
     #[must_use]
     pub(crate) fn cut_notes(&self, state: &TrainState) -> CutNotes {
-        let mut quality = BTreeMap::new();
-        if let Some(progressive) = self.meter.progressive.quality() {
-            if let Some(server) = &self.server {
-                server.measured(&progressive);
+        let last = self.meter.progressive.clone();
+        let (validated, server) = (self.validated.last().map(|(_, quality)| *quality), self.server.clone());
+        let quality = Arc::new(move || {
+            let mut quality = BTreeMap::new();
+            if let Some(progressive) = last.quality() {
+                if let Some(server) = &server {
+                    server.measured(&progressive);
+                }
+                quality.insert("progressive_log_loss".to_owned(), progressive.quality.log_loss);
+                quality.extend(progressive.quality.auc.map(|auc| ("progressive_auc".to_owned(), auc)));
+                let calibration = progressive.calibration;
+                quality.extend(calibration.map(|ratio| ("progressive_calibration".to_owned(), ratio)));
             }
-            quality.insert("progressive_log_loss".to_owned(), progressive.quality.log_loss);
-            quality.extend(progressive.quality.auc.map(|auc| ("progressive_auc".to_owned(), auc)));
-            let calibration = progressive.calibration;
-            quality.extend(calibration.map(|ratio| ("progressive_calibration".to_owned(), ratio)));
-        }
-        if let Some((_, validated)) = self.validated.last() {
-            quality.insert("valid_log_loss".to_owned(), validated.log_loss);
-            quality.extend(validated.auc.map(|auc| ("valid_auc".to_owned(), auc)));
-        }
+            if let Some(validated) = validated {
+                quality.insert("valid_log_loss".to_owned(), validated.log_loss);
+                quality.extend(validated.auc.map(|auc| ("valid_auc".to_owned(), auc)));
+            }
+            quality
+        });
         // A cursor has only numbers and texts, so it is always encoded.
         CutNotes { cursor: serde_json::to_string_pretty(&self.cursor(state)).ok(), quality }
     }

@@ -138,7 +138,7 @@ impl Trained {
                 (state.checkpoint()?, pipeline.rows())
             }
         };
-        let (cursor, quality) = (notes.cursor.as_deref(), notes.quality.clone());
+        let (cursor, quality) = (notes.cursor.as_deref(), (notes.quality)());
         dense.publish(&SystemDisk, models, name, VersionParts { rows, base: None, cursor, quality })
     }
 

@@ -31,11 +31,12 @@ impl Publisher {
     pub(crate) fn try_cut(
         &mut self,
         state: &TrainState,
-        notes: Result<CutNotes, String>,
-        cut: impl FnOnce(&mut Self, CutNotes) -> Result<(), TrainError>,
+        notes: impl FnOnce() -> Result<CutNotes, String>,
+        cut: impl FnOnce(&mut Self, CutNotes, Instant) -> Result<(), TrainError>,
     ) -> Result<(), TrainError> {
-        let reason = match notes {
-            Ok(notes) => match cut(self, notes) {
+        let begun = Instant::now();
+        let reason = match notes() {
+            Ok(notes) => match cut(self, notes, begun) {
                 Err(TrainError::Store(error)) => error.to_string(),
                 made => return made,
             },
@@ -52,10 +53,9 @@ impl Publisher {
     pub(crate) fn begin_cut(
         &mut self,
         state: &TrainState,
-        notes: CutNotes,
+        (notes, begun): (CutNotes, Instant),
         tables: &[Table],
     ) -> Result<(), TrainError> {
-        let begun = Instant::now();
         if self.base.is_none() {
             let rows = tables.iter().map(Rows::from).collect();
             return self.publish_all(state, rows, notes, begun);
@@ -67,8 +67,11 @@ impl Publisher {
     }
 
     /// Cuts with the captured rows.
-    pub(crate) fn cut_captured(&mut self, state: &TrainState, notes: CutNotes) -> Result<(), TrainError> {
-        let begun = Instant::now();
+    pub(crate) fn cut_captured(
+        &mut self,
+        state: &TrainState,
+        (notes, begun): (CutNotes, Instant),
+    ) -> Result<(), TrainError> {
         let dense = state.checkpoint()?;
         let Some(capture) = &mut self.capture else { return Ok(()) };
         let image = capture.take(&self.shapes);
@@ -83,8 +86,7 @@ impl Publisher {
         &mut self,
         state: &TrainState,
         file: &WorkingFile,
-        notes: CutNotes,
-        begun: Instant,
+        (notes, begun): (CutNotes, Instant),
     ) -> Result<(), TrainError> {
         if self.base.is_none() {
             let rows = (0..self.rows.len()).map(|t| Rows::Source(file, TableId(t as u32))).collect();
@@ -123,8 +125,8 @@ impl Publisher {
     ) -> Result<(), TrainError> {
         let dense = state.checkpoint()?;
         let CutNotes { cursor, quality } = notes;
-        let (parts, options) =
-            (VersionParts { rows, base: None, cursor: cursor.as_deref(), quality }, &self.options);
+        let parts = VersionParts { rows, base: None, cursor: cursor.as_deref(), quality: quality() };
+        let options = &self.options;
         let written = dense.publish(&*options.disk, &options.models, &options.name, parts);
         let took = begun.elapsed();
         self.note_cut(state);

@@ -24,7 +24,7 @@ impl Publisher {
         notes: &CutNotes,
     ) -> Result<Base, TrainError> {
         self.finish_with(state, notes, |publisher| {
-            publisher.begin_cut(state, notes.clone(), tables)?;
+            publisher.begin_cut(state, (notes.clone(), Instant::now()), tables)?;
             if let Some(cut) = &mut publisher.cut {
                 cut.image.copy_block(tables, usize::MAX);
                 publisher.send();
@@ -45,7 +45,7 @@ impl Publisher {
     ) -> Result<Base, TrainError> {
         self.finish_with(state, notes, |publisher| {
             publisher.end_capture();
-            publisher.cut_file(state, file, notes.clone(), Instant::now())
+            publisher.cut_file(state, file, (notes.clone(), Instant::now()))
         })
     }
 

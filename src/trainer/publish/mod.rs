@@ -61,11 +61,18 @@ pub(crate) struct PublishOptions {
 }
 
 /// What the caller adds to a version at its cut.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone)]
 pub(crate) struct CutNotes {
     /// The position of training in its data, as JSON.
     pub cursor: Option<String>,
-    pub quality: BTreeMap<String, f64>,
+    /// Computes figures by name. This may take long, so the thread that writes does it.
+    pub quality: Arc<dyn Fn() -> BTreeMap<String, f64> + Send + Sync>,
+}
+
+impl Default for CutNotes {
+    fn default() -> Self {
+        Self { cursor: None, quality: Arc::new(BTreeMap::new) }
+    }
 }
 
 /// A published version.
@@ -166,7 +173,7 @@ impl Publisher {
         Ok(Self {
             changed: no_rows(&rows)?,
             capture: None,
-            spare: Vec::new(),
+            spare: no_rows(&rows)?,
             may_capture: false,
             most_copied: (bytes.sum::<usize>() / MOST_COPIED).max(LEAST_COPIED),
             shapes,
@@ -255,7 +262,9 @@ impl Publisher {
             }
             cut.pause = cut.pause.max(cut.waited + begun.elapsed());
         } else if self.may_cut(state.steps) {
-            self.try_cut(state, notes(), |publisher, notes| publisher.begin_cut(state, notes, tables))?;
+            self.try_cut(state, notes, |publisher, notes, begun| {
+                publisher.begin_cut(state, (notes, begun), tables)
+            })?;
         }
         if self.cut.as_ref().is_some_and(|cut| cut.image.is_complete()) {
             self.send();
@@ -277,7 +286,7 @@ impl Publisher {
         if !self.may_cut(state.steps) {
             return Ok(());
         }
-        self.try_cut(state, notes(), |publisher, notes| publisher.cut_captured(state, notes))
+        self.try_cut(state, notes, |publisher, notes, begun| publisher.cut_captured(state, (notes, begun)))
     }
 
     /// After the last step of a run on a working file, which holds the current rows: cuts if this is due.
@@ -294,7 +303,7 @@ impl Publisher {
         if !self.may_cut(state.steps) {
             return Ok(());
         }
-        self.try_cut(state, notes(), |publisher, notes| publisher.cut_file(state, file, notes, begun))
+        self.try_cut(state, notes, |publisher, notes, _| publisher.cut_file(state, file, (notes, begun)))
     }
 
     /// Between two runs of a trainer with rows in memory: as [`Self::after_step`], but copies all rows of the

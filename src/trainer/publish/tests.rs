@@ -88,7 +88,7 @@ fn options(models: &Path, every: Every) -> PublishOptions {
 }
 
 fn notes() -> Result<CutNotes, String> {
-    Ok(CutNotes { cursor: Some("here".to_owned()), quality: BTreeMap::new() })
+    Ok(CutNotes { cursor: Some("here".to_owned()), ..CutNotes::default() })
 }
 
 #[test]
@@ -174,7 +174,7 @@ fn a_chain_with_a_row_that_is_not_finite_is_not_merged_into_a_full_version_and_t
     };
     let value = poison(&mut run, f32::NAN);
     let Run { reference, publisher, .. } = &mut run;
-    publisher.begin_cut(&reference.state, notes().unwrap(), &reference.tables).unwrap();
+    publisher.begin_cut(&reference.state, (notes().unwrap(), Instant::now()), &reference.tables).unwrap();
     publisher.settle(&reference.state, &reference.tables, notes).unwrap();
     let refused = publisher.collect(SLOW_WRITE);
     let name = &reference.state.schema.tables[0].name;

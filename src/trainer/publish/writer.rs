@@ -164,7 +164,7 @@ fn publish(
         },
         base: (!full).then_some(base),
         cursor: notes.cursor.as_deref(),
-        quality: notes.quality,
+        quality: (notes.quality)(),
     };
     dense.publish(&*options.disk, models, name, parts)
 }
