@@ -1,7 +1,7 @@
 //! Work that may wait: training beside a server, and opening new versions. Its threads run only when a
 //! processor is free, so it takes the time that requests leave.
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 
 /// Lets this thread, and the threads that it starts from now on, run only when a processor is free. `what` is
 /// said in the log if the system refuses. Does nothing on systems other than Linux.
@@ -22,6 +22,19 @@ pub(crate) fn only_when_idle(what: &str) {
     }
     #[cfg(not(target_os = "linux"))]
     let _ = what;
+}
+
+/// Threads that run only when a processor is free, one a processor.
+///
+/// # Errors
+/// When the system cannot start a thread.
+pub(crate) fn idle_pool(name: &'static str) -> anyhow::Result<rayon::ThreadPool> {
+    // Threads inherit the policy of the thread that starts them.
+    let starter = std::thread::Builder::new().spawn(move || {
+        only_when_idle("new versions are opened");
+        pool(name, 0)
+    });
+    starter.context("threads")?.join().map_err(|_| anyhow!("threads"))?
 }
 
 /// Threads for parallel work of this thread, with its policy. `name` is that of the threads, with a number.
@@ -53,6 +66,7 @@ mod tests {
             (policy(), pool("test", 1).unwrap().install(policy))
         });
         assert_eq!(thread.join().unwrap(), (SCHED_IDLE.to_owned(), SCHED_IDLE.to_owned()));
+        assert_eq!(idle_pool("test").unwrap().install(policy), SCHED_IDLE);
         assert_eq!(policy(), "0");
     }
 }

@@ -77,14 +77,11 @@ impl Watching {
             models: HashMap::new(),
             new: HashMap::new(),
             unreadable: false,
+            opening: background::idle_pool("open").map_err(std::io::Error::other)?,
         };
         let thread = std::thread::Builder::new().name("watch-models".into()).spawn(move || {
             let _end = end;
-            background::only_when_idle("new versions are opened");
-            match background::pool("open", 0) {
-                Ok(pool) => pool.install(move || watcher.watch(&woken, every)),
-                Err(error) => tracing::error!("new versions are not served: {error:#}"),
-            }
+            watcher.watch(&woken, every);
         })?;
         Ok(Self { stop, wake, ended, thread: Some(thread) })
     }
@@ -129,6 +126,8 @@ struct Watcher {
     new: HashMap<String, Stamp>,
     /// Whether the directory could not be read at the last look.
     unreadable: bool,
+    /// Threads that open versions when a processor is free.
+    opening: rayon::ThreadPool,
 }
 
 impl Watcher {
@@ -213,7 +212,7 @@ impl Watcher {
             if watched.refused.get(&version) == Some(&now) {
                 continue;
             }
-            match take_over(&self.loader, model, &name, version) {
+            match take_over(&self.loader, &self.opening, model, version) {
                 Ok(()) => {
                     watched.refused.remove(&version);
                     return;
@@ -257,10 +256,24 @@ impl Watcher {
 }
 
 /// Opens a version, checks all of it and switches to it.
-fn take_over(loader: &Loader, model: &LoadedModel, name: &str, version: Version) -> anyhow::Result<()> {
+fn take_over(
+    loader: &Loader,
+    opening: &rayon::ThreadPool,
+    model: &LoadedModel,
+    version: Version,
+) -> anyhow::Result<()> {
+    let next = opening.install(|| open_next(loader, model, version))?;
+    // Not by an idle thread: a switch takes locks that requests wait for.
+    let Taken { from, to, carried, dropped } = model.engine.switch(next)?;
+    let name = model.engine.describe().model;
+    tracing::info!(model = name, %from, version = %to, carried, dropped, "version taken over");
+    Ok(())
+}
+
+fn open_next(loader: &Loader, model: &LoadedModel, version: Version) -> anyhow::Result<NextVersion> {
     let LoadedModel { engine, memory } = model;
-    let served = engine.served();
-    let mut opened = store::open_after(&loader.models, name, version, &served.store)?;
+    let (served, name) = (engine.served(), engine.describe().model);
+    let mut opened = store::open_after(&loader.models, &name, version, &served.store)?;
     let weights = engine.check_next(&opened)?;
     let changes = match opened.store.changed_since(&served.store) {
         // The base rows are those of the served version, and ready.
@@ -271,12 +284,7 @@ fn take_over(loader: &Loader, model: &LoadedModel, name: &str, version: Version)
             Changes::Unknown
         }
     };
-    drop(served);
-    let switch_bytes = loader.config.cache.switch_bytes;
-    let Taken { from, to, carried, dropped } =
-        engine.switch(NextVersion { opened, weights, changes, switch_bytes })?;
-    tracing::info!(model = name, %from, version = %to, carried, dropped, "version taken over");
-    Ok(())
+    Ok(NextVersion { opened, weights, changes, switch_bytes: loader.config.cache.switch_bytes })
 }
 
 /// The files of these directories, and of the directories in them.
