@@ -113,14 +113,17 @@ async fn score(served: SocketAddr, requests: Vec<PredictRequest>, stop: Arc<Atom
     answers
 }
 
-/// The name and the nice value of each thread.
-fn priorities(served: &Served) -> Vec<(String, i64)> {
+/// The number of the policy `SCHED_IDLE`, of threads that run only when a processor is free.
+const IDLE: u32 = 5;
+
+/// The name and the policy of each thread.
+fn policies(served: &Served) -> Vec<(String, u32)> {
     let tasks = fs::read_dir(format!("/proc/{}/task", served.id())).unwrap().flatten();
     let stats = tasks.filter_map(|task| fs::read_to_string(task.path().join("stat")).ok());
     let of = |stat: String| {
         let (name, rest) = stat.split_once('(')?.1.rsplit_once(')')?;
-        // The fields after the name begin with the third; nice is the 19th.
-        Some((name.to_owned(), rest.split_whitespace().nth(16)?.parse().ok()?))
+        // The fields after the name begin with the third; the policy is the 41st (proc_pid_stat(5)).
+        Some((name.to_owned(), rest.split_whitespace().nth(38)?.parse().ok()?))
     };
     stats.filter_map(of).collect()
 }
@@ -142,16 +145,17 @@ fn scores_follow_the_versions(more: &str) {
             wait("a version is served", || shown(&served, "model_version") > part as f64);
         }
         if part == 1 {
-            let threads = priorities(&served);
-            let low = |name: &str| ["train", "publish", "cut-watch"].iter().any(|of| name.starts_with(of));
-            assert!(threads.iter().filter(|(name, _)| low(name)).count() >= 4, "{threads:?}");
-            let stages = threads.iter().filter(|(_, nice)| *nice == 19).count();
-            assert!(stages >= if more.is_empty() { 4 } else { 8 }, "{threads:?}");
-            assert!(threads.iter().all(|(name, nice)| !low(name) || *nice == 19), "{threads:?}");
+            let threads = policies(&served);
+            let waits =
+                |name: &str| ["train", "publish", "cut-watch", "open"].iter().any(|of| name.starts_with(of));
+            assert!(threads.iter().filter(|(name, _)| waits(name)).count() >= 5, "{threads:?}");
+            let stages = threads.iter().filter(|(_, policy)| *policy == IDLE).count();
+            assert!(stages >= if more.is_empty() { 5 } else { 9 }, "{threads:?}");
+            assert!(threads.iter().all(|(name, policy)| !waits(name) || *policy == IDLE), "{threads:?}");
             let serves =
                 |name: &str| ["flechette", "tokio", "watch-models"].iter().any(|of| name.starts_with(of));
             assert!(threads.iter().any(|(name, _)| serves(name)), "{threads:?}");
-            assert!(threads.iter().all(|(name, nice)| !serves(name) || *nice != 19), "{threads:?}");
+            assert!(threads.iter().all(|(name, policy)| !serves(name) || *policy != IDLE), "{threads:?}");
         }
     }
     wait("training ends", || shows(&served, "training_state", 0.0));

@@ -327,8 +327,17 @@ impl Publisher {
 
     /// Whether the publisher waits for the next step, to copy rows, to cut, or to report.
     fn waits(&self, steps: u64) -> bool {
-        let by_time = matches!(self.options.every, Every::Time(_));
-        self.cut.is_some() || self.in_flight || by_time && steps > self.last_steps
+        self.cut.is_some() || self.in_flight || self.by_time() && steps > self.last_steps
+    }
+
+    /// As [`Self::waits`], with a scratchpad. Batches may be held in the stages until more data comes, so a
+    /// cut may be due although no step was taken.
+    fn waits_on_disk(&self) -> bool {
+        self.in_flight || self.by_time()
+    }
+
+    fn by_time(&self) -> bool {
+        matches!(self.options.every, Every::Time(_))
     }
 
     /// Whether a cut is due and the writer is free.

@@ -81,7 +81,7 @@ impl Publisher {
         self.may_capture = pipeline.shows_current_rows();
         self.begin_capture();
         loop {
-            watch.resume(self.waits(state.steps));
+            watch.resume(self.waits_on_disk());
             let (steps, before) = (self.steps_to_cut(state.steps), state.steps);
             let data = Data { reader: &mut *reader, batch, steps };
             let mut cutting = Cutting { publisher: self, observer, watch: &watch, samples };
@@ -171,7 +171,7 @@ impl StepObserver for Cutting<'_> {
                 watch.pause();
             }
         }
-        watch.stepped(publisher.waits(state.steps));
+        watch.stepped(publisher.waits_on_disk());
         Ok(())
     }
 }
