@@ -347,7 +347,9 @@ impl Publisher {
             Every::Steps(every) => steps / every > self.last_steps / every,
             Every::Time(every) => steps > self.last_steps && self.last_cut.elapsed() >= every,
         };
-        let early = || self.holds_most() && self.last_cut.elapsed() >= self.retry_after;
+        // Without a base, the next version has all rows, and none are copied.
+        let early =
+            || self.base.is_some() && self.holds_most() && self.last_cut.elapsed() >= self.retry_after;
         !self.in_flight && (due || early())
     }
 
