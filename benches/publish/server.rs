@@ -1,10 +1,10 @@
 //! `serve` as a child process, and `load` against it.
 
-use std::cell::Cell;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::process::Stdio;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -33,7 +33,7 @@ pub struct Server {
     http: SocketAddr,
     log: Arc<Mutex<Log>>,
     /// Each load has other samples.
-    seed: Cell<usize>,
+    seed: AtomicUsize,
 }
 
 /// What the log has said.
@@ -76,7 +76,7 @@ impl Server {
                 read_line(&line, http, &of_thread);
             }
         });
-        Ok(Self { _process: process, grpc, http, log, seed: Cell::new(9) })
+        Ok(Self { _process: process, grpc, http, log, seed: AtomicUsize::new(9) })
     }
 
     /// Requests per second of 8 clients in a closed loop. Also fills the cache.
@@ -97,7 +97,7 @@ impl Server {
     }
 
     fn next_seed(&self) -> usize {
-        self.seed.replace(self.seed.get() + 1)
+        self.seed.fetch_add(1, Ordering::Relaxed)
     }
 
     /// The sum of a metric over its labels.

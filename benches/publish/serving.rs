@@ -19,6 +19,9 @@ const RENAMED_AFTER: Duration = Duration::from_millis(500);
 /// The shortest window with a version: a server reads its directory every second.
 const LEAST_WINDOW: Duration = Duration::from_secs(3);
 
+/// How long clients take all of the processor.
+const AT_CAPACITY: Duration = Duration::from_secs(40);
+
 /// The time that a version takes, on average.
 const PUBLISHED_IN: Duration = Duration::from_secs(3);
 
@@ -28,14 +31,32 @@ pub fn measure(bench: &Bench, figures: &mut Figures) -> anyhow::Result<()> {
     let server = Server::start(&models, "")?;
     let rate = server.capacity(bench.every.as_secs())? / 2.0;
     figures.add("half of the capacity, requests/s", "", &[rate]);
-    let (first, last) = versions.split_at(bench.versions);
+    let (first, others) = versions.split_at(bench.versions);
+    let (next, last) = others.split_at(bench.rounds);
     latency(bench, figures, (&server, rate), first)?;
-    hit_rates(bench, figures, (&server, rate), last)
+    hit_rates(bench, figures, (&server, rate), next)?;
+    saturated(bench, figures, &server, &last[0])
+}
+
+/// How long it takes until a version is served while clients leave the processor no time.
+fn saturated(bench: &Bench, figures: &mut Figures, server: &Server, version: &Path) -> anyhow::Result<()> {
+    let time = AT_CAPACITY.min(8 * bench.every);
+    std::thread::scope(|scope| {
+        let load = scope.spawn(|| server.capacity(time.as_secs()));
+        server.wait_for_requests()?;
+        sleep(RENAMED_AFTER);
+        let served = publish(bench, server, version)?.as_secs_f64();
+        let during = !load.is_finished();
+        load.join().map_err(|_| anyhow::anyhow!("load panicked"))??;
+        let what = "from the rename of a version until it is served, at capacity, s";
+        figures.add(what, if during { "" } else { "served after the load had ended" }, &[served]);
+        Ok(())
+    })
 }
 
 /// Trains versions of a model after its first one, and puts them aside.
 fn train(bench: &Bench, models: &Path, figures: &mut Figures) -> anyhow::Result<Vec<PathBuf>> {
-    let (mut rows, versions) = (Vec::new(), 2..2 + bench.versions + bench.rounds);
+    let (mut rows, versions) = (Vec::new(), 2..2 + bench.versions + 1 + bench.rounds);
     for version in versions.clone() {
         // One version, at the end of the data.
         let data = data(BATCH * bench.steps, 100 + version);

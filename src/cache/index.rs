@@ -233,12 +233,12 @@ impl Index {
         Some(unlink(slot, EMPTY))
     }
 
-    /// Whether a key is linked and `same` accepts its location. Does not renew its stamp.
-    pub(crate) fn contains(&self, key: FlatKey, same: impl FnOnce(Held<'_>) -> bool) -> bool {
+    /// Passes the location of a key to `look` if the key is linked. Does not renew its stamp.
+    pub(crate) fn look<R>(&self, key: FlatKey, look: impl FnOnce(Held<'_>) -> R) -> Option<R> {
         let (first, second) = self.pair(key);
         let _guards = self.lock(first, second);
         let (first, second) = (&self.buckets.all()[first], &self.buckets.all()[second]);
-        first.find(key).or_else(|| second.find(key)).is_some_and(|slot| same(slot.held()))
+        first.find(key).or_else(|| second.find(key)).map(|slot| look(slot.held()))
     }
 
     /// Keys, locations and ages of a bucket's entries, read without a lock: they may be inconsistent.

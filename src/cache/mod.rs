@@ -105,7 +105,7 @@ pub(crate) use query::Miss;
 pub use query::Query;
 pub use shape::{CacheShape, TableShape};
 pub(crate) use stats::CacheStats;
-pub(crate) use version::{NewRow, Switched};
+pub(crate) use version::{Cached, NewRow, Switched};
 pub(crate) use warm::Warmed;
 
 use shared::Shared;
@@ -211,8 +211,9 @@ impl FlatCache {
         BatchPin::new(&self.shared)
     }
 
-    /// Makes `version` the version of new batches. `changed` has all rows that differ from the previous
-    /// version. Cached ones are updated, or dropped if they are given without bytes.
+    /// Makes `version` the version of new batches. `changed` returns all cached rows that differ from the
+    /// previous version; it may return others, too. They are updated, or dropped if they come without bytes.
+    /// No missed row is admitted until the switch ends.
     ///
     /// Waits for the batches of the previous version, so do not call it on a request's path, nor on a thread
     /// that has a pin. Concurrent switches wait for each other.
@@ -220,26 +221,15 @@ impl FlatCache {
     /// # Errors
     /// When the version is not newer than the current one, or a row's table, id or length is wrong. Then
     /// nothing changes.
-    pub(crate) fn switch<'r, N: Into<NewRow<'r>>>(
-        &self,
+    pub(crate) fn switch<'c, 'r, C>(
+        &'c self,
         version: Version,
-        changed: impl IntoIterator<Item = N>,
-    ) -> Result<Switched, CacheError> {
+        changed: impl FnOnce(Cached<'c>) -> C,
+    ) -> Result<Switched, CacheError>
+    where
+        C: IntoIterator<Item: Into<NewRow<'r>>>,
+    {
         self.shared.switch(version, changed)
-    }
-
-    /// As [`Self::switch`], if the changed rows are not known. `changed` gets the cached rows, the hottest
-    /// first, and returns those that differ. From before this call until the switch ends, no missed row is
-    /// admitted.
-    ///
-    /// # Errors
-    /// As [`Self::switch`].
-    pub(crate) fn switch_unlisted<'r>(
-        &self,
-        version: Version,
-        changed: impl FnOnce(Vec<(TableId, u64)>) -> Vec<NewRow<'r>>,
-    ) -> Result<Switched, CacheError> {
-        self.shared.switch_unlisted(version, changed)
     }
 
     /// The version that new batches use.

@@ -28,12 +28,10 @@ pub enum Insertion {
     Stored,
     /// Another batch has inserted it already.
     Present,
-    /// The admission policy rejected it.
+    /// The admission policy rejected it, or a version switch has stopped the admission of rows.
     NotAdmitted,
     /// The cache has no room for it at present.
     Full,
-    /// The row differs from the previous version, whose batches have not all finished.
-    Switching,
 }
 
 /// The state of a cache.

@@ -1,31 +1,29 @@
 //! Switching versions: all changed rows switch together, between two batches.
 //!
-//! Flat keys have no version, so the caller of a switch passes the rows that changed. First, the new bytes of
-//! cached rows are copied into new slots. Then the new version becomes current together with an *overlay*: a
-//! map from every changed row to the location of its new bytes, or to `None` if the row is not cached. A
-//! batch of the new version looks into the overlay before the index. A batch of an old version looks only
-//! into the index, finds the old rows there, and may still insert old rows. When the last of these batches
-//! has finished, no batch needs the old rows: the overlay is merged into the index and removed.
+//! Flat keys have no version, so the caller of a switch passes the rows that changed. First, the switch stops
+//! the admission of rows, and waits for the batches that may not have seen this: until the switch ends, rows
+//! only leave the cache. Then the new bytes of the changed rows that are cached are copied into new slots, and
+//! the new version becomes current together with an *overlay*: a map from these rows to the locations of their
+//! new bytes, or to `None` if there was no room. A batch of the new version looks into the overlay before the
+//! index. A batch of the old version looks only into the index, and finds the old rows there. When the last of
+//! these batches has finished, no batch needs the old rows: the overlay is merged into the index and removed.
 //!
 //! **Why no batch finds an old row of a changed id.** A batch takes its number, then reads the current
 //! version. The switch makes the version current, then takes a tag. By the argument of [`super::epoch`], a
 //! batch with a number above the tag sees the new version and so the overlay. The switch waits for all other
 //! batches. So while the overlay exists, batches of the new version read changed rows through it and ignore
-//! the index's entries for changed rows. When the overlay is merged, no batch is left that could insert an
-//! old row.
+//! the index's entries for changed rows. When the overlay is merged, no batch of the old version is left, so
+//! none inserts an old row after admission resumes.
+//!
+//! **Why a switch delays no request.** A batch takes locks only to insert rows, and inserts none while
+//! admission is stopped. So a switch may run on threads that have a processor only when it is idle.
 //!
 //! **Why no slot is freed too early.** While the overlay exists, a batch may find a slot there that the index
 //! has evicted. So [`super::epoch::RetireList`] frees nothing during that time, and all slots in it get a new
 //! tag when the overlay is removed.
 //!
-//! **If the changed rows are not known** ([`Shared::switch_unlisted`]), the cached rows are listed and
-//! compared. A row that is inserted after the listing would be missing there, and later batches would find
-//! old bytes. So the switch first stops the admission of rows, and then waits for the batches that may not
-//! have seen this. From then on rows only leave the cache. Admission resumes when no batch of the old version
-//! is left.
-//!
-//! An overlay takes up to 76 bytes per changed row in addition to `cache.bytes`, and up to 57 more per cached
-//! changed row while it is built (`tests/it/cache_memory.rs`).
+//! An overlay takes up to 76 bytes per cached row that changed in addition to `cache.bytes`, and up to 57 more
+//! while it is built (`cache/tests/memory.rs`).
 
 use std::collections::hash_map;
 use std::sync::{Arc, PoisonError};
@@ -40,9 +38,9 @@ use crate::types::{FlatKey, TableId, Version};
 /// The result of a version switch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Switched {
-    /// Rows that changed.
+    /// Cached rows that changed.
     pub changed: u64,
-    /// Changed rows that were cached and whose new bytes are cached.
+    /// Those whose new bytes are cached.
     pub carried: u64,
 }
 
@@ -58,6 +56,22 @@ pub(crate) struct NewRow<'r> {
 impl<'r> From<(TableId, u64, &'r [u8])> for NewRow<'r> {
     fn from((table, id, row): (TableId, u64, &'r [u8])) -> Self {
         Self { table, id, row: Some(row) }
+    }
+}
+
+/// The rows of a cache during a switch: rows only leave it.
+#[derive(Clone, Copy)]
+pub(crate) struct Cached<'c>(&'c Shared);
+
+impl Cached<'_> {
+    /// All of them, the most recently used first.
+    pub(crate) fn rows(self) -> Vec<(TableId, u64)> {
+        self.0.hot_rows()
+    }
+
+    pub(crate) fn contains(self, table: TableId, id: u64) -> bool {
+        let own = self.0.keys.own(table, id);
+        own.is_some_and(|own| self.0.find(table, own).is_some())
     }
 }
 
@@ -80,10 +94,10 @@ impl Current {
     }
 }
 
-/// The locations of the changed rows of a version.
+/// The locations of the cached rows that a version changes.
 #[derive(Debug, Default)]
 pub(crate) struct Overlay {
-    /// Every changed row by its own key, which no other row has, unlike an index key ([`super::key`]).
+    /// By the row's own key, which no other row has, unlike an index key ([`super::key`]).
     pub rows: ByKey<Changed>,
 }
 
@@ -93,13 +107,12 @@ pub(crate) type ByKey<T> = NumberMap<FlatKey, T>;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Changed {
     pub table: TableId,
-    /// `None` if the row is not cached.
+    /// `None` if its new bytes are not cached.
     pub location: Option<Location>,
 }
 
 impl Overlay {
-    /// `Some(Some(location))` for a changed row that is cached, `Some(None)` for a changed row that is not
-    /// cached, `None` for all other rows.
+    /// `Some(location)` for a changed row, `None` for all other rows.
     #[inline]
     pub(crate) fn get(&self, own: FlatKey) -> Option<Option<Location>> {
         self.rows.get(&own).map(|changed| changed.location)
@@ -114,41 +127,22 @@ impl Overlay {
 
 impl Shared {
     /// As [`FlatCache::switch`](super::FlatCache::switch).
-    pub(crate) fn switch<'r, N: Into<NewRow<'r>>>(
-        &self,
+    pub(crate) fn switch<'c, 'r, C>(
+        &'c self,
         version: Version,
-        changed: impl IntoIterator<Item = N>,
-    ) -> Result<Switched, CacheError> {
+        changed: impl FnOnce(Cached<'c>) -> C,
+    ) -> Result<Switched, CacheError>
+    where
+        C: IntoIterator<Item: Into<NewRow<'r>>>,
+    {
         let _one_at_a_time = self.switching.lock().unwrap_or_else(PoisonError::into_inner);
-        self.check_newer(version)?;
-        self.switch_to(version, changed)
-    }
-
-    /// As [`FlatCache::switch_unlisted`](super::FlatCache::switch_unlisted).
-    pub(crate) fn switch_unlisted<'r>(
-        &self,
-        version: Version,
-        changed: impl FnOnce(Vec<(TableId, u64)>) -> Vec<NewRow<'r>>,
-    ) -> Result<Switched, CacheError> {
-        let _one_at_a_time = self.switching.lock().unwrap_or_else(PoisonError::into_inner);
-        self.check_newer(version)?;
+        let current = self.current.read().version;
+        if version <= current {
+            return Err(CacheError::Version { got: version, current });
+        }
         let _paused = self.pause_admission();
         self.epochs.wait_for_earlier();
-        self.switch_to(version, changed(self.hot_rows()))
-    }
-
-    fn check_newer(&self, version: Version) -> Result<(), CacheError> {
-        let current = self.current.read().version;
-        if version > current { Ok(()) } else { Err(CacheError::Version { got: version, current }) }
-    }
-
-    /// The caller holds the lock of a switch.
-    fn switch_to<'r, N: Into<NewRow<'r>>>(
-        &self,
-        version: Version,
-        changed: impl IntoIterator<Item = N>,
-    ) -> Result<Switched, CacheError> {
-        let overlay = Arc::new(self.overlay(changed)?);
+        let overlay = Arc::new(self.overlay(changed(Cached(self)))?);
         self.retired.hold();
         self.current.replace(Current { version, overlay: Some(overlay.clone()) });
         self.epochs.wait_for_earlier();
@@ -166,18 +160,19 @@ impl Shared {
         changed: impl IntoIterator<Item = N>,
     ) -> Result<Overlay, CacheError> {
         let mut slots: ByKey<Slot> = ByKey::default();
-        let (mut overlay, mut changed) = (Overlay::default(), changed.into_iter());
-        // Reserved at once: growing the map would take half as much memory again.
-        overlay.rows.reserve(changed.size_hint().0);
-        let done = changed.try_for_each(|changed| {
+        let mut overlay = Overlay::default();
+        let done = changed.into_iter().try_for_each(|changed| {
             let NewRow { table, id, row } = changed.into();
             let own = self.changed_key(table, id, row)?;
+            let Some(location) = self.find(table, own) else { return Ok(()) };
             overlay.rows.insert(own, Changed { table, location: None });
-            let Some(row) = row else { return Ok(()) };
+            let Some(row) = row.filter(|_| !location.is_host()) else { return Ok(()) };
             // A row that occurs twice is written twice to the same slot, which no batch has seen yet.
             let slot = match slots.entry(own) {
                 hash_map::Entry::Occupied(slot) => Some(slot.into_mut()),
-                hash_map::Entry::Vacant(none) => self.slot_for_held(table, own).map(|slot| none.insert(slot)),
+                hash_map::Entry::Vacant(none) => {
+                    self.take(self.classes[table.index()]).map(|slot| none.insert(slot))
+                }
             };
             if let Some(slot) = slot {
                 self.fill(slot, table, own, row);
@@ -196,11 +191,11 @@ impl Shared {
         Ok(overlay)
     }
 
-    /// A slot for the new bytes of a row whose old bytes are in the pool, if there is room.
-    fn slot_for_held(&self, table: TableId, own: FlatKey) -> Option<Slot> {
+    /// Where a row is; `None` if it is not cached.
+    fn find(&self, table: TableId, own: FlatKey) -> Option<Location> {
         let (_, key) = self.keys.row(table, own);
-        let in_pool = |held: Held<'_>| !held.location().is_host() && self.is_row(table, own, held);
-        self.index.contains(key, in_pool).then(|| self.take(self.classes[table.index()]))?
+        let is_row = |held: Held<'_>| held.location().is_host() || self.is_row(table, own, held);
+        self.index.look(key, |held| is_row(held).then(|| held.location()))?
     }
 
     /// Merges the overlay into the index. Returns the slots of rows that found no room in the index.

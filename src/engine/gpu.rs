@@ -403,8 +403,8 @@ impl<D: Driver> AnyContextPool for ContextPool<D> {
         rows: &mut NextRows<'_>,
     ) -> Result<Switched, GpuCacheError> {
         match changes {
-            Changes::Unknown => self.cache.switch_unlisted(to, |cached| rows.compared(&cached)),
-            Changes::Rows(changed) => self.cache.switch(to, rows.known(changed)),
+            Changes::Unknown => self.cache.switch(to, |cached| Ok(rows.compared(&cached.rows()?))),
+            Changes::Rows(changed) => self.cache.switch(to, |_| Ok(rows.known(changed))),
         }
     }
 

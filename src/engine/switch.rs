@@ -53,8 +53,7 @@ pub(crate) struct Taken {
     pub to: Version,
     /// Cached rows that changed and are cached with their new bytes.
     pub carried: u64,
-    /// Cached rows that changed and are no longer cached. For known changes: changed rows that are not
-    /// cached.
+    /// Cached rows that changed and are no longer cached.
     pub dropped: u64,
 }
 
@@ -170,8 +169,11 @@ fn switch_host(
     rows: &mut NextRows<'_>,
 ) -> Result<Switched, CacheError> {
     match changes {
-        Changes::Unknown => cache.switch_unlisted(to, |cached| rows.compared(&cached)),
-        Changes::Rows(changed) => cache.switch(to, rows.known(changed)),
+        Changes::Unknown => cache.switch(to, |cached| rows.compared(&cached.rows())),
+        Changes::Rows(changed) => {
+            let changed = changed.iter();
+            cache.switch(to, |cached| rows.known(changed.filter(move |row| cached.contains(row.0, row.1))))
+        }
     }
 }
 
@@ -203,11 +205,14 @@ impl<'r> NextRows<'r> {
         changed
     }
 
-    /// The rows that are known to have changed. The cache copies only the bytes of those that it holds, as
-    /// far as it has room.
-    pub(crate) fn known(&self, changed: &[(TableId, u64)]) -> Vec<NewRow<'r>> {
-        let row = |&(table, id): &(TableId, u64)| NewRow { table, id, row: self.new.store.row(table, id) };
-        changed.iter().map(row).collect()
+    /// Rows that are known to have changed. The cache copies only the bytes of those that it holds, as far as
+    /// it has room.
+    pub(crate) fn known<'c>(
+        &self,
+        changed: impl IntoIterator<Item = &'c (TableId, u64)>,
+    ) -> impl Iterator<Item = NewRow<'r>> {
+        let new = self.new;
+        changed.into_iter().map(|&(table, id)| NewRow { table, id, row: new.store.row(table, id) })
     }
 
     /// Counts a row towards `cache.switch_bytes`. Returns whether it fits.

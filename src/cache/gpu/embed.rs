@@ -169,8 +169,7 @@ impl<D: Driver> Shared<D> {
             let row = JobRow::Host(self.pointer(table, id)?);
             Some(Offer { table, id, row, occurrences: 1 })
         });
-        let may_be_linked = |offer: &Offer| !hold.excludes(self.keys.own(offer.table, offer.id));
-        let mut offers = missed.chain(pointed).filter(may_be_linked).peekable();
+        let mut offers = missed.chain(pointed).peekable();
         if offers.peek().is_none() {
             return Ok(());
         }

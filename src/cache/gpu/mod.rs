@@ -63,7 +63,7 @@ pub use embed::MissingRows;
 use evict::Sweep;
 pub(crate) use pointers::GpuHostRows;
 use replace::Replacer;
-use version::Current;
+use version::{Cached, Current};
 
 /// Why a cache on a device cannot be created, or rejects its input.
 #[derive(Debug, thiserror::Error)]
@@ -162,8 +162,7 @@ impl<D: Driver> GpuCache<D> {
         Ok(Self { _evictor: evictor.map_err(refused)?, shared })
     }
 
-    /// As [`super::FlatCache::switch`]: makes `version` the version of new batches. `changed` has all rows
-    /// that differ from the previous version. Cached ones are updated, or dropped if they come without bytes.
+    /// As [`super::FlatCache::switch`].
     ///
     /// Waits for the batches of the previous version and for the device. Pointers to unchanged rows in host
     /// memory stay. No more pointers are made until [`Self::host_rows`] is called for this version. To
@@ -173,24 +172,15 @@ impl<D: Driver> GpuCache<D> {
     /// [`GpuCacheError`] if the version is not newer than the current one, a row does not fit its table, or
     /// the overlay cannot be allocated. Then nothing has changed. After a later driver error, the switch has
     /// failed: batches still read correct rows, but the cache frees no slots and refuses further switches.
-    pub(crate) fn switch<'r, N: Into<NewRow<'r>>>(
+    pub(crate) fn switch<'r, C>(
         &self,
         version: Version,
-        changed: impl IntoIterator<Item = N>,
-    ) -> Result<Switched, GpuCacheError> {
+        changed: impl FnOnce(Cached<'_, D>) -> Result<C, GpuCacheError>,
+    ) -> Result<Switched, GpuCacheError>
+    where
+        C: IntoIterator<Item: Into<NewRow<'r>>>,
+    {
         self.shared.switch(version, changed)
-    }
-
-    /// As [`super::FlatCache::switch_unlisted`].
-    ///
-    /// # Errors
-    /// As [`Self::switch`].
-    pub(crate) fn switch_unlisted<'r>(
-        &self,
-        version: Version,
-        changed: impl FnOnce(Vec<(TableId, u64)>) -> Vec<NewRow<'r>>,
-    ) -> Result<Switched, GpuCacheError> {
-        self.shared.switch_unlisted(version, changed)
     }
 
     /// The version that new batches use.

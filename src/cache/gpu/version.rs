@@ -7,7 +7,7 @@
 //!
 //! - *Only the device knows which changed rows are cached.* Jobs look them up, some thousands at a time.
 //! - *The overlay exists twice.* Probes read a table in device memory. The header of a batch has the table's
-//!   address. When rows are offered, the host reads its own copy.
+//!   address. The host's own copy lists what is merged.
 //! - *A batch ends* when its last kernel has ended. Until then it has its pin. Its jobs are on the cache's
 //!   stream before its pin is dropped, so before the merging jobs. These replace or withdraw the old rows
 //!   that the batch offered.
@@ -20,7 +20,7 @@
 //! Pointers into host memory belong to one version: a switch stops making them (`pointers`), and the merge
 //! replaces or withdraws the pointers to changed rows.
 //!
-//! While it exists, an overlay takes 32 to 64 bytes per changed row on the device, and about as much on the
+//! While it exists, an overlay takes 32 to 64 bytes per cached row that changed on the device, and about as much on the
 //! host, in addition to `cache.bytes`. A switch also allocates a staging buffer.
 
 use std::sync::{Arc, Weak};
@@ -44,7 +44,7 @@ const STAGED_BYTES: usize = 1 << 20;
 /// The version that new batches use.
 pub(crate) struct Current<D: Driver> {
     pub version: Version,
-    overlay: Option<(Arc<Overlay>, Weak<OverlayTable<D>>)>,
+    overlay: Option<Weak<OverlayTable<D>>>,
 }
 
 impl<D: Driver> Current<D> {
@@ -58,17 +58,17 @@ impl<D: Driver> Current<D> {
 pub(crate) struct BatchHold<D: Driver> {
     /// The overlay that the batch reads before the index.
     pub overlay: Option<Arc<OverlayTable<D>>>,
-    changed: Option<Arc<Overlay>>,
     pub version: Version,
     pub pin: OwnedPin,
 }
 
-impl<D: Driver> BatchHold<D> {
-    /// Whether a row must not be linked: it differs from the previous version, whose batches may still run
-    /// and would find it in the index.
-    pub(crate) fn excludes(&self, own: Option<FlatKey>) -> bool {
-        let changed = self.changed.as_deref();
-        own.zip(changed).is_some_and(|(own, changed)| changed.get(own).is_some())
+/// The rows of a cache during a switch: rows only leave it.
+pub(crate) struct Cached<'c, D: Driver>(&'c Shared<D>);
+
+impl<D: Driver> Cached<'_, D> {
+    /// All of them, the most recently used first.
+    pub(crate) fn rows(&self) -> Result<Vec<(TableId, u64)>, GpuCacheError> {
+        Ok(self.0.hot_rows()?)
     }
 }
 
@@ -80,41 +80,42 @@ impl<D: Driver> Shared<D> {
             // Read after the pin has taken its number: a switch relies on this order (`cache/version.rs`).
             let current = self.current.read();
             let version = current.version;
-            let Some((changed, table)) = &current.overlay else {
-                return BatchHold { overlay: None, changed: None, version, pin };
+            let Some(table) = &current.overlay else {
+                return BatchHold { overlay: None, version, pin };
             };
             // The table lives while its version's batches run. If it is gone, `current` was replaced after
             // this thread has read it.
             if let Some(table) = table.upgrade() {
-                return BatchHold { overlay: Some(table), changed: Some(changed.clone()), version, pin };
+                return BatchHold { overlay: Some(table), version, pin };
             }
         }
     }
 
     /// As [`GpuCache::switch`](super::GpuCache::switch).
-    pub(crate) fn switch<'r, N: Into<NewRow<'r>>>(
+    pub(crate) fn switch<'r, C>(
         &self,
         version: Version,
-        changed: impl IntoIterator<Item = N>,
-    ) -> Result<Switched, GpuCacheError> {
-        let overlay = &mut *lock(&self.switching);
-        self.check_newer(overlay, version)?;
-        self.switch_to(overlay, version, changed)
-    }
-
-    /// As [`GpuCache::switch_unlisted`](super::GpuCache::switch_unlisted).
-    pub(crate) fn switch_unlisted<'r>(
-        &self,
-        version: Version,
-        changed: impl FnOnce(Vec<(TableId, u64)>) -> Vec<NewRow<'r>>,
-    ) -> Result<Switched, GpuCacheError> {
-        let overlay = &mut *lock(&self.switching);
-        self.check_newer(overlay, version)?;
+        changed: impl FnOnce(Cached<'_, D>) -> Result<C, GpuCacheError>,
+    ) -> Result<Switched, GpuCacheError>
+    where
+        C: IntoIterator<Item: Into<NewRow<'r>>>,
+    {
+        let current_overlay = &mut *lock(&self.switching);
+        self.check_newer(current_overlay, version)?;
         let _paused = self.pause_admission();
-        // The jobs of these batches are on the cache's stream, so the listing kernels run after them.
+        // The jobs of these batches are on the cache's stream, so the kernels of the switch run after them.
         self.wait_for_earlier()?;
-        let cached = self.hot_rows()?;
-        self.switch_to(overlay, version, changed(cached))
+        let (overlay, table) = Carrier::new(self)?.carry(changed(Cached(self))?)?;
+        let table = current_overlay.insert(Arc::new(table));
+        self.make_current(version, table);
+        self.wait_for_earlier()?;
+        self.merge(&overlay)?;
+        self.withdraw_overlay(version);
+        self.wake.now();
+        // Batches may still read the overlay, which is freed next.
+        self.wait_for_earlier()?;
+        *current_overlay = None;
+        Ok(overlay.switched())
     }
 
     fn check_newer(
@@ -132,34 +133,12 @@ impl<D: Driver> Shared<D> {
         Ok(())
     }
 
-    /// Makes a version current. Waits for the batches of the previous version. `current_overlay` is that of
-    /// `self.switching`, which the caller has locked.
-    fn switch_to<'r, N: Into<NewRow<'r>>>(
-        &self,
-        current_overlay: &mut Option<Arc<OverlayTable<D>>>,
-        version: Version,
-        changed: impl IntoIterator<Item = N>,
-    ) -> Result<Switched, GpuCacheError> {
-        let (overlay, table) = Carrier::new(self)?.carry(changed)?;
-        let (overlay, table) = (Arc::new(overlay), current_overlay.insert(Arc::new(table)));
-        self.make_current(version, &overlay, table);
-        self.wait_for_earlier()?;
-        self.merge(&overlay)?;
-        self.withdraw_overlay(version);
-        self.wake.now();
-        // Batches may still read the overlay, which is freed next.
-        self.wait_for_earlier()?;
-        *current_overlay = None;
-        Ok(overlay.switched())
-    }
-
-    fn make_current(&self, version: Version, overlay: &Arc<Overlay>, table: &Arc<OverlayTable<D>>) {
+    fn make_current(&self, version: Version, table: &Arc<OverlayTable<D>>) {
         self.stop_pointing();
         // Before the overlay is visible: from then on, a batch may find a slot there that the index has
         // evicted.
         self.retired.hold();
-        let overlay = Some((overlay.clone(), Arc::downgrade(table)));
-        self.current.replace(Current { version, overlay });
+        self.current.replace(Current { version, overlay: Some(Arc::downgrade(table)) });
     }
 
     fn withdraw_overlay(&self, version: Version) {
@@ -298,7 +277,10 @@ impl<'s, D: Driver> Carrier<'s, D> {
                 .partition(|&(own, table)| jobs.push(shared.job(table, own, JobKind::Look), staging));
             jobs.launch(0, MayReplace::Nothing, None)?;
             for (&(own, table), outcome) in looked_up.iter().zip(jobs.finish()?) {
-                let in_pool = outcome.link == LINK_PRESENT && outcome.location & 1 == 0;
+                if outcome.link != LINK_PRESENT {
+                    continue;
+                }
+                let in_pool = outcome.location & 1 == 0;
                 let slot = in_pool.then(|| shared.slots.take(shared.classes[table.index()])).flatten();
                 let location = slot.as_ref().map(Slot::location);
                 overlay.rows.insert(own, Changed { table, location });

@@ -9,7 +9,7 @@ fn cached_changed_rows_are_carried_over_and_others_are_not_inserted() {
     let mut query = Query::default();
     run_batch(&cache, &tables, &mut query, &[(0, (0..50).collect())]);
     let switched = switch(&cache, &tables, Version(1));
-    assert_eq!(switched, Switched { changed: 20, carried: 10 });
+    assert_eq!(switched, Switched { changed: 10, carried: 10 });
     // `run_batch` compares the rows with version 1.
     let seen = run_batch(&cache, &tables, &mut query, &[(0, (0..100).collect())]);
     assert_eq!((seen.hits, seen.misses), (50, 50));
@@ -18,87 +18,81 @@ fn cached_changed_rows_are_carried_over_and_others_are_not_inserted() {
     assert_eq!(cache.stats().entries, 100);
 }
 
-#[test]
-fn a_batch_of_the_old_version_finds_old_rows_until_it_ends() {
+/// Switches to version 1, which changes rows 0, 5, 10 and so on, while batches run that began before it. The
+/// switch begins when the rows 0 to 49 are cached.
+fn switch_under_batches(
+    cache: &FlatCache,
+    switch: impl FnOnce() -> Switched + Send,
+    check: impl FnOnce(&Switched),
+) {
     let tables = [table(100, 4)];
-    let cache = cache_of(64 << 10, &tables, &by_hand());
+    let row = |id| row_of(TableId(0), id, 16);
     let mut query = Query::default();
-    run_batch(&cache, &tables, &mut query, &[(0, (0..50).collect())]);
-    let old = cache.pin();
+    run_batch(cache, &tables, &mut query, &[(0, (0..50).collect())]);
+    let first = cache.pin();
     std::thread::scope(|scope| {
-        let switching = scope.spawn(|| switch(&cache, &tables, Version(1)));
+        let switching = scope.spawn(switch);
+        // A batch that began before may insert rows until it sees that their admission has stopped.
+        let admitted = (91..95).cycle().take(30_000).take_while(|&id| {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+            first.insert(&miss(TableId(0), id), &row(id)).unwrap() != Insertion::NotAdmitted
+        });
+        assert!(admitted.count() < 30_000, "the admission of rows stops");
+        let old = cache.pin();
+        assert_eq!(old.version(), Version(0), "a batch that may insert rows still runs");
+        drop(first);
         while cache.version() != Version(1) {
             std::thread::yield_now();
         }
-        // A batch of each version runs at once. The old batch also inserts old rows.
+        // A batch of each version runs at once. None inserts rows.
         let mut mine = Query::default();
-        let new = run_batch(&cache, &tables, &mut mine, &[(0, (0..100).collect())]);
-        assert_eq!(new.hits, 50);
-        query.clear();
-        query.push(TableId(0), 0..100);
-        let found = old.lookup(&mut query).unwrap();
-        for id in 0..100 {
-            match found.source(id) {
-                Source::Row(row) => assert_eq!(row, row_of(TableId(0), id.into(), 16)),
-                _ => assert!(id >= 50, "row {id} was cached"),
-            }
+        for _ in 0..2 {
+            let new = run_batch(cache, &tables, &mut mine, &[(0, (0..60).collect())]);
+            assert!(new.misses >= 10, "{} misses", new.misses);
         }
-        assert_eq!(found.misses().len(), 10, "the new batch has inserted only unchanged rows");
+        query.clear();
+        query.push(TableId(0), 0..60);
+        let found = old.lookup(&mut query).unwrap();
+        (0..50).for_each(|id| assert_eq!(found.source(id), Source::Row(&row(id.into()))));
+        assert_eq!(found.misses().len(), 10);
         for miss in found.misses() {
-            old.insert(miss, &row_of(miss.table, miss.id, 16)).unwrap();
+            assert_eq!(old.insert(miss, &row(miss.id)).unwrap(), Insertion::NotAdmitted);
         }
         assert!(!switching.is_finished(), "the old batch has not finished");
         drop(old);
-        switching.join().unwrap();
+        check(&switching.join().unwrap());
     });
-    let seen = run_batch(&cache, &tables, &mut query, &[(0, (0..100).collect())]);
-    assert_eq!(seen.hits, 90, "the old batch's rows stay except for the ten that have changed");
-}
-
-/// The rows of a list that a version changes: those with odd ids come with their bytes.
-fn changed_of(rows: &[(TableId, u64)], version: Version, bytes: &[Vec<u8>]) -> Vec<NewRow<'static>> {
-    let changed = rows.iter().filter(|(_, id)| changes(version, *id));
-    let leaked = |id: u64| -> &'static [u8] { Vec::leak(bytes[id as usize].clone()) };
-    changed.map(|&(table, id)| NewRow { table, id, row: (id % 2 == 1).then(|| leaked(id)) }).collect()
+    let mut misses = || run_batch(cache, &tables, &mut query, &[(0, (0..60).collect())]).misses;
+    assert!(misses() >= 10);
+    assert_eq!(misses(), 0, "rows are admitted again");
 }
 
 #[test]
-fn a_switch_with_unknown_changes_lists_the_rows_and_admits_none_until_it_ends() {
-    let tables = [table(1000, 4)];
-    let cache = cache_of(64 << 10, &tables, &by_hand());
-    let mut query = Query::default();
-    run_batch(&cache, &tables, &mut query, &[(0, (0..50).collect())]);
-    let bytes: Vec<_> = (0..1000).map(|id| row_at(Version(1), TableId(0), id, 16)).collect();
-    let old = cache.pin();
-    let switched = std::thread::scope(|scope| {
-        let switching = scope.spawn(|| {
-            let changed = |cached: Vec<_>| {
-                assert!(cached.len() >= 50, "{} rows are cached", cached.len());
-                changed_of(&cached, Version(1), &bytes)
-            };
-            cache.switch_unlisted(Version(1), changed).unwrap()
-        });
-        // A batch that began before may insert until it sees the pause, which ends with the switch.
-        let admitted = (100..1000).step_by(5).cycle().take(30_000).take_while(|&id| {
-            let row = row_at(Version(0), TableId(0), id, 16);
-            std::thread::sleep(std::time::Duration::from_millis(1));
-            old.insert(&miss(TableId(0), id), &row).unwrap() != Insertion::NotAdmitted
-        });
-        assert!(admitted.count() < 30_000, "the admission of rows stops");
-        assert!(!switching.is_finished(), "the old batch has not finished");
-        query.clear();
-        query.push(TableId(0), 0..50);
-        let found = old.lookup(&mut query).unwrap();
-        (0..50).for_each(|id| assert_eq!(found.source(id), Source::Row(&row_of(TableId(0), id.into(), 16))));
-        drop(old);
-        switching.join().unwrap()
-    });
-    // Of the ten changed rows, five came with their bytes.
-    assert_eq!((switched.carried, switched.changed), (5, 10));
-    // `run_batch` compares the rows with version 1 and asserts that rows are admitted again.
-    let seen = run_batch(&cache, &tables, &mut query, &[(0, (0..50).collect())]);
-    assert_eq!((seen.hits, seen.misses), (45, 5));
-    run_batch(&cache, &tables, &mut query, &[(0, (0..1000).collect())]);
+fn a_batch_of_the_old_version_finds_old_rows_until_it_ends() {
+    let cache = cache_of(64 << 10, &[table(100, 4)], &by_hand());
+    switch_under_batches(
+        &cache,
+        || switch(&cache, &[table(100, 4)], Version(1)),
+        |switched| assert_eq!((switched.carried, switched.changed), (10, 10)),
+    );
+}
+
+#[test]
+fn a_switch_whose_changes_are_found_in_the_list_of_cached_rows_may_drop_them() {
+    let cache = cache_of(64 << 10, &[table(100, 4)], &by_hand());
+    let bytes: Vec<_> = (0..100).map(|id| row_at(Version(1), TableId(0), id, 16)).collect();
+    let listed = || {
+        cache.switch(Version(1), |cached| {
+            let changed = cached.rows().into_iter().filter(|(_, id)| changes(Version(1), *id));
+            let bytes = |id: u64| (id % 2 == 1).then_some(&bytes[id as usize][..]);
+            changed.map(move |(table, id)| NewRow { table, id, row: bytes(id) })
+        })
+    };
+    switch_under_batches(
+        &cache,
+        || listed().unwrap(),
+        |switched| assert_eq!((switched.carried, switched.changed), (5, 10)),
+    );
 }
 
 #[test]
@@ -110,7 +104,7 @@ fn a_version_that_is_not_newer_and_a_wrong_row_change_nothing() {
     run_batch(&cache, &tables, &mut query, &[(0, vec![2])]);
     let used = cache.stats();
     let error = |version, rows: &[(TableId, u64, &[u8])]| {
-        cache.switch(Version(version), rows.iter().copied()).unwrap_err().to_string()
+        cache.switch(Version(version), |_| rows.iter().copied()).unwrap_err().to_string()
     };
     assert_eq!(error(7, &[]), "version 7: expected one newer than 7");
     assert!(error(8, &[(TableId(0), 2, &[0; 4]), (TableId(0), 10, &[0; 4])]).contains("id 10"));
@@ -126,7 +120,7 @@ fn a_row_given_twice_has_its_last_bytes() {
     let cache = cache_of(16 << 10, &[table(10, 1)], &by_hand());
     cache.pin().insert(&miss(TableId(0), 3), &[1; 4]).unwrap();
     let rows: [(_, _, &[u8]); 2] = [(TableId(0), 3, &[2; 4]), (TableId(0), 3, &[3; 4])];
-    assert_eq!(cache.switch(Version(1), rows).unwrap(), Switched { changed: 1, carried: 1 });
+    assert_eq!(cache.switch(Version(1), |_| rows).unwrap(), Switched { changed: 1, carried: 1 });
     let mut query = Query::default();
     query.push(TableId(0), [3]);
     let pin = cache.pin();

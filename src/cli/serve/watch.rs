@@ -262,9 +262,8 @@ fn take_over(
     model: &LoadedModel,
     version: Version,
 ) -> anyhow::Result<()> {
-    let next = opening.install(|| open_next(loader, model, version))?;
-    // Not by an idle thread: a switch takes locks that requests wait for.
-    let Taken { from, to, carried, dropped } = model.engine.switch(next)?;
+    let taken = opening.install(|| anyhow::Ok(model.engine.switch(open_next(loader, model, version)?)?));
+    let Taken { from, to, carried, dropped } = taken?;
     let name = model.engine.describe().model;
     tracing::info!(model = name, %from, version = %to, carried, dropped, "version taken over");
     Ok(())

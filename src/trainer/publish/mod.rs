@@ -118,10 +118,12 @@ pub(crate) struct Publisher {
     in_flight: bool,
     /// Whether Train has waited for the version in flight.
     waited: bool,
-    /// Between two steps, rows are copied in blocks of this size, for the time of a step divided by
+    /// Between two steps, rows are copied in blocks of this size, for the mean time of a step divided by
     /// `copy_share`.
     block_bytes: usize,
     copy_share: u32,
+    /// The running mean of a step's time while rows are copied.
+    mean_step: Duration,
     /// When the publisher last returned to training.
     returned: Instant,
     /// The time between two attempts to write a version, unless the interval says otherwise.
@@ -186,6 +188,7 @@ impl Publisher {
             waited: false,
             block_bytes: BLOCK_BYTES,
             copy_share: COPY_SHARE,
+            mean_step: Duration::ZERO,
             returned: Instant::now(),
             retry_after: RETRY_AFTER,
             last_steps: state.steps,
@@ -253,7 +256,10 @@ impl Publisher {
         self.poll();
         if let Some(cut) = &mut self.cut {
             let begun = Instant::now();
-            let enough = begun.saturating_duration_since(self.returned) / self.copy_share;
+            let step = begun.saturating_duration_since(self.returned);
+            // One slow step does not make the next wait long.
+            let enough = step.min(self.mean_step) / self.copy_share;
+            self.mean_step = (self.mean_step * 7 + step) / 8;
             loop {
                 cut.image.copy_block(tables, self.block_bytes);
                 if cut.image.is_complete() || begun.elapsed() >= enough {

@@ -99,7 +99,7 @@ fn a_row_evicted_from_the_index_is_found_in_the_overlay_while_that_exists() {
     read((&cache, &mut context), 1, 0..8, 8);
     cache.settle().unwrap();
     let (overlay, table) = overlay(&cache);
-    cache.shared.make_current(Version(1), &overlay, &table);
+    cache.shared.make_current(Version(1), &table);
     assert_eq!(read((&cache, &mut context), 1, 0..8, 8), 0);
     cache.shared.merge(&overlay).unwrap();
     crowd(&cache, &mut context);
@@ -114,7 +114,7 @@ fn a_row_that_does_not_fit_in_the_index_is_found_in_the_overlay_while_that_exist
     read((&cache, &mut context), 1, 0..8, 8);
     cache.settle().unwrap();
     let (overlay, table) = overlay(&cache);
-    cache.shared.make_current(Version(1), &overlay, &table);
+    cache.shared.make_current(Version(1), &table);
     crowd(&cache, &mut context);
     let before = cache.stats().rejected_full;
     cache.shared.merge(&overlay).unwrap();

@@ -79,7 +79,7 @@ impl Subject for HostSubject {
     }
 
     fn switch(&self, version: u64, changed: &[(TableId, u64, &[u8])]) -> Result<Switched, String> {
-        self.cache.switch(Version(version), changed.iter().copied()).map_err(|error| error.to_string())
+        self.cache.switch(Version(version), |_| changed.iter().copied()).map_err(|error| error.to_string())
     }
 
     fn host_rows(&self, _: &World, table: TableId) -> Box<dyn Send> {

@@ -1,7 +1,7 @@
 //! Versions: a batch reads the rows of its version, also during switches, evictions and insertions.
 
 use std::ops::Range;
-use std::time::Duration;
+use std::sync::mpsc;
 
 use crate::cache::Switched;
 use crate::types::{Batch, TableId};
@@ -22,7 +22,7 @@ pub(crate) fn a_switch_carries_over_what_was_cached_and_keeps_the_rest_out<S: Su
     let batch = |ids| of_both_tables(&world, ids);
     run(&mut subject, &world, &batch(0..50));
     subject.settle();
-    assert_eq!(world.switch(&subject, 1), Switched { changed: 40, carried: 20 });
+    assert_eq!(world.switch(&subject, 1), Switched { changed: 20, carried: 20 });
     assert_eq!(subject.version(), 1);
     assert_eq!(run(&mut subject, &world, &batch(0..64)), (100, 28));
     settle(&subject);
@@ -38,36 +38,52 @@ pub(crate) fn a_batch_of_the_old_version_reads_old_rows_beside_one_of_the_new<S:
     let batch = |ids| of_both_tables(&world, ids);
     run(&mut subject, &world, &batch(0..40));
     subject.settle();
-    let (switcher, mut newer) = (subject.another(&world), subject.another(&world));
-    let both = batch(0..50);
+    let (switcher, mut newer, mut older) =
+        (subject.another(&world), subject.another(&world), subject.another(&world));
+    let (both, others) = (batch(0..50), batch(50..60));
+    let (began, begins) = mpsc::channel();
+    let (end, ended) = mpsc::channel();
     std::thread::scope(|scope| {
-        let mut switching = None;
-        // For each table, the batch hits 40 rows, 8 of which change, and inserts ten more, two of which
-        // change.
-        let seen = subject.embed(&world, &both, || {
-            let started = scope.spawn(|| world.switch(&switcher, 1));
-            while newer.version() == 0 {
-                std::thread::yield_now();
-            }
-            for fetched in [20, 4, 4] {
-                newer.evict_step();
-                let seen = newer.embed(&world, &both, || ());
-                world.assert_is(&seen.matrix, &both, 1);
-                assert_eq!((seen.version, seen.fetched.len()), (1, fetched), "changed rows are not inserted");
+        let (mut switching, mut old) = (None, None);
+        // The first batch holds the switch back until no more rows are admitted and the second one has begun.
+        subject.embed(&world, &both, || {
+            switching = Some(scope.spawn(|| world.switch(&switcher, 1)));
+            let before = newer.stats().not_admitted;
+            while newer.stats().not_admitted == before {
+                newer.embed(&world, &others, || ());
                 newer.settle();
             }
-            std::thread::sleep(Duration::from_millis(20));
-            newer.evict_step();
-            assert!(!started.is_finished(), "the old batch has not finished");
-            switching = Some(started);
+            let (older, world, both) = (&mut older, &world, &both);
+            old = Some(scope.spawn(move || {
+                older.embed(world, both, || {
+                    began.send(()).unwrap();
+                    ended.recv().unwrap();
+                })
+            }));
+            begins.recv().unwrap();
         });
-        assert_eq!(seen.version, 0);
+        let (switching, old) = (switching.unwrap(), old.unwrap());
+        while newer.version() == 0 {
+            std::thread::yield_now();
+        }
+        // For each table, both batches hit 40 rows, 8 of which change, and miss ten.
+        for _ in 0..3 {
+            newer.evict_step();
+            let seen = newer.embed(&world, &both, || ());
+            world.assert_is(&seen.matrix, &both, 1);
+            assert_eq!((seen.version, seen.fetched.len()), (1, 20), "no row is inserted");
+            newer.settle();
+        }
+        assert!(!switching.is_finished(), "the old batch has not finished");
+        end.send(()).unwrap();
+        let seen = old.join().unwrap();
+        assert_eq!((seen.version, seen.fetched.len()), (0, 20));
         world.assert_is(&seen.matrix, &both, 0);
-        let switched = switching.unwrap().join().unwrap();
-        assert_eq!(switched, Switched { changed: 40, carried: 16 });
+        assert_eq!(switching.join().unwrap(), Switched { changed: 16, carried: 16 });
     });
-    // The changed rows that the old batch inserted were removed when the overlay was merged.
-    assert_eq!(run(&mut subject, &world, &both), (96, 4));
+    assert_eq!(run(&mut subject, &world, &both), (80, 20));
+    subject.settle();
+    assert_eq!(run(&mut subject, &world, &both), (100, 0), "rows are inserted again");
     settle(&subject);
     assert_adds_up(&subject.stats());
 }
