@@ -78,6 +78,11 @@ pub fn manifest(models: &str, name: &str, version: u64) -> Value {
     manifest
 }
 
+/// How often a test kills a process: as often as FLECHETTE_TEST_KILLS says, if it is set.
+pub fn kills(otherwise: usize) -> usize {
+    std::env::var("FLECHETTE_TEST_KILLS").map_or(otherwise, |kills| kills.parse().unwrap())
+}
+
 /// The highest number of a model's versions, good or not; `None` if it has none.
 pub fn highest_version(models: &Path, name: &str) -> Option<u64> {
     let entries = fs::read_dir(models.join(name)).into_iter().flatten().flatten();

@@ -13,7 +13,7 @@ use flechette::schema::preset::ArchKind;
 use flechette::server::proto::PredictRequest;
 use flechette::server::proto::ctr_client::CtrClient;
 
-use crate::program::{Served, Workshop, highest_version, metrics_page, run, run_failing};
+use crate::program::{Served, Workshop, highest_version, kills, metrics_page, run, run_failing};
 use crate::serving::{channel, http_get};
 use crate::switching::{requests, wait};
 use crate::train_resume::last_version;
@@ -280,7 +280,7 @@ fn a_server_that_is_killed_while_it_trains_continues_to_the_same_bytes() {
     let mut random = 0x9e37_79b9_7f4a_7c15_u64;
     for more in ["", "--scratchpad 0.3"] {
         let every = format!("--publish-every 3steps {more}");
-        for _ in 0..KILLS {
+        for _ in 0..kills(KILLS) {
             let served = site.follow(&every);
             random ^= random << 13;
             random ^= random >> 7;

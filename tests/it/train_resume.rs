@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 use flechette::schema::preset::ArchKind;
 use xxhash_rust::xxh3::xxh3_128;
 
-use crate::program::{Workshop, flechette, highest_version, run, run_failing};
+use crate::program::{Workshop, flechette, highest_version, kills, run, run_failing};
 
-/// Kills of each kind of run in CI; more with FLECHETTE_TEST_KILLS.
+/// Kills of each kind of run in CI.
 const KILLS: usize = 10;
 
 /// The checksums of the files of a model's last good version, written as a full version: its rows, states,
@@ -39,10 +39,6 @@ fn run_whole(line: &str) -> Duration {
     let output = run(line);
     assert!(output.status.success(), "{line}: {}", String::from_utf8_lossy(&output.stderr));
     begun.elapsed()
-}
-
-fn kills() -> usize {
-    std::env::var("FLECHETTE_TEST_KILLS").map_or(KILLS, |kills| kills.parse().unwrap())
 }
 
 /// Runs a command, and kills it after a while with a signal that it cannot catch. Returns whether it was
@@ -83,7 +79,7 @@ fn a_run_that_is_killed_at_any_instant_and_resumed_writes_the_bytes_of_one_that_
         let expected = last_version(&workshop, &whole);
         assert!(expected.len() > 2 * 26, "{expected:?}");
         let (mut killed, mut runs) = (0, 0);
-        while killed < kills() {
+        while killed < kills(KILLS) {
             let name = format!("{name}-{runs}");
             // Two kills, and then to the end.
             for resume in ["", " --resume"] {
