@@ -8,6 +8,7 @@
 //! Dropping a ticket cancels its request: it is not computed if no worker has taken it yet. A worker checks
 //! the deadline of a request when it takes it, before any work.
 
+mod overload;
 mod queue;
 mod worker;
 
@@ -25,6 +26,7 @@ use crate::metrics::ModelMetrics;
 use crate::predict::{Predict, PredictError};
 use crate::types::{Batch, Scores};
 
+pub(crate) use overload::{Computed, TooLate};
 pub(crate) use queue::{Entry, Limits, Next, Queue, Refused, Size, Taken};
 
 /// Most bytes of a merged batch, so that the 32-bit offsets of [`crate::types::Jagged`] cannot overflow.
@@ -42,6 +44,11 @@ pub(crate) enum BatchError {
     QueueSamples { limit: usize, queued: usize, size: usize },
     #[error("batcher.queue_bytes: limit {limit}, {queued} queued, request has {size}")]
     QueueBytes { limit: usize, queued: usize, size: usize },
+    #[error(
+        "batcher: overloaded: the requests before this one take about {} ms, it may wait {} ms (a twentieth \
+         of its time until the deadline)", .0.wait.as_millis(), .0.limit.as_millis()
+    )]
+    Overloaded(TooLate),
     #[error("the server is draining and accepts no more requests")]
     Closed,
     #[error("deadline passed after {waited_us} us in the queue, before any work")]
@@ -146,6 +153,8 @@ impl Batcher {
             queue: Size { samples: config.queue_samples, bytes: config.queue_bytes },
             batch: Size { samples, bytes: BATCH_BYTES },
             max_delay: config.max_delay,
+            default_deadline: config.default_deadline,
+            workers: config.workers.max(1),
         };
         let state = State { queue: Queue::new(limits), asleep: 0, timed: 0 };
         let shared = Arc::new(Shared {
@@ -174,8 +183,8 @@ impl Batcher {
     /// Queues a batch, which must have the schema's shape and at least one sample.
     ///
     /// # Errors
-    /// [`BatchError::QueueSamples`], [`BatchError::QueueBytes`] or [`BatchError::Closed`]. The ticket returns
-    /// all other errors.
+    /// [`BatchError::QueueSamples`], [`BatchError::QueueBytes`], [`BatchError::Overloaded`] or
+    /// [`BatchError::Closed`]. The ticket returns all other errors.
     pub(crate) fn submit(&self, batch: Batch, deadline: Option<Instant>) -> Result<Ticket, BatchError> {
         let (reply, answer) = oneshot::channel();
         let size = Size { samples: batch.samples, bytes: bytes(&batch) };
@@ -221,6 +230,7 @@ impl Batcher {
         let limit = self.limits.queue;
         match refused {
             Refused::Closed => BatchError::Closed,
+            Refused::TooLate(late) => BatchError::Overloaded(late),
             Refused::Full { queued, size } if queued.samples + size.samples > limit.samples => {
                 BatchError::QueueSamples { limit: limit.samples, queued: queued.samples, size: size.samples }
             }

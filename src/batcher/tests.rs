@@ -217,6 +217,7 @@ async fn a_score_that_is_not_finite_fails_only_its_request() {
             queue_samples: 4096,
             queue_bytes: 16 << 20,
             workers: 1,
+            default_deadline: Duration::from_secs(10),
         };
         let metrics = Metrics::new().unwrap().model("ads", &schema);
         let batcher = Arc::new(Batcher::start(model.clone(), metrics, &config).unwrap());

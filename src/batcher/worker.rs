@@ -9,16 +9,15 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::PoisonError;
 use std::time::Instant;
 
-use super::{BatchError, Entry, Job, Next, Reply, Shared, Taken};
+use super::{BatchError, Computed, Entry, Job, Next, Reply, Shared, Taken};
 use crate::types::{AbsentId, Batch, Scores};
 
 /// Computes batches until the queue is closed and empty.
 pub(crate) fn run(shared: &Shared) {
     let mut taken = Taken::default();
     let mut merged = Batch::default();
-    let mut computed = false;
+    let mut computed = None;
     while wait_for_batch(shared, computed, &mut taken) {
-        computed = !taken.batch.is_empty();
         let now = Instant::now();
         taken.cancelled.clear();
         for entry in taken.expired.drain(..) {
@@ -27,19 +26,21 @@ pub(crate) fn run(shared: &Shared) {
         for entry in &taken.batch {
             shared.metrics.batches.queue_seconds.record(now.saturating_duration_since(entry.queued));
         }
+        let samples = taken.batch.iter().map(|entry| entry.size.samples).sum();
         compute(shared, &mut taken.batch, &mut merged);
+        computed = (samples > 0).then(|| Computed { samples, time: now.elapsed() });
     }
 }
 
-/// Reports the last batch as finished, if `computed`, and waits for the next one. Returns `false` when the
+/// Reports the last batch as finished, if there was one, and waits for the next one. Returns `false` when the
 /// queue is closed and empty.
-fn wait_for_batch(shared: &Shared, computed: bool, taken: &mut Taken<Job>) -> bool {
+fn wait_for_batch(shared: &Shared, computed: Option<Computed>, taken: &mut Taken<Job>) -> bool {
     // Yields, so that on busy cores the threads that queue requests run first and make this batch larger. On
     // an idle core this costs less than a microsecond.
     std::thread::yield_now();
     let mut state = shared.state();
-    if computed {
-        state.queue.finish();
+    if let Some(batch) = computed {
+        state.queue.finish(batch);
     }
     loop {
         let now = Instant::now();

@@ -153,6 +153,11 @@ impl Layers {
             queue_samples: queue_samples.unwrap_or(65_536.max(4 * least)) as usize,
             queue_bytes: self.bytes("batcher.queue_bytes", MIB, 1024 * GIB)? as usize,
             workers: self.threads_of("batcher.workers", 1024)?,
+            default_deadline: Duration::from_millis(self.whole(
+                "batcher.default_deadline_ms",
+                1,
+                3_600_000,
+            )?),
         })
     }
 

@@ -117,6 +117,7 @@ pub struct BatcherConfig {
     pub queue_bytes: usize,
     /// Threads that call the model; at least 1.
     pub workers: usize,
+    pub default_deadline: Duration,
 }
 
 /// Section `trace`.

@@ -132,6 +132,13 @@ pub(crate) const SECTIONS: &[Section] = &[
                 Text("0"),
                 "Threads that compute batches of a model; 0 means one for each core",
             ),
+            setting(
+                "batcher.default_deadline_ms",
+                Text("10000"),
+                "How long a client is assumed to wait that sends no deadline. While requests come faster \
+                 than they are computed, a request is refused at once if it would wait longer than 1/20 of \
+                 its time",
+            ),
         ],
     },
     Section {

@@ -154,6 +154,9 @@ impl Ctr for CtrService {
             call.counted.store(true, Ordering::Relaxed);
         }
         let result = served.score(message, deadline).await;
+        if result.as_ref().is_err_and(|error| error.retry().is_some()) {
+            self.0.pressure.refused();
+        }
         account.code = Some(result.as_ref().map_or_else(CallError::code, |_| Code::Ok));
         Ok(Response::new(result?))
     }

@@ -23,6 +23,7 @@ use tonic::{Code, Status};
 
 use super::Shared;
 use super::meter::{Charge, Metered};
+use super::pressure::overloaded;
 
 /// A call, as the gate passes it to the service in the request's extensions.
 #[derive(Clone)]
@@ -78,6 +79,15 @@ where
                 Ok(Status::resource_exhausted(text).into_http())
             });
         }
+        if let Some(takes) = self.shared.pressure.too_long(in_flight, deadline) {
+            self.shared.pressure.refused();
+            passage.code = Code::ResourceExhausted;
+            let text = format!("overloaded: a call takes about {} ms now", takes.as_millis());
+            return Box::pin(async move {
+                let _passage = passage;
+                Ok(overloaded(text, takes).into_http())
+            });
+        }
         let mut request = request.map(|body| Body::new(Metered::new(body, charge.clone())));
         request.extensions_mut().insert(call);
         let answer = self.inner.call(request);
@@ -109,6 +119,7 @@ impl Passage {
         // Only a response without a message has its status in the headers.
         let Some(status) = response.headers().get("grpc-status") else {
             self.code = Code::Ok;
+            self.shared.pressure.answered();
             return response;
         };
         self.code = Code::from_bytes(status.as_bytes());

@@ -16,6 +16,7 @@ mod gate;
 mod listener;
 mod meter;
 mod models;
+mod pressure;
 mod route;
 mod status;
 mod web;
@@ -43,6 +44,7 @@ use crate::predict::Predict;
 
 use listener::Limited;
 use models::Models;
+use pressure::Pressure;
 use route::GrpcService;
 
 /// The messages and services of `proto/flechette/v1/ctr.proto`.
@@ -58,7 +60,7 @@ pub mod proto {
 const HEALTH_NAMES: [&str; 2] = ["", "flechette.v1.Ctr"];
 
 /// How often readiness is checked, and how often [`Metrics::fold`] is called.
-const UPDATE_EVERY: Duration = Duration::from_millis(200);
+const UPDATE_EVERY: Duration = pressure::TICK;
 const FOLD_EVERY: Duration = Duration::from_secs(5);
 
 /// Each HTTP/2 connection is pinged at this interval, and closed if no answer arrives within this timeout.
@@ -145,6 +147,7 @@ struct Shared {
     http_addr: SocketAddr,
     draining: AtomicBool,
     in_flight: AtomicUsize,
+    pressure: Pressure,
     /// Memory of the messages of the calls in flight, counted by [`meter::Charge`].
     in_flight_bytes: AtomicUsize,
 }
@@ -201,6 +204,7 @@ impl Server {
             http_addr: bound("server.http", &http, config.http)?,
             draining: AtomicBool::new(false),
             in_flight: AtomicUsize::new(0),
+            pressure: Pressure::new(),
             in_flight_bytes: AtomicUsize::new(0),
         };
         Ok(Self { shared: Arc::new(shared), config, grpc, http })
@@ -350,10 +354,12 @@ async fn set_health(health: &HealthReporter, ready: bool) {
 /// Updates health, the version gauge and the metrics page.
 async fn update_status(shared: Arc<Shared>, health: HealthReporter) {
     let mut ready = shared.ready();
-    let mut folded = Instant::now();
+    let (mut folded, mut ticked) = (Instant::now(), Instant::now());
     let mut ticks = tokio::time::interval(UPDATE_EVERY);
     loop {
         ticks.tick().await;
+        shared.pressure.tick(ticked.elapsed());
+        ticked = Instant::now();
         for (_, served) in shared.models.all() {
             served.metrics.version.set(served.predict.describe().version.0 as f64);
         }

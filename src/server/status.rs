@@ -1,11 +1,17 @@
 //! The status code of every error.
 
+use std::time::Duration;
+
 use tonic::{Code, Status};
 
 use super::convert::{ConvertError, truncated};
+use super::pressure::overloaded;
 use crate::batcher::BatchError;
 use crate::learnlog::LearnError;
 use crate::predict::PredictError;
+
+/// When a call may be sent again that found the queue full.
+const FULL_QUEUE: Duration = Duration::from_millis(100);
 
 /// Most bytes of an error message, so that it fits in the headers of every client.
 const MESSAGE_BYTES: usize = 1024;
@@ -38,12 +44,23 @@ impl CallError {
             Self::NoLearning { .. } => Code::FailedPrecondition,
             Self::Learn(error) if error.is_full() => Code::ResourceExhausted,
             Self::Learn(_) => Code::Unavailable,
-            Self::Batch(BatchError::QueueSamples { .. } | BatchError::QueueBytes { .. }) => {
-                Code::ResourceExhausted
-            }
+            Self::Batch(
+                BatchError::QueueSamples { .. } | BatchError::QueueBytes { .. } | BatchError::Overloaded(_),
+            ) => Code::ResourceExhausted,
             Self::Batch(BatchError::Closed) => Code::Unavailable,
             Self::Batch(BatchError::Expired { .. }) => Code::DeadlineExceeded,
             Self::Batch(BatchError::Failed(_)) => Code::Internal,
+        }
+    }
+}
+
+impl CallError {
+    /// When the call may be sent again, if it was refused because of overload.
+    pub(crate) fn retry(&self) -> Option<Duration> {
+        match self {
+            Self::Batch(BatchError::Overloaded(late)) => Some(late.wait),
+            Self::Batch(BatchError::QueueSamples { .. } | BatchError::QueueBytes { .. }) => Some(FULL_QUEUE),
+            _ => None,
         }
     }
 }
@@ -60,6 +77,10 @@ fn predict_code(error: &PredictError) -> Code {
 
 impl From<CallError> for Status {
     fn from(error: CallError) -> Self {
-        Self::new(error.code(), truncated(error.to_string(), MESSAGE_BYTES))
+        let text = truncated(error.to_string(), MESSAGE_BYTES);
+        match error.retry() {
+            Some(retry) => overloaded(text, retry),
+            None => Self::new(error.code(), text),
+        }
     }
 }
