@@ -133,6 +133,7 @@ impl Layers {
             max_connections: count("server.max_connections")?,
             http_idle: Duration::from_secs(self.whole("server.http_idle_seconds", 1, 86_400)?),
             max_streams: count("server.max_streams")? as u32,
+            drain_delay: Duration::from_secs(self.whole("server.drain_delay_seconds", 0, 86_400)?),
             drain: Duration::from_secs(self.whole("server.drain_seconds", 0, 86_400)?),
         })
     }

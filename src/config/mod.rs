@@ -103,6 +103,8 @@ pub struct ServerConfig {
     pub http_idle: Duration,
     /// Limit of one connection.
     pub max_streams: u32,
+    /// Between SIGTERM and the drain.
+    pub drain_delay: Duration,
     pub drain: Duration,
 }
 

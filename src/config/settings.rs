@@ -86,9 +86,15 @@ pub(crate) const SECTIONS: &[Section] = &[
             ),
             setting("server.max_streams", Text("1024"), "Most concurrent calls of one gRPC connection"),
             setting(
+                "server.drain_delay_seconds",
+                Text("0"),
+                "After SIGTERM, `/readyz` answers 503 for this long before connections and calls are \
+                 refused, so that clients can choose another server. 5 suits Kubernetes",
+            ),
+            setting(
                 "server.drain_seconds",
                 Text("30"),
-                "After SIGTERM, calls in flight have this long to finish",
+                "After that, calls in flight have this long to finish",
             ),
         ],
     },
