@@ -1,11 +1,12 @@
 //! The command line: each subcommand is a file with an `Args` of flags and a `run`.
 //!
-//! The exit code is 0 for success, 2 for a usage or input error, 130 when a signal ended `train`, 1 for
-//! anything else. An error and its causes are one line on standard error. If the reader closes standard
-//! output early (`| head`), that is a success.
+//! The exit code is 0 for success, 2 for a usage or input error, 130 when a signal ended `train` or a second
+//! signal ended `serve`, 1 for anything else. An error and its causes are one line on standard error. If the
+//! reader closes standard output early (`| head`), that is a success.
 
 pub(crate) mod background;
 pub mod client;
+pub(crate) mod config;
 pub(crate) mod demo;
 pub(crate) mod flags;
 pub(crate) mod init;
@@ -57,6 +58,8 @@ enum Command {
     Train(Box<train::Args>),
     /// Serves every model of a directory over gRPC, and trains one of them with --train
     Serve(Box<serve::Args>),
+    /// Checks the settings of serve, or prints them with their sources
+    Config(config::Args),
     /// Scores the rows of a data file with a served model
     Score(score::Args),
     /// Sends requests to a server for some time, and prints throughput and latency
@@ -97,9 +100,14 @@ pub fn run(cli: Cli) -> anyhow::Result<()> {
         Command::Train(args) => args.flags(),
         Command::Plan(args) => args.flags(),
         Command::Verify(args) => args.flags(),
+        Command::Config(args) => args.flags(),
         _ => Flags::default(),
     };
     flags.config = cli.config;
+    // It reports more than the first error.
+    if let Command::Config(args) = &cli.command {
+        return config::run(args, &flags);
+    }
     let config = Config::load(&flags).map_err(|e| InputError(e.into()))?;
     start_logging(&config.log_level)?;
     config.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
@@ -113,6 +121,7 @@ pub fn run(cli: Cli) -> anyhow::Result<()> {
         Command::Versions(args) => versions::run(&args),
         Command::Verify(args) => verify::run(&args, &config),
         Command::Demo(args) => demo::run(args),
+        Command::Config(args) => config::run(&args, &flags),
     }
 }
 

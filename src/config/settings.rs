@@ -29,9 +29,9 @@ use Fallback::{Text, Words};
 
 /// The settings of one section of the file.
 #[derive(Debug)]
-#[cfg_attr(not(test), expect(dead_code))] // read only when docs/settings.md is generated
 pub(crate) struct Section {
     pub name: &'static str,
+    #[cfg_attr(not(test), expect(dead_code))] // read only when docs/settings.md is generated
     pub about: &'static str,
     pub settings: &'static [Setting],
 }

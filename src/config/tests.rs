@@ -67,7 +67,12 @@ fn settings_page() -> String {
          `serve` uses all settings, `train` and `verify` those of `device`, `threads` and `log`, and `plan`\n\
          those of `threads` and `log`. Bytes are plain (`512`) or have a unit: K, M, G, T (1,000s) \
          or Ki, Mi,\n\
-         Gi, Ti (1,024s), with or without a `B`. An unknown key is reported in a warning and ignored.\n",
+         Gi, Ti (1,024s), with or without a `B`. An unknown key, section or variable is an error, which names the\n\
+         nearest known one.\n\n\
+         `flechette config check` reads the settings as `serve` does, and prints everything that is wrong.\n\
+         `flechette config print` prints every setting with its value and where the value comes from: a \
+         flag, a\nvariable, a line of the file, or the default. Both take the flags of `serve` and \
+         open no port, device\nor model.\n",
     );
     for section in SECTIONS {
         let _ = write!(
@@ -146,12 +151,84 @@ fn refusal_or_ok(variable: &str) -> String {
 }
 
 #[test]
-fn unknown_names_are_reported_in_warnings() {
-    let env = [("FLECHETTE_CACHE_SIZE", "1"), ("FLECHETTE_DATA", "/x"), ("PATH", "/bin")];
-    let config = resolve(&Flags::default(), &env, "loose = 1\n[server]\nporto = 1\n").unwrap();
-    assert_eq!(config.warnings.len(), 3, "{:?}", config.warnings);
-    assert!(config.warnings.iter().any(|w| w.contains("server.porto")));
-    assert!(config.warnings.iter().any(|w| w.contains("FLECHETTE_CACHE_SIZE")));
+fn unknown_names_are_refused_with_their_place_and_the_nearest_name() {
+    for (file, error) in [
+        (
+            "[server]\ngrpc = \"127.0.0.1:0\"\nmax_sample = 1\n",
+            "file :3: unknown key server.max_sample; did you mean server.max_samples?",
+        ),
+        ("[cahce]\nmode = \"off\"\n", "file :1: unknown section cahce; did you mean cache?"),
+        ("\nloose = 1\n", "file :2: unknown key loose"),
+        ("[entirely_other]\nx = 1\n", "file :1: unknown section entirely_other"),
+    ] {
+        assert_eq!(refusal(&[], file), error);
+    }
+    let error = refusal(&[("FLECHETTE_CACHE_BYTE", "1")], "");
+    let expected = "environment: unknown variable FLECHETTE_CACHE_BYTE; did you mean FLECHETTE_CACHE_BYTES?";
+    assert_eq!(error, expected);
+}
+
+#[test]
+fn variables_of_tests_and_of_kubernetes_services_are_not_settings() {
+    for name in [
+        "FLECHETTE_DATA",
+        "FLECHETTE_TEST_KILLS",
+        "FLECHETTE_SERVICE_HOST",
+        "FLECHETTE_SERVICE_PORT",
+        "FLECHETTE_SERVICE_PORT_GRPC",
+        "FLECHETTE_PORT",
+        "FLECHETTE_PORT_8001_TCP_ADDR",
+        "FLECHETTE_HTTP_SERVICE_HOST",
+        "PATH",
+    ] {
+        assert!(resolve(&Flags::default(), &[(name, "tcp://10.0.0.1:8001")], "").is_ok(), "{name}");
+    }
+    assert!(refusal(&[("FLECHETTE_SERVER_PORTS", "1")], "").contains("unknown variable"));
+}
+
+#[test]
+fn everything_that_is_wrong_is_found_at_once() {
+    let file = "[server]\nhtpp = 1\nmax_samples = 0\n[cache]\nmode = \"maybe\"\n[log]\nlevel = \"inof\"\n";
+    let mut layers = Layers::default();
+    layers.add_file(Path::new("f"), file);
+    layers.add_environment([("FLECHETTE_THREADS_IO".into(), "many".into())]);
+    let problems: Vec<String> = layers.problems().iter().map(ToString::to_string).collect();
+    let begin = [
+        "file f:2: unknown key server.htpp; did you mean server.http?",
+        "server.max_samples (file f:3): ",
+        "cache.mode (file f:5): ",
+        "threads.io (environment FLECHETTE_THREADS_IO): ",
+        "log.level (file f:7): expected error, warn",
+    ];
+    assert_eq!(problems.len(), begin.len(), "{problems:?}");
+    assert!(problems.iter().zip(begin).all(|(problem, begin)| problem.starts_with(begin)), "{problems:?}");
+}
+
+#[test]
+fn the_printed_settings_are_a_file_with_the_same_meaning_and_name_their_sources() {
+    let file = "[server]\nmax_samples = 5000\nmodels = \"a \\\"b\\\"\"\n[cache]\nbytes = \"64MiB\"\n";
+    let mut layers = Layers::default();
+    layers.add_file(Path::new("f"), file);
+    layers.add_environment([
+        ("FLECHETTE_TRACE_RATE".into(), "0.5".into()),
+        ("FLECHETTE_DEVICE_KERNEL_CACHE".into(), "/kernels".into()),
+    ]);
+    layers.add_flags(&Flags { grpc: Some("127.0.0.1:5".to_owned()), ..Flags::default() });
+    let config = layers.clone().config().unwrap();
+    let printed = layers.to_toml(&config);
+    for line in [
+        "max_samples = 5000  # file f:2",
+        "grpc = \"127.0.0.1:5\"  # flag --grpc",
+        "bytes = \"64MiB\"  # file f:5",
+        "rate = 0.5  # environment FLECHETTE_TRACE_RATE",
+        "queue_samples = 65536  # default",
+        "max_inflight_bytes = 1073741824  # default",
+        "# counts: none  # default",
+    ] {
+        assert!(printed.lines().any(|printed| printed == line), "{line}: {printed}");
+    }
+    assert_eq!(settings::all().count(), printed.lines().filter(|line| line.contains("  # ")).count());
+    assert_eq!(resolve(&Flags::default(), &[], &printed).unwrap(), config);
 }
 
 #[test]
@@ -279,11 +356,11 @@ fn cache_keys_without_effect_are_reported_in_warnings() {
     for (keys, words) in [
         (
             "admission = \"all\"\nadmission_misses = 3",
-            "cache.admission_misses (file ) has no effect: cache.admission is not frequency",
+            "cache.admission_misses (file :3) has no effect: cache.admission is not frequency",
         ),
-        ("admission_probability = 0.5", "cache.admission_probability (file ) has no effect"),
-        ("warm = \"off\"\nsave_seconds = 5", "cache.save_seconds (file ) has no effect: cache.warm is off"),
-        ("warm = \"off\"\ncounts = \"ids\"", "cache.counts (file ) has no effect"),
+        ("admission_probability = 0.5", "cache.admission_probability (file :2) has no effect"),
+        ("warm = \"off\"\nsave_seconds = 5", "cache.save_seconds (file :3) has no effect: cache.warm is off"),
+        ("warm = \"off\"\ncounts = \"ids\"", "cache.counts (file :3) has no effect"),
     ] {
         let warnings = resolve(&Flags::default(), &[], &format!("[cache]\n{keys}")).unwrap().warnings;
         assert!(warnings.len() == 1 && warnings[0].starts_with(words), "{keys}: {warnings:?}");

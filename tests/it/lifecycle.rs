@@ -10,7 +10,7 @@ use flechette::server::proto::GetModelRequest;
 use flechette::server::proto::ctr_client::CtrClient;
 use tonic::Code;
 
-use crate::program::{Served, Workshop, run_failing};
+use crate::program::{Served, Workshop, flechette, run, run_failing};
 use crate::serving::channel;
 use crate::switching::{publish, wait};
 
@@ -187,4 +187,50 @@ fn a_second_signal_ends_a_server_at_once() {
     wait("it is not ready", || served.get("/readyz").0 == 503);
     served.terminate();
     assert_eq!(served.ended().0.code(), Some(130));
+}
+
+#[test]
+fn an_unknown_name_is_refused_wherever_it_is_given() {
+    let workshop = Workshop::new(300, 50);
+    workshop.train(ArchKind::Dlrm);
+    let (models, file) = (&workshop.models, workshop.path("serve.toml"));
+    fs::write(&file, "[server]\nmax_sampels = 5\n").unwrap();
+    let error = run_failing(2, &format!("serve --models {models} --config {file}"));
+    let words = format!("{file}:2: unknown key server.max_sampels; did you mean server.max_samples?");
+    assert!(error.contains(&words), "{error}");
+    let mut serve = flechette();
+    let serve = serve.args(["serve", "--models", models]).env("FLECHETTE_SERVER_MAX_SAMPLE", "5");
+    let output = serve.output().unwrap();
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.code() == Some(2) && error.contains("FLECHETTE_SERVER_MAX_SAMPLES?"), "{error}");
+    let output = run(&format!("serve --model {models}"));
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.code() == Some(2) && error.contains("'--models'"), "{error}");
+}
+
+#[test]
+fn settings_can_be_checked_and_printed_without_a_server() {
+    let workshop = Workshop::new(1, 1);
+    let file = workshop.path("serve.toml");
+    fs::write(&file, "[server]\nmodels = \"/nowhere\"\nhttp = \"127.0.0.1:1\"\n").unwrap();
+    let valid = run(&format!("config check --config {file}"));
+    assert!(valid.status.success() && valid.stdout == b"the settings are valid\n", "{valid:?}");
+    let printed = run(&format!("config print --config {file} --http 127.0.0.1:2 --cache-bytes 1MiB"));
+    let printed = String::from_utf8(printed.stdout).unwrap();
+    for line in [
+        &format!("models = \"/nowhere\"  # file {file}:2"),
+        "http = \"127.0.0.1:2\"  # flag --http",
+        "bytes = \"1MiB\"  # flag --cache-bytes",
+        "level = \"info\"  # default",
+    ] {
+        assert!(printed.lines().any(|printed| printed == line), "{line}: {printed}");
+    }
+    fs::write(&file, "[servers]\n[cache]\nmode = \"maybe\"\n").unwrap();
+    let wrong = run(&format!("config check --config {file} --grpc nowhere"));
+    let errors = String::from_utf8(wrong.stderr).unwrap();
+    let words = ["unknown section servers; did you mean server?", "server.grpc (flag --grpc)", "cache.mode"];
+    assert_eq!((wrong.status.code(), errors.lines().count()), (Some(2), 3), "{errors}");
+    assert!(
+        errors.lines().zip(words).all(|(line, words)| line.starts_with("error: ") && line.contains(words))
+    );
 }
