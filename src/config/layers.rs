@@ -24,8 +24,10 @@ const GIB: u64 = 1 << 30;
 
 /// For every key that a layer gives: the text of the highest layer, with its source. Layers are added from
 /// the lowest to the highest.
-#[derive(Clone, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Layers {
+    /// The flags of the third layer, which also name the file.
+    pub(super) flags: Flags,
     given: BTreeMap<&'static str, Given>,
     /// `$XDG_CACHE_HOME` and `$HOME`, if they are absolute paths.
     cache_home: Option<PathBuf>,
@@ -36,7 +38,7 @@ pub(crate) struct Layers {
     pub(super) warnings: Vec<String>,
 }
 
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 struct Given {
     text: String,
     source: Source,
@@ -115,6 +117,7 @@ impl Layers {
     }
 
     pub(crate) fn add_flags(&mut self, flags: &Flags) {
+        self.flags = flags.clone();
         for (key, text) in flags.given() {
             let flag = settings::find(key).map_or(key, |setting| setting.flag);
             self.given.insert(key, Given { text: text.to_owned(), source: Source::Flag(flag) });
@@ -217,6 +220,14 @@ impl Layers {
             0 => std::thread::available_parallelism().map_or(1, usize::from),
             count => count as usize,
         })
+    }
+
+    /// Takes the value that other layers give to a key.
+    pub(super) fn take(&mut self, key: &'static str, from: &Self) {
+        match from.given.get(key) {
+            Some(given) => self.given.insert(key, given.clone()),
+            None => self.given.remove(key),
+        };
     }
 
     /// The layer that gives a key's value; `None` for a default.

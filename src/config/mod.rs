@@ -8,6 +8,7 @@
 mod cache;
 mod effective;
 mod layers;
+mod reload;
 pub(crate) mod settings;
 mod unknown;
 
@@ -22,6 +23,7 @@ use settings::help;
 
 pub(crate) use cache::{CacheAdmission, CacheConfig, CacheEviction, CacheMode, CacheSize};
 pub(crate) use layers::{BYTES_FORM, Layers, parse_bytes};
+pub(crate) use reload::Reloaded;
 
 /// The texts of the flags that set a key; `None` if a flag is not given. `serve` has all of them.
 #[allow(missing_docs)] // settings.rs has the meaning of each key

@@ -14,6 +14,8 @@ pub(crate) struct Setting {
     pub default: Fallback,
     /// One or two sentences in Markdown, without the period at the end.
     pub about: &'static str,
+    /// Whether a running server applies a new value at SIGHUP.
+    pub reloads: bool,
 }
 
 /// The value of a setting that no layer gives.
@@ -37,12 +39,16 @@ pub(crate) struct Section {
 }
 
 const fn setting(key: &'static str, default: Fallback, about: &'static str) -> Setting {
-    Setting { key, flag: "", default, about }
+    Setting { key, flag: "", default, about, reloads: false }
 }
 
 impl Setting {
     const fn flag(self, flag: &'static str) -> Self {
         Self { flag, ..self }
+    }
+
+    const fn reloads(self) -> Self {
+        Self { reloads: true, ..self }
     }
 }
 
@@ -106,7 +112,8 @@ pub(crate) const SECTIONS: &[Section] = &[
             "models.watch_seconds",
             Text("1"),
             "How often the directory of the models is read; 0 means only at start",
-        )],
+        )
+        .reloads()],
     },
     Section {
         name: "batcher",
@@ -122,17 +129,20 @@ pub(crate) const SECTIONS: &[Section] = &[
                 Text("500"),
                 "How long a batch may wait for more requests while another batch is computed; an idle model \
                  starts at once",
-            ),
+            )
+            .reloads(),
             setting(
                 "batcher.queue_samples",
                 Words("65536, or 4 × `server.max_samples` if that is more"),
                 "Most samples that may wait in the queue; at least `server.max_samples`",
-            ),
+            )
+            .reloads(),
             setting(
                 "batcher.queue_bytes",
                 Text("256MiB"),
                 "Most bytes of samples that may wait in the queue",
-            ),
+            )
+            .reloads(),
             setting(
                 "batcher.workers",
                 Text("0"),
@@ -230,7 +240,8 @@ pub(crate) const SECTIONS: &[Section] = &[
                 Text("256MiB"),
                 "When a new version is taken over: most bytes of changed rows that stay cached with their \
                  new values, the hottest first. The other changed rows are removed from the cache",
-            ),
+            )
+            .reloads(),
             setting(
                 "cache.warm",
                 Text("on"),
@@ -326,7 +337,8 @@ pub(crate) const SECTIONS: &[Section] = &[
             Text("info"),
             "`error`, `warn`, `info`, `debug` or `trace`, or directives such as \
              `warn,flechette::server=debug`",
-        )],
+        )
+        .reloads()],
     },
 ];
 

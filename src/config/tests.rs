@@ -67,12 +67,15 @@ fn settings_page() -> String {
          `serve` uses all settings, `train` and `verify` those of `device`, `threads` and `log`, and `plan`\n\
          those of `threads` and `log`. Bytes are plain (`512`) or have a unit: K, M, G, T (1,000s) \
          or Ki, Mi,\n\
-         Gi, Ti (1,024s), with or without a `B`. An unknown key, section or variable is an error, which names the\n\
-         nearest known one.\n\n\
+         Gi, Ti (1,024s), with or without a `B`. An unknown key, section or variable is an error, which\n\
+         names the nearest known one.\n\n\
          `flechette config check` reads the settings as `serve` does, and prints everything that is wrong.\n\
-         `flechette config print` prints every setting with its value and where the value comes from: a \
-         flag, a\nvariable, a line of the file, or the default. Both take the flags of `serve` and \
-         open no port, device\nor model.\n",
+         `flechette config print` prints every setting with its value and where the value comes from: a\n\
+         flag, a variable, a line of the file, or the default. Both take the flags of `serve` and open no\n\
+         port, device or model.\n\n\
+         At SIGHUP a running server reads the file again. A setting with ↻ then takes its new value. The\n\
+         others are named in the log and need a restart. If anything is wrong, the log says what, and\n\
+         nothing changes.\n",
     );
     for section in SECTIONS {
         let _ = write!(
@@ -86,7 +89,8 @@ fn settings_page() -> String {
                 Fallback::Text(text) => format!("`{text}`"),
                 Fallback::Words(words) => words.to_owned(),
             };
-            let _ = writeln!(page, "| `{}`{flag} | {default} | {} |", setting.key, setting.about);
+            let reloads = if setting.reloads { " ↻" } else { "" };
+            let _ = writeln!(page, "| `{}`{reloads}{flag} | {default} | {} |", setting.key, setting.about);
         }
     }
     page
@@ -229,6 +233,38 @@ fn the_printed_settings_are_a_file_with_the_same_meaning_and_name_their_sources(
     }
     assert_eq!(settings::all().count(), printed.lines().filter(|line| line.contains("  # ")).count());
     assert_eq!(resolve(&Flags::default(), &[], &printed).unwrap(), config);
+}
+
+fn layers(file: &str) -> Layers {
+    let mut layers = Layers::default();
+    layers.add_file(Path::new("f"), file);
+    layers
+}
+
+#[test]
+fn a_reload_takes_what_can_change_and_names_what_needs_a_restart() {
+    let running =
+        layers("[server]\nmax_requests = 5\n[batcher]\nmax_delay_us = 7\n[log]\nlevel = \"warn\"\n");
+    let new = layers("[server]\nmax_requests = 6\n[batcher]\nmax_delay_us = 9\n[cache]\nswitch_bytes = 3\n");
+    let reloaded = running.changed_to(&new).unwrap();
+    assert_eq!(reloaded.changed, ["batcher.max_delay_us", "cache.switch_bytes", "log.level"]);
+    assert_eq!(reloaded.restart, ["server.max_requests"]);
+    let config = &reloaded.config;
+    assert_eq!((config.server.max_requests, config.cache.switch_bytes), (5, 3));
+    assert_eq!((config.batcher.max_delay.as_micros(), config.log_level.as_str()), (9, "info"));
+    // What needs a restart is named until then.
+    let again = reloaded.layers.changed_to(&new).unwrap();
+    assert!(again.changed.is_empty() && again.restart == ["server.max_requests"]);
+}
+
+#[test]
+fn a_reload_is_refused_if_the_new_settings_are_wrong_alone_or_with_those_that_stay() {
+    let running = layers("[server]\nmax_samples = 1000\n");
+    let error = running.changed_to(&layers("[server]\nmax_sample = 1\n")).unwrap_err().to_string();
+    assert!(error.contains("did you mean server.max_samples?"), "{error}");
+    let new = layers("[server]\nmax_samples = 10\n[batcher]\nqueue_samples = 10\n");
+    let error = running.changed_to(&new).unwrap_err().to_string();
+    assert!(error.contains("batcher.queue_samples (file f:4)") && error.contains("1000"), "{error}");
 }
 
 #[test]

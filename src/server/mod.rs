@@ -324,6 +324,11 @@ impl Registry {
         self.0.not_served.remove(model);
     }
 
+    /// Changes the queues of all models, also of those that are added later: their limits and their delay.
+    pub(crate) fn set_batcher(&self, config: &BatcherConfig) {
+        self.0.models.set_batcher(config);
+    }
+
     /// Every model of the directory was tried.
     pub(crate) fn tried_all(&self) {
         self.0.not_served.remove_loading();

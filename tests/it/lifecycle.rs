@@ -190,6 +190,37 @@ fn a_second_signal_ends_a_server_at_once() {
 }
 
 #[test]
+fn a_hangup_reloads_the_settings_that_can_change_and_names_the_others() {
+    let workshop = Workshop::new(300, 50);
+    workshop.train(ArchKind::Dlrm);
+    let config = workshop.path("serve.toml");
+    fs::write(&config, "[models]\nwatch_seconds = 0\n").unwrap();
+    let served = Served::start(&workshop.models, &format!("--config {config}"));
+    workshop.train(ArchKind::Dlrm);
+    let changed = "[models]\nwatch_seconds = 1\n[server]\nmax_samples = 7\n[log]\nlevel = \"info,h2=off\"\n";
+    fs::write(&config, changed).unwrap();
+    served.signal("-HUP");
+    let version = || served.metric("flechette_model_version", &["model=\"dlrm\""]);
+    wait("the new version is taken over", || version() == 2.0);
+
+    fs::write(&config, "[models]\nwatch_second = 0\n").unwrap();
+    served.signal("-HUP");
+    workshop.train(ArchKind::Dlrm);
+    wait("the directory is still watched", || version() == 3.0);
+    served.terminate();
+    let (status, log) = served.ended();
+    assert!(status.success(), "{log}");
+    for words in [
+        "SIGHUP: settings changed changed=\"models.watch_seconds, log.level\"",
+        "only a restart applies them settings=\"server.max_samples\"",
+        "SIGHUP: the settings are wrong, so nothing changes",
+        ":2: unknown key models.watch_second; did you mean models.watch_seconds?",
+    ] {
+        assert!(log.contains(words), "{words}: {log}");
+    }
+}
+
+#[test]
 fn an_unknown_name_is_refused_wherever_it_is_given() {
     let workshop = Workshop::new(300, 50);
     workshop.train(ArchKind::Dlrm);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use anyhow::Context;
 
 use super::cache::{self, BuiltTier, TierBuilder};
-use super::{LoadedModel, warm};
+use super::{Live, LoadedModel, warm};
 use crate::cli::InputError;
 use crate::cli::training::compute_threads;
 use crate::config::{Config, DeviceKind, TraceConfig};
@@ -39,6 +39,7 @@ pub(crate) struct Loader {
     pub config: Arc<Config>,
     pub models: PathBuf,
     pub metrics: Arc<Metrics>,
+    pub live: Arc<Live>,
     tiers: TierBuilder,
     threads: Arc<rayon::ThreadPool>,
 }
@@ -48,7 +49,12 @@ impl Loader {
     ///
     /// # Errors
     /// When the device or `cache.counts` cannot be used, or the system cannot start a thread.
-    pub(crate) fn new(config: &Config, models: &Path, metrics: Arc<Metrics>) -> anyhow::Result<Self> {
+    pub(crate) fn new(
+        config: &Config,
+        models: &Path,
+        metrics: Arc<Metrics>,
+        live: Arc<Live>,
+    ) -> anyhow::Result<Self> {
         let config = Arc::new(config.clone());
         let tiers = TierBuilder {
             device: choose_device(&config)?,
@@ -56,7 +62,7 @@ impl Loader {
             config: config.clone(),
         };
         let threads = Arc::new(compute_threads(&config)?);
-        Ok(Self { config, models: models.to_owned(), metrics, tiers, threads })
+        Ok(Self { config, models: models.to_owned(), metrics, live, tiers, threads })
     }
 
     /// The engine of a model's highest good version. Fills its cache, unless `cache.warm` is off.

@@ -8,11 +8,12 @@
 //! - `loader`: loads a model; `cache`: the lookup tier of a model;
 //! - `add`: adds models to the server, and remembers those that could not be loaded;
 //! - `warm`: hot rows, saved and loaded;
-//! - `watch`: new versions and new models, while the server runs.
+//! - `watch`: new versions and new models, while the server runs; `reload`: new settings at SIGHUP.
 
 mod add;
 mod cache;
 mod loader;
+mod reload;
 mod start;
 mod warm;
 mod watch;
@@ -21,12 +22,13 @@ use std::path::Path;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use anyhow::{Context, anyhow};
+use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 
 use crate::cli::InputError;
 use crate::cli::train::beside::{Beside, BesideFlags, OptionalBeside};
 use crate::cli::train::interrupt::OnSignal;
-use crate::config::{Config, Flags};
+use crate::config::{Config, Flags, Layers};
 use crate::engine::Engine;
 use crate::metrics::Metrics;
 use crate::predict::Predict;
@@ -35,6 +37,7 @@ use crate::store;
 use add::Adder;
 use cache::RowMemory;
 use loader::Loader;
+use reload::{Live, Reloader};
 use start::{Start, Started};
 
 pub(crate) use warm::Saving;
@@ -50,11 +53,12 @@ pub(crate) struct Args {
     training: OptionalBeside,
 }
 
-/// Serves until SIGTERM or SIGINT, then drains. A second signal ends the process at once.
+/// Serves until SIGTERM or SIGINT, then drains. A second signal ends the process at once. SIGHUP reads the
+/// settings again; `settings` are those of `config`.
 ///
 /// # Errors
 /// When a setting, the directory or a port cannot be used; and at the end, if training has failed.
-pub(crate) fn run(args: Args, config: &Config) -> anyhow::Result<()> {
+pub(crate) fn run(args: Args, config: &Config, settings: Layers) -> anyhow::Result<()> {
     let models = config.server.models.clone();
     let models = models.ok_or_else(|| InputError(anyhow!("server.models: missing: give --models DIR")))?;
     let training = args.training.0;
@@ -67,13 +71,18 @@ pub(crate) fn run(args: Args, config: &Config) -> anyhow::Result<()> {
     let _second_signal = OnSignal::set_flag(&Arc::default())?;
     runtime(config)?.block_on(async {
         let terminated = terminated().context("signals")?;
+        let hangup = signal(SignalKind::hangup()).context("signals")?;
         let learning =
             Learning { models: models.clone(), config: config.learn, only: learns.into_iter().collect() };
         let server = bind(config, Vec::new(), metrics.clone(), learning).await?;
         let (grpc, http) = (server.grpc_addr(), server.http_addr());
         tracing::info!("listening on {grpc} for gRPC and on {http} for HTTP");
-        let start = Start { config: config.clone(), models, metrics, training, registry: server.registry() };
-        let mut starting = start.begin()?;
+        let (live, wakes, registry) = (Live::new(config), Wakes::new(), server.registry());
+        let (wake, layers) = (wakes.wake.clone(), settings);
+        let reloader = Reloader { layers, live: live.clone(), registry: registry.clone(), wake };
+        tokio::spawn(reloader.run(hangup));
+        let config = config.clone();
+        let mut starting = Start { config, models, metrics, training, registry, live, wakes }.begin()?;
         let mut started = None;
         let drained = server.run(async {
             tokio::pin!(terminated);
@@ -167,7 +176,8 @@ impl Serving {
     /// # Errors
     /// When the directory has no models, a model has no good version, or a cache cannot be built.
     pub fn load(config: &Config, models: &Path) -> anyhow::Result<Self> {
-        let serving = Self::new(config, models, Arc::new(Metrics::new().context("metrics")?))?;
+        let metrics = Arc::new(Metrics::new().context("metrics")?);
+        let serving = Self::new(Loader::new(config, models, metrics, Live::new(config))?);
         let names = store::models(models).map_err(|e| InputError(e.into())).context("server.models")?;
         if names.is_empty() {
             return Err(InputError(anyhow!("server.models: no model in {}", models.display())).into());
@@ -180,9 +190,8 @@ impl Serving {
     }
 
     /// No model yet.
-    fn new(config: &Config, models: &Path, metrics: Arc<Metrics>) -> anyhow::Result<Self> {
-        let loader = Arc::new(Loader::new(config, models, metrics)?);
-        Ok(Self { models: LoadedModels::default(), loader })
+    fn new(loader: Loader) -> Self {
+        Self { models: LoadedModels::default(), loader: Arc::new(loader) }
     }
 
     /// One engine for each model.
@@ -198,13 +207,12 @@ impl Serving {
     /// When the system cannot start a thread.
     pub fn watch(&self, server: &Server) -> anyhow::Result<Option<Watching>> {
         let adder = Adder::new(&self.loader, &self.models, server.registry());
-        self.loader.config.watch.map(|_| self.watch_with(adder, Wakes::new())).transpose()
+        self.loader.config.watch.map(|_| Self::watch_with(adder, Wakes::new())).transpose()
     }
 
     /// [`Self::watch`], which also takes over a version when it is named.
-    fn watch_with(&self, adder: Adder, wakes: Wakes) -> anyhow::Result<Watching> {
-        let every = self.loader.config.watch;
-        Watching::start(adder, every, wakes).context("models.watch_seconds: thread")
+    fn watch_with(adder: Adder, wakes: Wakes) -> anyhow::Result<Watching> {
+        Watching::start(adder, wakes).context("models.watch_seconds: thread")
     }
 
     /// Saves the hot rows of the caches every `cache.save_seconds`, and a last time when the result is

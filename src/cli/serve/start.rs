@@ -11,7 +11,7 @@ use tokio::sync::oneshot;
 
 use super::add::Adder;
 use super::watch::{Wakes, Watching};
-use super::{Saving, Serving};
+use super::{Live, Loader, Saving, Serving};
 use crate::cli::InputError;
 use crate::cli::train::beside::{Beside, BesideFlags};
 use crate::cli::train::run::ToServer;
@@ -28,6 +28,8 @@ pub(crate) struct Start {
     pub metrics: Arc<Metrics>,
     pub training: Option<BesideFlags>,
     pub registry: Registry,
+    pub live: Arc<Live>,
+    pub wakes: Wakes,
 }
 
 /// What runs beside the server.
@@ -60,14 +62,13 @@ impl Start {
     }
 
     fn run(self) -> anyhow::Result<Started> {
-        let Self { config, models, metrics, training, registry } = self;
-        let wakes = Wakes::new();
+        let Self { config, models, metrics, training, registry, live, wakes } = self;
         let prepare = |flags: BesideFlags| {
             let server = ToServer { training: metrics.training(flags.name()), wake: wakes.wake.clone() };
             Beside::prepare(flags, &config, &models, server)
         };
         let mut training = training.map(prepare).transpose()?;
-        let serving = Serving::new(&config, &models, metrics.clone())?;
+        let serving = Serving::new(Loader::new(&config, &models, metrics.clone(), live)?);
         let mut adder = Adder::new(&serving.loader, &serving.models, registry.clone());
         load_all(&mut adder)?;
         registry.tried_all();
@@ -76,7 +77,7 @@ impl Start {
             tracing::warn!(models = %models.display(), "no model is served yet: waiting for a good version");
         }
         let saving = serving.save_hot_rows(&config, &models)?;
-        let watching = serving.watch_with(adder, wakes)?;
+        let watching = Serving::watch_with(adder, wakes)?;
         training.as_mut().map_or(Ok(()), Beside::begin)?;
         Ok(Started { served, watching, saving, training })
     }

@@ -55,11 +55,11 @@ pub struct Watching {
 }
 
 impl Watching {
-    /// Starts the thread. Without `every` it only looks at the models that are named.
+    /// Starts the thread. If `models.watch_seconds` is 0, it only looks at the models that are named.
     ///
     /// # Errors
     /// When the system cannot start a thread.
-    pub(crate) fn start(adder: Adder, every: Option<Duration>, wakes: Wakes) -> std::io::Result<Self> {
+    pub(crate) fn start(adder: Adder, wakes: Wakes) -> std::io::Result<Self> {
         let Wakes { wake, woken } = wakes;
         let stop = Arc::new(AtomicBool::new(false));
         let (end, ended) = mpsc::channel::<()>();
@@ -72,7 +72,7 @@ impl Watching {
         };
         let thread = std::thread::Builder::new().name("watch-models".into()).spawn(move || {
             let _end = end;
-            watcher.watch(&woken, every);
+            watcher.watch(&woken);
         })?;
         Ok(Self { stop, wake, ended, thread: Some(thread) })
     }
@@ -116,16 +116,18 @@ struct Watcher {
 
 impl Watcher {
     /// Looks at all models at intervals, and at one when it is named.
-    fn watch(&mut self, woken: &Receiver<String>, every: Option<Duration>) {
-        let mut next = every.map(|every| Instant::now() + every);
+    fn watch(&mut self, woken: &Receiver<String>) {
+        let mut last = Instant::now();
         while !self.stops() {
-            let wait = next.map_or(LONG, |next| next.saturating_duration_since(Instant::now()));
+            // A new interval wakes this thread.
+            let every = self.adder.loader.live.watch();
+            let wait = every.map_or(LONG, |every| (last + every).saturating_duration_since(Instant::now()));
             match woken.recv_timeout(wait) {
                 Ok(name) => self.look_at_named(&name),
-                Err(RecvTimeoutError::Timeout) if next.is_none() => {}
+                Err(RecvTimeoutError::Timeout) if every.is_none() => {}
                 Err(RecvTimeoutError::Timeout) => {
                     self.look();
-                    next = every.map(|every| Instant::now() + every);
+                    last = Instant::now();
                 }
                 Err(RecvTimeoutError::Disconnected) => return,
             }
@@ -250,5 +252,5 @@ fn open_next(loader: &Loader, model: &LoadedModel, version: Version) -> anyhow::
             Changes::Unknown
         }
     };
-    Ok(NextVersion { opened, weights, changes, switch_bytes: loader.config.cache.switch_bytes })
+    Ok(NextVersion { opened, weights, changes, switch_bytes: loader.live.switch_bytes() })
 }
