@@ -2,7 +2,7 @@
 //!
 //! The configuration takes its defaults from here, and the command line its help texts. A test generates
 //! `docs/settings.md`. To add a setting, add it here, and read it in a function of its section (`layers.rs`,
-//! `cache.rs`).
+//! `cache.rs`). If it has `reloads`, `cli/serve/reload.rs` must apply its new value.
 
 /// A key that can be configured.
 #[derive(Debug)]

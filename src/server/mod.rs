@@ -2,8 +2,8 @@
 //!
 //! The server knows a model only as [`Predict`], and calls each through its own batcher. [`Server::bind`]
 //! binds both ports, so that a port in use is reported before anything runs. [`Server::run`] serves until its
-//! shutdown future ends, and then drains. [`Registry`] adds models while it serves (`models.rs`), and knows
-//! the models that cannot be served (`not_served.rs`). The drain:
+//! shutdown future ends, and then drains. [`Registry`] changes the served models meanwhile (`models.rs`,
+//! `not_served.rs`). The drain:
 //!
 //! 1. `/readyz` answers 503 and health is `NOT_SERVING`, for `server.drain_delay_seconds`. Calls and new
 //!    connections are still served, because clients notice this only after some time. Then new connections
@@ -20,6 +20,7 @@ mod listener;
 mod meter;
 mod models;
 mod not_served;
+mod registry;
 mod route;
 mod status;
 mod web;
@@ -49,6 +50,8 @@ use listener::Limited;
 use models::Models;
 use not_served::{NotServed, Reason};
 use route::GrpcService;
+
+pub(crate) use registry::Registry;
 
 /// The messages and services of `proto/flechette/v1/ctr.proto`.
 #[allow(missing_docs, clippy::all, clippy::unwrap_used, clippy::expect_used)]
@@ -242,7 +245,7 @@ impl Server {
     /// Adds models while the server runs.
     #[must_use]
     pub(crate) fn registry(&self) -> Registry {
-        Registry(self.shared.clone())
+        Registry::new(self.shared.clone())
     }
 
     /// Serves until `shutdown` ends, then drains.
@@ -290,48 +293,6 @@ impl Server {
         // A scraper that keeps its connection open must not keep the process alive.
         let _ = tokio::time::timeout(Duration::from_millis(200), web).await;
         Ok(drained)
-    }
-}
-
-/// Adds models to a server that runs, and says which ones it cannot serve.
-#[derive(Clone)]
-pub(crate) struct Registry(Arc<Shared>);
-
-impl Registry {
-    /// Serves a model from now on.
-    ///
-    /// # Errors
-    /// As [`Models::add`].
-    pub(crate) fn add(&self, model: Arc<dyn Predict>) -> Result<(), ServerError> {
-        let name = model.describe().model;
-        self.0.models.add(model)?;
-        self.0.not_served.remove(&name);
-        Ok(())
-    }
-
-    /// The server is not ready before this model was added or refused, or [`Self::tried_all`] is called.
-    pub(crate) fn will_load(&self, model: &str) {
-        self.0.not_served.set(model, Reason::Loading);
-    }
-
-    /// Shows why a model is not served. The other models do not wait for it.
-    pub(crate) fn refuse(&self, model: &str, reason: String) {
-        self.0.not_served.set(model, Reason::Refused(reason));
-    }
-
-    /// The model has left the directory before it could be served.
-    pub(crate) fn forget(&self, model: &str) {
-        self.0.not_served.remove(model);
-    }
-
-    /// Changes the queues of all models, also of those that are added later: their limits and their delay.
-    pub(crate) fn set_batcher(&self, config: &BatcherConfig) {
-        self.0.models.set_batcher(config);
-    }
-
-    /// Every model of the directory was tried.
-    pub(crate) fn tried_all(&self) {
-        self.0.not_served.remove_loading();
     }
 }
 
