@@ -133,7 +133,6 @@ impl Shared {
 /// The queue and the workers of one model.
 pub(crate) struct Batcher {
     shared: Arc<Shared>,
-    limits: Limits,
     workers: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -164,7 +163,7 @@ impl Batcher {
             metrics,
             spares: Mutex::default(),
         });
-        let batcher = Self { shared, limits, workers: Mutex::default() };
+        let batcher = Self { shared, workers: Mutex::default() };
         for _ in 0..config.workers.max(1) {
             let shared = batcher.shared.clone();
             let name = format!("batch-{}", description.model);
@@ -191,7 +190,8 @@ impl Batcher {
         let queued = Instant::now();
         let entry = Entry { size, queued, deadline, item: Job { batch, reply } };
         let mut state = self.shared.state();
-        state.queue.push(entry).map_err(|refused| self.refusal(refused))?;
+        let limit = state.queue.limits().queue;
+        state.queue.push(entry).map_err(|refused| refusal(refused, limit))?;
         self.shared.metrics.batches.queue_samples.set(state.queue.held().samples as f64);
         let wanted = state.wants_a_worker(queued);
         drop(state);
@@ -199,6 +199,18 @@ impl Batcher {
             self.shared.wake.notify_one();
         }
         Ok(Ticket(answer))
+    }
+
+    /// Changes the limits of the queue and the longest delay. The most samples of a batch stay, because the
+    /// model has buffers of that size.
+    pub(crate) fn set_queue(&self, config: &BatcherConfig) {
+        let mut state = self.shared.state();
+        let queue = Size { samples: config.queue_samples, bytes: config.queue_bytes };
+        let limits = Limits { queue, max_delay: config.max_delay, ..state.queue.limits() };
+        state.queue.set_limits(limits);
+        drop(state);
+        // A worker may wait for the old delay.
+        self.shared.wake.notify_all();
     }
 
     /// Refuses new requests. Queued requests are still computed.
@@ -225,25 +237,24 @@ impl Batcher {
         let lost: Vec<Entry<Job>> = self.shared.state().queue.clear().collect();
         lost.len()
     }
-
-    fn refusal(&self, refused: Refused) -> BatchError {
-        let limit = self.limits.queue;
-        match refused {
-            Refused::Closed => BatchError::Closed,
-            Refused::TooLate(late) => BatchError::Overloaded(late),
-            Refused::Full { queued, size } if queued.samples + size.samples > limit.samples => {
-                BatchError::QueueSamples { limit: limit.samples, queued: queued.samples, size: size.samples }
-            }
-            Refused::Full { queued, size } => {
-                BatchError::QueueBytes { limit: limit.bytes, queued: queued.bytes, size: size.bytes }
-            }
-        }
-    }
 }
 
 impl Drop for Batcher {
     fn drop(&mut self) {
         self.close();
+    }
+}
+
+fn refusal(refused: Refused, limit: Size) -> BatchError {
+    match refused {
+        Refused::Closed => BatchError::Closed,
+        Refused::TooLate(late) => BatchError::Overloaded(late),
+        Refused::Full { queued, size } if queued.samples + size.samples > limit.samples => {
+            BatchError::QueueSamples { limit: limit.samples, queued: queued.samples, size: size.samples }
+        }
+        Refused::Full { queued, size } => {
+            BatchError::QueueBytes { limit: limit.bytes, queued: queued.bytes, size: size.bytes }
+        }
     }
 }
 

@@ -113,6 +113,16 @@ impl<T> Queue<T> {
         Self { entries, held: Size::default(), computing: 0, closed: false, limits, overload }
     }
 
+    #[must_use]
+    pub(crate) fn limits(&self) -> Limits {
+        self.limits
+    }
+
+    /// Changes the limits. Entries that are queued stay, also if they exceed the new limit.
+    pub(crate) fn set_limits(&mut self, limits: Limits) {
+        self.limits = limits;
+    }
+
     /// The size of all queued entries.
     #[must_use]
     pub(crate) fn held(&self) -> Size {

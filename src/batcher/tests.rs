@@ -141,6 +141,28 @@ async fn the_queue_is_bounded_in_samples_and_in_bytes() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn new_limits_apply_to_later_requests_and_a_new_delay_to_those_that_wait() {
+    let model = Fake::new();
+    let long = |config: &mut BatcherConfig| {
+        (config.workers, config.max_delay, config.queue_samples) = (2, Duration::from_secs(1000), 10);
+    };
+    let batcher = start(&model, long);
+    model.hold();
+    let first = batcher.submit(batch(1, 0).0, None).unwrap();
+    until(async || model.begun() == 1).await;
+    let waiting = batcher.submit(batch(10, 2).0, None).unwrap();
+    assert!(batcher.submit(batch(1, 2).0, None).is_err());
+    batcher.set_queue(&BatcherConfig { max_delay: Duration::ZERO, queue_samples: 5, ..batcher_config() });
+    // The other worker takes it, although the first batch is not finished.
+    until(async || model.begun() == 2).await;
+    let refusal = batcher.submit(batch(6, 2).0, None).unwrap_err();
+    assert!(matches!(refusal, BatchError::QueueSamples { limit: 5, queued: 0, size: 6 }), "{refusal}");
+    model.release();
+    assert_eq!(first.await.unwrap().probabilities.len(), 1);
+    assert_eq!(waiting.await.unwrap().probabilities.len(), 10);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_closed_batcher_answers_queued_requests_and_refuses_new_ones() {
     let model = Fake::new();
     let batcher = start(&model, |config| config.workers = 3);

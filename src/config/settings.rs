@@ -2,7 +2,7 @@
 //!
 //! The configuration takes its defaults from here, and the command line its help texts. A test generates
 //! `docs/settings.md`. To add a setting, add it here, and read it in a function of its section (`layers.rs`,
-//! `cache.rs`).
+//! `cache.rs`). If it has `reloads`, `cli/serve/reload.rs` must apply its new value.
 
 /// A key that can be configured.
 #[derive(Debug)]
@@ -14,6 +14,8 @@ pub(crate) struct Setting {
     pub default: Fallback,
     /// One or two sentences in Markdown, without the period at the end.
     pub about: &'static str,
+    /// Whether a running server applies a new value at SIGHUP.
+    pub reloads: bool,
 }
 
 /// The value of a setting that no layer gives.
@@ -29,20 +31,24 @@ use Fallback::{Text, Words};
 
 /// The settings of one section of the file.
 #[derive(Debug)]
-#[cfg_attr(not(test), expect(dead_code))] // read only when docs/settings.md is generated
 pub(crate) struct Section {
     pub name: &'static str,
+    #[cfg_attr(not(test), expect(dead_code))] // read only when docs/settings.md is generated
     pub about: &'static str,
     pub settings: &'static [Setting],
 }
 
 const fn setting(key: &'static str, default: Fallback, about: &'static str) -> Setting {
-    Setting { key, flag: "", default, about }
+    Setting { key, flag: "", default, about, reloads: false }
 }
 
 impl Setting {
     const fn flag(self, flag: &'static str) -> Self {
         Self { flag, ..self }
+    }
+
+    const fn reloads(self) -> Self {
+        Self { reloads: true, ..self }
     }
 }
 
@@ -86,9 +92,15 @@ pub(crate) const SECTIONS: &[Section] = &[
             ),
             setting("server.max_streams", Text("1024"), "Most concurrent calls of one gRPC connection"),
             setting(
+                "server.drain_delay_seconds",
+                Text("0"),
+                "After SIGTERM, `/readyz` answers 503 for this long before connections and calls are \
+                 refused, so that clients can choose another server. 5 suits Kubernetes",
+            ),
+            setting(
                 "server.drain_seconds",
                 Text("30"),
-                "After SIGTERM, calls in flight have this long to finish",
+                "After that, calls in flight have this long to finish",
             ),
         ],
     },
@@ -100,7 +112,8 @@ pub(crate) const SECTIONS: &[Section] = &[
             "models.watch_seconds",
             Text("1"),
             "How often the directory of the models is read; 0 means only at start",
-        )],
+        )
+        .reloads()],
     },
     Section {
         name: "batcher",
@@ -116,17 +129,20 @@ pub(crate) const SECTIONS: &[Section] = &[
                 Text("500"),
                 "How long a batch may wait for more requests while another batch is computed; an idle model \
                  starts at once",
-            ),
+            )
+            .reloads(),
             setting(
                 "batcher.queue_samples",
                 Words("65536, or 4 × `server.max_samples` if that is more"),
                 "Most samples that may wait in the queue; at least `server.max_samples`",
-            ),
+            )
+            .reloads(),
             setting(
                 "batcher.queue_bytes",
                 Text("256MiB"),
                 "Most bytes of samples that may wait in the queue",
-            ),
+            )
+            .reloads(),
             setting(
                 "batcher.workers",
                 Text("0"),
@@ -231,7 +247,8 @@ pub(crate) const SECTIONS: &[Section] = &[
                 Text("256MiB"),
                 "When a new version is taken over: most bytes of changed rows that stay cached with their \
                  new values, the hottest first. The other changed rows are removed from the cache",
-            ),
+            )
+            .reloads(),
             setting(
                 "cache.warm",
                 Text("on"),
@@ -327,7 +344,8 @@ pub(crate) const SECTIONS: &[Section] = &[
             Text("info"),
             "`error`, `warn`, `info`, `debug` or `trace`, or directives such as \
              `warn,flechette::server=debug`",
-        )],
+        )
+        .reloads()],
     },
 ];
 

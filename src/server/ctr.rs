@@ -12,6 +12,7 @@ use tonic::{Code, Request, Response, Status};
 
 use super::convert::{self, Inputs, clip};
 use super::gate::Call;
+use super::not_served::Reason;
 use super::proto::ctr_server::Ctr;
 use super::proto::{
     GetModelRequest, GetModelResponse, LearnRequest, LearnResponse, Limits, PredictRequest, PredictResponse,
@@ -133,7 +134,11 @@ impl CtrService {
     fn find(&self, model: String) -> Result<Arc<Served>, CallError> {
         match self.0.models.get(&model) {
             Some(served) => Ok(served),
-            None => Err(CallError::NoModel { model: clip(model) }),
+            None => Err(match self.0.not_served.get(&model) {
+                None => CallError::NoModel { model: clip(model) },
+                Some(Reason::Loading) => CallError::Loading { model },
+                Some(Reason::Refused(_)) => CallError::Refused { model },
+            }),
         }
     }
 }

@@ -2,9 +2,12 @@
 //!
 //! The server knows a model only as [`Predict`], and calls each through its own batcher. [`Server::bind`]
 //! binds both ports, so that a port in use is reported before anything runs. [`Server::run`] serves until its
-//! shutdown future ends, and then drains. [`Registry`] adds models while it serves (`models.rs`). The drain:
+//! shutdown future ends, and then drains. [`Registry`] changes the served models meanwhile (`models.rs`,
+//! `not_served.rs`). The drain:
 //!
-//! 1. `/readyz` answers 503, health is `NOT_SERVING`, and new connections are refused. Clients get GOAWAY.
+//! 1. `/readyz` answers 503 and health is `NOT_SERVING`, for `server.drain_delay_seconds`. Calls and new
+//!    connections are still served, because clients notice this only after some time. Then new connections
+//!    are refused, and clients get GOAWAY.
 //! 2. Calls in flight finish, for at most `server.drain_seconds`. Then health watches end, and connections
 //!    close.
 //! 3. The batchers answer queued requests, or abandon them when the time is over. The logs of learned samples
@@ -16,7 +19,9 @@ mod gate;
 mod listener;
 mod meter;
 mod models;
+mod not_served;
 mod pressure;
+mod registry;
 mod route;
 mod status;
 mod web;
@@ -44,8 +49,11 @@ use crate::predict::Predict;
 
 use listener::Limited;
 use models::Models;
+use not_served::{NotServed, Reason};
 use pressure::Pressure;
 use route::GrpcService;
+
+pub(crate) use registry::Registry;
 
 /// The messages and services of `proto/flechette/v1/ctr.proto`.
 #[allow(missing_docs, clippy::all, clippy::unwrap_used, clippy::expect_used)]
@@ -76,7 +84,7 @@ const HEADER_BYTES: u32 = 16 << 10;
 /// The parts of a server.
 #[allow(missing_docs)]
 pub struct ServerParts {
-    /// Models with different names.
+    /// Models with different names. More can be added while the server runs.
     pub models: Vec<Arc<dyn Predict>>,
     pub metrics: Arc<Metrics>,
     pub server: ServerConfig,
@@ -106,8 +114,6 @@ impl Learning {
 #[allow(missing_docs)] // the error texts document the variants
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
-    #[error("no model to serve")]
-    NoModels,
     #[error("model {0:?} is given twice")]
     DuplicateModel(String),
     #[error("{key}: cannot listen on {address}: {error}")]
@@ -139,6 +145,7 @@ struct RequestLimits {
 /// Shared by the services.
 struct Shared {
     models: Models,
+    not_served: NotServed,
     metrics: Arc<Metrics>,
     limits: RequestLimits,
     max_requests: usize,
@@ -158,7 +165,26 @@ impl Shared {
     }
 
     fn ready(&self) -> bool {
-        !self.draining() && self.models.all().iter().all(|(_, served)| served.predict.ready())
+        self.not_ready().is_none()
+    }
+
+    /// Why the server is not ready, or `None` if it is: every model was tried, and at least one is served.
+    fn not_ready(&self) -> Option<String> {
+        if self.draining() {
+            return Some("draining".to_owned());
+        }
+        let loading = |(name, reason)| (reason == Reason::Loading).then_some(name);
+        let loading: Vec<String> = self.not_served.all().into_iter().filter_map(loading).collect();
+        if !loading.is_empty() {
+            return Some(format!("loading: model {}", loading.join(", ")));
+        }
+        let models = self.models.all();
+        if models.is_empty() {
+            return Some("no model is served".to_owned());
+        }
+        let names = models.into_iter().filter(|(_, served)| !served.predict.ready()).map(|(name, _)| name);
+        let names: Vec<String> = names.collect();
+        (!names.is_empty()).then(|| format!("not ready: {}", names.join(", ")))
     }
 
     /// Counts a call, and returns the number of calls in flight. [`Shared::leave`] must follow.
@@ -186,9 +212,6 @@ impl Server {
     /// When a port cannot be bound (the error names its key and address), or a thread cannot be started.
     pub async fn bind(parts: ServerParts) -> Result<Self, ServerError> {
         let ServerParts { models, metrics, server: config, batcher, learning } = parts;
-        if models.is_empty() {
-            return Err(ServerError::NoModels);
-        }
         let grpc = listen("server.grpc", config.grpc).await?;
         let http = listen("server.http", config.http).await?;
         let limits = RequestLimits { max_samples: config.max_samples, max_bytes: config.max_bytes };
@@ -196,6 +219,7 @@ impl Server {
         models.into_iter().try_for_each(|predict| served.add(predict))?;
         let shared = Shared {
             models: served,
+            not_served: NotServed::default(),
             metrics,
             limits,
             max_requests: config.max_requests,
@@ -225,7 +249,7 @@ impl Server {
     /// Adds models while the server runs.
     #[must_use]
     pub(crate) fn registry(&self) -> Registry {
-        Registry(self.shared.clone())
+        Registry::new(self.shared.clone())
     }
 
     /// Serves until `shutdown` ends, then drains.
@@ -260,8 +284,11 @@ impl Server {
             }
         }
 
+        // Without readiness no client was sent here.
+        let delay = if shared.ready() { config.drain_delay } else { Duration::ZERO };
         shared.draining.store(true, Ordering::Release);
         set_health(&health, false).await;
+        tokio::time::sleep(delay).await;
         stop_grpc.send_replace(true);
         let drain = Drain { shared: &shared, health, until: Instant::now() + config.drain };
         let drained = drain.finish(calls).await;
@@ -270,19 +297,6 @@ impl Server {
         // A scraper that keeps its connection open must not keep the process alive.
         let _ = tokio::time::timeout(Duration::from_millis(200), web).await;
         Ok(drained)
-    }
-}
-
-/// Adds models to a server that runs.
-pub(crate) struct Registry(Arc<Shared>);
-
-impl Registry {
-    /// Serves a model from now on.
-    ///
-    /// # Errors
-    /// As [`Models::add`].
-    pub(crate) fn add(&self, model: Arc<dyn Predict>) -> Result<(), ServerError> {
-        self.0.models.add(model)
     }
 }
 

@@ -3,7 +3,7 @@
 //! Calls find their model in a concurrent map: its shards are locked only for the copy of a reference, so a
 //! call does not wait for a model that is being added, whose batcher is started before.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use dashmap::DashMap;
 use dashmap::mapref::entry::Entry;
@@ -20,8 +20,8 @@ use crate::predict::Predict;
 pub(crate) struct Models {
     served: DashMap<String, Arc<Served>>,
     metrics: Arc<Metrics>,
-    /// Settings of each model's batcher.
-    batcher: BatcherConfig,
+    /// Settings of each model's batcher. Held while a model is added.
+    batcher: Mutex<BatcherConfig>,
     limits: RequestLimits,
     /// Where samples are stored, if any model takes samples.
     learning: Option<Learning>,
@@ -34,7 +34,7 @@ impl Models {
         limits: RequestLimits,
         learning: Option<Learning>,
     ) -> Self {
-        Self { served: DashMap::new(), metrics, batcher, limits, learning }
+        Self { served: DashMap::new(), metrics, batcher: Mutex::new(batcher), limits, learning }
     }
 
     /// Opens the log of a model, if the model takes samples.
@@ -63,7 +63,8 @@ impl Models {
         }
         let metrics = self.metrics.model(&name, &description.schema);
         let learner = self.learner(&name, &metrics)?;
-        let batcher = Batcher::start(predict.clone(), metrics.clone(), &self.batcher);
+        let config = self.batcher.lock().unwrap_or_else(PoisonError::into_inner);
+        let batcher = Batcher::start(predict.clone(), metrics.clone(), &config);
         let served = Served::new(predict, batcher.map_err(ServerError::Thread)?, metrics, self.limits);
         let served = served.with_learner(learner);
         match self.served.entry(name) {
@@ -73,6 +74,12 @@ impl Models {
                 Ok(())
             }
         }
+    }
+
+    /// Changes the limits and the delay of every queue.
+    pub(crate) fn set_batcher(&self, config: &BatcherConfig) {
+        *self.batcher.lock().unwrap_or_else(PoisonError::into_inner) = config.clone();
+        self.served.iter().for_each(|served| served.batcher.set_queue(config));
     }
 
     pub(crate) fn get(&self, name: &str) -> Option<Arc<Served>> {

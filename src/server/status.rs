@@ -21,6 +21,10 @@ const MESSAGE_BYTES: usize = 1024;
 pub(crate) enum CallError {
     #[error("model: no model {model:?} is served here")]
     NoModel { model: String },
+    #[error("model: {model:?} is loading")]
+    Loading { model: String },
+    #[error("model: {model:?} could not be loaded; /readyz says why")]
+    Refused { model: String },
     #[error("version: model {model:?} serves version {serving}, got {requested}")]
     NoVersion { model: String, serving: u64, requested: u64 },
     #[error(transparent)]
@@ -42,6 +46,7 @@ impl CallError {
             Self::Batch(BatchError::Predict(error)) => predict_code(error),
             Self::Convert(_) => Code::InvalidArgument,
             Self::NoLearning { .. } => Code::FailedPrecondition,
+            Self::Loading { .. } | Self::Refused { .. } => Code::Unavailable,
             Self::Learn(error) if error.is_full() => Code::ResourceExhausted,
             Self::Learn(_) => Code::Unavailable,
             Self::Batch(

@@ -18,6 +18,7 @@ mod following;
 mod formats;
 mod learn;
 mod learning;
+mod lifecycle;
 mod memory;
 mod operation;
 #[cfg(target_os = "linux")]

@@ -71,6 +71,7 @@ pub fn server_config() -> ServerConfig {
         max_connections: 1000,
         http_idle: Duration::from_secs(600),
         max_streams: 1000,
+        drain_delay: Duration::ZERO,
         drain: Duration::from_secs(20),
     }
 }

@@ -5,24 +5,23 @@
 //! version above the served one, checks all of it, prepares its rows, and lets the engine take it over. A
 //! version that is refused is logged once, and the next lower one is tried. A refused version is tried again
 //! only if its files have changed, so a version that is copied into place slowly is served when it is
-//! complete. A model that is new in the directory is loaded and served like those at start.
+//! complete. A model that is new in the directory, or that could not be loaded before, is loaded and served
+//! like those at start.
 //!
 //! Nothing that happens here fails a request: the served version goes on until the next one is ready.
 
 use std::collections::{BTreeMap, HashMap};
-use std::fs;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
-use super::{LoadedModel, LoadedModels, Loader};
+use super::add::{Adder, Stamp, stamp, version_folder};
+use super::{LoadedModel, Loader};
 use crate::cli::background;
 use crate::engine::switch::{Changes, NextVersion, Taken};
 use crate::predict::Predict;
-use crate::server::Registry;
 use crate::store;
 use crate::types::Version;
 
@@ -56,32 +55,24 @@ pub struct Watching {
 }
 
 impl Watching {
-    /// Starts the thread.
+    /// Starts the thread. If `models.watch_seconds` is 0, it only looks at the models that are named.
     ///
     /// # Errors
     /// When the system cannot start a thread.
-    pub(crate) fn start(
-        loader: &Arc<Loader>,
-        served: &LoadedModels,
-        registry: Registry,
-        (every, wakes): (Option<Duration>, Wakes),
-    ) -> std::io::Result<Self> {
+    pub(crate) fn start(adder: Adder, wakes: Wakes) -> std::io::Result<Self> {
         let Wakes { wake, woken } = wakes;
         let stop = Arc::new(AtomicBool::new(false));
         let (end, ended) = mpsc::channel::<()>();
         let mut watcher = Watcher {
-            loader: loader.clone(),
-            served: served.clone(),
-            registry,
+            adder,
             stop: stop.clone(),
             models: HashMap::new(),
-            new: HashMap::new(),
             unreadable: false,
             opening: background::idle_pool("open").map_err(std::io::Error::other)?,
         };
         let thread = std::thread::Builder::new().name("watch-models".into()).spawn(move || {
             let _end = end;
-            watcher.watch(&woken, every);
+            watcher.watch(&woken);
         })?;
         Ok(Self { stop, wake, ended, thread: Some(thread) })
     }
@@ -104,9 +95,6 @@ impl Drop for Watching {
     }
 }
 
-/// The files of some directories with their lengths and times of change.
-type Stamp = BTreeMap<PathBuf, (u64, Option<SystemTime>)>;
-
 /// What is known about a served model.
 #[derive(Default)]
 struct Watched {
@@ -117,13 +105,9 @@ struct Watched {
 }
 
 struct Watcher {
-    loader: Arc<Loader>,
-    served: LoadedModels,
-    registry: Registry,
+    adder: Adder,
     stop: Arc<AtomicBool>,
     models: HashMap<String, Watched>,
-    /// New models that were refused, as they were then.
-    new: HashMap<String, Stamp>,
     /// Whether the directory could not be read at the last look.
     unreadable: bool,
     /// Threads that open versions when a processor is free.
@@ -132,16 +116,18 @@ struct Watcher {
 
 impl Watcher {
     /// Looks at all models at intervals, and at one when it is named.
-    fn watch(&mut self, woken: &Receiver<String>, every: Option<Duration>) {
-        let mut next = every.map(|every| Instant::now() + every);
+    fn watch(&mut self, woken: &Receiver<String>) {
+        let mut last = Instant::now();
         while !self.stops() {
-            let wait = next.map_or(LONG, |next| next.saturating_duration_since(Instant::now()));
+            // A new interval wakes this thread.
+            let every = self.adder.loader.live.watch();
+            let wait = every.map_or(LONG, |every| (last + every).saturating_duration_since(Instant::now()));
             match woken.recv_timeout(wait) {
                 Ok(name) => self.look_at_named(&name),
-                Err(RecvTimeoutError::Timeout) if next.is_none() => {}
+                Err(RecvTimeoutError::Timeout) if every.is_none() => {}
                 Err(RecvTimeoutError::Timeout) => {
                     self.look();
-                    next = every.map(|every| Instant::now() + every);
+                    last = Instant::now();
                 }
                 Err(RecvTimeoutError::Disconnected) => return,
             }
@@ -150,20 +136,23 @@ impl Watcher {
 
     fn look_at_named(&mut self, name: &str) {
         let named = |model: &LoadedModel| model.engine.describe().model == name;
-        if let Some(model) = self.served.all().into_iter().find(named) {
-            self.look_at(&model);
+        match self.adder.served.all().into_iter().find(named) {
+            Some(model) => self.look_at(&model),
+            // It has its first good version.
+            None if !name.is_empty() => self.add(name),
+            None => {}
         }
     }
 
     fn look(&mut self) {
-        let served = self.served.all();
+        let served = self.adder.served.all();
         for model in &served {
             if self.stops() {
                 return;
             }
             self.look_at(model);
         }
-        let names = match store::models(&self.loader.models) {
+        let names = match store::models(&self.adder.loader.models) {
             Ok(names) => names,
             Err(reason) => {
                 if !std::mem::replace(&mut self.unreadable, true) {
@@ -180,7 +169,7 @@ impl Watcher {
             }
             self.add(name);
         }
-        self.new.retain(|name, _| names.contains(name));
+        self.adder.retain(&names);
     }
 
     fn stops(&self) -> bool {
@@ -192,7 +181,7 @@ impl Watcher {
         let description = model.engine.describe();
         let (name, serving) = (description.model, description.version);
         let watched = self.models.entry(name.clone()).or_default();
-        let versions = match store::versions(&self.loader.models, &name) {
+        let versions = match store::versions(&self.adder.loader.models, &name) {
             Ok(versions) => versions,
             Err(reason) => {
                 if !std::mem::replace(&mut watched.unreadable, true) {
@@ -208,11 +197,11 @@ impl Watcher {
         watched.refused.retain(|version, _| versions.contains(version));
         for version in versions.into_iter().rev().filter(|version| *version > serving) {
             // Read before the version is opened, so that later changes are noticed.
-            let now = stamp(&[self.loader.models.join(&name).join(version.to_string())]);
+            let now = stamp([version_folder(&self.adder.loader, &name, version)]);
             if watched.refused.get(&version) == Some(&now) {
                 continue;
             }
-            match take_over(&self.loader, &self.opening, model, version) {
+            match take_over(&self.adder.loader, &self.opening, model, version) {
                 Ok(()) => {
                     watched.refused.remove(&version);
                     return;
@@ -227,30 +216,10 @@ impl Watcher {
         }
     }
 
-    /// Loads and serves a new model.
+    /// Loads and serves a new model, if it can be loaded.
     fn add(&mut self, name: &str) {
-        let folder = self.loader.models.join(name);
-        let versions = store::versions(&self.loader.models, name).unwrap_or_default();
-        let folders: Vec<_> = versions.iter().map(|version| folder.join(version.to_string())).collect();
-        let now = stamp(&folders);
-        if self.new.get(name) == Some(&now) {
-            return;
-        }
-        let added = self.loader.load(name).and_then(|model| {
-            self.registry.add(model.engine.clone())?;
-            self.served.add(model);
-            Ok(())
-        });
-        match added {
-            Ok(()) => {
-                self.new.remove(name);
-                tracing::info!(model = name, "new model served");
-            }
-            Err(reason) => {
-                let reason = format!("{reason:#}");
-                tracing::warn!(model = name, %reason, "new model refused");
-                self.new.insert(name.to_owned(), now);
-            }
+        if let Ok(true) = self.adder.add(name) {
+            tracing::info!(model = name, "new model served");
         }
     }
 }
@@ -283,21 +252,5 @@ fn open_next(loader: &Loader, model: &LoadedModel, version: Version) -> anyhow::
             Changes::Unknown
         }
     };
-    Ok(NextVersion { opened, weights, changes, switch_bytes: loader.config.cache.switch_bytes })
-}
-
-/// The files of these directories, and of the directories in them.
-fn stamp(folders: &[PathBuf]) -> Stamp {
-    let mut files = Stamp::new();
-    folders.iter().for_each(|folder| add_files(folder, 2, &mut files));
-    files
-}
-
-fn add_files(path: &Path, depth: usize, files: &mut Stamp) {
-    let Ok(about) = fs::metadata(path) else { return };
-    files.insert(path.to_owned(), (about.len(), about.modified().ok()));
-    if about.is_dir() && depth > 0 {
-        let entries = fs::read_dir(path).into_iter().flatten().flatten();
-        entries.for_each(|entry| add_files(&entry.path(), depth - 1, files));
-    }
+    Ok(NextVersion { opened, weights, changes, switch_bytes: loader.live.switch_bytes() })
 }
