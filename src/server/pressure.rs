@@ -1,11 +1,11 @@
 //! Overload of the server: which calls are refused before their message is read.
 //!
-//! A batcher refuses requests that would wait too long, but only after their messages were read and decoded.
-//! Under heavy overload that work alone takes the processor from the model, and requests age in the buffers of
-//! the network, where no deadline is seen. So while requests are refused, the gate compares the calls in flight
-//! with the measured rate of answers: by Little's law, `calls / rate` is how long a new call would take. If that
-//! is more than [`MOST`] or a share of its time, it is refused at once, which costs little. More calls in flight
-//! would not be answered sooner.
+//! A batcher refuses requests that would wait too long, but only after their messages were read and
+//! decoded. Under heavy overload that work alone takes the processor from the model, and requests age in
+//! the buffers of the network, where no deadline is seen. So while requests are refused, the gate compares
+//! the calls in flight with the measured rate of answers: by Little's law, `calls / rate` is how long a new
+//! call would take. If that is more than [`MOST`] or a share of its time, it is refused at once, which
+//! costs little. More calls in flight would not be answered sooner.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
