@@ -1,21 +1,25 @@
 //! Clients that take connections, places, memory or descriptors and give nothing back. Others must be served,
 //! and the server must end in time.
 
+use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
+use std::pin::Pin;
 use std::sync::mpsc;
+use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use flechette::schema::preset::{self, ArchKind};
 use flechette::server::Server;
+use flechette::server::proto::GetModelRequest;
 use flechette::trainer;
 use flechette::trainer::optim::{Kind, Optimizer};
 use h2::client::{ResponseFuture, SendRequest};
 use prost::Message;
 use prost::bytes::Bytes;
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
+use tokio::net::{TcpSocket, TcpStream};
 use tonic::Code;
 use tonic::codegen::http::{HeaderMap, Request};
 
@@ -52,8 +56,35 @@ async fn connect(address: SocketAddr, window: u32) -> SendRequest<Bytes> {
     send.ready().await.unwrap()
 }
 
+/// A connection that reads nothing, with room for large answers.
+struct Deaf(TcpStream);
+
+impl AsyncRead for Deaf {
+    fn poll_read(self: Pin<&mut Self>, _: &mut Context<'_>, _: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        Poll::Pending
+    }
+}
+
+impl AsyncWrite for Deaf {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.0).poll_write(cx, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_shutdown(cx)
+    }
+}
+
 fn head() -> Request<()> {
-    let request = Request::builder().method("POST").uri("http://x/flechette.v1.Ctr/Predict");
+    head_of("Predict")
+}
+
+fn head_of(method: &str) -> Request<()> {
+    let request = Request::builder().method("POST").uri(format!("http://x/flechette.v1.Ctr/{method}"));
     request.header("content-type", "application/grpc").header("te", "trailers").body(()).unwrap()
 }
 
@@ -156,7 +187,9 @@ async fn calls_without_a_body_are_ended_and_free_their_places() {
     let mut held: Vec<_> = (0..8).map(|_| raw.send_request(head(), false).unwrap()).collect();
     // The body of one of them does not end.
     held[0].1.send_data(frame(&request(1, 3).0.encode_to_vec()), false).unwrap();
-    until(async || !is_served(&running).await).await;
+    // Another call before all of them have arrived would take one of their places.
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    assert!(!is_served(&running).await);
     for (answer, _body) in held {
         let (code, message) = status(answer).await;
         assert_eq!(code, Code::DeadlineExceeded, "{message}");
@@ -291,6 +324,39 @@ async fn answers_that_are_not_read_count_towards_the_bytes_in_flight() {
     }
     raw = connect(running.grpc, 0).await;
     drop((held, raw));
+    until(async || is_served(&running).await).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn answers_in_a_socket_that_is_not_read_keep_their_places_until_it_is_closed() {
+    let running = Running::start_with(|parts| {
+        parts.server.max_requests = 50;
+        parts.server.max_streams = 10_000;
+        parts.server.write = Duration::from_secs(3);
+    })
+    .await;
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.set_recv_buffer_size(4096).unwrap();
+    let stream = Deaf(socket.connect(running.grpc).await.unwrap());
+    let (mut raw, connection) = h2::client::Builder::new()
+        .initial_max_send_streams(10_000)
+        .initial_connection_window_size(1 << 30)
+        .handshake::<_, Bytes>(stream)
+        .await
+        .unwrap();
+    tokio::spawn(connection);
+    let ask = frame(&GetModelRequest { model: "ads".to_owned() }.encode_to_vec());
+    let mut calls = Vec::new();
+    // One small answer at a time, until the buffers of the two sockets are full.
+    while calls.len() < 9000 {
+        let (answer, mut body) = raw.send_request(head_of("GetModel"), false).unwrap();
+        body.send_data(ask.clone(), true).unwrap();
+        calls.push(answer);
+        if calls.len() % 20 == 0 && !is_served(&running).await {
+            break;
+        }
+    }
+    assert!(!is_served(&running).await, "{} answers", calls.len());
     until(async || is_served(&running).await).await;
 }
 
