@@ -68,8 +68,9 @@ impl Future for Ticket {
     type Output = Result<Scores, BatchError>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        // The sender was dropped without an answer: the queue was abandoned.
-        Pin::new(&mut self.0).poll(cx).map(|answer| answer.unwrap_or(Err(BatchError::Closed)))
+        // The sender is dropped without an answer only by a panic of its worker.
+        let failed = |_| Err(BatchError::Failed("panic in its batch".to_owned()));
+        Pin::new(&mut self.0).poll(cx).map(|answer| answer.unwrap_or_else(failed))
     }
 }
 
@@ -235,7 +236,9 @@ impl Batcher {
     pub(crate) fn abandon(&self) -> usize {
         self.close();
         let lost: Vec<Entry<Job>> = self.shared.state().queue.clear().collect();
-        lost.len()
+        let count = lost.len();
+        lost.into_iter().for_each(|entry| worker::answer(entry.item.reply, Err(BatchError::Closed)));
+        count
     }
 }
 

@@ -198,6 +198,29 @@ async fn an_abandoned_batcher_answers_every_queued_request() {
     assert!(first.await.is_ok());
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_panic_while_requests_are_merged_fails_them_and_the_worker_goes_on() {
+    let model = Fake::new();
+    let metrics = Metrics::new().unwrap();
+    let series = metrics.model("ads", &model.schema);
+    let batcher = Batcher::start(model.clone(), series, &batcher_config()).unwrap();
+    model.hold();
+    let first = batcher.submit(batch(1, 0).0, None).unwrap();
+    until(async || model.begun() == 1).await;
+    let mut broken = batch(1, 2).0;
+    broken.features[1].offsets.clear();
+    let merged = [batch(2, 1).0, broken, batch(3, 3).0];
+    let tickets = merged.map(|batch| batcher.submit(batch, None).unwrap());
+    model.release();
+    first.await.unwrap();
+    for ticket in tickets {
+        assert!(matches!(ticket.await, Err(BatchError::Failed(text)) if text.contains("panic")));
+    }
+    let (next, scores, _) = batch(4, 5);
+    assert_eq!(batcher.submit(next, None).unwrap().await.unwrap().probabilities, scores);
+    assert!(metrics.render().contains("flechette_batch_panics_total{model=\"ads\"} 1"));
+}
+
 /// A model that records the number of samples of each call.
 struct Recorded {
     model: Box<dyn Predict>,

@@ -2,7 +2,8 @@
 //!
 //! A batch of one request is computed in place, without a copy. If a merged batch fails, its requests are
 //! computed one by one, so that only the request at fault gets the error. A panic of the model is
-//! handled like a failed batch and does not end the worker.
+//! handled like a failed batch. After a panic elsewhere the requests without an answer get an error. No panic
+//! ends the worker.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -18,18 +19,30 @@ pub(crate) fn run(shared: &Shared) {
     let mut merged = Batch::default();
     let mut computed = None;
     while wait_for_batch(shared, computed, &mut taken) {
-        let now = Instant::now();
-        taken.cancelled.clear();
-        for entry in taken.expired.drain(..) {
-            expire(entry, now);
-        }
-        for entry in &taken.batch {
-            shared.metrics.batches.queue_seconds.record(now.saturating_duration_since(entry.queued));
-        }
         let samples = taken.batch.iter().map(|entry| entry.size.samples).sum();
-        compute(shared, &mut taken.batch, &mut merged);
-        computed = (samples > 0).then(|| Computed { samples, time: now.elapsed() });
+        let begun = Instant::now();
+        let outcome = catch_unwind(AssertUnwindSafe(|| handle(shared, &mut taken, &mut merged)));
+        if let Err(panic) = outcome {
+            shared.metrics.batches.panics.increment(1);
+            tracing::error!(panic = panic_text(&*panic), "a worker panicked: its requests get an error");
+            // What is dropped without an answer gets an error ([`super::Ticket`]).
+            taken = Taken::default();
+            merged = Batch::default();
+        }
+        computed = (samples > 0).then(|| Computed { samples, time: begun.elapsed() });
     }
+}
+
+fn handle(shared: &Shared, taken: &mut Taken<Job>, merged: &mut Batch) {
+    let now = Instant::now();
+    taken.cancelled.clear();
+    for entry in taken.expired.drain(..) {
+        expire(entry, now);
+    }
+    for entry in &taken.batch {
+        shared.metrics.batches.queue_seconds.record(now.saturating_duration_since(entry.queued));
+    }
+    compute(shared, &mut taken.batch, merged);
 }
 
 /// Reports the last batch as finished, if there was one, and waits for the next one. Returns `false` when the
@@ -79,7 +92,7 @@ fn expire(entry: Entry<Job>, now: Instant) {
     answer(entry.item.reply, Err(BatchError::Expired { waited_us }));
 }
 
-fn answer(reply: Reply, result: Result<Scores, BatchError>) {
+pub(crate) fn answer(reply: Reply, result: Result<Scores, BatchError>) {
     // If the receiver is gone, the request was cancelled.
     let _ = reply.send(result);
 }
@@ -124,7 +137,10 @@ fn predict(shared: &Shared, batch: &Batch) -> Result<Scores, BatchError> {
     shared.metrics.batches.batch_samples.record(batch.samples as f64);
     let scores = match outcome {
         Ok(result) => result?,
-        Err(panic) => return Err(BatchError::Failed(format!("panic: {}", panic_text(&*panic)))),
+        Err(panic) => {
+            shared.metrics.batches.panics.increment(1);
+            return Err(BatchError::Failed(format!("panic: {}", panic_text(&*panic))));
+        }
     };
     if scores.probabilities.len() != batch.samples {
         let text = format!("{} scores for {} samples", scores.probabilities.len(), batch.samples);

@@ -22,6 +22,16 @@ const PREFIX: &str = "FLECHETTE_";
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
+/// Most bytes of a batch for each byte of its message: an id of one byte takes 8 bytes, and an offset 4.
+const BATCH_GROWTH: u64 = 12;
+
+/// Most memory of a message of this size, as the server counts it (`server/meter.rs`): the bytes themselves,
+/// 64 for an empty string, which takes 2, and 448 for each column, which takes 2 as well.
+pub(crate) fn message_bytes(max_bytes: u64) -> u64 {
+    const MOST_COLUMNS: u64 = 10_000;
+    33 * max_bytes + 448 * (max_bytes / 2).min(MOST_COLUMNS)
+}
+
 /// For every key that a layer gives: the text of the highest layer, with its source. Layers are added from
 /// the lowest to the highest.
 #[derive(Clone, Debug, Default)]
@@ -127,9 +137,9 @@ impl Layers {
     pub(super) fn server(&self) -> Result<ServerConfig, ConfigError> {
         let max_bytes = self.bytes("server.max_bytes", 1024, GIB)?;
         let count = |key| self.whole(key, 1, 1 << 20).map(|count| count as usize);
-        // With less than max_bytes, a message of the largest size would always be refused.
-        let inflight =
-            self.given("server.max_inflight_bytes", |key| self.bytes(key, max_bytes, 1024 * GIB))?;
+        let seconds = |key, least| self.whole(key, least, 86_400).map(Duration::from_secs);
+        let least = message_bytes(max_bytes);
+        let inflight = self.given("server.max_inflight_bytes", |key| self.room(key, least, max_bytes))?;
         Ok(ServerConfig {
             grpc: self.address("server.grpc")?,
             http: self.address("server.http")?,
@@ -137,12 +147,16 @@ impl Layers {
             max_samples: count("server.max_samples")?,
             max_bytes: max_bytes as usize,
             max_requests: count("server.max_requests")?,
-            max_inflight_bytes: inflight.unwrap_or(GIB.max(16 * max_bytes)) as usize,
+            max_inflight_bytes: inflight.unwrap_or(GIB.max(least)) as usize,
             max_connections: count("server.max_connections")?,
-            http_idle: Duration::from_secs(self.whole("server.http_idle_seconds", 1, 86_400)?),
+            handshake: seconds("server.handshake_seconds", 1)?,
+            body: seconds("server.body_seconds", 1)?,
+            write: seconds("server.write_seconds", 1)?,
+            http_idle: seconds("server.http_idle_seconds", 1)?,
+            grpc_idle: Some(seconds("server.grpc_idle_seconds", 0)?).filter(|idle| !idle.is_zero()),
             max_streams: count("server.max_streams")? as u32,
-            drain_delay: Duration::from_secs(self.whole("server.drain_delay_seconds", 0, 86_400)?),
-            drain: Duration::from_secs(self.whole("server.drain_seconds", 0, 86_400)?),
+            drain_delay: seconds("server.drain_delay_seconds", 0)?,
+            drain: seconds("server.drain_seconds", 0)?,
         })
     }
 
@@ -156,11 +170,14 @@ impl Layers {
         // A smaller queue would always refuse a request of the largest size.
         let least = server.max_samples as u64;
         let queue_samples = self.given("batcher.queue_samples", |key| self.whole(key, least, 1 << 30))?;
+        let max_bytes = server.max_bytes as u64;
+        let least_bytes = BATCH_GROWTH * max_bytes;
+        let queue_bytes = self.given("batcher.queue_bytes", |key| self.room(key, least_bytes, max_bytes))?;
         Ok(BatcherConfig {
             max_samples: self.whole("batcher.max_samples", 1, 1 << 20)? as usize,
             max_delay: Duration::from_micros(self.whole("batcher.max_delay_us", 0, 60_000_000)?),
             queue_samples: queue_samples.unwrap_or(65_536.max(4 * least)) as usize,
-            queue_bytes: self.bytes("batcher.queue_bytes", MIB, 1024 * GIB)? as usize,
+            queue_bytes: queue_bytes.unwrap_or((256 * MIB).max(least_bytes)) as usize,
             workers: self.threads_of("batcher.workers", 1024)?,
             default_deadline: Duration::from_millis(self.whole(
                 "batcher.default_deadline_ms",
@@ -287,6 +304,16 @@ impl Layers {
     pub(crate) fn bytes(&self, key: &'static str, least: u64, most: u64) -> Result<u64, ConfigError> {
         let expected = || format!("{BYTES_FORM}, from {least} to {most}");
         self.parse(key, expected, |text| parse_bytes(text).filter(|n| (least..=most).contains(n)))
+    }
+
+    /// Bytes that must hold the largest message: a lower limit would refuse that message for ever.
+    fn room(&self, key: &'static str, least: u64, max_bytes: u64) -> Result<u64, ConfigError> {
+        let expected = || {
+            format!(
+                "{BYTES_FORM}, at least {least}, which a message of server.max_bytes = {max_bytes} may take"
+            )
+        };
+        self.parse(key, expected, |text| parse_bytes(text).filter(|n| (least..=1024 * GIB).contains(n)))
     }
 
     /// A number from 0 to 1.

@@ -22,6 +22,8 @@ use std::time::Duration;
 use settings::help;
 
 pub(crate) use cache::{CacheAdmission, CacheConfig, CacheEviction, CacheMode, CacheSize};
+#[cfg(test)]
+pub(crate) use layers::message_bytes;
 pub(crate) use layers::{BYTES_FORM, Layers, parse_bytes};
 pub(crate) use reload::Reloaded;
 
@@ -100,11 +102,18 @@ pub struct ServerConfig {
     pub max_bytes: usize,
     /// Limit of calls in flight, over all connections.
     pub max_requests: usize,
-    /// Limit of the memory for the messages of all calls in flight. At least `max_bytes`.
+    /// Limit of the memory for the messages of all calls in flight, and for their answers.
     pub max_inflight_bytes: usize,
     /// Limit of each port.
     pub max_connections: usize,
+    /// How long a client may take for the HTTP/2 preface or its first HTTP request, and for the body of a
+    /// request, and how long an answer may take to leave.
+    pub handshake: Duration,
+    pub body: Duration,
+    pub write: Duration,
     pub http_idle: Duration,
+    /// `None`: gRPC connections without calls stay open.
+    pub grpc_idle: Option<Duration>,
     /// Limit of one connection.
     pub max_streams: u32,
     /// Between SIGTERM and the drain.

@@ -76,9 +76,10 @@ pub(crate) const SECTIONS: &[Section] = &[
             setting("server.max_requests", Text("8192"), "Most calls in flight, over all connections"),
             setting(
                 "server.max_inflight_bytes",
-                Words("1GiB, or 16 × `server.max_bytes` if that is more"),
-                "Most memory for the messages of all calls in flight, encoded and decoded; at least \
-                 `server.max_bytes`",
+                Words("1GiB, or the least value if that is more"),
+                "Most memory for the messages of all calls in flight, encoded and decoded, and for answers \
+                 that have not left; at least what the largest message may take, 33 × `server.max_bytes` \
+                 and 4.5MB",
             ),
             setting(
                 "server.max_connections",
@@ -86,9 +87,32 @@ pub(crate) const SECTIONS: &[Section] = &[
                 "Most connections of each port; further connections are closed at once",
             ),
             setting(
+                "server.handshake_seconds",
+                Text("10"),
+                "A new connection has this long to send the HTTP/2 preface, or on the HTTP port its first \
+                 request",
+            ),
+            setting(
+                "server.body_seconds",
+                Text("10"),
+                "The message of a call must arrive within this long after its headers",
+            ),
+            setting(
+                "server.write_seconds",
+                Text("30"),
+                "An answer must leave within this long, or its gRPC connection is closed, because its client \
+                 does not read",
+            ),
+            setting(
                 "server.http_idle_seconds",
                 Text("75"),
                 "An HTTP connection without an answer for this long is closed",
+            ),
+            setting(
+                "server.grpc_idle_seconds",
+                Text("3600"),
+                "A gRPC connection without a call for this long is closed with GOAWAY, after which clients \
+                 connect again; 0 keeps it open",
             ),
             setting("server.max_streams", Text("1024"), "Most concurrent calls of one gRPC connection"),
             setting(
@@ -139,8 +163,9 @@ pub(crate) const SECTIONS: &[Section] = &[
             .reloads(),
             setting(
                 "batcher.queue_bytes",
-                Text("256MiB"),
-                "Most bytes of samples that may wait in the queue",
+                Words("256MiB, or 12 × `server.max_bytes` if that is more"),
+                "Most bytes of samples that may wait in the queue; at least what the largest message may \
+                 take, 12 × `server.max_bytes`",
             )
             .reloads(),
             setting(

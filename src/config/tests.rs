@@ -294,6 +294,33 @@ fn a_queue_smaller_than_one_request_is_refused() {
 }
 
 #[test]
+fn limits_that_cannot_hold_the_largest_message_are_refused() {
+    let config =
+        |keys: &str| resolve(&Flags::default(), &[], &format!("[server]\nmax_bytes = \"64MiB\"\n{keys}"));
+    let chosen = config("").unwrap();
+    assert_eq!(chosen.batcher.queue_bytes, 768 << 20);
+    assert_eq!(chosen.server.max_inflight_bytes, 33 * (64 << 20) + 4_480_000);
+    for (keys, key, least) in [
+        ("[batcher]\nqueue_bytes = \"767MiB\"", "batcher.queue_bytes", chosen.batcher.queue_bytes),
+        ("max_inflight_bytes = \"2GiB\"", "server.max_inflight_bytes", chosen.server.max_inflight_bytes),
+    ] {
+        let text = config(keys).unwrap_err().to_string();
+        let needed = format!("at least {least}, which a message of server.max_bytes = 67108864 may take");
+        assert!(text.starts_with(key) && text.contains(&needed), "{text}");
+    }
+}
+
+#[test]
+fn seconds_reach_their_fields() {
+    let file =
+        "[server]\nhandshake_seconds = 1\nbody_seconds = 2\nwrite_seconds = 3\ngrpc_idle_seconds = 0\n";
+    let server = resolve(&Flags::default(), &[], file).unwrap().server;
+    assert_eq!([server.handshake, server.body, server.write], [1, 2, 3].map(Duration::from_secs));
+    assert_eq!(server.grpc_idle, None);
+    assert!(refusal(&[], "[server]\nbody_seconds = 0").contains("server.body_seconds"));
+}
+
+#[test]
 fn accesses_are_recorded_only_with_a_rate() {
     let config = resolve(&Flags::default(), &[], "").unwrap();
     assert_eq!(config.trace, TraceConfig { rate: 0.0, max_bytes: 64 << 20 });

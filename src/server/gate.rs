@@ -67,15 +67,15 @@ where
         // Computed before the future runs, because tonic starts its own timer right after this function.
         let deadline = timeout(request.headers()).and_then(|rest| Instant::now().checked_add(rest));
         let call = Call { deadline, counted: Arc::default() };
-        let (in_flight, limit) = (self.shared.enter(), self.shared.max_requests);
+        let (charge, in_flight) = Charge::enter(self.shared.clone());
+        let limit = self.shared.max_requests;
         let mut passage =
             Passage { shared: self.shared.clone(), counted: call.counted.clone(), code: Code::Cancelled };
-        let charge = Arc::new(Charge::new(self.shared.clone()));
         if in_flight > limit {
             let text = format!("calls in flight: limit {limit} (server.max_requests), got {in_flight}");
             passage.code = Code::ResourceExhausted;
             return Box::pin(async move {
-                let _passage = passage;
+                let _held = (passage, charge);
                 Ok(Status::resource_exhausted(text).into_http())
             });
         }
@@ -92,9 +92,6 @@ where
         request.extensions_mut().insert(call);
         let answer = self.inner.call(request);
         Box::pin(async move {
-            // Keeps the charge until the call ends: the body is dropped after decoding, but the decoded
-            // message still takes memory.
-            let _charge = charge;
             let response = match deadline {
                 None => answer.await?,
                 Some(deadline) => match tokio::time::timeout_at(deadline.into(), answer).await {
@@ -102,12 +99,15 @@ where
                     Err(_) => Status::deadline_exceeded("deadline passed before the answer").into_http(),
                 },
             };
-            Ok(passage.leave(response))
+            let mut response = passage.leave(response);
+            // The call keeps its place and its memory until its answer has left (`connection.rs`).
+            response.extensions_mut().insert(charge);
+            Ok(response)
         })
     }
 }
 
-/// A call in flight. If it is dropped without [`Passage::leave`], it was cancelled.
+/// A call without an answer. If it is dropped without [`Passage::leave`], it was cancelled.
 struct Passage {
     shared: Arc<Shared>,
     counted: Arc<AtomicBool>,
@@ -133,7 +133,6 @@ impl Passage {
 
 impl Drop for Passage {
     fn drop(&mut self) {
-        self.shared.leave();
         if !self.counted.load(Ordering::Relaxed) {
             self.shared.metrics.no_model.count(self.code as i32);
         }

@@ -10,10 +10,11 @@ use std::mem::size_of;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use http_body::{Frame, SizeHint};
 use prost::bytes::Bytes;
+use tokio::time::{Instant, Sleep, sleep_until};
 use tonic::Status;
 use tonic::body::Body;
 
@@ -263,15 +264,18 @@ impl Meter {
     }
 }
 
-/// The memory of a call in flight, which counts towards `server.max_inflight_bytes` until it is dropped.
+/// A call in flight: its place, and its memory, which counts towards `server.max_inflight_bytes`. Both are
+/// free when this is dropped.
 pub(crate) struct Charge {
     shared: Arc<Shared>,
     bytes: AtomicUsize,
 }
 
 impl Charge {
-    pub(crate) fn new(shared: Arc<Shared>) -> Self {
-        Self { shared, bytes: AtomicUsize::new(0) }
+    /// Counts a call. Also returns the number of calls in flight.
+    pub(crate) fn enter(shared: Arc<Shared>) -> (Arc<Self>, usize) {
+        let in_flight = shared.in_flight.fetch_add(1, Ordering::AcqRel) + 1;
+        (Arc::new(Self { shared, bytes: AtomicUsize::new(0) }), in_flight)
     }
 
     fn add(&self, bytes: usize) -> Result<(), Status> {
@@ -291,20 +295,35 @@ impl Charge {
 impl Drop for Charge {
     fn drop(&mut self) {
         self.shared.in_flight_bytes.fetch_sub(*self.bytes.get_mut(), Ordering::AcqRel);
+        self.shared.in_flight.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
-/// A request body whose bytes are charged before the decoder gets them.
+/// A request body whose bytes are charged before the decoder gets them. It fails if it is not complete in
+/// time, because its call takes a place.
 pub(crate) struct Metered {
     body: Body,
     meter: Meter,
     charge: Arc<Charge>,
+    due: Instant,
+    /// Set when the body is first waited for. Most bodies arrive with their headers.
+    late: Option<Pin<Box<Sleep>>>,
 }
 
 impl Metered {
     pub(crate) fn new(body: Body, charge: Arc<Charge>) -> Self {
         let meter = Meter::new(charge.shared.limits.max_bytes);
-        Self { body, meter, charge }
+        let due = Instant::now() + charge.shared.limits.body;
+        Self { body, meter, charge, due, late: None }
+    }
+
+    /// Waits for the body, but not for too long.
+    fn poll_late(&mut self, cx: &mut Context<'_>) -> Poll<Status> {
+        let late = self.late.get_or_insert_with(|| Box::pin(sleep_until(self.due)));
+        ready!(late.as_mut().poll(cx));
+        let limit = self.charge.shared.limits.body.as_secs_f64();
+        let text = format!("message: it must be complete {limit} s (server.body_seconds) after its headers");
+        Poll::Ready(Status::deadline_exceeded(text))
     }
 }
 
@@ -315,6 +334,9 @@ impl http_body::Body for Metered {
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
         let this = self.get_mut();
         let polled = Pin::new(&mut this.body).poll_frame(cx);
+        if polled.is_pending() {
+            return this.poll_late(cx).map(|status| Some(Err(status)));
+        }
         let Poll::Ready(Some(Ok(frame))) = &polled else { return polled };
         let Some(bytes) = frame.data_ref() else { return polled };
         let charged = this.meter.feed(bytes).map_err(Status::from).and_then(|cost| this.charge.add(cost));

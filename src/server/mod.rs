@@ -13,8 +13,10 @@
 //! 3. The batchers answer queued requests, or abandon them when the time is over. The logs of learned samples
 //!    are closed. HTTP stops last.
 
+mod connection;
 mod convert;
 mod ctr;
+mod descriptors;
 mod gate;
 mod listener;
 mod meter;
@@ -34,7 +36,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tokio::net::TcpListener;
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tonic::transport::server::TcpIncoming;
@@ -47,7 +49,8 @@ use crate::learnlog::Learner;
 use crate::metrics::Metrics;
 use crate::predict::Predict;
 
-use listener::Limited;
+use connection::GrpcPort;
+use listener::{AnswerTimes, HttpPort, Limited};
 use models::Models;
 use not_served::{NotServed, Reason};
 use pressure::Pressure;
@@ -71,15 +74,14 @@ const HEALTH_NAMES: [&str; 2] = ["", "flechette.v1.Ctr"];
 const UPDATE_EVERY: Duration = pressure::TICK;
 const FOLD_EVERY: Duration = Duration::from_secs(5);
 
-/// Each HTTP/2 connection is pinged at this interval, and closed if no answer arrives within this timeout.
-const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);
-const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20);
+/// TCP asks a silent peer of a gRPC connection at this interval whether it exists.
+const TCP_KEEPALIVE: Duration = Duration::from_secs(30);
+
+/// At the end of a drain: how long clients have to close connections without calls, and batchers to end.
+const CLOSE: Duration = Duration::from_secs(1);
 
 /// Most bytes of a health or reflection request, which contains only names.
 const SMALL_MESSAGE: usize = 16 << 10;
-
-/// Most bytes of a request's headers.
-const HEADER_BYTES: u32 = 16 << 10;
 
 /// The parts of a server.
 #[allow(missing_docs)]
@@ -140,6 +142,8 @@ pub struct Drained {
 struct RequestLimits {
     max_samples: usize,
     max_bytes: usize,
+    /// How long the body may take.
+    body: Duration,
 }
 
 /// Shared by the services.
@@ -153,9 +157,10 @@ struct Shared {
     grpc_addr: SocketAddr,
     http_addr: SocketAddr,
     draining: AtomicBool,
+    /// Calls whose answer has not left, counted by [`meter::Charge`].
     in_flight: AtomicUsize,
     pressure: Pressure,
-    /// Memory of the messages of the calls in flight, counted by [`meter::Charge`].
+    /// Memory of their messages, counted by [`meter::Charge`], and of answers (`connection.rs`).
     in_flight_bytes: AtomicUsize,
 }
 
@@ -186,15 +191,6 @@ impl Shared {
         let names: Vec<String> = names.collect();
         (!names.is_empty()).then(|| format!("not ready: {}", names.join(", ")))
     }
-
-    /// Counts a call, and returns the number of calls in flight. [`Shared::leave`] must follow.
-    fn enter(&self) -> usize {
-        self.in_flight.fetch_add(1, Ordering::AcqRel) + 1
-    }
-
-    fn leave(&self) {
-        self.in_flight.fetch_sub(1, Ordering::AcqRel);
-    }
 }
 
 /// A server whose two ports are bound.
@@ -203,6 +199,7 @@ pub struct Server {
     config: ServerConfig,
     grpc: TcpListener,
     http: TcpListener,
+    shares: descriptors::Shares,
 }
 
 impl Server {
@@ -214,7 +211,8 @@ impl Server {
         let ServerParts { models, metrics, server: config, batcher, learning } = parts;
         let grpc = listen("server.grpc", config.grpc).await?;
         let http = listen("server.http", config.http).await?;
-        let limits = RequestLimits { max_samples: config.max_samples, max_bytes: config.max_bytes };
+        let ServerConfig { max_samples, max_bytes, body, .. } = config;
+        let limits = RequestLimits { max_samples, max_bytes, body };
         let served = Models::new(metrics.clone(), batcher, limits, learning);
         models.into_iter().try_for_each(|predict| served.add(predict))?;
         let shared = Shared {
@@ -231,7 +229,8 @@ impl Server {
             pressure: Pressure::new(),
             in_flight_bytes: AtomicUsize::new(0),
         };
-        Ok(Self { shared: Arc::new(shared), config, grpc, http })
+        let shares = descriptors::shares(descriptors::raise(), config.max_connections);
+        Ok(Self { shared: Arc::new(shared), config, grpc, http, shares })
     }
 
     /// The address of the gRPC port, with the real port if port 0 was configured.
@@ -257,26 +256,28 @@ impl Server {
     /// # Errors
     /// When the server stops without a shutdown, or reflection cannot be set up.
     pub async fn run(self, shutdown: impl Future<Output = ()>) -> Result<Drained, ServerError> {
-        let Self { shared, config, grpc, http } = self;
+        let Self { shared, config, grpc, http, shares } = self;
         let (stop_grpc, stop_http) = (watch::Sender::new(false), watch::Sender::new(false));
         let (health, health_service) = tonic_health::server::health_reporter();
         set_health(&health, shared.ready()).await;
         let services = services(&shared, &config, health_service)?;
         let updating = tokio::spawn(update_status(shared.clone(), health.clone()));
-        let http = Limited::new("server.http", TcpIncoming::from(http), config.max_connections)
-            .with_answer_within(config.http_idle);
+        let http = HttpPort {
+            port: Limited::new("server.http", TcpIncoming::from(http), shares.http),
+            times: AnswerTimes { first: config.handshake.min(config.http_idle), next: config.http_idle },
+        };
         let web = axum::serve(http, web::routes(shared.clone()))
             .with_graceful_shutdown(stopped(stop_http.subscribe()));
         let web = tokio::spawn(async move { web.await });
-        let incoming =
-            TcpIncoming::from(grpc).with_nodelay(Some(true)).with_keepalive(Some(KEEPALIVE_INTERVAL));
-        let incoming = Limited::new("server.grpc", incoming, config.max_connections);
-        let calls = transport(&config).serve_with_incoming_shutdown(
-            services,
-            incoming,
-            stopped(stop_grpc.subscribe()),
-        );
-        let mut calls = tokio::spawn(calls);
+        let incoming = TcpIncoming::from(grpc).with_nodelay(Some(true)).with_keepalive(Some(TCP_KEEPALIVE));
+        let calls = GrpcPort {
+            shared: shared.clone(),
+            service: services,
+            limits: connection::Limits::new(&config),
+            max_streams: config.max_streams,
+            stop: stop_grpc.subscribe(),
+        };
+        let mut calls = tokio::spawn(calls.serve(Limited::new("server.grpc", incoming, shares.grpc)));
         tokio::select! {
             () = shutdown => {}
             ended = &mut calls => {
@@ -327,14 +328,6 @@ fn bound(key: &'static str, listener: &TcpListener, address: SocketAddr) -> Resu
 async fn stopped(mut stop: watch::Receiver<bool>) {
     // A dropped sender also means stop.
     let _ = stop.wait_for(|stop| *stop).await;
-}
-
-fn transport(config: &ServerConfig) -> tonic::transport::Server {
-    tonic::transport::Server::builder()
-        .max_concurrent_streams(config.max_streams)
-        .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
-        .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
-        .http2_max_header_list_size(HEADER_BYTES)
 }
 
 /// The chain of all gRPC services. The last one added, `Ctr`, is compared first, because it has the most
@@ -397,7 +390,7 @@ struct Drain<'a> {
 }
 
 impl Drain<'_> {
-    async fn finish<E>(mut self, calls: JoinHandle<Result<(), E>>) -> Drained {
+    async fn finish(mut self, calls: JoinHandle<()>) -> Drained {
         while self.shared.in_flight.load(Ordering::Acquire) > 0 && Instant::now() < self.until {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
@@ -405,26 +398,36 @@ impl Drain<'_> {
         for name in HEALTH_NAMES {
             self.health.clear_service_status(name).await;
         }
-        let closed = tokio::time::timeout_at(self.until, calls).await;
+        // Only connections without calls are left. A client that does not close its end has to wait no more.
+        let until = self.until.min(Instant::now() + CLOSE);
+        let closed = tokio::time::timeout_at(until, calls).await;
         let unfinished = self.shared.in_flight.load(Ordering::Acquire);
-        if closed.is_err() {
+        if closed.is_err() && unfinished > 0 {
             tracing::warn!(unfinished, "server.drain_seconds have passed: open connections are closed");
             for (_, served) in self.shared.models.all() {
                 served.batcher.abandon();
             }
         }
-        let shared = self.shared.clone();
-        let joined = tokio::task::spawn_blocking(move || {
+        self.join_batchers().await;
+        Drained { unfinished }
+    }
+
+    /// Ends the batchers. If all calls finished in time, the queues are empty and this ends at once.
+    /// Otherwise a model may still compute, and that cannot be stopped.
+    async fn join_batchers(&self) {
+        let (shared, (end, ended)) = (self.shared.clone(), oneshot::channel());
+        // Not a blocking task of the runtime, whose end would wait for it.
+        let joining = std::thread::Builder::new().name("drain".into()).spawn(move || {
             for (_, served) in shared.models.all() {
                 served.batcher.join();
                 // Its queue is empty if all calls finished in time. Otherwise its records are answered to
                 // nobody.
                 served.learner.iter().for_each(Learner::join);
             }
+            let _ = end.send(());
         });
-        // If all calls finished in time, the queues are empty and this ends at once. Otherwise a model may
-        // still compute, and that cannot be stopped.
-        let _ = tokio::time::timeout(Duration::from_secs(1), joined).await;
-        Drained { unfinished }
+        if joining.is_err() || tokio::time::timeout(CLOSE, ended).await.is_err() {
+            tracing::warn!("a model still computes: its batch is abandoned");
+        }
     }
 }

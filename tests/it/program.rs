@@ -16,7 +16,11 @@ use crate::skip::skip;
 
 /// A command for the program. It does not inherit settings from the environment of the tests.
 pub fn flechette() -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_flechette"));
+    clean(Command::new(env!("CARGO_BIN_EXE_flechette")))
+}
+
+/// The command, without settings from the environment.
+fn clean(mut command: Command) -> Command {
     let ours = |name: &str| name.starts_with("FLECHETTE_") || name == "RUST_LOG";
     for (name, _) in std::env::vars_os() {
         if name.to_str().is_some_and(ours) {
@@ -146,18 +150,25 @@ pub struct Served {
 impl Served {
     /// Starts a server and waits until it serves. Panics with its log if it ends instead.
     pub fn start(models: &str, flags: &str) -> Self {
-        Self::start_until(models, flags, ["grpc=", "http="])
+        Self::start_until("true", (models, flags), ["grpc=", "http="])
+    }
+
+    /// Starts a server in a shell that ran `setup`, such as `ulimit`.
+    pub fn start_in(setup: &str, models: &str, flags: &str) -> Self {
+        Self::start_until(setup, (models, flags), ["grpc=", "http="])
     }
 
     /// Starts a server and waits until it listens. Models are loaded later.
     pub fn listening(models: &str, flags: &str) -> Self {
-        Self::start_until(models, flags, ["listening on ", "and on "])
+        Self::start_until("true", (models, flags), ["listening on ", "and on "])
     }
 
     /// Waits for the line of the log that has the addresses after these words.
-    fn start_until(models: &str, flags: &str, [grpc, http]: [&'static str; 2]) -> Self {
-        let line = format!("serve --models {models} --grpc 127.0.0.1:0 --http 127.0.0.1:0 {flags}");
-        let mut child = flechette().args(line.split_whitespace()).stderr(Stdio::piped()).spawn().unwrap();
+    fn start_until(setup: &str, (models, flags): (&str, &str), [grpc, http]: [&'static str; 2]) -> Self {
+        let program = env!("CARGO_BIN_EXE_flechette");
+        let ports = "--grpc 127.0.0.1:0 --http 127.0.0.1:0";
+        let line = format!("{setup} && exec {program} serve --models {models} {ports} {flags}");
+        let mut child = clean(Command::new("sh")).args(["-c", &line]).stderr(Stdio::piped()).spawn().unwrap();
         let lines = BufReader::new(child.stderr.take().unwrap()).lines();
         let (sender, addresses) = mpsc::channel();
         let log = thread::spawn(move || {

@@ -3,6 +3,7 @@ use prost::Message;
 
 use super::super::proto::PredictRequest;
 use super::*;
+use crate::config::message_bytes;
 
 const MAX_BYTES: usize = 1 << 20;
 
@@ -94,4 +95,30 @@ fn a_second_message_is_charged_and_one_too_long_is_left_to_the_decoder() {
     assert_eq!(cost(&one.repeat(3), 4), Ok(3 * one.len()));
     let long = [vec![0, 0xff, 0, 0, 0], vec![0xff; 40]].concat();
     assert_eq!(cost(&long, 4), Ok(long.len()));
+}
+
+#[test]
+fn the_largest_message_costs_at_most_what_the_configuration_assumes() {
+    for size in [1 << 10, 64 << 10, MAX_BYTES] {
+        let most = message_bytes(size as u64) as usize + 5;
+        // Columns without content, and columns of the smallest entries of each field.
+        let mut bodies = vec![[0x2a, 0].repeat(MAX_FEATURES.min(size / 2))];
+        for entry in [&[0x22, 0][..], &[0x10, 1], &[0x18, 1]] {
+            let mut column = vec![0x2a];
+            let length = size - 5 - (size - 5) % entry.len();
+            prost::encoding::encode_varint(length as u64, &mut column);
+            column.extend(entry.repeat(length / entry.len()));
+            bodies.push(column);
+        }
+        let mut packed = vec![0x1a];
+        prost::encoding::encode_varint(size as u64 - 10, &mut packed);
+        packed.extend(vec![1; size - 10]);
+        let mut column = vec![0x2a];
+        prost::encoding::encode_varint(packed.len() as u64, &mut column);
+        bodies.push([column, packed].concat());
+        for body in bodies {
+            let cost = cost(&framed(&body), 9999).unwrap();
+            assert!(body.len() <= size && cost <= most, "{cost} of {most} for {} bytes", body.len());
+        }
+    }
 }
