@@ -361,7 +361,8 @@ async fn answers_in_a_socket_that_is_not_read_keep_their_places_until_it_is_clos
         }
     }
     assert!(full, "{} answers", calls.len());
-    until(async || is_served(&running).await).await;
+    let free = until(async || is_served(&running).await);
+    tokio::time::timeout(Duration::from_secs(20), free).await.expect("places are free in time");
 }
 
 /// A HEADERS frame of a Predict call, with `END_HEADERS`.
