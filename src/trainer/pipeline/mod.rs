@@ -196,7 +196,7 @@ impl Pipeline {
         StageName::ALL.into_iter().map(|stage| (stage, self.clocks.of(stage)))
     }
 
-    /// Whether [`StepObserver::row`] gets the current records of all rows that a step has changed. With
+    /// Whether [`StepObserver::rows`] gets the current records of all rows that a step has changed. With
     /// several replicas, an average also changes rows of earlier steps.
     #[must_use]
     pub(crate) fn shows_current_rows(&self) -> bool {
