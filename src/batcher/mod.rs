@@ -42,7 +42,7 @@ pub(crate) enum BatchError {
     QueueSamples { limit: usize, queued: usize, size: usize },
     #[error("batcher.queue_bytes: limit {limit}, {queued} queued, request has {size}")]
     QueueBytes { limit: usize, queued: usize, size: usize },
-    #[error("the server is draining and accepts no more requests")]
+    #[error("the server is draining, or the model is being unloaded: no more requests are accepted")]
     Closed,
     #[error("deadline passed after {waited_us} us in the queue, before any work")]
     Expired { waited_us: u128 },

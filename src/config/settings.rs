@@ -99,7 +99,8 @@ pub(crate) const SECTIONS: &[Section] = &[
         settings: &[setting(
             "models.watch_seconds",
             Text("1"),
-            "How often the directory of the models is read; 0 means only at start",
+            "How often the directory of the models is read; 0 means only at start and when a client loads a \
+             model",
         )],
     },
     Section {

@@ -2,9 +2,12 @@
 //!
 //! The server knows a model only as [`Predict`], and calls each through its own batcher. [`Server::bind`]
 //! binds both ports, so that a port in use is reported before anything runs. [`Server::run`] serves until its
-//! shutdown future ends, and then drains. [`Registry`] adds models while it serves (`models.rs`). The drain:
+//! shutdown future ends, and then drains. [`Registry`] adds and removes models while it serves (`models.rs`).
+//! Two protocols share the path of a scored request (`served.rs`): the native one (`ctr.rs`) and KServe v2
+//! (`kserve/`). The drain:
 //!
 //! 1. `/readyz` answers 503, health is `NOT_SERVING`, and new connections are refused. Clients get GOAWAY.
+//!    Streams take no more requests.
 //! 2. Calls in flight finish, for at most `server.drain_seconds`. Then health watches end, and connections
 //!    close.
 //! 3. The batchers answer queued requests, or abandon them when the time is over. The logs of learned samples
@@ -13,18 +16,21 @@
 mod convert;
 mod ctr;
 mod gate;
+mod kserve;
 mod listener;
 mod meter;
 mod models;
+mod repository;
 mod route;
+mod served;
 mod status;
 mod web;
 
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use tokio::net::TcpListener;
@@ -43,19 +49,28 @@ use crate::predict::Predict;
 
 use listener::Limited;
 use models::Models;
+pub(crate) use repository::{Change, ChangeError, Repository};
 use route::GrpcService;
+use served::Served;
+use status::CallError;
 
 /// The messages and services of `proto/flechette/v1/ctr.proto`.
 #[allow(missing_docs, clippy::all, clippy::unwrap_used, clippy::expect_used)]
 pub mod proto {
     include!("../../proto/generated/flechette.v1.rs");
 
-    /// The descriptors of the protocol, for reflection.
+    /// The descriptors of both protocols, for reflection.
     pub(crate) const DESCRIPTORS: &[u8] = include_bytes!("../../proto/generated/descriptors.bin");
 }
 
-/// The services with a health status: the whole server, and `Ctr`.
-const HEALTH_NAMES: [&str; 2] = ["", "flechette.v1.Ctr"];
+/// The messages and services of `proto/inference/kserve.proto`.
+#[allow(missing_docs, clippy::all, clippy::unwrap_used, clippy::expect_used)]
+pub mod inference {
+    include!("../../proto/generated/inference.rs");
+}
+
+/// The services with a health status: the whole server, and those that score.
+const HEALTH_NAMES: [&str; 3] = ["", "flechette.v1.Ctr", "inference.GRPCInferenceService"];
 
 /// How often readiness is checked, and how often [`Metrics::fold`] is called.
 const UPDATE_EVERY: Duration = Duration::from_millis(200);
@@ -143,7 +158,9 @@ struct Shared {
     max_inflight_bytes: usize,
     grpc_addr: SocketAddr,
     http_addr: SocketAddr,
-    draining: AtomicBool,
+    draining: watch::Sender<bool>,
+    /// What loads and unloads models, if that is possible.
+    repository: OnceLock<Arc<dyn Repository>>,
     in_flight: AtomicUsize,
     /// Memory of the messages of the calls in flight, counted by [`meter::Charge`].
     in_flight_bytes: AtomicUsize,
@@ -151,11 +168,17 @@ struct Shared {
 
 impl Shared {
     fn draining(&self) -> bool {
-        self.draining.load(Ordering::Acquire)
+        *self.draining.borrow()
     }
 
     fn ready(&self) -> bool {
         !self.draining() && self.models.all().iter().all(|(_, served)| served.predict.ready())
+    }
+
+    /// The served model of this name.
+    fn find(&self, model: String) -> Result<Arc<Served>, CallError> {
+        let clipped = |model| CallError::NoModel { model: convert::clip(model) };
+        self.models.get(&model).ok_or_else(|| clipped(model))
     }
 
     /// Counts a call, and returns the number of calls in flight. [`Shared::leave`] must follow.
@@ -199,7 +222,8 @@ impl Server {
             max_inflight_bytes: config.max_inflight_bytes,
             grpc_addr: bound("server.grpc", &grpc, config.grpc)?,
             http_addr: bound("server.http", &http, config.http)?,
-            draining: AtomicBool::new(false),
+            draining: watch::Sender::new(false),
+            repository: OnceLock::new(),
             in_flight: AtomicUsize::new(0),
             in_flight_bytes: AtomicUsize::new(0),
         };
@@ -218,7 +242,7 @@ impl Server {
         self.shared.http_addr
     }
 
-    /// Adds models while the server runs.
+    /// Adds and removes models while the server runs.
     #[must_use]
     pub(crate) fn registry(&self) -> Registry {
         Registry(self.shared.clone())
@@ -256,7 +280,7 @@ impl Server {
             }
         }
 
-        shared.draining.store(true, Ordering::Release);
+        shared.draining.send_replace(true);
         set_health(&health, false).await;
         stop_grpc.send_replace(true);
         let drain = Drain { shared: &shared, health, until: Instant::now() + config.drain };
@@ -269,7 +293,7 @@ impl Server {
     }
 }
 
-/// Adds models to a server that runs.
+/// Adds models to a server that runs, and removes them.
 pub(crate) struct Registry(Arc<Shared>);
 
 impl Registry {
@@ -279,6 +303,17 @@ impl Registry {
     /// As [`Models::add`].
     pub(crate) fn add(&self, model: Arc<dyn Predict>) -> Result<(), ServerError> {
         self.0.models.add(model)
+    }
+
+    /// As [`Models::remove`].
+    pub(crate) fn remove(&self, model: &str) -> bool {
+        self.0.models.remove(model)
+    }
+
+    /// Lets clients load and unload models. Only the first repository counts. It must not own a registry,
+    /// which would keep the server's memory for ever.
+    pub(crate) fn set_repository(&self, repository: Arc<dyn Repository>) {
+        let _ = self.0.repository.set(repository);
     }
 }
 
@@ -320,7 +355,7 @@ fn transport(config: &ServerConfig) -> tonic::transport::Server {
 }
 
 /// The chain of all gRPC services. The last one added, `Ctr`, is compared first, because it has the most
-/// calls.
+/// calls; KServe is the second.
 fn services(
     shared: &Arc<Shared>,
     config: &ServerConfig,
@@ -328,6 +363,10 @@ fn services(
 ) -> Result<impl GrpcService, ServerError> {
     let ctr = proto::ctr_server::CtrServer::new(ctr::CtrService(shared.clone()))
         .max_decoding_message_size(config.max_bytes);
+    let kserve = inference::grpc_inference_service_server::GrpcInferenceServiceServer::new(
+        kserve::KserveService(shared.clone()),
+    )
+    .max_decoding_message_size(config.max_bytes);
     let reflection = || {
         tonic_reflection::server::Builder::configure()
             .register_encoded_file_descriptor_set(proto::DESCRIPTORS)
@@ -337,7 +376,8 @@ fn services(
         .or(reflection().build_v1alpha()?.max_decoding_message_size(SMALL_MESSAGE))
         .or(reflection().build_v1()?.max_decoding_message_size(SMALL_MESSAGE))
         .or(health.max_decoding_message_size(SMALL_MESSAGE))
-        .or(gate::Gate::new(ctr, shared.clone())))
+        .or(gate::Gate::new(kserve, shared.clone(), &meter::KSERVE).with_stream(kserve::STREAM))
+        .or(gate::Gate::new(ctr, shared.clone(), &meter::CTR)))
 }
 
 async fn set_health(health: &HealthReporter, ready: bool) {

@@ -3,6 +3,9 @@
 use tonic::{Code, Status};
 
 use super::convert::{ConvertError, truncated};
+use super::kserve::answers::OutputError;
+use super::kserve::tensors::TensorError;
+use super::repository::ChangeError;
 use crate::batcher::BatchError;
 use crate::learnlog::LearnError;
 use crate::predict::PredictError;
@@ -17,8 +20,16 @@ pub(crate) enum CallError {
     NoModel { model: String },
     #[error("version: model {model:?} serves version {serving}, got {requested}")]
     NoVersion { model: String, serving: u64, requested: u64 },
+    #[error("model_version: expected a number, or nothing for the version that serves, got {got:?}")]
+    VersionText { got: String },
     #[error(transparent)]
     Convert(#[from] ConvertError),
+    #[error(transparent)]
+    Tensor(#[from] TensorError),
+    #[error(transparent)]
+    Output(#[from] OutputError),
+    #[error(transparent)]
+    Change(#[from] ChangeError),
     #[error("learn.enabled: model {model:?} takes no samples here")]
     NoLearning { model: String },
     #[error(transparent)]
@@ -32,9 +43,13 @@ impl CallError {
     pub(crate) fn code(&self) -> Code {
         match self {
             Self::NoModel { .. } | Self::NoVersion { .. } => Code::NotFound,
-            Self::Convert(ConvertError::TooManySamples { .. }) => Code::ResourceExhausted,
+            Self::Convert(ConvertError::TooManySamples { .. })
+            | Self::Tensor(TensorError::TooManySamples { .. }) => Code::ResourceExhausted,
             Self::Batch(BatchError::Predict(error)) => predict_code(error),
-            Self::Convert(_) => Code::InvalidArgument,
+            Self::Convert(_) | Self::Tensor(_) | Self::Output(_) | Self::VersionText { .. } => {
+                Code::InvalidArgument
+            }
+            Self::Change(error) => error.code(),
             Self::NoLearning { .. } => Code::FailedPrecondition,
             Self::Learn(error) if error.is_full() => Code::ResourceExhausted,
             Self::Learn(_) => Code::Unavailable,

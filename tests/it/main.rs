@@ -16,6 +16,10 @@ mod fake;
 mod files;
 mod following;
 mod formats;
+mod kserve;
+#[cfg(target_os = "linux")]
+mod kserve_models;
+mod kserve_wire;
 mod learn;
 mod learning;
 mod memory;

@@ -2,9 +2,11 @@
 //!
 //! - `cache`: the lookup tier of a model;
 //! - `warm`: hot rows, saved and loaded;
-//! - `watch`: new versions and new models, while the server runs.
+//! - `watch`: new versions and new models, while the server runs;
+//! - `changes`: models that clients load and unload.
 
 mod cache;
+mod changes;
 mod warm;
 mod watch;
 
@@ -33,7 +35,7 @@ use cache::{BuiltTier, RowMemory, TierBuilder};
 
 pub(crate) use warm::Saving;
 use watch::Wakes;
-pub(crate) use watch::Watching;
+pub(crate) use watch::{Ask, Watching};
 
 /// Flags of `serve`.
 #[derive(Debug, clap::Args)]
@@ -64,7 +66,7 @@ pub(crate) fn run(args: Args, config: &Config) -> anyhow::Result<()> {
         let server = serving.bind_learning(config, learns.into_iter().collect()).await?;
         tracing::info!(grpc = %server.grpc_addr(), http = %server.http_addr(), "serving");
         let saving = serving.save_hot_rows(config, &models)?;
-        let watching = serving.watch_with(&server, wakes, training.is_some())?;
+        let watching = serving.watch_with(&server, wakes)?;
         training.as_mut().map_or(Ok(()), Beside::begin)?;
         let drained = server.run(terminated).await;
         drop(watching);
@@ -100,7 +102,7 @@ pub(crate) struct LoadedModel {
     memory: RowMemory,
 }
 
-/// All loaded models. Models are added while the server runs.
+/// All loaded models. Models are added and removed while the server runs.
 #[derive(Clone, Default)]
 pub(crate) struct LoadedModels(Arc<RwLock<Vec<LoadedModel>>>);
 
@@ -115,6 +117,16 @@ impl LoadedModels {
 
     fn add(&self, model: LoadedModel) {
         self.0.write().unwrap_or_else(PoisonError::into_inner).push(model);
+    }
+
+    fn find(&self, name: &str) -> Option<LoadedModel> {
+        self.all().into_iter().find(|model| model.engine.describe().model == name)
+    }
+
+    fn remove(&self, name: &str) -> Option<LoadedModel> {
+        let mut models = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let at = models.iter().position(|model| model.engine.describe().model == name)?;
+        Some(models.remove(at))
     }
 }
 
@@ -158,23 +170,20 @@ impl Serving {
         self.models.engines()
     }
 
-    /// Takes over new versions, and serves new models, every `models.watch_seconds` until the result is
-    /// dropped. Does nothing if that is 0.
+    /// Until the result is dropped: takes over new versions, and serves new models, every
+    /// `models.watch_seconds` unless that is 0; loads and unloads models for clients.
     ///
     /// # Errors
     /// When the system cannot start a thread.
-    pub fn watch(&self, server: &Server) -> anyhow::Result<Option<Watching>> {
-        self.watch_with(server, Wakes::new(), false)
+    pub fn watch(&self, server: &Server) -> anyhow::Result<Watching> {
+        self.watch_with(server, Wakes::new())
     }
 
-    /// [`Self::watch`], which also takes over a version when it is named, if a model is trained.
-    fn watch_with(&self, server: &Server, wakes: Wakes, trained: bool) -> anyhow::Result<Option<Watching>> {
+    /// [`Self::watch`], which also takes over a version when it is named.
+    fn watch_with(&self, server: &Server, wakes: Wakes) -> anyhow::Result<Watching> {
         let every = self.loader.config.watch;
-        if every.is_none() && !trained {
-            return Ok(None);
-        }
         let watching = Watching::start(&self.loader, &self.models, server.registry(), (every, wakes));
-        Ok(Some(watching.context("models.watch_seconds: thread")?))
+        watching.context("models.watch_seconds: thread")
     }
 
     /// Saves the hot rows of the caches every `cache.save_seconds`, and a last time when the result is

@@ -1,15 +1,17 @@
-//! New versions and new models, while the server runs.
+//! New versions and new models, while the server runs. One thread makes all changes: those of this module,
+//! and those that clients request (`changes.rs`).
 //!
-//! A thread reads the directory of the models at intervals. If a model is trained in this process, it also
+//! The thread reads the directory of the models at intervals. If a model is trained in this process, it also
 //! reads the model's directory when a version was published. For each served model it opens the highest
 //! version above the served one, checks all of it, prepares its rows, and lets the engine take it over. A
 //! version that is refused is logged once, and the next lower one is tried. A refused version is tried again
 //! only if its files have changed, so a version that is copied into place slowly is served when it is
-//! complete. A model that is new in the directory is loaded and served like those at start.
+//! complete. A model that is new in the directory is loaded and served like those at start, unless a client
+//! has unloaded it.
 //!
 //! Nothing that happens here fails a request: the served version goes on until the next one is ready.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,6 +20,7 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
+use super::changes::{Asks, Requested};
 use super::{LoadedModel, LoadedModels, Loader};
 use crate::cli::background;
 use crate::engine::switch::{Changes, NextVersion, Taken};
@@ -32,10 +35,20 @@ const END_WAIT: Duration = Duration::from_secs(1);
 /// How long the thread sleeps if it reads no directory at intervals.
 const LONG: Duration = Duration::from_secs(3600);
 
-/// Tells the thread which models have new versions. An empty name is that of no model.
+/// What the thread is asked to do.
+pub(crate) enum Ask {
+    /// To look for a new version of this model.
+    Look(String),
+    /// To load or unload a model.
+    Change(Requested),
+    /// To end.
+    Stop,
+}
+
+/// The way to the thread.
 pub(crate) struct Wakes {
-    pub wake: Sender<String>,
-    woken: Receiver<String>,
+    pub wake: Sender<Ask>,
+    woken: Receiver<Ask>,
 }
 
 impl Wakes {
@@ -49,7 +62,7 @@ impl Wakes {
 pub struct Watching {
     stop: Arc<AtomicBool>,
     /// Wakes the thread.
-    wake: Sender<String>,
+    wake: Sender<Ask>,
     /// Closed when the thread ends.
     ended: Receiver<()>,
     thread: Option<JoinHandle<()>>,
@@ -67,6 +80,7 @@ impl Watching {
         (every, wakes): (Option<Duration>, Wakes),
     ) -> std::io::Result<Self> {
         let Wakes { wake, woken } = wakes;
+        registry.set_repository(Arc::new(Asks { models: loader.models.clone(), wake: wake.clone() }));
         let stop = Arc::new(AtomicBool::new(false));
         let (end, ended) = mpsc::channel::<()>();
         let mut watcher = Watcher {
@@ -76,6 +90,7 @@ impl Watching {
             stop: stop.clone(),
             models: HashMap::new(),
             new: HashMap::new(),
+            unloaded: HashSet::new(),
             unreadable: false,
             opening: background::idle_pool("open").map_err(std::io::Error::other)?,
         };
@@ -91,7 +106,7 @@ impl Drop for Watching {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::SeqCst);
         // It fails if the thread has ended.
-        let _ = self.wake.send(String::new());
+        let _ = self.wake.send(Ask::Stop);
         // Opening a large version takes long, and its result is not needed any more.
         if self.ended.recv_timeout(END_WAIT) == Err(RecvTimeoutError::Timeout) {
             return;
@@ -116,14 +131,17 @@ struct Watched {
     unreadable: bool,
 }
 
-struct Watcher {
-    loader: Arc<Loader>,
-    served: LoadedModels,
-    registry: Registry,
+/// What the thread has.
+pub(crate) struct Watcher {
+    pub loader: Arc<Loader>,
+    pub served: LoadedModels,
+    pub registry: Registry,
     stop: Arc<AtomicBool>,
     models: HashMap<String, Watched>,
     /// New models that were refused, as they were then.
     new: HashMap<String, Stamp>,
+    /// Models that are served again only when a client loads them.
+    pub unloaded: HashSet<String>,
     /// Whether the directory could not be read at the last look.
     unreadable: bool,
     /// Threads that open versions when a processor is free.
@@ -131,13 +149,20 @@ struct Watcher {
 }
 
 impl Watcher {
-    /// Looks at all models at intervals, and at one when it is named.
-    fn watch(&mut self, woken: &Receiver<String>, every: Option<Duration>) {
+    /// Looks at all models at intervals, and does what it is asked to do.
+    fn watch(&mut self, woken: &Receiver<Ask>, every: Option<Duration>) {
         let mut next = every.map(|every| Instant::now() + every);
         while !self.stops() {
             let wait = next.map_or(LONG, |next| next.saturating_duration_since(Instant::now()));
             match woken.recv_timeout(wait) {
-                Ok(name) => self.look_at_named(&name),
+                Ok(Ask::Look(name)) => {
+                    if let Some(model) = self.served.find(&name) {
+                        // The reason is in the log.
+                        let _ = self.look_at(&model);
+                    }
+                }
+                Ok(Ask::Change(requested)) => self.change(requested),
+                Ok(Ask::Stop) => return,
                 Err(RecvTimeoutError::Timeout) if next.is_none() => {}
                 Err(RecvTimeoutError::Timeout) => {
                     self.look();
@@ -148,20 +173,14 @@ impl Watcher {
         }
     }
 
-    fn look_at_named(&mut self, name: &str) {
-        let named = |model: &LoadedModel| model.engine.describe().model == name;
-        if let Some(model) = self.served.all().into_iter().find(named) {
-            self.look_at(&model);
-        }
-    }
-
     fn look(&mut self) {
         let served = self.served.all();
         for model in &served {
             if self.stops() {
                 return;
             }
-            self.look_at(model);
+            // The reason is in the log.
+            let _ = self.look_at(model);
         }
         let names = match store::models(&self.loader.models) {
             Ok(names) => names,
@@ -178,7 +197,9 @@ impl Watcher {
             if self.stops() {
                 return;
             }
-            self.add(name);
+            if !self.unloaded.contains(name) {
+                self.add(name);
+            }
         }
         self.new.retain(|name, _| names.contains(name));
     }
@@ -187,8 +208,17 @@ impl Watcher {
         self.stop.load(Ordering::SeqCst)
     }
 
+    /// Forgets which versions of a model were refused, so that they are tried again.
+    pub(crate) fn forget_refused(&mut self, name: &str) {
+        self.models.remove(name);
+        self.new.remove(name);
+    }
+
     /// Takes over the highest good version of a model above the served one, if there is one.
-    fn look_at(&mut self, model: &LoadedModel) {
+    ///
+    /// # Errors
+    /// Why the highest version is not served, if it was refused now.
+    pub(crate) fn look_at(&mut self, model: &LoadedModel) -> Result<(), String> {
         let description = model.engine.describe();
         let (name, serving) = (description.model, description.version);
         let watched = self.models.entry(name.clone()).or_default();
@@ -199,13 +229,14 @@ impl Watcher {
                     let effect = "the loaded version goes on";
                     tracing::warn!(model = name, version = %serving, %reason, "model unreadable: {effect}");
                 }
-                return;
+                return Err(reason.to_string());
             }
         };
         if std::mem::take(&mut watched.unreadable) {
             tracing::info!(model = name, version = %serving, "model readable again");
         }
         watched.refused.retain(|version, _| versions.contains(version));
+        let mut result = Ok(());
         for version in versions.into_iter().rev().filter(|version| *version > serving) {
             // Read before the version is opened, so that later changes are noticed.
             let now = stamp(&[self.loader.models.join(&name).join(version.to_string())]);
@@ -215,16 +246,18 @@ impl Watcher {
             match take_over(&self.loader, &self.opening, model, version) {
                 Ok(()) => {
                     watched.refused.remove(&version);
-                    return;
+                    return result;
                 }
                 Err(reason) => {
                     let reason = format!("{reason:#}");
                     tracing::warn!(model = name, %version, serving = %serving, %reason, "version refused");
                     model.engine.count_refused();
+                    result = result.and(Err(format!("version {version} is refused: {reason}")));
                     watched.refused.insert(version, now);
                 }
             }
         }
+        result
     }
 
     /// Loads and serves a new model.
@@ -236,12 +269,7 @@ impl Watcher {
         if self.new.get(name) == Some(&now) {
             return;
         }
-        let added = self.loader.load(name).and_then(|model| {
-            self.registry.add(model.engine.clone())?;
-            self.served.add(model);
-            Ok(())
-        });
-        match added {
+        match self.serve(name) {
             Ok(()) => {
                 self.new.remove(name);
                 tracing::info!(model = name, "new model served");
@@ -252,6 +280,14 @@ impl Watcher {
                 self.new.insert(name.to_owned(), now);
             }
         }
+    }
+
+    /// Loads a model that is not served, and serves it.
+    pub(crate) fn serve(&self, name: &str) -> anyhow::Result<()> {
+        let model = self.loader.load(name)?;
+        self.registry.add(model.engine.clone())?;
+        self.served.add(model);
+        Ok(())
     }
 }
 
