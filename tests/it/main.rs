@@ -19,6 +19,7 @@ mod formats;
 mod kserve;
 #[cfg(target_os = "linux")]
 mod kserve_models;
+mod kserve_python;
 mod kserve_wire;
 mod learn;
 mod learning;
@@ -31,6 +32,7 @@ mod plan_counts;
 #[cfg(target_os = "linux")]
 mod pretend;
 mod program;
+mod python;
 mod readme;
 mod refusals;
 mod resources;
