@@ -132,6 +132,7 @@ impl Layers {
             max_inflight_bytes: inflight.unwrap_or(GIB.max(16 * max_bytes)) as usize,
             max_connections: count("server.max_connections")?,
             http_idle: Duration::from_secs(self.whole("server.http_idle_seconds", 1, 86_400)?),
+            stream_idle: Duration::from_secs(self.whole("server.stream_idle_seconds", 1, 86_400)?),
             max_streams: count("server.max_streams")? as u32,
             drain: Duration::from_secs(self.whole("server.drain_seconds", 0, 86_400)?),
         })

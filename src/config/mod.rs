@@ -101,6 +101,8 @@ pub struct ServerConfig {
     /// Limit of each port.
     pub max_connections: usize,
     pub http_idle: Duration,
+    /// A stream that gets no request for this long is ended.
+    pub stream_idle: Duration,
     /// Limit of one connection.
     pub max_streams: u32,
     pub drain: Duration,

@@ -84,6 +84,11 @@ pub(crate) const SECTIONS: &[Section] = &[
                 Text("75"),
                 "An HTTP connection without an answer for this long is closed",
             ),
+            setting(
+                "server.stream_idle_seconds",
+                Text("300"),
+                "A KServe stream that gets no request for this long is ended",
+            ),
             setting("server.max_streams", Text("1024"), "Most concurrent calls of one gRPC connection"),
             setting(
                 "server.drain_seconds",

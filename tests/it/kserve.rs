@@ -638,3 +638,27 @@ async fn an_open_stream_ends_when_the_server_drains() {
     assert_eq!(drained.await.unwrap().unwrap().unfinished, 0);
     assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_idle_stream_ends_and_gives_up_its_place() {
+    let limits = |parts: &mut flechette::server::ServerParts| {
+        parts.server.stream_idle = Duration::from_millis(300);
+        parts.server.max_requests = 1;
+    };
+    let running = Running::start_with(limits).await;
+    let mut client = connect(&running).await;
+    let (sender, receiver) = tokio::sync::mpsc::channel(1);
+    let requests = tokio_stream::wrappers::ReceiverStream::new(receiver);
+    let mut answers = client.model_stream_infer(requests).await.unwrap().into_inner();
+    for _ in 0..4 {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        sender.send(right()).await.unwrap();
+        assert_eq!(answers.message().await.unwrap().unwrap().error_message, "");
+    }
+    let status = client.model_infer(right()).await.unwrap_err();
+    assert_eq!(status.message(), "calls in flight: limit 1 (server.max_requests), got 2");
+    let status = answers.message().await.unwrap_err();
+    assert_eq!(status.code(), Code::Unavailable);
+    assert_eq!(status.message(), "stream: no request for 0.3 s (server.stream_idle_seconds)");
+    until(async || connect(&running).await.model_infer(right()).await.is_ok()).await;
+}

@@ -70,6 +70,7 @@ pub fn server_config() -> ServerConfig {
         max_inflight_bytes: 64 << 20,
         max_connections: 1000,
         http_idle: Duration::from_secs(600),
+        stream_idle: Duration::from_secs(600),
         max_streams: 1000,
         drain: Duration::from_secs(20),
     }

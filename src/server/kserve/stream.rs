@@ -3,7 +3,7 @@
 //! Requests are read while earlier ones wait for their scores, so that they share batches, but at most
 //! [`WINDOW`] are without an answer. A client that does not read its answers is not read from. A request that
 //! fails gets an answer with an error message, and the stream goes on. The stream ends with a status if a
-//! message cannot be decoded, or when its deadline passes. When the server drains, no more requests are read.
+//! message cannot be decoded, when its deadline passes, or when it is idle for too long. When the server drains, no more requests are read.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 
+use tokio::time::{Instant, Sleep, sleep};
 use tonic::codegen::tokio_stream::Stream;
 use tonic::{Code, Status, Streaming};
 
@@ -38,6 +39,8 @@ pub(crate) struct Answers {
     pending: VecDeque<Boxed<Answer>>,
     /// Ends when no more requests may be read: with a status, or without one when the server drains.
     stopped: Boxed<Result<(), Status>>,
+    /// Ends when no request has been read and no answer was sent for too long.
+    idle: Pin<Box<Sleep>>,
     /// How the stream ends after the pending answers, if no more requests are read.
     end: Option<Result<(), Status>>,
 }
@@ -62,11 +65,13 @@ impl Answers {
             let in_time = tokio::time::timeout_at(deadline.into(), drained).await;
             in_time.map_err(|_| Status::deadline_exceeded("deadline passed before the end of the stream"))
         });
-        Self { shared, requests, call, pending: VecDeque::new(), stopped, end: None }
+        let idle = Box::pin(sleep(shared.stream_idle));
+        Self { shared, requests, call, pending: VecDeque::new(), stopped, idle, end: None }
     }
 
     /// Queues a request. Its answer follows those that are pending.
     fn begin(&mut self, request: ModelInferRequest) {
+        self.progress();
         let id = request.id.clone();
         let pending = Pending::begin(&self.shared, request, self.call.as_ref());
         if let Some(call) = &self.call {
@@ -83,6 +88,20 @@ impl Answers {
             };
             answer(answered, id)
         }));
+    }
+
+    /// Restarts the limit of an idle stream.
+    fn progress(&mut self) {
+        self.idle.as_mut().reset(Instant::now() + self.shared.stream_idle);
+    }
+
+    /// Ends the stream if it was idle for too long.
+    fn end_idle(&mut self, cx: &mut Context<'_>) {
+        if self.end.is_none() && self.pending.is_empty() && self.idle.as_mut().poll(cx).is_ready() {
+            let limit = self.shared.stream_idle.as_secs_f64();
+            let text = format!("stream: no request for {limit} s (server.stream_idle_seconds)");
+            self.fail(Status::unavailable(text));
+        }
     }
 
     /// Ends the stream with an error of the transport or of the protocol.
@@ -151,9 +170,11 @@ impl Stream for Answers {
             }
         }
         this.read(cx);
+        this.end_idle(cx);
         if let Some(first) = this.pending.front_mut() {
             let Poll::Ready(answer) = first.as_mut().poll(cx) else { return Poll::Pending };
             this.pending.pop_front();
+            this.progress();
             return Poll::Ready(Some(Ok(answer)));
         }
         match &mut this.end {
