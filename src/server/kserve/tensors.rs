@@ -2,10 +2,10 @@
 //!
 //! | tensor | datatype, shape for n samples |
 //! |---|---|
-//! | `dense` | FP32 [n, dense inputs] |
-//! | a one-hot feature | INT64 or BYTES [n, 1] |
-//! | a multi-hot feature | INT64 or BYTES [values of all samples], or [n, values of each sample] |
-//! | `<feature>:lengths` | INT32 [n]: values of each sample; only with the first form |
+//! | `dense` | `FP32 [n, dense inputs]` |
+//! | a one-hot feature | INT64 or BYTES, `[n, 1]` |
+//! | a multi-hot feature | INT64 or BYTES, `[values of all samples]` or `[n, values of each sample]` |
+//! | `<feature>:lengths` | `INT32 [n]`: values of each sample; only with the first form |
 //!
 //! The number of samples is that of the first tensor of a model with one row a sample. The message is
 //! untrusted: a shape is compared with the number of elements before anything is allocated for it. Raw
