@@ -15,9 +15,9 @@ use tokio::runtime::Runtime;
 use tonic::transport::Channel;
 use tonic::{Code, Status};
 
-use crate::program::{Served, Workshop, run_json};
+use crate::program::{Served, Workshop, highest_version, run_json};
 use crate::serving::channel;
-use crate::switching::{publish_all_changed, requests};
+use crate::switching::{publish_all_changed, requests, wait};
 
 const MODEL: &str = "dlrm";
 
@@ -86,7 +86,7 @@ fn an_unloaded_model_releases_its_files_and_comes_back_only_when_it_is_loaded() 
         assert!(in_use() > 0);
         repository.unload(MODEL).unwrap();
         // A thread that saves hot rows may have them for a moment longer.
-        crate::switching::wait("the files are released", || in_use() == 0);
+        wait("the files are released", || in_use() == 0);
         assert!(!repository.ready(MODEL) && repository.ready("deepfm"));
         assert_eq!(repository.unload(MODEL).unwrap_err().code(), Code::NotFound);
         let index = [["deepfm", "1", "READY"], ["dlrm", "", "UNAVAILABLE"]];
@@ -137,7 +137,7 @@ fn calls_in_flight_of_an_unloaded_model_are_answered() {
         .collect();
     for _ in 0..10 {
         let before = good.load(Ordering::Acquire);
-        crate::switching::wait("calls are answered", || good.load(Ordering::Acquire) > before);
+        wait("calls are answered", || good.load(Ordering::Acquire) > before);
         repository.unload(MODEL).unwrap();
         repository.load(MODEL).unwrap();
     }
@@ -214,4 +214,30 @@ fn a_version_with_another_schema_is_served_after_unloading_the_model() {
     repository.load(MODEL).unwrap();
     assert_eq!(served.score(MODEL, valid, "")["version"], 2);
     assert!(served.metric("flechette_cache_misses_total", &["table=\"seventh\""]) > 0.0);
+}
+
+#[test]
+fn a_model_that_is_trained_here_can_be_unloaded_and_comes_back_with_its_newest_version() {
+    let workshop = Workshop::new(240, 50);
+    let config = workshop.config(ArchKind::Dlrm, 4, 300);
+    let Workshop { train, models, valid, .. } = &workshop;
+    let served = Served::start(
+        models,
+        &format!(
+            "--train {MODEL}={train} --model-config {config} --format criteo-tsv --batch 8 \
+             --publish-every 10steps"
+        ),
+    );
+    let mut repository = Repository::of(&served);
+    let shown = |name: &str| served.metric(&format!("flechette_{name}"), &["model=\"dlrm\""]);
+    wait("a version is published", || shown("model_version") > 1.0);
+    repository.unload(MODEL).unwrap();
+    assert_eq!(shown("model_version"), 0.0);
+    wait("training ends", || shown("training_steps_total") > 0.0 && shown("training_state") == 0.0);
+    sleep(Duration::from_millis(1500));
+    assert!(!repository.ready(MODEL));
+    repository.load(MODEL).unwrap();
+    let newest = highest_version(Path::new(models), MODEL).unwrap();
+    assert!(newest > 2);
+    assert_eq!(served.score(MODEL, valid, "")["version"], newest);
 }
