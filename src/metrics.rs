@@ -134,6 +134,8 @@ series! {
         "Thread-seconds of the dense layers of one batch, summed over the threads that shared it.";
     batch_samples: Samples, "flechette_batch_samples", "Samples in one merged batch.";
     queue_samples: Gauge, "flechette_queue_samples", "Samples that wait for a worker now.";
+    panics: Counter, "flechette_batch_panics_total",
+        "Panics of the model or of the batcher. The requests concerned got an error, or were computed again.";
 }
 
 series! {

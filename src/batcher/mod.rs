@@ -8,6 +8,7 @@
 //! Dropping a ticket cancels its request: it is not computed if no worker has taken it yet. A worker checks
 //! the deadline of a request when it takes it, before any work.
 
+mod overload;
 mod queue;
 mod worker;
 
@@ -25,6 +26,7 @@ use crate::metrics::ModelMetrics;
 use crate::predict::{Predict, PredictError};
 use crate::types::{Batch, Scores};
 
+pub(crate) use overload::{Computed, TooLate};
 pub(crate) use queue::{Entry, Limits, Next, Queue, Refused, Size, Taken};
 
 /// Most bytes of a merged batch, so that the 32-bit offsets of [`crate::types::Jagged`] cannot overflow.
@@ -42,6 +44,11 @@ pub(crate) enum BatchError {
     QueueSamples { limit: usize, queued: usize, size: usize },
     #[error("batcher.queue_bytes: limit {limit}, {queued} queued, request has {size}")]
     QueueBytes { limit: usize, queued: usize, size: usize },
+    #[error(
+        "batcher: overloaded: the requests before this one take about {} ms, it may wait {} ms (a twentieth \
+         of its time until the deadline)", .0.wait.as_millis(), .0.limit.as_millis()
+    )]
+    Overloaded(TooLate),
     #[error("the server is draining, or the model is being unloaded: no more requests are accepted")]
     Closed,
     #[error("deadline passed after {waited_us} us in the queue, before any work")]
@@ -61,8 +68,9 @@ impl Future for Ticket {
     type Output = Result<Scores, BatchError>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        // The sender was dropped without an answer: the queue was abandoned.
-        Pin::new(&mut self.0).poll(cx).map(|answer| answer.unwrap_or(Err(BatchError::Closed)))
+        // The sender is dropped without an answer only by a panic of its worker.
+        let failed = |_| Err(BatchError::Failed("panic in its batch".to_owned()));
+        Pin::new(&mut self.0).poll(cx).map(|answer| answer.unwrap_or_else(failed))
     }
 }
 
@@ -126,7 +134,6 @@ impl Shared {
 /// The queue and the workers of one model.
 pub(crate) struct Batcher {
     shared: Arc<Shared>,
-    limits: Limits,
     workers: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -146,6 +153,8 @@ impl Batcher {
             queue: Size { samples: config.queue_samples, bytes: config.queue_bytes },
             batch: Size { samples, bytes: BATCH_BYTES },
             max_delay: config.max_delay,
+            default_deadline: config.default_deadline,
+            workers: config.workers.max(1),
         };
         let state = State { queue: Queue::new(limits), asleep: 0, timed: 0 };
         let shared = Arc::new(Shared {
@@ -155,7 +164,7 @@ impl Batcher {
             metrics,
             spares: Mutex::default(),
         });
-        let batcher = Self { shared, limits, workers: Mutex::default() };
+        let batcher = Self { shared, workers: Mutex::default() };
         for _ in 0..config.workers.max(1) {
             let shared = batcher.shared.clone();
             let name = format!("batch-{}", description.model);
@@ -174,15 +183,16 @@ impl Batcher {
     /// Queues a batch, which must have the schema's shape and at least one sample.
     ///
     /// # Errors
-    /// [`BatchError::QueueSamples`], [`BatchError::QueueBytes`] or [`BatchError::Closed`]. The ticket returns
-    /// all other errors.
+    /// [`BatchError::QueueSamples`], [`BatchError::QueueBytes`], [`BatchError::Overloaded`] or
+    /// [`BatchError::Closed`]. The ticket returns all other errors.
     pub(crate) fn submit(&self, batch: Batch, deadline: Option<Instant>) -> Result<Ticket, BatchError> {
         let (reply, answer) = oneshot::channel();
         let size = Size { samples: batch.samples, bytes: bytes(&batch) };
         let queued = Instant::now();
         let entry = Entry { size, queued, deadline, item: Job { batch, reply } };
         let mut state = self.shared.state();
-        state.queue.push(entry).map_err(|refused| self.refusal(refused))?;
+        let limit = state.queue.limits().queue;
+        state.queue.push(entry).map_err(|refused| refusal(refused, limit))?;
         self.shared.metrics.batches.queue_samples.set(state.queue.held().samples as f64);
         let wanted = state.wants_a_worker(queued);
         drop(state);
@@ -190,6 +200,18 @@ impl Batcher {
             self.shared.wake.notify_one();
         }
         Ok(Ticket(answer))
+    }
+
+    /// Changes the limits of the queue and the longest delay. The most samples of a batch stay, because the
+    /// model has buffers of that size.
+    pub(crate) fn set_queue(&self, config: &BatcherConfig) {
+        let mut state = self.shared.state();
+        let queue = Size { samples: config.queue_samples, bytes: config.queue_bytes };
+        let limits = Limits { queue, max_delay: config.max_delay, ..state.queue.limits() };
+        state.queue.set_limits(limits);
+        drop(state);
+        // A worker may wait for the old delay.
+        self.shared.wake.notify_all();
     }
 
     /// Refuses new requests. Queued requests are still computed.
@@ -214,26 +236,28 @@ impl Batcher {
     pub(crate) fn abandon(&self) -> usize {
         self.close();
         let lost: Vec<Entry<Job>> = self.shared.state().queue.clear().collect();
-        lost.len()
-    }
-
-    fn refusal(&self, refused: Refused) -> BatchError {
-        let limit = self.limits.queue;
-        match refused {
-            Refused::Closed => BatchError::Closed,
-            Refused::Full { queued, size } if queued.samples + size.samples > limit.samples => {
-                BatchError::QueueSamples { limit: limit.samples, queued: queued.samples, size: size.samples }
-            }
-            Refused::Full { queued, size } => {
-                BatchError::QueueBytes { limit: limit.bytes, queued: queued.bytes, size: size.bytes }
-            }
-        }
+        let count = lost.len();
+        lost.into_iter().for_each(|entry| worker::answer(entry.item.reply, Err(BatchError::Closed)));
+        count
     }
 }
 
 impl Drop for Batcher {
     fn drop(&mut self) {
         self.close();
+    }
+}
+
+fn refusal(refused: Refused, limit: Size) -> BatchError {
+    match refused {
+        Refused::Closed => BatchError::Closed,
+        Refused::TooLate(late) => BatchError::Overloaded(late),
+        Refused::Full { queued, size } if queued.samples + size.samples > limit.samples => {
+            BatchError::QueueSamples { limit: limit.samples, queued: queued.samples, size: size.samples }
+        }
+        Refused::Full { queued, size } => {
+            BatchError::QueueBytes { limit: limit.bytes, queued: queued.bytes, size: size.bytes }
+        }
     }
 }
 

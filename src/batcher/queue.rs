@@ -15,6 +15,8 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use super::overload::{Computed, Overload, TooLate};
+
 /// An amount of work in the two units of the limits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Size {
@@ -40,6 +42,10 @@ pub(crate) struct Limits {
     pub batch: Size,
     /// How long a batch may fill while another is computed.
     pub max_delay: Duration,
+    /// `batcher.default_deadline_ms`.
+    pub default_deadline: Duration,
+    /// Threads that compute batches.
+    pub workers: usize,
 }
 
 /// A queued request.
@@ -55,6 +61,7 @@ pub(crate) struct Entry<T> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refused {
     Full { queued: Size, size: Size },
+    TooLate(TooLate),
     Closed,
 }
 
@@ -95,12 +102,25 @@ pub(crate) struct Queue<T> {
     computing: usize,
     closed: bool,
     limits: Limits,
+    overload: Overload,
 }
 
 impl<T> Queue<T> {
     #[must_use]
     pub(crate) fn new(limits: Limits) -> Self {
-        Self { entries: VecDeque::new(), held: Size::default(), computing: 0, closed: false, limits }
+        let overload = Overload::new(limits.default_deadline, limits.workers);
+        let entries = VecDeque::new();
+        Self { entries, held: Size::default(), computing: 0, closed: false, limits, overload }
+    }
+
+    #[must_use]
+    pub(crate) fn limits(&self) -> Limits {
+        self.limits
+    }
+
+    /// Changes the limits. Entries that are queued stay, also if they exceed the new limit.
+    pub(crate) fn set_limits(&mut self, limits: Limits) {
+        self.limits = limits;
     }
 
     /// The size of all queued entries.
@@ -112,7 +132,7 @@ impl<T> Queue<T> {
     /// Appends an entry.
     ///
     /// # Errors
-    /// When the queue is closed or would exceed its limit.
+    /// When the queue is closed, would exceed its limit, or is overloaded.
     pub(crate) fn push(&mut self, entry: Entry<T>) -> Result<(), Refused> {
         if self.closed {
             return Err(Refused::Closed);
@@ -120,6 +140,9 @@ impl<T> Queue<T> {
         let Some(held) = self.held.plus_within(entry.size, self.limits.queue) else {
             return Err(Refused::Full { queued: self.held, size: entry.size });
         };
+        let late = self.overload.refuses(entry.queued, self.held.samples, entry.deadline);
+        late.map_err(Refused::TooLate)?;
+        self.overload.queued(entry.queued);
         self.held = held;
         self.entries.push_back(entry);
         Ok(())
@@ -171,12 +194,16 @@ impl<T> Queue<T> {
             };
             pile.push(entry);
         }
+        if self.entries.is_empty() {
+            self.overload.emptied();
+        }
         self.computing += usize::from(!taken.batch.is_empty());
         Next::Work
     }
 
     /// Reports that a taken batch has been computed.
-    pub(crate) fn finish(&mut self) {
+    pub(crate) fn finish(&mut self, batch: Computed) {
+        self.overload.computed(batch);
         self.computing = self.computing.saturating_sub(1);
     }
 
@@ -187,6 +214,7 @@ impl<T> Queue<T> {
 
     /// Removes all entries.
     pub(crate) fn clear(&mut self) -> impl Iterator<Item = Entry<T>> {
+        self.overload.emptied();
         self.held = Size::default();
         std::mem::take(&mut self.entries).into_iter()
     }

@@ -141,6 +141,28 @@ async fn the_queue_is_bounded_in_samples_and_in_bytes() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn new_limits_apply_to_later_requests_and_a_new_delay_to_those_that_wait() {
+    let model = Fake::new();
+    let long = |config: &mut BatcherConfig| {
+        (config.workers, config.max_delay, config.queue_samples) = (2, Duration::from_secs(1000), 10);
+    };
+    let batcher = start(&model, long);
+    model.hold();
+    let first = batcher.submit(batch(1, 0).0, None).unwrap();
+    until(async || model.begun() == 1).await;
+    let waiting = batcher.submit(batch(10, 2).0, None).unwrap();
+    assert!(batcher.submit(batch(1, 2).0, None).is_err());
+    batcher.set_queue(&BatcherConfig { max_delay: Duration::ZERO, queue_samples: 5, ..batcher_config() });
+    // The other worker takes it, although the first batch is not finished.
+    until(async || model.begun() == 2).await;
+    let refusal = batcher.submit(batch(6, 2).0, None).unwrap_err();
+    assert!(matches!(refusal, BatchError::QueueSamples { limit: 5, queued: 0, size: 6 }), "{refusal}");
+    model.release();
+    assert_eq!(first.await.unwrap().probabilities.len(), 1);
+    assert_eq!(waiting.await.unwrap().probabilities.len(), 10);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_closed_batcher_answers_queued_requests_and_refuses_new_ones() {
     let model = Fake::new();
     let batcher = start(&model, |config| config.workers = 3);
@@ -174,6 +196,29 @@ async fn an_abandoned_batcher_answers_every_queued_request() {
     }
     model.release();
     assert!(first.await.is_ok());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_panic_while_requests_are_merged_fails_them_and_the_worker_goes_on() {
+    let model = Fake::new();
+    let metrics = Metrics::new().unwrap();
+    let series = metrics.model("ads", &model.schema);
+    let batcher = Batcher::start(model.clone(), series, &batcher_config()).unwrap();
+    model.hold();
+    let first = batcher.submit(batch(1, 0).0, None).unwrap();
+    until(async || model.begun() == 1).await;
+    let mut broken = batch(1, 2).0;
+    broken.features[1].offsets.clear();
+    let merged = [batch(2, 1).0, broken, batch(3, 3).0];
+    let tickets = merged.map(|batch| batcher.submit(batch, None).unwrap());
+    model.release();
+    first.await.unwrap();
+    for ticket in tickets {
+        assert!(matches!(ticket.await, Err(BatchError::Failed(text)) if text.contains("panic")));
+    }
+    let (next, scores, _) = batch(4, 5);
+    assert_eq!(batcher.submit(next, None).unwrap().await.unwrap().probabilities, scores);
+    assert!(metrics.render().contains("flechette_batch_panics_total{model=\"ads\"} 1"));
 }
 
 /// A model that records the number of samples of each call.
@@ -217,6 +262,7 @@ async fn a_score_that_is_not_finite_fails_only_its_request() {
             queue_samples: 4096,
             queue_bytes: 16 << 20,
             workers: 1,
+            default_deadline: Duration::from_secs(10),
         };
         let metrics = Metrics::new().unwrap().model("ads", &schema);
         let batcher = Arc::new(Batcher::start(model.clone(), metrics, &config).unwrap());

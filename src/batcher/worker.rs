@@ -2,46 +2,60 @@
 //!
 //! A batch of one request is computed in place, without a copy. If a merged batch fails, its requests are
 //! computed one by one, so that only the request at fault gets the error. A panic of the model is
-//! handled like a failed batch and does not end the worker.
+//! handled like a failed batch. After a panic elsewhere the requests without an answer get an error. No panic
+//! ends the worker.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::PoisonError;
 use std::time::Instant;
 
-use super::{BatchError, Entry, Job, Next, Reply, Shared, Taken};
+use super::{BatchError, Computed, Entry, Job, Next, Reply, Shared, Taken};
 use crate::types::{AbsentId, Batch, Scores};
 
 /// Computes batches until the queue is closed and empty.
 pub(crate) fn run(shared: &Shared) {
     let mut taken = Taken::default();
     let mut merged = Batch::default();
-    let mut computed = false;
+    let mut computed = None;
     while wait_for_batch(shared, computed, &mut taken) {
-        computed = !taken.batch.is_empty();
-        let now = Instant::now();
-        taken.cancelled.clear();
-        for entry in taken.expired.drain(..) {
-            expire(entry, now);
+        let samples = taken.batch.iter().map(|entry| entry.size.samples).sum();
+        let begun = Instant::now();
+        let outcome = catch_unwind(AssertUnwindSafe(|| handle(shared, &mut taken, &mut merged)));
+        if let Err(panic) = outcome {
+            shared.metrics.batches.panics.increment(1);
+            tracing::error!(panic = panic_text(&*panic), "a worker panicked: its requests get an error");
+            // What is dropped without an answer gets an error ([`super::Ticket`]).
+            taken = Taken::default();
+            merged = Batch::default();
         }
-        for entry in &taken.batch {
-            let waited = now.saturating_duration_since(entry.queued);
-            shared.metrics.batches.queue_seconds.record(waited);
-            shared.metrics.statistics.queue.add(1, waited);
-        }
-        compute(shared, &mut taken.batch, &mut merged);
+        computed = (samples > 0).then(|| Computed { samples, time: begun.elapsed() });
     }
 }
 
-/// Reports the last batch as finished, if `computed`, and waits for the next one. Returns `false` when the
+fn handle(shared: &Shared, taken: &mut Taken<Job>, merged: &mut Batch) {
+    let now = Instant::now();
+    taken.cancelled.clear();
+    for entry in taken.expired.drain(..) {
+        expire(entry, now);
+    }
+    for entry in &taken.batch {
+        let waited = now.saturating_duration_since(entry.queued);
+        shared.metrics.batches.queue_seconds.record(waited);
+        shared.metrics.statistics.queue.add(1, waited);
+    }
+    compute(shared, &mut taken.batch, merged);
+}
+
+/// Reports the last batch as finished, if there was one, and waits for the next one. Returns `false` when the
 /// queue is closed and empty.
-fn wait_for_batch(shared: &Shared, computed: bool, taken: &mut Taken<Job>) -> bool {
+fn wait_for_batch(shared: &Shared, computed: Option<Computed>, taken: &mut Taken<Job>) -> bool {
     // Yields, so that on busy cores the threads that queue requests run first and make this batch larger. On
     // an idle core this costs less than a microsecond.
     std::thread::yield_now();
     let mut state = shared.state();
-    if computed {
-        state.queue.finish();
+    if let Some(batch) = computed {
+        state.queue.finish(batch);
     }
     loop {
         let now = Instant::now();
@@ -80,7 +94,7 @@ fn expire(entry: Entry<Job>, now: Instant) {
     answer(entry.item.reply, Err(BatchError::Expired { waited_us }));
 }
 
-fn answer(reply: Reply, result: Result<Scores, BatchError>) {
+pub(crate) fn answer(reply: Reply, result: Result<Scores, BatchError>) {
     // If the receiver is gone, the request was cancelled.
     let _ = reply.send(result);
 }
@@ -127,7 +141,10 @@ fn predict(shared: &Shared, batch: &Batch, requests: usize) -> Result<Scores, Ba
     shared.metrics.batches.batch_samples.record(batch.samples as f64);
     let scores = match outcome {
         Ok(result) => result?,
-        Err(panic) => return Err(BatchError::Failed(format!("panic: {}", panic_text(&*panic)))),
+        Err(panic) => {
+            shared.metrics.batches.panics.increment(1);
+            return Err(BatchError::Failed(format!("panic: {}", panic_text(&*panic))));
+        }
     };
     if scores.probabilities.len() != batch.samples {
         let text = format!("{} scores for {} samples", scores.probabilities.len(), batch.samples);

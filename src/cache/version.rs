@@ -2,11 +2,12 @@
 //!
 //! Flat keys have no version, so the caller of a switch passes the rows that changed. First, the switch stops
 //! the admission of rows, and waits for the batches that may not have seen this: until the switch ends, rows
-//! only leave the cache. Then the new bytes of the changed rows that are cached are copied into new slots, and
-//! the new version becomes current together with an *overlay*: a map from these rows to the locations of their
-//! new bytes, or to `None` if there was no room. A batch of the new version looks into the overlay before the
-//! index. A batch of the old version looks only into the index, and finds the old rows there. When the last of
-//! these batches has finished, no batch needs the old rows: the overlay is merged into the index and removed.
+//! only leave the cache. Then the new bytes of the changed rows that are cached are copied into new slots,
+//! and the new version becomes current together with an *overlay*: a map from these rows to the locations of
+//! their new bytes, or to `None` if there was no room. A batch of the new version looks into the overlay
+//! before the index. A batch of the old version looks only into the index, and finds the old rows there. When
+//! the last of these batches has finished, no batch needs the old rows: the overlay is merged into the index
+//! and removed.
 //!
 //! **Why no batch finds an old row of a changed id.** A batch takes its number, then reads the current
 //! version. The switch makes the version current, then takes a tag. By the argument of [`super::epoch`], a
@@ -22,8 +23,8 @@
 //! has evicted. So [`super::epoch::RetireList`] frees nothing during that time, and all slots in it get a new
 //! tag when the overlay is removed.
 //!
-//! An overlay takes up to 76 bytes per cached row that changed in addition to `cache.bytes`, and up to 57 more
-//! while it is built (`cache/tests/memory.rs`).
+//! An overlay takes up to 76 bytes per cached row that changed in addition to `cache.bytes`, and up to 57
+//! more while it is built (`cache/tests/memory.rs`).
 
 use std::collections::hash_map;
 use std::sync::{Arc, PoisonError};

@@ -116,12 +116,13 @@ async fn load(args: &Args) -> anyhow::Result<Report> {
 async fn drive(driver: &Arc<Driver>, args: &Args, seconds: f64) -> anyhow::Result<Report> {
     let start = Instant::now();
     let time = Duration::from_secs_f64(seconds);
+    let within = driver.timeout;
     let (mode, tally) = match (args.rate, args.concurrency) {
         (Some(rate), _) => ("open", open_loop(driver, Pace { rate, time }, args.outstanding).await?),
         (None, clients) => ("closed", closed_loop(driver, start + time, clients.unwrap_or(1)).await?),
     };
-    let batch = args.batch;
-    Ok(Report { mode, batch, rate: args.rate, seconds: start.elapsed().as_secs_f64(), tally })
+    let (batch, goodput) = (args.batch, tally.within(within) as f64 / seconds);
+    Ok(Report { mode, batch, rate: args.rate, seconds: start.elapsed().as_secs_f64(), goodput, tally })
 }
 
 /// Reads and encodes requests of `batch` samples each. A last request with fewer samples is left out.
@@ -281,6 +282,11 @@ impl Tally {
         Ok(std::mem::replace(&mut tally, Self::new()?))
     }
 
+    /// Scored requests whose latency was at most this long.
+    fn within(&self, time: Duration) -> u64 {
+        self.latency_us.count_between(0, time.as_micros() as u64)
+    }
+
     fn failed(&self) -> u64 {
         self.errors.values().sum()
     }
@@ -300,6 +306,8 @@ struct Report {
     rate: Option<f64>,
     /// Time from the first request to the last answer.
     seconds: f64,
+    /// Scored requests per second of sending whose latency was at most `--timeout`.
+    goodput: f64,
     tally: Tally,
 }
 
@@ -321,6 +329,7 @@ impl Report {
             "failed": tally.failed(),
             "unsent": tally.unsent,
             "requests_per_s": tally.ok as f64 / self.seconds,
+            "goodput_per_s": self.goodput,
             "samples_per_s": tally.samples as f64 / self.seconds,
             "rows": tally.samples,
             "absent": tally.absent,
@@ -360,6 +369,9 @@ impl Report {
         }
         let (requests, samples) = (tally.ok as f64 / self.seconds, tally.samples as f64 / self.seconds);
         let _ = writeln!(text, "{requests:.1} requests/s, {samples:.0} samples/s, version {}", tally.version);
+        if tally.failed() > 0 {
+            let _ = writeln!(text, "goodput: {:.1} requests/s were scored within --timeout", self.goodput);
+        }
         let from = if self.rate.is_some() { "the due time" } else { "the send" };
         let _ = writeln!(
             text,

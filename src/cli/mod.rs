@@ -1,15 +1,17 @@
 //! The command line: each subcommand is a file with an `Args` of flags and a `run`.
 //!
-//! The exit code is 0 for success, 2 for a usage or input error, 130 when a signal ended `train`, 1 for
-//! anything else. An error and its causes are one line on standard error. If the reader closes standard
-//! output early (`| head`), that is a success.
+//! The exit code is 0 for success, 2 for a usage or input error, 130 when a signal ended `train` or a second
+//! signal ended `serve`, 1 for anything else. An error and its causes are one line on standard error. If the
+//! reader closes standard output early (`| head`), that is a success.
 
 pub(crate) mod background;
 pub mod client;
+pub(crate) mod config;
 pub(crate) mod demo;
 pub(crate) mod flags;
 pub(crate) mod init;
 pub(crate) mod load;
+pub(crate) mod logging;
 pub(crate) mod plan;
 pub(crate) mod score;
 pub(crate) mod scratchpad;
@@ -20,18 +22,13 @@ pub(crate) mod verify;
 pub(crate) mod versions;
 
 use std::error::Error;
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::anyhow;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
-use tracing_subscriber::Layer;
-use tracing_subscriber::filter::Targets;
-use tracing_subscriber::layer::SubscriberExt;
-use tracing_subscriber::util::SubscriberInitExt;
 
-use crate::config::{Config, Flags};
+use crate::config::{Flags, Layers};
 use crate::dataset::DatasetError;
 use crate::predict::PredictError;
 use crate::schema::SchemaError;
@@ -57,6 +54,8 @@ enum Command {
     Train(Box<train::Args>),
     /// Serves every model of a directory over gRPC, and trains one of them with --train
     Serve(Box<serve::Args>),
+    /// Checks the settings of serve, or prints them with their sources
+    Config(config::Args),
     /// Scores the rows of a data file with a served model
     Score(score::Args),
     /// Sends requests to a server for some time, and prints throughput and latency
@@ -97,35 +96,30 @@ pub fn run(cli: Cli) -> anyhow::Result<()> {
         Command::Train(args) => args.flags(),
         Command::Plan(args) => args.flags(),
         Command::Verify(args) => args.flags(),
+        Command::Config(args) => args.flags(),
         _ => Flags::default(),
     };
     flags.config = cli.config;
-    let config = Config::load(&flags).map_err(|e| InputError(e.into()))?;
-    start_logging(&config.log_level)?;
+    // It reports more than the first error.
+    if let Command::Config(args) = &cli.command {
+        return config::run(args, &flags);
+    }
+    let settings = Layers::load(&flags).map_err(|e| InputError(e.into()))?;
+    let config = settings.clone().config().map_err(|e| InputError(e.into()))?;
+    logging::start(&config.log_level)?;
     config.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
     match cli.command {
         Command::Init(args) => init::run(args),
         Command::Train(args) => train::run(*args, &config),
-        Command::Serve(args) => serve::run(*args, &config),
+        Command::Serve(args) => serve::run(*args, &config, settings),
         Command::Score(args) => score::run(args),
         Command::Load(args) => load::run(args),
         Command::Plan(args) => plan::run(args, &config),
         Command::Versions(args) => versions::run(&args),
         Command::Verify(args) => verify::run(&args, &config),
         Command::Demo(args) => demo::run(args),
+        Command::Config(args) => config::run(&args, &flags),
     }
-}
-
-/// Starts logging to standard error.
-fn start_logging(level: &str) -> Result<(), InputError> {
-    let filter: Targets = level.parse().map_err(|error| {
-        InputError(anyhow!("log.level: expected a level or filter directives, got {level:?}: {error}"))
-    })?;
-    let lines =
-        tracing_subscriber::fmt::layer().with_writer(io::stderr).with_ansi(io::stderr().is_terminal());
-    // A subscriber that exists already is kept: `demo` runs several commands.
-    let _ = tracing_subscriber::registry().with(lines.with_filter(filter)).try_init();
-    Ok(())
 }
 
 /// Writes to standard output.

@@ -1,3 +1,5 @@
+use anyhow::anyhow;
+
 use super::*;
 
 #[test]

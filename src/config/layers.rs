@@ -4,83 +4,108 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::net::{SocketAddr, ToSocketAddrs};
-use std::path::PathBuf;
-use std::str::FromStr;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::settings::{self, Fallback};
+use toml::de::{DeTable, DeValue};
+use tracing_subscriber::filter::{LevelFilter, Targets};
+
+use super::settings::{self, Fallback, SECTIONS};
 use super::{
     BatcherConfig, ConfigError, DeviceConfig, DeviceKind, Flags, LearnConfig, ServerConfig, Source,
-    ThreadsConfig, TraceConfig, VersionsConfig,
+    ThreadsConfig, TraceConfig, VersionsConfig, unknown,
 };
 
 /// Every environment variable of a setting begins with this.
 const PREFIX: &str = "FLECHETTE_";
-/// Variables with this prefix that only tests read. They are not reported as unknown.
-const TEST_VARIABLES: &[&str] = &["FLECHETTE_DATA"];
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
+/// Most bytes of a batch for each byte of its message: an id of one byte takes 8 bytes, and an offset 4.
+const BATCH_GROWTH: u64 = 12;
+
+/// Most memory of a message of this size, as the server counts it (`server/meter.rs`): the bytes themselves,
+/// 64 for an empty string, which takes 2, and more for each tensor, output and parameter of KServe, which
+/// take 2 as well. A native message has at most 10,000 columns of 448 bytes, which is less than as many tensors.
+pub(crate) fn message_bytes(max_bytes: u64) -> u64 {
+    const MOST_TENSORS: u64 = 20_001;
+    const MOST_OTHERS: u64 = 20_001 + 100;
+    let entries = max_bytes / 2;
+    let tensors = entries.min(MOST_TENSORS);
+    33 * max_bytes + 1104 * tensors + 288 * (entries - tensors).min(MOST_OTHERS)
+}
+
 /// For every key that a layer gives: the text of the highest layer, with its source. Layers are added from
 /// the lowest to the highest.
-#[derive(Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Layers {
+    /// The flags of the third layer, which also name the file.
+    pub(super) flags: Flags,
     given: BTreeMap<&'static str, Given>,
     /// `$XDG_CACHE_HOME` and `$HOME`, if they are absolute paths.
     cache_home: Option<PathBuf>,
     home: Option<PathBuf>,
-    /// Unknown names, and keys without effect: one sentence each.
-    pub(crate) warnings: Vec<String>,
+    /// Unknown names, and values that cannot be read.
+    pub(super) errors: Vec<ConfigError>,
+    /// Keys without effect: one sentence each.
+    pub(super) warnings: Vec<String>,
 }
 
+#[derive(Clone, Debug)]
 struct Given {
     text: String,
     source: Source,
 }
 
 impl Layers {
-    pub(crate) fn add_file(&mut self, path: PathBuf, text: &str) -> Result<(), ConfigError> {
-        let table = toml::Table::from_str(text).map_err(|error| {
-            let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
-            let line = 1 + before.matches('\n').count();
-            ConfigError::Toml { path: path.clone(), line, reason: error.message().to_owned() }
-        })?;
+    pub(crate) fn add_file(&mut self, path: &Path, text: &str) {
+        let line = |at: usize| 1 + text.get(..at).unwrap_or_default().matches('\n').count();
+        let table = match DeTable::parse(text) {
+            Ok(table) => table.into_inner(),
+            Err(error) => {
+                let line = line(error.span().map_or(0, |span| span.start));
+                let reason = error.message().to_owned();
+                self.errors.push(ConfigError::Toml { path: path.to_owned(), line, reason });
+                return;
+            }
+        };
         for (section, value) in &table {
-            let toml::Value::Table(section_table) = value else {
-                self.warnings.push(format!("file {}: unknown key {section}", path.display()));
-                continue;
-            };
-            for (key, value) in section_table {
-                let name = format!("{section}.{key}");
-                let Some(key) = settings::find(&name).map(|setting| setting.key) else {
-                    self.warnings.push(format!("file {}: unknown key {name}", path.display()));
-                    continue;
-                };
-                let source = Source::File(path.clone());
-                let text = match value {
-                    toml::Value::String(text) => text.clone(),
-                    toml::Value::Integer(_) | toml::Value::Float(_) => value.to_string(),
-                    other => {
-                        let expected = "a string or a number".to_owned();
-                        return Err(ConfigError::Value {
-                            key,
-                            source_of: source,
-                            expected,
-                            got: other.to_string(),
-                        });
+            let (name, source) = (section.get_ref().to_string(), line(section.span().start));
+            let source = Source::File { path: path.to_owned(), line: source };
+            match value.get_ref() {
+                DeValue::Table(keys) if SECTIONS.iter().any(|section| section.name == name) => {
+                    for (key, value) in keys {
+                        let source = Source::File { path: path.to_owned(), line: line(key.span().start) };
+                        self.add_value(format!("{name}.{}", key.get_ref()), value.get_ref(), source);
                     }
-                };
-                self.given.insert(key, Given { text, source });
+                }
+                DeValue::Table(_) => self.errors.push(unknown::section(source.to_string(), name)),
+                _ => self.errors.push(unknown::key(source.to_string(), name)),
             }
         }
-        Ok(())
     }
 
-    pub(crate) fn add_environment(
-        &mut self,
-        environment: impl IntoIterator<Item = (OsString, OsString)>,
-    ) -> Result<(), ConfigError> {
+    fn add_value(&mut self, name: String, value: &DeValue<'_>, source: Source) {
+        let Some(key) = settings::find(&name).map(|setting| setting.key) else {
+            return self.errors.push(unknown::key(source.to_string(), name));
+        };
+        let text = match value {
+            DeValue::String(text) => text.to_string(),
+            DeValue::Integer(digits) => {
+                let number = i64::from_str_radix(digits.as_str(), digits.radix());
+                number.map_or_else(|_| digits.to_string(), |number| number.to_string())
+            }
+            DeValue::Float(number) => number.to_string(),
+            other => {
+                let (expected, got) = ("a string or a number".to_owned(), other.type_str().to_owned());
+                return self.errors.push(ConfigError::Value { key, source_of: source, expected, got });
+            }
+        };
+        self.given.insert(key, Given { text, source });
+    }
+
+    pub(crate) fn add_environment(&mut self, environment: impl IntoIterator<Item = (OsString, OsString)>) {
         for (name, value) in environment {
             if name == "XDG_CACHE_HOME" || name == "HOME" {
                 // The XDG specification: a path that is not absolute is ignored.
@@ -89,39 +114,36 @@ impl Layers {
                 continue;
             }
             let Some(name) = name.to_str().filter(|n| n.starts_with(PREFIX)) else { continue };
-            if TEST_VARIABLES.contains(&name) {
-                continue;
-            }
             let Some(key) = settings::all().map(|setting| setting.key).find(|key| variable(key) == name)
             else {
-                self.warnings.push(format!("environment: unknown variable {name}"));
+                self.errors.extend(unknown::environment_variable(name));
                 continue;
             };
             let source = Source::Environment(name.to_owned());
-            let text = value.into_string().map_err(|bytes| ConfigError::Value {
-                key,
-                source_of: source.clone(),
-                expected: "UTF-8 text".to_owned(),
-                got: format!("{bytes:?}"),
-            })?;
-            self.given.insert(key, Given { text, source });
+            match value.into_string() {
+                Ok(text) => drop(self.given.insert(key, Given { text, source })),
+                Err(bytes) => {
+                    let (expected, got) = ("UTF-8 text".to_owned(), format!("{bytes:?}"));
+                    self.errors.push(ConfigError::Value { key, source_of: source, expected, got });
+                }
+            }
         }
-        Ok(())
     }
 
     pub(crate) fn add_flags(&mut self, flags: &Flags) {
+        self.flags = flags.clone();
         for (key, text) in flags.given() {
             let flag = settings::find(key).map_or(key, |setting| setting.flag);
             self.given.insert(key, Given { text: text.to_owned(), source: Source::Flag(flag) });
         }
     }
 
-    pub(crate) fn server(&self) -> Result<ServerConfig, ConfigError> {
+    pub(super) fn server(&self) -> Result<ServerConfig, ConfigError> {
         let max_bytes = self.bytes("server.max_bytes", 1024, GIB)?;
         let count = |key| self.whole(key, 1, 1 << 20).map(|count| count as usize);
-        // With less than max_bytes, a message of the largest size would always be refused.
-        let inflight =
-            self.given("server.max_inflight_bytes", |key| self.bytes(key, max_bytes, 1024 * GIB))?;
+        let seconds = |key, least| self.whole(key, least, 86_400).map(Duration::from_secs);
+        let least = message_bytes(max_bytes);
+        let inflight = self.given("server.max_inflight_bytes", |key| self.room(key, least, max_bytes))?;
         Ok(ServerConfig {
             grpc: self.address("server.grpc")?,
             http: self.address("server.http")?,
@@ -129,17 +151,22 @@ impl Layers {
             max_samples: count("server.max_samples")?,
             max_bytes: max_bytes as usize,
             max_requests: count("server.max_requests")?,
-            max_inflight_bytes: inflight.unwrap_or(GIB.max(16 * max_bytes)) as usize,
+            max_inflight_bytes: inflight.unwrap_or(GIB.max(least)) as usize,
             max_connections: count("server.max_connections")?,
-            http_idle: Duration::from_secs(self.whole("server.http_idle_seconds", 1, 86_400)?),
-            stream_idle: Duration::from_secs(self.whole("server.stream_idle_seconds", 1, 86_400)?),
+            handshake: seconds("server.handshake_seconds", 1)?,
+            body: seconds("server.body_seconds", 1)?,
+            write: seconds("server.write_seconds", 1)?,
+            http_idle: seconds("server.http_idle_seconds", 1)?,
+            grpc_idle: Some(seconds("server.grpc_idle_seconds", 0)?).filter(|idle| !idle.is_zero()),
+            stream_idle: seconds("server.stream_idle_seconds", 1)?,
             max_streams: count("server.max_streams")? as u32,
-            drain: Duration::from_secs(self.whole("server.drain_seconds", 0, 86_400)?),
+            drain_delay: seconds("server.drain_delay_seconds", 0)?,
+            drain: seconds("server.drain_seconds", 0)?,
         })
     }
 
     /// The interval between two readings of the models' directory, unless it is 0.
-    pub(crate) fn watch(&self) -> Result<Option<Duration>, ConfigError> {
+    pub(super) fn watch(&self) -> Result<Option<Duration>, ConfigError> {
         let seconds = self.whole("models.watch_seconds", 0, 86_400)?;
         Ok((seconds > 0).then(|| Duration::from_secs(seconds)))
     }
@@ -148,12 +175,20 @@ impl Layers {
         // A smaller queue would always refuse a request of the largest size.
         let least = server.max_samples as u64;
         let queue_samples = self.given("batcher.queue_samples", |key| self.whole(key, least, 1 << 30))?;
+        let max_bytes = server.max_bytes as u64;
+        let least_bytes = BATCH_GROWTH * max_bytes;
+        let queue_bytes = self.given("batcher.queue_bytes", |key| self.room(key, least_bytes, max_bytes))?;
         Ok(BatcherConfig {
             max_samples: self.whole("batcher.max_samples", 1, 1 << 20)? as usize,
             max_delay: Duration::from_micros(self.whole("batcher.max_delay_us", 0, 60_000_000)?),
             queue_samples: queue_samples.unwrap_or(65_536.max(4 * least)) as usize,
-            queue_bytes: self.bytes("batcher.queue_bytes", MIB, 1024 * GIB)? as usize,
+            queue_bytes: queue_bytes.unwrap_or((256 * MIB).max(least_bytes)) as usize,
             workers: self.threads_of("batcher.workers", 1024)?,
+            default_deadline: Duration::from_millis(self.whole(
+                "batcher.default_deadline_ms",
+                1,
+                3_600_000,
+            )?),
         })
     }
 
@@ -194,12 +229,32 @@ impl Layers {
         Ok(ThreadsConfig { compute, io: self.threads_of("threads.io", 4096)? })
     }
 
+    pub(super) fn log_level(&self) -> Result<String, ConfigError> {
+        let expected = || {
+            "error, warn, info, debug or trace, or directives such as warn,flechette::server=debug".to_owned()
+        };
+        // A misspelt level would be a directive too: for a target of that name.
+        let directive = |text: &str| text.contains('=') || text.parse::<LevelFilter>().is_ok();
+        let valid = |text: &str| {
+            text.parse::<Targets>().is_ok() && text.split(',').all(|part| directive(part.trim()))
+        };
+        self.parse("log.level", expected, |text| valid(text).then(|| text.to_owned()))
+    }
+
     /// A number of threads; 0 becomes the number of cores.
     fn threads_of(&self, key: &'static str, most: u64) -> Result<usize, ConfigError> {
         Ok(match self.whole(key, 0, most)? {
             0 => std::thread::available_parallelism().map_or(1, usize::from),
             count => count as usize,
         })
+    }
+
+    /// Takes the value that other layers give to a key.
+    pub(super) fn take(&mut self, key: &'static str, from: &Self) {
+        match from.given.get(key) {
+            Some(given) => self.given.insert(key, given.clone()),
+            None => self.given.remove(key),
+        };
     }
 
     /// The layer that gives a key's value; `None` for a default.
@@ -254,6 +309,16 @@ impl Layers {
     pub(crate) fn bytes(&self, key: &'static str, least: u64, most: u64) -> Result<u64, ConfigError> {
         let expected = || format!("{BYTES_FORM}, from {least} to {most}");
         self.parse(key, expected, |text| parse_bytes(text).filter(|n| (least..=most).contains(n)))
+    }
+
+    /// Bytes that must hold the largest message: a lower limit would refuse that message for ever.
+    fn room(&self, key: &'static str, least: u64, max_bytes: u64) -> Result<u64, ConfigError> {
+        let expected = || {
+            format!(
+                "{BYTES_FORM}, at least {least}, which a message of server.max_bytes = {max_bytes} may take"
+            )
+        };
+        self.parse(key, expected, |text| parse_bytes(text).filter(|n| (least..=1024 * GIB).contains(n)))
     }
 
     /// A number from 0 to 1.

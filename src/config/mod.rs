@@ -3,23 +3,29 @@
 //! Every key has one name, `section.key` (`settings.rs`). A flag wins over the environment variable
 //! (`FLECHETTE_<SECTION>_<KEY>`), which wins over the TOML file. A layer keeps plain texts with their
 //! sources. One place parses them, so every error names the key, its source, what was expected and what was
-//! found. Unknown names are warnings, so that an older program can read a newer file.
+//! found. Unknown names are errors (`unknown.rs`).
 
 mod cache;
+mod effective;
 mod layers;
+mod reload;
 pub(crate) mod settings;
+mod unknown;
 
 use std::ffi::OsString;
 use std::fmt;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
-use layers::Layers;
 use settings::help;
 
 pub(crate) use cache::{CacheAdmission, CacheConfig, CacheEviction, CacheMode, CacheSize};
-pub(crate) use layers::{BYTES_FORM, parse_bytes};
+#[cfg(test)]
+pub(crate) use layers::message_bytes;
+pub(crate) use layers::{BYTES_FORM, Layers, parse_bytes};
+pub(crate) use reload::Reloaded;
 
 /// The texts of the flags that set a key; `None` if a flag is not given. `serve` has all of them.
 #[allow(missing_docs)] // settings.rs has the meaning of each key
@@ -79,7 +85,7 @@ pub struct Config {
     pub(crate) device: DeviceConfig,
     pub(crate) threads: ThreadsConfig,
     pub(crate) log_level: String,
-    /// Unknown names and keys without effect, one sentence each, to be logged.
+    /// Keys without effect, one sentence each, to be logged.
     pub(crate) warnings: Vec<String>,
 }
 
@@ -96,15 +102,24 @@ pub struct ServerConfig {
     pub max_bytes: usize,
     /// Limit of calls in flight, over all connections.
     pub max_requests: usize,
-    /// Limit of the memory for the messages of all calls in flight. At least `max_bytes`.
+    /// Limit of the memory for the messages of all calls in flight, and for their answers.
     pub max_inflight_bytes: usize,
     /// Limit of each port.
     pub max_connections: usize,
+    /// How long a client may take for the HTTP/2 preface or its first HTTP request, and for the body of a
+    /// request, and how long an answer may take to leave.
+    pub handshake: Duration,
+    pub body: Duration,
+    pub write: Duration,
     pub http_idle: Duration,
+    /// `None`: gRPC connections without calls stay open.
+    pub grpc_idle: Option<Duration>,
     /// A stream that gets no request for this long is ended.
     pub stream_idle: Duration,
     /// Limit of one connection.
     pub max_streams: u32,
+    /// Between SIGTERM and the drain.
+    pub drain_delay: Duration,
     pub drain: Duration,
 }
 
@@ -119,6 +134,7 @@ pub struct BatcherConfig {
     pub queue_bytes: usize,
     /// Threads that call the model; at least 1.
     pub workers: usize,
+    pub default_deadline: Duration,
 }
 
 /// Section `trace`.
@@ -186,7 +202,10 @@ pub enum Source {
     Flag(&'static str),
     /// The name of the variable.
     Environment(String),
-    File(PathBuf),
+    File {
+        path: PathBuf,
+        line: usize,
+    },
     /// No layer gives the value.
     Default,
 }
@@ -196,19 +215,21 @@ impl fmt::Display for Source {
         match self {
             Self::Flag(name) => write!(f, "flag {name}"),
             Self::Environment(name) => write!(f, "environment {name}"),
-            Self::File(path) => write!(f, "file {}", path.display()),
+            Self::File { path, line } => write!(f, "file {}:{line}", path.display()),
             Self::Default => f.write_str("default"),
         }
     }
 }
 
 #[allow(missing_docs)] // the error texts document the variants
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 pub enum ConfigError {
     #[error("config file {}: {error}", path.display())]
-    Read { path: PathBuf, error: std::io::Error },
+    Read { path: PathBuf, error: Arc<std::io::Error> },
     #[error("config file {}: line {line}: {reason}", path.display())]
     Toml { path: PathBuf, line: usize, reason: String },
+    #[error("{place}: unknown {what} {name}{}", did_you_mean(nearest.as_deref()))]
+    Unknown { place: String, what: &'static str, name: String, nearest: Option<String> },
     #[error("{key} ({source_of}): expected {expected}, got {got}")]
     Value { key: &'static str, source_of: Source, expected: String, got: String },
     #[error("{key}: missing, but needed by {wanted_by} = {got} ({source_of})")]
@@ -217,20 +238,17 @@ pub enum ConfigError {
     Both { first: &'static str, first_source: Source, second: &'static str, second_source: Source },
 }
 
+fn did_you_mean(nearest: Option<&str>) -> String {
+    nearest.map_or_else(String::new, |nearest| format!("; did you mean {nearest}?"))
+}
+
 impl Config {
     /// Reads the file that the flags name, and the environment, and validates everything.
     ///
     /// # Errors
     /// [`ConfigError`], which names the key and the source of its value.
     pub fn load(flags: &Flags) -> Result<Self, ConfigError> {
-        let text = match &flags.config {
-            None => None,
-            Some(path) => Some(
-                std::fs::read_to_string(path)
-                    .map_err(|error| ConfigError::Read { path: path.clone(), error })?,
-            ),
-        };
-        Self::resolve(flags, std::env::vars_os(), text.as_deref())
+        Layers::load(flags)?.config()
     }
 
     /// [`Config::load`] with the environment and the text of the file as arguments.
@@ -242,27 +260,59 @@ impl Config {
         environment: impl IntoIterator<Item = (OsString, OsString)>,
         file: Option<&str>,
     ) -> Result<Self, ConfigError> {
-        let mut layers = Layers::default();
-        if let Some(text) = file {
-            layers.add_file(flags.config.clone().unwrap_or_default(), text)?;
-        }
-        layers.add_environment(environment)?;
-        layers.add_flags(flags);
+        Layers::read(flags, environment, file).config()
+    }
+}
 
-        let server = layers.server()?;
-        let batcher = layers.batcher(&server)?;
-        Ok(Self {
-            batcher,
-            watch: layers.watch()?,
+impl Layers {
+    /// Reads the file that the flags name, and the environment.
+    ///
+    /// # Errors
+    /// When the file cannot be read.
+    pub(crate) fn load(flags: &Flags) -> Result<Self, ConfigError> {
+        let read = |path: &PathBuf| {
+            let text = std::fs::read_to_string(path);
+            text.map_err(|error| ConfigError::Read { path: path.clone(), error: error.into() })
+        };
+        let text = flags.config.as_ref().map(read).transpose()?;
+        Ok(Self::read(flags, std::env::vars_os(), text.as_deref()))
+    }
+
+    fn read(
+        flags: &Flags,
+        environment: impl IntoIterator<Item = (OsString, OsString)>,
+        file: Option<&str>,
+    ) -> Self {
+        let mut layers = Self::default();
+        if let Some(text) = file {
+            layers.add_file(flags.config.as_deref().unwrap_or(Path::new("")), text);
+        }
+        layers.add_environment(environment);
+        layers.add_flags(flags);
+        layers
+    }
+
+    /// Validates everything.
+    ///
+    /// # Errors
+    /// The first of [`Self::problems`].
+    pub(crate) fn config(mut self) -> Result<Config, ConfigError> {
+        if !self.errors.is_empty() {
+            return Err(self.errors.swap_remove(0));
+        }
+        let server = self.server()?;
+        Ok(Config {
+            batcher: self.batcher(&server)?,
+            watch: self.watch()?,
             server,
-            cache: layers.cache()?,
-            trace: layers.trace()?,
-            learn: layers.learn()?,
-            versions: layers.versions()?,
-            device: layers.device()?,
-            threads: layers.threads()?,
-            log_level: layers.text("log.level").unwrap_or_default().to_owned(),
-            warnings: layers.warnings,
+            cache: self.cache()?,
+            trace: self.trace()?,
+            learn: self.learn()?,
+            versions: self.versions()?,
+            device: self.device()?,
+            threads: self.threads()?,
+            log_level: self.log_level()?,
+            warnings: self.warnings,
         })
     }
 }

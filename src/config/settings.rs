@@ -2,7 +2,7 @@
 //!
 //! The configuration takes its defaults from here, and the command line its help texts. A test generates
 //! `docs/settings.md`. To add a setting, add it here, and read it in a function of its section (`layers.rs`,
-//! `cache.rs`).
+//! `cache.rs`). If it has `reloads`, `cli/serve/reload.rs` must apply its new value.
 
 /// A key that can be configured.
 #[derive(Debug)]
@@ -14,6 +14,8 @@ pub(crate) struct Setting {
     pub default: Fallback,
     /// One or two sentences in Markdown, without the period at the end.
     pub about: &'static str,
+    /// Whether a running server applies a new value at SIGHUP.
+    pub reloads: bool,
 }
 
 /// The value of a setting that no layer gives.
@@ -29,20 +31,24 @@ use Fallback::{Text, Words};
 
 /// The settings of one section of the file.
 #[derive(Debug)]
-#[cfg_attr(not(test), expect(dead_code))] // read only when docs/settings.md is generated
 pub(crate) struct Section {
     pub name: &'static str,
+    #[cfg_attr(not(test), expect(dead_code))] // read only when docs/settings.md is generated
     pub about: &'static str,
     pub settings: &'static [Setting],
 }
 
 const fn setting(key: &'static str, default: Fallback, about: &'static str) -> Setting {
-    Setting { key, flag: "", default, about }
+    Setting { key, flag: "", default, about, reloads: false }
 }
 
 impl Setting {
     const fn flag(self, flag: &'static str) -> Self {
         Self { flag, ..self }
+    }
+
+    const fn reloads(self) -> Self {
+        Self { reloads: true, ..self }
     }
 }
 
@@ -70,9 +76,10 @@ pub(crate) const SECTIONS: &[Section] = &[
             setting("server.max_requests", Text("8192"), "Most calls in flight, over all connections"),
             setting(
                 "server.max_inflight_bytes",
-                Words("1GiB, or 16 × `server.max_bytes` if that is more"),
-                "Most memory for the messages of all calls in flight, encoded and decoded; at least \
-                 `server.max_bytes`",
+                Words("1GiB, or the least value if that is more"),
+                "Most memory for the messages of all calls in flight, encoded and decoded, and for answers \
+                 that have not left; at least what the largest message may take, 33 × `server.max_bytes` \
+                 and 28MB",
             ),
             setting(
                 "server.max_connections",
@@ -80,9 +87,33 @@ pub(crate) const SECTIONS: &[Section] = &[
                 "Most connections of each port; further connections are closed at once",
             ),
             setting(
+                "server.handshake_seconds",
+                Text("10"),
+                "A new connection has this long to send the HTTP/2 preface, or on the HTTP port its first \
+                 request",
+            ),
+            setting(
+                "server.body_seconds",
+                Text("10"),
+                "The message of a call must arrive within this long after its headers, and one of a stream \
+                 within this long after its first byte",
+            ),
+            setting(
+                "server.write_seconds",
+                Text("30"),
+                "An answer must leave within this long, or its gRPC connection is closed, because its client \
+                 does not read",
+            ),
+            setting(
                 "server.http_idle_seconds",
                 Text("75"),
                 "An HTTP connection without an answer for this long is closed",
+            ),
+            setting(
+                "server.grpc_idle_seconds",
+                Text("3600"),
+                "A gRPC connection without a call for this long is closed with GOAWAY, after which clients \
+                 connect again; 0 keeps it open",
             ),
             setting(
                 "server.stream_idle_seconds",
@@ -91,9 +122,15 @@ pub(crate) const SECTIONS: &[Section] = &[
             ),
             setting("server.max_streams", Text("1024"), "Most concurrent calls of one gRPC connection"),
             setting(
+                "server.drain_delay_seconds",
+                Text("0"),
+                "After SIGTERM, `/readyz` answers 503 for this long before connections and calls are \
+                 refused, so that clients can choose another server. 5 suits Kubernetes",
+            ),
+            setting(
                 "server.drain_seconds",
                 Text("30"),
-                "After SIGTERM, calls in flight have this long to finish",
+                "After that, calls in flight have this long to finish",
             ),
         ],
     },
@@ -106,7 +143,8 @@ pub(crate) const SECTIONS: &[Section] = &[
             Text("1"),
             "How often the directory of the models is read; 0 means only at start and when a client loads a \
              model",
-        )],
+        )
+        .reloads()],
     },
     Section {
         name: "batcher",
@@ -122,21 +160,32 @@ pub(crate) const SECTIONS: &[Section] = &[
                 Text("500"),
                 "How long a batch may wait for more requests while another batch is computed; an idle model \
                  starts at once",
-            ),
+            )
+            .reloads(),
             setting(
                 "batcher.queue_samples",
                 Words("65536, or 4 × `server.max_samples` if that is more"),
                 "Most samples that may wait in the queue; at least `server.max_samples`",
-            ),
+            )
+            .reloads(),
             setting(
                 "batcher.queue_bytes",
-                Text("256MiB"),
-                "Most bytes of samples that may wait in the queue",
-            ),
+                Words("256MiB, or 12 × `server.max_bytes` if that is more"),
+                "Most bytes of samples that may wait in the queue; at least what the largest message may \
+                 take, 12 × `server.max_bytes`",
+            )
+            .reloads(),
             setting(
                 "batcher.workers",
                 Text("0"),
                 "Threads that compute batches of a model; 0 means one for each core",
+            ),
+            setting(
+                "batcher.default_deadline_ms",
+                Text("10000"),
+                "How long a client is assumed to wait that sends no deadline. While requests come faster \
+                 than they are computed, a request is refused at once if it would wait longer than 1/20 of \
+                 its time",
             ),
         ],
     },
@@ -230,7 +279,8 @@ pub(crate) const SECTIONS: &[Section] = &[
                 Text("256MiB"),
                 "When a new version is taken over: most bytes of changed rows that stay cached with their \
                  new values, the hottest first. The other changed rows are removed from the cache",
-            ),
+            )
+            .reloads(),
             setting(
                 "cache.warm",
                 Text("on"),
@@ -326,7 +376,8 @@ pub(crate) const SECTIONS: &[Section] = &[
             Text("info"),
             "`error`, `warn`, `info`, `debug` or `trace`, or directives such as \
              `warn,flechette::server=debug`",
-        )],
+        )
+        .reloads()],
     },
 ];
 

@@ -67,7 +67,15 @@ fn settings_page() -> String {
          `serve` uses all settings, `train` and `verify` those of `device`, `threads` and `log`, and `plan`\n\
          those of `threads` and `log`. Bytes are plain (`512`) or have a unit: K, M, G, T (1,000s) \
          or Ki, Mi,\n\
-         Gi, Ti (1,024s), with or without a `B`. An unknown key is reported in a warning and ignored.\n",
+         Gi, Ti (1,024s), with or without a `B`. An unknown key, section or variable is an error, which\n\
+         names the nearest known one.\n\n\
+         `flechette config check` reads the settings as `serve` does, and prints everything that is wrong.\n\
+         `flechette config print` prints every setting with its value and where the value comes from: a\n\
+         flag, a variable, a line of the file, or the default. Both take the flags of `serve` and open no\n\
+         port, device or model.\n\n\
+         At SIGHUP a running server reads the file again. A setting with ↻ then takes its new value. The\n\
+         others are named in the log and need a restart. If anything is wrong, the log says what, and\n\
+         nothing changes.\n",
     );
     for section in SECTIONS {
         let _ = write!(
@@ -81,7 +89,8 @@ fn settings_page() -> String {
                 Fallback::Text(text) => format!("`{text}`"),
                 Fallback::Words(words) => words.to_owned(),
             };
-            let _ = writeln!(page, "| `{}`{flag} | {default} | {} |", setting.key, setting.about);
+            let reloads = if setting.reloads { " ↻" } else { "" };
+            let _ = writeln!(page, "| `{}`{reloads}{flag} | {default} | {} |", setting.key, setting.about);
         }
     }
     page
@@ -146,12 +155,116 @@ fn refusal_or_ok(variable: &str) -> String {
 }
 
 #[test]
-fn unknown_names_are_reported_in_warnings() {
-    let env = [("FLECHETTE_CACHE_SIZE", "1"), ("FLECHETTE_DATA", "/x"), ("PATH", "/bin")];
-    let config = resolve(&Flags::default(), &env, "loose = 1\n[server]\nporto = 1\n").unwrap();
-    assert_eq!(config.warnings.len(), 3, "{:?}", config.warnings);
-    assert!(config.warnings.iter().any(|w| w.contains("server.porto")));
-    assert!(config.warnings.iter().any(|w| w.contains("FLECHETTE_CACHE_SIZE")));
+fn unknown_names_are_refused_with_their_place_and_the_nearest_name() {
+    for (file, error) in [
+        (
+            "[server]\ngrpc = \"127.0.0.1:0\"\nmax_sample = 1\n",
+            "file :3: unknown key server.max_sample; did you mean server.max_samples?",
+        ),
+        ("[cahce]\nmode = \"off\"\n", "file :1: unknown section cahce; did you mean cache?"),
+        ("\nloose = 1\n", "file :2: unknown key loose"),
+        ("[entirely_other]\nx = 1\n", "file :1: unknown section entirely_other"),
+    ] {
+        assert_eq!(refusal(&[], file), error);
+    }
+    let error = refusal(&[("FLECHETTE_CACHE_BYTE", "1")], "");
+    let expected = "environment: unknown variable FLECHETTE_CACHE_BYTE; did you mean FLECHETTE_CACHE_BYTES?";
+    assert_eq!(error, expected);
+}
+
+#[test]
+fn variables_of_tests_and_of_kubernetes_services_are_not_settings() {
+    for name in [
+        "FLECHETTE_DATA",
+        "FLECHETTE_TEST_KILLS",
+        "FLECHETTE_SERVICE_HOST",
+        "FLECHETTE_SERVICE_PORT",
+        "FLECHETTE_SERVICE_PORT_GRPC",
+        "FLECHETTE_PORT",
+        "FLECHETTE_PORT_8001_TCP_ADDR",
+        "FLECHETTE_HTTP_SERVICE_HOST",
+        "PATH",
+    ] {
+        assert!(resolve(&Flags::default(), &[(name, "tcp://10.0.0.1:8001")], "").is_ok(), "{name}");
+    }
+    assert!(refusal(&[("FLECHETTE_SERVER_PORTS", "1")], "").contains("unknown variable"));
+}
+
+#[test]
+fn everything_that_is_wrong_is_found_at_once() {
+    let file = "[server]\nhtpp = 1\nmax_samples = 0\n[cache]\nmode = \"maybe\"\n[log]\nlevel = \"inof\"\n";
+    let mut layers = Layers::default();
+    layers.add_file(Path::new("f"), file);
+    layers.add_environment([("FLECHETTE_THREADS_IO".into(), "many".into())]);
+    let problems: Vec<String> = layers.problems().iter().map(ToString::to_string).collect();
+    let begin = [
+        "file f:2: unknown key server.htpp; did you mean server.http?",
+        "server.max_samples (file f:3): ",
+        "cache.mode (file f:5): ",
+        "threads.io (environment FLECHETTE_THREADS_IO): ",
+        "log.level (file f:7): expected error, warn",
+    ];
+    assert_eq!(problems.len(), begin.len(), "{problems:?}");
+    assert!(problems.iter().zip(begin).all(|(problem, begin)| problem.starts_with(begin)), "{problems:?}");
+}
+
+#[test]
+fn the_printed_settings_are_a_file_with_the_same_meaning_and_name_their_sources() {
+    let file = "[server]\nmax_samples = 5000\nmodels = \"a \\\"b\\\"\"\n[cache]\nbytes = \"64MiB\"\n";
+    let mut layers = Layers::default();
+    layers.add_file(Path::new("f"), file);
+    layers.add_environment([
+        ("FLECHETTE_TRACE_RATE".into(), "0.5".into()),
+        ("FLECHETTE_DEVICE_KERNEL_CACHE".into(), "/kernels".into()),
+    ]);
+    layers.add_flags(&Flags { grpc: Some("127.0.0.1:5".to_owned()), ..Flags::default() });
+    let config = layers.clone().config().unwrap();
+    let printed = layers.to_toml(&config);
+    for line in [
+        "max_samples = 5000  # file f:2",
+        "grpc = \"127.0.0.1:5\"  # flag --grpc",
+        "bytes = \"64MiB\"  # file f:5",
+        "rate = 0.5  # environment FLECHETTE_TRACE_RATE",
+        "queue_samples = 65536  # default",
+        "max_inflight_bytes = 1073741824  # default",
+        "# counts: none  # default",
+    ] {
+        assert!(printed.lines().any(|printed| printed == line), "{line}: {printed}");
+    }
+    assert_eq!(settings::all().count(), printed.lines().filter(|line| line.contains("  # ")).count());
+    assert_eq!(resolve(&Flags::default(), &[], &printed).unwrap(), config);
+}
+
+fn layers(file: &str) -> Layers {
+    let mut layers = Layers::default();
+    layers.add_file(Path::new("f"), file);
+    layers
+}
+
+#[test]
+fn a_reload_takes_what_can_change_and_names_what_needs_a_restart() {
+    let running =
+        layers("[server]\nmax_requests = 5\n[batcher]\nmax_delay_us = 7\n[log]\nlevel = \"warn\"\n");
+    let new = layers("[server]\nmax_requests = 6\n[batcher]\nmax_delay_us = 9\n[cache]\nswitch_bytes = 3\n");
+    let reloaded = running.changed_to(&new).unwrap();
+    assert_eq!(reloaded.changed, ["batcher.max_delay_us", "cache.switch_bytes", "log.level"]);
+    assert_eq!(reloaded.restart, ["server.max_requests"]);
+    let config = &reloaded.config;
+    assert_eq!((config.server.max_requests, config.cache.switch_bytes), (5, 3));
+    assert_eq!((config.batcher.max_delay.as_micros(), config.log_level.as_str()), (9, "info"));
+    // What needs a restart is named until then.
+    let again = reloaded.layers.changed_to(&new).unwrap();
+    assert!(again.changed.is_empty() && again.restart == ["server.max_requests"]);
+}
+
+#[test]
+fn a_reload_is_refused_if_the_new_settings_are_wrong_alone_or_with_those_that_stay() {
+    let running = layers("[server]\nmax_samples = 1000\n");
+    let error = running.changed_to(&layers("[server]\nmax_sample = 1\n")).unwrap_err().to_string();
+    assert!(error.contains("did you mean server.max_samples?"), "{error}");
+    let new = layers("[server]\nmax_samples = 10\n[batcher]\nqueue_samples = 10\n");
+    let error = running.changed_to(&new).unwrap_err().to_string();
+    assert!(error.contains("batcher.queue_samples (file f:4)") && error.contains("1000"), "{error}");
 }
 
 #[test]
@@ -178,6 +291,34 @@ fn bytes_take_suffixes() {
 fn a_queue_smaller_than_one_request_is_refused() {
     let text = refusal(&[("FLECHETTE_BATCHER_QUEUE_SAMPLES", "100")], "");
     assert!(text.contains("batcher.queue_samples") && text.contains("4096"), "{text}");
+}
+
+#[test]
+fn limits_that_cannot_hold_the_largest_message_are_refused() {
+    let config =
+        |keys: &str| resolve(&Flags::default(), &[], &format!("[server]\nmax_bytes = \"64MiB\"\n{keys}"));
+    let chosen = config("").unwrap();
+    assert_eq!(chosen.batcher.queue_bytes, 768 << 20);
+    assert_eq!(chosen.server.max_inflight_bytes, 33 * (64 << 20) + 27_870_192);
+    for (keys, key, least) in [
+        ("[batcher]\nqueue_bytes = \"767MiB\"", "batcher.queue_bytes", chosen.batcher.queue_bytes),
+        ("max_inflight_bytes = \"2GiB\"", "server.max_inflight_bytes", chosen.server.max_inflight_bytes),
+    ] {
+        let text = config(keys).unwrap_err().to_string();
+        let needed = format!("at least {least}, which a message of server.max_bytes = 67108864 may take");
+        assert!(text.starts_with(key) && text.contains(&needed), "{text}");
+    }
+}
+
+#[test]
+fn seconds_reach_their_fields() {
+    let file = "[server]\nhandshake_seconds = 1\nbody_seconds = 2\nwrite_seconds = 3\ngrpc_idle_seconds = 0\n\
+                stream_idle_seconds = 4\n";
+    let server = resolve(&Flags::default(), &[], file).unwrap().server;
+    let times = [server.handshake, server.body, server.write, server.stream_idle];
+    assert_eq!(times, [1, 2, 3, 4].map(Duration::from_secs));
+    assert_eq!(server.grpc_idle, None);
+    assert!(refusal(&[], "[server]\nbody_seconds = 0").contains("server.body_seconds"));
 }
 
 #[test]
@@ -279,11 +420,11 @@ fn cache_keys_without_effect_are_reported_in_warnings() {
     for (keys, words) in [
         (
             "admission = \"all\"\nadmission_misses = 3",
-            "cache.admission_misses (file ) has no effect: cache.admission is not frequency",
+            "cache.admission_misses (file :3) has no effect: cache.admission is not frequency",
         ),
-        ("admission_probability = 0.5", "cache.admission_probability (file ) has no effect"),
-        ("warm = \"off\"\nsave_seconds = 5", "cache.save_seconds (file ) has no effect: cache.warm is off"),
-        ("warm = \"off\"\ncounts = \"ids\"", "cache.counts (file ) has no effect"),
+        ("admission_probability = 0.5", "cache.admission_probability (file :2) has no effect"),
+        ("warm = \"off\"\nsave_seconds = 5", "cache.save_seconds (file :3) has no effect: cache.warm is off"),
+        ("warm = \"off\"\ncounts = \"ids\"", "cache.counts (file :3) has no effect"),
     ] {
         let warnings = resolve(&Flags::default(), &[], &format!("[cache]\n{keys}")).unwrap().warnings;
         assert!(warnings.len() == 1 && warnings[0].starts_with(words), "{keys}: {warnings:?}");

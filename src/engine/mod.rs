@@ -371,11 +371,18 @@ impl Predict for Engine {
 /// The dense weights of an opened version, laid out for the model.
 ///
 /// # Errors
-/// [`WeightsError`] naming the first tensor that is missing or misshapen.
+/// [`WeightsError`] naming the first tensor that is missing, misshapen or not finite.
 pub(crate) fn read_weights(model: &Model<f32>, opened: &Opened) -> Result<Weights<f32>, WeightsError> {
-    model.read_tensors(|name| {
-        opened.dense.get(name).map(|tensor| (tensor.shape().to_vec(), tensor.values().to_vec()))
-    })
+    let mut not_finite = None;
+    let weights = model.read_tensors(|name| {
+        let tensor = opened.dense.get(name)?;
+        // With such a weight every score would be refused, as if the request were wrong.
+        if not_finite.is_none() && tensor.values().iter().any(|weight| !weight.is_finite()) {
+            not_finite = Some(name.to_owned());
+        }
+        Some((tensor.shape().to_vec(), tensor.values().to_vec()))
+    })?;
+    not_finite.map_or(Ok(weights), |name| Err(WeightsError::NotFinite(name)))
 }
 
 /// Seconds since a time in milliseconds since 1970; NaN if it is not known. 0 if the clock was set back.

@@ -20,6 +20,8 @@ pub enum WeightsError {
     Shape { name: String, expected: Vec<usize>, got: Vec<usize> },
     #[error("tensor {0:?}: not part of this architecture")]
     Unknown(String),
+    #[error("tensor {0:?}: expected finite weights, got NaN or infinity")]
+    NotFinite(String),
 }
 
 impl Parameter {

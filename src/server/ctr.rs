@@ -70,7 +70,7 @@ impl Ctr for CtrService {
         let deadline = call.as_ref().and_then(|call| call.deadline);
         let mut message = request.into_inner();
         let served = self.0.find(std::mem::take(&mut message.model))?;
-        let mut account = Account { served, started, deadline, code: None };
+        let mut account = Account::new(self.0.clone(), served, started, deadline);
         if let Some(call) = call {
             call.counted.store(true, Ordering::Relaxed);
         }

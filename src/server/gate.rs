@@ -8,8 +8,8 @@
 //! * tonic refuses a message that is too large with `OUT_OF_RANGE`. The gate changes that status to
 //!   `RESOURCE_EXHAUSTED` with the name of the limit.
 //! * Calls that never reach a model (undecodable, too large, unknown method) are counted here.
-//! * A stream is one call in flight until its last answer. Its service handles the deadline, and releases the
-//!   memory of its messages one by one.
+//! * A stream is one call in flight until its last answer has left. Its service handles the deadline, and
+//!   releases the memory of its messages one by one. Under overload its requests are refused one by one too.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -27,6 +27,7 @@ use tonic::{Code, Status};
 
 use super::Shared;
 use super::meter::{Charge, Layout, Metered};
+use super::pressure::overloaded;
 
 /// A call, as the gate passes it to the service in the request's extensions.
 #[derive(Clone)]
@@ -82,30 +83,40 @@ where
         let deadline = timeout(request.headers()).and_then(|rest| Instant::now().checked_add(rest));
         let method = request.uri().path().rsplit('/').next();
         let stream = self.stream.is_some_and(|stream| method == Some(stream));
-        let charge = if stream { Charge::of_stream } else { Charge::new };
-        let charge = Arc::new(charge(self.shared.clone()));
+        let enter = if stream { Charge::enter_stream } else { Charge::enter };
+        let (charge, in_flight) = enter(self.shared.clone());
         let call = Call { deadline, counted: Arc::default(), charge: charge.clone() };
-        let (in_flight, limit) = (self.shared.enter(), self.shared.max_requests);
+        let limit = self.shared.max_requests;
         let mut passage =
             Passage { shared: self.shared.clone(), counted: call.counted.clone(), code: Code::Cancelled };
         if in_flight > limit {
             let text = format!("calls in flight: limit {limit} (server.max_requests), got {in_flight}");
             passage.code = Code::ResourceExhausted;
             return Box::pin(async move {
-                let _passage = passage;
+                let _held = (passage, charge);
                 Ok(Status::resource_exhausted(text).into_http())
+            });
+        }
+        if let Some(takes) = self.shared.too_long(in_flight, deadline).filter(|_| !stream) {
+            self.shared.pressure.refused();
+            passage.code = Code::ResourceExhausted;
+            let text = format!("overloaded: a call takes about {} ms now", takes.as_millis());
+            return Box::pin(async move {
+                let _passage = passage;
+                Ok(overloaded(text, takes).into_http())
             });
         }
         let mut request = request.map(|body| Body::new(Metered::new(body, self.requests, charge.clone())));
         request.extensions_mut().insert(call);
         let answer = self.inner.call(request);
         if stream {
-            return Box::pin(async move { Ok(passage.stream(answer.await?)) });
+            return Box::pin(async move {
+                let mut response = passage.stream(answer.await?);
+                response.extensions_mut().insert(charge);
+                Ok(response)
+            });
         }
         Box::pin(async move {
-            // Keeps the charge until the call ends: the body is dropped after decoding, but the decoded
-            // message still takes memory.
-            let _charge = charge;
             let response = match deadline {
                 None => answer.await?,
                 Some(deadline) => match tokio::time::timeout_at(deadline.into(), answer).await {
@@ -113,12 +124,15 @@ where
                     Err(_) => Status::deadline_exceeded("deadline passed before the answer").into_http(),
                 },
             };
-            Ok(passage.leave(response))
+            let mut response = passage.leave(response);
+            // The call keeps its place and its memory until its answer has left (`connection.rs`).
+            response.extensions_mut().insert(charge);
+            Ok(response)
         })
     }
 }
 
-/// A call in flight. If it is dropped without [`Passage::leave`], it was cancelled.
+/// A call without an answer. If it is dropped without [`Passage::leave`], it was cancelled.
 struct Passage {
     shared: Arc<Shared>,
     counted: Arc<AtomicBool>,
@@ -130,6 +144,7 @@ impl Passage {
         // Only a response without a message has its status in the headers.
         let Some(status) = response.headers().get("grpc-status") else {
             self.code = Code::Ok;
+            self.shared.pressure.answered();
             return response;
         };
         self.code = Code::from_bytes(status.as_bytes());
@@ -152,7 +167,7 @@ impl Passage {
     }
 }
 
-/// The answers of a stream, which is in flight until they are dropped.
+/// The answers of a stream. When they are dropped, a stream that no model has counted is counted.
 struct Answers {
     body: Body,
     _passage: Passage,
@@ -180,7 +195,6 @@ impl http_body::Body for Answers {
 
 impl Drop for Passage {
     fn drop(&mut self) {
-        self.shared.leave();
         if !self.counted.load(Ordering::Relaxed) {
             self.shared.metrics.no_model.count(self.code as i32);
         }

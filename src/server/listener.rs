@@ -1,8 +1,11 @@
 //! A port with a limited number of connections.
 //!
 //! Each connection holds a permit until it is closed. Without a free permit a new connection is closed at
-//! once, so that its client can try another server. On the HTTP port a connection without an answer for some
-//! time is closed, so a client that sends its request byte by byte cannot hold a permit for long.
+//! once, so that its client can try another server. If the system cannot accept a connection, for example
+//! because the process has too many open files, the port waits before it tries again.
+//!
+//! On the HTTP port a connection without an answer for some time is closed, so a client that sends its
+//! request byte by byte, or reads no answer, cannot hold a permit for long.
 
 use std::future::poll_fn;
 use std::io;
@@ -17,7 +20,15 @@ use tokio::net::TcpStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, Sleep};
 use tonic::codegen::tokio_stream::Stream;
-use tonic::transport::server::{Connected, TcpConnectInfo, TcpIncoming};
+use tonic::transport::server::TcpIncoming;
+
+use super::connection::Link;
+
+/// The wait after a connection could not be accepted. Without it the port would be a busy loop.
+const RETRY: Duration = Duration::from_millis(100);
+
+/// Accepting works again if it has not failed for this long.
+const RECOVERED: Duration = Duration::from_secs(5);
 
 /// The connections of one port, at most `limit` at a time.
 pub(crate) struct Limited {
@@ -25,117 +36,141 @@ pub(crate) struct Limited {
     incoming: TcpIncoming,
     permits: Arc<Semaphore>,
     limit: usize,
-    answer_within: Option<Duration>,
     /// Whether the last connection was refused. Only the first refusal in a row is logged.
     full: bool,
+    /// The last time that no connection could be accepted, until accepting works again.
+    failed: Option<Instant>,
 }
 
 impl Limited {
     pub(crate) fn new(key: &'static str, incoming: TcpIncoming, limit: usize) -> Self {
         let permits = Arc::new(Semaphore::new(limit));
-        Self { key, incoming, permits, limit, answer_within: None, full: false }
+        Self { key, incoming, permits, limit, full: false, failed: None }
     }
 
-    /// Closes connections that get no answer for this long.
-    pub(crate) fn with_answer_within(mut self, time: Duration) -> Self {
-        self.answer_within = Some(time);
-        self
-    }
-
-    /// The connection with a permit, or `None` if all permits are taken.
-    fn admit(&mut self, stream: TcpStream) -> Option<Connection> {
-        let Ok(permit) = self.permits.clone().try_acquire_owned() else {
-            if !self.full {
-                let (port, limit) = (self.key, self.limit);
-                tracing::warn!(
-                    port,
-                    limit,
-                    "server.max_connections reached: new connections are closed at once"
-                );
-            }
-            self.full = true;
-            return None;
-        };
-        self.full = false;
-        let overdue = self.answer_within.map(|time| (time, Box::pin(tokio::time::sleep(time))));
-        Some(Connection { stream, overdue, _permit: permit })
-    }
-}
-
-impl Stream for Limited {
-    type Item = io::Result<Connection>;
-
-    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+    /// The next connection, with its permit. Nothing is lost if the future is dropped.
+    pub(crate) async fn accept(&mut self) -> (TcpStream, OwnedSemaphorePermit) {
         loop {
-            match Pin::new(&mut self.incoming).poll_next(cx) {
-                Poll::Ready(Some(Ok(stream))) => {
-                    if let Some(connection) = self.admit(stream) {
-                        return Poll::Ready(Some(Ok(connection)));
+            match poll_fn(|cx| Pin::new(&mut self.incoming).poll_next(cx)).await {
+                Some(Ok(stream)) => {
+                    self.accepts();
+                    if let Some(permit) = self.permit() {
+                        return (stream, permit);
                     }
                 }
-                Poll::Ready(Some(Err(error))) => return Poll::Ready(Some(Err(error))),
-                Poll::Ready(None) => return Poll::Ready(None),
-                Poll::Pending => return Poll::Pending,
+                Some(Err(error)) => self.fails(&error).await,
+                // The stream of connections has no end.
+                None => tokio::time::sleep(RETRY).await,
             }
         }
     }
+
+    fn accepts(&mut self) {
+        if self.failed.is_some_and(|last| last.elapsed() >= RECOVERED) {
+            self.failed = None;
+            tracing::info!(port = self.key, "connections are accepted again");
+        }
+    }
+
+    async fn fails(&mut self, error: &io::Error) {
+        use io::ErrorKind::{ConnectionAborted, ConnectionReset, Interrupted};
+        // These concern one connection only, which has left the queue.
+        if matches!(error.kind(), ConnectionAborted | ConnectionReset | Interrupted) {
+            return;
+        }
+        if self.failed.replace(Instant::now()).is_none() {
+            tracing::error!(port = self.key, %error, "connections cannot be accepted; trying again");
+        }
+        tokio::time::sleep(RETRY).await;
+    }
+
+    /// A permit, or `None` if all are taken.
+    fn permit(&mut self) -> Option<OwnedSemaphorePermit> {
+        let permit = self.permits.clone().try_acquire_owned().ok();
+        let full = permit.is_none();
+        if full && !self.full {
+            let (port, limit) = (self.key, self.limit);
+            tracing::warn!(port, limit, "server.max_connections reached: new connections are closed at once");
+        }
+        self.full = full;
+        permit
+    }
 }
 
-impl axum::serve::Listener for Limited {
+/// How long a connection of the HTTP port may take.
+#[derive(Clone, Copy)]
+pub(crate) struct AnswerTimes {
+    /// To the first byte of the first answer.
+    pub first: Duration,
+    /// From the last byte of an answer to the next one.
+    pub next: Duration,
+}
+
+/// The HTTP port, for axum.
+pub(crate) struct HttpPort {
+    pub port: Limited,
+    pub times: AnswerTimes,
+}
+
+impl axum::serve::Listener for HttpPort {
     type Io = Connection;
     type Addr = SocketAddr;
 
     async fn accept(&mut self) -> (Connection, SocketAddr) {
         loop {
-            if let Some(Ok(connection)) = poll_fn(|cx| Pin::new(&mut *self).poll_next(cx)).await
-                && let Ok(address) = connection.stream.peer_addr()
-            {
-                return (connection, address);
+            let (stream, permit) = self.port.accept().await;
+            if let Ok(address) = stream.peer_addr() {
+                return (Connection::http(stream, permit, self.times), address);
             }
-            // Accepting fails, for example, when no file descriptors are left. Trying again at once would
-            // be a busy loop.
-            tokio::time::sleep(Duration::from_millis(100)).await;
         }
     }
 
     fn local_addr(&self) -> io::Result<SocketAddr> {
-        self.incoming.local_addr()
+        self.port.incoming.local_addr()
     }
 }
 
 /// A connection with its permit.
 pub(crate) struct Connection {
     stream: TcpStream,
-    /// The longest time without an answer, and its timer.
+    /// On the HTTP port: the longest time without an answer, and its timer.
     overdue: Option<(Duration, Pin<Box<Sleep>>)>,
+    /// On the gRPC port: counts and limits the bytes that arrive.
+    link: Option<Arc<Link>>,
     _permit: OwnedSemaphorePermit,
 }
 
 impl Connection {
+    fn http(stream: TcpStream, permit: OwnedSemaphorePermit, times: AnswerTimes) -> Self {
+        let overdue = Some((times.next, Box::pin(tokio::time::sleep(times.first))));
+        Self { stream, overdue, link: None, _permit: permit }
+    }
+
+    pub(crate) fn grpc(stream: TcpStream, permit: OwnedSemaphorePermit, link: Arc<Link>) -> Self {
+        Self { stream, overdue: None, link: Some(link), _permit: permit }
+    }
+
     fn stream(self: Pin<&mut Self>) -> Pin<&mut TcpStream> {
         Pin::new(&mut self.get_mut().stream)
     }
 
-    /// Restarts the timer, because bytes of an answer were written.
-    fn answered(&mut self) {
-        if let Some((time, sleep)) = &mut self.overdue {
+    /// Fails when the time for an answer is over.
+    fn in_time(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
+        let over = self.overdue.as_mut().is_some_and(|(_, sleep)| sleep.as_mut().poll(cx).is_ready());
+        if over { Err(io::ErrorKind::TimedOut.into()) } else { Ok(()) }
+    }
+
+    fn written(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        polled: Poll<io::Result<usize>>,
+    ) -> Poll<io::Result<usize>> {
+        if polled.is_pending() {
+            self.in_time(cx)?;
+        } else if let (Poll::Ready(Ok(1..)), Some((time, sleep))) = (&polled, &mut self.overdue) {
             sleep.as_mut().reset(Instant::now() + *time);
         }
-    }
-
-    fn written(mut self: Pin<&mut Self>, polled: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
-        if matches!(polled, Poll::Ready(Ok(bytes)) if bytes > 0) {
-            self.answered();
-        }
         polled
-    }
-}
-
-impl Connected for Connection {
-    type ConnectInfo = TcpConnectInfo;
-
-    fn connect_info(&self) -> TcpConnectInfo {
-        self.stream.connect_info()
     }
 }
 
@@ -145,19 +180,24 @@ impl AsyncRead for Connection {
         cx: &mut Context<'_>,
         out: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        if let Some((_, sleep)) = &mut self.overdue
-            && sleep.as_mut().poll(cx).is_ready()
-        {
-            return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+        self.in_time(cx)?;
+        if self.link.as_ref().is_some_and(|link| !link.may_read()) {
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
         }
-        self.stream().poll_read(cx, out)
+        let before = out.filled().len();
+        let polled = self.as_mut().stream().poll_read(cx, out);
+        if let Some(link) = &self.link {
+            link.received(out.filled().len() - before);
+        }
+        polled
     }
 }
 
 impl AsyncWrite for Connection {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let polled = self.as_mut().stream().poll_write(cx, bytes);
-        self.written(polled)
+        self.written(cx, polled)
     }
 
     fn poll_write_vectored(
@@ -166,7 +206,7 @@ impl AsyncWrite for Connection {
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let polled = self.as_mut().stream().poll_write_vectored(cx, slices);
-        self.written(polled)
+        self.written(cx, polled)
     }
 
     fn is_write_vectored(&self) -> bool {

@@ -11,25 +11,26 @@ mod layout;
 
 use std::collections::VecDeque;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use http_body::{Frame, SizeHint};
 use prost::bytes::Bytes;
+use tokio::time::{Instant, Sleep, sleep_until};
 use tonic::Status;
 use tonic::body::Body;
 
 use super::Shared;
 pub(crate) use layout::{CTR, KSERVE, Layout};
-use layout::{DEPTH, Field, Limit};
+use layout::{DEPTH, Field, LIMITS, Limit};
 
 /// Why a message is refused before it is decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 enum Fault {
     #[error("message: malformed: {0}")]
     Malformed(&'static str),
-    #[error("{}: limit {} {}, got more", .0.field_name, .0.most, .0.entries)]
+    #[error("{}: limit {} {}, got more", .0.name, .0.most, .0.entries)]
     TooMany(&'static Limit),
 }
 
@@ -95,8 +96,8 @@ struct Meter {
     /// The message, the message in it that the next byte belongs to, and so on. The first `depth` are in use.
     levels: [Level; DEPTH],
     depth: usize,
-    /// Entries of the field with a limit, in the current message.
-    entries: usize,
+    /// Entries of the fields with limits in the current message, by [`Limit::counter`].
+    entries: [usize; LIMITS],
     /// What the current message costs so far.
     cost: usize,
 }
@@ -105,7 +106,7 @@ impl Meter {
     fn new(layout: &'static Layout, max_bytes: usize) -> Self {
         let state = State::Prefix { read: 0, length: 0 };
         let levels = [Level { layout, left: 0 }; DEPTH];
-        Self { state, max_bytes, levels, depth: 1, entries: 0, cost: 0 }
+        Self { state, max_bytes, levels, depth: 1, entries: [0; LIMITS], cost: 0 }
     }
 
     /// Parses the next bytes of the body. Returns the memory that they take, encoded and decoded. Calls
@@ -144,11 +145,16 @@ impl Meter {
             }
             all += cost;
             self.cost += cost;
-            if matches!(self.state, State::Prefix { read: 0, .. }) {
+            if self.is_between() {
                 ended(std::mem::take(&mut self.cost));
             }
         }
         Ok(all)
+    }
+
+    /// Whether no part of the next message has arrived.
+    fn is_between(&self) -> bool {
+        matches!(self.state, State::Prefix { read: 0, .. })
     }
 
     fn prefix(&mut self, read: u8, length: u32, byte: u8) {
@@ -156,7 +162,7 @@ impl Meter {
         self.state = State::Prefix { read: read + 1, length };
         if read == 4 {
             self.levels[0].left = length as usize;
-            self.entries = 0;
+            self.entries = [0; LIMITS];
             self.state = match length as usize {
                 0 => State::Prefix { read: 0, length: 0 },
                 message if message > self.max_bytes => State::Refused,
@@ -229,15 +235,18 @@ impl Meter {
         let cost = match layout.field(field) {
             Field::Other => length,
             Field::Slices(entry) => entry,
-            Field::Flat(entry) => entry + length,
+            Field::Flat(entry, limit) => {
+                self.count(limit)?;
+                entry + length
+            }
             // Twice the encoded numbers, for a vector that grows by doubling.
             Field::Fixed(_) => 2 * length,
             Field::Varints(number) => {
                 each = number;
                 0
             }
-            Field::Messages(entry, inner) => {
-                self.count(layout, field)?;
+            Field::Messages(entry, inner, limit) => {
+                limit.map_or(Ok(()), |limit| self.count(limit))?;
                 self.levels[self.depth] = Level { layout: inner, left: length };
                 self.depth += 1;
                 self.next();
@@ -253,10 +262,10 @@ impl Meter {
     }
 
     /// Counts an entry of a field that has a limit.
-    fn count(&mut self, layout: &'static Layout, field: u64) -> Result<(), Fault> {
-        let Some(limit) = layout.limit.as_ref().filter(|limit| limit.field == field) else { return Ok(()) };
-        self.entries += 1;
-        if self.entries > limit.most { Err(Fault::TooMany(limit)) } else { Ok(()) }
+    fn count(&mut self, limit: &'static Limit) -> Result<(), Fault> {
+        let entries = &mut self.entries[limit.counter];
+        *entries += 1;
+        if *entries > limit.most { Err(Fault::TooMany(limit)) } else { Ok(()) }
     }
 
     fn spend(&mut self, bytes: usize) -> Result<(), Fault> {
@@ -279,39 +288,67 @@ impl Meter {
     }
 }
 
-/// The memory of a call in flight, which counts towards `server.max_inflight_bytes` until it is dropped.
+/// A call in flight: its place, and its memory, which counts towards `server.max_inflight_bytes`. Both are
+/// free when this is dropped.
 pub(crate) struct Charge {
     shared: Arc<Shared>,
     bytes: AtomicUsize,
-    /// The cost of each complete message of a stream that was not released yet; `None` for a single message.
-    messages: Option<Mutex<VecDeque<usize>>>,
+    /// `None` for a call with a single message.
+    stream: Option<OfStream>,
+}
+
+/// A stream's messages.
+#[derive(Default)]
+struct OfStream {
+    /// The cost of each complete message that was not released yet.
+    messages: Mutex<VecDeque<usize>>,
+    /// Set when the stream is not read any more, until it is read again.
+    paused: AtomicBool,
 }
 
 impl Charge {
-    pub(crate) fn new(shared: Arc<Shared>) -> Self {
-        Self { shared, bytes: AtomicUsize::new(0), messages: None }
+    /// Counts a call. Also returns the number of calls in flight.
+    pub(crate) fn enter(shared: Arc<Shared>) -> (Arc<Self>, usize) {
+        Self::enter_as(shared, None)
     }
 
-    /// The charge of a stream, whose messages are released one by one.
-    pub(crate) fn of_stream(shared: Arc<Shared>) -> Self {
-        Self { shared, bytes: AtomicUsize::new(0), messages: Some(Mutex::default()) }
+    /// Counts a stream, whose messages are released one by one. Also returns the number of calls in flight.
+    pub(crate) fn enter_stream(shared: Arc<Shared>) -> (Arc<Self>, usize) {
+        shared.streams.fetch_add(1, Ordering::AcqRel);
+        Self::enter_as(shared, Some(OfStream::default()))
     }
 
-    /// A message of a stream has arrived completely.
+    fn enter_as(shared: Arc<Shared>, stream: Option<OfStream>) -> (Arc<Self>, usize) {
+        let in_flight = shared.in_flight.fetch_add(1, Ordering::AcqRel) + 1;
+        (Arc::new(Self { shared, bytes: AtomicUsize::new(0), stream }), in_flight)
+    }
+
+    /// A message has arrived completely.
     fn ended(&self, cost: usize) {
-        if let Some(messages) = &self.messages {
-            messages.lock().unwrap_or_else(PoisonError::into_inner).push_back(cost);
+        if let Some(stream) = &self.stream {
+            stream.messages.lock().unwrap_or_else(PoisonError::into_inner).push_back(cost);
         }
     }
 
     /// Releases the memory of the first message of a stream, which was converted.
     pub(crate) fn release_first(&self) {
-        let first = |messages: &Mutex<VecDeque<usize>>| {
-            messages.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
-        };
-        let cost = self.messages.as_ref().and_then(first).unwrap_or(0);
+        let first =
+            |stream: &OfStream| stream.messages.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+        let cost = self.stream.as_ref().and_then(first).unwrap_or(0);
         self.bytes.fetch_sub(cost, Ordering::Relaxed);
         self.shared.in_flight_bytes.fetch_sub(cost, Ordering::AcqRel);
+    }
+
+    /// The stream is not read for a while, so its client cannot complete a message.
+    pub(crate) fn pause(&self) {
+        if let Some(stream) = &self.stream {
+            stream.paused.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether the stream was paused, and is read again.
+    fn resumed(&self) -> bool {
+        self.stream.as_ref().is_some_and(|stream| stream.paused.swap(false, Ordering::Relaxed))
     }
 
     fn add(&self, bytes: usize) -> Result<(), Status> {
@@ -331,20 +368,55 @@ impl Charge {
 impl Drop for Charge {
     fn drop(&mut self) {
         self.shared.in_flight_bytes.fetch_sub(*self.bytes.get_mut(), Ordering::AcqRel);
+        self.shared.in_flight.fetch_sub(1, Ordering::AcqRel);
+        if self.stream.is_some() {
+            self.shared.streams.fetch_sub(1, Ordering::AcqRel);
+        }
     }
 }
 
-/// A request body whose bytes are charged before the decoder gets them.
+/// A request body whose bytes are charged before the decoder gets them. It fails if a message is not complete
+/// in time, because its call takes a place. A stream may be silent between its messages.
 pub(crate) struct Metered {
     body: Body,
     meter: Meter,
     charge: Arc<Charge>,
+    /// When the message must be complete; `None` between the messages of a stream.
+    due: Option<Instant>,
+    /// Set when the body is first waited for. Most bodies arrive with their headers.
+    late: Option<Pin<Box<Sleep>>>,
 }
 
 impl Metered {
     pub(crate) fn new(body: Body, layout: &'static Layout, charge: Arc<Charge>) -> Self {
         let meter = Meter::new(layout, charge.shared.limits.max_bytes);
-        Self { body, meter, charge }
+        let due = charge.stream.is_none().then(|| Instant::now() + charge.shared.limits.body);
+        Self { body, meter, charge, due, late: None }
+    }
+
+    /// Waits for the rest of a message, but not for too long.
+    fn poll_late(&mut self, cx: &mut Context<'_>) -> Poll<Status> {
+        let Some(due) = self.due else { return Poll::Pending };
+        let late = self.late.get_or_insert_with(|| Box::pin(sleep_until(due)));
+        ready!(late.as_mut().poll(cx));
+        let limit = self.charge.shared.limits.body.as_secs_f64();
+        let since = if self.charge.stream.is_some() { "first byte" } else { "headers" };
+        let text = format!("message: it must be complete {limit} s (server.body_seconds) after its {since}");
+        Poll::Ready(Status::deadline_exceeded(text))
+    }
+
+    /// Sets the limit of a stream's next message, if a part of it has arrived. `restart`: that part is its
+    /// first one, or the time until now does not count.
+    fn set_due(&mut self, restart: bool) {
+        let limit = self.charge.shared.limits.body;
+        let due = match self.due {
+            _ if self.meter.is_between() => None,
+            Some(due) if !restart => Some(due),
+            _ => Some(Instant::now() + limit),
+        };
+        if due != self.due {
+            (self.due, self.late) = (due, None);
+        }
     }
 }
 
@@ -354,10 +426,23 @@ impl http_body::Body for Metered {
 
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
         let this = self.get_mut();
+        if this.charge.resumed() {
+            this.set_due(true);
+        }
         let polled = Pin::new(&mut this.body).poll_frame(cx);
+        if polled.is_pending() {
+            return this.poll_late(cx).map(|status| Some(Err(status)));
+        }
         let Poll::Ready(Some(Ok(frame))) = &polled else { return polled };
         let Some(bytes) = frame.data_ref() else { return polled };
-        let charged = this.meter.feed(bytes, |message| this.charge.ended(message));
+        let mut ended = false;
+        let charged = this.meter.feed(bytes, |message| {
+            ended = true;
+            this.charge.ended(message);
+        });
+        if this.charge.stream.is_some() {
+            this.set_due(ended);
+        }
         let charged = charged.map_err(Status::from).and_then(|cost| this.charge.add(cost));
         match charged {
             Ok(()) => polled,

@@ -2,24 +2,30 @@
 //!
 //! The server knows a model only as [`Predict`], and calls each through its own batcher. [`Server::bind`]
 //! binds both ports, so that a port in use is reported before anything runs. [`Server::run`] serves until its
-//! shutdown future ends, and then drains. [`Registry`] adds and removes models while it serves (`models.rs`).
-//! Two protocols share the path of a scored request (`served.rs`): the native one (`ctr.rs`) and KServe v2
-//! (`kserve/`). The drain:
+//! shutdown future ends, and then drains. [`Registry`] changes the served models meanwhile (`models.rs`,
+//! `not_served.rs`). Two protocols share the path of a scored request (`served.rs`): the native one
+//! (`ctr.rs`) and KServe v2 (`kserve/`). The drain:
 //!
-//! 1. `/readyz` answers 503, health is `NOT_SERVING`, and new connections are refused. Clients get GOAWAY.
-//!    Streams take no more requests.
+//! 1. `/readyz` answers 503 and health is `NOT_SERVING`, for `server.drain_delay_seconds`. Calls and new
+//!    connections are still served, because clients notice this only after some time. Then new connections
+//!    are refused, clients get GOAWAY, and streams take no more requests.
 //! 2. Calls in flight finish, for at most `server.drain_seconds`. Then health watches end, and connections
 //!    close.
 //! 3. The batchers answer queued requests, or abandon them when the time is over. The logs of learned samples
 //!    are closed. HTTP stops last.
 
+mod connection;
 mod convert;
 mod ctr;
+mod descriptors;
 mod gate;
 mod kserve;
 mod listener;
 mod meter;
 mod models;
+mod not_served;
+mod pressure;
+mod registry;
 mod repository;
 mod route;
 mod served;
@@ -29,12 +35,12 @@ mod web;
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use tokio::net::TcpListener;
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tonic::transport::server::TcpIncoming;
@@ -47,12 +53,17 @@ use crate::learnlog::Learner;
 use crate::metrics::Metrics;
 use crate::predict::Predict;
 
-use listener::Limited;
+use connection::GrpcPort;
+use listener::{AnswerTimes, HttpPort, Limited};
 use models::Models;
+use not_served::{NotServed, Reason};
+use pressure::Pressure;
 pub(crate) use repository::{Change, ChangeError, Repository};
 use route::GrpcService;
 use served::Served;
 use status::CallError;
+
+pub(crate) use registry::Registry;
 
 /// The messages and services of `proto/flechette/v1/ctr.proto`.
 #[allow(missing_docs, clippy::all, clippy::unwrap_used, clippy::expect_used)]
@@ -73,23 +84,22 @@ pub mod inference {
 const HEALTH_NAMES: [&str; 3] = ["", "flechette.v1.Ctr", "inference.GRPCInferenceService"];
 
 /// How often readiness is checked, and how often [`Metrics::fold`] is called.
-const UPDATE_EVERY: Duration = Duration::from_millis(200);
+const UPDATE_EVERY: Duration = pressure::TICK;
 const FOLD_EVERY: Duration = Duration::from_secs(5);
 
-/// Each HTTP/2 connection is pinged at this interval, and closed if no answer arrives within this timeout.
-const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);
-const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20);
+/// TCP asks a silent peer of a gRPC connection at this interval whether it exists.
+const TCP_KEEPALIVE: Duration = Duration::from_secs(30);
+
+/// At the end of a drain: how long clients have to close connections without calls, and batchers to end.
+const CLOSE: Duration = Duration::from_secs(1);
 
 /// Most bytes of a health or reflection request, which contains only names.
 const SMALL_MESSAGE: usize = 16 << 10;
 
-/// Most bytes of a request's headers.
-const HEADER_BYTES: u32 = 16 << 10;
-
 /// The parts of a server.
 #[allow(missing_docs)]
 pub struct ServerParts {
-    /// Models with different names.
+    /// Models with different names. More can be added while the server runs.
     pub models: Vec<Arc<dyn Predict>>,
     pub metrics: Arc<Metrics>,
     pub server: ServerConfig,
@@ -119,8 +129,6 @@ impl Learning {
 #[allow(missing_docs)] // the error texts document the variants
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
-    #[error("no model to serve")]
-    NoModels,
     #[error("model {0:?} is given twice")]
     DuplicateModel(String),
     #[error("{key}: cannot listen on {address}: {error}")]
@@ -147,11 +155,14 @@ pub struct Drained {
 struct RequestLimits {
     max_samples: usize,
     max_bytes: usize,
+    /// How long the body may take.
+    body: Duration,
 }
 
 /// Shared by the services.
 struct Shared {
     models: Models,
+    not_served: NotServed,
     metrics: Arc<Metrics>,
     limits: RequestLimits,
     max_requests: usize,
@@ -159,36 +170,65 @@ struct Shared {
     stream_idle: Duration,
     grpc_addr: SocketAddr,
     http_addr: SocketAddr,
-    draining: watch::Sender<bool>,
+    draining: AtomicBool,
+    /// Set when connections and streams should end.
+    closing: watch::Sender<bool>,
     /// What loads and unloads models, if that is possible.
     repository: OnceLock<Arc<dyn Repository>>,
+    /// Calls whose answer has not left, counted by [`meter::Charge`].
     in_flight: AtomicUsize,
-    /// Memory of the messages of the calls in flight, counted by [`meter::Charge`].
+    /// Those of them that are streams.
+    streams: AtomicUsize,
+    pressure: Pressure,
+    /// Memory of their messages, counted by [`meter::Charge`], and of answers (`connection.rs`).
     in_flight_bytes: AtomicUsize,
 }
 
 impl Shared {
     fn draining(&self) -> bool {
-        *self.draining.borrow()
+        self.draining.load(Ordering::Acquire)
+    }
+
+    /// How long a call would take, if that is too long, with this many calls in flight. Streams take places
+    /// even when they are idle, so they say nothing about it.
+    fn too_long(&self, in_flight: usize, deadline: Option<std::time::Instant>) -> Option<Duration> {
+        let calls = in_flight.saturating_sub(self.streams.load(Ordering::Acquire));
+        self.pressure.too_long(calls, deadline)
     }
 
     fn ready(&self) -> bool {
-        !self.draining() && self.models.all().iter().all(|(_, served)| served.predict.ready())
+        self.not_ready().is_none()
     }
 
     /// The served model of this name.
     fn find(&self, model: String) -> Result<Arc<Served>, CallError> {
-        let clipped = |model| CallError::NoModel { model: convert::clip(model) };
-        self.models.get(&model).ok_or_else(|| clipped(model))
+        match self.models.get(&model) {
+            Some(served) => Ok(served),
+            None => Err(match self.not_served.get(&model) {
+                None => CallError::NoModel { model: convert::clip(model) },
+                Some(Reason::Loading) => CallError::Loading { model },
+                Some(Reason::Refused(_)) => CallError::Refused { model },
+            }),
+        }
     }
 
-    /// Counts a call, and returns the number of calls in flight. [`Shared::leave`] must follow.
-    fn enter(&self) -> usize {
-        self.in_flight.fetch_add(1, Ordering::AcqRel) + 1
-    }
-
-    fn leave(&self) {
-        self.in_flight.fetch_sub(1, Ordering::AcqRel);
+    /// Why the server is not ready, or `None` if it is: every model was tried, and at least one is served.
+    fn not_ready(&self) -> Option<String> {
+        if self.draining() {
+            return Some("draining".to_owned());
+        }
+        let loading = |(name, reason)| (reason == Reason::Loading).then_some(name);
+        let loading: Vec<String> = self.not_served.all().into_iter().filter_map(loading).collect();
+        if !loading.is_empty() {
+            return Some(format!("loading: model {}", loading.join(", ")));
+        }
+        let models = self.models.all();
+        if models.is_empty() {
+            return Some("no model is served".to_owned());
+        }
+        let names = models.into_iter().filter(|(_, served)| !served.predict.ready()).map(|(name, _)| name);
+        let names: Vec<String> = names.collect();
+        (!names.is_empty()).then(|| format!("not ready: {}", names.join(", ")))
     }
 }
 
@@ -198,6 +238,7 @@ pub struct Server {
     config: ServerConfig,
     grpc: TcpListener,
     http: TcpListener,
+    shares: descriptors::Shares,
 }
 
 impl Server {
@@ -207,16 +248,15 @@ impl Server {
     /// When a port cannot be bound (the error names its key and address), or a thread cannot be started.
     pub async fn bind(parts: ServerParts) -> Result<Self, ServerError> {
         let ServerParts { models, metrics, server: config, batcher, learning } = parts;
-        if models.is_empty() {
-            return Err(ServerError::NoModels);
-        }
         let grpc = listen("server.grpc", config.grpc).await?;
         let http = listen("server.http", config.http).await?;
-        let limits = RequestLimits { max_samples: config.max_samples, max_bytes: config.max_bytes };
+        let ServerConfig { max_samples, max_bytes, body, .. } = config;
+        let limits = RequestLimits { max_samples, max_bytes, body };
         let served = Models::new(metrics.clone(), batcher, limits, learning);
         models.into_iter().try_for_each(|predict| served.add(predict))?;
         let shared = Shared {
             models: served,
+            not_served: NotServed::default(),
             metrics,
             limits,
             max_requests: config.max_requests,
@@ -224,12 +264,16 @@ impl Server {
             stream_idle: config.stream_idle,
             grpc_addr: bound("server.grpc", &grpc, config.grpc)?,
             http_addr: bound("server.http", &http, config.http)?,
-            draining: watch::Sender::new(false),
+            draining: AtomicBool::new(false),
+            closing: watch::Sender::new(false),
             repository: OnceLock::new(),
             in_flight: AtomicUsize::new(0),
+            streams: AtomicUsize::new(0),
+            pressure: Pressure::new(),
             in_flight_bytes: AtomicUsize::new(0),
         };
-        Ok(Self { shared: Arc::new(shared), config, grpc, http })
+        let shares = descriptors::shares(descriptors::raise(), config.max_connections);
+        Ok(Self { shared: Arc::new(shared), config, grpc, http, shares })
     }
 
     /// The address of the gRPC port, with the real port if port 0 was configured.
@@ -247,7 +291,7 @@ impl Server {
     /// Adds and removes models while the server runs.
     #[must_use]
     pub(crate) fn registry(&self) -> Registry {
-        Registry(self.shared.clone())
+        Registry::new(self.shared.clone())
     }
 
     /// Serves until `shutdown` ends, then drains.
@@ -255,26 +299,28 @@ impl Server {
     /// # Errors
     /// When the server stops without a shutdown, or reflection cannot be set up.
     pub async fn run(self, shutdown: impl Future<Output = ()>) -> Result<Drained, ServerError> {
-        let Self { shared, config, grpc, http } = self;
-        let (stop_grpc, stop_http) = (watch::Sender::new(false), watch::Sender::new(false));
+        let Self { shared, config, grpc, http, shares } = self;
+        let stop_http = watch::Sender::new(false);
         let (health, health_service) = tonic_health::server::health_reporter();
         set_health(&health, shared.ready()).await;
         let services = services(&shared, &config, health_service)?;
         let updating = tokio::spawn(update_status(shared.clone(), health.clone()));
-        let http = Limited::new("server.http", TcpIncoming::from(http), config.max_connections)
-            .with_answer_within(config.http_idle);
+        let http = HttpPort {
+            port: Limited::new("server.http", TcpIncoming::from(http), shares.http),
+            times: AnswerTimes { first: config.handshake.min(config.http_idle), next: config.http_idle },
+        };
         let web = axum::serve(http, web::routes(shared.clone()))
             .with_graceful_shutdown(stopped(stop_http.subscribe()));
         let web = tokio::spawn(async move { web.await });
-        let incoming =
-            TcpIncoming::from(grpc).with_nodelay(Some(true)).with_keepalive(Some(KEEPALIVE_INTERVAL));
-        let incoming = Limited::new("server.grpc", incoming, config.max_connections);
-        let calls = transport(&config).serve_with_incoming_shutdown(
-            services,
-            incoming,
-            stopped(stop_grpc.subscribe()),
-        );
-        let mut calls = tokio::spawn(calls);
+        let incoming = TcpIncoming::from(grpc).with_nodelay(Some(true)).with_keepalive(Some(TCP_KEEPALIVE));
+        let calls = GrpcPort {
+            shared: shared.clone(),
+            service: services,
+            limits: connection::Limits::new(&config),
+            max_streams: config.max_streams,
+            stop: shared.closing.subscribe(),
+        };
+        let mut calls = tokio::spawn(calls.serve(Limited::new("server.grpc", incoming, shares.grpc)));
         tokio::select! {
             () = shutdown => {}
             ended = &mut calls => {
@@ -282,9 +328,12 @@ impl Server {
             }
         }
 
-        shared.draining.send_replace(true);
+        // Without readiness no client was sent here.
+        let delay = if shared.ready() { config.drain_delay } else { Duration::ZERO };
+        shared.draining.store(true, Ordering::Release);
         set_health(&health, false).await;
-        stop_grpc.send_replace(true);
+        tokio::time::sleep(delay).await;
+        shared.closing.send_replace(true);
         let drain = Drain { shared: &shared, health, until: Instant::now() + config.drain };
         let drained = drain.finish(calls).await;
         updating.abort();
@@ -292,30 +341,6 @@ impl Server {
         // A scraper that keeps its connection open must not keep the process alive.
         let _ = tokio::time::timeout(Duration::from_millis(200), web).await;
         Ok(drained)
-    }
-}
-
-/// Adds models to a server that runs, and removes them.
-pub(crate) struct Registry(Arc<Shared>);
-
-impl Registry {
-    /// Serves a model from now on.
-    ///
-    /// # Errors
-    /// As [`Models::add`].
-    pub(crate) fn add(&self, model: Arc<dyn Predict>) -> Result<(), ServerError> {
-        self.0.models.add(model)
-    }
-
-    /// As [`Models::remove`].
-    pub(crate) fn remove(&self, model: &str) -> bool {
-        self.0.models.remove(model)
-    }
-
-    /// Lets clients load and unload models. Only the first repository counts. It must not own a registry,
-    /// which would keep the server's memory for ever.
-    pub(crate) fn set_repository(&self, repository: Arc<dyn Repository>) {
-        let _ = self.0.repository.set(repository);
     }
 }
 
@@ -346,14 +371,6 @@ fn bound(key: &'static str, listener: &TcpListener, address: SocketAddr) -> Resu
 async fn stopped(mut stop: watch::Receiver<bool>) {
     // A dropped sender also means stop.
     let _ = stop.wait_for(|stop| *stop).await;
-}
-
-fn transport(config: &ServerConfig) -> tonic::transport::Server {
-    tonic::transport::Server::builder()
-        .max_concurrent_streams(config.max_streams)
-        .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
-        .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
-        .http2_max_header_list_size(HEADER_BYTES)
 }
 
 /// The chain of all gRPC services. The last one added, `Ctr`, is compared first, because it has the most
@@ -392,10 +409,12 @@ async fn set_health(health: &HealthReporter, ready: bool) {
 /// Updates health, the version gauge and the metrics page.
 async fn update_status(shared: Arc<Shared>, health: HealthReporter) {
     let mut ready = shared.ready();
-    let mut folded = Instant::now();
+    let (mut folded, mut ticked) = (Instant::now(), Instant::now());
     let mut ticks = tokio::time::interval(UPDATE_EVERY);
     loop {
         ticks.tick().await;
+        shared.pressure.tick(ticked.elapsed());
+        ticked = Instant::now();
         for (_, served) in shared.models.all() {
             served.metrics.version.set(served.predict.describe().version.0 as f64);
         }
@@ -419,7 +438,7 @@ struct Drain<'a> {
 }
 
 impl Drain<'_> {
-    async fn finish<E>(mut self, calls: JoinHandle<Result<(), E>>) -> Drained {
+    async fn finish(mut self, calls: JoinHandle<()>) -> Drained {
         while self.shared.in_flight.load(Ordering::Acquire) > 0 && Instant::now() < self.until {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
@@ -427,26 +446,36 @@ impl Drain<'_> {
         for name in HEALTH_NAMES {
             self.health.clear_service_status(name).await;
         }
-        let closed = tokio::time::timeout_at(self.until, calls).await;
+        // Only connections without calls are left. A client that does not close its end has to wait no more.
+        let until = self.until.min(Instant::now() + CLOSE);
+        let closed = tokio::time::timeout_at(until, calls).await;
         let unfinished = self.shared.in_flight.load(Ordering::Acquire);
-        if closed.is_err() {
+        if closed.is_err() && unfinished > 0 {
             tracing::warn!(unfinished, "server.drain_seconds have passed: open connections are closed");
             for (_, served) in self.shared.models.all() {
                 served.batcher.abandon();
             }
         }
-        let shared = self.shared.clone();
-        let joined = tokio::task::spawn_blocking(move || {
+        self.join_batchers().await;
+        Drained { unfinished }
+    }
+
+    /// Ends the batchers. If all calls finished in time, the queues are empty and this ends at once.
+    /// Otherwise a model may still compute, and that cannot be stopped.
+    async fn join_batchers(&self) {
+        let (shared, (end, ended)) = (self.shared.clone(), oneshot::channel());
+        // Not a blocking task of the runtime, whose end would wait for it.
+        let joining = std::thread::Builder::new().name("drain".into()).spawn(move || {
             for (_, served) in shared.models.all() {
                 served.batcher.join();
                 // Its queue is empty if all calls finished in time. Otherwise its records are answered to
                 // nobody.
                 served.learner.iter().for_each(Learner::join);
             }
+            let _ = end.send(());
         });
-        // If all calls finished in time, the queues are empty and this ends at once. Otherwise a model may
-        // still compute, and that cannot be stopped.
-        let _ = tokio::time::timeout(Duration::from_secs(1), joined).await;
-        Drained { unfinished }
+        if joining.is_err() || tokio::time::timeout(CLOSE, ended).await.is_err() {
+            tracing::warn!("a model still computes: its batch is abandoned");
+        }
     }
 }

@@ -5,7 +5,7 @@
 //! removed is out of the map before its batcher is closed, so that the calls which have found it are
 //! answered.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use dashmap::DashMap;
@@ -27,8 +27,8 @@ const WAIT_STEP: Duration = Duration::from_millis(1);
 pub(crate) struct Models {
     served: DashMap<String, Arc<Served>>,
     metrics: Arc<Metrics>,
-    /// Settings of each model's batcher.
-    batcher: BatcherConfig,
+    /// Settings of each model's batcher. Held while a model is added.
+    batcher: Mutex<BatcherConfig>,
     limits: RequestLimits,
     /// Where samples are stored, if any model takes samples.
     learning: Option<Learning>,
@@ -41,7 +41,7 @@ impl Models {
         limits: RequestLimits,
         learning: Option<Learning>,
     ) -> Self {
-        Self { served: DashMap::new(), metrics, batcher, limits, learning }
+        Self { served: DashMap::new(), metrics, batcher: Mutex::new(batcher), limits, learning }
     }
 
     /// Opens the log of a model, if the model takes samples.
@@ -70,7 +70,8 @@ impl Models {
         }
         let metrics = self.metrics.model(&name, &description.schema);
         let learner = self.learner(&name, &metrics)?;
-        let batcher = Batcher::start(predict.clone(), metrics.clone(), &self.batcher);
+        let config = self.batcher.lock().unwrap_or_else(PoisonError::into_inner);
+        let batcher = Batcher::start(predict.clone(), metrics.clone(), &config);
         let served = Served::new(predict, batcher.map_err(ServerError::Thread)?, metrics, self.limits);
         let served = served.with_learner(learner);
         match self.served.entry(name) {
@@ -80,6 +81,12 @@ impl Models {
                 Ok(())
             }
         }
+    }
+
+    /// Changes the limits and the delay of every queue.
+    pub(crate) fn set_batcher(&self, config: &BatcherConfig) {
+        *self.batcher.lock().unwrap_or_else(PoisonError::into_inner) = config.clone();
+        self.served.iter().for_each(|served| served.batcher.set_queue(config));
     }
 
     /// Ends serving a model. Returns when its calls are answered and its threads have ended, or `false` if no

@@ -6,9 +6,9 @@ use std::time::Instant;
 
 use tonic::Code;
 
-use super::RequestLimits;
 use super::convert::Inputs;
 use super::status::CallError;
+use super::{RequestLimits, Shared};
 use crate::batcher::{Batcher, Ticket};
 use crate::learnlog::Learner;
 use crate::metrics::ModelMetrics;
@@ -110,17 +110,30 @@ pub(crate) struct Queued {
 
 /// Counts and times one scored request when it is dropped, even if its client has disconnected.
 pub(crate) struct Account {
+    shared: Arc<Shared>,
     pub served: Arc<Served>,
-    pub started: Instant,
-    pub deadline: Option<Instant>,
+    started: Instant,
+    deadline: Option<Instant>,
     /// `None` if the request is dropped before its answer.
-    pub code: Option<Code>,
+    code: Option<Code>,
 }
 
 impl Account {
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        served: Arc<Served>,
+        started: Instant,
+        deadline: Option<Instant>,
+    ) -> Self {
+        Self { shared, served, started, deadline, code: None }
+    }
+
     /// Sets the code of the answer.
     pub(crate) fn close<T>(&mut self, result: &Result<T, CallError>) {
         self.code = Some(result.as_ref().map_or_else(CallError::code, |_| Code::Ok));
+        if result.as_ref().is_err_and(|error| error.retry().is_some()) {
+            self.shared.pressure.refused();
+        }
     }
 }
 

@@ -1,14 +1,20 @@
 //! The status code of every error.
 
+use std::time::Duration;
+
 use tonic::{Code, Status};
 
 use super::convert::{ConvertError, truncated};
 use super::kserve::answers::OutputError;
 use super::kserve::tensors::TensorError;
+use super::pressure::overloaded;
 use super::repository::ChangeError;
 use crate::batcher::BatchError;
 use crate::learnlog::LearnError;
 use crate::predict::PredictError;
+
+/// When a call may be sent again that found the queue full.
+const FULL_QUEUE: Duration = Duration::from_millis(100);
 
 /// Most bytes of an error message, so that it fits in the headers of every client.
 const MESSAGE_BYTES: usize = 1024;
@@ -18,6 +24,10 @@ const MESSAGE_BYTES: usize = 1024;
 pub(crate) enum CallError {
     #[error("model: no model {model:?} is served here")]
     NoModel { model: String },
+    #[error("model: {model:?} is loading")]
+    Loading { model: String },
+    #[error("model: {model:?} could not be loaded; /readyz says why")]
+    Refused { model: String },
     #[error("version: model {model:?} serves version {serving}, got {requested}")]
     NoVersion { model: String, serving: u64, requested: u64 },
     #[error("model_version: expected a number, or nothing for the version that serves, got {got:?}")]
@@ -51,14 +61,31 @@ impl CallError {
             }
             Self::Change(error) => error.code(),
             Self::NoLearning { .. } => Code::FailedPrecondition,
+            Self::Loading { .. } | Self::Refused { .. } => Code::Unavailable,
             Self::Learn(error) if error.is_full() => Code::ResourceExhausted,
             Self::Learn(_) => Code::Unavailable,
-            Self::Batch(BatchError::QueueSamples { .. } | BatchError::QueueBytes { .. }) => {
-                Code::ResourceExhausted
-            }
+            Self::Batch(
+                BatchError::QueueSamples { .. } | BatchError::QueueBytes { .. } | BatchError::Overloaded(_),
+            ) => Code::ResourceExhausted,
             Self::Batch(BatchError::Closed) => Code::Unavailable,
             Self::Batch(BatchError::Expired { .. }) => Code::DeadlineExceeded,
             Self::Batch(BatchError::Failed(_)) => Code::Internal,
+        }
+    }
+}
+
+impl CallError {
+    /// Whether the call found no model, which would count its failure.
+    pub(crate) fn is_of_no_model(&self) -> bool {
+        matches!(self, Self::NoModel { .. } | Self::Loading { .. } | Self::Refused { .. })
+    }
+
+    /// When the call may be sent again, if it was refused because of overload.
+    pub(crate) fn retry(&self) -> Option<Duration> {
+        match self {
+            Self::Batch(BatchError::Overloaded(late)) => Some(late.wait),
+            Self::Batch(BatchError::QueueSamples { .. } | BatchError::QueueBytes { .. }) => Some(FULL_QUEUE),
+            _ => None,
         }
     }
 }
@@ -75,6 +102,10 @@ fn predict_code(error: &PredictError) -> Code {
 
 impl From<CallError> for Status {
     fn from(error: CallError) -> Self {
-        Self::new(error.code(), truncated(error.to_string(), MESSAGE_BYTES))
+        let text = truncated(error.to_string(), MESSAGE_BYTES);
+        match error.retry() {
+            Some(retry) => overloaded(text, retry),
+            None => Self::new(error.code(), text),
+        }
     }
 }

@@ -9,6 +9,7 @@ use axum::http::{StatusCode, header};
 use axum::response::{Html, IntoResponse};
 use axum::routing::get;
 
+use super::not_served::Reason;
 use super::{Shared, convert};
 use crate::metrics::TrainingState;
 
@@ -28,18 +29,18 @@ async fn metrics(State(shared): State<Arc<Shared>>) -> impl IntoResponse {
     (kind, shared.metrics.render())
 }
 
+/// The first line says whether the server is ready. Each further line is a model that cannot be served.
 async fn ready(State(shared): State<Arc<Shared>>) -> impl IntoResponse {
-    if shared.draining() {
-        return (StatusCode::SERVICE_UNAVAILABLE, "draining\n".to_owned());
+    let (status, mut text) = match shared.not_ready() {
+        None => (StatusCode::OK, "ready\n".to_owned()),
+        Some(reason) => (StatusCode::SERVICE_UNAVAILABLE, reason + "\n"),
+    };
+    for (name, reason) in shared.not_served.all() {
+        if let Reason::Refused(reason) = reason {
+            let _ = writeln!(text, "not served: model {name}: {reason}");
+        }
     }
-    let models = shared.models.all().into_iter();
-    let names: Vec<String> =
-        models.filter(|(_, served)| !served.predict.ready()).map(|(name, _)| name).collect();
-    if names.is_empty() {
-        (StatusCode::OK, "ready\n".to_owned())
-    } else {
-        (StatusCode::SERVICE_UNAVAILABLE, format!("not ready: {}\n", names.join(", ")))
-    }
+    (status, text)
 }
 
 async fn status_page(State(shared): State<Arc<Shared>>) -> Html<String> {
@@ -64,6 +65,13 @@ async fn status_page(State(shared): State<Arc<Shared>>) -> Html<String> {
                 Some(TrainingState::Failed) => ", training has failed (see the log)",
             },
         );
+    }
+    for (name, reason) in &shared.not_served.all() {
+        let state = match reason {
+            Reason::Loading => "loading".to_owned(),
+            Reason::Refused(reason) => format!("not served: {}", escape(reason)),
+        };
+        let _ = writeln!(rows, "<tr><td>{}<td><td><td><td><td>{state}", escape(name));
     }
     Html(format!(
         "<!doctype html><html lang=en><meta charset=utf-8><title>flechette</title>\n\

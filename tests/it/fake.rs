@@ -181,5 +181,6 @@ pub(crate) fn batcher_config() -> BatcherConfig {
         queue_samples: 4096,
         queue_bytes: 16 << 20,
         workers: 1,
+        default_deadline: Duration::from_secs(10),
     }
 }

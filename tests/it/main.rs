@@ -4,6 +4,8 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 #[cfg(target_os = "linux")]
+mod attacks;
+#[cfg(target_os = "linux")]
 mod cache_memory;
 mod cli_init;
 #[cfg(target_os = "linux")]
@@ -23,6 +25,7 @@ mod kserve_python;
 mod kserve_wire;
 mod learn;
 mod learning;
+mod lifecycle;
 mod memory;
 mod operation;
 #[cfg(target_os = "linux")]

@@ -16,7 +16,11 @@ use crate::skip::skip;
 
 /// A command for the program. It does not inherit settings from the environment of the tests.
 pub fn flechette() -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_flechette"));
+    clean(Command::new(env!("CARGO_BIN_EXE_flechette")))
+}
+
+/// The command, without settings from the environment.
+fn clean(mut command: Command) -> Command {
     let ours = |name: &str| name.starts_with("FLECHETTE_") || name == "RUST_LOG";
     for (name, _) in std::env::vars_os() {
         if name.to_str().is_some_and(ours) {
@@ -146,8 +150,25 @@ pub struct Served {
 impl Served {
     /// Starts a server and waits until it serves. Panics with its log if it ends instead.
     pub fn start(models: &str, flags: &str) -> Self {
-        let line = format!("serve --models {models} --grpc 127.0.0.1:0 --http 127.0.0.1:0 {flags}");
-        let mut child = flechette().args(line.split_whitespace()).stderr(Stdio::piped()).spawn().unwrap();
+        Self::start_until("true", (models, flags), ["grpc=", "http="])
+    }
+
+    /// Starts a server in a shell that ran `setup`, such as `ulimit`.
+    pub fn start_in(setup: &str, models: &str, flags: &str) -> Self {
+        Self::start_until(setup, (models, flags), ["grpc=", "http="])
+    }
+
+    /// Starts a server and waits until it listens. Models are loaded later.
+    pub fn listening(models: &str, flags: &str) -> Self {
+        Self::start_until("true", (models, flags), ["listening on ", "and on "])
+    }
+
+    /// Waits for the line of the log that has the addresses after these words.
+    fn start_until(setup: &str, (models, flags): (&str, &str), [grpc, http]: [&'static str; 2]) -> Self {
+        let program = env!("CARGO_BIN_EXE_flechette");
+        let ports = "--grpc 127.0.0.1:0 --http 127.0.0.1:0";
+        let line = format!("{setup} && exec {program} serve --models {models} {ports} {flags}");
+        let mut child = clean(Command::new("sh")).args(["-c", &line]).stderr(Stdio::piped()).spawn().unwrap();
         let lines = BufReader::new(child.stderr.take().unwrap()).lines();
         let (sender, addresses) = mpsc::channel();
         let log = thread::spawn(move || {
@@ -155,7 +176,7 @@ impl Served {
             for line in lines.map_while(Result::ok) {
                 log = log + &line + "\n";
                 let address = |key| line.split_once(key)?.1.split(' ').next()?.parse::<SocketAddr>().ok();
-                if let (Some(grpc), Some(http)) = (address("grpc="), address("http=")) {
+                if let (Some(grpc), Some(http)) = (address(grpc), address(http)) {
                     let _ = sender.send((grpc, http));
                 }
             }
@@ -209,8 +230,20 @@ impl Served {
 
     /// Sends SIGTERM.
     pub fn terminate(&self) {
+        self.signal("-TERM");
+    }
+
+    /// Sends a signal.
+    pub fn signal(&self, name: &str) {
         let pid = self.child.id().to_string();
-        assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+        assert!(Command::new("kill").args([name, &pid]).status().unwrap().success());
+    }
+
+    /// Status code and text of a page of the HTTP port.
+    pub fn get(&self, path: &str) -> (u16, String) {
+        let page = http_page(self.http, path);
+        let (head, body) = page.split_once("\r\n\r\n").unwrap();
+        (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
     }
 
     /// Waits until the server ends. Returns its exit status and its log.
@@ -229,8 +262,13 @@ impl Drop for Served {
 
 /// The metrics page of a server.
 pub fn metrics_page(http: SocketAddr) -> String {
+    http_page(http, "/metrics")
+}
+
+/// A page of the HTTP port, with its headers.
+fn http_page(http: SocketAddr, path: &str) -> String {
     let mut stream = std::net::TcpStream::connect(http).unwrap();
-    let request = "GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
+    let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
     std::io::Write::write_all(&mut stream, request.as_bytes()).unwrap();
     let mut page = String::new();
     stream.read_to_string(&mut page).unwrap();

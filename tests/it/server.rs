@@ -6,9 +6,12 @@ use flechette::server::proto::ctr_client::CtrClient;
 use flechette::server::proto::{FeatureColumn, GetModelRequest, PredictRequest};
 use flechette::server::{Server, ServerError};
 use std::sync::atomic::Ordering;
+use std::time::Duration;
+use tokio::time::sleep;
 use tonic::Code;
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
+use tonic_types::StatusExt;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::fake::{FAIL, Fake, PANIC, until};
@@ -230,6 +233,38 @@ async fn a_full_queue_refuses_requests_and_loses_none() {
     running.model.release();
     assert_eq!(first.await.unwrap().unwrap(), first_scores);
     assert_eq!(queued.await.unwrap().unwrap(), queued_scores);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_standing_queue_refuses_requests_and_says_when_to_try_again() {
+    let running = Running::start_with(|parts| {
+        (parts.batcher.max_samples, parts.batcher.default_deadline) = (1, Duration::from_millis(100));
+    })
+    .await;
+    // Shows that a sample takes a fifth of a second.
+    running.model.hold();
+    let slow = running.send(request(1, 0).0);
+    sleep(Duration::from_millis(200)).await;
+    running.model.release();
+    slow.await.unwrap().unwrap();
+    running.model.hold();
+    let waiting: Vec<_> = (1..4)
+        .map(|seed| {
+            let (message, scores) = request(1, seed);
+            (running.send(message), scores)
+        })
+        .collect();
+    running.until_metric("flechette_queue_samples{model=\"ads\"} 2").await;
+    sleep(Duration::from_millis(150)).await;
+    let status = running.send(request(1, 4).0).await.unwrap().unwrap_err();
+    assert_eq!(status.code(), Code::ResourceExhausted);
+    assert!(status.message().starts_with("batcher: overloaded: the requests before this one"), "{status}");
+    let retry = status.get_error_details().retry_info().unwrap().retry_delay.unwrap();
+    assert!(retry >= Duration::from_millis(400), "two samples take {retry:?}");
+    running.model.release();
+    for (answer, scores) in waiting {
+        assert_eq!(answer.await.unwrap().unwrap(), scores);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -69,9 +69,14 @@ pub fn server_config() -> ServerConfig {
         max_requests: 1000,
         max_inflight_bytes: 64 << 20,
         max_connections: 1000,
+        handshake: Duration::from_secs(600),
+        body: Duration::from_secs(600),
+        write: Duration::from_secs(600),
         http_idle: Duration::from_secs(600),
+        grpc_idle: None,
         stream_idle: Duration::from_secs(600),
         max_streams: 1000,
+        drain_delay: Duration::ZERO,
         drain: Duration::from_secs(20),
     }
 }

@@ -54,7 +54,7 @@ fn counted(served: &Served, what: &str) -> f64 {
 }
 
 /// Writes a version as [`prepare`] does, and gives it its name.
-fn publish(models: &str, version: u64, change: impl Fn(&str, usize, f32) -> f32) {
+pub fn publish(models: &str, version: u64, change: impl Fn(&str, usize, f32) -> f32) {
     fs::rename(prepare(models, version, change), folder(models, MODEL, version)).unwrap();
 }
 

@@ -5,7 +5,11 @@ const LIMITS: Limits = Limits {
     queue: Size { samples: 50, bytes: 5000 },
     batch: Size { samples: 10, bytes: 1000 },
     max_delay: Duration::from_micros(100),
+    default_deadline: Duration::from_secs(10),
+    workers: 2,
 };
+
+const COMPUTED: Computed = Computed { samples: 10, time: Duration::from_micros(10) };
 
 fn entry(item: u64, samples: usize, queued: Instant) -> Entry<u64> {
     Entry { size: Size { samples, bytes: samples * 10 }, queued, deadline: None, item }
@@ -40,7 +44,7 @@ fn a_worker_that_finishes_takes_queued_requests_without_delay() {
     queue.push(entry(1, 1, now)).unwrap();
     queue.take(now, |_| false, &mut taken);
     queue.push(entry(2, 1, now)).unwrap();
-    queue.finish();
+    queue.finish(COMPUTED);
     assert_eq!(queue.next(now), Next::Work);
 }
 
@@ -60,7 +64,7 @@ fn a_closed_queue_refuses_pushes_and_can_be_emptied() {
     queue.close();
     assert_eq!(queue.push(entry(2, 1, now)), Err(Refused::Closed));
     assert_eq!(queue.take(now, |_| false, &mut taken), Next::Work);
-    queue.finish();
+    queue.finish(COMPUTED);
     assert_eq!(queue.next(now), Next::Stop);
 }
 
@@ -146,7 +150,7 @@ proptest! {
                 }
                 Step::Finish => {
                     if computing > 0 {
-                        queue.finish();
+                        queue.finish(COMPUTED);
                         computing -= 1;
                     }
                 }
@@ -160,4 +164,45 @@ proptest! {
             }
         }
     }
+}
+
+/// A queue whose batches of 10 samples take two seconds, so a sample takes 0.1 s of the two workers. It has
+/// not been empty for `busy`, and 20 samples wait.
+fn slow_queue(busy: Duration) -> (Queue<u64>, Instant) {
+    let (mut queue, now) = (Queue::new(LIMITS), Instant::now());
+    queue.finish(Computed { samples: 10, time: Duration::from_secs(2) });
+    queue.push(entry(1, 10, now)).unwrap();
+    queue.push(entry(2, 10, now)).unwrap();
+    (queue, now + busy)
+}
+
+#[test]
+fn a_burst_is_queued_whatever_it_takes() {
+    let (mut queue, now) = slow_queue(Duration::from_millis(99));
+    let deadline = Some(now + Duration::from_millis(1));
+    assert_eq!(queue.push(Entry { deadline, ..entry(3, 1, now) }), Ok(()));
+}
+
+#[test]
+fn a_standing_queue_refuses_what_would_wait_for_a_twentieth_of_its_time() {
+    let (mut queue, now) = slow_queue(Duration::from_millis(100));
+    let wait = Duration::from_secs(2);
+    let refused = |limit| Err(Refused::TooLate(TooLate { wait, limit }));
+    let mut push = |deadline: Option<u64>| {
+        let deadline = deadline.map(|seconds| now + Duration::from_secs(seconds));
+        queue.push(Entry { deadline, ..entry(3, 1, now) })
+    };
+    assert_eq!(push(None), refused(Duration::from_millis(500)), "the default deadline");
+    assert_eq!(push(Some(39)), refused(Duration::from_millis(1950)));
+    assert_eq!(push(Some(40)), Ok(()));
+}
+
+#[test]
+fn a_queue_that_ran_empty_accepts_again() {
+    let (mut queue, now) = slow_queue(Duration::from_millis(100));
+    let mut taken = Taken::default();
+    queue.take(now, |_| false, &mut taken);
+    assert!(queue.push(entry(3, 1, now)).is_err(), "one of two batches was taken");
+    queue.take(now, |_| false, &mut taken);
+    assert_eq!(queue.push(entry(3, 1, now)), Ok(()));
 }

@@ -20,8 +20,8 @@
 //! Pointers into host memory belong to one version: a switch stops making them (`pointers`), and the merge
 //! replaces or withdraws the pointers to changed rows.
 //!
-//! While it exists, an overlay takes 32 to 64 bytes per cached row that changed on the device, and about as much on the
-//! host, in addition to `cache.bytes`. A switch also allocates a staging buffer.
+//! While it exists, an overlay takes 32 to 64 bytes per cached row that changed on the device, and about as
+//! much on the host, in addition to `cache.bytes`. A switch also allocates a staging buffer.
 
 use std::sync::{Arc, Weak};
 

@@ -1,5 +1,5 @@
-//! A loom model of the switch, with the real pins. The current version, the admission flag and the index, which
-//! has one entry, are plain atomics here. `index/models.rs` models the real index.
+//! A loom model of the switch, with the real pins. The current version, the admission flag and the index,
+//! which has one entry, are plain atomics here. `index/models.rs` models the real index.
 
 use super::super::epoch::Epochs;
 use crate::sync::{AtomicU64, Ordering};

@@ -60,32 +60,38 @@ impl Watcher {
     }
 
     fn load(&mut self, name: &str) -> Result<(), ChangeError> {
-        let names = store::models(&self.loader.models);
+        let names = store::models(&self.adder.loader.models);
         let names = names.map_err(|error| ChangeError::Unreadable(error.to_string()))?;
         if !names.iter().any(|known| known == name) {
             return Err(ChangeError::Unknown { model: name.to_owned() });
         }
         self.forget_refused(name);
         let refused = |reason| ChangeError::Refused { model: name.to_owned(), reason };
-        if let Some(model) = self.served.find(name) {
+        if let Some(model) = self.adder.served.find(name) {
             return self.look_at(&model).map_err(refused);
         }
-        self.serve(name).map_err(|reason| refused(format!("{reason:#}")))?;
+        if let Err(reason) = self.adder.add(name) {
+            if self.unloaded.contains(name) {
+                // It is still not served because a client wanted that.
+                self.adder.registry.forget(name);
+            }
+            return Err(refused(format!("{reason:#}")));
+        }
         self.unloaded.remove(name);
         tracing::info!(model = name, "loaded for a client");
         Ok(())
     }
 
     fn unload(&mut self, name: &str) -> Result<(), ChangeError> {
-        if !self.registry.remove(name) {
+        if !self.adder.registry.remove(name) {
             return Err(ChangeError::NotServed { model: name.to_owned() });
         }
         self.unloaded.insert(name.to_owned());
         self.forget_refused(name);
-        let model = self.served.remove(name);
-        if self.loader.config.cache.warm {
+        let model = self.adder.served.remove(name);
+        if self.adder.loader.config.cache.warm {
             // For the next load. A failure is logged.
-            model.iter().for_each(|model| warm::save_once(&model.engine, &self.loader.models));
+            model.iter().for_each(|model| warm::save_once(&model.engine, &self.adder.loader.models));
         }
         // The memory of the model is released here, unless its hot rows are being saved by another thread.
         drop(model);

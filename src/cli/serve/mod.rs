@@ -1,37 +1,46 @@
-//! `flechette serve`: loads every model of a directory and serves them over gRPC until SIGTERM or SIGINT.
+//! `flechette serve`: serves every model of a directory over gRPC until SIGTERM or SIGINT.
 //!
-//! - `cache`: the lookup tier of a model;
+//! The ports are bound first, so a port in use is reported at once, and `/healthz` and `/readyz` answer while
+//! a thread loads the models (`start`). A model that cannot be loaded does not keep the others from being
+//! served.
+//!
+//! - `start`: what happens between the binding of the ports and the first answer;
+//! - `loader`: loads a model; `cache`: the lookup tier of a model;
+//! - `add`: adds models to the server, and remembers those that could not be loaded;
 //! - `warm`: hot rows, saved and loaded;
-//! - `watch`: new versions and new models, while the server runs;
+//! - `watch`: new versions and new models, while the server runs; `reload`: new settings at SIGHUP;
 //! - `changes`: models that clients load and unload.
 
+mod add;
 mod cache;
 mod changes;
+mod loader;
+mod reload;
+mod start;
 mod warm;
 mod watch;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use anyhow::{Context, anyhow};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::oneshot;
 
 use crate::cli::InputError;
 use crate::cli::train::beside::{Beside, BesideFlags, OptionalBeside};
-use crate::cli::train::run::ToServer;
-use crate::cli::training::compute_threads;
-use crate::config::{Config, DeviceKind, Flags, TraceConfig};
-use crate::device::cuda::Nvidia;
-use crate::device::{self, Choice, cuda};
-use crate::engine::{Engine, EngineParts, read_weights};
-use crate::metrics::{Metrics, ModelMetrics};
-use crate::model::Model;
+use crate::cli::train::interrupt::OnSignal;
+use crate::config::{Config, Flags, Layers};
+use crate::engine::Engine;
+use crate::metrics::Metrics;
 use crate::predict::Predict;
-use crate::schema::Schema;
 use crate::server::{Learning, Server, ServerParts, terminated};
-use crate::store::hot_rows::STATE;
-use crate::store::{self, Opened, Purpose};
-use crate::trace::recorder::{Recorder, RecorderOptions};
-use cache::{BuiltTier, RowMemory, TierBuilder};
+use crate::store;
+use add::Adder;
+use cache::RowMemory;
+use loader::Loader;
+use reload::{Live, Reloader};
+use start::{Start, Started};
 
 pub(crate) use warm::Saving;
 use watch::Wakes;
@@ -46,29 +55,56 @@ pub(crate) struct Args {
     training: OptionalBeside,
 }
 
-/// Serves until SIGTERM or SIGINT, then drains.
+/// Serves until SIGTERM or SIGINT, then drains. A second signal ends the process at once. SIGHUP reads the
+/// settings again; `settings` are those of `config`.
 ///
 /// # Errors
-/// When a setting, the directory, a model or a port cannot be used; and at the end, if training has failed.
-pub(crate) fn run(args: Args, config: &Config) -> anyhow::Result<()> {
+/// When a setting, the directory or a port cannot be used; and at the end, if training has failed.
+pub(crate) fn run(args: Args, config: &Config, settings: Layers) -> anyhow::Result<()> {
     let models = config.server.models.clone();
     let models = models.ok_or_else(|| InputError(anyhow!("server.models: missing: give --models DIR")))?;
-    let (metrics, wakes) = (Arc::new(Metrics::new().context("metrics")?), Wakes::new());
-    let prepare = |flags: BesideFlags| {
-        let server = ToServer { training: metrics.training(flags.name()), wake: wakes.wake.clone() };
-        Beside::prepare(flags, config, &models, server)
-    };
-    let learns = args.training.0.as_ref().and_then(BesideFlags::learns);
-    let mut training = args.training.0.map(prepare).transpose()?;
-    let serving = Serving::load_with(config, &models, metrics)?;
+    let training = args.training.0;
+    // Training creates the directory.
+    if training.is_none() {
+        store::models(&models).map_err(|e| InputError(e.into())).context("server.models")?;
+    }
+    let metrics = Arc::new(Metrics::new().context("metrics")?);
+    let learns = training.as_ref().and_then(BesideFlags::learns);
+    let _second_signal = OnSignal::set_flag(&Arc::default())?;
     runtime(config)?.block_on(async {
         let terminated = terminated().context("signals")?;
-        let server = serving.bind_learning(config, learns.into_iter().collect()).await?;
-        tracing::info!(grpc = %server.grpc_addr(), http = %server.http_addr(), "serving");
-        let saving = serving.save_hot_rows(config, &models)?;
-        let watching = serving.watch_with(&server, wakes)?;
-        training.as_mut().map_or(Ok(()), Beside::begin)?;
-        let drained = server.run(terminated).await;
+        let hangup = signal(SignalKind::hangup()).context("signals")?;
+        let learning =
+            Learning { models: models.clone(), config: config.learn, only: learns.into_iter().collect() };
+        let server = bind(config, Vec::new(), metrics.clone(), learning).await?;
+        let (grpc, http) = (server.grpc_addr(), server.http_addr());
+        tracing::info!("listening on {grpc} for gRPC and on {http} for HTTP");
+        let (live, wakes, registry) = (Live::new(config), Wakes::new(), server.registry());
+        let (wake, layers) = (wakes.wake.clone(), settings);
+        let reloader = Reloader { layers, live: live.clone(), registry: registry.clone(), wake };
+        tokio::spawn(reloader.run(hangup));
+        let config = config.clone();
+        let mut starting = Start { config, models, metrics, training, registry, live, wakes }.begin()?;
+        let mut started = None;
+        let drained = server.run(async {
+            tokio::pin!(terminated);
+            tokio::select! {
+                () = &mut terminated => return,
+                result = &mut starting => started = Some(ended(result)),
+            }
+            if let Some(Ok(Started { served, .. })) = &started {
+                tracing::info!(%grpc, %http, models = served, "serving");
+                terminated.await;
+            }
+        });
+        let drained = drained.await;
+        // It may have started since the signal.
+        let started = started.or_else(|| starting.try_recv().ok()).transpose()?;
+        let Some(Started { watching, saving, training, .. }) = started else {
+            drained?;
+            tracing::info!("stopped before all models were loaded");
+            return Ok(());
+        };
         drop(watching);
         // Blocks, which is fine because no call is in flight.
         let trained = training.map_or(Ok(()), Beside::end);
@@ -78,6 +114,22 @@ pub(crate) fn run(args: Args, config: &Config) -> anyhow::Result<()> {
         tracing::info!(unfinished = drained.unfinished, "stopped");
         trained
     })
+}
+
+/// The result of the thread that loads the models.
+fn ended(result: Result<anyhow::Result<Started>, oneshot::error::RecvError>) -> anyhow::Result<Started> {
+    result.unwrap_or_else(|_| Err(anyhow!("the thread that loads the models panicked")))
+}
+
+/// Binds both ports.
+async fn bind(
+    config: &Config,
+    models: Vec<Arc<dyn Predict>>,
+    metrics: Arc<Metrics>,
+    learning: Learning,
+) -> anyhow::Result<Server> {
+    let (server, batcher) = (config.server.clone(), config.batcher.clone());
+    Ok(Server::bind(ServerParts { models, metrics, server, batcher, learning: Some(learning) }).await?)
 }
 
 /// The runtime that serves the network.
@@ -136,32 +188,22 @@ impl Serving {
     /// # Errors
     /// When the directory has no models, a model has no good version, or a cache cannot be built.
     pub fn load(config: &Config, models: &Path) -> anyhow::Result<Self> {
-        Self::load_with(config, models, Arc::new(Metrics::new().context("metrics")?))
-    }
-
-    /// [`Self::load`] with the metrics of the process.
-    fn load_with(config: &Config, models: &Path, metrics: Arc<Metrics>) -> anyhow::Result<Self> {
-        let config = Arc::new(config.clone());
-        let loader = Loader {
-            models: models.to_owned(),
-            tiers: TierBuilder {
-                device: choose_device(&config)?,
-                counts: cache::counts(&config.cache)?,
-                config: config.clone(),
-            },
-            threads: Arc::new(compute_threads(&config)?),
-            metrics,
-            config,
-        };
+        let metrics = Arc::new(Metrics::new().context("metrics")?);
+        let serving = Self::new(Loader::new(config, models, metrics, Live::new(config))?);
         let names = store::models(models).map_err(|e| InputError(e.into())).context("server.models")?;
         if names.is_empty() {
             return Err(InputError(anyhow!("server.models: no model in {}", models.display())).into());
         }
-        let models = LoadedModels::default();
         for name in &names {
-            models.add(loader.load(name).with_context(|| format!("model {name:?}"))?);
+            let model = serving.loader.load(name).with_context(|| format!("model {name:?}"))?;
+            serving.models.add(model);
         }
-        Ok(Self { models, loader: Arc::new(loader) })
+        Ok(serving)
+    }
+
+    /// No model yet.
+    fn new(loader: Loader) -> Self {
+        Self { models: LoadedModels::default(), loader: Arc::new(loader) }
     }
 
     /// One engine for each model.
@@ -176,14 +218,15 @@ impl Serving {
     /// # Errors
     /// When the system cannot start a thread.
     pub fn watch(&self, server: &Server) -> anyhow::Result<Watching> {
-        self.watch_with(server, Wakes::new())
+        let adder = Adder::new(&self.loader, &self.models, server.registry());
+        let wakes = Wakes::new();
+        wakes.open(&server.registry(), &self.loader.models);
+        Self::watch_with(adder, wakes)
     }
 
-    /// [`Self::watch`], which also takes over a version when it is named.
-    fn watch_with(&self, server: &Server, wakes: Wakes) -> anyhow::Result<Watching> {
-        let every = self.loader.config.watch;
-        let watching = Watching::start(&self.loader, &self.models, server.registry(), (every, wakes));
-        watching.context("models.watch_seconds: thread")
+    /// [`Self::watch`], which also takes over a version when it is named. The repository is open already.
+    fn watch_with(adder: Adder, wakes: Wakes) -> anyhow::Result<Watching> {
+        Watching::start(adder, wakes).context("models.watch_seconds: thread")
     }
 
     /// Saves the hot rows of the caches every `cache.save_seconds`, and a last time when the result is
@@ -201,99 +244,9 @@ impl Serving {
     /// # Errors
     /// When a port cannot be bound.
     pub async fn bind(&self, config: &Config) -> anyhow::Result<Server> {
-        self.bind_learning(config, Vec::new()).await
-    }
-
-    /// As [`Self::bind`]. Also takes Learn calls for these models.
-    async fn bind_learning(&self, config: &Config, only: Vec<String>) -> anyhow::Result<Server> {
         let models = self.engines().into_iter().map(|engine| engine as Arc<dyn Predict>).collect();
-        let (server, batcher) = (config.server.clone(), config.batcher.clone());
-        let learning = Learning { models: self.loader.models.clone(), config: config.learn, only };
-        let metrics = self.loader.metrics.clone();
-        Ok(Server::bind(ServerParts { models, metrics, server, batcher, learning: Some(learning) }).await?)
+        let learning =
+            Learning { models: self.loader.models.clone(), config: config.learn, only: Vec::new() };
+        bind(config, models, self.loader.metrics.clone(), learning).await
     }
-}
-
-/// The GPU to use, or `None` for the host.
-fn choose_device(config: &Config) -> anyhow::Result<Option<Arc<Nvidia>>> {
-    let open = || cuda::open(0, config.device.kernel_cache.as_deref());
-    let device = device::choose(config.device.kind, open).map_err(|e| InputError(e.into()))?;
-    if device.is_fallback() {
-        tracing::warn!("{device}");
-    } else {
-        tracing::info!("{device}");
-    }
-    Ok(match device {
-        Choice::Host { .. } => None,
-        Choice::Cuda(device) => Some(Arc::new(device)),
-    })
-}
-
-/// Loads models. All models share these fields.
-pub(crate) struct Loader {
-    config: Arc<Config>,
-    models: PathBuf,
-    tiers: TierBuilder,
-    threads: Arc<rayon::ThreadPool>,
-    metrics: Arc<Metrics>,
-}
-
-impl Loader {
-    /// The engine of a model's highest good version. Fills its cache, unless `cache.warm` is off.
-    fn load(&self, name: &str) -> anyhow::Result<LoadedModel> {
-        let Self { config, models, .. } = self;
-        let mut opened = store::open_latest(models, name, Purpose::Serve, check_weights)?.opened;
-        let BuiltTier { tier, memory, ranked } = self.tiers.build(&mut opened)?;
-        memory.prepare(&mut opened);
-        let metrics = self.metrics.model(name, &opened.schema);
-        let recorder = recorder_of(&config.trace, &opened.schema, &models.join(name), &metrics)?;
-        let parts = EngineParts {
-            name: name.to_owned(),
-            lookup_tier: tier,
-            metrics,
-            threads: self.threads.clone(),
-            max_samples: cache::max_samples(config),
-        };
-        let table_bytes = opened.store.row_bytes();
-        let engine = Engine::new(opened, parts)?.with_pointers();
-        match engine.self_test() {
-            Err(error) if config.device.kind == DeviceKind::Cuda => return Err(error.into()),
-            // With `auto` the engine has logged the failure, and computes scores on the host.
-            Err(_) | Ok(()) => {}
-        }
-        let cache_bytes = engine.cache_stats().map(|stats| stats.total_bytes);
-        let version = engine.version();
-        tracing::info!(model = name, %version, table_bytes, cache_bytes = cache_bytes.unwrap_or(0), "loaded");
-        if config.cache.warm && cache_bytes.is_some() {
-            warm::fill(&engine, models, ranked);
-        }
-        let engine = Arc::new(match recorder {
-            Some(recorder) => engine.with_recorder(recorder),
-            None => engine,
-        });
-        Ok(LoadedModel { engine, memory })
-    }
-}
-
-/// Checks that a version has the dense tensors of its architecture.
-fn check_weights(opened: &Opened) -> Result<(), String> {
-    let model = Model::new(&opened.schema);
-    read_weights(&model, opened).map(|_| ()).map_err(|e| e.to_string())
-}
-
-/// Starts recording a model's accesses, if `trace.rate` is not 0. `folder` is the model's directory.
-fn recorder_of(
-    config: &TraceConfig,
-    schema: &Schema,
-    folder: &Path,
-    metrics: &Arc<ModelMetrics>,
-) -> anyhow::Result<Option<Recorder>> {
-    if config.rate == 0.0 {
-        return Ok(None);
-    }
-    let folder = folder.join(STATE);
-    let options = RecorderOptions { folder, rate: config.rate, max_bytes: config.max_bytes };
-    let recorder = Recorder::start(schema, &options, metrics.clone());
-    let failed = || format!("trace.rate: cannot record in {}", options.folder.display());
-    Ok(Some(recorder.with_context(failed)?))
 }

@@ -6,22 +6,22 @@
 //! version above the served one, checks all of it, prepares its rows, and lets the engine take it over. A
 //! version that is refused is logged once, and the next lower one is tried. A refused version is tried again
 //! only if its files have changed, so a version that is copied into place slowly is served when it is
-//! complete. A model that is new in the directory is loaded and served like those at start, unless a client
-//! has unloaded it.
+//! complete. A model that is new in the directory, or that could not be loaded before, is loaded and served
+//! like those at start, unless a client has unloaded it.
 //!
 //! Nothing that happens here fails a request: the served version goes on until the next one is ready.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
+use super::add::{Adder, Stamp, stamp, version_folder};
 use super::changes::{Asks, Requested};
-use super::{LoadedModel, LoadedModels, Loader};
+use super::{LoadedModel, Loader};
 use crate::cli::background;
 use crate::engine::switch::{Changes, NextVersion, Taken};
 use crate::predict::Predict;
@@ -37,10 +37,12 @@ const LONG: Duration = Duration::from_secs(3600);
 
 /// What the thread is asked to do.
 pub(crate) enum Ask {
-    /// To look for a new version of this model.
+    /// To look for a new version of this model, which may be its first one.
     Look(String),
     /// To load or unload a model.
     Change(Requested),
+    /// To use the new interval between two looks at all models.
+    Interval,
     /// To end.
     Stop,
 }
@@ -56,6 +58,11 @@ impl Wakes {
         let (wake, woken) = mpsc::channel();
         Self { wake, woken }
     }
+
+    /// Lets clients load and unload the models of a directory. What they ask for waits for the thread.
+    pub(crate) fn open(&self, registry: &Registry, models: &Path) {
+        registry.set_repository(Arc::new(Asks { models: models.to_owned(), wake: self.wake.clone() }));
+    }
 }
 
 /// A thread that watches the directory of the models until this is dropped.
@@ -69,34 +76,25 @@ pub struct Watching {
 }
 
 impl Watching {
-    /// Starts the thread.
+    /// Starts the thread. If `models.watch_seconds` is 0, it only looks at the models that are named.
     ///
     /// # Errors
     /// When the system cannot start a thread.
-    pub(crate) fn start(
-        loader: &Arc<Loader>,
-        served: &LoadedModels,
-        registry: Registry,
-        (every, wakes): (Option<Duration>, Wakes),
-    ) -> std::io::Result<Self> {
+    pub(crate) fn start(adder: Adder, wakes: Wakes) -> std::io::Result<Self> {
         let Wakes { wake, woken } = wakes;
-        registry.set_repository(Arc::new(Asks { models: loader.models.clone(), wake: wake.clone() }));
         let stop = Arc::new(AtomicBool::new(false));
         let (end, ended) = mpsc::channel::<()>();
         let mut watcher = Watcher {
-            loader: loader.clone(),
-            served: served.clone(),
-            registry,
+            adder,
             stop: stop.clone(),
             models: HashMap::new(),
-            new: HashMap::new(),
             unloaded: HashSet::new(),
             unreadable: false,
             opening: background::idle_pool("open").map_err(std::io::Error::other)?,
         };
         let thread = std::thread::Builder::new().name("watch-models".into()).spawn(move || {
             let _end = end;
-            watcher.watch(&woken, every);
+            watcher.watch(&woken);
         })?;
         Ok(Self { stop, wake, ended, thread: Some(thread) })
     }
@@ -119,9 +117,6 @@ impl Drop for Watching {
     }
 }
 
-/// The files of some directories with their lengths and times of change.
-type Stamp = BTreeMap<PathBuf, (u64, Option<SystemTime>)>;
-
 /// What is known about a served model.
 #[derive(Default)]
 struct Watched {
@@ -133,15 +128,11 @@ struct Watched {
 
 /// What the thread has.
 pub(crate) struct Watcher {
-    pub loader: Arc<Loader>,
-    pub served: LoadedModels,
-    pub registry: Registry,
-    stop: Arc<AtomicBool>,
-    models: HashMap<String, Watched>,
-    /// New models that were refused, as they were then.
-    new: HashMap<String, Stamp>,
+    pub adder: Adder,
     /// Models that are served again only when a client loads them.
     pub unloaded: HashSet<String>,
+    stop: Arc<AtomicBool>,
+    models: HashMap<String, Watched>,
     /// Whether the directory could not be read at the last look.
     unreadable: bool,
     /// Threads that open versions when a processor is free.
@@ -150,31 +141,41 @@ pub(crate) struct Watcher {
 
 impl Watcher {
     /// Looks at all models at intervals, and does what it is asked to do.
-    fn watch(&mut self, woken: &Receiver<Ask>, every: Option<Duration>) {
-        let mut next = every.map(|every| Instant::now() + every);
+    fn watch(&mut self, woken: &Receiver<Ask>) {
+        let mut last = Instant::now();
         while !self.stops() {
-            let wait = next.map_or(LONG, |next| next.saturating_duration_since(Instant::now()));
+            // A new interval wakes this thread.
+            let every = self.adder.loader.live.watch();
+            let wait = every.map_or(LONG, |every| (last + every).saturating_duration_since(Instant::now()));
             match woken.recv_timeout(wait) {
-                Ok(Ask::Look(name)) => {
-                    if let Some(model) = self.served.find(&name) {
-                        // The reason is in the log.
-                        let _ = self.look_at(&model);
-                    }
-                }
+                Ok(Ask::Look(name)) => self.look_at_named(&name),
                 Ok(Ask::Change(requested)) => self.change(requested),
+                Ok(Ask::Interval) => {}
                 Ok(Ask::Stop) => return,
-                Err(RecvTimeoutError::Timeout) if next.is_none() => {}
+                Err(RecvTimeoutError::Timeout) if every.is_none() => {}
                 Err(RecvTimeoutError::Timeout) => {
                     self.look();
-                    next = every.map(|every| Instant::now() + every);
+                    last = Instant::now();
                 }
                 Err(RecvTimeoutError::Disconnected) => return,
             }
         }
     }
 
+    fn look_at_named(&mut self, name: &str) {
+        match self.adder.served.find(name) {
+            Some(model) => {
+                // The reason is in the log.
+                let _ = self.look_at(&model);
+            }
+            // It has its first good version.
+            None if !self.unloaded.contains(name) => self.add(name),
+            None => {}
+        }
+    }
+
     fn look(&mut self) {
-        let served = self.served.all();
+        let served = self.adder.served.all();
         for model in &served {
             if self.stops() {
                 return;
@@ -182,7 +183,7 @@ impl Watcher {
             // The reason is in the log.
             let _ = self.look_at(model);
         }
-        let names = match store::models(&self.loader.models) {
+        let names = match store::models(&self.adder.loader.models) {
             Ok(names) => names,
             Err(reason) => {
                 if !std::mem::replace(&mut self.unreadable, true) {
@@ -201,7 +202,7 @@ impl Watcher {
                 self.add(name);
             }
         }
-        self.new.retain(|name, _| names.contains(name));
+        self.adder.retain(&names);
     }
 
     fn stops(&self) -> bool {
@@ -211,7 +212,7 @@ impl Watcher {
     /// Forgets which versions of a model were refused, so that they are tried again.
     pub(crate) fn forget_refused(&mut self, name: &str) {
         self.models.remove(name);
-        self.new.remove(name);
+        self.adder.forget_refused(name);
     }
 
     /// Takes over the highest good version of a model above the served one, if there is one.
@@ -222,7 +223,7 @@ impl Watcher {
         let description = model.engine.describe();
         let (name, serving) = (description.model, description.version);
         let watched = self.models.entry(name.clone()).or_default();
-        let versions = match store::versions(&self.loader.models, &name) {
+        let versions = match store::versions(&self.adder.loader.models, &name) {
             Ok(versions) => versions,
             Err(reason) => {
                 if !std::mem::replace(&mut watched.unreadable, true) {
@@ -239,11 +240,11 @@ impl Watcher {
         let mut result = Ok(());
         for version in versions.into_iter().rev().filter(|version| *version > serving) {
             // Read before the version is opened, so that later changes are noticed.
-            let now = stamp(&[self.loader.models.join(&name).join(version.to_string())]);
+            let now = stamp([version_folder(&self.adder.loader, &name, version)]);
             if watched.refused.get(&version) == Some(&now) {
                 continue;
             }
-            match take_over(&self.loader, &self.opening, model, version) {
+            match take_over(&self.adder.loader, &self.opening, model, version) {
                 Ok(()) => {
                     watched.refused.remove(&version);
                     return result;
@@ -260,34 +261,11 @@ impl Watcher {
         result
     }
 
-    /// Loads and serves a new model.
+    /// Loads and serves a new model, if it can be loaded.
     fn add(&mut self, name: &str) {
-        let folder = self.loader.models.join(name);
-        let versions = store::versions(&self.loader.models, name).unwrap_or_default();
-        let folders: Vec<_> = versions.iter().map(|version| folder.join(version.to_string())).collect();
-        let now = stamp(&folders);
-        if self.new.get(name) == Some(&now) {
-            return;
+        if let Ok(true) = self.adder.add(name) {
+            tracing::info!(model = name, "new model served");
         }
-        match self.serve(name) {
-            Ok(()) => {
-                self.new.remove(name);
-                tracing::info!(model = name, "new model served");
-            }
-            Err(reason) => {
-                let reason = format!("{reason:#}");
-                tracing::warn!(model = name, %reason, "new model refused");
-                self.new.insert(name.to_owned(), now);
-            }
-        }
-    }
-
-    /// Loads a model that is not served, and serves it.
-    pub(crate) fn serve(&self, name: &str) -> anyhow::Result<()> {
-        let model = self.loader.load(name)?;
-        self.registry.add(model.engine.clone())?;
-        self.served.add(model);
-        Ok(())
     }
 }
 
@@ -319,21 +297,5 @@ fn open_next(loader: &Loader, model: &LoadedModel, version: Version) -> anyhow::
             Changes::Unknown
         }
     };
-    Ok(NextVersion { opened, weights, changes, switch_bytes: loader.config.cache.switch_bytes })
-}
-
-/// The files of these directories, and of the directories in them.
-fn stamp(folders: &[PathBuf]) -> Stamp {
-    let mut files = Stamp::new();
-    folders.iter().for_each(|folder| add_files(folder, 2, &mut files));
-    files
-}
-
-fn add_files(path: &Path, depth: usize, files: &mut Stamp) {
-    let Ok(about) = fs::metadata(path) else { return };
-    files.insert(path.to_owned(), (about.len(), about.modified().ok()));
-    if about.is_dir() && depth > 0 {
-        let entries = fs::read_dir(path).into_iter().flatten().flatten();
-        entries.for_each(|entry| add_files(&entry.path(), depth - 1, files));
-    }
+    Ok(NextVersion { opened, weights, changes, switch_bytes: loader.live.switch_bytes() })
 }

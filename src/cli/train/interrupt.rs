@@ -2,6 +2,8 @@
 //! saved. The second one ends the process at once.
 
 use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use anyhow::Context;
 use signal_hook::SigId;
@@ -23,12 +25,20 @@ impl OnSignal {
     /// # Errors
     /// When the system refuses the handlers.
     pub(crate) fn set(stop: &Stop) -> anyhow::Result<Self> {
+        Self::set_flag(&stop.interrupt_flag())
+    }
+
+    /// Sets this flag at SIGINT and SIGTERM. A signal that finds it set ends the process.
+    ///
+    /// # Errors
+    /// When the system refuses the handlers.
+    pub(crate) fn set_flag(flag: &Arc<AtomicBool>) -> anyhow::Result<Self> {
         let mut handlers = Self(Vec::new());
         for signal in [SIGINT, SIGTERM] {
             // Actions run in this order, so the first signal does not end the process.
-            let second = register_conditional_shutdown(signal, EXIT_CODE.into(), stop.interrupt_flag());
+            let second = register_conditional_shutdown(signal, EXIT_CODE.into(), flag.clone());
             handlers.0.push(second.context("signals")?);
-            handlers.0.push(register(signal, stop.interrupt_flag()).context("signals")?);
+            handlers.0.push(register(signal, flag.clone()).context("signals")?);
         }
         Ok(handlers)
     }

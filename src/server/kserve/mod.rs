@@ -55,7 +55,7 @@ struct Pending {
 impl Pending {
     /// Queues a request. Failures are counted.
     fn begin(
-        shared: &Shared,
+        shared: &Arc<Shared>,
         mut request: ModelInferRequest,
         call: Option<&Call>,
     ) -> Result<Self, CallError> {
@@ -65,9 +65,11 @@ impl Pending {
             call.counted.store(true, Ordering::Relaxed);
         }
         let deadline = deadline(&request, started, call);
-        let mut account = Account { served, started, deadline, code: None };
+        let mut account = Account::new(shared.clone(), served, started, deadline);
         let queued = queue(&account.served, request, deadline);
-        account.code = queued.as_ref().err().map(CallError::code);
+        if queued.is_err() {
+            account.close(&queued);
+        }
         let (queued, scored) = queued?;
         Ok(Self { account, queued, scored })
     }

@@ -6,6 +6,7 @@ use crate::server::Shared;
 use crate::server::convert::clip;
 use crate::server::inference::repository_index_response::ModelIndex;
 use crate::server::inference::{RepositoryIndexRequest, RepositoryIndexResponse};
+use crate::server::not_served::Reason;
 use crate::server::repository::{Change, ChangeError};
 use crate::server::status::CallError;
 
@@ -42,7 +43,12 @@ pub(crate) async fn index(
         // The task is not cancelled, and does not panic.
         let names = names.map_err(|error| ChangeError::Unreadable(error.to_string()))?;
         for name in names.map_err(ChangeError::Unreadable)? {
-            let (state, reason) = ("UNAVAILABLE".to_owned(), "not loaded".to_owned());
+            let (state, reason) = match shared.not_served.get(&name) {
+                Some(Reason::Loading) => ("LOADING", String::new()),
+                Some(Reason::Refused(reason)) => ("UNAVAILABLE", reason),
+                None => ("UNAVAILABLE", "not loaded".to_owned()),
+            };
+            let state = state.to_owned();
             models.insert(name.clone(), ModelIndex { name, version: String::new(), state, reason });
         }
     }

@@ -3,7 +3,8 @@
 //! Requests are read while earlier ones wait for their scores, so that they share batches, but at most
 //! [`WINDOW`] are without an answer. A client that does not read its answers is not read from. A request that
 //! fails gets an answer with an error message, and the stream goes on. The stream ends with a status if a
-//! message cannot be decoded, when its deadline passes, or when it is idle for too long. When the server drains, no more requests are read.
+//! message cannot be decoded, when its deadline passes, or when it is idle for too long. When the server
+//! drains, no more requests are read.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -51,12 +52,12 @@ impl Answers {
         requests: Streaming<ModelInferRequest>,
         call: Option<Call>,
     ) -> Self {
-        let mut draining = shared.draining.subscribe();
+        let mut closing = shared.closing.subscribe();
         let deadline = call.as_ref().and_then(|call| call.deadline);
         let stopped = Box::pin(async move {
             let drained = async {
                 // A dropped sender also means the end.
-                let _ = draining.wait_for(|draining| *draining).await;
+                let _ = closing.wait_for(|closing| *closing).await;
             };
             let Some(deadline) = deadline else {
                 drained.await;
@@ -78,7 +79,9 @@ impl Answers {
             // The request was converted to a batch, which the limits of the queue count, or refused.
             call.charge.release_first();
         }
-        if let Err(error @ CallError::NoModel { .. }) = &pending {
+        if let Err(error) = &pending
+            && error.is_of_no_model()
+        {
             self.count(error.code());
         }
         self.pending.push_back(Box::pin(async move {
@@ -131,6 +134,9 @@ impl Answers {
                 Poll::Ready(None) => self.end = Some(Ok(())),
                 Poll::Pending => return,
             }
+        }
+        if let Some(call) = &self.call {
+            call.charge.pause();
         }
     }
 }

@@ -16,18 +16,34 @@ pub(super) const DEPTH: usize = 3;
 /// layout: a field that is larger in one of them costs as much in all.
 pub(crate) struct Layout {
     fields: &'static [(u64, Field)],
-    pub(super) limit: Option<Limit>,
 }
 
-/// The most entries of a field.
+/// The most entries of some fields in a request. Entries without content take two bytes, but much memory, so
+/// without these limits a request could cost 500 times its bytes. `config::message_bytes` depends on them.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Limit {
-    pub field: u64,
-    pub field_name: &'static str,
-    /// What its entries are.
+    /// Which counter of the meter counts them.
+    pub counter: usize,
+    /// The field in error messages, and what its entries are.
+    pub name: &'static str,
     pub entries: &'static str,
     pub most: usize,
 }
+
+/// Counters of a meter.
+pub(super) const LIMITS: usize = 3;
+
+static COLUMNS: Limit = Limit { counter: 0, name: "features", entries: "columns", most: MAX_FEATURES };
+
+/// The dense tensor, and for each feature its values and their lengths.
+static TENSORS: Limit = Limit { counter: 0, name: "inputs", entries: "tensors", most: 2 * MAX_FEATURES + 1 };
+
+/// There is only one output.
+static OUTPUTS: Limit = Limit { counter: 1, name: "outputs", entries: "tensors", most: 100 };
+
+/// Of the request, its tensors and its outputs together.
+static PARAMETERS: Limit =
+    Limit { counter: 2, name: "parameters", entries: "entries", most: 2 * MAX_FEATURES + 1 };
 
 /// The memory of a field.
 #[derive(Clone, Copy)]
@@ -41,9 +57,9 @@ pub(super) enum Field {
     /// Strings that stay slices of the message. Each takes this many bytes of memory besides.
     Slices(usize),
     /// Messages without repeated fields. Each takes this many bytes of memory besides its encoding.
-    Flat(usize),
+    Flat(usize, &'static Limit),
     /// Messages with a layout of their own. Each takes this many bytes of memory besides its fields.
-    Messages(usize, &'static Layout),
+    Messages(usize, &'static Layout, Option<&'static Limit>),
 }
 
 impl Layout {
@@ -73,15 +89,14 @@ const SLICES: Field = Field::Slices(grown(size_of::<Bytes>()));
 
 /// Requests of `flechette.v1.Ctr`: `dense`, `features`, `labels`.
 pub(crate) static CTR: Layout = Layout {
-    fields: &[(4, fixed(4)), (5, Field::Messages(COLUMN_BYTES, &COLUMN)), (6, fixed(4))],
-    limit: Some(Limit { field: 5, field_name: "features", entries: "columns", most: MAX_FEATURES }),
+    fields: &[(4, fixed(4)), (5, Field::Messages(COLUMN_BYTES, &COLUMN, Some(&COLUMNS))), (6, fixed(4))],
 };
 
 /// An entry in the vector of columns, and the smallest allocations of its name and its three vectors.
 pub(super) const COLUMN_BYTES: usize = grown(size_of::<FeatureColumn>()) + 4 * SMALL + 128;
 
 /// `lengths`, `ids`, `strings`.
-static COLUMN: Layout = Layout { fields: &[(2, numbers(4)), (3, numbers(8)), (4, SLICES)], limit: None };
+static COLUMN: Layout = Layout { fields: &[(2, numbers(4)), (3, numbers(8)), (4, SLICES)] };
 
 /// Requests of `inference.GRPCInferenceService`: `parameters` of a repository request or the id of another
 /// one, `parameters`, `inputs`, `outputs`, `raw_input_contents`.
@@ -89,17 +104,18 @@ pub(crate) static KSERVE: Layout = Layout {
     fields: &[
         (3, PARAMETER),
         (4, PARAMETER),
-        (5, Field::Messages(TENSOR_BYTES, &TENSOR)),
-        (6, Field::Messages(grown(size_of::<InferRequestedOutputTensor>()) + SMALL, &OUTPUT)),
+        (5, Field::Messages(TENSOR_BYTES, &TENSOR, Some(&TENSORS))),
+        (6, Field::Messages(OUTPUT_BYTES, &OUTPUT, Some(&OUTPUTS))),
         (7, SLICES),
     ],
-    // The dense tensor, and for each feature its values and their lengths.
-    limit: Some(Limit { field: 5, field_name: "inputs", entries: "tensors", most: 2 * MAX_FEATURES + 1 }),
 };
 
 /// An entry of a hash map. After the map has grown it is 7/16 full, and its old memory, half as large, is
 /// still there.
-const PARAMETER: Field = Field::Flat(4 * size_of::<(String, InferParameter)>() + 2 * SMALL);
+const PARAMETER: Field = Field::Flat(4 * size_of::<(String, InferParameter)>() + 2 * SMALL, &PARAMETERS);
+
+/// An entry in the vector of outputs, and the smallest allocation of its name.
+const OUTPUT_BYTES: usize = grown(size_of::<InferRequestedOutputTensor>()) + SMALL;
 
 /// An entry in the vector of tensors, and the smallest allocations of its name, its datatype, its shape and
 /// the eight vectors of its contents.
@@ -107,7 +123,7 @@ const TENSOR_BYTES: usize = grown(size_of::<InferInputTensor>()) + 11 * SMALL + 
 
 /// `shape`, `parameters`, `contents`.
 static TENSOR: Layout =
-    Layout { fields: &[(3, numbers(8)), (4, PARAMETER), (5, Field::Messages(0, &CONTENTS))], limit: None };
+    Layout { fields: &[(3, numbers(8)), (4, PARAMETER), (5, Field::Messages(0, &CONTENTS, None))] };
 
 /// Elements of eight datatypes.
 static CONTENTS: Layout = Layout {
@@ -121,8 +137,7 @@ static CONTENTS: Layout = Layout {
         (7, fixed(8)),
         (8, SLICES),
     ],
-    limit: None,
 };
 
 /// `parameters`.
-static OUTPUT: Layout = Layout { fields: &[(2, PARAMETER)], limit: None };
+static OUTPUT: Layout = Layout { fields: &[(2, PARAMETER)] };

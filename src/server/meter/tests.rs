@@ -9,6 +9,7 @@ use super::super::inference::model_infer_request::{InferInputTensor, InferReques
 use super::super::inference::{InferParameter, InferTensorContents, ModelInferRequest};
 use super::super::proto::{FeatureColumn, PredictRequest};
 use super::*;
+use crate::config::message_bytes;
 use crate::schema::MAX_FEATURES;
 
 const MAX_BYTES: usize = 1 << 20;
@@ -267,8 +268,60 @@ fn tiny_entries_of_a_kserve_request_cost_their_decoded_size() {
     let mut numbers = vec![0x2a, 0xee, 0x07, 0x2a, 0xeb, 0x07, 0x1a, 0xe8, 0x07];
     numbers.extend([1; 1000]);
     assert!(cost_by(&KSERVE, &framed(&numbers), 9).unwrap() >= 1000 * 2 * 8);
+    for (key, text) in
+        [(0x22, "parameters: limit 20001 entries, got more"), (0x32, "outputs: limit 100 tensors, got more")]
+    {
+        let fault = cost_by(&KSERVE, &framed(&[key, 0].repeat(most + 1)), 1000).unwrap_err();
+        assert_eq!(fault.to_string(), text);
+    }
     // Parameters of a repository request.
     let entries = framed(&[0x1a, 0].repeat(1000));
     let entry = size_of::<(String, InferParameter)>();
     assert!(cost_by(&KSERVE, &entries, 1000).unwrap() >= 1000 * entry);
+}
+
+/// KServe bodies of at most `size` bytes: tensors, outputs, parameters and strings without content, and one
+/// body with as much of each as fits.
+fn costly_kserve_bodies(size: usize) -> Vec<(&'static Layout, Vec<u8>)> {
+    let entries = |key: u8, most: usize, size: usize| [key, 0].repeat(most.min(size / 2));
+    let (tensors, parameters) = (entries(0x2a, 2 * MAX_FEATURES + 1, size), 2 * MAX_FEATURES + 1);
+    let mut mixed = tensors.clone();
+    for (key, most) in [(0x22, parameters), (0x32, 100), (0x3a, size)] {
+        mixed.extend(entries(key, most, size - mixed.len()));
+    }
+    let bodies = [
+        tensors,
+        entries(0x22, parameters, size),
+        entries(0x32, 100, size),
+        entries(0x3a, size, size),
+        mixed,
+    ];
+    bodies.map(|body| (&KSERVE, body)).into()
+}
+
+#[test]
+fn the_largest_message_costs_at_most_what_the_configuration_assumes() {
+    for size in [1 << 10, 64 << 10, MAX_BYTES] {
+        let most = message_bytes(size as u64) as usize + 5;
+        // Columns without content, and columns of the smallest entries of each field.
+        let mut bodies = vec![[0x2a, 0].repeat(MAX_FEATURES.min(size / 2))];
+        for entry in [&[0x22, 0][..], &[0x10, 1], &[0x18, 1]] {
+            let mut column = vec![0x2a];
+            let length = size - 5 - (size - 5) % entry.len();
+            prost::encoding::encode_varint(length as u64, &mut column);
+            column.extend(entry.repeat(length / entry.len()));
+            bodies.push(column);
+        }
+        let mut packed = vec![0x1a];
+        prost::encoding::encode_varint(size as u64 - 10, &mut packed);
+        packed.extend(vec![1; size - 10]);
+        let mut column = vec![0x2a];
+        prost::encoding::encode_varint(packed.len() as u64, &mut column);
+        bodies.push([column, packed].concat());
+        let native = bodies.into_iter().map(|body| (&CTR, body));
+        for (layout, body) in native.chain(costly_kserve_bodies(size)) {
+            let cost = cost_by(layout, &framed(&body), 9999).unwrap();
+            assert!(body.len() <= size && cost <= most, "{cost} of {most} for {} bytes", body.len());
+        }
+    }
 }

@@ -28,13 +28,14 @@ pub trait StepObserver {
     /// An error ends the training.
     fn learnt(&mut self, batch: &Batch, progress: &Progress<'_>) -> Result<(), TrainError>;
 
-    /// Whether [`Self::row`] is to be called.
+    /// Whether [`Self::rows`] is to be called.
     fn wants_rows(&self) -> bool {
         false
     }
 
-    /// Called with the record of each row that the last batch has updated.
-    fn row(&mut self, _table: TableId, _row: u64, _record: &[f32]) {}
+    /// Called with all rows of a table that the last batch has updated. `record` returns the record of the
+    /// row at an index of `rows`.
+    fn rows<'r>(&mut self, _table: TableId, _rows: &[u64], _record: &dyn Fn(usize) -> &'r [f32]) {}
 
     /// Called when the step is complete, after its rows were shown.
     ///
@@ -165,9 +166,7 @@ impl<'a> Train<'a> {
     }
 
     fn show(&mut self, table: TableId, rows: &[u64], claim: &Claim<'_>) {
-        for (k, &row) in rows.iter().enumerate() {
-            self.observer.row(table, row, claim.row(k).unwrap_or_default());
-        }
+        self.observer.rows(table, rows, &|k| claim.row(k).unwrap_or_default());
     }
 
     /// Gathers one group of samples of a batch that was split. After the last group, the forward and

@@ -96,8 +96,9 @@ impl StepObserver for Verifier {
         self.first.is_none()
     }
 
-    fn row(&mut self, table: TableId, row: u64, record: &[f32]) {
-        if !same_row(&self.oracle, table, row, record) {
+    fn rows<'r>(&mut self, table: TableId, rows: &[u64], record: &dyn Fn(usize) -> &'r [f32]) {
+        let different = |(k, &row): (usize, &u64)| !same_row(&self.oracle, table, row, record(k));
+        if let Some((_, &row)) = rows.iter().enumerate().find(|&row| different(row)) {
             self.differs(Some(table), row, self.oracle.steps());
         }
     }

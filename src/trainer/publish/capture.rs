@@ -8,8 +8,9 @@
 //! So rows that are updated often take little memory. Other rows may occur several times in the image; only
 //! the last record counts ([`RowImage::sort`]).
 
-use super::image::{RowImage, TableShape};
+use super::image::{AHEAD, RowImage, TableShape};
 use crate::mem::mix64;
+use crate::mem::prefetch::prefetch_line;
 use crate::types::{RowId, TableId};
 
 /// The rows that changed since the last cut, and their records.
@@ -23,14 +24,32 @@ pub(crate) struct Capture {
 /// Places that are remembered. They fit in a processor's cache.
 const PLACES: usize = 1 << 20;
 
+/// The index of a row's place.
+fn hash(table: TableId, row: u64) -> usize {
+    mix64(RowId::new(table, row).number()) as usize % PLACES
+}
+
 impl Capture {
     pub(crate) fn new(shapes: &[TableShape]) -> Self {
         Self { image: RowImage::empty(shapes), places: vec![0; PLACES] }
     }
 
-    /// Copies the record of a row that a step has updated.
-    pub(crate) fn copy(&mut self, table: TableId, row: u64, record: &[f32]) {
-        let hash = mix64(RowId::new(table, row).number()) as usize % PLACES;
+    /// Copies the records of rows that a step has updated.
+    pub(crate) fn copy_all<'r>(&mut self, table: TableId, rows: &[u64], record: impl Fn(usize) -> &'r [f32]) {
+        for (k, &row) in rows.iter().enumerate() {
+            // Places and records are all over memory: without this, copying waits for most of them.
+            if let Some(&row) = rows.get(k + 2 * AHEAD) {
+                prefetch_line(&self.places[hash(table, row)]);
+            }
+            if let Some(&row) = rows.get(k + AHEAD) {
+                self.image.prefetch(table, self.places[hash(table, row)] as usize);
+            }
+            self.copy(table, row, record(k));
+        }
+    }
+
+    fn copy(&mut self, table: TableId, row: u64, record: &[f32]) {
+        let hash = hash(table, row);
         let rows = self.image.rows(table.index());
         let mut at = self.places[hash] as usize;
         if rows.get(at) != Some(&row) {

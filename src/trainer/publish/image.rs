@@ -5,11 +5,15 @@
 //! the rows that it is about to update, if they still wait (copy on write). So every row is copied as it was
 //! at the cut, by the thread that trains, without a lock.
 
+use crate::mem::prefetch::{prefetch, prefetch_line};
 use crate::store::{RowSource, SourceShape, StoreError, Table, TakeChunk};
 use crate::trainer::casting::Casting;
 use crate::types::TableId;
 
 use super::row_set::RowSet;
+
+/// How many rows ahead memory is prefetched.
+pub(crate) const AHEAD: usize = 8;
 
 /// Rows handed to the writer at a time.
 const CHUNK_ROWS: usize = 16 << 10;
@@ -85,6 +89,15 @@ impl RowImage {
         }
     }
 
+    /// Prefetches what [`Self::set`] reads and writes.
+    pub(crate) fn prefetch(&self, table: TableId, at: usize) {
+        let TableImage { rows, records, shape, .. } = &self.tables[table.index()];
+        if let Some(row) = rows.get(at) {
+            prefetch_line(row);
+            prefetch(&records[at * shape.width()..][..shape.width()]);
+        }
+    }
+
     /// Sorts the rows of each table, and keeps the last record of each.
     pub(crate) fn sort(&mut self) {
         self.tables.iter_mut().for_each(TableImage::sort);
@@ -133,7 +146,11 @@ impl RowImage {
             if image.waiting.len() == 0 {
                 continue;
             }
-            for &row in casted.rows() {
+            let rows = casted.rows();
+            for (k, &row) in rows.iter().enumerate() {
+                if let Some(values) = rows.get(k + AHEAD).and_then(|&row| table.row_values(row)) {
+                    prefetch(values);
+                }
                 if image.waiting.remove(row) {
                     image.copy(row, table);
                 }

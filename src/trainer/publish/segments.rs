@@ -155,9 +155,9 @@ impl StepObserver for Cutting<'_> {
         self.publisher.capture.is_some()
     }
 
-    fn row(&mut self, table: TableId, row: u64, record: &[f32]) {
+    fn rows<'r>(&mut self, table: TableId, rows: &[u64], record: &dyn Fn(usize) -> &'r [f32]) {
         if let Some(capture) = &mut self.publisher.capture {
-            capture.copy(table, row, record);
+            capture.copy_all(table, rows, record);
         }
     }
 

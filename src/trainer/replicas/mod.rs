@@ -208,10 +208,9 @@ impl Replicas {
     /// Shows the first replica's copies of the rows of the last batch to the observer.
     pub(crate) fn show(&self, window: &Window, cast: &PreparedBatch, watch: &mut dyn StepObserver) {
         for (casted, t) in cast.casting.tables().iter().zip(0..) {
-            for (&row, &place) in casted.rows().iter().zip(self.whole.places(t)) {
-                let record = &self.first_cache()[window.record(t, place).range()];
-                watch.row(TableId(t as u32), row, record);
-            }
+            let places = self.whole.places(t);
+            let record = |k: usize| &self.first_cache()[window.record(t, places[k]).range()];
+            watch.rows(TableId(t as u32), casted.rows(), &record);
         }
     }
 

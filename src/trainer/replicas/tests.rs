@@ -282,8 +282,8 @@ impl StepObserver for Observed {
         true
     }
 
-    fn row(&mut self, table: TableId, row: u64, record: &[f32]) {
-        self.rows.insert((table, row), record.to_vec());
+    fn rows<'r>(&mut self, table: TableId, rows: &[u64], record: &dyn Fn(usize) -> &'r [f32]) {
+        self.rows.extend(rows.iter().enumerate().map(|(k, &row)| ((table, row), record(k).to_vec())));
     }
 
     fn stepped(&mut self, network: &TrainState) -> Result<(), TrainError> {

@@ -74,6 +74,8 @@ const EVERYTHING: &str = "*";
 /// Crates that only some files may name, given by the beginning of their paths.
 pub const CRATE_HOMES: &[(&str, &[&str])] = &[
     ("cudarc", &["device/cuda/"]),
+    ("hyper", &["server/"]),
+    ("hyper_util", &["server/"]),
     ("tonic", &["server/", "cli/"]),
     ("tonic_health", &["server/", "cli/"]),
     ("tonic_prost", &["server/", "cli/"]),

@@ -127,9 +127,7 @@ impl Train<'_> {
     fn show_on(&mut self, table: TableId, rows: &[u64], list: &[u32]) -> Result<(), TrainError> {
         let SlotLayout { size, words } = self.tables[table.index()];
         let records = self.scratchpad.read(size, list)?;
-        rows.iter()
-            .zip(records.chunks_exact(words))
-            .for_each(|(&row, record)| self.observer.row(table, row, record));
+        self.observer.rows(table, rows, &|k| &records[k * words..][..words]);
         Ok(())
     }
 

@@ -28,8 +28,8 @@ fn first_updates() -> Vec<Option<u64>> {
         fn wants_rows(&self) -> bool {
             true
         }
-        fn row(&mut self, table: TableId, row: u64, _: &[f32]) {
-            if table == TableId(0) {
+        fn rows<'r>(&mut self, table: TableId, rows: &[u64], _: &dyn Fn(usize) -> &'r [f32]) {
+            for &row in rows.iter().filter(|_| table == TableId(0)) {
                 self.0[row as usize].get_or_insert(self.1);
             }
         }

@@ -1,0 +1,153 @@
+//! Goodput under overload, with the real program: `serve` on one core, `load` on another.
+//!
+//! First the capacity: scored requests per second of clients in a closed loop. Then an open loop at a
+//! multiple of it, with a timeout. Goodput is the number of requests per second that are scored within the
+//! timeout of their client, counted from when each is due. The peak is the highest goodput of the rates up to
+//! the capacity.
+//!
+//! `--rows N` per table (700,000; 26 tables of dim 16), `--batch N` samples of a request (64), `--seconds S`
+//! of a load (5), `--rounds N` (3), `--json`.
+
+#[path = "harness/mod.rs"]
+mod harness;
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader};
+use std::net::SocketAddr;
+use std::process::{Child, Command, Stdio};
+
+use anyhow::Context;
+use serde_json::{Value, json};
+
+use harness::{Options, Sorted};
+
+const TABLES: usize = 26;
+
+/// Timeouts of the clients, in seconds.
+const TIMEOUTS: [f64; 2] = [0.1, 1.0];
+
+/// Rates up to the capacity, which show the peak, and beyond it.
+const BELOW: [f64; 2] = [0.8, 1.0];
+const BEYOND: [f64; 3] = [2.0, 3.0, 5.0];
+
+fn main() -> anyhow::Result<()> {
+    let options = Options::read(0);
+    let number = |flag, default| options.number(flag, default).max(1);
+    let (rows, batch, seconds) = (number("--rows", 700_000), number("--batch", 64), number("--seconds", 5));
+    println!("overload: {}", harness::place());
+    println!("{TABLES} tables of {rows} rows, {batch} samples a request, loads of {seconds} s");
+    println!(
+        "{:<34} {:>10} {:>20} {:>14}",
+        "timeout, rate to the capacity", "goodput", "to the peak", "p99 to peak's"
+    );
+    let dir = tempfile::tempdir()?;
+    let models = dir.path().join("models").display().to_string();
+    let config = dir.path().join("model.toml");
+    let init =
+        format!("init --dataset synthetic --arch dlrm --dim 16 --rows {rows} --tables {TABLES} --dense 13");
+    std::fs::write(&config, output(&init)?)?;
+    let train = format!("--model-config {} --data rows=1024,seed=1,skew=1.2", config.display());
+    output(&format!("train --format synthetic --batch 128 --models {models} --name m {train}"))?;
+    let (_server, grpc) = serve(&models)?;
+    let load = |flags: &str| load(grpc, (batch, seconds), flags);
+    let mut results = BTreeMap::<(usize, usize), Vec<[f64; 3]>>::new();
+    for _ in 0..number("--rounds", 3) {
+        let capacity = load("--concurrency 16 --warmup 1")?.goodput;
+        for (t, timeout) in TIMEOUTS.iter().enumerate() {
+            let at = |times: f64| {
+                load(&format!("--rate {:.0} --timeout {timeout} --outstanding 100000", capacity * times))
+            };
+            let mut peak = Loaded { goodput: 0.0, p99_us: 0.0 };
+            for times in BELOW {
+                let loaded = at(times)?;
+                if loaded.goodput > peak.goodput {
+                    peak = loaded;
+                }
+            }
+            for (r, &times) in BEYOND.iter().enumerate() {
+                let Loaded { goodput, p99_us } = at(times)?;
+                let ratios = [goodput, goodput / peak.goodput, p99_us / peak.p99_us];
+                results.entry((t, r)).or_default().push(ratios);
+            }
+        }
+    }
+    let mut figures = Vec::new();
+    for ((t, r), values) in &results {
+        let column = |i: usize| Sorted::of(values.iter().map(|value| value[i]));
+        let [goodput, to_peak, p99] = [0, 1, 2].map(column);
+        let spread = format!("{:.2} ({:.2} to {:.2})", to_peak.at(0.5), to_peak.at(0.0), to_peak.at(1.0));
+        let (timeout, times) = (TIMEOUTS[*t], BEYOND[*r]);
+        let name = format!("{timeout} s, {times}");
+        println!("{name:<34} {:>10.0} {spread:>20} {:>14.2}", goodput.at(0.5), p99.at(0.5));
+        figures.push(json!({ "timeout_s": timeout, "rate": times, "goodput_ratio_p99ratio": values }));
+    }
+    if options.json {
+        println!("{}", json!({ "bench": "overload", "place": harness::place(), "rows": figures }));
+    }
+    Ok(())
+}
+
+/// The result of a load.
+struct Loaded {
+    goodput: f64,
+    p99_us: f64,
+}
+
+/// A child process, killed when dropped.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The program with a command line, on one core if `taskset` is there.
+fn program(core: usize, line: &str) -> Command {
+    let program = env!("CARGO_BIN_EXE_flechette");
+    let pinned = Command::new("taskset").arg("-V").output().is_ok_and(|output| output.status.success());
+    let mut command = Command::new(if pinned { "taskset" } else { program });
+    if pinned {
+        command.args(["-c", &core.to_string(), program]);
+    }
+    command.args(line.split_whitespace());
+    command
+}
+
+fn output(line: &str) -> anyhow::Result<Vec<u8>> {
+    let output = Command::new(env!("CARGO_BIN_EXE_flechette")).args(line.split_whitespace()).output()?;
+    anyhow::ensure!(output.status.success(), "{line}: {}", String::from_utf8_lossy(&output.stderr));
+    Ok(output.stdout)
+}
+
+/// Starts the server, and waits until it serves.
+fn serve(models: &str) -> anyhow::Result<(Running, SocketAddr)> {
+    let line = format!("serve --models {models} --grpc 127.0.0.1:0 --http 127.0.0.1:0");
+    let mut server = Running(program(0, &line).stderr(Stdio::piped()).spawn()?);
+    let mut lines = BufReader::new(server.0.stderr.take().context("stderr")?).lines();
+    let (mut grpc, mut loaded) = (None, false);
+    while grpc.is_none() || !loaded {
+        let line = lines.next().context("serve has ended")??;
+        let address = line.split_once("grpc=").and_then(|(_, rest)| rest.split(' ').next()?.parse().ok());
+        grpc = grpc.or(address);
+        loaded |= line.contains(": loaded ");
+    }
+    // The pipe must not fill.
+    std::thread::spawn(move || lines.map_while(Result::ok).for_each(drop));
+    Ok((server, grpc.context("address")?))
+}
+
+fn load(grpc: SocketAddr, (batch, seconds): (usize, usize), flags: &str) -> anyhow::Result<Loaded> {
+    let line = format!(
+        "load --addr http://{grpc} --model m --format synthetic --batch {batch} --requests 2000 --json \
+         --seconds {seconds} {flags} rows={},seed=3,skew=1.2",
+        2000 * batch
+    );
+    // It fails if any request fails, but prints its report.
+    let output = program(1, &line).output()?;
+    let report: Value = serde_json::from_slice(&output.stdout)
+        .with_context(|| format!("{line}: {}", String::from_utf8_lossy(&output.stderr)))?;
+    let number = |key: &str| report[key].as_f64().with_context(|| key.to_owned());
+    Ok(Loaded { goodput: number("goodput_per_s")?, p99_us: number("p99_us")? })
+}

@@ -1,0 +1,86 @@
+//! When a queue refuses requests early, so that the accepted ones are answered in time.
+//!
+//! A queue that runs empty now and then absorbs bursts. A queue that does not is a standing queue: it makes
+//! every request late and no request faster. The difference is the idea of CoDel (Nichols and Jacobson, ACM
+//! Queue 2012). So only while the queue has not been empty for [`STANDING`], a request is refused at once if
+//! the requests before it would take more than a share of the time that its client waits. The share is small,
+//! because the request has aged on its way: in the buffers of the network, which are longest under overload.
+//!
+//! How long the requests before it take follows from the measured time per sample.
+
+use std::time::{Duration, Instant};
+
+/// A queue that has not been empty for this long is a standing queue.
+const STANDING: Duration = Duration::from_millis(100);
+
+/// The share of a client's time that a request may wait in a standing queue.
+const SHARE: u32 = 20;
+
+/// The weight of the last batch in the mean time per sample.
+const WEIGHT: f64 = 0.2;
+
+/// A batch that a worker has computed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Computed {
+    pub samples: usize,
+    pub time: Duration,
+}
+
+/// Why a request is refused: it would wait too long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct TooLate {
+    /// How long the requests before it take.
+    pub wait: Duration,
+    /// How long it may wait.
+    pub limit: Duration,
+}
+
+/// What a queue knows about its own speed.
+#[derive(Debug)]
+pub(crate) struct Overload {
+    /// `batcher.default_deadline_ms`: how long a client waits that does not say so.
+    default_deadline: Duration,
+    workers: usize,
+    seconds_per_sample: f64,
+    /// Since when the queue has not been empty.
+    since: Option<Instant>,
+}
+
+impl Overload {
+    pub(crate) const fn new(default_deadline: Duration, workers: usize) -> Self {
+        Self { default_deadline, workers, seconds_per_sample: 0.0, since: None }
+    }
+
+    /// Whether a request must be refused that comes now, behind this many samples.
+    pub(crate) fn refuses(
+        &self,
+        now: Instant,
+        samples: usize,
+        deadline: Option<Instant>,
+    ) -> Result<(), TooLate> {
+        if self.since.is_none_or(|since| now.saturating_duration_since(since) < STANDING) {
+            return Ok(());
+        }
+        let wait =
+            Duration::from_secs_f64(samples as f64 * self.seconds_per_sample / self.workers.max(1) as f64);
+        let time = deadline.map_or(self.default_deadline, |deadline| deadline.saturating_duration_since(now));
+        let limit = time / SHARE;
+        if wait > limit { Err(TooLate { wait, limit }) } else { Ok(()) }
+    }
+
+    /// A request was queued.
+    pub(crate) fn queued(&mut self, now: Instant) {
+        self.since.get_or_insert(now);
+    }
+
+    /// No request waits any more.
+    pub(crate) const fn emptied(&mut self) {
+        self.since = None;
+    }
+
+    pub(crate) fn computed(&mut self, Computed { samples, time }: Computed) {
+        let last = time.as_secs_f64() / samples.max(1) as f64;
+        let known = self.seconds_per_sample;
+        self.seconds_per_sample = if known == 0.0 { last } else { known + WEIGHT * (last - known) };
+    }
+}

@@ -1,0 +1,106 @@
+//! Adds models to the server, at the start and while it runs.
+//!
+//! A model that cannot be loaded is refused: the log, `/readyz` and the status page say why, and the other
+//! models are served. It is tried again only if its files have changed, so a version that is copied into
+//! place slowly is served when it is complete.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use super::{LoadedModels, Loader};
+use crate::cli::error_line;
+use crate::server::Registry;
+use crate::store;
+use crate::types::Version;
+
+/// Loads models, and adds them to a server.
+pub(crate) struct Adder {
+    pub loader: Arc<Loader>,
+    pub served: LoadedModels,
+    pub registry: Registry,
+    /// Models that were refused, as they were then.
+    refused: HashMap<String, Stamp>,
+}
+
+impl Adder {
+    pub(crate) fn new(loader: &Arc<Loader>, served: &LoadedModels, registry: Registry) -> Self {
+        let (loader, served) = (loader.clone(), served.clone());
+        Self { loader, served, registry, refused: HashMap::new() }
+    }
+
+    /// Loads a model and serves it. Returns `false`, and does nothing, if the model was refused and has not
+    /// changed since.
+    ///
+    /// # Errors
+    /// When the model cannot be loaded. That is logged and shown already.
+    pub(crate) fn add(&mut self, name: &str) -> anyhow::Result<bool> {
+        let versions = store::versions(&self.loader.models, name).unwrap_or_default();
+        // Read before the model is opened, so that later changes are noticed.
+        let now = stamp(versions.iter().map(|version| version_folder(&self.loader, name, *version)));
+        if self.refused.get(name) == Some(&now) {
+            return Ok(false);
+        }
+        let added = self.loader.load(name).and_then(|model| {
+            self.registry.add(model.engine.clone())?;
+            self.served.add(model);
+            Ok(())
+        });
+        match added {
+            Ok(()) => {
+                self.refused.remove(name);
+                Ok(true)
+            }
+            Err(error) => {
+                let reason = error_line(error.as_ref());
+                tracing::warn!(model = name, %reason, "model refused; it is tried again if its files change");
+                self.registry.refuse(name, reason);
+                self.refused.insert(name.to_owned(), now);
+                Err(error)
+            }
+        }
+    }
+
+    /// Tries a model again that was refused, even if it has not changed.
+    pub(crate) fn forget_refused(&mut self, name: &str) {
+        self.refused.remove(name);
+    }
+
+    /// Forgets the refused models that are not in the directory any more.
+    pub(crate) fn retain(&mut self, names: &[String]) {
+        let registry = &self.registry;
+        self.refused.retain(|name, _| {
+            let stays = names.contains(name);
+            if !stays {
+                registry.forget(name);
+            }
+            stays
+        });
+    }
+}
+
+/// The directory of a version.
+pub(crate) fn version_folder(loader: &Loader, name: &str, version: Version) -> PathBuf {
+    loader.models.join(name).join(version.to_string())
+}
+
+/// The files of some directories with their lengths and times of change.
+pub(crate) type Stamp = BTreeMap<PathBuf, (u64, Option<SystemTime>)>;
+
+/// The files of these directories, and of the directories in them.
+pub(crate) fn stamp(folders: impl IntoIterator<Item = PathBuf>) -> Stamp {
+    let mut files = Stamp::new();
+    folders.into_iter().for_each(|folder| add_files(&folder, 2, &mut files));
+    files
+}
+
+fn add_files(path: &Path, depth: usize, files: &mut Stamp) {
+    let Ok(about) = fs::metadata(path) else { return };
+    files.insert(path.to_owned(), (about.len(), about.modified().ok()));
+    if about.is_dir() && depth > 0 {
+        let entries = fs::read_dir(path).into_iter().flatten().flatten();
+        entries.for_each(|entry| add_files(&entry.path(), depth - 1, files));
+    }
+}

@@ -1,0 +1,128 @@
+//! Loads a model: its highest good version, its lookup tier, its cache's first rows.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::Context;
+
+use super::cache::{self, BuiltTier, TierBuilder};
+use super::{Live, LoadedModel, warm};
+use crate::cli::InputError;
+use crate::cli::training::compute_threads;
+use crate::config::{Config, DeviceKind, TraceConfig};
+use crate::device::cuda::Nvidia;
+use crate::device::{self, Choice, cuda};
+use crate::engine::{Engine, EngineParts, read_weights};
+use crate::metrics::{Metrics, ModelMetrics};
+use crate::model::Model;
+use crate::schema::Schema;
+use crate::store::hot_rows::STATE;
+use crate::store::{self, Opened, Purpose};
+use crate::trace::recorder::{Recorder, RecorderOptions};
+/// The GPU to use, or `None` for the host.
+fn choose_device(config: &Config) -> anyhow::Result<Option<Arc<Nvidia>>> {
+    let open = || cuda::open(0, config.device.kernel_cache.as_deref());
+    let device = device::choose(config.device.kind, open).map_err(|e| InputError(e.into()))?;
+    if device.is_fallback() {
+        tracing::warn!("{device}");
+    } else {
+        tracing::info!("{device}");
+    }
+    Ok(match device {
+        Choice::Host { .. } => None,
+        Choice::Cuda(device) => Some(Arc::new(device)),
+    })
+}
+
+/// Loads models. All models share these fields.
+pub(crate) struct Loader {
+    pub config: Arc<Config>,
+    pub models: PathBuf,
+    pub metrics: Arc<Metrics>,
+    pub live: Arc<Live>,
+    tiers: TierBuilder,
+    threads: Arc<rayon::ThreadPool>,
+}
+
+impl Loader {
+    /// Opens the device.
+    ///
+    /// # Errors
+    /// When the device or `cache.counts` cannot be used, or the system cannot start a thread.
+    pub(crate) fn new(
+        config: &Config,
+        models: &Path,
+        metrics: Arc<Metrics>,
+        live: Arc<Live>,
+    ) -> anyhow::Result<Self> {
+        let config = Arc::new(config.clone());
+        let tiers = TierBuilder {
+            device: choose_device(&config)?,
+            counts: cache::counts(&config.cache)?,
+            config: config.clone(),
+        };
+        let threads = Arc::new(compute_threads(&config)?);
+        Ok(Self { config, models: models.to_owned(), metrics, live, tiers, threads })
+    }
+
+    /// The engine of a model's highest good version. Fills its cache, unless `cache.warm` is off.
+    ///
+    /// # Errors
+    /// When the model has no good version, or its cache or recorder cannot be built.
+    pub(crate) fn load(&self, name: &str) -> anyhow::Result<LoadedModel> {
+        let Self { config, models, .. } = self;
+        let mut opened = store::open_latest(models, name, Purpose::Serve, check_weights)?.opened;
+        let BuiltTier { tier, memory, ranked } = self.tiers.build(&mut opened)?;
+        memory.prepare(&mut opened);
+        let metrics = self.metrics.model(name, &opened.schema);
+        let recorder = recorder_of(&config.trace, &opened.schema, &models.join(name), &metrics)?;
+        let parts = EngineParts {
+            name: name.to_owned(),
+            lookup_tier: tier,
+            metrics,
+            threads: self.threads.clone(),
+            max_samples: cache::max_samples(config),
+        };
+        let table_bytes = opened.store.row_bytes();
+        let engine = Engine::new(opened, parts)?.with_pointers();
+        match engine.self_test() {
+            Err(error) if config.device.kind == DeviceKind::Cuda => return Err(error.into()),
+            // With `auto` the engine has logged the failure, and computes scores on the host.
+            Err(_) | Ok(()) => {}
+        }
+        let cache_bytes = engine.cache_stats().map(|stats| stats.total_bytes);
+        let version = engine.version();
+        tracing::info!(model = name, %version, table_bytes, cache_bytes = cache_bytes.unwrap_or(0), "loaded");
+        if config.cache.warm && cache_bytes.is_some() {
+            warm::fill(&engine, models, ranked);
+        }
+        let engine = Arc::new(match recorder {
+            Some(recorder) => engine.with_recorder(recorder),
+            None => engine,
+        });
+        Ok(LoadedModel { engine, memory })
+    }
+}
+
+/// Checks that a version has the dense tensors of its architecture.
+fn check_weights(opened: &Opened) -> Result<(), String> {
+    let model = Model::new(&opened.schema);
+    read_weights(&model, opened).map(|_| ()).map_err(|e| e.to_string())
+}
+
+/// Starts recording a model's accesses, if `trace.rate` is not 0. `folder` is the model's directory.
+fn recorder_of(
+    config: &TraceConfig,
+    schema: &Schema,
+    folder: &Path,
+    metrics: &Arc<ModelMetrics>,
+) -> anyhow::Result<Option<Recorder>> {
+    if config.rate == 0.0 {
+        return Ok(None);
+    }
+    let folder = folder.join(STATE);
+    let options = RecorderOptions { folder, rate: config.rate, max_bytes: config.max_bytes };
+    let recorder = Recorder::start(schema, &options, metrics.clone());
+    let failed = || format!("trace.rate: cannot record in {}", options.folder.display());
+    Ok(Some(recorder.with_context(failed)?))
+}

@@ -1,0 +1,89 @@
+//! SIGHUP: a running server reads its settings again.
+//!
+//! The values that can change while it runs are used from now on. The others are named, and keep their old
+//! values until a restart. If anything is wrong, nothing changes.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::signal::unix::Signal;
+
+use super::watch::Ask;
+use crate::cli::logging;
+use crate::config::{Config, Layers, Reloaded};
+use crate::server::Registry;
+
+/// Values that the threads beside the server read whenever they need them.
+pub(crate) struct Live {
+    switch_bytes: AtomicU64,
+    watch: Mutex<Option<Duration>>,
+}
+
+impl Live {
+    pub(crate) fn new(config: &Config) -> Arc<Self> {
+        let live = Self { switch_bytes: AtomicU64::default(), watch: Mutex::default() };
+        live.set(config);
+        Arc::new(live)
+    }
+
+    fn set(&self, config: &Config) {
+        self.switch_bytes.store(config.cache.switch_bytes, Ordering::Relaxed);
+        *self.watch.lock().unwrap_or_else(PoisonError::into_inner) = config.watch;
+    }
+
+    /// `cache.switch_bytes`.
+    pub(crate) fn switch_bytes(&self) -> u64 {
+        self.switch_bytes.load(Ordering::Relaxed)
+    }
+
+    /// `models.watch_seconds`; `None` if it is 0.
+    pub(crate) fn watch(&self) -> Option<Duration> {
+        *self.watch.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Changes the settings of a running server.
+pub(crate) struct Reloader {
+    /// The settings in use.
+    pub layers: Layers,
+    pub live: Arc<Live>,
+    pub registry: Registry,
+    /// Wakes the thread that watches the models, so that it waits for its new interval.
+    pub wake: Sender<Ask>,
+}
+
+impl Reloader {
+    /// Reloads at every SIGHUP.
+    pub(crate) async fn run(mut self, mut hangup: Signal) {
+        while hangup.recv().await.is_some() {
+            self.reload();
+        }
+    }
+
+    fn reload(&mut self) {
+        let Reloaded { layers, config, changed, restart } = match self.layers.reload() {
+            Ok(reloaded) => reloaded,
+            Err(error) => {
+                tracing::error!(%error, "SIGHUP: the settings are wrong, so nothing changes");
+                return;
+            }
+        };
+        self.layers = layers;
+        self.live.set(&config);
+        self.registry.set_batcher(&config.batcher);
+        // It fails if the thread has ended or has not started.
+        let _ = self.wake.send(Ask::Interval);
+        // The configuration has checked the level.
+        let _ = logging::set_level(&config.log_level);
+        match changed.as_slice() {
+            [] => tracing::info!("SIGHUP: no setting that can change while the server runs has changed"),
+            changed => tracing::info!(changed = changed.join(", "), "SIGHUP: settings changed"),
+        }
+        if !restart.is_empty() {
+            let settings = restart.join(", ");
+            tracing::warn!(settings, "SIGHUP: these settings changed too, but only a restart applies them");
+        }
+    }
+}

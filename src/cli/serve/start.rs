@@ -1,0 +1,107 @@
+//! What `serve` does after its ports are bound: prepares training, loads the models, and starts the threads
+//! that work beside the server.
+//!
+//! A thread does this, so that the server answers meanwhile. It is not waited for if the server is stopped.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::Context;
+use tokio::sync::oneshot;
+
+use super::add::Adder;
+use super::watch::{Wakes, Watching};
+use super::{Live, Loader, Saving, Serving};
+use crate::cli::InputError;
+use crate::cli::train::beside::{Beside, BesideFlags};
+use crate::cli::train::run::ToServer;
+use crate::config::Config;
+use crate::metrics::Metrics;
+use crate::server::Registry;
+use crate::store::{self, StoreError};
+
+/// What the thread needs.
+pub(crate) struct Start {
+    pub config: Config,
+    /// The directory of the models.
+    pub models: PathBuf,
+    pub metrics: Arc<Metrics>,
+    pub training: Option<BesideFlags>,
+    pub registry: Registry,
+    pub live: Arc<Live>,
+    pub wakes: Wakes,
+}
+
+/// What runs beside the server.
+pub(crate) struct Started {
+    /// How many models are served.
+    pub served: usize,
+    pub watching: Watching,
+    pub saving: Option<Saving>,
+    pub training: Option<Beside>,
+}
+
+impl Start {
+    /// Starts the thread, which sends its result. From now on the server is not ready before all models were
+    /// tried.
+    ///
+    /// # Errors
+    /// When the system cannot start a thread.
+    pub(crate) fn begin(self) -> anyhow::Result<oneshot::Receiver<anyhow::Result<Started>>> {
+        let trained = self.training.as_ref().map(|training| training.name().to_owned());
+        let names = store::models(&self.models).unwrap_or_default();
+        names.into_iter().chain(trained).for_each(|name| self.registry.will_load(&name));
+        // What clients ask for is done when all models were tried.
+        self.wakes.open(&self.registry, &self.models);
+        let (send, result) = oneshot::channel();
+        let thread = std::thread::Builder::new().name("load-models".into());
+        let run = move || {
+            // Without a receiver the server has ended.
+            let _ = send.send(self.run());
+        };
+        thread.spawn(run).context("the thread that loads the models")?;
+        Ok(result)
+    }
+
+    fn run(self) -> anyhow::Result<Started> {
+        let Self { config, models, metrics, training, registry, live, wakes } = self;
+        let prepare = |flags: BesideFlags| {
+            let server = ToServer { training: metrics.training(flags.name()), wake: wakes.wake.clone() };
+            Beside::prepare(flags, &config, &models, server)
+        };
+        let mut training = training.map(prepare).transpose()?;
+        let serving = Serving::new(Loader::new(&config, &models, metrics.clone(), live)?);
+        let mut adder = Adder::new(&serving.loader, &serving.models, registry.clone());
+        load_all(&mut adder)?;
+        registry.tried_all();
+        let served = serving.engines().len();
+        if served == 0 {
+            tracing::warn!(models = %models.display(), "no model is served yet: waiting for a good version");
+        }
+        let saving = serving.save_hot_rows(&config, &models)?;
+        let watching = Serving::watch_with(adder, wakes)?;
+        training.as_mut().map_or(Ok(()), Beside::begin)?;
+        Ok(Started { served, watching, saving, training })
+    }
+}
+
+/// Tries every model of the directory. A model whose versions are all bad waits for a good one.
+///
+/// # Errors
+/// When the directory cannot be read; or when no model is served, and the reason is not its versions: then a
+/// setting or the machine is at fault, and waiting does not help.
+fn load_all(adder: &mut Adder) -> anyhow::Result<()> {
+    let models = &adder.loader.models;
+    let names = store::models(models).map_err(|e| InputError(e.into())).context("server.models")?;
+    let mut fault = None;
+    for name in &names {
+        let Err(error) = adder.add(name) else { continue };
+        if !error.chain().any(|cause| cause.is::<StoreError>()) {
+            fault = fault.or(Some(error.context(format!("model {name:?}"))));
+        }
+    }
+    match fault {
+        Some(error) if adder.served.all().is_empty() => Err(error),
+        _ => Ok(()),
+    }
+}

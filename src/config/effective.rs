@@ -1,0 +1,75 @@
+//! The effective configuration as text, and everything that is wrong with it.
+
+use std::fmt::Write;
+
+use super::layers::Layers;
+use super::settings::{Fallback, SECTIONS};
+use super::{Config, ConfigError};
+
+impl Layers {
+    /// Everything that is wrong: every unknown name, and the first wrong value of each section.
+    pub(crate) fn problems(mut self) -> Vec<ConfigError> {
+        let mut problems = std::mem::take(&mut self.errors);
+        match self.server() {
+            Ok(server) => problems.extend(self.batcher(&server).err()),
+            Err(error) => problems.push(error),
+        }
+        let sections = [
+            self.watch().err(),
+            self.cache().err(),
+            self.trace().err(),
+            self.learn().err(),
+            self.versions().err(),
+            self.device().err(),
+            self.threads().err(),
+            self.log_level().err(),
+        ];
+        problems.extend(sections.into_iter().flatten());
+        problems
+    }
+
+    /// Every setting with its value and the source of the value. The text can be used as a file. A setting
+    /// without a value is a comment. `config` is that of these layers.
+    pub(crate) fn to_toml(&self, config: &Config) -> String {
+        let mut text = String::new();
+        for section in SECTIONS {
+            let gap = if text.is_empty() { "" } else { "\n" };
+            // Writing to a string cannot fail.
+            let _ = writeln!(text, "{gap}[{}]", section.name);
+            for setting in section.settings {
+                let name = setting.key.split_once('.').map_or(setting.key, |(_, name)| name);
+                let source = self.source(setting.key).map_or("default".to_owned(), ToString::to_string);
+                let value = self.text(setting.key).map(str::to_owned);
+                let _ = match (value.or_else(|| computed(config, setting.key)), setting.default) {
+                    (Some(value), _) => writeln!(text, "{name} = {}  # {source}", quoted(&value)),
+                    (None, Fallback::Words(words)) => writeln!(text, "# {name}: {words}  # {source}"),
+                    (None, Fallback::Text(_)) => Ok(()),
+                };
+            }
+        }
+        text
+    }
+}
+
+/// The value of a default that depends on other settings or on the machine.
+fn computed(config: &Config, key: &str) -> Option<String> {
+    match key {
+        "server.max_inflight_bytes" => Some(config.server.max_inflight_bytes.to_string()),
+        "batcher.queue_samples" => Some(config.batcher.queue_samples.to_string()),
+        "cache.low_watermark" => Some(config.cache.low_watermark.to_string()),
+        "device.kernel_cache" => {
+            let folder = config.device.kernel_cache.as_ref();
+            Some(folder.map_or("off".to_owned(), |folder| folder.display().to_string()))
+        }
+        _ => None,
+    }
+}
+
+/// A value of TOML: a number if it is one, otherwise a string.
+fn quoted(value: &str) -> String {
+    let number = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
+    match value.parse::<f64>() {
+        Ok(parsed) if number(value) && parsed.is_finite() && !value.starts_with('.') => value.to_owned(),
+        _ => toml::Value::String(value.to_owned()).to_string(),
+    }
+}

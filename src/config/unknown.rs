@@ -1,0 +1,53 @@
+//! Names that no setting has. They are errors, because a misspelt limit that is ignored is noticed too late.
+
+use super::ConfigError;
+use super::layers::variable;
+use super::settings::{self, SECTIONS};
+
+/// Variables that begin like those of settings, and that only tests read.
+const TEST_VARIABLES: &str = "FLECHETTE_TEST_";
+const TEST_DATA: &str = "FLECHETTE_DATA";
+
+/// The error for a name of the file. `place` is the file with the line.
+pub(crate) fn key(place: String, name: String) -> ConfigError {
+    let keys = settings::all().map(|setting| setting.key.to_owned());
+    let nearest = nearest(&name, keys);
+    ConfigError::Unknown { place, what: "key", name, nearest }
+}
+
+/// The error for a section of the file.
+pub(crate) fn section(place: String, name: String) -> ConfigError {
+    let sections = SECTIONS.iter().map(|section| section.name.to_owned());
+    let nearest = nearest(&name, sections);
+    ConfigError::Unknown { place, what: "section", name, nearest }
+}
+
+/// The error for an environment variable; `None` if it belongs to something else.
+pub(crate) fn environment_variable(name: &str) -> Option<ConfigError> {
+    if name == TEST_DATA || name.starts_with(TEST_VARIABLES) || is_service_link(name) {
+        return None;
+    }
+    let nearest = nearest(name, settings::all().map(|setting| variable(setting.key)));
+    let (place, name) = ("environment".to_owned(), name.to_owned());
+    Some(ConfigError::Unknown { place, what: "variable", name, nearest })
+}
+
+/// Whether Kubernetes sets this variable in every pod beside a service whose name begins with "flechette":
+/// `FLECHETTE_SERVICE_HOST`, `FLECHETTE_PORT_8001_TCP_ADDR` and so on.
+fn is_service_link(name: &str) -> bool {
+    let of_port = |rest: &str| rest.is_empty() || rest.strip_prefix('_').is_some_and(begins_with_digit);
+    name.ends_with("_SERVICE_HOST")
+        || name.contains("_SERVICE_PORT")
+        || name.match_indices("_PORT").any(|(at, port)| of_port(&name[at + port.len()..]))
+}
+
+fn begins_with_digit(text: &str) -> bool {
+    text.starts_with(|c: char| c.is_ascii_digit())
+}
+
+/// The known name with the fewest differing letters, unless a third of them differ.
+fn nearest(name: &str, known: impl Iterator<Item = String>) -> Option<String> {
+    let differing = |known: String| (strsim::damerau_levenshtein(name, &known), known);
+    let (letters, known) = known.map(differing).min_by_key(|(letters, _)| *letters)?;
+    (letters <= name.len() / 3).then_some(known)
+}

@@ -1,0 +1,45 @@
+//! The models of the directory that are not served, and the reason that `/readyz` and the status page show.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Why a model is not served.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Reason {
+    /// It is loaded for the first time since the start.
+    Loading,
+    /// It could not be loaded.
+    Refused(String),
+}
+
+/// Reasons by the name of the model. Served models are not in it.
+#[derive(Default)]
+pub(crate) struct NotServed(Mutex<BTreeMap<String, Reason>>);
+
+impl NotServed {
+    fn locked(&self) -> MutexGuard<'_, BTreeMap<String, Reason>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn set(&self, model: &str, reason: Reason) {
+        self.locked().insert(model.to_owned(), reason);
+    }
+
+    pub(crate) fn remove(&self, model: &str) {
+        self.locked().remove(model);
+    }
+
+    /// Removes the models that still load. They have left the directory before they were tried.
+    pub(crate) fn remove_loading(&self) {
+        self.locked().retain(|_, reason| *reason != Reason::Loading);
+    }
+
+    pub(crate) fn get(&self, model: &str) -> Option<Reason> {
+        self.locked().get(model).cloned()
+    }
+
+    /// All reasons, by ascending name.
+    pub(crate) fn all(&self) -> Vec<(String, Reason)> {
+        self.locked().iter().map(|(model, reason)| (model.clone(), reason.clone())).collect()
+    }
+}

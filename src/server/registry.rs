@@ -1,0 +1,66 @@
+//! The handle by which the rest of the process changes a running server: which models it serves, and their
+//! queues.
+
+use std::sync::Arc;
+
+use super::not_served::Reason;
+use super::{Repository, ServerError, Shared};
+use crate::config::BatcherConfig;
+use crate::predict::Predict;
+
+/// Adds models to a server that runs, and says which ones it cannot serve.
+#[derive(Clone)]
+pub(crate) struct Registry(Arc<Shared>);
+
+impl Registry {
+    pub(super) fn new(shared: Arc<Shared>) -> Self {
+        Self(shared)
+    }
+
+    /// Serves a model from now on.
+    ///
+    /// # Errors
+    /// As [`super::models::Models::add`].
+    pub(crate) fn add(&self, model: Arc<dyn Predict>) -> Result<(), ServerError> {
+        let name = model.describe().model;
+        self.0.models.add(model)?;
+        self.0.not_served.remove(&name);
+        Ok(())
+    }
+
+    /// As [`super::models::Models::remove`]. The model does not count as one that could not be served.
+    pub(crate) fn remove(&self, model: &str) -> bool {
+        self.0.models.remove(model)
+    }
+
+    /// Lets clients load and unload models. Only the first repository counts. It must not own a registry,
+    /// which would keep the server's memory for ever.
+    pub(crate) fn set_repository(&self, repository: Arc<dyn Repository>) {
+        let _ = self.0.repository.set(repository);
+    }
+
+    /// The server is not ready before this model was added or refused, or [`Self::tried_all`] is called.
+    pub(crate) fn will_load(&self, model: &str) {
+        self.0.not_served.set(model, Reason::Loading);
+    }
+
+    /// Shows why a model is not served. The other models do not wait for it.
+    pub(crate) fn refuse(&self, model: &str, reason: String) {
+        self.0.not_served.set(model, Reason::Refused(reason));
+    }
+
+    /// The model has left the directory before it could be served.
+    pub(crate) fn forget(&self, model: &str) {
+        self.0.not_served.remove(model);
+    }
+
+    /// Changes the queues of all models, also of those that are added later: their limits and their delay.
+    pub(crate) fn set_batcher(&self, config: &BatcherConfig) {
+        self.0.models.set_batcher(config);
+    }
+
+    /// Every model of the directory was tried.
+    pub(crate) fn tried_all(&self) {
+        self.0.not_served.remove_loading();
+    }
+}

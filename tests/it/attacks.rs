@@ -1,0 +1,498 @@
+//! Clients that take connections, places, memory or descriptors and give nothing back. Others must be served,
+//! and the server must end in time.
+
+use std::io;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::pin::Pin;
+use std::sync::mpsc;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use flechette::schema::preset::{self, ArchKind};
+use flechette::server::Server;
+use flechette::server::proto::GetModelRequest;
+use flechette::trainer;
+use flechette::trainer::optim::{Kind, Optimizer};
+use h2::client::{ResponseFuture, SendRequest};
+use prost::Message;
+use prost::bytes::Bytes;
+use rustix::process::{Pid, Resource, Rlimit, prlimit};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
+use tokio::net::{TcpSocket, TcpStream};
+use tonic::Code;
+use tonic::codegen::http::{HeaderMap, Request};
+
+use crate::fake::{Fake, until};
+use crate::kserve::typed;
+use crate::program::{Served, run_failing};
+use crate::serving::{self, Running, http_get, request};
+
+/// The first bytes of an HTTP/2 client: the fixed text and an empty SETTINGS frame.
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+
+/// A directory with a small model.
+fn models() -> tempfile::TempDir {
+    let models = tempfile::tempdir().unwrap();
+    let sgd = Optimizer::new(Kind::Sgd, 0.1);
+    let schema = preset::criteo(ArchKind::Dlrm, 4, 100);
+    trainer::initialise(&schema, sgd, 1).unwrap().save(models.path(), "ads").unwrap();
+    models
+}
+
+fn serve(setup: &str, models: &Path, flags: &str) -> Served {
+    Served::start_in(setup, models.to_str().unwrap(), flags)
+}
+
+/// A connection whose stream windows have `window` bytes.
+async fn connect(address: SocketAddr, window: u32) -> SendRequest<Bytes> {
+    let stream = TcpStream::connect(address).await.unwrap();
+    let (send, connection) = h2::client::Builder::new()
+        .initial_window_size(window)
+        .initial_max_send_streams(1000)
+        .handshake(stream)
+        .await
+        .unwrap();
+    tokio::spawn(connection);
+    send.ready().await.unwrap()
+}
+
+/// A connection that reads nothing, with room for large answers.
+struct Deaf(TcpStream);
+
+impl AsyncRead for Deaf {
+    fn poll_read(self: Pin<&mut Self>, _: &mut Context<'_>, _: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        Poll::Pending
+    }
+}
+
+impl AsyncWrite for Deaf {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.0).poll_write(cx, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_shutdown(cx)
+    }
+}
+
+fn head() -> Request<()> {
+    head_of("flechette.v1.Ctr/Predict")
+}
+
+fn head_of(path: &str) -> Request<()> {
+    let request = Request::builder().method("POST").uri(format!("http://x/{path}"));
+    request.header("content-type", "application/grpc").header("te", "trailers").body(()).unwrap()
+}
+
+/// The length-prefixed frame of a message.
+fn frame(message: &[u8]) -> Bytes {
+    let mut frame = vec![0];
+    frame.extend((message.len() as u32).to_be_bytes());
+    frame.extend_from_slice(message);
+    frame.into()
+}
+
+/// The code and message of an answer without a body.
+async fn status(answer: ResponseFuture) -> (Code, String) {
+    let answer =
+        tokio::time::timeout(Duration::from_secs(20), answer).await.expect("an answer in time").unwrap();
+    let status = |headers: &HeaderMap| tonic::Status::from_header_map(headers);
+    let status = status(answer.headers()).expect("a status in the headers");
+    (status.code(), status.message().to_owned())
+}
+
+/// Whether the server closes the connection within a few seconds.
+async fn closed(stream: &mut TcpStream) -> bool {
+    let mut bytes = Vec::new();
+    tokio::time::timeout(Duration::from_secs(5), stream.read_to_end(&mut bytes)).await.is_ok()
+}
+
+async fn is_served(running: &Running) -> bool {
+    let (message, scores) = request(1, 3);
+    running.send(message).await.unwrap().is_ok_and(|got| got == scores)
+}
+
+/// The processor time that a process has used.
+fn processor_time(pid: u32) -> Duration {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    let fields: Vec<&str> = stat.rsplit(") ").next().unwrap().split(' ').collect();
+    let ticks: u64 = [11, 12].map(|field| fields[field].parse::<u64>().unwrap()).iter().sum();
+    Duration::from_millis(ticks * 10)
+}
+
+#[test]
+fn with_few_descriptors_the_http_port_answers_beside_many_idle_connections() {
+    let models = models();
+    let served = serve("ulimit -n 64", models.path(), "");
+    let idle: Vec<_> = (0..120).map(|_| std::net::TcpStream::connect(served.grpc).unwrap()).collect();
+    let before = processor_time(served.id());
+    std::thread::sleep(Duration::from_secs(1));
+    assert!(processor_time(served.id()) - before < Duration::from_millis(300));
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let health =
+        async { tokio::time::timeout(Duration::from_secs(5), http_get(served.http, "/healthz")).await };
+    assert_eq!(runtime.block_on(health).expect("an answer in time").0, 200);
+    drop(idle);
+    served.terminate();
+    let (status, log) = served.ended();
+    assert!(status.success(), "{log}");
+    for words in ["limit of open files (ulimit -n) is too low", "new connections are closed at once"] {
+        assert_eq!(log.matches(words).count(), 1, "{log}");
+    }
+}
+
+#[test]
+fn the_soft_limit_of_descriptors_is_raised_to_the_hard_one() {
+    let models = models();
+    let served = serve("ulimit -Sn 40", models.path(), "");
+    let limits = std::fs::read_to_string(format!("/proc/{}/limits", served.id())).unwrap();
+    let line = limits.lines().find(|line| line.starts_with("Max open files")).unwrap();
+    let values: Vec<&str> = line.split_whitespace().collect();
+    assert_eq!(values[3], values[4], "{line}");
+}
+
+#[test]
+fn without_descriptors_a_port_waits_and_serves_again_when_there_are_some() {
+    let models = models();
+    let served = serve("true", models.path(), "");
+    let pid = Pid::from_raw(served.id() as i32).unwrap();
+    let few = |current| Rlimit { current: Some(current), maximum: Some(20_000) };
+    let old = prlimit(Some(pid), Resource::Nofile, few(4)).unwrap();
+    let waiting = std::net::TcpStream::connect(served.grpc).unwrap();
+    let before = processor_time(served.id());
+    std::thread::sleep(Duration::from_secs(1));
+    let used = processor_time(served.id()) - before;
+    prlimit(Some(pid), Resource::Nofile, old).unwrap();
+    assert!(used < Duration::from_millis(300), "{used:?}");
+    std::thread::sleep(Duration::from_millis(500));
+    drop(waiting);
+    assert_eq!(served.metric("flechette_model_version", &["model=\"ads\""]), 1.0);
+    served.terminate();
+    let (status, log) = served.ended();
+    assert!(status.success(), "{log}");
+    assert_eq!(log.matches("connections cannot be accepted").count(), 1, "{log}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn calls_without_a_body_are_ended_and_free_their_places() {
+    let running = Running::start_with(|parts| {
+        parts.server.max_requests = 8;
+        parts.server.body = Duration::from_millis(2500);
+    })
+    .await;
+    let mut raw = connect(running.grpc, 65_535).await;
+    let mut held: Vec<_> = (0..8).map(|_| raw.send_request(head(), false).unwrap()).collect();
+    // The body of one of them does not end.
+    held[0].1.send_data(frame(&request(1, 3).0.encode_to_vec()), false).unwrap();
+    // Another call before all of them have arrived would take one of their places.
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    assert!(!is_served(&running).await);
+    for (answer, _body) in held {
+        let (code, message) = status(answer).await;
+        assert_eq!(code, Code::DeadlineExceeded, "{message}");
+        assert!(message.contains("2.5 s (server.body_seconds)"), "{message}");
+    }
+    assert!(is_served(&running).await);
+    running.until_metric("flechette_requests_total{model=\"(none)\",code=\"DEADLINE_EXCEEDED\"} 8").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stream_may_be_silent_between_its_messages_but_not_within_one() {
+    let running = Running::start_with(|parts| parts.server.body = Duration::from_millis(800)).await;
+    let mut raw = connect(running.grpc, 65_535).await;
+    let message = frame(&typed(&request(1, 3).0).encode_to_vec());
+    let path = "inference.GRPCInferenceService/ModelStreamInfer";
+    let (answer, mut body) = raw.send_request(head_of(path), false).unwrap();
+    for _ in 0..2 {
+        tokio::time::sleep(Duration::from_millis(1200)).await;
+        // The last byte of a message begins the time of the next one.
+        body.send_data(message.slice(..20), false).unwrap();
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        body.send_data(message.slice(20..), false).unwrap();
+    }
+    let mut answers = answer.await.unwrap().into_body();
+    running.until_metric("flechette_requests_total{model=\"ads\",code=\"OK\"} 2").await;
+    body.send_data(message.slice(..20), false).unwrap();
+    while answers.data().await.is_some() {}
+    let trailers = answers.trailers().await.unwrap().unwrap();
+    let status = tonic::Status::from_header_map(&trailers).unwrap();
+    assert_eq!(status.code(), Code::DeadlineExceeded, "{status}");
+    assert!(status.message().contains("0.8 s (server.body_seconds) after its first byte"), "{status}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn connections_without_a_preface_are_closed_and_make_room() {
+    let running = Running::start_with(|parts| {
+        parts.server.max_connections = 3;
+        parts.server.handshake = Duration::from_millis(300);
+    })
+    .await;
+    // The client of `running` is the third.
+    assert!(is_served(&running).await);
+    let (mut silent, mut slow) =
+        (TcpStream::connect(running.grpc).await.unwrap(), TcpStream::connect(running.grpc).await.unwrap());
+    slow.write_all(&PREFACE[..10]).await.unwrap();
+    assert!(closed(&mut silent).await && closed(&mut slow).await);
+    let mut late = TcpStream::connect(running.grpc).await.unwrap();
+    late.write_all(PREFACE).await.unwrap();
+    let waited = tokio::time::timeout(Duration::from_secs(1), async {
+        let mut bytes = [0; 64];
+        while late.read(&mut bytes).await.unwrap() > 0 {}
+    });
+    assert!(waited.await.is_err(), "a connection with a preface stays open");
+    assert!(is_served(&running).await);
+    let mut silent = TcpStream::connect(running.http).await.unwrap();
+    assert!(closed(&mut silent).await);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_idle_connection_is_closed_and_its_client_connects_again() {
+    let running =
+        Running::start_with(|parts| parts.server.grpc_idle = Some(Duration::from_millis(300))).await;
+    assert!(is_served(&running).await);
+    let mut raw = TcpStream::connect(running.grpc).await.unwrap();
+    raw.write_all(PREFACE).await.unwrap();
+    let mut bytes = Vec::new();
+    tokio::time::timeout(Duration::from_secs(5), async {
+        // The frame type 7 is GOAWAY.
+        while !bytes.windows(5).any(|head: &[u8]| head == [0, 0, 8, 7, 0]) {
+            let mut more = [0; 1024];
+            let count = raw.read(&mut more).await.unwrap();
+            assert!(count > 0, "closed without GOAWAY");
+            bytes.extend(&more[..count]);
+        }
+    })
+    .await
+    .unwrap();
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    assert!(is_served(&running).await);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_drain_does_not_wait_for_idle_connections() {
+    let running = Running::start().await;
+    assert!(is_served(&running).await);
+    let _silent = TcpStream::connect(running.grpc).await.unwrap();
+    let mut deaf = TcpStream::connect(running.grpc).await.unwrap();
+    deaf.write_all(PREFACE).await.unwrap();
+    let _open = connect(running.grpc, 65_535).await;
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    let started = Instant::now();
+    let drained = running.stop().await.unwrap().unwrap();
+    assert_eq!(drained.unfinished, 0);
+    assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
+}
+
+#[test]
+fn a_second_signal_ends_a_drain_at_once() {
+    let models = models();
+    let served = serve("FLECHETTE_SERVER_BODY_SECONDS=100", models.path(), "");
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let mut raw = runtime.block_on(connect(served.grpc, 65_535));
+    let _held = raw.send_request(head(), false).unwrap();
+    let ready = || runtime.block_on(http_get(served.http, "/readyz")).0;
+    std::thread::sleep(Duration::from_millis(200));
+    served.terminate();
+    while ready() == 200 {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let started = Instant::now();
+    served.terminate();
+    let (status, log) = served.ended();
+    assert!(started.elapsed() < Duration::from_secs(5), "{:?}: {log}", started.elapsed());
+    assert_eq!(status.code(), Some(130), "{log}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn answers_that_are_not_read_keep_their_places_until_their_connection_is_closed() {
+    let running = Running::start_with(|parts| {
+        parts.server.max_requests = 4;
+        parts.server.write = Duration::from_secs(1);
+    })
+    .await;
+    let mut raw = connect(running.grpc, 0).await;
+    let held: Vec<_> = (0..4)
+        .map(|seed| {
+            let (answer, mut body) = raw.send_request(head(), false).unwrap();
+            body.send_data(frame(&request(60, seed).0.encode_to_vec()), true).unwrap();
+            answer
+        })
+        .collect();
+    let mut answers = Vec::new();
+    for answer in held {
+        answers.push(answer.await.unwrap());
+    }
+    let status = running.send(request(1, 3).0).await.unwrap().unwrap_err();
+    assert!(status.message().contains("limit 4 (server.max_requests)"), "{status}");
+    let ended = tokio::time::timeout(Duration::from_secs(5), answers[0].body_mut().data()).await;
+    assert!(!matches!(ended.expect("closed in time"), Some(Ok(_))));
+    until(async || is_served(&running).await).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn answers_that_are_not_read_count_towards_the_bytes_in_flight() {
+    let running = Running::start_with(|parts| parts.server.max_inflight_bytes = 100_000).await;
+    let mut raw = connect(running.grpc, 0).await;
+    let mut held = Vec::new();
+    let mut refused = false;
+    while !refused {
+        assert!(held.len() < 1000, "100,000 bytes hold 1,000 calls of 60 samples");
+        let (answer, mut body) = raw.clone().ready().await.unwrap().send_request(head(), false).unwrap();
+        body.send_data(frame(&request(60, 1).0.encode_to_vec()), true).unwrap();
+        let answer = answer.await.unwrap();
+        refused = answer.headers().get("grpc-status").is_some_and(|code| code == "8");
+        held.push(answer);
+    }
+    raw = connect(running.grpc, 0).await;
+    drop((held, raw));
+    until(async || is_served(&running).await).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn answers_in_a_socket_that_is_not_read_keep_their_places_until_it_is_closed() {
+    let running = Running::start_with(|parts| {
+        parts.server.max_requests = 50;
+        parts.server.max_streams = 10_000;
+        parts.server.write = Duration::from_secs(5);
+    })
+    .await;
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.set_recv_buffer_size(4096).unwrap();
+    let stream = Deaf(socket.connect(running.grpc).await.unwrap());
+    let (mut raw, connection) = h2::client::Builder::new()
+        .initial_max_send_streams(10_000)
+        .initial_connection_window_size(1 << 30)
+        .handshake::<_, Bytes>(stream)
+        .await
+        .unwrap();
+    tokio::spawn(connection);
+    let ask = frame(&GetModelRequest { model: "ads".to_owned() }.encode_to_vec());
+    let mut calls = Vec::new();
+    // One small answer at a time, until the buffers of the two sockets are full.
+    let mut full = false;
+    while !full && calls.len() < 9000 {
+        let (answer, mut body) = raw.send_request(head_of("flechette.v1.Ctr/GetModel"), false).unwrap();
+        body.send_data(ask.clone(), true).unwrap();
+        calls.push(answer);
+        if calls.len() % 20 == 0 && !is_served(&running).await {
+            // Calls that are being answered leave soon.
+            tokio::time::sleep(Duration::from_millis(500)).await;
+            full = !is_served(&running).await;
+        }
+    }
+    assert!(full, "{} answers", calls.len());
+    let free = until(async || is_served(&running).await);
+    tokio::time::timeout(Duration::from_secs(20), free).await.expect("places are free in time");
+}
+
+/// A HEADERS frame of a Predict call, with `END_HEADERS`.
+fn headers(stream: u32) -> Vec<u8> {
+    // Literals without indexing, and POST and http from the static table.
+    let mut block = vec![0x83, 0x86];
+    for (name, value) in [(vec![0x04], "/flechette.v1.Ctr/Predict"), (vec![0x0f, 0x10], "application/grpc")] {
+        block.extend(name);
+        block.push(value.len() as u8);
+        block.extend(value.as_bytes());
+    }
+    http2_frame(1, 4, stream, &block)
+}
+
+fn http2_frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+    let length = (payload.len() as u32).to_be_bytes();
+    let mut frame = vec![length[1], length[2], length[3], kind, flags];
+    frame.extend(stream.to_be_bytes());
+    frame.extend(payload);
+    frame
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_storm_of_cancelled_calls_keeps_the_other_calls_of_its_connection() {
+    const DATA: u8 = 0;
+    const RESET: u8 = 3;
+    const GOAWAY: u8 = 7;
+    let running = Running::start().await;
+    running.model.hold();
+    let mut raw = TcpStream::connect(running.grpc).await.unwrap();
+    raw.write_all(PREFACE).await.unwrap();
+    let body = frame(&request(2, 1).0.encode_to_vec());
+    raw.write_all(&[headers(1), http2_frame(DATA, 1, 1, &body)].concat()).await.unwrap();
+    until(async || running.model.begun() == 1).await;
+    let reset = |stream| [headers(stream), http2_frame(RESET, 0, stream, &[0, 0, 0, 8])].concat();
+    for round in 0..10 {
+        let storm: Vec<u8> = (0..500).flat_map(|call| reset(3 + 2 * (round * 500 + call))).collect();
+        let written = tokio::time::timeout(Duration::from_secs(20), raw.write_all(&storm)).await;
+        written.expect("the server reads on").unwrap();
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    running.model.release();
+    let mut bytes = Vec::new();
+    loop {
+        let mut rest: &[u8] = &bytes;
+        while let Some(length) =
+            rest.get(..9).map(|head| 9 + usize::from(head[1]) * 256 + usize::from(head[2]))
+        {
+            assert_ne!(rest[3], GOAWAY, "{:?}", String::from_utf8_lossy(rest));
+            if rest[3] == DATA && rest[8] == 1 {
+                return;
+            }
+            rest = rest.get(length..).unwrap_or_default();
+        }
+        let mut more = [0; 4096];
+        let count = tokio::time::timeout(Duration::from_secs(5), raw.read(&mut more)).await.unwrap().unwrap();
+        assert!(count > 0, "closed without an answer");
+        bytes.extend(&more[..count]);
+    }
+}
+
+#[test]
+fn limits_that_cannot_hold_the_largest_message_are_refused_at_start() {
+    let models = models();
+    let config = models.path().join("serve.toml");
+    for (keys, needed) in [
+        ("[server]\nmax_bytes = \"64MiB\"\n[batcher]\nqueue_bytes = \"256MiB\"", 12 * (64u64 << 20)),
+        ("[server]\nmax_bytes = \"64MiB\"\nmax_inflight_bytes = \"1GiB\"", 33 * (64 << 20) + 27_870_192),
+    ] {
+        std::fs::write(&config, keys).unwrap();
+        let (models, config) = (models.path().display(), config.display());
+        let error = run_failing(2, &format!("serve --models {models} --config {config}"));
+        let key = if keys.contains("queue") { "batcher.queue_bytes" } else { "server.max_inflight_bytes" };
+        for words in [key, "server.max_bytes = 67108864", &format!("at least {needed}")] {
+            assert!(error.contains(words), "{words}: {error}");
+        }
+    }
+}
+
+#[test]
+fn a_model_that_never_answers_does_not_hold_the_end_of_the_process() {
+    let (ended, end) = mpsc::channel();
+    let model = Fake::new();
+    let held = model.clone();
+    std::thread::spawn(move || {
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        runtime.block_on(async {
+            let mut parts = serving::parts(&held);
+            parts.server.drain = Duration::from_millis(100);
+            let server = Server::bind(parts).await.unwrap();
+            let raw = connect(server.grpc_addr(), 65_535);
+            let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+            let server = tokio::spawn(server.run(async { drop(stopped.await) }));
+            held.hold();
+            let (_answer, mut body) = raw.await.send_request(head(), false).unwrap();
+            body.send_data(frame(&request(1, 1).0.encode_to_vec()), true).unwrap();
+            until(async || held.begun() == 1).await;
+            stop.send(()).unwrap();
+            assert_eq!(server.await.unwrap().unwrap().unfinished, 1);
+        });
+        // As at the end of `serve`.
+        drop(runtime);
+        ended.send(()).unwrap();
+    });
+    let in_time = end.recv_timeout(Duration::from_secs(20));
+    model.release();
+    in_time.expect("the runtime ends while the model computes");
+}

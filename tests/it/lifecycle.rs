@@ -1,0 +1,267 @@
+//! The life of `serve`: what it answers before its models are loaded, models that cannot be loaded, and its
+//! end.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use flechette::schema::preset::ArchKind;
+use flechette::server::proto::GetModelRequest;
+use flechette::server::proto::ctr_client::CtrClient;
+use tonic::Code;
+
+use crate::program::{Served, Workshop, flechette, run, run_failing};
+use crate::serving::channel;
+use crate::switching::{publish, wait};
+
+/// A trained model, `dlrm`, whose first version cannot be opened until the file is dropped: its directory is
+/// locked as if it were being removed. The server waits 10 seconds for that lock.
+fn held() -> (Workshop, File) {
+    let workshop = Workshop::new(300, 50);
+    workshop.train(ArchKind::Dlrm);
+    let version = File::open(Path::new(&workshop.models).join("dlrm/1")).unwrap();
+    version.lock().unwrap();
+    (workshop, version)
+}
+
+/// The status of a call for a model.
+fn call(served: &Served, model: &str) -> Result<(), tonic::Status> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let mut client = CtrClient::new(channel(served.grpc).await);
+        client.get_model(GetModelRequest { model: model.to_owned() }).await.map(drop)
+    })
+}
+
+fn is_ready(served: &Served) -> bool {
+    served.get("/readyz") == (200, "ready\n".to_owned())
+}
+
+#[test]
+fn a_port_in_use_is_reported_before_a_model_is_loaded() {
+    let (workshop, _held) = held();
+    let holder = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let busy = holder.local_addr().unwrap();
+    let begun = Instant::now();
+    let line = format!("serve --models {} --grpc {busy} --http 127.0.0.1:0", workshop.models);
+    let error = run_failing(1, &line);
+    assert!(error.contains("server.grpc") && error.contains("in use"), "{error}");
+    assert!(begun.elapsed() < Duration::from_secs(8), "it waited for the model");
+}
+
+#[test]
+fn a_server_answers_while_its_models_load_and_says_that_it_is_not_ready() {
+    let (workshop, held) = held();
+    let served = Served::listening(&workshop.models, "");
+    assert_eq!(served.get("/healthz").0, 200);
+    assert_eq!(served.get("/readyz"), (503, "loading: model dlrm\n".to_owned()));
+    let status = call(&served, "dlrm").unwrap_err();
+    assert!(status.code() == Code::Unavailable && status.message().contains("is loading"), "{status}");
+    assert_eq!(call(&served, "other").unwrap_err().code(), Code::NotFound);
+    assert!(served.get("/").1.contains("<td>dlrm<td><td><td><td><td>loading"));
+    drop(held);
+    wait("the model is loaded", || is_ready(&served));
+    assert_eq!(served.score("dlrm", &workshop.valid, "")["version"], 1);
+}
+
+#[test]
+fn a_signal_ends_a_server_whose_models_still_load() {
+    let (workshop, _held) = held();
+    let served = Served::listening(&workshop.models, "");
+    let begun = Instant::now();
+    served.terminate();
+    let (status, log) = served.ended();
+    assert!(status.success(), "{log}");
+    assert!(begun.elapsed() < Duration::from_secs(8), "it waited for the model: {log}");
+}
+
+#[test]
+fn a_model_without_a_good_version_is_named_and_the_others_are_served() {
+    let workshop = Workshop::new(300, 50);
+    workshop.train(ArchKind::Dlrm);
+    workshop.train(ArchKind::Dcn);
+    let manifest = Path::new(&workshop.models).join("dcn/1/MANIFEST.json");
+    let away = PathBuf::from(workshop.path("MANIFEST.json"));
+    fs::rename(&manifest, &away).unwrap();
+    let served = Served::start(&workshop.models, "");
+    assert_eq!(served.score("dlrm", &workshop.valid, "")["version"], 1);
+    let (code, text) = served.get("/readyz");
+    let lines: Vec<&str> = text.lines().collect();
+    assert!(code == 200 && lines.len() == 2 && lines[0] == "ready", "{text}");
+    assert!(lines[1].starts_with("not served: model dcn: ") && lines[1].contains("MANIFEST.json"), "{text}");
+    assert!(served.get("/").1.contains("<td>dcn<td><td><td><td><td>not served: "));
+    let status = call(&served, "dcn").unwrap_err();
+    let unavailable = status.code() == Code::Unavailable;
+    assert!(unavailable && status.message().contains("could not be loaded"), "{status}");
+
+    fs::rename(&away, &manifest).unwrap();
+    wait("the model is served", || is_ready(&served));
+    assert_eq!(served.score("dcn", &workshop.valid, "")["version"], 1);
+    served.terminate();
+    let (_, log) = served.ended();
+    let refused: Vec<_> = log.lines().filter(|line| line.contains("model refused")).collect();
+    assert!(refused.len() == 1 && refused[0].contains("model=\"dcn\""), "{log}");
+}
+
+#[test]
+fn a_server_without_a_good_version_of_any_model_is_not_ready_and_waits_for_one() {
+    let workshop = Workshop::new(300, 50);
+    workshop.train(ArchKind::Dlrm);
+    fs::remove_file(Path::new(&workshop.models).join("dlrm/1/MANIFEST.json")).unwrap();
+    let served = Served::start(&workshop.models, "");
+    let (code, text) = served.get("/readyz");
+    assert!(code == 503 && text.starts_with("no model is served\nnot served: model dlrm: "), "{text}");
+    workshop.train(ArchKind::Dlrm);
+    wait("the model is served", || is_ready(&served));
+    assert_eq!(served.score("dlrm", &workshop.valid, "")["version"], 2);
+}
+
+#[test]
+fn a_server_of_an_empty_directory_waits_for_a_model() {
+    let workshop = Workshop::new(300, 50);
+    fs::create_dir(&workshop.models).unwrap();
+    let served = Served::start(&workshop.models, "");
+    assert_eq!(served.get("/readyz"), (503, "no model is served\n".to_owned()));
+    assert_eq!(served.get("/healthz").0, 200);
+    workshop.train(ArchKind::Dlrm);
+    wait("the model is served", || is_ready(&served));
+    assert_eq!(served.score("dlrm", &workshop.valid, "")["version"], 1);
+}
+
+#[test]
+fn a_setting_that_fits_no_model_ends_the_server() {
+    let workshop = Workshop::new(300, 50);
+    workshop.train(ArchKind::Dlrm);
+    let flags = "--grpc 127.0.0.1:0 --http 127.0.0.1:0 --cache-mode on --cache-bytes 1";
+    let error = run_failing(2, &format!("serve --models {} {flags}", workshop.models));
+    assert!(error.contains("model \"dlrm\"") && error.contains("cache"), "{error}");
+}
+
+#[test]
+fn weights_that_are_not_finite_are_refused_with_the_name_of_their_tensor() {
+    let workshop = Workshop::new(300, 50);
+    workshop.train(ArchKind::Dlrm);
+    let with = |bad: f32| {
+        move |file: &str, i: usize, value: f32| if file.starts_with("dense") && i == 3 { bad } else { value }
+    };
+    publish(&workshop.models, 2, with(f32::NAN));
+    let served = Served::start(&workshop.models, "");
+    assert_eq!(served.score("dlrm", &workshop.valid, "")["version"], 1);
+    publish(&workshop.models, 3, with(f32::INFINITY));
+    wait("it is refused", || served.sum("flechette_switches_refused_total", "dlrm") == 2.0);
+    assert_eq!(served.score("dlrm", &workshop.valid, "")["version"], 1);
+    served.terminate();
+    let (_, log) = served.ended();
+    for version in ["version=2", "version=3"] {
+        let refused = |line: &&str| line.contains("version refused") && line.contains(version);
+        let line = log.lines().find(refused).expect(&log);
+        assert!(line.contains("tensor \"") && line.contains("expected finite weights"), "{line}");
+    }
+}
+
+#[test]
+fn a_server_that_will_drain_serves_on_for_the_delay_but_is_not_ready() {
+    let workshop = Workshop::new(300, 50);
+    workshop.train(ArchKind::Dlrm);
+    let config = workshop.path("serve.toml");
+    fs::write(&config, "[server]\ndrain_delay_seconds = 3\n").unwrap();
+    let served = Served::start(&workshop.models, &format!("--config {config}"));
+    let begun = Instant::now();
+    served.terminate();
+    wait("it is not ready", || served.get("/readyz") == (503, "draining\n".to_owned()));
+    // On a new connection.
+    served.score("dlrm", &workshop.valid, "");
+    let (status, log) = served.ended();
+    assert!(status.success() && log.contains("unfinished=0"), "{log}");
+    assert!(begun.elapsed() >= Duration::from_secs(3), "{log}");
+}
+
+#[test]
+fn a_second_signal_ends_a_server_at_once() {
+    let workshop = Workshop::new(300, 50);
+    workshop.train(ArchKind::Dlrm);
+    let config = workshop.path("serve.toml");
+    fs::write(&config, "[server]\ndrain_delay_seconds = 600\n").unwrap();
+    let served = Served::start(&workshop.models, &format!("--config {config}"));
+    served.terminate();
+    wait("it is not ready", || served.get("/readyz").0 == 503);
+    served.terminate();
+    assert_eq!(served.ended().0.code(), Some(130));
+}
+
+#[test]
+fn a_hangup_reloads_the_settings_that_can_change_and_names_the_others() {
+    let workshop = Workshop::new(300, 50);
+    workshop.train(ArchKind::Dlrm);
+    let config = workshop.path("serve.toml");
+    fs::write(&config, "[models]\nwatch_seconds = 0\n").unwrap();
+    let served = Served::start(&workshop.models, &format!("--config {config}"));
+    workshop.train(ArchKind::Dlrm);
+    let changed = "[models]\nwatch_seconds = 1\n[server]\nmax_samples = 7\n[log]\nlevel = \"info,h2=off\"\n";
+    fs::write(&config, changed).unwrap();
+    served.signal("-HUP");
+    let version = || served.metric("flechette_model_version", &["model=\"dlrm\""]);
+    wait("the new version is taken over", || version() == 2.0);
+
+    fs::write(&config, "[models]\nwatch_second = 0\n").unwrap();
+    served.signal("-HUP");
+    workshop.train(ArchKind::Dlrm);
+    wait("the directory is still watched", || version() == 3.0);
+    served.terminate();
+    let (status, log) = served.ended();
+    assert!(status.success(), "{log}");
+    for words in [
+        "SIGHUP: settings changed changed=\"models.watch_seconds, log.level\"",
+        "only a restart applies them settings=\"server.max_samples\"",
+        "SIGHUP: the settings are wrong, so nothing changes",
+        ":2: unknown key models.watch_second; did you mean models.watch_seconds?",
+    ] {
+        assert!(log.contains(words), "{words}: {log}");
+    }
+}
+
+#[test]
+fn an_unknown_name_is_refused_wherever_it_is_given() {
+    let workshop = Workshop::new(300, 50);
+    workshop.train(ArchKind::Dlrm);
+    let (models, file) = (&workshop.models, workshop.path("serve.toml"));
+    fs::write(&file, "[server]\nmax_sampels = 5\n").unwrap();
+    let error = run_failing(2, &format!("serve --models {models} --config {file}"));
+    let words = format!("{file}:2: unknown key server.max_sampels; did you mean server.max_samples?");
+    assert!(error.contains(&words), "{error}");
+    let mut serve = flechette();
+    let serve = serve.args(["serve", "--models", models]).env("FLECHETTE_SERVER_MAX_SAMPLE", "5");
+    let output = serve.output().unwrap();
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.code() == Some(2) && error.contains("FLECHETTE_SERVER_MAX_SAMPLES?"), "{error}");
+    let output = run(&format!("serve --model {models}"));
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.code() == Some(2) && error.contains("'--models'"), "{error}");
+}
+
+#[test]
+fn settings_can_be_checked_and_printed_without_a_server() {
+    let workshop = Workshop::new(1, 1);
+    let file = workshop.path("serve.toml");
+    fs::write(&file, "[server]\nmodels = \"/nowhere\"\nhttp = \"127.0.0.1:1\"\n").unwrap();
+    let valid = run(&format!("config check --config {file}"));
+    assert!(valid.status.success() && valid.stdout == b"the settings are valid\n", "{valid:?}");
+    let printed = run(&format!("config print --config {file} --http 127.0.0.1:2 --cache-bytes 1MiB"));
+    let printed = String::from_utf8(printed.stdout).unwrap();
+    for line in [
+        &format!("models = \"/nowhere\"  # file {file}:2"),
+        "http = \"127.0.0.1:2\"  # flag --http",
+        "bytes = \"1MiB\"  # flag --cache-bytes",
+        "level = \"info\"  # default",
+    ] {
+        assert!(printed.lines().any(|printed| printed == line), "{line}: {printed}");
+    }
+    fs::write(&file, "[servers]\n[cache]\nmode = \"maybe\"\n").unwrap();
+    let wrong = run(&format!("config check --config {file} --grpc nowhere"));
+    let errors = String::from_utf8(wrong.stderr).unwrap();
+    let words = ["unknown section servers; did you mean server?", "server.grpc (flag --grpc)", "cache.mode"];
+    assert_eq!((wrong.status.code(), errors.lines().count()), (Some(2), 3), "{errors}");
+    assert!(
+        errors.lines().zip(words).all(|(line, words)| line.starts_with("error: ") && line.contains(words))
+    );
+}
