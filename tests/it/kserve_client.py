@@ -134,7 +134,8 @@ def repository(client):
     assert index() == {MODEL: ("1", "READY")}, index()
     client.unload_model(MODEL)
     assert index() == {MODEL: ("", "UNAVAILABLE")}, index()
-    assert client.is_server_ready() and not client.is_model_ready(MODEL)
+    # It was the only model.
+    assert not client.is_server_ready() and not client.is_model_ready(MODEL)
     refused("NOT_FOUND", f'no model "{MODEL}" is served', client.infer, MODEL, inputs())
     refused("NOT_FOUND", f'no model "{MODEL}" is served', client.unload_model, MODEL)
     refused("NOT_FOUND", 'no model "nobody"', client.load_model, "nobody")
