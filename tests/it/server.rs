@@ -244,6 +244,7 @@ async fn a_standing_queue_refuses_requests_and_says_when_to_try_again() {
     // Shows that a sample takes a fifth of a second.
     running.model.hold();
     let slow = running.send(request(1, 0).0);
+    until(async || running.model.begun() == 1).await;
     sleep(Duration::from_millis(200)).await;
     running.model.release();
     slow.await.unwrap().unwrap();
