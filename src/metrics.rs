@@ -9,6 +9,8 @@
 //! rows (`tables`), `lookup_seconds`, `dense_seconds` and `cache`. Server and engine get the same atomics
 //! from [`Metrics::model`].
 
+mod statistics;
+
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -18,6 +20,8 @@ use metrics_exporter_prometheus::{
 };
 
 use crate::schema::{Schema, Table};
+
+pub(crate) use statistics::{Statistics, Total};
 
 /// The `model` label of calls that do not name a loaded model.
 pub(crate) const NO_MODEL: &str = "(none)";
@@ -79,7 +83,7 @@ type Samples = Histogram;
 struct Spec(&'static str, Kind, &'static str);
 
 const REQUESTS: Spec =
-    Spec("flechette_requests_total", Kind::Counter, "Ctr calls answered, by model and gRPC status code.");
+    Spec("flechette_requests_total", Kind::Counter, "Calls answered, by model and gRPC status code.");
 const MODEL_VERSION: Spec =
     Spec("flechette_model_version", Kind::Gauge, "The version of the model that new batches use.");
 const BUILD_INFO: Spec =
@@ -284,6 +288,8 @@ pub(crate) struct ModelMetrics {
     pub learn: LearnMetrics,
     /// In the order of the schema's tables.
     pub(crate) tables: Vec<TableMetrics>,
+    /// What KServe's statistics report.
+    pub statistics: Statistics,
 }
 
 impl ModelMetrics {
@@ -300,7 +306,20 @@ impl ModelMetrics {
             trace: TraceMetrics::new(recorder, model),
             learn: LearnMetrics::new(recorder, model),
             tables: schema.tables.iter().map(table).collect(),
+            statistics: Statistics::default(),
         }
+    }
+
+    /// Sets the gauges of a model that is no longer loaded.
+    fn unloaded(&self) {
+        let (cache, device) = (&self.cache, &self.device);
+        let sizes = [&cache.used_bytes, &cache.capacity_bytes, &cache.entries, &cache.pointers];
+        let memory = [&device.lost, &device.worker_bytes, &device.pinned_bytes];
+        let others = [&self.version, &self.batches.queue_samples, &self.switches.age_seconds];
+        for gauge in sizes.into_iter().chain(memory).chain(others) {
+            gauge.set(0.0);
+        }
+        self.switches.data_age_seconds.set(f64::NAN);
     }
 }
 
@@ -357,6 +376,13 @@ impl Metrics {
         let mut models = self.models.lock().unwrap_or_else(PoisonError::into_inner);
         let entry = models.entry(name.to_owned());
         entry.or_insert_with(|| Arc::new(ModelMetrics::new(&self.recorder, name, schema))).clone()
+    }
+
+    /// Ends the series of a model that was unloaded: its counters stay on the page, and its gauges become 0.
+    /// If the model is loaded again, its counters go on, with the tables of its new schema.
+    pub(crate) fn forget(&self, name: &str) {
+        let removed = self.models.lock().unwrap_or_else(PoisonError::into_inner).remove(name);
+        removed.iter().for_each(|model| model.unloaded());
     }
 
     /// The series of a training, which runs. They are registered by the first call.

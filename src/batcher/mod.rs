@@ -49,7 +49,7 @@ pub(crate) enum BatchError {
          of its time until the deadline)", .0.wait.as_millis(), .0.limit.as_millis()
     )]
     Overloaded(TooLate),
-    #[error("the server is draining and accepts no more requests")]
+    #[error("the server is draining, or the model is being unloaded: no more requests are accepted")]
     Closed,
     #[error("deadline passed after {waited_us} us in the queue, before any work")]
     Expired { waited_us: u128 },

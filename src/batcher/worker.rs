@@ -40,7 +40,9 @@ fn handle(shared: &Shared, taken: &mut Taken<Job>, merged: &mut Batch) {
         expire(entry, now);
     }
     for entry in &taken.batch {
-        shared.metrics.batches.queue_seconds.record(now.saturating_duration_since(entry.queued));
+        let waited = now.saturating_duration_since(entry.queued);
+        shared.metrics.batches.queue_seconds.record(waited);
+        shared.metrics.statistics.queue.add(1, waited);
     }
     compute(shared, &mut taken.batch, merged);
 }
@@ -104,7 +106,7 @@ fn compute(shared: &Shared, batch: &mut Vec<Entry<Job>>, merged: &mut Batch) {
         1 => compute_one_by_one(shared, batch),
         _ => {
             merge(batch, merged);
-            match predict(shared, merged) {
+            match predict(shared, merged, batch.len()) {
                 Ok(scores) => shared.recycle(split(batch, &scores).into_iter()),
                 Err(error) => {
                     let requests = batch.len();
@@ -122,18 +124,20 @@ fn compute_one_by_one(shared: &Shared, batch: &mut Vec<Entry<Job>>) {
         if entry.deadline.is_some_and(|deadline| deadline <= now) {
             expire(entry, now);
         } else if !entry.item.reply.is_closed() {
-            let result = predict(shared, &entry.item.batch);
+            let result = predict(shared, &entry.item.batch, 1);
             answer(entry.item.reply, result);
             shared.recycle(std::iter::once(entry.item.batch));
         }
     }
 }
 
-/// Calls the model, records the time, catches a panic and checks the number of scores.
-fn predict(shared: &Shared, batch: &Batch) -> Result<Scores, BatchError> {
+/// Calls the model for a batch of this many requests, records the time, catches a panic and checks the number
+/// of scores.
+fn predict(shared: &Shared, batch: &Batch, requests: usize) -> Result<Scores, BatchError> {
     let started = Instant::now();
     let outcome = catch_unwind(AssertUnwindSafe(|| shared.model.predict(batch)));
-    shared.metrics.batches.predict_seconds.record(started.elapsed());
+    let took = started.elapsed();
+    shared.metrics.batches.predict_seconds.record(took);
     shared.metrics.batches.batch_samples.record(batch.samples as f64);
     let scores = match outcome {
         Ok(result) => result?,
@@ -146,6 +150,7 @@ fn predict(shared: &Shared, batch: &Batch) -> Result<Scores, BatchError> {
         let text = format!("{} scores for {} samples", scores.probabilities.len(), batch.samples);
         return Err(BatchError::Failed(text));
     }
+    shared.metrics.statistics.computed(requests, batch.samples, took);
     Ok(scores)
 }
 

@@ -26,10 +26,14 @@ const GIB: u64 = 1 << 30;
 const BATCH_GROWTH: u64 = 12;
 
 /// Most memory of a message of this size, as the server counts it (`server/meter.rs`): the bytes themselves,
-/// 64 for an empty string, which takes 2, and 448 for each column, which takes 2 as well.
+/// 64 for an empty string, which takes 2, and more for each tensor, output and parameter of KServe, which
+/// take 2 as well. A native message has at most 10,000 columns of 448 bytes, which is less.
 pub(crate) fn message_bytes(max_bytes: u64) -> u64 {
-    const MOST_COLUMNS: u64 = 10_000;
-    33 * max_bytes + 448 * (max_bytes / 2).min(MOST_COLUMNS)
+    const MOST_TENSORS: u64 = 20_001;
+    const MOST_OTHERS: u64 = 20_001 + 100;
+    let entries = max_bytes / 2;
+    let tensors = entries.min(MOST_TENSORS);
+    33 * max_bytes + 1104 * tensors + 288 * (entries - tensors).min(MOST_OTHERS)
 }
 
 /// For every key that a layer gives: the text of the highest layer, with its source. Layers are added from
@@ -154,6 +158,7 @@ impl Layers {
             write: seconds("server.write_seconds", 1)?,
             http_idle: seconds("server.http_idle_seconds", 1)?,
             grpc_idle: Some(seconds("server.grpc_idle_seconds", 0)?).filter(|idle| !idle.is_zero()),
+            stream_idle: seconds("server.stream_idle_seconds", 1)?,
             max_streams: count("server.max_streams")? as u32,
             drain_delay: seconds("server.drain_delay_seconds", 0)?,
             drain: seconds("server.drain_seconds", 0)?,

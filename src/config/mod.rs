@@ -114,6 +114,8 @@ pub struct ServerConfig {
     pub http_idle: Duration,
     /// `None`: gRPC connections without calls stay open.
     pub grpc_idle: Option<Duration>,
+    /// A stream that gets no request for this long is ended.
+    pub stream_idle: Duration,
     /// Limit of one connection.
     pub max_streams: u32,
     /// Between SIGTERM and the drain.

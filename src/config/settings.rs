@@ -79,7 +79,7 @@ pub(crate) const SECTIONS: &[Section] = &[
                 Words("1GiB, or the least value if that is more"),
                 "Most memory for the messages of all calls in flight, encoded and decoded, and for answers \
                  that have not left; at least what the largest message may take, 33 × `server.max_bytes` \
-                 and 4.5MB",
+                 and 28MB",
             ),
             setting(
                 "server.max_connections",
@@ -95,7 +95,8 @@ pub(crate) const SECTIONS: &[Section] = &[
             setting(
                 "server.body_seconds",
                 Text("10"),
-                "The message of a call must arrive within this long after its headers",
+                "The message of a call must arrive within this long after its headers, and one of a stream \
+                 within this long after its first byte",
             ),
             setting(
                 "server.write_seconds",
@@ -113,6 +114,11 @@ pub(crate) const SECTIONS: &[Section] = &[
                 Text("3600"),
                 "A gRPC connection without a call for this long is closed with GOAWAY, after which clients \
                  connect again; 0 keeps it open",
+            ),
+            setting(
+                "server.stream_idle_seconds",
+                Text("300"),
+                "A KServe stream that gets no request for this long is ended",
             ),
             setting("server.max_streams", Text("1024"), "Most concurrent calls of one gRPC connection"),
             setting(
@@ -135,7 +141,8 @@ pub(crate) const SECTIONS: &[Section] = &[
         settings: &[setting(
             "models.watch_seconds",
             Text("1"),
-            "How often the directory of the models is read; 0 means only at start",
+            "How often the directory of the models is read; 0 means only at start and when a client loads a \
+             model",
         )
         .reloads()],
     },

@@ -299,7 +299,7 @@ fn limits_that_cannot_hold_the_largest_message_are_refused() {
         |keys: &str| resolve(&Flags::default(), &[], &format!("[server]\nmax_bytes = \"64MiB\"\n{keys}"));
     let chosen = config("").unwrap();
     assert_eq!(chosen.batcher.queue_bytes, 768 << 20);
-    assert_eq!(chosen.server.max_inflight_bytes, 33 * (64 << 20) + 4_480_000);
+    assert_eq!(chosen.server.max_inflight_bytes, 33 * (64 << 20) + 27_870_192);
     for (keys, key, least) in [
         ("[batcher]\nqueue_bytes = \"767MiB\"", "batcher.queue_bytes", chosen.batcher.queue_bytes),
         ("max_inflight_bytes = \"2GiB\"", "server.max_inflight_bytes", chosen.server.max_inflight_bytes),
@@ -312,10 +312,11 @@ fn limits_that_cannot_hold_the_largest_message_are_refused() {
 
 #[test]
 fn seconds_reach_their_fields() {
-    let file =
-        "[server]\nhandshake_seconds = 1\nbody_seconds = 2\nwrite_seconds = 3\ngrpc_idle_seconds = 0\n";
+    let file = "[server]\nhandshake_seconds = 1\nbody_seconds = 2\nwrite_seconds = 3\ngrpc_idle_seconds = 0\n\
+                stream_idle_seconds = 4\n";
     let server = resolve(&Flags::default(), &[], file).unwrap().server;
-    assert_eq!([server.handshake, server.body, server.write], [1, 2, 3].map(Duration::from_secs));
+    let times = [server.handshake, server.body, server.write, server.stream_idle];
+    assert_eq!(times, [1, 2, 3, 4].map(Duration::from_secs));
     assert_eq!(server.grpc_idle, None);
     assert!(refusal(&[], "[server]\nbody_seconds = 0").contains("server.body_seconds"));
 }

@@ -328,6 +328,14 @@ pub(crate) struct Answer {
     call: Option<Arc<OpenCall>>,
 }
 
+impl Answer {
+    fn end(&mut self) {
+        self.call = None;
+        // The body of a stream has the call's charge too.
+        self.body = Body::empty();
+    }
+}
+
 impl http_body::Body for Answer {
     type Data = Bytes;
     type Error = Status;
@@ -339,7 +347,7 @@ impl http_body::Body for Answer {
         let frame = match ready!(Pin::new(&mut self.body).poll_frame(cx)) {
             Some(Ok(frame)) => frame,
             end => {
-                self.call = None;
+                self.end();
                 return Poll::Ready(end);
             }
         };
@@ -348,7 +356,7 @@ impl http_body::Body for Answer {
             (Ok(bytes), None) => Frame::data(bytes),
             (Err(trailers), _) => {
                 // The client may count on the call's place as soon as it has the trailers.
-                self.call = None;
+                self.end();
                 trailers
             }
         };

@@ -53,7 +53,7 @@ pub(crate) struct Inputs {
     checksum: Checksum,
     /// Index of each feature in the schema.
     indices: HashMap<String, usize>,
-    max_samples: usize,
+    pub max_samples: usize,
 }
 
 impl Inputs {
@@ -70,7 +70,8 @@ impl Inputs {
     /// When the request is not a batch of this model, or exceeds a limit.
     pub(crate) fn encode(&self, request: proto::PredictRequest, out: &mut Batch) -> Result<(), ConvertError> {
         let proto::PredictRequest { samples, dense, features, .. } = request;
-        self.convert(Columns { samples, dense, features }, out, |_| ())
+        let columns = Columns { dense, features };
+        self.convert(samples as usize, out, |scratch| self.fill(columns, scratch), |_| ())
     }
 
     /// The samples of a request for the log, after the same checks as those of [`Self::encode`].
@@ -89,34 +90,40 @@ impl Inputs {
         if let Some(sample) = labels.iter().position(|label| !(0.0..=1.0).contains(label)) {
             return Err(ConvertError::Label { sample, got: labels[sample] });
         }
-        self.convert(Columns { samples, dense, features }, out, |raw| {
+        let columns = Columns { dense, features };
+        let record = |raw: &mut RawBatch| {
             raw.labels = Some(labels);
             let record = Record::new(raw, self.checksum);
             raw.labels = None;
             record
-        })
+        };
+        self.convert(samples as usize, out, |scratch| self.fill(columns, scratch), record)
     }
 
-    /// Overwrites `out` with the batch of these columns, and calls `then` with the raw batch if it is valid.
-    fn convert<T>(
+    /// Overwrites `out` with the batch of the columns that `fill` writes, and calls `then` with the raw batch
+    /// if it is valid. Before `fill`, the raw batch has its number of samples and a column for each feature.
+    ///
+    /// # Errors
+    /// When the number of samples exceeds a limit, or the columns are not a batch of this model.
+    pub(crate) fn convert<T, E: From<ConvertError>>(
         &self,
-        columns: Columns,
+        samples: usize,
         out: &mut Batch,
+        fill: impl FnOnce(&mut Scratch) -> Result<(), E>,
         then: impl FnOnce(&mut RawBatch) -> T,
-    ) -> Result<T, ConvertError> {
-        let samples = columns.samples as usize;
+    ) -> Result<T, E> {
         if samples == 0 {
-            return Err(ConvertError::NoSamples);
+            return Err(ConvertError::NoSamples.into());
         }
         if samples > self.max_samples {
-            return Err(ConvertError::TooManySamples { limit: self.max_samples, got: samples });
+            return Err(ConvertError::TooManySamples { limit: self.max_samples, got: samples }.into());
         }
         SCRATCH.with_borrow_mut(|scratch| {
             scratch.raw.samples = samples;
-            scratch.raw.dense = columns.dense;
-            let encoded = self.fill(samples, columns.features, scratch).and_then(|()| {
-                self.schema.encode(&scratch.raw, out)?;
-                self.schema.check_absent(out)?;
+            scratch.raw.features.resize_with(self.schema.features.len(), no_values);
+            let encoded = fill(scratch).and_then(|()| {
+                self.schema.encode(&scratch.raw, out).map_err(ConvertError::from)?;
+                self.schema.check_absent(out).map_err(ConvertError::from)?;
                 Ok(then(&mut scratch.raw))
             });
             if raw_bytes(&scratch.raw) > SCRATCH_BYTES {
@@ -126,25 +133,25 @@ impl Inputs {
         })
     }
 
+    /// The index of a feature in the schema. `likely` is tried first, without hashing the name.
+    pub(crate) fn index(&self, name: &str, likely: usize) -> Option<usize> {
+        match self.schema.features.get(likely) {
+            Some(feature) if feature.name == name => Some(likely),
+            _ => self.indices.get(name).copied(),
+        }
+    }
+
     /// Fills the columns in the order of the schema.
-    fn fill(
-        &self,
-        samples: usize,
-        columns: Vec<proto::FeatureColumn>,
-        scratch: &mut Scratch,
-    ) -> Result<(), ConvertError> {
+    fn fill(&self, columns: Columns, scratch: &mut Scratch) -> Result<(), ConvertError> {
         let names = &self.schema.features;
+        let samples = scratch.raw.samples;
+        scratch.raw.dense = columns.dense;
         scratch.seen.clear();
         scratch.seen.resize(names.len(), false);
-        scratch.raw.features.resize_with(names.len(), no_values);
-        for (i, column) in columns.into_iter().enumerate() {
-            // Most clients send features in the order of the schema. Then names need not be hashed.
-            let index = match names.get(i) {
-                Some(feature) if feature.name == column.name => i,
-                _ => match self.indices.get(&column.name) {
-                    Some(&index) => index,
-                    None => return Err(ConvertError::UnknownFeature { name: clip(column.name) }),
-                },
+        for (i, column) in columns.features.into_iter().enumerate() {
+            // Most clients send features in the order of the schema.
+            let Some(index) = self.index(&column.name, i) else {
+                return Err(ConvertError::UnknownFeature { name: clip(column.name) });
             };
             if std::mem::replace(&mut scratch.seen[index], true) {
                 return Err(ConvertError::DuplicateFeature { name: column.name });
@@ -158,16 +165,15 @@ impl Inputs {
     }
 }
 
-/// The samples of a message.
+/// The columns of a message.
 struct Columns {
-    samples: u32,
     dense: Vec<f32>,
     features: Vec<proto::FeatureColumn>,
 }
 
 /// Memory that conversions reuse. Without it a request of 26 columns would take more than 50 allocations.
-struct Scratch {
-    raw: RawBatch,
+pub(crate) struct Scratch {
+    pub raw: RawBatch,
     /// For each feature of the schema, whether the request has its column.
     seen: Vec<bool>,
 }
@@ -230,16 +236,25 @@ fn fill_column(
 }
 
 /// Concatenates the strings. A message is at most 1 GiB, so their ends fit in 32 bits.
-fn fill_text(strings: &[Bytes], values: &mut RawValues) {
-    if let RawValues::Ids(_) = values {
-        *values = RawValues::Text { bytes: Vec::new(), ends: Vec::new() };
-    }
-    let RawValues::Text { bytes, ends } = values else { return };
-    bytes.clear();
-    ends.clear();
+pub(crate) fn fill_text(strings: &[Bytes], values: &mut RawValues) {
+    let (bytes, ends) = no_text(values);
     for string in strings {
         bytes.extend_from_slice(string);
         ends.push(bytes.len() as u32);
+    }
+}
+
+/// Replaces values by no strings, and keeps their memory if they are strings: the bytes and the ends.
+pub(crate) fn no_text(values: &mut RawValues) -> (&mut Vec<u8>, &mut Vec<u32>) {
+    loop {
+        match values {
+            RawValues::Ids(_) => *values = RawValues::Text { bytes: Vec::new(), ends: Vec::new() },
+            RawValues::Text { bytes, ends } => {
+                bytes.clear();
+                ends.clear();
+                return (bytes, ends);
+            }
+        }
     }
 }
 

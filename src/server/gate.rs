@@ -1,4 +1,4 @@
-//! A layer around every `Ctr` call. It sees a call before its message is decoded.
+//! A layer around every call of a service that scores. It sees a call before its message is decoded.
 //!
 //! * The calls in flight of all connections are counted and limited, and so is the memory of their messages
 //!   (`meter.rs`).
@@ -8,21 +8,25 @@
 //! * tonic refuses a message that is too large with `OUT_OF_RANGE`. The gate changes that status to
 //!   `RESOURCE_EXHAUSTED` with the name of the limit.
 //! * Calls that never reach a model (undecodable, too large, unknown method) are counted here.
+//! * A stream is one call in flight until its last answer has left. Its service handles the deadline, and
+//!   releases the memory of its messages one by one. Under overload its requests are refused one by one too.
 
 use std::convert::Infallible;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
+use http_body::{Frame, SizeHint};
 use tonic::body::Body;
 use tonic::codegen::http::{HeaderMap, Request, Response};
-use tonic::codegen::{BoxFuture, Service};
+use tonic::codegen::{BoxFuture, Bytes, Service};
 use tonic::server::NamedService;
 use tonic::{Code, Status};
 
 use super::Shared;
-use super::meter::{Charge, Metered};
+use super::meter::{Charge, Layout, Metered};
 use super::pressure::overloaded;
 
 /// A call, as the gate passes it to the service in the request's extensions.
@@ -31,6 +35,8 @@ pub(crate) struct Call {
     pub deadline: Option<Instant>,
     /// Set by the service when it counts the call's status.
     pub counted: Arc<AtomicBool>,
+    /// The memory of the call's messages.
+    pub charge: Arc<Charge>,
 }
 
 /// A gRPC service behind the gate.
@@ -38,11 +44,20 @@ pub(crate) struct Call {
 pub(crate) struct Gate<S> {
     inner: S,
     shared: Arc<Shared>,
+    /// The layout of the service's requests.
+    requests: &'static Layout,
+    /// The method that has a stream of requests, if there is one.
+    stream: Option<&'static str>,
 }
 
 impl<S> Gate<S> {
-    pub(crate) fn new(inner: S, shared: Arc<Shared>) -> Self {
-        Self { inner, shared }
+    pub(crate) fn new(inner: S, shared: Arc<Shared>, requests: &'static Layout) -> Self {
+        Self { inner, shared, requests, stream: None }
+    }
+
+    /// Names the method that has a stream of requests.
+    pub(crate) fn with_stream(self, method: &'static str) -> Self {
+        Self { stream: Some(method), ..self }
     }
 }
 
@@ -66,8 +81,11 @@ where
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         // Computed before the future runs, because tonic starts its own timer right after this function.
         let deadline = timeout(request.headers()).and_then(|rest| Instant::now().checked_add(rest));
-        let call = Call { deadline, counted: Arc::default() };
-        let (charge, in_flight) = Charge::enter(self.shared.clone());
+        let method = request.uri().path().rsplit('/').next();
+        let stream = self.stream.is_some_and(|stream| method == Some(stream));
+        let enter = if stream { Charge::enter_stream } else { Charge::enter };
+        let (charge, in_flight) = enter(self.shared.clone());
+        let call = Call { deadline, counted: Arc::default(), charge: charge.clone() };
         let limit = self.shared.max_requests;
         let mut passage =
             Passage { shared: self.shared.clone(), counted: call.counted.clone(), code: Code::Cancelled };
@@ -79,7 +97,7 @@ where
                 Ok(Status::resource_exhausted(text).into_http())
             });
         }
-        if let Some(takes) = self.shared.pressure.too_long(in_flight, deadline) {
+        if let Some(takes) = self.shared.too_long(in_flight, deadline).filter(|_| !stream) {
             self.shared.pressure.refused();
             passage.code = Code::ResourceExhausted;
             let text = format!("overloaded: a call takes about {} ms now", takes.as_millis());
@@ -88,9 +106,16 @@ where
                 Ok(overloaded(text, takes).into_http())
             });
         }
-        let mut request = request.map(|body| Body::new(Metered::new(body, charge.clone())));
+        let mut request = request.map(|body| Body::new(Metered::new(body, self.requests, charge.clone())));
         request.extensions_mut().insert(call);
         let answer = self.inner.call(request);
+        if stream {
+            return Box::pin(async move {
+                let mut response = passage.stream(answer.await?);
+                response.extensions_mut().insert(charge);
+                Ok(response)
+            });
+        }
         Box::pin(async move {
             let response = match deadline {
                 None => answer.await?,
@@ -127,7 +152,44 @@ impl Passage {
             return response;
         }
         self.code = Code::ResourceExhausted;
-        too_large(response.headers(), self.shared.limits.max_bytes as u64).into_http()
+        let text = Status::from_header_map(response.headers());
+        let text = text.as_ref().map(Status::message).unwrap_or_default();
+        too_large(text, self.shared.limits.max_bytes as u64).into_http()
+    }
+
+    /// Leaves when the last answer was sent.
+    fn stream(mut self, response: Response<Body>) -> Response<Body> {
+        if response.headers().contains_key("grpc-status") {
+            return self.leave(response);
+        }
+        self.code = Code::Ok;
+        response.map(|body| Body::new(Answers { body, _passage: self }))
+    }
+}
+
+/// The answers of a stream. When they are dropped, a stream that no model has counted is counted.
+struct Answers {
+    body: Body,
+    _passage: Passage,
+}
+
+impl http_body::Body for Answers {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        Pin::new(&mut self.body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
     }
 }
 
@@ -140,8 +202,7 @@ impl Drop for Passage {
 }
 
 /// The status for a message that tonic refused as too large. The size is only in the text of tonic's status.
-fn too_large(headers: &HeaderMap, limit: u64) -> Status {
-    let text = Status::from_header_map(headers).map(|s| s.message().to_owned()).unwrap_or_default();
+pub(crate) fn too_large(text: &str, limit: u64) -> Status {
     let found = text.split("found ").nth(1).and_then(|rest| rest.split(' ').next());
     let got = found.map_or("more".to_owned(), |bytes| format!("{bytes} bytes"));
     Status::resource_exhausted(format!("message: limit {limit} bytes (server.max_bytes), got {got}"))

@@ -1,15 +1,18 @@
-//! Measures the memory of a `Ctr` message while its bytes arrive, before it is decoded.
+//! Measures the memory of a message while its bytes arrive, before it is decoded.
 //!
 //! A decoded message can be much larger than its encoding: an empty column or string takes two bytes on the
 //! wire, but tens of bytes in memory. So a limit on a message's bytes does not bound memory, and a check of
-//! the decoded message is too late. The meter parses the wire format of a body, two levels deep (requests
-//! and their columns), and charges each entry with its decoded size before the decoder sees the entry. It
-//! refuses what it cannot parse, so nothing is decoded that was not charged.
+//! the decoded message is too late. The meter parses the wire format of a body, with the messages in its
+//! messages that have repeated fields (`meter/layout.rs` describes them), and charges each entry with its
+//! decoded size before the decoder sees the entry. It refuses what it cannot parse, so nothing is decoded
+//! that was not charged.
 
-use std::mem::size_of;
+mod layout;
+
+use std::collections::VecDeque;
 use std::pin::Pin;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
 
 use http_body::{Frame, SizeHint};
@@ -19,29 +22,16 @@ use tonic::Status;
 use tonic::body::Body;
 
 use super::Shared;
-use super::proto::FeatureColumn;
-use crate::schema::MAX_FEATURES;
-
-/// Most memory of one entry in a vector that grows by doubling: twice the entry's size.
-const fn grown(bytes: usize) -> usize {
-    2 * bytes
-}
-
-/// Memory of a column: its entry in the vector of columns, and the smallest allocations of its name and its
-/// three vectors.
-const COLUMN_BYTES: usize = grown(size_of::<FeatureColumn>()) + 4 * size_of::<Bytes>() + 128;
-
-/// The fields of numbers of a request.
-const DENSE: u64 = 4;
-const LABELS: u64 = 6;
+pub(crate) use layout::{CTR, KSERVE, Layout};
+use layout::{DEPTH, Field, LIMITS, Limit};
 
 /// Why a message is refused before it is decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 enum Fault {
     #[error("message: malformed: {0}")]
     Malformed(&'static str),
-    #[error("features: limit {} columns, got more", MAX_FEATURES)]
-    TooManyColumns,
+    #[error("{}: limit {} {}, got more", .0.name, .0.most, .0.entries)]
+    TooMany(&'static Limit),
 }
 
 impl From<Fault> for Status {
@@ -49,7 +39,7 @@ impl From<Fault> for Status {
         match fault {
             // The decoder has the same code for such a message.
             Fault::Malformed(_) => Self::internal(fault.to_string()),
-            Fault::TooManyColumns => Self::invalid_argument(fault.to_string()),
+            Fault::TooMany(..) => Self::invalid_argument(fault.to_string()),
         }
     }
 }
@@ -90,36 +80,53 @@ impl Varint {
     }
 }
 
+/// A message that the next byte belongs to.
+#[derive(Clone, Copy)]
+struct Level {
+    layout: &'static Layout,
+    /// Bytes of it that were not read yet.
+    left: usize,
+}
+
 /// Parses the messages of one call.
 struct Meter {
     state: State,
     /// The decoder's limit for a message.
     max_bytes: usize,
-    /// Bytes of the message that were not read yet.
-    message: usize,
-    /// Bytes of the current column that were not read yet; `None` outside of a column.
-    column: Option<usize>,
-    columns: usize,
+    /// The message, the message in it that the next byte belongs to, and so on. The first `depth` are in use.
+    levels: [Level; DEPTH],
+    depth: usize,
+    /// Entries of the fields with limits in the current message, by [`Limit::counter`].
+    entries: [usize; LIMITS],
+    /// What the current message costs so far.
+    cost: usize,
 }
 
 impl Meter {
-    fn new(max_bytes: usize) -> Self {
+    fn new(layout: &'static Layout, max_bytes: usize) -> Self {
         let state = State::Prefix { read: 0, length: 0 };
-        Self { state, max_bytes, message: 0, column: None, columns: 0 }
+        let levels = [Level { layout, left: 0 }; DEPTH];
+        Self { state, max_bytes, levels, depth: 1, entries: [0; LIMITS], cost: 0 }
     }
 
-    /// Parses the next bytes of the body. Returns the memory that they take, encoded and decoded.
-    fn feed(&mut self, mut bytes: &[u8]) -> Result<usize, Fault> {
-        let mut cost = bytes.len();
+    /// Parses the next bytes of the body. Returns the memory that they take, encoded and decoded. Calls
+    /// `ended` with the cost of each message that ends.
+    fn feed(&mut self, mut bytes: &[u8], mut ended: impl FnMut(usize)) -> Result<usize, Fault> {
+        let mut all = 0;
         while let [first, rest @ ..] = bytes {
+            let mut cost = 1;
             match self.state {
-                State::Refused => break,
+                State::Refused => {
+                    all += bytes.len();
+                    break;
+                }
                 State::Prefix { read, length } => {
                     self.prefix(read, length, *first);
                     bytes = rest;
                 }
                 State::Bytes { left, each } => {
                     let (now, later) = bytes.split_at(left.min(bytes.len()));
+                    cost = now.len();
                     if each > 0 {
                         cost += each * now.iter().filter(|byte| **byte < 0x80).count();
                     }
@@ -136,22 +143,37 @@ impl Meter {
                     bytes = rest;
                 }
             }
+            all += cost;
+            self.cost += cost;
+            if self.is_between() {
+                ended(std::mem::take(&mut self.cost));
+            }
         }
-        Ok(cost)
+        Ok(all)
+    }
+
+    /// Whether no part of the next message has arrived.
+    fn is_between(&self) -> bool {
+        matches!(self.state, State::Prefix { read: 0, .. })
     }
 
     fn prefix(&mut self, read: u8, length: u32, byte: u8) {
         let length = if read == 0 { 0 } else { length << 8 | u32::from(byte) };
         self.state = State::Prefix { read: read + 1, length };
         if read == 4 {
-            self.message = length as usize;
-            self.columns = 0;
-            self.state = match self.message {
+            self.levels[0].left = length as usize;
+            self.entries = [0; LIMITS];
+            self.state = match length as usize {
                 0 => State::Prefix { read: 0, length: 0 },
                 message if message > self.max_bytes => State::Refused,
                 _ => State::Key(Varint::default()),
             };
         }
+    }
+
+    /// The innermost message.
+    fn level(&self) -> &Level {
+        &self.levels[self.depth - 1]
     }
 
     /// Adds a byte of a key, a length or a number. Returns the cost of the entry that it completes.
@@ -177,7 +199,7 @@ impl Meter {
             }
             State::Prefix { .. } | State::Bytes { .. } | State::Refused => {}
         }
-        if self.message == 0 || self.column == Some(0) {
+        if self.level().left == 0 {
             return Err(Fault::Malformed("it ends within a field"));
         }
         Ok(cost)
@@ -198,42 +220,38 @@ impl Meter {
             _ => return Err(Fault::Malformed("a group, which the protocol does not use")),
         };
         // A number that is not packed costs one entry of its vector.
-        Ok(if key & 7 == 2 { 0 } else { self.each(field) })
-    }
-
-    /// The decoded size of one number of a field.
-    fn each(&self, field: u64) -> usize {
-        match (self.column.is_some(), field) {
-            (false, DENSE | LABELS) => grown(size_of::<f32>()),
-            (true, 2) => grown(size_of::<u32>()),
-            (true, 3) => grown(size_of::<u64>()),
+        Ok(match self.level().layout.field(field) {
+            Field::Fixed(each) | Field::Varints(each) if key & 7 != 2 => each,
             _ => 0,
-        }
+        })
     }
 
     /// Begins the value of a field with this length. Returns its cost.
     fn delimited(&mut self, field: u64, length: u64) -> Result<usize, Fault> {
-        let room = self.column.unwrap_or(self.message);
-        let length = usize::try_from(length).ok().filter(|length| *length <= room);
-        let length = length.ok_or(Fault::Malformed("a field is longer than its message or column"))?;
+        let Level { layout, left } = *self.level();
+        let length = usize::try_from(length).ok().filter(|length| *length <= left);
+        let length = length.ok_or(Fault::Malformed("a field is longer than its message"))?;
         let mut each = 0;
-        let cost = match (self.column.is_some(), field) {
-            (false, DENSE | LABELS) => grown(length),
-            (false, 5) => {
-                self.columns += 1;
-                if self.columns > MAX_FEATURES {
-                    return Err(Fault::TooManyColumns);
-                }
-                self.column = Some(length);
-                self.next();
-                return Ok(COLUMN_BYTES);
+        let cost = match layout.field(field) {
+            Field::Other => length,
+            Field::Slices(entry) => entry,
+            Field::Flat(entry, limit) => {
+                self.count(limit)?;
+                entry + length
             }
-            (true, 4) => grown(size_of::<Bytes>()),
-            (true, 2 | 3) => {
-                each = self.each(field);
+            // Twice the encoded numbers, for a vector that grows by doubling.
+            Field::Fixed(_) => 2 * length,
+            Field::Varints(number) => {
+                each = number;
                 0
             }
-            _ => length,
+            Field::Messages(entry, inner, limit) => {
+                limit.map_or(Ok(()), |limit| self.count(limit))?;
+                self.levels[self.depth] = Level { layout: inner, left: length };
+                self.depth += 1;
+                self.next();
+                return Ok(entry);
+            }
         };
         if length == 0 {
             self.next();
@@ -243,21 +261,27 @@ impl Meter {
         Ok(cost)
     }
 
+    /// Counts an entry of a field that has a limit.
+    fn count(&mut self, limit: &'static Limit) -> Result<(), Fault> {
+        let entries = &mut self.entries[limit.counter];
+        *entries += 1;
+        if *entries > limit.most { Err(Fault::TooMany(limit)) } else { Ok(()) }
+    }
+
     fn spend(&mut self, bytes: usize) -> Result<(), Fault> {
-        let too_long = Fault::Malformed("a field is longer than its message or column");
-        self.message = self.message.checked_sub(bytes).ok_or(too_long)?;
-        if let Some(column) = &mut self.column {
-            *column = column.checked_sub(bytes).ok_or(too_long)?;
+        for level in &mut self.levels[..self.depth] {
+            let left = level.left.checked_sub(bytes);
+            level.left = left.ok_or(Fault::Malformed("a field is longer than its message"))?;
         }
         Ok(())
     }
 
     /// Ends a field: the key of a field or the next message follows.
     fn next(&mut self) {
-        if self.column == Some(0) {
-            self.column = None;
+        while self.depth > 1 && self.level().left == 0 {
+            self.depth -= 1;
         }
-        self.state = match self.message {
+        self.state = match self.levels[0].left {
             0 => State::Prefix { read: 0, length: 0 },
             _ => State::Key(Varint::default()),
         };
@@ -269,13 +293,62 @@ impl Meter {
 pub(crate) struct Charge {
     shared: Arc<Shared>,
     bytes: AtomicUsize,
+    /// `None` for a call with a single message.
+    stream: Option<OfStream>,
+}
+
+/// A stream's messages.
+#[derive(Default)]
+struct OfStream {
+    /// The cost of each complete message that was not released yet.
+    messages: Mutex<VecDeque<usize>>,
+    /// Set when the stream is not read any more, until it is read again.
+    paused: AtomicBool,
 }
 
 impl Charge {
     /// Counts a call. Also returns the number of calls in flight.
     pub(crate) fn enter(shared: Arc<Shared>) -> (Arc<Self>, usize) {
+        Self::enter_as(shared, None)
+    }
+
+    /// Counts a stream, whose messages are released one by one. Also returns the number of calls in flight.
+    pub(crate) fn enter_stream(shared: Arc<Shared>) -> (Arc<Self>, usize) {
+        shared.streams.fetch_add(1, Ordering::AcqRel);
+        Self::enter_as(shared, Some(OfStream::default()))
+    }
+
+    fn enter_as(shared: Arc<Shared>, stream: Option<OfStream>) -> (Arc<Self>, usize) {
         let in_flight = shared.in_flight.fetch_add(1, Ordering::AcqRel) + 1;
-        (Arc::new(Self { shared, bytes: AtomicUsize::new(0) }), in_flight)
+        (Arc::new(Self { shared, bytes: AtomicUsize::new(0), stream }), in_flight)
+    }
+
+    /// A message has arrived completely.
+    fn ended(&self, cost: usize) {
+        if let Some(stream) = &self.stream {
+            stream.messages.lock().unwrap_or_else(PoisonError::into_inner).push_back(cost);
+        }
+    }
+
+    /// Releases the memory of the first message of a stream, which was converted.
+    pub(crate) fn release_first(&self) {
+        let first =
+            |stream: &OfStream| stream.messages.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+        let cost = self.stream.as_ref().and_then(first).unwrap_or(0);
+        self.bytes.fetch_sub(cost, Ordering::Relaxed);
+        self.shared.in_flight_bytes.fetch_sub(cost, Ordering::AcqRel);
+    }
+
+    /// The stream is not read for a while, so its client cannot complete a message.
+    pub(crate) fn pause(&self) {
+        if let Some(stream) = &self.stream {
+            stream.paused.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether the stream was paused, and is read again.
+    fn resumed(&self) -> bool {
+        self.stream.as_ref().is_some_and(|stream| stream.paused.swap(false, Ordering::Relaxed))
     }
 
     fn add(&self, bytes: usize) -> Result<(), Status> {
@@ -296,34 +369,54 @@ impl Drop for Charge {
     fn drop(&mut self) {
         self.shared.in_flight_bytes.fetch_sub(*self.bytes.get_mut(), Ordering::AcqRel);
         self.shared.in_flight.fetch_sub(1, Ordering::AcqRel);
+        if self.stream.is_some() {
+            self.shared.streams.fetch_sub(1, Ordering::AcqRel);
+        }
     }
 }
 
-/// A request body whose bytes are charged before the decoder gets them. It fails if it is not complete in
-/// time, because its call takes a place.
+/// A request body whose bytes are charged before the decoder gets them. It fails if a message is not complete
+/// in time, because its call takes a place. A stream may be silent between its messages.
 pub(crate) struct Metered {
     body: Body,
     meter: Meter,
     charge: Arc<Charge>,
-    due: Instant,
+    /// When the message must be complete; `None` between the messages of a stream.
+    due: Option<Instant>,
     /// Set when the body is first waited for. Most bodies arrive with their headers.
     late: Option<Pin<Box<Sleep>>>,
 }
 
 impl Metered {
-    pub(crate) fn new(body: Body, charge: Arc<Charge>) -> Self {
-        let meter = Meter::new(charge.shared.limits.max_bytes);
-        let due = Instant::now() + charge.shared.limits.body;
+    pub(crate) fn new(body: Body, layout: &'static Layout, charge: Arc<Charge>) -> Self {
+        let meter = Meter::new(layout, charge.shared.limits.max_bytes);
+        let due = charge.stream.is_none().then(|| Instant::now() + charge.shared.limits.body);
         Self { body, meter, charge, due, late: None }
     }
 
-    /// Waits for the body, but not for too long.
+    /// Waits for the rest of a message, but not for too long.
     fn poll_late(&mut self, cx: &mut Context<'_>) -> Poll<Status> {
-        let late = self.late.get_or_insert_with(|| Box::pin(sleep_until(self.due)));
+        let Some(due) = self.due else { return Poll::Pending };
+        let late = self.late.get_or_insert_with(|| Box::pin(sleep_until(due)));
         ready!(late.as_mut().poll(cx));
         let limit = self.charge.shared.limits.body.as_secs_f64();
-        let text = format!("message: it must be complete {limit} s (server.body_seconds) after its headers");
+        let since = if self.charge.stream.is_some() { "first byte" } else { "headers" };
+        let text = format!("message: it must be complete {limit} s (server.body_seconds) after its {since}");
         Poll::Ready(Status::deadline_exceeded(text))
+    }
+
+    /// Sets the limit of a stream's next message, if a part of it has arrived. `restart`: that part is its
+    /// first one, or the time until now does not count.
+    fn set_due(&mut self, restart: bool) {
+        let limit = self.charge.shared.limits.body;
+        let due = match self.due {
+            _ if self.meter.is_between() => None,
+            Some(due) if !restart => Some(due),
+            _ => Some(Instant::now() + limit),
+        };
+        if due != self.due {
+            (self.due, self.late) = (due, None);
+        }
     }
 }
 
@@ -333,13 +426,24 @@ impl http_body::Body for Metered {
 
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
         let this = self.get_mut();
+        if this.charge.resumed() {
+            this.set_due(true);
+        }
         let polled = Pin::new(&mut this.body).poll_frame(cx);
         if polled.is_pending() {
             return this.poll_late(cx).map(|status| Some(Err(status)));
         }
         let Poll::Ready(Some(Ok(frame))) = &polled else { return polled };
         let Some(bytes) = frame.data_ref() else { return polled };
-        let charged = this.meter.feed(bytes).map_err(Status::from).and_then(|cost| this.charge.add(cost));
+        let mut ended = false;
+        let charged = this.meter.feed(bytes, |message| {
+            ended = true;
+            this.charge.ended(message);
+        });
+        if this.charge.stream.is_some() {
+            this.set_due(ended);
+        }
+        let charged = charged.map_err(Status::from).and_then(|cost| this.charge.add(cost));
         match charged {
             Ok(()) => polled,
             Err(status) => Poll::Ready(Some(Err(status))),

@@ -3,11 +3,12 @@
 //! The server knows a model only as [`Predict`], and calls each through its own batcher. [`Server::bind`]
 //! binds both ports, so that a port in use is reported before anything runs. [`Server::run`] serves until its
 //! shutdown future ends, and then drains. [`Registry`] changes the served models meanwhile (`models.rs`,
-//! `not_served.rs`). The drain:
+//! `not_served.rs`). Two protocols share the path of a scored request (`served.rs`): the native one
+//! (`ctr.rs`) and KServe v2 (`kserve/`). The drain:
 //!
 //! 1. `/readyz` answers 503 and health is `NOT_SERVING`, for `server.drain_delay_seconds`. Calls and new
 //!    connections are still served, because clients notice this only after some time. Then new connections
-//!    are refused, and clients get GOAWAY.
+//!    are refused, clients get GOAWAY, and streams take no more requests.
 //! 2. Calls in flight finish, for at most `server.drain_seconds`. Then health watches end, and connections
 //!    close.
 //! 3. The batchers answer queued requests, or abandon them when the time is over. The logs of learned samples
@@ -18,21 +19,24 @@ mod convert;
 mod ctr;
 mod descriptors;
 mod gate;
+mod kserve;
 mod listener;
 mod meter;
 mod models;
 mod not_served;
 mod pressure;
 mod registry;
+mod repository;
 mod route;
+mod served;
 mod status;
 mod web;
 
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use tokio::net::TcpListener;
@@ -54,7 +58,10 @@ use listener::{AnswerTimes, HttpPort, Limited};
 use models::Models;
 use not_served::{NotServed, Reason};
 use pressure::Pressure;
+pub(crate) use repository::{Change, ChangeError, Repository};
 use route::GrpcService;
+use served::Served;
+use status::CallError;
 
 pub(crate) use registry::Registry;
 
@@ -63,12 +70,18 @@ pub(crate) use registry::Registry;
 pub mod proto {
     include!("../../proto/generated/flechette.v1.rs");
 
-    /// The descriptors of the protocol, for reflection.
+    /// The descriptors of both protocols, for reflection.
     pub(crate) const DESCRIPTORS: &[u8] = include_bytes!("../../proto/generated/descriptors.bin");
 }
 
-/// The services with a health status: the whole server, and `Ctr`.
-const HEALTH_NAMES: [&str; 2] = ["", "flechette.v1.Ctr"];
+/// The messages and services of `proto/inference/kserve.proto`.
+#[allow(missing_docs, clippy::all, clippy::unwrap_used, clippy::expect_used)]
+pub mod inference {
+    include!("../../proto/generated/inference.rs");
+}
+
+/// The services with a health status: the whole server, and those that score.
+const HEALTH_NAMES: [&str; 3] = ["", "flechette.v1.Ctr", "inference.GRPCInferenceService"];
 
 /// How often readiness is checked, and how often [`Metrics::fold`] is called.
 const UPDATE_EVERY: Duration = pressure::TICK;
@@ -154,11 +167,18 @@ struct Shared {
     limits: RequestLimits,
     max_requests: usize,
     max_inflight_bytes: usize,
+    stream_idle: Duration,
     grpc_addr: SocketAddr,
     http_addr: SocketAddr,
     draining: AtomicBool,
+    /// Set when connections and streams should end.
+    closing: watch::Sender<bool>,
+    /// What loads and unloads models, if that is possible.
+    repository: OnceLock<Arc<dyn Repository>>,
     /// Calls whose answer has not left, counted by [`meter::Charge`].
     in_flight: AtomicUsize,
+    /// Those of them that are streams.
+    streams: AtomicUsize,
     pressure: Pressure,
     /// Memory of their messages, counted by [`meter::Charge`], and of answers (`connection.rs`).
     in_flight_bytes: AtomicUsize,
@@ -169,8 +189,27 @@ impl Shared {
         self.draining.load(Ordering::Acquire)
     }
 
+    /// How long a call would take, if that is too long, with this many calls in flight. Streams take places
+    /// even when they are idle, so they say nothing about it.
+    fn too_long(&self, in_flight: usize, deadline: Option<std::time::Instant>) -> Option<Duration> {
+        let calls = in_flight.saturating_sub(self.streams.load(Ordering::Acquire));
+        self.pressure.too_long(calls, deadline)
+    }
+
     fn ready(&self) -> bool {
         self.not_ready().is_none()
+    }
+
+    /// The served model of this name.
+    fn find(&self, model: String) -> Result<Arc<Served>, CallError> {
+        match self.models.get(&model) {
+            Some(served) => Ok(served),
+            None => Err(match self.not_served.get(&model) {
+                None => CallError::NoModel { model: convert::clip(model) },
+                Some(Reason::Loading) => CallError::Loading { model },
+                Some(Reason::Refused(_)) => CallError::Refused { model },
+            }),
+        }
     }
 
     /// Why the server is not ready, or `None` if it is: every model was tried, and at least one is served.
@@ -222,10 +261,14 @@ impl Server {
             limits,
             max_requests: config.max_requests,
             max_inflight_bytes: config.max_inflight_bytes,
+            stream_idle: config.stream_idle,
             grpc_addr: bound("server.grpc", &grpc, config.grpc)?,
             http_addr: bound("server.http", &http, config.http)?,
             draining: AtomicBool::new(false),
+            closing: watch::Sender::new(false),
+            repository: OnceLock::new(),
             in_flight: AtomicUsize::new(0),
+            streams: AtomicUsize::new(0),
             pressure: Pressure::new(),
             in_flight_bytes: AtomicUsize::new(0),
         };
@@ -245,7 +288,7 @@ impl Server {
         self.shared.http_addr
     }
 
-    /// Adds models while the server runs.
+    /// Adds and removes models while the server runs.
     #[must_use]
     pub(crate) fn registry(&self) -> Registry {
         Registry::new(self.shared.clone())
@@ -257,7 +300,7 @@ impl Server {
     /// When the server stops without a shutdown, or reflection cannot be set up.
     pub async fn run(self, shutdown: impl Future<Output = ()>) -> Result<Drained, ServerError> {
         let Self { shared, config, grpc, http, shares } = self;
-        let (stop_grpc, stop_http) = (watch::Sender::new(false), watch::Sender::new(false));
+        let stop_http = watch::Sender::new(false);
         let (health, health_service) = tonic_health::server::health_reporter();
         set_health(&health, shared.ready()).await;
         let services = services(&shared, &config, health_service)?;
@@ -275,7 +318,7 @@ impl Server {
             service: services,
             limits: connection::Limits::new(&config),
             max_streams: config.max_streams,
-            stop: stop_grpc.subscribe(),
+            stop: shared.closing.subscribe(),
         };
         let mut calls = tokio::spawn(calls.serve(Limited::new("server.grpc", incoming, shares.grpc)));
         tokio::select! {
@@ -290,7 +333,7 @@ impl Server {
         shared.draining.store(true, Ordering::Release);
         set_health(&health, false).await;
         tokio::time::sleep(delay).await;
-        stop_grpc.send_replace(true);
+        shared.closing.send_replace(true);
         let drain = Drain { shared: &shared, health, until: Instant::now() + config.drain };
         let drained = drain.finish(calls).await;
         updating.abort();
@@ -331,7 +374,7 @@ async fn stopped(mut stop: watch::Receiver<bool>) {
 }
 
 /// The chain of all gRPC services. The last one added, `Ctr`, is compared first, because it has the most
-/// calls.
+/// calls; KServe is the second.
 fn services(
     shared: &Arc<Shared>,
     config: &ServerConfig,
@@ -339,6 +382,10 @@ fn services(
 ) -> Result<impl GrpcService, ServerError> {
     let ctr = proto::ctr_server::CtrServer::new(ctr::CtrService(shared.clone()))
         .max_decoding_message_size(config.max_bytes);
+    let kserve = inference::grpc_inference_service_server::GrpcInferenceServiceServer::new(
+        kserve::KserveService(shared.clone()),
+    )
+    .max_decoding_message_size(config.max_bytes);
     let reflection = || {
         tonic_reflection::server::Builder::configure()
             .register_encoded_file_descriptor_set(proto::DESCRIPTORS)
@@ -348,7 +395,8 @@ fn services(
         .or(reflection().build_v1alpha()?.max_decoding_message_size(SMALL_MESSAGE))
         .or(reflection().build_v1()?.max_decoding_message_size(SMALL_MESSAGE))
         .or(health.max_decoding_message_size(SMALL_MESSAGE))
-        .or(gate::Gate::new(ctr, shared.clone())))
+        .or(gate::Gate::new(kserve, shared.clone(), &meter::KSERVE).with_stream(kserve::STREAM))
+        .or(gate::Gate::new(ctr, shared.clone(), &meter::CTR)))
 }
 
 async fn set_health(health: &HealthReporter, ready: bool) {

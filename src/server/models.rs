@@ -1,20 +1,27 @@
-//! The models that are served. Models are added while calls run.
+//! The models that are served. Models are added and removed while calls run.
 //!
 //! Calls find their model in a concurrent map: its shards are locked only for the copy of a reference, so a
-//! call does not wait for a model that is being added, whose batcher is started before.
+//! call does not wait for a model that is being added, whose batcher is started before. A model that is
+//! removed is out of the map before its batcher is closed, so that the calls which have found it are
+//! answered.
 
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use dashmap::DashMap;
 use dashmap::mapref::entry::Entry;
 
-use super::ctr::Served;
+use super::served::Served;
 use super::{Learning, RequestLimits, ServerError};
 use crate::batcher::Batcher;
 use crate::config::{BatcherConfig, LearnConfig};
 use crate::learnlog::{self, Learner, LearnerOptions, LogError};
 use crate::metrics::{Metrics, ModelMetrics};
 use crate::predict::Predict;
+
+/// How long the removal of a model waits for calls in flight, before its batcher refuses what they queue.
+const MAX_WAIT: Duration = Duration::from_secs(10);
+const WAIT_STEP: Duration = Duration::from_millis(1);
 
 /// The served models by name.
 pub(crate) struct Models {
@@ -80,6 +87,20 @@ impl Models {
     pub(crate) fn set_batcher(&self, config: &BatcherConfig) {
         *self.batcher.lock().unwrap_or_else(PoisonError::into_inner) = config.clone();
         self.served.iter().for_each(|served| served.batcher.set_queue(config));
+    }
+
+    /// Ends serving a model. Returns when its calls are answered and its threads have ended, or `false` if no
+    /// model of this name is served. Blocks, so it must not be called in an async task.
+    pub(crate) fn remove(&self, name: &str) -> bool {
+        let Some((_, served)) = self.served.remove(name) else { return false };
+        let until = Instant::now() + MAX_WAIT;
+        while Arc::strong_count(&served) > 1 && Instant::now() < until {
+            std::thread::sleep(WAIT_STEP);
+        }
+        served.batcher.join();
+        served.learner.iter().for_each(Learner::join);
+        self.metrics.forget(name);
+        true
     }
 
     pub(crate) fn get(&self, name: &str) -> Option<Arc<Served>> {

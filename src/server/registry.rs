@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use super::not_served::Reason;
-use super::{ServerError, Shared};
+use super::{Repository, ServerError, Shared};
 use crate::config::BatcherConfig;
 use crate::predict::Predict;
 
@@ -26,6 +26,17 @@ impl Registry {
         self.0.models.add(model)?;
         self.0.not_served.remove(&name);
         Ok(())
+    }
+
+    /// As [`super::models::Models::remove`]. The model does not count as one that could not be served.
+    pub(crate) fn remove(&self, model: &str) -> bool {
+        self.0.models.remove(model)
+    }
+
+    /// Lets clients load and unload models. Only the first repository counts. It must not own a registry,
+    /// which would keep the server's memory for ever.
+    pub(crate) fn set_repository(&self, repository: Arc<dyn Repository>) {
+        let _ = self.0.repository.set(repository);
     }
 
     /// The server is not ready before this model was added or refused, or [`Self::tried_all`] is called.

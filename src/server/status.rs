@@ -5,7 +5,10 @@ use std::time::Duration;
 use tonic::{Code, Status};
 
 use super::convert::{ConvertError, truncated};
+use super::kserve::answers::OutputError;
+use super::kserve::tensors::TensorError;
 use super::pressure::overloaded;
+use super::repository::ChangeError;
 use crate::batcher::BatchError;
 use crate::learnlog::LearnError;
 use crate::predict::PredictError;
@@ -27,8 +30,16 @@ pub(crate) enum CallError {
     Refused { model: String },
     #[error("version: model {model:?} serves version {serving}, got {requested}")]
     NoVersion { model: String, serving: u64, requested: u64 },
+    #[error("model_version: expected a number, or nothing for the version that serves, got {got:?}")]
+    VersionText { got: String },
     #[error(transparent)]
     Convert(#[from] ConvertError),
+    #[error(transparent)]
+    Tensor(#[from] TensorError),
+    #[error(transparent)]
+    Output(#[from] OutputError),
+    #[error(transparent)]
+    Change(#[from] ChangeError),
     #[error("learn.enabled: model {model:?} takes no samples here")]
     NoLearning { model: String },
     #[error(transparent)]
@@ -42,9 +53,13 @@ impl CallError {
     pub(crate) fn code(&self) -> Code {
         match self {
             Self::NoModel { .. } | Self::NoVersion { .. } => Code::NotFound,
-            Self::Convert(ConvertError::TooManySamples { .. }) => Code::ResourceExhausted,
+            Self::Convert(ConvertError::TooManySamples { .. })
+            | Self::Tensor(TensorError::TooManySamples { .. }) => Code::ResourceExhausted,
             Self::Batch(BatchError::Predict(error)) => predict_code(error),
-            Self::Convert(_) => Code::InvalidArgument,
+            Self::Convert(_) | Self::Tensor(_) | Self::Output(_) | Self::VersionText { .. } => {
+                Code::InvalidArgument
+            }
+            Self::Change(error) => error.code(),
             Self::NoLearning { .. } => Code::FailedPrecondition,
             Self::Loading { .. } | Self::Refused { .. } => Code::Unavailable,
             Self::Learn(error) if error.is_full() => Code::ResourceExhausted,
@@ -60,6 +75,11 @@ impl CallError {
 }
 
 impl CallError {
+    /// Whether the call found no model, which would count its failure.
+    pub(crate) fn is_of_no_model(&self) -> bool {
+        matches!(self, Self::NoModel { .. } | Self::Loading { .. } | Self::Refused { .. })
+    }
+
     /// When the call may be sent again, if it was refused because of overload.
     pub(crate) fn retry(&self) -> Option<Duration> {
         match self {

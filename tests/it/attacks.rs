@@ -24,6 +24,7 @@ use tonic::Code;
 use tonic::codegen::http::{HeaderMap, Request};
 
 use crate::fake::{Fake, until};
+use crate::kserve::typed;
 use crate::program::{Served, run_failing};
 use crate::serving::{self, Running, http_get, request};
 
@@ -80,11 +81,11 @@ impl AsyncWrite for Deaf {
 }
 
 fn head() -> Request<()> {
-    head_of("Predict")
+    head_of("flechette.v1.Ctr/Predict")
 }
 
-fn head_of(method: &str) -> Request<()> {
-    let request = Request::builder().method("POST").uri(format!("http://x/flechette.v1.Ctr/{method}"));
+fn head_of(path: &str) -> Request<()> {
+    let request = Request::builder().method("POST").uri(format!("http://x/{path}"));
     request.header("content-type", "application/grpc").header("te", "trailers").body(()).unwrap()
 }
 
@@ -198,6 +199,30 @@ async fn calls_without_a_body_are_ended_and_free_their_places() {
     }
     assert!(is_served(&running).await);
     running.until_metric("flechette_requests_total{model=\"(none)\",code=\"DEADLINE_EXCEEDED\"} 8").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stream_may_be_silent_between_its_messages_but_not_within_one() {
+    let running = Running::start_with(|parts| parts.server.body = Duration::from_millis(800)).await;
+    let mut raw = connect(running.grpc, 65_535).await;
+    let message = frame(&typed(&request(1, 3).0).encode_to_vec());
+    let path = "inference.GRPCInferenceService/ModelStreamInfer";
+    let (answer, mut body) = raw.send_request(head_of(path), false).unwrap();
+    for _ in 0..2 {
+        tokio::time::sleep(Duration::from_millis(1200)).await;
+        // The last byte of a message begins the time of the next one.
+        body.send_data(message.slice(..20), false).unwrap();
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        body.send_data(message.slice(20..), false).unwrap();
+    }
+    let mut answers = answer.await.unwrap().into_body();
+    running.until_metric("flechette_requests_total{model=\"ads\",code=\"OK\"} 2").await;
+    body.send_data(message.slice(..20), false).unwrap();
+    while answers.data().await.is_some() {}
+    let trailers = answers.trailers().await.unwrap().unwrap();
+    let status = tonic::Status::from_header_map(&trailers).unwrap();
+    assert_eq!(status.code(), Code::DeadlineExceeded, "{status}");
+    assert!(status.message().contains("0.8 s (server.body_seconds) after its first byte"), "{status}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -351,7 +376,7 @@ async fn answers_in_a_socket_that_is_not_read_keep_their_places_until_it_is_clos
     // One small answer at a time, until the buffers of the two sockets are full.
     let mut full = false;
     while !full && calls.len() < 9000 {
-        let (answer, mut body) = raw.send_request(head_of("GetModel"), false).unwrap();
+        let (answer, mut body) = raw.send_request(head_of("flechette.v1.Ctr/GetModel"), false).unwrap();
         body.send_data(ask.clone(), true).unwrap();
         calls.push(answer);
         if calls.len() % 20 == 0 && !is_served(&running).await {
@@ -430,7 +455,7 @@ fn limits_that_cannot_hold_the_largest_message_are_refused_at_start() {
     let config = models.path().join("serve.toml");
     for (keys, needed) in [
         ("[server]\nmax_bytes = \"64MiB\"\n[batcher]\nqueue_bytes = \"256MiB\"", 12 * (64u64 << 20)),
-        ("[server]\nmax_bytes = \"64MiB\"\nmax_inflight_bytes = \"1GiB\"", 33 * (64 << 20) + 4_480_000),
+        ("[server]\nmax_bytes = \"64MiB\"\nmax_inflight_bytes = \"1GiB\"", 33 * (64 << 20) + 27_870_192),
     ] {
         std::fs::write(&config, keys).unwrap();
         let (models, config) = (models.path().display(), config.display());

@@ -18,6 +18,11 @@ mod fake;
 mod files;
 mod following;
 mod formats;
+mod kserve;
+#[cfg(target_os = "linux")]
+mod kserve_models;
+mod kserve_python;
+mod kserve_wire;
 mod learn;
 mod learning;
 mod lifecycle;
@@ -30,6 +35,7 @@ mod plan_counts;
 #[cfg(target_os = "linux")]
 mod pretend;
 mod program;
+mod python;
 mod readme;
 mod refusals;
 mod resources;

@@ -11,6 +11,7 @@ use flechette::server::proto::{FeatureColumn, PredictRequest};
 use serde_json::{Value, json};
 
 use crate::program::{Served, run_json};
+use crate::python::python;
 use crate::serving::channel;
 use crate::skip::skip;
 
@@ -134,17 +135,6 @@ fn scores_from_files(python: &str, version: &str, input: &str) -> Vec<f64> {
     let output = script.wait_with_output().unwrap();
     assert!(output.status.success(), "{version}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap().lines().map(|line| line.parse().unwrap()).collect()
-}
-
-/// The path of a Python interpreter with the script's packages, or the reason why there is none.
-fn python() -> Result<String, String> {
-    let output = Command::new(format!("{ROOT}/.ci/python")).output();
-    let output = output.map_err(|error| format!(".ci/python cannot be run: {error}"))?;
-    if output.status.success() {
-        return Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned());
-    }
-    let errors = String::from_utf8_lossy(&output.stderr);
-    Err(format!("no Python with numpy and xxhash: {}", errors.lines().last().unwrap_or("no message")))
 }
 
 #[test]

@@ -244,6 +244,7 @@ async fn a_standing_queue_refuses_requests_and_says_when_to_try_again() {
     // Shows that a sample takes a fifth of a second.
     running.model.hold();
     let slow = running.send(request(1, 0).0);
+    until(async || running.model.begun() == 1).await;
     sleep(Duration::from_millis(200)).await;
     running.model.release();
     slow.await.unwrap().unwrap();
@@ -360,12 +361,13 @@ async fn health_and_readiness_follow_the_models() {
     };
     assert_eq!(check("").await, Ok(1));
     assert_eq!(check("flechette.v1.Ctr").await, Ok(1));
+    assert_eq!(check("inference.GRPCInferenceService").await, Ok(1));
     assert_eq!(check("nobody").await, Err(Code::NotFound));
     assert_eq!(running.get("/readyz").await, (200, "ready\n".to_owned()));
     running.model.ready.store(false, Ordering::SeqCst);
     assert_eq!(running.get("/readyz").await, (503, "not ready: ads\n".to_owned()));
     assert_eq!(running.get("/healthz").await.0, 200);
-    for service in ["", "flechette.v1.Ctr"] {
+    for service in ["", "flechette.v1.Ctr", "inference.GRPCInferenceService"] {
         for _ in 0..1000 {
             if check(service).await == Ok(2) {
                 break;
@@ -396,7 +398,9 @@ async fn reflection_lists_the_services_and_describes_the_messages() {
         panic!("not a list")
     };
     let names: Vec<_> = list.service.iter().map(|s| s.name.as_str()).collect();
-    assert!(names.contains(&"flechette.v1.Ctr") && names.contains(&"grpc.health.v1.Health"), "{names:?}");
+    for name in ["flechette.v1.Ctr", "inference.GRPCInferenceService", "grpc.health.v1.Health"] {
+        assert!(names.contains(&name), "{names:?}");
+    }
     let symbol = MessageRequest::FileContainingSymbol("flechette.v1.PredictRequest".to_owned());
     let MessageResponse::FileDescriptorResponse(files) = ask(symbol).await else { panic!("not a file") };
     let text = String::from_utf8_lossy(&files.file_descriptor_proto[0]).into_owned();

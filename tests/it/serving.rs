@@ -74,6 +74,7 @@ pub fn server_config() -> ServerConfig {
         write: Duration::from_secs(600),
         http_idle: Duration::from_secs(600),
         grpc_idle: None,
+        stream_idle: Duration::from_secs(600),
         max_streams: 1000,
         drain_delay: Duration::ZERO,
         drain: Duration::from_secs(20),

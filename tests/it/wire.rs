@@ -22,17 +22,17 @@ use crate::program::Served;
 use crate::serving::{Running, request};
 
 /// A gRPC connection on which a test can send any bytes.
-struct Raw(h2::client::SendRequest<Bytes>);
+pub struct Raw(h2::client::SendRequest<Bytes>);
 
 /// An answer: the status, its message, and the first message of the body.
-struct Answer {
-    code: Code,
-    message: String,
-    body: Bytes,
+pub struct Answer {
+    pub code: Code,
+    pub message: String,
+    pub body: Bytes,
 }
 
 impl Raw {
-    async fn connect(address: SocketAddr) -> Self {
+    pub async fn connect(address: SocketAddr) -> Self {
         let stream = tokio::net::TcpStream::connect(address).await.unwrap();
         let (send, connection) = h2::client::handshake(stream).await.unwrap();
         tokio::spawn(connection);
@@ -45,9 +45,14 @@ impl Raw {
     }
 
     async fn call_method(&self, method: &str, frames: Bytes, headers: &[(&str, &str)]) -> Answer {
+        self.call_path(&format!("flechette.v1.Ctr/{method}"), frames, headers).await
+    }
+
+    /// Sends `frames` as the body of a call of any service.
+    pub async fn call_path(&self, path: &str, frames: Bytes, headers: &[(&str, &str)]) -> Answer {
         let mut request = Request::builder()
             .method("POST")
-            .uri(format!("http://x/flechette.v1.Ctr/{method}"))
+            .uri(format!("http://x/{path}"))
             .header("content-type", "application/grpc")
             .header("te", "trailers");
         for (name, value) in headers {
@@ -76,7 +81,7 @@ impl Raw {
 }
 
 /// The length-prefixed frame of a message.
-fn frame(message: &[u8]) -> Bytes {
+pub fn frame(message: &[u8]) -> Bytes {
     let mut frame = vec![0];
     frame.extend((message.len() as u32).to_be_bytes());
     frame.extend_from_slice(message);
@@ -197,7 +202,7 @@ fn arbitrary_bytes_for_learn_get_a_status_and_only_valid_samples_are_stored() {
 
 /// The answer that the protocol requires, computed without the server: scores, or the status code of a
 /// refusal.
-fn expected(request: &PredictRequest) -> Result<Vec<f32>, Code> {
+pub fn expected(request: &PredictRequest) -> Result<Vec<f32>, Code> {
     let samples = request.samples as usize;
     let invalid = Err(Code::InvalidArgument);
     match (request.model.as_str(), request.version, samples) {
@@ -299,7 +304,7 @@ fn column(request: &mut PredictRequest, n: u64) -> &mut FeatureColumn {
 }
 
 /// Requests that were valid, with 0 to 3 changes.
-fn requests() -> impl Strategy<Value = PredictRequest> {
+pub fn requests() -> impl Strategy<Value = PredictRequest> {
     let changes = prop::collection::vec((change(), any::<u64>()), 0..4);
     (1usize..6, any::<u64>(), changes).prop_map(|(samples, seed, changes)| {
         let (mut request, _) = request(samples, seed);

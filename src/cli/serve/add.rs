@@ -20,7 +20,7 @@ use crate::types::Version;
 pub(crate) struct Adder {
     pub loader: Arc<Loader>,
     pub served: LoadedModels,
-    registry: Registry,
+    pub registry: Registry,
     /// Models that were refused, as they were then.
     refused: HashMap<String, Stamp>,
 }
@@ -61,6 +61,11 @@ impl Adder {
                 Err(error)
             }
         }
+    }
+
+    /// Tries a model again that was refused, even if it has not changed.
+    pub(crate) fn forget_refused(&mut self, name: &str) {
+        self.refused.remove(name);
     }
 
     /// Forgets the refused models that are not in the directory any more.

@@ -8,10 +8,12 @@
 //! - `loader`: loads a model; `cache`: the lookup tier of a model;
 //! - `add`: adds models to the server, and remembers those that could not be loaded;
 //! - `warm`: hot rows, saved and loaded;
-//! - `watch`: new versions and new models, while the server runs; `reload`: new settings at SIGHUP.
+//! - `watch`: new versions and new models, while the server runs; `reload`: new settings at SIGHUP;
+//! - `changes`: models that clients load and unload.
 
 mod add;
 mod cache;
+mod changes;
 mod loader;
 mod reload;
 mod start;
@@ -42,7 +44,7 @@ use start::{Start, Started};
 
 pub(crate) use warm::Saving;
 use watch::Wakes;
-pub(crate) use watch::Watching;
+pub(crate) use watch::{Ask, Watching};
 
 /// Flags of `serve`.
 #[derive(Debug, clap::Args)]
@@ -152,7 +154,7 @@ pub(crate) struct LoadedModel {
     memory: RowMemory,
 }
 
-/// All loaded models. Models are added while the server runs.
+/// All loaded models. Models are added and removed while the server runs.
 #[derive(Clone, Default)]
 pub(crate) struct LoadedModels(Arc<RwLock<Vec<LoadedModel>>>);
 
@@ -167,6 +169,16 @@ impl LoadedModels {
 
     fn add(&self, model: LoadedModel) {
         self.0.write().unwrap_or_else(PoisonError::into_inner).push(model);
+    }
+
+    fn find(&self, name: &str) -> Option<LoadedModel> {
+        self.all().into_iter().find(|model| model.engine.describe().model == name)
+    }
+
+    fn remove(&self, name: &str) -> Option<LoadedModel> {
+        let mut models = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let at = models.iter().position(|model| model.engine.describe().model == name)?;
+        Some(models.remove(at))
     }
 }
 
@@ -200,17 +212,19 @@ impl Serving {
         self.models.engines()
     }
 
-    /// Takes over new versions, and serves new models, every `models.watch_seconds` until the result is
-    /// dropped. Does nothing if that is 0.
+    /// Until the result is dropped: takes over new versions, and serves new models, every
+    /// `models.watch_seconds` unless that is 0; loads and unloads models for clients.
     ///
     /// # Errors
     /// When the system cannot start a thread.
-    pub fn watch(&self, server: &Server) -> anyhow::Result<Option<Watching>> {
+    pub fn watch(&self, server: &Server) -> anyhow::Result<Watching> {
         let adder = Adder::new(&self.loader, &self.models, server.registry());
-        self.loader.config.watch.map(|_| Self::watch_with(adder, Wakes::new())).transpose()
+        let wakes = Wakes::new();
+        wakes.open(&server.registry(), &self.loader.models);
+        Self::watch_with(adder, wakes)
     }
 
-    /// [`Self::watch`], which also takes over a version when it is named.
+    /// [`Self::watch`], which also takes over a version when it is named. The repository is open already.
     fn watch_with(adder: Adder, wakes: Wakes) -> anyhow::Result<Watching> {
         Watching::start(adder, wakes).context("models.watch_seconds: thread")
     }

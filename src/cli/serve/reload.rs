@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use tokio::signal::unix::Signal;
 
+use super::watch::Ask;
 use crate::cli::logging;
 use crate::config::{Config, Layers, Reloaded};
 use crate::server::Registry;
@@ -50,7 +51,7 @@ pub(crate) struct Reloader {
     pub live: Arc<Live>,
     pub registry: Registry,
     /// Wakes the thread that watches the models, so that it waits for its new interval.
-    pub wake: Sender<String>,
+    pub wake: Sender<Ask>,
 }
 
 impl Reloader {
@@ -73,7 +74,7 @@ impl Reloader {
         self.live.set(&config);
         self.registry.set_batcher(&config.batcher);
         // It fails if the thread has ended or has not started.
-        let _ = self.wake.send(String::new());
+        let _ = self.wake.send(Ask::Interval);
         // The configuration has checked the level.
         let _ = logging::set_level(&config.log_level);
         match changed.as_slice() {

@@ -51,6 +51,8 @@ impl Start {
         let trained = self.training.as_ref().map(|training| training.name().to_owned());
         let names = store::models(&self.models).unwrap_or_default();
         names.into_iter().chain(trained).for_each(|name| self.registry.will_load(&name));
+        // What clients ask for is done when all models were tried.
+        self.wakes.open(&self.registry, &self.models);
         let (send, result) = oneshot::channel();
         let thread = std::thread::Builder::new().name("load-models".into());
         let run = move || {

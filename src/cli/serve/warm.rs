@@ -96,29 +96,45 @@ struct Saver {
     failing: HashSet<String>,
 }
 
+/// Saves the rows that an engine's cache holds.
+pub(crate) fn save_once(engine: &Engine, models: &Path) {
+    let model = engine.describe().model;
+    if let Err(reason) = save(engine, models) {
+        tracing::warn!(model, %reason, "hot rows not saved: {NOT_SAVED}");
+    }
+}
+
+/// What it means that rows are not saved.
+const NOT_SAVED: &str = "the next start uses an older save or is cold";
+
+fn save(engine: &Engine, models: &Path) -> Result<(), String> {
+    let mut rows = engine.hot_rows();
+    // No row is cached yet. An older save is better than an empty one.
+    if rows.is_empty() {
+        return Ok(());
+    }
+    rows.truncate(MAX_ROWS);
+    let description = engine.describe();
+    let hot = HotRows {
+        tables: description.schema.tables.iter().map(|table| table.name.clone()).collect(),
+        rows: rows.into_iter().map(|(table, row)| (table.0, row)).collect(),
+    };
+    let model = description.model;
+    hot.save(models, &model).map_err(|reason| reason.to_string())?;
+    tracing::debug!(model, rows = hot.rows.len(), "hot rows saved");
+    Ok(())
+}
+
 impl Saver {
     fn save(&mut self) {
         for engine in self.served.engines() {
-            let mut rows = engine.hot_rows();
-            // No row is cached yet. An older save is better than an empty one.
-            if rows.is_empty() {
-                continue;
-            }
-            rows.truncate(MAX_ROWS);
-            let description = engine.describe();
-            let hot = HotRows {
-                tables: description.schema.tables.iter().map(|table| table.name.clone()).collect(),
-                rows: rows.into_iter().map(|(table, row)| (table.0, row)).collect(),
-            };
-            let model = description.model;
-            match hot.save(&self.models, &model) {
+            let model = engine.describe().model;
+            match save(&engine, &self.models) {
                 Ok(()) => {
-                    tracing::debug!(model, rows = hot.rows.len(), "hot rows saved");
                     self.failing.remove(&model);
                 }
                 Err(reason) if !self.failing.contains(&model) => {
-                    let effect = "the next start uses an older save or is cold";
-                    tracing::warn!(model, %reason, "hot rows not saved: {effect}");
+                    tracing::warn!(model, %reason, "hot rows not saved: {NOT_SAVED}");
                     self.failing.insert(model);
                 }
                 Err(_) => {}

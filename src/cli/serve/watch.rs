@@ -1,16 +1,18 @@
-//! New versions and new models, while the server runs.
+//! New versions and new models, while the server runs. One thread makes all changes: those of this module,
+//! and those that clients request (`changes.rs`).
 //!
-//! A thread reads the directory of the models at intervals. If a model is trained in this process, it also
+//! The thread reads the directory of the models at intervals. If a model is trained in this process, it also
 //! reads the model's directory when a version was published. For each served model it opens the highest
 //! version above the served one, checks all of it, prepares its rows, and lets the engine take it over. A
 //! version that is refused is logged once, and the next lower one is tried. A refused version is tried again
 //! only if its files have changed, so a version that is copied into place slowly is served when it is
 //! complete. A model that is new in the directory, or that could not be loaded before, is loaded and served
-//! like those at start.
+//! like those at start, unless a client has unloaded it.
 //!
 //! Nothing that happens here fails a request: the served version goes on until the next one is ready.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
@@ -18,10 +20,12 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::add::{Adder, Stamp, stamp, version_folder};
+use super::changes::{Asks, Requested};
 use super::{LoadedModel, Loader};
 use crate::cli::background;
 use crate::engine::switch::{Changes, NextVersion, Taken};
 use crate::predict::Predict;
+use crate::server::Registry;
 use crate::store;
 use crate::types::Version;
 
@@ -31,10 +35,22 @@ const END_WAIT: Duration = Duration::from_secs(1);
 /// How long the thread sleeps if it reads no directory at intervals.
 const LONG: Duration = Duration::from_secs(3600);
 
-/// Tells the thread which models have new versions. An empty name is that of no model.
+/// What the thread is asked to do.
+pub(crate) enum Ask {
+    /// To look for a new version of this model, which may be its first one.
+    Look(String),
+    /// To load or unload a model.
+    Change(Requested),
+    /// To use the new interval between two looks at all models.
+    Interval,
+    /// To end.
+    Stop,
+}
+
+/// The way to the thread.
 pub(crate) struct Wakes {
-    pub wake: Sender<String>,
-    woken: Receiver<String>,
+    pub wake: Sender<Ask>,
+    woken: Receiver<Ask>,
 }
 
 impl Wakes {
@@ -42,13 +58,18 @@ impl Wakes {
         let (wake, woken) = mpsc::channel();
         Self { wake, woken }
     }
+
+    /// Lets clients load and unload the models of a directory. What they ask for waits for the thread.
+    pub(crate) fn open(&self, registry: &Registry, models: &Path) {
+        registry.set_repository(Arc::new(Asks { models: models.to_owned(), wake: self.wake.clone() }));
+    }
 }
 
 /// A thread that watches the directory of the models until this is dropped.
 pub struct Watching {
     stop: Arc<AtomicBool>,
     /// Wakes the thread.
-    wake: Sender<String>,
+    wake: Sender<Ask>,
     /// Closed when the thread ends.
     ended: Receiver<()>,
     thread: Option<JoinHandle<()>>,
@@ -67,6 +88,7 @@ impl Watching {
             adder,
             stop: stop.clone(),
             models: HashMap::new(),
+            unloaded: HashSet::new(),
             unreadable: false,
             opening: background::idle_pool("open").map_err(std::io::Error::other)?,
         };
@@ -82,7 +104,7 @@ impl Drop for Watching {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::SeqCst);
         // It fails if the thread has ended.
-        let _ = self.wake.send(String::new());
+        let _ = self.wake.send(Ask::Stop);
         // Opening a large version takes long, and its result is not needed any more.
         if self.ended.recv_timeout(END_WAIT) == Err(RecvTimeoutError::Timeout) {
             return;
@@ -104,8 +126,11 @@ struct Watched {
     unreadable: bool,
 }
 
-struct Watcher {
-    adder: Adder,
+/// What the thread has.
+pub(crate) struct Watcher {
+    pub adder: Adder,
+    /// Models that are served again only when a client loads them.
+    pub unloaded: HashSet<String>,
     stop: Arc<AtomicBool>,
     models: HashMap<String, Watched>,
     /// Whether the directory could not be read at the last look.
@@ -115,15 +140,18 @@ struct Watcher {
 }
 
 impl Watcher {
-    /// Looks at all models at intervals, and at one when it is named.
-    fn watch(&mut self, woken: &Receiver<String>) {
+    /// Looks at all models at intervals, and does what it is asked to do.
+    fn watch(&mut self, woken: &Receiver<Ask>) {
         let mut last = Instant::now();
         while !self.stops() {
             // A new interval wakes this thread.
             let every = self.adder.loader.live.watch();
             let wait = every.map_or(LONG, |every| (last + every).saturating_duration_since(Instant::now()));
             match woken.recv_timeout(wait) {
-                Ok(name) => self.look_at_named(&name),
+                Ok(Ask::Look(name)) => self.look_at_named(&name),
+                Ok(Ask::Change(requested)) => self.change(requested),
+                Ok(Ask::Interval) => {}
+                Ok(Ask::Stop) => return,
                 Err(RecvTimeoutError::Timeout) if every.is_none() => {}
                 Err(RecvTimeoutError::Timeout) => {
                     self.look();
@@ -135,11 +163,13 @@ impl Watcher {
     }
 
     fn look_at_named(&mut self, name: &str) {
-        let named = |model: &LoadedModel| model.engine.describe().model == name;
-        match self.adder.served.all().into_iter().find(named) {
-            Some(model) => self.look_at(&model),
+        match self.adder.served.find(name) {
+            Some(model) => {
+                // The reason is in the log.
+                let _ = self.look_at(&model);
+            }
             // It has its first good version.
-            None if !name.is_empty() => self.add(name),
+            None if !self.unloaded.contains(name) => self.add(name),
             None => {}
         }
     }
@@ -150,7 +180,8 @@ impl Watcher {
             if self.stops() {
                 return;
             }
-            self.look_at(model);
+            // The reason is in the log.
+            let _ = self.look_at(model);
         }
         let names = match store::models(&self.adder.loader.models) {
             Ok(names) => names,
@@ -167,7 +198,9 @@ impl Watcher {
             if self.stops() {
                 return;
             }
-            self.add(name);
+            if !self.unloaded.contains(name) {
+                self.add(name);
+            }
         }
         self.adder.retain(&names);
     }
@@ -176,8 +209,17 @@ impl Watcher {
         self.stop.load(Ordering::SeqCst)
     }
 
+    /// Forgets which versions of a model were refused, so that they are tried again.
+    pub(crate) fn forget_refused(&mut self, name: &str) {
+        self.models.remove(name);
+        self.adder.forget_refused(name);
+    }
+
     /// Takes over the highest good version of a model above the served one, if there is one.
-    fn look_at(&mut self, model: &LoadedModel) {
+    ///
+    /// # Errors
+    /// Why the highest version is not served, if it was refused now.
+    pub(crate) fn look_at(&mut self, model: &LoadedModel) -> Result<(), String> {
         let description = model.engine.describe();
         let (name, serving) = (description.model, description.version);
         let watched = self.models.entry(name.clone()).or_default();
@@ -188,13 +230,14 @@ impl Watcher {
                     let effect = "the loaded version goes on";
                     tracing::warn!(model = name, version = %serving, %reason, "model unreadable: {effect}");
                 }
-                return;
+                return Err(reason.to_string());
             }
         };
         if std::mem::take(&mut watched.unreadable) {
             tracing::info!(model = name, version = %serving, "model readable again");
         }
         watched.refused.retain(|version, _| versions.contains(version));
+        let mut result = Ok(());
         for version in versions.into_iter().rev().filter(|version| *version > serving) {
             // Read before the version is opened, so that later changes are noticed.
             let now = stamp([version_folder(&self.adder.loader, &name, version)]);
@@ -204,16 +247,18 @@ impl Watcher {
             match take_over(&self.adder.loader, &self.opening, model, version) {
                 Ok(()) => {
                     watched.refused.remove(&version);
-                    return;
+                    return result;
                 }
                 Err(reason) => {
                     let reason = format!("{reason:#}");
                     tracing::warn!(model = name, %version, serving = %serving, %reason, "version refused");
                     model.engine.count_refused();
+                    result = result.and(Err(format!("version {version} is refused: {reason}")));
                     watched.refused.insert(version, now);
                 }
             }
         }
+        result
     }
 
     /// Loads and serves a new model, if it can be loaded.

@@ -13,6 +13,7 @@ use super::publishing::{Versions, base_of};
 use super::resume::ResumePoint;
 use super::trained::Trained;
 use crate::cli::InputError;
+use crate::cli::serve::Ask;
 use crate::config::Config;
 use crate::dataset::{Feed, Stop};
 use crate::device::cuda::Nvidia;
@@ -80,7 +81,7 @@ pub(crate) struct Setting<'c> {
 pub(crate) struct ToServer {
     pub training: Arc<Training>,
     /// Gets the name of a model that has a new version.
-    pub wake: Sender<String>,
+    pub wake: Sender<Ask>,
 }
 
 impl ToServer {
@@ -111,7 +112,7 @@ impl ToServer {
         series.publish_bytes.increment(published.bytes);
         series.publish_rows.increment(published.rows);
         // Without a receiver the server has ended.
-        let _ = self.wake.send(model.to_owned());
+        let _ = self.wake.send(Ask::Look(model.to_owned()));
     }
 }
 

@@ -1,9 +1,16 @@
+use std::collections::HashMap;
+use std::mem::size_of;
+
 use proptest::prelude::*;
 use prost::Message;
 
-use super::super::proto::PredictRequest;
+use super::super::inference::infer_parameter::ParameterChoice;
+use super::super::inference::model_infer_request::{InferInputTensor, InferRequestedOutputTensor};
+use super::super::inference::{InferParameter, InferTensorContents, ModelInferRequest};
+use super::super::proto::{FeatureColumn, PredictRequest};
 use super::*;
 use crate::config::message_bytes;
+use crate::schema::MAX_FEATURES;
 
 const MAX_BYTES: usize = 1 << 20;
 
@@ -16,8 +23,12 @@ fn framed(message: &[u8]) -> Vec<u8> {
 
 /// The cost of a body that arrives in pieces.
 fn cost(body: &[u8], piece: usize) -> Result<usize, Fault> {
-    let mut meter = Meter::new(MAX_BYTES);
-    let costs = body.chunks(piece).map(|piece| meter.feed(piece));
+    cost_by(&CTR, body, piece)
+}
+
+fn cost_by(layout: &'static Layout, body: &[u8], piece: usize) -> Result<usize, Fault> {
+    let mut meter = Meter::new(layout, MAX_BYTES);
+    let costs = body.chunks(piece).map(|piece| meter.feed(piece, |_| ()));
     costs.sum()
 }
 
@@ -80,7 +91,8 @@ fn tiny_entries_cost_their_decoded_size() {
     let columns = framed(&[0x2a, 0].repeat(MAX_FEATURES));
     assert!(cost(&columns, 1000).unwrap() >= MAX_FEATURES * size_of::<FeatureColumn>());
     let more = framed(&[0x2a, 0].repeat(MAX_FEATURES + 1));
-    assert_eq!(cost(&more, 1000), Err(Fault::TooManyColumns));
+    let fault = cost(&more, 1000).unwrap_err();
+    assert_eq!(fault.to_string(), format!("features: limit {MAX_FEATURES} columns, got more"));
     let mut strings = vec![0x2a, 0xd0, 0x0f];
     strings.extend([0x22, 0].repeat(1000));
     assert!(cost(&framed(&strings), 9).unwrap() >= 1000 * 2 * size_of::<Bytes>());
@@ -95,6 +107,196 @@ fn a_second_message_is_charged_and_one_too_long_is_left_to_the_decoder() {
     assert_eq!(cost(&one.repeat(3), 4), Ok(3 * one.len()));
     let long = [vec![0, 0xff, 0, 0, 0], vec![0xff; 40]].concat();
     assert_eq!(cost(&long, 4), Ok(long.len()));
+}
+
+/// The memory of a decoded map. A table of a hash map is at least 7/16 full.
+fn parameters_held(parameters: &HashMap<String, InferParameter>) -> usize {
+    let strings = parameters.iter().map(|(key, value)| {
+        let value = match &value.parameter_choice {
+            Some(ParameterChoice::StringParam(value)) => value.capacity(),
+            _ => 0,
+        };
+        key.capacity() + value
+    });
+    parameters.capacity() * (size_of::<(String, InferParameter)>() + 1) + strings.sum::<usize>()
+}
+
+/// The memory of a decoded KServe request, by the capacities of its vectors.
+fn infer_held(message: &ModelInferRequest) -> usize {
+    let inputs = message.inputs.iter().map(|input| {
+        let contents = input.contents.as_ref().map_or(0, |contents| {
+            contents.bool_contents.capacity()
+                + 4 * contents.int_contents.capacity()
+                + 8 * contents.int64_contents.capacity()
+                + 4 * contents.uint_contents.capacity()
+                + 8 * contents.uint64_contents.capacity()
+                + 4 * contents.fp32_contents.capacity()
+                + 8 * contents.fp64_contents.capacity()
+                + size_of::<Bytes>() * contents.bytes_contents.capacity()
+        });
+        let texts = input.name.capacity() + input.datatype.capacity();
+        texts + 8 * input.shape.capacity() + parameters_held(&input.parameters) + contents
+    });
+    let outputs =
+        message.outputs.iter().map(|output| output.name.capacity() + parameters_held(&output.parameters));
+    message.model_name.capacity()
+        + message.id.capacity()
+        + parameters_held(&message.parameters)
+        + size_of::<InferInputTensor>() * message.inputs.capacity()
+        + size_of::<InferRequestedOutputTensor>() * message.outputs.capacity()
+        + size_of::<Bytes>() * message.raw_input_contents.capacity()
+        + inputs.sum::<usize>()
+        + outputs.sum::<usize>()
+}
+
+fn parameters() -> impl Strategy<Value = HashMap<String, InferParameter>> {
+    let choice = prop_oneof![
+        ".{0,20}".prop_map(ParameterChoice::StringParam),
+        any::<i64>().prop_map(ParameterChoice::Int64Param),
+    ];
+    let parameter = choice.prop_map(|choice| InferParameter { parameter_choice: Some(choice) });
+    prop::collection::hash_map(".{0,5}", parameter, 0..9)
+}
+
+fn strings(most: usize) -> impl Strategy<Value = Vec<Bytes>> {
+    let bytes = prop::collection::vec(any::<u8>(), 0..9).prop_map(Bytes::from);
+    prop::collection::vec(bytes, 0..most)
+}
+
+fn contents() -> impl Strategy<Value = InferTensorContents> {
+    let bools = prop::collection::vec(any::<bool>(), 0..9);
+    let ints = prop::collection::vec(any::<i32>(), 0..9);
+    let longs = prop::collection::vec(0..1000_i64, 0..40);
+    let floats = prop::collection::vec(any::<f32>(), 0..9);
+    (bools, ints, longs, floats, strings(20)).prop_map(|(bools, ints, longs, floats, strings)| {
+        InferTensorContents {
+            bool_contents: bools,
+            uint_contents: ints.iter().map(|int| int.unsigned_abs()).collect(),
+            uint64_contents: longs.iter().map(|long| long.unsigned_abs()).collect(),
+            fp64_contents: floats.iter().map(|float| f64::from(*float)).collect(),
+            int_contents: ints,
+            int64_contents: longs,
+            fp32_contents: floats,
+            bytes_contents: strings,
+        }
+    })
+}
+
+fn tensor() -> impl Strategy<Value = InferInputTensor> {
+    let shape = prop::collection::vec(any::<i64>(), 0..5);
+    (".{0,9}", ".{0,9}", shape, parameters(), prop::option::of(contents())).prop_map(
+        |(name, datatype, shape, parameters, contents)| InferInputTensor {
+            name,
+            datatype,
+            shape,
+            parameters,
+            contents,
+        },
+    )
+}
+
+fn infer_request() -> impl Strategy<Value = ModelInferRequest> {
+    let inputs = prop::collection::vec(tensor(), 0..9);
+    let outputs = prop::collection::vec((".{0,9}", parameters()), 0..5);
+    (".{0,9}", ".{0,9}", parameters(), inputs, outputs, strings(9)).prop_map(
+        |(model_name, id, parameters, inputs, outputs, raw_input_contents)| ModelInferRequest {
+            model_name,
+            model_version: "7".to_owned(),
+            id,
+            parameters,
+            inputs,
+            outputs: outputs
+                .into_iter()
+                .map(|(name, parameters)| InferRequestedOutputTensor { name, parameters })
+                .collect(),
+            raw_input_contents,
+        },
+    )
+}
+
+proptest! {
+    #[test]
+    fn the_cost_covers_a_decoded_kserve_request_however_it_is_cut(
+        message in infer_request(),
+        piece in 1..50usize,
+    ) {
+        let wire = framed(&message.encode_to_vec());
+        let whole = cost_by(&KSERVE, &wire, wire.len()).unwrap();
+        prop_assert_eq!(cost_by(&KSERVE, &wire, piece), Ok(whole));
+        let decoded = ModelInferRequest::decode(&wire[5..]).unwrap();
+        let held = infer_held(&decoded) + wire.len() - 5;
+        prop_assert!(whole + 16 >= held, "{} for {}", whole, held);
+    }
+
+    #[test]
+    fn everything_in_a_kserve_request_that_is_decoded_was_charged(
+        message in prop::collection::vec(any::<u8>(), 0..60),
+    ) {
+        if let Ok(decoded) = ModelInferRequest::decode(&message[..]) {
+            let groups = Fault::Malformed("a group, which the protocol does not use");
+            match cost_by(&KSERVE, &framed(&message), 7) {
+                Ok(cost) => prop_assert!(cost + 16 >= infer_held(&decoded)),
+                Err(fault) => prop_assert_eq!(fault, groups),
+            }
+        }
+    }
+
+    #[test]
+    fn the_messages_of_a_stream_cost_as_much_as_each_of_them_alone(
+        messages in prop::collection::vec(infer_request(), 0..5),
+        piece in 1..300usize,
+    ) {
+        let framed: Vec<Vec<u8>> = messages.iter().map(|message| framed(&message.encode_to_vec())).collect();
+        let (mut meter, mut ended) = (Meter::new(&KSERVE, MAX_BYTES), Vec::new());
+        let mut feed = |piece: &[u8]| meter.feed(piece, |cost| ended.push(cost)).unwrap();
+        let all: usize = framed.concat().chunks(piece).map(&mut feed).sum();
+        let alone: Vec<usize> =
+            framed.iter().map(|message| cost_by(&KSERVE, message, message.len()).unwrap()).collect();
+        prop_assert_eq!(all, ended.iter().sum::<usize>());
+        prop_assert_eq!(ended, alone);
+    }
+}
+
+#[test]
+fn tiny_entries_of_a_kserve_request_cost_their_decoded_size() {
+    let most = 2 * MAX_FEATURES + 1;
+    let tensors = framed(&[0x2a, 0].repeat(most));
+    assert!(cost_by(&KSERVE, &tensors, 1000).unwrap() >= most * size_of::<InferInputTensor>());
+    let fault = cost_by(&KSERVE, &framed(&[0x2a, 0].repeat(most + 1)), 1000).unwrap_err();
+    assert_eq!(fault.to_string(), "inputs: limit 20001 tensors, got more");
+    // 1000 numbers of one byte, in `int64_contents` of one tensor.
+    let mut numbers = vec![0x2a, 0xee, 0x07, 0x2a, 0xeb, 0x07, 0x1a, 0xe8, 0x07];
+    numbers.extend([1; 1000]);
+    assert!(cost_by(&KSERVE, &framed(&numbers), 9).unwrap() >= 1000 * 2 * 8);
+    for (key, text) in
+        [(0x22, "parameters: limit 20001 entries, got more"), (0x32, "outputs: limit 100 tensors, got more")]
+    {
+        let fault = cost_by(&KSERVE, &framed(&[key, 0].repeat(most + 1)), 1000).unwrap_err();
+        assert_eq!(fault.to_string(), text);
+    }
+    // Parameters of a repository request.
+    let entries = framed(&[0x1a, 0].repeat(1000));
+    let entry = size_of::<(String, InferParameter)>();
+    assert!(cost_by(&KSERVE, &entries, 1000).unwrap() >= 1000 * entry);
+}
+
+/// KServe bodies of at most `size` bytes: tensors, outputs, parameters and strings without content, and one
+/// body with as much of each as fits.
+fn costly_kserve_bodies(size: usize) -> Vec<(&'static Layout, Vec<u8>)> {
+    let entries = |key: u8, most: usize, size: usize| [key, 0].repeat(most.min(size / 2));
+    let (tensors, parameters) = (entries(0x2a, 2 * MAX_FEATURES + 1, size), 2 * MAX_FEATURES + 1);
+    let mut mixed = tensors.clone();
+    for (key, most) in [(0x22, parameters), (0x32, 100), (0x3a, size)] {
+        mixed.extend(entries(key, most, size - mixed.len()));
+    }
+    let bodies = [
+        tensors,
+        entries(0x22, parameters, size),
+        entries(0x32, 100, size),
+        entries(0x3a, size, size),
+        mixed,
+    ];
+    bodies.map(|body| (&KSERVE, body)).into()
 }
 
 #[test]
@@ -116,8 +318,9 @@ fn the_largest_message_costs_at_most_what_the_configuration_assumes() {
         let mut column = vec![0x2a];
         prost::encoding::encode_varint(packed.len() as u64, &mut column);
         bodies.push([column, packed].concat());
-        for body in bodies {
-            let cost = cost(&framed(&body), 9999).unwrap();
+        let native = bodies.into_iter().map(|body| (&CTR, body));
+        for (layout, body) in native.chain(costly_kserve_bodies(size)) {
+            let cost = cost_by(layout, &framed(&body), 9999).unwrap();
             assert!(body.len() <= size && cost <= most, "{cost} of {most} for {} bytes", body.len());
         }
     }

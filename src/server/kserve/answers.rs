@@ -1,0 +1,157 @@
+//! KServe's responses: scores, descriptions of the server and of models, statistics.
+
+use std::collections::HashMap;
+
+use prost::bytes::Bytes;
+
+use super::tensors::{LENGTHS, dense_name};
+use crate::metrics::Total;
+use crate::predict::Description;
+use crate::schema::{Arity, Schema};
+use crate::server::convert::{self, architecture, clip};
+use crate::server::inference::infer_parameter::ParameterChoice;
+use crate::server::inference::model_infer_request::InferRequestedOutputTensor;
+use crate::server::inference::model_infer_response::InferOutputTensor;
+use crate::server::inference::model_metadata_response::TensorMetadata;
+use crate::server::inference::{
+    InferParameter, InferStatistics, InferTensorContents, ModelInferResponse, ModelMetadataResponse,
+    ModelStatistics, ServerMetadataResponse, StatisticDuration,
+};
+use crate::server::served::Served;
+use crate::types::Scores;
+
+/// The name of the only output.
+const SCORE: &str = "score";
+
+/// Begins the names of the response's parameters that count absent ids.
+const ABSENT: &str = "absent_ids:";
+
+/// Why the requested outputs cannot be computed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum OutputError {
+    #[error("output {name:?}: the only output is \"score\"")]
+    Unknown { name: String },
+    #[error("output {name:?}: parameter {parameter:?} is not supported")]
+    Parameter { name: String, parameter: &'static str },
+}
+
+/// Checks the requested outputs.
+///
+/// # Errors
+/// When there is no such output, or it should be returned in another way.
+pub(crate) fn check_outputs(outputs: &[InferRequestedOutputTensor]) -> Result<(), OutputError> {
+    for output in outputs {
+        let name = || clip(output.name.clone());
+        if output.name != SCORE {
+            return Err(OutputError::Unknown { name: name() });
+        }
+        for parameter in ["classification", "shared_memory_region"] {
+            if output.parameters.contains_key(parameter) {
+                return Err(OutputError::Parameter { name: name(), parameter });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// What the response to a request repeats from it.
+pub(crate) struct Scored {
+    pub model: String,
+    pub id: String,
+    /// Whether the contents of the request were raw. Then those of the response are.
+    pub raw: bool,
+}
+
+impl Scored {
+    /// The response with these scores.
+    pub(crate) fn response(self, scores: Scores, schema: &Schema) -> ModelInferResponse {
+        let Self { model, id, raw } = self;
+        let native = convert::response(scores, schema);
+        let shape = vec![native.scores.len() as i64, 1];
+        let (contents, raw_output_contents) = if raw {
+            let bytes: Vec<u8> = native.scores.iter().flat_map(|score| score.to_le_bytes()).collect();
+            (None, vec![Bytes::from(bytes)])
+        } else {
+            let contents =
+                InferTensorContents { fp32_contents: native.scores, ..InferTensorContents::default() };
+            (Some(contents), Vec::new())
+        };
+        let absent = native.absent.into_iter().map(|absent| {
+            let count = ParameterChoice::Int64Param(absent.count as i64);
+            (format!("{ABSENT}{}", absent.feature), InferParameter { parameter_choice: Some(count) })
+        });
+        let (name, datatype) = (SCORE.to_owned(), "FP32".to_owned());
+        ModelInferResponse {
+            model_name: model,
+            model_version: native.version.to_string(),
+            id,
+            parameters: absent.collect(),
+            outputs: vec![InferOutputTensor { name, datatype, shape, parameters: HashMap::new(), contents }],
+            raw_output_contents,
+        }
+    }
+}
+
+/// Describes the server.
+pub(crate) fn server_metadata() -> ServerMetadataResponse {
+    ServerMetadataResponse {
+        name: "flechette".to_owned(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        extensions: ["model_repository", "statistics"].map(str::to_owned).to_vec(),
+    }
+}
+
+/// Describes the tensors of a model.
+pub(crate) fn model_metadata(model: Description) -> ModelMetadataResponse {
+    let schema = &model.schema;
+    let tensor = |name: &str, datatype: &str, shape: &[i64]| TensorMetadata {
+        name: name.to_owned(),
+        datatype: datatype.to_owned(),
+        shape: shape.to_vec(),
+    };
+    let mut inputs = Vec::new();
+    if schema.dense_width() > 0 {
+        inputs.push(tensor(dense_name(schema), "FP32", &[-1, schema.dense_width() as i64]));
+    }
+    for feature in &schema.features {
+        // A feature with a hash takes ids too.
+        let datatype = if feature.hash.is_some() { "BYTES" } else { "INT64" };
+        if feature.arity == Arity::OneHot {
+            inputs.push(tensor(&feature.name, datatype, &[-1, 1]));
+        } else {
+            inputs.push(tensor(&feature.name, datatype, &[-1]));
+            inputs.push(tensor(&format!("{}{LENGTHS}", feature.name), "INT32", &[-1]));
+        }
+    }
+    ModelMetadataResponse {
+        platform: format!("flechette_{}", architecture(schema)),
+        versions: vec![model.version.to_string()],
+        inputs,
+        outputs: vec![tensor(SCORE, "FP32", &[-1, 1])],
+        name: model.model,
+    }
+}
+
+/// What was computed with a model since it was loaded.
+pub(crate) fn statistics(served: &Served) -> ModelStatistics {
+    let Description { model, version, .. } = served.predict.describe();
+    let statistics = &served.metrics.statistics;
+    let duration = |total: &Total| {
+        let (count, ns) = total.get();
+        Some(StatisticDuration { count, ns })
+    };
+    ModelStatistics {
+        name: model,
+        version: version.to_string(),
+        last_inference: statistics.last_unix_ms(),
+        inference_count: statistics.samples(),
+        execution_count: statistics.batches(),
+        inference_stats: Some(InferStatistics {
+            success: duration(&statistics.success),
+            fail: duration(&statistics.fail),
+            queue: duration(&statistics.queue),
+            compute_input: duration(&statistics.input),
+            compute_infer: duration(&statistics.compute),
+        }),
+    }
+}

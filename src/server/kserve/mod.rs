@@ -1,0 +1,241 @@
+//! The KServe v2 protocol, `inference.GRPCInferenceService`.
+//!
+//! - `tensors`: from input tensors to a batch;
+//! - `answers`: responses: scores, descriptions of models, statistics;
+//! - `stream`: many requests in one call;
+//! - `repository`: the list of models, and loading and unloading them.
+//!
+//! A request takes the path of a native one (`served.rs`), so its scores are the same to the bit, and the
+//! same limits, deadlines and metrics apply.
+
+pub(crate) mod answers;
+mod repository;
+mod stream;
+pub(crate) mod tensors;
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use tonic::{Code, Request, Response, Status, Streaming};
+
+use super::Shared;
+use super::convert::clip;
+use super::gate::Call;
+use super::inference::grpc_inference_service_server::GrpcInferenceService;
+use super::inference::infer_parameter::ParameterChoice;
+use super::inference::*;
+use super::repository::Change;
+use super::served::{Account, Queued, Served};
+use super::status::CallError;
+use answers::Scored;
+use stream::Answers;
+
+/// The method with a stream of requests.
+pub(crate) const STREAM: &str = "ModelStreamInfer";
+
+/// The service.
+pub(crate) struct KserveService(pub Arc<Shared>);
+
+/// The version that a request names; `None`: the one that serves.
+fn version(text: String) -> Result<Option<u64>, CallError> {
+    if text.is_empty() {
+        return Ok(None);
+    }
+    text.parse().map(Some).map_err(|_| CallError::VersionText { got: clip(text) })
+}
+
+/// A ModelInfer request in the queue, or of a stream.
+struct Pending {
+    account: Account,
+    queued: Queued,
+    scored: Scored,
+}
+
+impl Pending {
+    /// Queues a request. Failures are counted.
+    fn begin(
+        shared: &Arc<Shared>,
+        mut request: ModelInferRequest,
+        call: Option<&Call>,
+    ) -> Result<Self, CallError> {
+        let started = Instant::now();
+        let served = shared.find(std::mem::take(&mut request.model_name))?;
+        if let Some(call) = call {
+            call.counted.store(true, Ordering::Relaxed);
+        }
+        let deadline = deadline(&request, started, call);
+        let mut account = Account::new(shared.clone(), served, started, deadline);
+        let queued = queue(&account.served, request, deadline);
+        if queued.is_err() {
+            account.close(&queued);
+        }
+        let (queued, scored) = queued?;
+        Ok(Self { account, queued, scored })
+    }
+
+    /// Awaits the scores.
+    async fn finish(mut self) -> Result<ModelInferResponse, CallError> {
+        let served = self.account.served.clone();
+        let result = served.scores(self.queued).await;
+        self.account.close(&result);
+        let (scores, inputs) = result?;
+        Ok(self.scored.response(scores, &inputs.schema))
+    }
+}
+
+/// The deadline of the call, or the end of the request's parameter `timeout`, in microseconds, if it is
+/// earlier.
+fn deadline(request: &ModelInferRequest, started: Instant, call: Option<&Call>) -> Option<Instant> {
+    let choice = request.parameters.get("timeout").and_then(|timeout| timeout.parameter_choice.as_ref());
+    let micros = match choice {
+        Some(ParameterChoice::Int64Param(micros)) => u64::try_from(*micros).ok(),
+        Some(ParameterChoice::Uint64Param(micros)) => Some(*micros),
+        _ => None,
+    };
+    // Clients send 0 for no limit.
+    let timeout = micros.filter(|micros| *micros > 0).map(Duration::from_micros);
+    let own = timeout.and_then(|timeout| started.checked_add(timeout));
+    call.and_then(|call| call.deadline).into_iter().chain(own).min()
+}
+
+/// Checks a request and queues its batch.
+fn queue(
+    served: &Served,
+    request: ModelInferRequest,
+    deadline: Option<Instant>,
+) -> Result<(Queued, Scored), CallError> {
+    let ModelInferRequest { model_version, id, inputs, outputs, raw_input_contents, .. } = request;
+    let requested = version(model_version)?;
+    answers::check_outputs(&outputs)?;
+    let scored = Scored { model: served.predict.describe().model, id, raw: !raw_input_contents.is_empty() };
+    let queued = served.queue(requested, deadline, |known, batch| {
+        tensors::encode(known, inputs, raw_input_contents, batch)
+    })?;
+    Ok((queued, scored))
+}
+
+impl KserveService {
+    /// The served model, in the version that the request names. Counts the call.
+    fn describe(&self, call: Option<Call>, name: String, text: String) -> Result<Arc<Served>, CallError> {
+        let served = self.0.find(name)?;
+        if let Some(call) = call {
+            call.counted.store(true, Ordering::Relaxed);
+        }
+        let serving = served.predict.describe().version.0;
+        let checked = version(text).and_then(|requested| served.check_version(requested, serving));
+        let code = checked.as_ref().map_or_else(CallError::code, |()| Code::Ok);
+        served.metrics.requests.count(code as i32);
+        checked.map(|()| served)
+    }
+}
+
+#[tonic::async_trait]
+impl GrpcInferenceService for KserveService {
+    type ModelStreamInferStream = Answers;
+
+    async fn server_live(
+        &self,
+        _: Request<ServerLiveRequest>,
+    ) -> Result<Response<ServerLiveResponse>, Status> {
+        Ok(Response::new(ServerLiveResponse { live: true }))
+    }
+
+    async fn server_ready(
+        &self,
+        _: Request<ServerReadyRequest>,
+    ) -> Result<Response<ServerReadyResponse>, Status> {
+        Ok(Response::new(ServerReadyResponse { ready: self.0.ready() }))
+    }
+
+    async fn model_ready(
+        &self,
+        request: Request<ModelReadyRequest>,
+    ) -> Result<Response<ModelReadyResponse>, Status> {
+        let ModelReadyRequest { name, version: text } = request.into_inner();
+        let requested = version(text)?;
+        // An unknown model is not an error: clients ask whether it is there.
+        let ready = self.0.models.get(&name).is_some_and(|served| {
+            let serving = served.predict.describe().version.0;
+            served.predict.ready() && requested.is_none_or(|requested| requested == serving)
+        });
+        Ok(Response::new(ModelReadyResponse { ready }))
+    }
+
+    async fn server_metadata(
+        &self,
+        _: Request<ServerMetadataRequest>,
+    ) -> Result<Response<ServerMetadataResponse>, Status> {
+        Ok(Response::new(answers::server_metadata()))
+    }
+
+    async fn model_metadata(
+        &self,
+        mut request: Request<ModelMetadataRequest>,
+    ) -> Result<Response<ModelMetadataResponse>, Status> {
+        let call = request.extensions_mut().remove();
+        let ModelMetadataRequest { name, version } = request.into_inner();
+        let served = self.describe(call, name, version)?;
+        Ok(Response::new(answers::model_metadata(served.predict.describe())))
+    }
+
+    async fn model_infer(
+        &self,
+        mut request: Request<ModelInferRequest>,
+    ) -> Result<Response<ModelInferResponse>, Status> {
+        let call: Option<Call> = request.extensions_mut().remove();
+        let pending = Pending::begin(&self.0, request.into_inner(), call.as_ref())?;
+        Ok(Response::new(pending.finish().await?))
+    }
+
+    async fn model_stream_infer(
+        &self,
+        mut request: Request<Streaming<ModelInferRequest>>,
+    ) -> Result<Response<Answers>, Status> {
+        let call = request.extensions_mut().remove();
+        Ok(Response::new(Answers::new(self.0.clone(), request.into_inner(), call)))
+    }
+
+    async fn model_statistics(
+        &self,
+        mut request: Request<ModelStatisticsRequest>,
+    ) -> Result<Response<ModelStatisticsResponse>, Status> {
+        let call = request.extensions_mut().remove();
+        let ModelStatisticsRequest { name, version } = request.into_inner();
+        let served = if name.is_empty() {
+            self.0.models.all().into_iter().map(|(_, served)| served).collect()
+        } else {
+            vec![self.describe(call, name, version)?]
+        };
+        let model_stats = served.iter().map(|served| answers::statistics(served)).collect();
+        Ok(Response::new(ModelStatisticsResponse { model_stats }))
+    }
+
+    async fn repository_index(
+        &self,
+        request: Request<RepositoryIndexRequest>,
+    ) -> Result<Response<RepositoryIndexResponse>, Status> {
+        Ok(Response::new(repository::index(&self.0, request.into_inner()).await?))
+    }
+
+    async fn repository_model_load(
+        &self,
+        request: Request<RepositoryModelLoadRequest>,
+    ) -> Result<Response<RepositoryModelLoadResponse>, Status> {
+        let RepositoryModelLoadRequest { repository_name, model_name, parameters } = request.into_inner();
+        repository::check(repository_name, parameters.into_keys(), &[])?;
+        repository::change(&self.0, Change::Load, model_name).await?;
+        Ok(Response::new(RepositoryModelLoadResponse {}))
+    }
+
+    async fn repository_model_unload(
+        &self,
+        request: Request<RepositoryModelUnloadRequest>,
+    ) -> Result<Response<RepositoryModelUnloadResponse>, Status> {
+        let RepositoryModelUnloadRequest { repository_name, model_name, parameters } = request.into_inner();
+        // No model depends on another one.
+        repository::check(repository_name, parameters.into_keys(), &["unload_dependents"])?;
+        repository::change(&self.0, Change::Unload, model_name).await?;
+        Ok(Response::new(RepositoryModelUnloadResponse {}))
+    }
+}

@@ -1,0 +1,74 @@
+//! KServe's calls about the repository: its list of models, and loading and unloading them.
+
+use std::collections::BTreeMap;
+
+use crate::server::Shared;
+use crate::server::convert::clip;
+use crate::server::inference::repository_index_response::ModelIndex;
+use crate::server::inference::{RepositoryIndexRequest, RepositoryIndexResponse};
+use crate::server::not_served::Reason;
+use crate::server::repository::{Change, ChangeError};
+use crate::server::status::CallError;
+
+/// Checks the name of a repository, and that a request has no other parameters than these.
+///
+/// # Errors
+/// [`ChangeError::Name`] or [`ChangeError::Parameter`].
+pub(crate) fn check(
+    repository: String,
+    mut parameters: impl Iterator<Item = String>,
+    allowed: &[&str],
+) -> Result<(), CallError> {
+    if !repository.is_empty() {
+        return Err(ChangeError::Name(clip(repository)).into());
+    }
+    match parameters.find(|name| !allowed.contains(&name.as_str())) {
+        Some(name) => Err(ChangeError::Parameter(clip(name)).into()),
+        None => Ok(()),
+    }
+}
+
+/// All models, by ascending name.
+///
+/// # Errors
+/// When the repository cannot be read.
+pub(crate) async fn index(
+    shared: &Shared,
+    request: RepositoryIndexRequest,
+) -> Result<RepositoryIndexResponse, CallError> {
+    check(request.repository_name, std::iter::empty(), &[])?;
+    let mut models = BTreeMap::new();
+    if let Some(repository) = shared.repository.get().cloned().filter(|_| !request.ready) {
+        let names = tokio::task::spawn_blocking(move || repository.names()).await;
+        // The task is not cancelled, and does not panic.
+        let names = names.map_err(|error| ChangeError::Unreadable(error.to_string()))?;
+        for name in names.map_err(ChangeError::Unreadable)? {
+            let (state, reason) = match shared.not_served.get(&name) {
+                Some(Reason::Loading) => ("LOADING", String::new()),
+                Some(Reason::Refused(reason)) => ("UNAVAILABLE", reason),
+                None => ("UNAVAILABLE", "not loaded".to_owned()),
+            };
+            let state = state.to_owned();
+            models.insert(name.clone(), ModelIndex { name, version: String::new(), state, reason });
+        }
+    }
+    for (name, served) in shared.models.all() {
+        let ready = served.predict.ready();
+        if ready || !request.ready {
+            let version = served.predict.describe().version.to_string();
+            let state = if ready { "READY" } else { "LOADING" }.to_owned();
+            models.insert(name.clone(), ModelIndex { name, version, state, reason: String::new() });
+        }
+    }
+    Ok(RepositoryIndexResponse { models: models.into_values().collect() })
+}
+
+/// Loads or unloads a model, and waits for it.
+///
+/// # Errors
+/// When the change is not made.
+pub(crate) async fn change(shared: &Shared, change: Change, model: String) -> Result<(), CallError> {
+    let repository = shared.repository.get().ok_or(ChangeError::Unsupported)?;
+    // Without an answer the server is draining.
+    Ok(repository.change(change, model).await.unwrap_or(Err(ChangeError::Draining))?)
+}

@@ -1,0 +1,192 @@
+//! A stream of ModelInfer requests. Its answers are in the order of the requests.
+//!
+//! Requests are read while earlier ones wait for their scores, so that they share batches, but at most
+//! [`WINDOW`] are without an answer. A client that does not read its answers is not read from. A request that
+//! fails gets an answer with an error message, and the stream goes on. The stream ends with a status if a
+//! message cannot be decoded, when its deadline passes, or when it is idle for too long. When the server
+//! drains, no more requests are read.
+
+use std::collections::VecDeque;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::{Context, Poll};
+
+use tokio::time::{Instant, Sleep, sleep};
+use tonic::codegen::tokio_stream::Stream;
+use tonic::{Code, Status, Streaming};
+
+use super::Pending;
+use crate::server::Shared;
+use crate::server::gate::{Call, too_large};
+use crate::server::inference::infer_parameter::ParameterChoice;
+use crate::server::inference::{
+    InferParameter, ModelInferRequest, ModelInferResponse, ModelStreamInferResponse,
+};
+use crate::server::status::CallError;
+
+/// Most requests of a stream without an answer.
+const WINDOW: usize = 16;
+
+type Answer = ModelStreamInferResponse;
+type Boxed<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+
+/// The answers of a stream.
+pub(crate) struct Answers {
+    shared: Arc<Shared>,
+    requests: Streaming<ModelInferRequest>,
+    call: Option<Call>,
+    /// The answers to the requests that were read, in their order.
+    pending: VecDeque<Boxed<Answer>>,
+    /// Ends when no more requests may be read: with a status, or without one when the server drains.
+    stopped: Boxed<Result<(), Status>>,
+    /// Ends when no request has been read and no answer was sent for too long.
+    idle: Pin<Box<Sleep>>,
+    /// How the stream ends after the pending answers, if no more requests are read.
+    end: Option<Result<(), Status>>,
+}
+
+impl Answers {
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        requests: Streaming<ModelInferRequest>,
+        call: Option<Call>,
+    ) -> Self {
+        let mut closing = shared.closing.subscribe();
+        let deadline = call.as_ref().and_then(|call| call.deadline);
+        let stopped = Box::pin(async move {
+            let drained = async {
+                // A dropped sender also means the end.
+                let _ = closing.wait_for(|closing| *closing).await;
+            };
+            let Some(deadline) = deadline else {
+                drained.await;
+                return Ok(());
+            };
+            let in_time = tokio::time::timeout_at(deadline.into(), drained).await;
+            in_time.map_err(|_| Status::deadline_exceeded("deadline passed before the end of the stream"))
+        });
+        let idle = Box::pin(sleep(shared.stream_idle));
+        Self { shared, requests, call, pending: VecDeque::new(), stopped, idle, end: None }
+    }
+
+    /// Queues a request. Its answer follows those that are pending.
+    fn begin(&mut self, request: ModelInferRequest) {
+        self.progress();
+        let id = request.id.clone();
+        let pending = Pending::begin(&self.shared, request, self.call.as_ref());
+        if let Some(call) = &self.call {
+            // The request was converted to a batch, which the limits of the queue count, or refused.
+            call.charge.release_first();
+        }
+        if let Err(error) = &pending
+            && error.is_of_no_model()
+        {
+            self.count(error.code());
+        }
+        self.pending.push_back(Box::pin(async move {
+            let answered = match pending {
+                Ok(pending) => pending.finish().await,
+                Err(error) => Err(error),
+            };
+            answer(answered, id)
+        }));
+    }
+
+    /// Restarts the limit of an idle stream.
+    fn progress(&mut self) {
+        self.idle.as_mut().reset(Instant::now() + self.shared.stream_idle);
+    }
+
+    /// Ends the stream if it was idle for too long.
+    fn end_idle(&mut self, cx: &mut Context<'_>) {
+        if self.end.is_none() && self.pending.is_empty() && self.idle.as_mut().poll(cx).is_ready() {
+            let limit = self.shared.stream_idle.as_secs_f64();
+            let text = format!("stream: no request for {limit} s (server.stream_idle_seconds)");
+            self.fail(Status::unavailable(text));
+        }
+    }
+
+    /// Ends the stream with an error of the transport or of the protocol.
+    fn fail(&mut self, status: Status) {
+        let status = match status.code() {
+            Code::OutOfRange => too_large(status.message(), self.shared.limits.max_bytes as u64),
+            _ => status,
+        };
+        self.count(status.code());
+        self.end = Some(Err(status));
+    }
+
+    /// Counts a failure that no model has counted.
+    fn count(&self, code: Code) {
+        if let Some(call) = &self.call {
+            call.counted.store(true, Ordering::Relaxed);
+        }
+        self.shared.metrics.no_model.count(code as i32);
+    }
+
+    /// Reads the requests that have arrived, as far as the window has room.
+    fn read(&mut self, cx: &mut Context<'_>) {
+        while self.end.is_none() && self.pending.len() < WINDOW {
+            match Pin::new(&mut self.requests).poll_next(cx) {
+                Poll::Ready(Some(Ok(request))) => self.begin(request),
+                Poll::Ready(Some(Err(status))) => self.fail(status),
+                Poll::Ready(None) => self.end = Some(Ok(())),
+                Poll::Pending => return,
+            }
+        }
+        if let Some(call) = &self.call {
+            call.charge.pause();
+        }
+    }
+}
+
+/// The message with a request's answer.
+fn answer(answered: Result<ModelInferResponse, CallError>, id: String) -> Answer {
+    match answered {
+        Ok(mut response) => {
+            // Clients of streams may ask which answer to a request is the last one. There is only one.
+            let last = InferParameter { parameter_choice: Some(ParameterChoice::BoolParam(true)) };
+            response.parameters.insert("triton_final_response".to_owned(), last);
+            Answer { error_message: String::new(), infer_response: Some(response) }
+        }
+        Err(error) => {
+            let error_message = Status::from(error).message().to_owned();
+            let failed = ModelInferResponse { id, ..ModelInferResponse::default() };
+            Answer { error_message, infer_response: Some(failed) }
+        }
+    }
+}
+
+impl Stream for Answers {
+    type Item = Result<Answer, Status>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let this = &mut *self;
+        if this.end.is_none()
+            && let Poll::Ready(stopped) = this.stopped.as_mut().poll(cx)
+        {
+            match stopped {
+                Ok(()) => this.end = Some(Ok(())),
+                // The answers that are pending come too late.
+                Err(status) => {
+                    this.pending.clear();
+                    this.fail(status);
+                }
+            }
+        }
+        this.read(cx);
+        this.end_idle(cx);
+        if let Some(first) = this.pending.front_mut() {
+            let Poll::Ready(answer) = first.as_mut().poll(cx) else { return Poll::Pending };
+            this.pending.pop_front();
+            this.progress();
+            return Poll::Ready(Some(Ok(answer)));
+        }
+        match &mut this.end {
+            None => Poll::Pending,
+            Some(Ok(())) => Poll::Ready(None),
+            Some(end) => Poll::Ready(std::mem::replace(end, Ok(())).err().map(Err)),
+        }
+    }
+}

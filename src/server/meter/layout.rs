@@ -1,0 +1,143 @@
+//! What the fields of a request cost when they are decoded, by their numbers.
+
+use std::mem::size_of;
+
+use prost::bytes::Bytes;
+
+use crate::schema::MAX_FEATURES;
+use crate::server::inference::InferParameter;
+use crate::server::inference::model_infer_request::{InferInputTensor, InferRequestedOutputTensor};
+use crate::server::proto::FeatureColumn;
+
+/// Messages within messages, with the outermost one.
+pub(super) const DEPTH: usize = 3;
+
+/// The fields of a message that take more memory than their encoding. All requests of a service have one
+/// layout: a field that is larger in one of them costs as much in all.
+pub(crate) struct Layout {
+    fields: &'static [(u64, Field)],
+}
+
+/// The most entries of some fields in a request. Entries without content take two bytes, but much memory, so
+/// without these limits a request could cost 500 times its bytes. `config::message_bytes` depends on them.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Limit {
+    /// Which counter of the meter counts them.
+    pub counter: usize,
+    /// The field in error messages, and what its entries are.
+    pub name: &'static str,
+    pub entries: &'static str,
+    pub most: usize,
+}
+
+/// Counters of a meter.
+pub(super) const LIMITS: usize = 3;
+
+static COLUMNS: Limit = Limit { counter: 0, name: "features", entries: "columns", most: MAX_FEATURES };
+
+/// The dense tensor, and for each feature its values and their lengths.
+static TENSORS: Limit = Limit { counter: 0, name: "inputs", entries: "tensors", most: 2 * MAX_FEATURES + 1 };
+
+/// There is only one output.
+static OUTPUTS: Limit = Limit { counter: 1, name: "outputs", entries: "tensors", most: 100 };
+
+/// Of the request, its tensors and its outputs together.
+static PARAMETERS: Limit =
+    Limit { counter: 2, name: "parameters", entries: "entries", most: 2 * MAX_FEATURES + 1 };
+
+/// The memory of a field.
+#[derive(Clone, Copy)]
+pub(super) enum Field {
+    /// As much as its encoding: a string, a single number, an unknown field.
+    Other,
+    /// Numbers of 4 or 8 bytes, packed. Without packing each takes this many bytes of memory.
+    Fixed(usize),
+    /// Packed numbers of variable length. Each takes this many bytes of memory.
+    Varints(usize),
+    /// Strings that stay slices of the message. Each takes this many bytes of memory besides.
+    Slices(usize),
+    /// Messages without repeated fields. Each takes this many bytes of memory besides its encoding.
+    Flat(usize, &'static Limit),
+    /// Messages with a layout of their own. Each takes this many bytes of memory besides its fields.
+    Messages(usize, &'static Layout, Option<&'static Limit>),
+}
+
+impl Layout {
+    pub(super) fn field(&self, number: u64) -> Field {
+        let found = self.fields.iter().find(|(field, _)| *field == number);
+        found.map_or(Field::Other, |(_, field)| *field)
+    }
+}
+
+/// Most memory of one entry in a vector that grows by doubling: twice the entry's size.
+const fn grown(bytes: usize) -> usize {
+    2 * bytes
+}
+
+/// The smallest allocation of a string or a vector.
+const SMALL: usize = size_of::<Bytes>();
+
+const fn numbers(bytes: usize) -> Field {
+    Field::Varints(grown(bytes))
+}
+
+const fn fixed(bytes: usize) -> Field {
+    Field::Fixed(grown(bytes))
+}
+
+const SLICES: Field = Field::Slices(grown(size_of::<Bytes>()));
+
+/// Requests of `flechette.v1.Ctr`: `dense`, `features`, `labels`.
+pub(crate) static CTR: Layout = Layout {
+    fields: &[(4, fixed(4)), (5, Field::Messages(COLUMN_BYTES, &COLUMN, Some(&COLUMNS))), (6, fixed(4))],
+};
+
+/// An entry in the vector of columns, and the smallest allocations of its name and its three vectors.
+pub(super) const COLUMN_BYTES: usize = grown(size_of::<FeatureColumn>()) + 4 * SMALL + 128;
+
+/// `lengths`, `ids`, `strings`.
+static COLUMN: Layout = Layout { fields: &[(2, numbers(4)), (3, numbers(8)), (4, SLICES)] };
+
+/// Requests of `inference.GRPCInferenceService`: `parameters` of a repository request or the id of another
+/// one, `parameters`, `inputs`, `outputs`, `raw_input_contents`.
+pub(crate) static KSERVE: Layout = Layout {
+    fields: &[
+        (3, PARAMETER),
+        (4, PARAMETER),
+        (5, Field::Messages(TENSOR_BYTES, &TENSOR, Some(&TENSORS))),
+        (6, Field::Messages(OUTPUT_BYTES, &OUTPUT, Some(&OUTPUTS))),
+        (7, SLICES),
+    ],
+};
+
+/// An entry of a hash map. After the map has grown it is 7/16 full, and its old memory, half as large, is
+/// still there.
+const PARAMETER: Field = Field::Flat(4 * size_of::<(String, InferParameter)>() + 2 * SMALL, &PARAMETERS);
+
+/// An entry in the vector of outputs, and the smallest allocation of its name.
+const OUTPUT_BYTES: usize = grown(size_of::<InferRequestedOutputTensor>()) + SMALL;
+
+/// An entry in the vector of tensors, and the smallest allocations of its name, its datatype, its shape and
+/// the eight vectors of its contents.
+const TENSOR_BYTES: usize = grown(size_of::<InferInputTensor>()) + 11 * SMALL + 128;
+
+/// `shape`, `parameters`, `contents`.
+static TENSOR: Layout =
+    Layout { fields: &[(3, numbers(8)), (4, PARAMETER), (5, Field::Messages(0, &CONTENTS, None))] };
+
+/// Elements of eight datatypes.
+static CONTENTS: Layout = Layout {
+    fields: &[
+        (1, numbers(1)),
+        (2, numbers(4)),
+        (3, numbers(8)),
+        (4, numbers(4)),
+        (5, numbers(8)),
+        (6, fixed(4)),
+        (7, fixed(8)),
+        (8, SLICES),
+    ],
+};
+
+/// `parameters`.
+static OUTPUT: Layout = Layout { fields: &[(2, PARAMETER)] };

@@ -1,0 +1,64 @@
+//! Loading and unloading of models when a client asks for it.
+//!
+//! The server does not know where models come from. What loads them implements [`Repository`] and is given to
+//! [`super::Registry::set_repository`].
+
+use tokio::sync::oneshot;
+use tonic::Code;
+
+/// A change of the set of served models.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Change {
+    /// Serve a model. If it is served, take over its newest version.
+    Load,
+    /// End serving a model and release its memory.
+    Unload,
+}
+
+/// Where models are loaded from.
+pub(crate) trait Repository: Send + Sync {
+    /// The names of all models that it has, served or not. May block.
+    ///
+    /// # Errors
+    /// The reason why they cannot be listed.
+    fn names(&self) -> Result<Vec<String>, String>;
+
+    /// Requests a change. Changes are made one after the other. If the receiver is dropped before a change
+    /// has begun, it is not made.
+    fn change(&self, change: Change, model: String) -> oneshot::Receiver<Result<(), ChangeError>>;
+}
+
+/// Why a change was not made.
+#[allow(missing_docs)] // the error texts document the variants
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ChangeError {
+    #[error("model: no model {model:?} is in the directory of the models")]
+    Unknown { model: String },
+    #[error("model: no model {model:?} is served here")]
+    NotServed { model: String },
+    #[error("model {model:?}: {reason}")]
+    Refused { model: String, reason: String },
+    #[error("server.models: {0}")]
+    Unreadable(String),
+    #[error("repository_name: there is one repository, without a name, got {0:?}")]
+    Name(String),
+    #[error("parameters: {0:?} is not supported")]
+    Parameter(String),
+    #[error("this server cannot load or unload models")]
+    Unsupported,
+    #[error("the server is draining: its models do not change any more")]
+    Draining,
+}
+
+impl ChangeError {
+    #[must_use]
+    pub(crate) fn code(&self) -> Code {
+        match self {
+            Self::Unknown { .. } | Self::NotServed { .. } => Code::NotFound,
+            Self::Refused { .. } => Code::FailedPrecondition,
+            Self::Name(_) | Self::Parameter(_) => Code::InvalidArgument,
+            Self::Unsupported => Code::Unimplemented,
+            Self::Unreadable(_) | Self::Draining => Code::Unavailable,
+        }
+    }
+}
