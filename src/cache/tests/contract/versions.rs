@@ -2,11 +2,12 @@
 
 use std::ops::Range;
 use std::sync::mpsc;
+use std::time::Duration;
 
 use crate::cache::Switched;
 use crate::types::{Batch, TableId};
 
-use super::{Subject, World, assert_adds_up, run, settle};
+use super::{Subject, World, assert_adds_up, changes, run, settle};
 
 /// A batch of these ids in each of the two tables.
 fn of_both_tables(world: &World, ids: Range<u64>) -> Batch {
@@ -33,14 +34,16 @@ pub(crate) fn a_switch_carries_over_what_was_cached_and_keeps_the_rest_out<S: Su
 pub(crate) fn a_batch_of_the_old_version_reads_old_rows_beside_one_of_the_new<S: Subject>(
     new: impl Fn(&World) -> S,
 ) {
-    let world = World::new(100, &[16, 4], 64 << 10);
+    let world = World::new(5000, &[16, 4], 256 << 10);
     let mut subject = new(&world);
     let batch = |ids| of_both_tables(&world, ids);
     run(&mut subject, &world, &batch(0..40));
     subject.settle();
     let (switcher, mut newer, mut older) =
         (subject.another(&world), subject.another(&world), subject.another(&world));
-    let (both, others) = (batch(0..50), batch(50..60));
+    let both = batch(0..50);
+    // Rows that do not change, each used once, so that each is offered to the cache.
+    let mut others = (50..5000).filter(|&id| !changes(1, id));
     let (began, begins) = mpsc::channel();
     let (end, ended) = mpsc::channel();
     std::thread::scope(|scope| {
@@ -50,8 +53,10 @@ pub(crate) fn a_batch_of_the_old_version_reads_old_rows_beside_one_of_the_new<S:
             switching = Some(scope.spawn(|| world.switch(&switcher, 1)));
             let before = newer.stats().not_admitted;
             while newer.stats().not_admitted == before {
-                newer.embed(&world, &others, || ());
+                let id = others.next().unwrap();
+                newer.embed(&world, &batch(id..id + 1), || ());
                 newer.settle();
+                std::thread::sleep(Duration::from_millis(1));
             }
             let (older, world, both) = (&mut older, &world, &both);
             old = Some(scope.spawn(move || {
