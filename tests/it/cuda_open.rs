@@ -1,5 +1,9 @@
 //! Opening a CUDA device on pretended machines (`pretend`): where its kernels come from, and every error.
 
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
 use crate::pretend::Machine;
 use crate::program::flechette;
 
@@ -16,19 +20,35 @@ fn without_a_usable_gpu_serve_warns_with_auto_and_exits_with_cuda() {
         ),
         (Machine::whole().with_setting("DEVICES", "0"), "CUDA driver found, no device; check nvidia-smi"),
     ];
-    // Without models, serve exits right after it chooses the device.
-    let none = tempfile::tempdir().unwrap();
     for (machine, reason) in cases.into_iter().filter(|(machine, _)| machine.is_available()) {
-        for (wanted, marker) in [("auto", " WARN "), ("cuda", "error: device.kind is cuda: expected ")] {
-            let mut serve = flechette();
-            serve.args(["serve", "--device", wanted, "--models"]).arg(none.path());
-            let ended = machine.equip(&mut serve).output().unwrap();
-            let text = String::from_utf8(ended.stderr).unwrap();
-            assert_eq!(ended.status.code(), Some(2), "{text}");
-            let line = text.lines().find(|line| line.contains(reason)).unwrap_or_else(|| panic!("{text}"));
-            assert!(line.contains(marker), "{line}");
-        }
+        let warning = line_of_serve(&machine, "auto", reason);
+        assert!(warning.contains(" WARN "), "{warning}");
+        let none = tempfile::tempdir().unwrap();
+        let ended = machine.equip(&mut serve("cuda", none.path())).output().unwrap();
+        let text = String::from_utf8(ended.stderr).unwrap();
+        assert_eq!(ended.status.code(), Some(2), "{text}");
+        let line = text.lines().find(|line| line.contains(reason)).unwrap_or_else(|| panic!("{text}"));
+        assert!(line.contains("error: device.kind is cuda: expected "), "{line}");
     }
+}
+
+fn serve(device: &str, models: &Path) -> Command {
+    let mut serve = flechette();
+    serve.args(["serve", "--device", device, "--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0", "--models"]);
+    serve.arg(models).env("FLECHETTE_DEVICE_KERNEL_CACHE", "off");
+    serve
+}
+
+/// The line of the log of `serve` with these words. Ends it then. Without models it waits for one.
+fn line_of_serve(machine: &Machine, device: &str, words: &str) -> String {
+    let none = tempfile::tempdir().unwrap();
+    let mut serve = serve(device, none.path());
+    let mut child = machine.equip(&mut serve).stderr(Stdio::piped()).spawn().unwrap();
+    let lines = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
+    let found = lines.into_iter().find(|line| line.contains(words));
+    child.kill().unwrap();
+    child.wait().unwrap();
+    found.unwrap_or_else(|| panic!("serve has ended without saying {words:?}"))
 }
 
 #[test]
@@ -37,13 +57,8 @@ fn serve_uses_a_usable_gpu_and_logs_its_name() {
     if !machine.is_available() {
         return;
     }
-    let none = tempfile::tempdir().unwrap();
     for wanted in ["auto", "cuda"] {
-        let mut serve = flechette();
-        serve.args(["serve", "--device", wanted, "--models"]).arg(none.path());
-        serve.env("FLECHETTE_DEVICE_KERNEL_CACHE", "off");
-        let text = String::from_utf8(machine.equip(&mut serve).output().unwrap().stderr).unwrap();
-        let line = text.lines().find(|line| line.contains("Pretend GPU")).unwrap_or_else(|| panic!("{text}"));
+        let line = line_of_serve(&machine, wanted, "Pretend GPU");
         assert!(line.contains(" INFO ") && line.contains("kernels by "), "{line}");
     }
 }

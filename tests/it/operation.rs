@@ -75,7 +75,10 @@ fn serve_reports_wrong_settings_in_one_line() {
 fn cuda_without_a_gpu_is_refused_in_one_line() {
     let workshop = Workshop::new(300, 50);
     workshop.train(ArchKind::Dcn);
-    let error = run_failing(2, &format!("serve --models {} --device cuda", workshop.models));
+    let error = run_failing(
+        2,
+        &format!("serve --models {} --device cuda --grpc 127.0.0.1:0 --http 127.0.0.1:0", workshop.models),
+    );
     assert!(error.contains("cuda"), "{error}");
 }
 

@@ -295,7 +295,10 @@ fn invalid_cache_settings_are_input_errors() {
         ("low_watermark = 0.99", ["cache.low_watermark", "at most 0.95"]),
     ] {
         let (models, config) = (&trained.workshop.models, trained.config(keys));
-        let error = run_failing(2, &format!("serve --models {models} --config {config}"));
+        let error = run_failing(
+            2,
+            &format!("serve --models {models} --config {config} --grpc 127.0.0.1:0 --http 127.0.0.1:0"),
+        );
         assert!(words.iter().all(|word| error.contains(word)), "{error}");
     }
 }
