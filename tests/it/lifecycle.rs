@@ -133,10 +133,7 @@ fn a_setting_that_fits_no_model_ends_the_server() {
     let workshop = Workshop::new(300, 50);
     workshop.train(ArchKind::Dlrm);
     let flags = "--grpc 127.0.0.1:0 --http 127.0.0.1:0 --cache-mode on --cache-bytes 1";
-    let error = run_failing(
-        2,
-        &format!("serve --models {} --grpc 127.0.0.1:0 --http 127.0.0.1:0 {flags}", workshop.models),
-    );
+    let error = run_failing(2, &format!("serve --models {} {flags}", workshop.models));
     assert!(error.contains("model \"dlrm\"") && error.contains("cache"), "{error}");
 }
 
