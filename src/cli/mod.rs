@@ -7,6 +7,8 @@
 pub(crate) mod background;
 pub mod client;
 pub(crate) mod config;
+#[cfg(target_os = "linux")]
+pub(crate) mod cut_file;
 pub(crate) mod demo;
 pub(crate) mod flags;
 pub(crate) mod init;
@@ -108,6 +110,10 @@ pub fn run(cli: Cli) -> anyhow::Result<()> {
     let config = settings.clone().config().map_err(|e| InputError(e.into()))?;
     logging::start(&config.log_level)?;
     config.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
+    #[cfg(target_os = "linux")]
+    if let Err(error) = cut_file::report() {
+        tracing::warn!(%error, "if a mapped file is cut short, the process ends without a word");
+    }
     match cli.command {
         Command::Init(args) => init::run(args),
         Command::Train(args) => train::run(*args, &config),

@@ -96,6 +96,7 @@ pub const UNSAFE_HOMES: &[&str] = &[
     "cache/index",
     "cache/slab",
     "cache/epoch",
+    "cli/cut_file",
     "store/bytes",
     "rowlog/mapping",
     "mem/prefetch",
