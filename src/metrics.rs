@@ -90,13 +90,14 @@ const BUILD_INFO: Spec =
     Spec("flechette_build_info", Kind::Gauge, "Always 1; the label is the version of the program.");
 
 /// All metrics.
-const ALL: [&[Spec]; 9] = [
+const ALL: [&[Spec]; 10] = [
     &[REQUESTS, MODEL_VERSION, BUILD_INFO],
     BatchMetrics::SPECS,
     SwitchMetrics::SPECS,
     TrainingMetrics::SPECS,
     TraceMetrics::SPECS,
     LearnMetrics::SPECS,
+    StoreMetrics::SPECS,
     CacheMetrics::SPECS,
     DeviceMetrics::SPECS,
     TableMetrics::SPECS,
@@ -197,6 +198,15 @@ series! {
 }
 
 series! {
+    /// Series of the tables of a model's served version.
+    StoreMetrics:
+    ram_bytes: Gauge, "flechette_store_ram_bytes",
+        "Bytes of the served version's rows in memory of the process (store.memory).";
+    mapped_bytes: Gauge, "flechette_store_mapped_bytes",
+        "Bytes of the served version's rows in mapped files (store.memory).";
+}
+
+series! {
     /// Series of the cache of a model.
     CacheMetrics:
     used_bytes: Gauge, "flechette_cache_used_bytes", "Bytes of the cache's pool that hold rows.";
@@ -283,6 +293,7 @@ pub(crate) struct ModelMetrics {
     pub batches: BatchMetrics,
     pub switches: SwitchMetrics,
     pub device: DeviceMetrics,
+    pub store: StoreMetrics,
     pub cache: CacheMetrics,
     pub trace: TraceMetrics,
     pub learn: LearnMetrics,
@@ -302,6 +313,7 @@ impl ModelMetrics {
             batches: BatchMetrics::new(recorder, model),
             switches: SwitchMetrics::new(recorder, model),
             device: DeviceMetrics::new(recorder, model),
+            store: StoreMetrics::new(recorder, model),
             cache: CacheMetrics::new(recorder, model),
             trace: TraceMetrics::new(recorder, model),
             learn: LearnMetrics::new(recorder, model),
@@ -312,11 +324,12 @@ impl ModelMetrics {
 
     /// Sets the gauges of a model that is no longer loaded.
     fn unloaded(&self) {
-        let (cache, device) = (&self.cache, &self.device);
+        let (cache, device, store) = (&self.cache, &self.device, &self.store);
         let sizes = [&cache.used_bytes, &cache.capacity_bytes, &cache.entries, &cache.pointers];
         let memory = [&device.lost, &device.worker_bytes, &device.pinned_bytes];
+        let tables = [&store.ram_bytes, &store.mapped_bytes];
         let others = [&self.version, &self.batches.queue_samples, &self.switches.age_seconds];
-        for gauge in sizes.into_iter().chain(memory).chain(others) {
+        for gauge in sizes.into_iter().chain(memory).chain(tables).chain(others) {
             gauge.set(0.0);
         }
         self.switches.data_age_seconds.set(f64::NAN);

@@ -16,6 +16,7 @@ impl Layers {
         }
         let sections = [
             self.watch().err(),
+            self.memory().err(),
             self.cache().err(),
             self.trace().err(),
             self.learn().err(),

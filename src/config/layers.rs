@@ -13,7 +13,7 @@ use tracing_subscriber::filter::{LevelFilter, Targets};
 use super::settings::{self, Fallback, SECTIONS};
 use super::{
     BatcherConfig, ConfigError, DeviceConfig, DeviceKind, Flags, LearnConfig, ServerConfig, Source,
-    ThreadsConfig, TraceConfig, VersionsConfig, unknown,
+    TableMemory, ThreadsConfig, TraceConfig, VersionsConfig, unknown,
 };
 
 /// Every environment variable of a setting begins with this.
@@ -190,6 +190,12 @@ impl Layers {
                 3_600_000,
             )?),
         })
+    }
+
+    pub(super) fn memory(&self) -> Result<TableMemory, ConfigError> {
+        let places =
+            &[("auto", TableMemory::Auto), ("ram", TableMemory::Ram), ("mapped", TableMemory::Mapped)];
+        self.choice("store.memory", places)
     }
 
     pub(crate) fn trace(&self) -> Result<TraceConfig, ConfigError> {

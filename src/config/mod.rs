@@ -44,6 +44,8 @@ pub struct Flags {
     pub device: Option<String>,
     #[arg(long, value_name = "N", help = help("threads.compute"))]
     pub threads: Option<String>,
+    #[arg(long, value_name = "MEMORY", help = help("store.memory"))]
+    pub store_memory: Option<String>,
     #[arg(long, value_name = "MODE", help = help("cache.mode"))]
     pub cache_mode: Option<String>,
     #[arg(long, value_name = "BYTES", help = help("cache.bytes"))]
@@ -61,6 +63,7 @@ impl Flags {
             ("server.models", &self.models),
             ("threads.compute", &self.threads),
             ("device.kind", &self.device),
+            ("store.memory", &self.store_memory),
             ("cache.mode", &self.cache_mode),
             ("cache.bytes", &self.cache_bytes),
             ("cache.fraction", &self.cache_fraction),
@@ -78,6 +81,8 @@ pub struct Config {
     /// How often the models' directory is read for new versions; `None`: only at start.
     pub(crate) watch: Option<Duration>,
     pub(crate) batcher: BatcherConfig,
+    /// Where the tables of served versions are.
+    pub(crate) memory: TableMemory,
     pub(crate) cache: CacheConfig,
     pub(crate) trace: TraceConfig,
     pub(crate) learn: LearnConfig,
@@ -121,6 +126,17 @@ pub struct ServerConfig {
     /// Between SIGTERM and the drain.
     pub drain_delay: Duration,
     pub drain: Duration,
+}
+
+/// Where the rows of tables are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TableMemory {
+    /// In memory if they fit, otherwise in mapped files.
+    Auto,
+    /// In memory of the process.
+    Ram,
+    /// In mapped files.
+    Mapped,
 }
 
 /// Section `batcher`; each model has a batcher.
@@ -305,6 +321,7 @@ impl Layers {
             batcher: self.batcher(&server)?,
             watch: self.watch()?,
             server,
+            memory: self.memory()?,
             cache: self.cache()?,
             trace: self.trace()?,
             learn: self.learn()?,

@@ -191,6 +191,18 @@ pub(crate) const SECTIONS: &[Section] = &[
         ],
     },
     Section {
+        name: "store",
+        about: "The tables of served versions; [files-in-use.md](files-in-use.md) explains the choice.",
+        settings: &[setting(
+            "store.memory",
+            Text("auto"),
+            "Where the tables are. `ram`: the files are read into memory of the process, in huge pages. \
+             `mapped`: in mapped files. `auto`: in memory if they take at most half of it and an eighth \
+             stays available; otherwise, and with `--train`, mapped",
+        )
+        .flag("--store-memory")],
+    },
+    Section {
         name: "cache",
         about: "The embedding cache; [cache.md](cache.md) explains it. With `cache.mode = \"off\"` all \
                 other keys are ignored. A key that has no effect because of another key is reported in a \
@@ -199,8 +211,8 @@ pub(crate) const SECTIONS: &[Section] = &[
             setting(
                 "cache.mode",
                 Text("auto"),
-                "`on`, `off`, or `auto`: on if there is a GPU, or if the tables take more than half of the \
-                 memory",
+                "`on`, `off`, or `auto`: on if there is a GPU, or if the tables are mapped and take more \
+                 than half of the memory",
             )
             .flag("--cache-mode"),
             setting(

@@ -171,7 +171,7 @@ impl Engine {
         match &mut self.lookup_tier {
             LookupTier::Store => {}
             LookupTier::Host(cache) => {
-                let tables = served.store.tables().iter().enumerate().filter(|(_, table)| table.in_ram());
+                let tables = served.store.tables().iter().enumerate().filter(|(_, table)| table.is_owned());
                 let host_rows = |(t, _): (usize, _)| cache.host_rows(TableId(t as u32)).ok();
                 self.host_rows = tables.filter_map(host_rows).collect();
             }
@@ -339,6 +339,9 @@ impl Predict for Engine {
         let current = self.versions.current();
         self.metrics.switches.age_seconds.set(current.loaded.elapsed().as_secs_f64());
         self.metrics.switches.data_age_seconds.set(data_age(current.trained_unix_ms));
+        let rows = current.store.row_memory();
+        self.metrics.store.ram_bytes.set(rows.ram as f64);
+        self.metrics.store.mapped_bytes.set(rows.mapped as f64);
         drop(current);
         if let LookupTier::Gpu(tier) = &self.lookup_tier {
             let bytes = tier.context_bytes();

@@ -7,9 +7,14 @@ mod cusim;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use proptest::collection::vec;
+use proptest::prelude::*;
+use proptest::sample::select;
+
 use super::switch::{Changes, NextVersion, SwitchError, Taken};
 use super::*;
 use crate::cache::{AdmissionOption, CacheOptions, CacheShape, TableShape};
+use crate::config::TableMemory;
 use crate::metrics::Metrics;
 use crate::store::{self, Contents, DenseTensor, Opened, PlainMemory, Rows, Table};
 
@@ -112,7 +117,12 @@ impl World {
     }
 
     pub(crate) fn open(&self, version: u64) -> Opened {
-        store::open(self.models.path(), MODEL, Version(version), store::Purpose::Serve).unwrap()
+        self.open_from(version, TableMemory::Mapped)
+    }
+
+    fn open_from(&self, version: u64, memory: TableMemory) -> Opened {
+        let purpose = store::Purpose::ServeFrom(memory);
+        store::open(self.models.path(), MODEL, Version(version), purpose).unwrap()
     }
 
     pub(crate) fn shape(&self, fraction: f64) -> CacheShape {
@@ -233,6 +243,29 @@ fn every_answer_is_its_versions_with_a_cache() {
         every_answer_is_its_versions(Writer::FivePercent, false, |world| world.host(fraction));
     }
     every_answer_is_its_versions(Writer::FivePercent, true, |world| world.host(1.0));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    /// The oracles of the world read mapped tables.
+    #[test]
+    fn scores_are_the_same_bits_wherever_the_tables_of_each_version_are(
+        memories in vec(select(&[TableMemory::Auto, TableMemory::Ram, TableMemory::Mapped][..]), 1..4),
+        fraction in proptest::option::of(0.05..1.0),
+        seed: u64,
+    ) {
+        let mut world = World::new(Writer::FivePercent);
+        world.publish();
+        let engine = world.engine(1, fraction.map_or(LookupTier::Store, |fraction| world.host(fraction)));
+        for (version, memory) in (2..).zip(memories) {
+            world.publish();
+            let opened = world.open_from(version, memory);
+            take_over(&engine, opened, Changes::Unknown, ALL_BYTES).unwrap();
+            let seed = seed >> 8;
+            world.check_all(&engine, version, seed..seed + 6);
+        }
+    }
 }
 
 #[test]

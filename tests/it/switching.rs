@@ -144,7 +144,7 @@ async fn score(
     answers
 }
 
-/// The scores of a version, computed in this process without a cache.
+/// The scores of a version, computed in this process from mapped tables without a cache.
 fn expected(models: &str, version: u64, batches: &[Batch]) -> Vec<Vec<u32>> {
     let alone = tempfile::tempdir().unwrap();
     fs::create_dir(alone.path().join(MODEL)).unwrap();
@@ -153,7 +153,12 @@ fn expected(models: &str, version: u64, batches: &[Batch]) -> Vec<Vec<u32>> {
         let to = alone.path().join(MODEL).join(link.to_string());
         std::os::unix::fs::symlink(folder(models, MODEL, link), to).unwrap();
     }
-    let flags = Flags { device: Some("host".into()), cache_mode: Some("off".into()), ..Flags::default() };
+    let flags = Flags {
+        device: Some("host".into()),
+        cache_mode: Some("off".into()),
+        store_memory: Some("mapped".into()),
+        ..Flags::default()
+    };
     let serving = Serving::load(&Config::resolve(&flags, [], None).unwrap(), alone.path()).unwrap();
     let engine = serving.engines().remove(0);
     let scores = |batch: &Batch| {
@@ -237,7 +242,7 @@ fn every_answer_is_of_the_version_that_it_names(flags: &str, publish: fn(&Worksh
     assert!(status.success() && !log.contains("panicked") && !log.contains("ERROR"), "{log}");
 }
 
-const CACHE_OFF: &str = "--cache-mode off";
+const CACHE_OFF: &str = "--cache-mode off --store-memory ram";
 const CACHE_ON: &str = "--cache-mode on --cache-fraction 0.01";
 
 #[test]

@@ -9,7 +9,9 @@ use crate::cache::key::KeyWidth;
 use crate::cache::policy::Watermarks;
 use crate::cache::{AdmissionOption, CacheOptions, CacheShape, EvictionOption, FlatCache, TableShape};
 use crate::cli::{InputError, error_line};
-use crate::config::{CacheAdmission, CacheConfig, CacheEviction, CacheMode, CacheSize, Config, DeviceKind};
+use crate::config::{
+    CacheAdmission, CacheConfig, CacheEviction, CacheMode, CacheSize, Config, DeviceKind, TableMemory,
+};
 use crate::device::cuda::Nvidia;
 use crate::device::cuda::pinned::PinnedHost;
 use crate::engine::LookupTier;
@@ -38,25 +40,25 @@ pub(crate) struct BuiltTier {
     pub ranked: Vec<(TableId, u64)>,
 }
 
-/// Where the rows of a model's tables are. All its versions have them in the same place.
+/// Where the rows of a model's tables are, for all its versions.
 #[derive(Clone)]
 pub(crate) enum RowMemory {
-    /// In the mapped files. `cached`: in front of them is a cache.
-    Mapped {
+    /// Where `store.memory` says. `cached`: in front of them is a cache.
+    AsOpened {
         #[allow(missing_docs)]
         cached: bool,
     },
-    /// In RAM, so that a cache on the host may point at them.
+    /// Copied to RAM, so that a cache on the host may point at them.
     Ram,
-    /// In pinned memory, so that a cache on this device may point at them.
+    /// Copied to pinned memory, so that a cache on this device may point at them.
     Pinned(Arc<Nvidia>),
 }
 
 impl RowMemory {
-    /// Copies the rows there, unless they stay mapped.
+    /// Copies the rows there, unless they stay where they are.
     pub(crate) fn load(&self, opened: &mut Opened) -> anyhow::Result<()> {
         match self {
-            Self::Mapped { .. } => return Ok(()),
+            Self::AsOpened { .. } => return Ok(()),
             Self::Ram => {
                 let copied = opened.store.rows_copied(&PlainMemory);
                 opened.store = copied.context("cache.pointers: loading the tables into RAM")?;
@@ -72,7 +74,7 @@ impl RowMemory {
     /// Prepares loaded rows for the reads of requests.
     pub(crate) fn prepare(&self, opened: &mut Opened) {
         match self {
-            Self::Mapped { cached: false } => opened.store.prefault(),
+            Self::AsOpened { cached: false } => opened.store.prefault(),
             // Missed rows are cold and scattered, so reading ahead in the tables' files would be wasted.
             _ if !fits_ram(opened) => opened.store.expect_disk(),
             _ => {}
@@ -88,6 +90,14 @@ pub(crate) fn counts(config: &CacheConfig) -> anyhow::Result<Option<Ranked>> {
 }
 
 impl TierBuilder {
+    /// Where a version's tables are when it is opened. Tables at which a cache may point are copied from the
+    /// mapped files, because pointers need rows without deltas, or pinned memory.
+    pub(crate) fn memory(&self) -> TableMemory {
+        let cache = &self.config.cache;
+        let on = cache.mode == CacheMode::On || (cache.mode == CacheMode::Auto && self.device.is_some());
+        if on && cache.pointers > 0.0 { TableMemory::Mapped } else { self.config.memory }
+    }
+
     /// Builds the tier of a model. If `cache.pointers` is above 0, the tables are loaded into memory first.
     pub(crate) fn build(&self, opened: &mut Opened) -> anyhow::Result<BuiltTier> {
         let config = &self.config.cache;
@@ -95,19 +105,21 @@ impl TierBuilder {
             CacheMode::On => true,
             CacheMode::Off => false,
             // Caching RAM in RAM only costs time.
-            CacheMode::Auto => self.device.is_some() || !fits_ram(opened),
+            CacheMode::Auto => {
+                self.device.is_some() || (opened.store.row_memory().mapped > 0 && !fits_ram(opened))
+            }
         };
         if !on {
             if config.size.is_some() {
                 tracing::warn!(
                     "cache.bytes or cache.fraction has no effect: cache.mode auto means off, because the \
-                     tables fit in memory"
+                     tables are in memory or fit in it"
                 );
             }
             if self.device.is_some() {
                 tracing::warn!("cache.mode is off, so the GPU is not used: it would only hold the cache");
             }
-            let memory = RowMemory::Mapped { cached: false };
+            let memory = RowMemory::AsOpened { cached: false };
             return Ok(BuiltTier { tier: LookupTier::Store, memory, ranked: Vec::new() });
         }
         let rows = |counts: &Ranked| {
@@ -145,7 +157,7 @@ impl TierBuilder {
     ) -> anyhow::Result<(LookupTier, RowMemory)> {
         options.pointers = pointers(&self.config.cache, opened);
         let memory = match options.pointers {
-            0 => RowMemory::Mapped { cached: true },
+            0 => RowMemory::AsOpened { cached: true },
             _ => {
                 tracing::warn!(
                     "cache.pointers: without a GPU a pointer saves nothing over a miss, so 0 is faster"
@@ -167,7 +179,7 @@ impl TierBuilder {
     ) -> anyhow::Result<(LookupTier, RowMemory)> {
         options.pointers = pointers(&self.config.cache, opened);
         let memory = match options.pointers {
-            0 => RowMemory::Mapped { cached: true },
+            0 => RowMemory::AsOpened { cached: true },
             _ => RowMemory::Pinned(device.clone()),
         };
         memory.load(opened)?;

@@ -72,7 +72,8 @@ impl Loader {
     /// When the model has no good version, or its cache or recorder cannot be built.
     pub(crate) fn load(&self, name: &str) -> anyhow::Result<LoadedModel> {
         let Self { config, models, .. } = self;
-        let mut opened = store::open_latest(models, name, Purpose::Serve, check_weights)?.opened;
+        let purpose = Purpose::ServeFrom(self.tiers.memory());
+        let mut opened = store::open_latest(models, name, purpose, check_weights)?.opened;
         let BuiltTier { tier, memory, ranked } = self.tiers.build(&mut opened)?;
         memory.prepare(&mut opened);
         let metrics = self.metrics.model(name, &opened.schema);

@@ -15,7 +15,7 @@ use super::{Live, Loader, Saving, Serving};
 use crate::cli::InputError;
 use crate::cli::train::beside::{Beside, BesideFlags};
 use crate::cli::train::run::ToServer;
-use crate::config::Config;
+use crate::config::{Config, TableMemory};
 use crate::metrics::Metrics;
 use crate::server::Registry;
 use crate::store::{self, StoreError};
@@ -64,12 +64,19 @@ impl Start {
     }
 
     fn run(self) -> anyhow::Result<Started> {
-        let Self { config, models, metrics, training, registry, live, wakes } = self;
+        let Self { mut config, models, metrics, training, registry, live, wakes } = self;
         let prepare = |flags: BesideFlags| {
             let server = ToServer { training: metrics.training(flags.name()), wake: wakes.wake.clone() };
             Beside::prepare(flags, &config, &models, server)
         };
         let mut training = training.map(prepare).transpose()?;
+        if training.is_some() && config.memory == TableMemory::Auto {
+            // Training has its own copy of the rows, and publishes a full version every so often.
+            tracing::info!(
+                "store.memory is auto: tables are mapped, because a model is trained in this process"
+            );
+            config.memory = TableMemory::Mapped;
+        }
         let serving = Serving::new(Loader::new(&config, &models, metrics.clone(), live)?);
         let mut adder = Adder::new(&serving.loader, &serving.models, registry.clone());
         load_all(&mut adder)?;

@@ -45,7 +45,7 @@ pub const IMPORTS: &[(&str, &[&str])] = &[
     ("predict", &["types", "schema"]),
     ("compute", &["types", "mem", "schema"]),
     ("device", &["mem", "config", "compute"]),
-    ("store", &["types", "mem", "schema"]),
+    ("store", &["types", "mem", "config", "schema"]),
     ("learnlog", &["types", "schema", "metrics", "store"]),
     ("dataset", &["types", "mem", "schema", "learnlog"]),
     ("trace", &["types", "schema", "metrics"]),
