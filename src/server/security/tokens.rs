@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use ring::digest::{SHA256, digest};
-use subtle::{ConditionallySelectable, ConstantTimeEq};
+use subtle::{Choice, ConditionallySelectable, ConstantTimeEq};
 use tonic::codegen::http::HeaderMap;
 use tonic::codegen::http::header::AUTHORIZATION;
 
@@ -52,8 +52,11 @@ pub(crate) enum Refusal {
     OtherRole(Role),
 }
 
+/// A SHA-256 digest. Words are compared in constant time much faster than bytes.
+type Words = [u64; 4];
+
 struct Token {
-    digest: [u8; 32],
+    digest: Words,
     roles: u8,
 }
 
@@ -137,7 +140,9 @@ impl Tokens {
     fn roles(&self, token: &[u8]) -> u8 {
         let digest = sha256(token);
         self.tokens.iter().fold(0, |roles, known| {
-            roles | u8::conditional_select(&0, &known.roles, known.digest.ct_eq(&digest))
+            let words = known.digest.iter().zip(&digest);
+            let equal = words.fold(Choice::from(1), |equal, (own, other)| equal & own.ct_eq(other));
+            roles | u8::conditional_select(&0, &known.roles, equal)
         })
     }
 }
@@ -148,10 +153,10 @@ fn bearer(value: &[u8]) -> Option<&[u8]> {
     scheme.eq_ignore_ascii_case(b"bearer ").then(|| token.trim_ascii())
 }
 
-fn sha256(token: &[u8]) -> [u8; 32] {
-    let mut bytes = [0; 32];
-    bytes.copy_from_slice(digest(&SHA256, token).as_ref());
-    bytes
+fn sha256(token: &[u8]) -> Words {
+    let digest = digest(&SHA256, token);
+    let words = digest.as_ref().as_chunks().0;
+    std::array::from_fn(|at| u64::from_le_bytes(words[at]))
 }
 
 #[cfg(test)]
