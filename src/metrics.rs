@@ -88,10 +88,15 @@ const MODEL_VERSION: Spec =
     Spec("flechette_model_version", Kind::Gauge, "The version of the model that new batches use.");
 const BUILD_INFO: Spec =
     Spec("flechette_build_info", Kind::Gauge, "Always 1; the label is the version of the program.");
+const CERTIFICATE_EXPIRY: Spec = Spec(
+    "flechette_tls_certificate_expiry_seconds",
+    Kind::Gauge,
+    "When the server's certificate expires, in seconds since 1970.",
+);
 
 /// All metrics.
 const ALL: [&[Spec]; 10] = [
-    &[REQUESTS, MODEL_VERSION, BUILD_INFO],
+    &[REQUESTS, MODEL_VERSION, BUILD_INFO, CERTIFICATE_EXPIRY],
     BatchMetrics::SPECS,
     SwitchMetrics::SPECS,
     TrainingMetrics::SPECS,
@@ -416,6 +421,11 @@ impl Metrics {
         let trainings = self.trainings.lock().unwrap_or_else(PoisonError::into_inner);
         let training = trainings.get(model)?;
         Some(*training.state.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// When the server's certificate expires. Without one the page does not have this series.
+    pub(crate) fn certificate_expiry(&self) -> Gauge {
+        Series::register(&self.recorder, CERTIFICATE_EXPIRY.0, &[])
     }
 
     /// All metrics in Prometheus's text format.

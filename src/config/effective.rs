@@ -15,6 +15,7 @@ impl Layers {
             Err(error) => problems.push(error),
         }
         let sections = [
+            self.tls().err(),
             self.watch().err(),
             self.memory().err(),
             self.cache().err(),
@@ -57,6 +58,8 @@ fn computed(config: &Config, key: &str) -> Option<String> {
     match key {
         "server.max_inflight_bytes" => Some(config.server.max_inflight_bytes.to_string()),
         "batcher.queue_bytes" => Some(config.batcher.queue_bytes.to_string()),
+        "server.reflection" => Some(switch(config.server.reflection)),
+        "server.admin" => Some(switch(config.server.admin)),
         "batcher.queue_samples" => Some(config.batcher.queue_samples.to_string()),
         "cache.low_watermark" => Some(config.cache.low_watermark.to_string()),
         "device.kernel_cache" => {
@@ -65,6 +68,10 @@ fn computed(config: &Config, key: &str) -> Option<String> {
         }
         _ => None,
     }
+}
+
+fn switch(on: bool) -> String {
+    if on { "on" } else { "off" }.to_owned()
 }
 
 /// A value of TOML: a number if it is one, otherwise a string.

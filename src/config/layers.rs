@@ -10,6 +10,7 @@ use std::time::Duration;
 use toml::de::{DeTable, DeValue};
 use tracing_subscriber::filter::{LevelFilter, Targets};
 
+use super::security::SWITCH;
 use super::settings::{self, Fallback, SECTIONS};
 use super::{
     BatcherConfig, ConfigError, DeviceConfig, DeviceKind, Flags, LearnConfig, ServerConfig, Source,
@@ -160,6 +161,8 @@ impl Layers {
             grpc_idle: Some(seconds("server.grpc_idle_seconds", 0)?).filter(|idle| !idle.is_zero()),
             stream_idle: seconds("server.stream_idle_seconds", 1)?,
             max_streams: count("server.max_streams")? as u32,
+            reflection: self.administration("server.reflection")?,
+            admin: self.administration("server.admin")?,
             drain_delay: seconds("server.drain_delay_seconds", 0)?,
             drain: seconds("server.drain_seconds", 0)?,
         })
@@ -205,7 +208,7 @@ impl Layers {
 
     pub(crate) fn learn(&self) -> Result<LearnConfig, ConfigError> {
         Ok(LearnConfig {
-            enabled: self.choice("learn.enabled", &[("on", true), ("off", false)])?,
+            enabled: self.choice("learn.enabled", SWITCH)?,
             max_bytes: self.bytes("learn.max_bytes", MIB, 1 << 50)?,
             segment_bytes: self.bytes("learn.segment_bytes", 64 << 10, 1024 * GIB)?,
         })

@@ -9,6 +9,7 @@ mod cache;
 mod effective;
 mod layers;
 mod reload;
+mod security;
 pub(crate) mod settings;
 mod unknown;
 
@@ -26,6 +27,7 @@ pub(crate) use cache::{CacheAdmission, CacheConfig, CacheEviction, CacheMode, Ca
 pub(crate) use layers::message_bytes;
 pub(crate) use layers::{BYTES_FORM, Layers, parse_bytes};
 pub(crate) use reload::Reloaded;
+pub use security::{AuthConfig, TlsConfig};
 
 /// The texts of the flags that set a key; `None` if a flag is not given. `serve` has all of them.
 #[allow(missing_docs)] // settings.rs has the meaning of each key
@@ -78,6 +80,8 @@ impl Flags {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
     pub server: ServerConfig,
+    pub tls: Option<TlsConfig>,
+    pub auth: AuthConfig,
     /// How often the models' directory is read for new versions; `None`: only at start.
     pub(crate) watch: Option<Duration>,
     pub(crate) batcher: BatcherConfig,
@@ -123,6 +127,9 @@ pub struct ServerConfig {
     pub stream_idle: Duration,
     /// Limit of one connection.
     pub max_streams: u32,
+    pub reflection: bool,
+    /// Whether clients can load and unload models.
+    pub admin: bool,
     /// Between SIGTERM and the drain.
     pub drain_delay: Duration,
     pub drain: Duration,
@@ -316,12 +323,15 @@ impl Layers {
         if !self.errors.is_empty() {
             return Err(self.errors.swap_remove(0));
         }
-        let server = self.server()?;
+        let (server, tls) = (self.server()?, self.tls()?);
+        self.warn_of_tokens(&server, tls.as_ref());
         Ok(Config {
             batcher: self.batcher(&server)?,
             watch: self.watch()?,
             server,
             memory: self.memory()?,
+            tls,
+            auth: self.auth(),
             cache: self.cache()?,
             trace: self.trace()?,
             learn: self.learn()?,

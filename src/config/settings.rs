@@ -89,8 +89,8 @@ pub(crate) const SECTIONS: &[Section] = &[
             setting(
                 "server.handshake_seconds",
                 Text("10"),
-                "A new connection has this long to send the HTTP/2 preface, or on the HTTP port its first \
-                 request",
+                "A new connection has this long for the TLS handshake and the HTTP/2 preface, or on the HTTP \
+                 port for the TLS handshake and its first request",
             ),
             setting(
                 "server.body_seconds",
@@ -122,6 +122,16 @@ pub(crate) const SECTIONS: &[Section] = &[
             ),
             setting("server.max_streams", Text("1024"), "Most concurrent calls of one gRPC connection"),
             setting(
+                "server.reflection",
+                Words("on, or off if a file of `auth` is given"),
+                "`on` or `off`: whether gRPC reflection is served",
+            ),
+            setting(
+                "server.admin",
+                Words("on, or off if a file of `auth` is given"),
+                "`on` or `off`: whether clients can load and unload models",
+            ),
+            setting(
                 "server.drain_delay_seconds",
                 Text("0"),
                 "After SIGTERM, `/readyz` answers 503 for this long before connections and calls are \
@@ -132,6 +142,52 @@ pub(crate) const SECTIONS: &[Section] = &[
                 Text("30"),
                 "After that, calls in flight have this long to finish",
             ),
+        ],
+    },
+    Section {
+        name: "tls",
+        about: "Encryption of the ports; [security.md](security.md) has commands. All files are in PEM form, \
+                and are read again at SIGHUP and when they change.",
+        settings: &[
+            setting(
+                "tls.certificate",
+                Words("none"),
+                "File of the server's certificate, followed by those that lead to its authority. The gRPC \
+                 port then accepts only TLS 1.2 and 1.3",
+            ),
+            setting("tls.key", Words("none"), "File of the certificate's private key, not encrypted"),
+            setting(
+                "tls.client_ca",
+                Words("none"),
+                "File of certificates of authorities. A client of the gRPC port must then show a certificate \
+                 that one of them has signed",
+            ),
+            setting(
+                "tls.http",
+                Text("off"),
+                "`on` or `off`: whether the HTTP port uses TLS too, with the same certificate. It never asks \
+                 for a certificate of the client",
+            ),
+        ],
+    },
+    Section {
+        name: "auth",
+        about: "Tokens that clients must send; see [security.md](security.md#tokens). Each setting is a file \
+                with a token on each line, which is read again at SIGHUP and when it changes. Calls of a \
+                role without a file need no token.",
+        settings: &[
+            setting(
+                "auth.predict",
+                Words("none"),
+                "Tokens for the calls of both protocols that score, teach and describe models",
+            ),
+            setting(
+                "auth.admin",
+                Words("none"),
+                "Tokens for loading and unloading models (`server.admin`) and for reflection \
+                 (`server.reflection`)",
+            ),
+            setting("auth.metrics", Words("none"), "Tokens for the pages `/metrics` and `/`"),
         ],
     },
     Section {

@@ -108,6 +108,20 @@ fn the_page_of_settings_is_up_to_date() {
 }
 
 #[test]
+fn administration_and_reflection_are_on_but_with_tokens_only_if_they_are_asked_for() {
+    let switches = |file: &str| {
+        let server = resolve(&Flags::default(), &[], file).unwrap().server;
+        (server.admin, server.reflection)
+    };
+    assert_eq!(switches(""), (true, true));
+    assert_eq!(switches("[server]\nadmin = \"off\""), (false, true));
+    for role in ["predict", "admin", "metrics"] {
+        assert_eq!(switches(&format!("[auth]\n{role} = \"f\"")), (false, false), "{role}");
+    }
+    assert_eq!(switches("[auth]\nadmin = \"f\"\n[server]\nadmin = \"on\""), (true, false));
+}
+
+#[test]
 fn every_default_is_a_valid_value() {
     for setting in settings::all() {
         let Fallback::Text(default) = setting.default else { continue };

@@ -50,6 +50,7 @@ fn every_metric_is_described() {
     let training = metrics.training("m");
     training.series.publish_seconds.record(0.1);
     training.series.pause_seconds.record(0.1);
+    metrics.certificate_expiry().set(1.0);
     let page = metrics.render();
     for Spec(name, _, help) in ALL.into_iter().flatten() {
         assert!(page.contains(&format!("# HELP {name} {help}")), "{name} in\n{page}");

@@ -28,8 +28,10 @@ mod pressure;
 mod registry;
 mod repository;
 mod route;
+mod security;
 mod served;
 mod status;
+mod stream;
 mod web;
 
 use std::io;
@@ -48,7 +50,7 @@ use tonic_health::ServingStatus;
 use tonic_health::pb::health_server::{Health, HealthServer};
 use tonic_health::server::HealthReporter;
 
-use crate::config::{BatcherConfig, LearnConfig, ServerConfig};
+use crate::config::{AuthConfig, BatcherConfig, LearnConfig, ServerConfig, TlsConfig};
 use crate::learnlog::Learner;
 use crate::metrics::Metrics;
 use crate::predict::Predict;
@@ -60,10 +62,13 @@ use not_served::{NotServed, Reason};
 use pressure::Pressure;
 pub(crate) use repository::{Change, ChangeError, Repository};
 use route::GrpcService;
+use security::{Guard, Security};
 use served::Served;
 use status::CallError;
 
 pub(crate) use registry::Registry;
+pub use security::FileError;
+pub(crate) use security::token_lines;
 
 /// The messages and services of `proto/flechette/v1/ctr.proto`.
 #[allow(missing_docs, clippy::all, clippy::unwrap_used, clippy::expect_used)]
@@ -103,6 +108,9 @@ pub struct ServerParts {
     pub models: Vec<Arc<dyn Predict>>,
     pub metrics: Arc<Metrics>,
     pub server: ServerConfig,
+    /// `None`: nothing is encrypted.
+    pub tls: Option<TlsConfig>,
+    pub auth: AuthConfig,
     /// Settings of each model's batcher.
     pub batcher: BatcherConfig,
     /// Where samples of Learn calls are stored; `None`: no model takes them.
@@ -137,6 +145,8 @@ pub enum ServerError {
     Thread(io::Error),
     #[error("learn.enabled: model {model:?}: {error}")]
     Learn { model: String, error: String },
+    #[error(transparent)]
+    File(#[from] FileError),
     #[error("reflection: {0}")]
     Reflection(#[from] tonic_reflection::server::Error),
     #[error("gRPC server: {0}")]
@@ -164,6 +174,7 @@ struct Shared {
     models: Models,
     not_served: NotServed,
     metrics: Arc<Metrics>,
+    security: Arc<Security>,
     limits: RequestLimits,
     max_requests: usize,
     max_inflight_bytes: usize,
@@ -245,9 +256,11 @@ impl Server {
     /// Binds the ports and starts the batchers. Requests are answered only by [`Server::run`].
     ///
     /// # Errors
-    /// When a port cannot be bound (the error names its key and address), or a thread cannot be started.
+    /// When a file of certificates or tokens cannot be used, a port cannot be bound (the error names its key
+    /// and address), or a thread cannot be started.
     pub async fn bind(parts: ServerParts) -> Result<Self, ServerError> {
-        let ServerParts { models, metrics, server: config, batcher, learning } = parts;
+        let ServerParts { models, metrics, server: config, tls, auth, batcher, learning } = parts;
+        let security = Arc::new(Security::open(&config, tls.as_ref(), &auth, &metrics)?);
         let grpc = listen("server.grpc", config.grpc).await?;
         let http = listen("server.http", config.http).await?;
         let ServerConfig { max_samples, max_bytes, body, .. } = config;
@@ -258,6 +271,7 @@ impl Server {
             models: served,
             not_served: NotServed::default(),
             metrics,
+            security,
             limits,
             max_requests: config.max_requests,
             max_inflight_bytes: config.max_inflight_bytes,
@@ -305,8 +319,15 @@ impl Server {
         set_health(&health, shared.ready()).await;
         let services = services(&shared, &config, health_service)?;
         let updating = tokio::spawn(update_status(shared.clone(), health.clone()));
+        let watching = tokio::spawn(shared.security.clone().watch());
+        let (security, tls) = (shared.security.clone(), shared.security.clone());
         let http = HttpPort {
-            port: Limited::new("server.http", TcpIncoming::from(http), shares.http),
+            port: Limited::new(
+                "server.http",
+                TcpIncoming::from(http),
+                Box::new(move || security.http()),
+                shares.http,
+            ),
             times: AnswerTimes { first: config.handshake.min(config.http_idle), next: config.http_idle },
         };
         let mut stop = stop_http.subscribe();
@@ -321,7 +342,8 @@ impl Server {
             max_streams: config.max_streams,
             stop: shared.closing.subscribe(),
         };
-        let mut calls = tokio::spawn(calls.serve(Limited::new("server.grpc", incoming, shares.grpc)));
+        let port = Limited::new("server.grpc", incoming, Box::new(move || tls.grpc()), shares.grpc);
+        let mut calls = tokio::spawn(calls.serve(port));
         tokio::select! {
             () = shutdown => {}
             ended = &mut calls => {
@@ -338,6 +360,7 @@ impl Server {
         let drain = Drain { shared: &shared, health, until: Instant::now() + config.drain };
         let drained = drain.finish(calls).await;
         updating.abort();
+        watching.abort();
         stop_http.send_replace(true);
         // A scraper that keeps its connection open must not keep the process alive.
         let _ = tokio::time::timeout(Duration::from_millis(200), web).await;
@@ -374,8 +397,8 @@ async fn stopped(stop: &mut watch::Receiver<bool>) {
     let _ = stop.wait_for(|stop| *stop).await;
 }
 
-/// The chain of all gRPC services. The last one added, `Ctr`, is compared first, because it has the most
-/// calls; KServe is the second.
+/// The chain of all gRPC services, behind the check of tokens. The last one added, `Ctr`, is compared first,
+/// because it has the most calls; KServe is the second.
 fn services(
     shared: &Arc<Shared>,
     config: &ServerConfig,
@@ -392,12 +415,13 @@ fn services(
             .register_encoded_file_descriptor_set(proto::DESCRIPTORS)
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
     };
-    Ok(route::Unknown
+    let chain = route::Unknown
         .or(reflection().build_v1alpha()?.max_decoding_message_size(SMALL_MESSAGE))
         .or(reflection().build_v1()?.max_decoding_message_size(SMALL_MESSAGE))
         .or(health.max_decoding_message_size(SMALL_MESSAGE))
         .or(gate::Gate::new(kserve, shared.clone(), &meter::KSERVE).with_stream(kserve::STREAM))
-        .or(gate::Gate::new(ctr, shared.clone(), &meter::CTR)))
+        .or(gate::Gate::new(ctr, shared.clone(), &meter::CTR));
+    Ok(Guard::new(chain, shared.clone()))
 }
 
 async fn set_health(health: &HealthReporter, ready: bool) {

@@ -59,6 +59,11 @@ impl Registry {
         self.0.models.set_batcher(config);
     }
 
+    /// Reads the files of certificates and tokens again. An operator waits for the result, in the log.
+    pub(crate) fn check_files(&self) {
+        self.0.security.check(true);
+    }
+
     /// Every model of the directory was tried.
     pub(crate) fn tried_all(&self) {
         self.0.not_served.remove_loading();

@@ -4,23 +4,40 @@ use std::fmt::Write;
 use std::sync::Arc;
 
 use axum::Router;
-use axum::extract::State;
+use axum::extract::{Request, State};
 use axum::http::{StatusCode, header};
-use axum::response::{Html, IntoResponse};
+use axum::middleware::{self, Next};
+use axum::response::{Html, IntoResponse, Response};
 use axum::routing::get;
 
 use super::not_served::Reason;
+use super::security::{Refusal, Role};
 use super::{Shared, convert};
 use crate::metrics::TrainingState;
 
-/// The routes of the HTTP port.
+/// The routes of the HTTP port. Those of health need no token, because an orchestrator has none.
 pub(crate) fn routes(shared: Arc<Shared>) -> Router {
     Router::new()
         .route("/", get(status_page))
         .route("/metrics", get(metrics))
+        .route_layer(middleware::from_fn_with_state(shared.clone(), allowed))
         .route("/healthz", get(async || "ok\n"))
         .route("/readyz", get(ready))
         .with_state(shared)
+}
+
+/// Refuses a request without a token of the role metrics, if one is needed.
+async fn allowed(State(shared): State<Arc<Shared>>, request: Request, next: Next) -> Response {
+    match shared.security.allow(Role::Metrics, request.headers()) {
+        Ok(()) => next.run(request).await,
+        Err(refusal @ Refusal::OtherRole(_)) => {
+            (StatusCode::FORBIDDEN, format!("{refusal}\n")).into_response()
+        }
+        Err(refusal) => {
+            let scheme = [(header::WWW_AUTHENTICATE, "Bearer")];
+            (StatusCode::UNAUTHORIZED, scheme, format!("{refusal}\n")).into_response()
+        }
+    }
 }
 
 async fn metrics(State(shared): State<Arc<Shared>>) -> impl IntoResponse {

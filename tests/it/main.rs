@@ -7,6 +7,7 @@
 mod attacks;
 #[cfg(target_os = "linux")]
 mod cache_memory;
+mod certificates;
 mod cli_init;
 #[cfg(target_os = "linux")]
 mod cuda_open;
@@ -41,6 +42,7 @@ mod refusals;
 mod resources;
 mod scores;
 mod scores_from_files;
+mod secrets;
 #[cfg(target_os = "linux")]
 mod serve_train;
 mod server;
@@ -50,6 +52,8 @@ mod skip;
 mod store_memory;
 mod switching;
 mod tidy;
+mod tls;
+mod tokens;
 mod train_data;
 mod train_flags;
 mod train_from;

@@ -6,12 +6,12 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use flechette::config::ServerConfig;
+use flechette::config::{AuthConfig, ServerConfig};
 use flechette::metrics::Metrics;
 use flechette::server::proto::ctr_client::CtrClient;
 use flechette::server::proto::{FeatureColumn, PredictRequest};
 use flechette::server::{Drained, Server, ServerError, ServerParts};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tonic::transport::Channel;
@@ -76,6 +76,8 @@ pub fn server_config() -> ServerConfig {
         grpc_idle: None,
         stream_idle: Duration::from_secs(600),
         max_streams: 1000,
+        reflection: true,
+        admin: true,
         drain_delay: Duration::ZERO,
         drain: Duration::from_secs(20),
     }
@@ -86,6 +88,8 @@ pub fn parts(model: &Arc<Fake>) -> ServerParts {
         models: vec![model.clone()],
         metrics: Arc::new(Metrics::new().unwrap()),
         server: server_config(),
+        tls: None,
+        auth: AuthConfig::default(),
         batcher: batcher_config(),
         learning: None,
     }
@@ -100,13 +104,14 @@ impl Running {
         let model = Fake::new();
         let mut parts = parts(&model);
         change(&mut parts);
+        let encrypted = parts.tls.is_some();
         let server = Server::bind(parts).await.unwrap();
         let (grpc, http) = (server.grpc_addr(), server.http_addr());
         let (stop, stopped) = oneshot::channel();
         let server = tokio::spawn(server.run(async {
             let _ = stopped.await;
         }));
-        let client = CtrClient::new(channel(grpc).await);
+        let client = CtrClient::new(if encrypted { lazy_channel(grpc) } else { channel(grpc).await });
         Self { model, grpc, http, client, stop, server }
     }
 
@@ -136,9 +141,22 @@ pub async fn channel(address: SocketAddr) -> Channel {
     Channel::from_shared(format!("http://{address}")).unwrap().connect().await.unwrap()
 }
 
+/// A plain connection that is never used, because its server wants TLS.
+fn lazy_channel(address: SocketAddr) -> Channel {
+    Channel::from_shared(format!("http://{address}")).unwrap().connect_lazy()
+}
+
 pub async fn http_get(address: SocketAddr, path: &str) -> (u16, String) {
-    let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
-    let head = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+    http_get_on(tokio::net::TcpStream::connect(address).await.unwrap(), path, "").await
+}
+
+/// Asks for a page on a connection, with further lines of the head.
+pub async fn http_get_on(
+    mut stream: impl AsyncRead + AsyncWrite + Unpin,
+    path: &str,
+    lines: &str,
+) -> (u16, String) {
+    let head = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{lines}\r\n");
     stream.write_all(head.as_bytes()).await.unwrap();
     let mut text = String::new();
     stream.read_to_string(&mut text).await.unwrap();

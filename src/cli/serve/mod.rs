@@ -34,7 +34,7 @@ use crate::config::{Config, Flags, Layers};
 use crate::engine::Engine;
 use crate::metrics::Metrics;
 use crate::predict::Predict;
-use crate::server::{Learning, Server, ServerParts, terminated};
+use crate::server::{Learning, Server, ServerError, ServerParts, terminated};
 use crate::store;
 use add::Adder;
 use cache::RowMemory;
@@ -128,8 +128,19 @@ async fn bind(
     metrics: Arc<Metrics>,
     learning: Learning,
 ) -> anyhow::Result<Server> {
-    let (server, batcher) = (config.server.clone(), config.batcher.clone());
-    Ok(Server::bind(ServerParts { models, metrics, server, batcher, learning: Some(learning) }).await?)
+    let parts = ServerParts {
+        models,
+        metrics,
+        server: config.server.clone(),
+        tls: config.tls.clone(),
+        auth: config.auth.clone(),
+        batcher: config.batcher.clone(),
+        learning: Some(learning),
+    };
+    Server::bind(parts).await.map_err(|error| match error {
+        ServerError::File(error) => InputError(error.into()).into(),
+        error => error.into(),
+    })
 }
 
 /// The runtime that serves the network.

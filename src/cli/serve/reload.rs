@@ -1,4 +1,4 @@
-//! SIGHUP: a running server reads its settings again.
+//! SIGHUP: a running server reads its settings again, and its files of certificates and tokens.
 //!
 //! The values that can change while it runs are used from now on. The others are named, and keep their old
 //! values until a restart. If anything is wrong, nothing changes.
@@ -63,6 +63,7 @@ impl Reloader {
     }
 
     fn reload(&mut self) {
+        self.registry.check_files();
         let Reloaded { layers, config, changed, restart } = match self.layers.reload() {
             Ok(reloaded) => reloaded,
             Err(error) => {
