@@ -3,8 +3,8 @@
 //! The server knows a model only as [`Predict`], and calls each through its own batcher. [`Server::bind`]
 //! binds both ports, so that a port in use is reported before anything runs. [`Server::run`] serves until its
 //! shutdown future ends, and then drains. [`Registry`] changes the served models meanwhile (`models.rs`,
-//! `not_served.rs`). Two protocols share the path of a scored request (`served.rs`): the native one
-//! (`ctr.rs`) and KServe v2 (`kserve/`). The drain:
+//! `not_served.rs`). Two protocols share the path of a scored request (`pending.rs`, `served.rs`) and streams
+//! of requests (`stream.rs`): the native one (`ctr.rs`) and KServe v2 (`kserve/`). The drain:
 //!
 //! 1. `/readyz` answers 503 and health is `NOT_SERVING`, for `server.drain_delay_seconds`. Calls and new
 //!    connections are still served, because clients notice this only after some time. Then new connections
@@ -24,12 +24,14 @@ mod listener;
 mod meter;
 mod models;
 mod not_served;
+mod pending;
 mod pressure;
 mod registry;
 mod repository;
 mod route;
 mod served;
 mod status;
+mod stream;
 mod web;
 
 use std::io;

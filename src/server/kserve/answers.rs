@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use prost::bytes::Bytes;
+use tonic::Status;
 
 use super::tensors::{LENGTHS, dense_name};
 use crate::metrics::Total;
@@ -15,9 +16,10 @@ use crate::server::inference::model_infer_response::InferOutputTensor;
 use crate::server::inference::model_metadata_response::TensorMetadata;
 use crate::server::inference::{
     InferParameter, InferStatistics, InferTensorContents, ModelInferResponse, ModelMetadataResponse,
-    ModelStatistics, ServerMetadataResponse, StatisticDuration,
+    ModelStatistics, ModelStreamInferResponse, ServerMetadataResponse, StatisticDuration,
 };
 use crate::server::served::Served;
+use crate::server::status::CallError;
 use crate::types::Scores;
 
 /// The name of the only output.
@@ -54,15 +56,15 @@ pub(crate) fn check_outputs(outputs: &[InferRequestedOutputTensor]) -> Result<()
     Ok(())
 }
 
-/// What the response to a request repeats from it.
-pub(crate) struct Scored {
+/// What the response to a request takes from it.
+pub(crate) struct Form {
     pub model: String,
     pub id: String,
     /// Whether the contents of the request were raw. Then those of the response are.
     pub raw: bool,
 }
 
-impl Scored {
+impl Form {
     /// The response with these scores.
     pub(crate) fn response(self, scores: Scores, schema: &Schema) -> ModelInferResponse {
         let Self { model, id, raw } = self;
@@ -88,6 +90,26 @@ impl Scored {
             parameters: absent.collect(),
             outputs: vec![InferOutputTensor { name, datatype, shape, parameters: HashMap::new(), contents }],
             raw_output_contents,
+        }
+    }
+}
+
+/// The answer to a request in a stream.
+pub(crate) fn of_stream(
+    answered: Result<ModelInferResponse, CallError>,
+    id: String,
+) -> ModelStreamInferResponse {
+    match answered {
+        Ok(mut response) => {
+            // Clients of streams may ask which answer to a request is the last one. There is only one.
+            let last = InferParameter { parameter_choice: Some(ParameterChoice::BoolParam(true)) };
+            response.parameters.insert("triton_final_response".to_owned(), last);
+            ModelStreamInferResponse { error_message: String::new(), infer_response: Some(response) }
+        }
+        Err(error) => {
+            let error_message = Status::from(error).message().to_owned();
+            let failed = ModelInferResponse { id, ..ModelInferResponse::default() };
+            ModelStreamInferResponse { error_message, infer_response: Some(failed) }
         }
     }
 }

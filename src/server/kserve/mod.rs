@@ -10,7 +10,6 @@
 
 pub(crate) mod answers;
 mod repository;
-mod stream;
 pub(crate) mod tensors;
 
 use std::sync::Arc;
@@ -24,11 +23,14 @@ use super::gate::Call;
 use super::inference::grpc_inference_service_server::GrpcInferenceService;
 use super::inference::infer_parameter::ParameterChoice;
 use super::inference::*;
+use super::pending::{Pending, ScoreRequest};
 use super::repository::Change;
-use super::served::{Account, Queued, Served};
+use super::served::{Queued, Served};
 use super::status::CallError;
-use answers::Scored;
-use stream::Answers;
+use super::stream::Answers;
+use crate::schema::Schema;
+use crate::types::Scores;
+use answers::Form;
 
 /// The method with a stream of requests.
 pub(crate) const STREAM: &str = "ModelStreamInfer";
@@ -44,72 +46,47 @@ fn version(text: String) -> Result<Option<u64>, CallError> {
     text.parse().map(Some).map_err(|_| CallError::VersionText { got: clip(text) })
 }
 
-/// A ModelInfer request in the queue, or of a stream.
-struct Pending {
-    account: Account,
-    queued: Queued,
-    scored: Scored,
-}
+impl ScoreRequest for ModelInferRequest {
+    type Form = Form;
+    type Response = ModelInferResponse;
+    type Answer = ModelStreamInferResponse;
 
-impl Pending {
-    /// Queues a request. Failures are counted.
-    fn begin(
-        shared: &Arc<Shared>,
-        mut request: ModelInferRequest,
-        call: Option<&Call>,
-    ) -> Result<Self, CallError> {
-        let started = Instant::now();
-        let served = shared.find(std::mem::take(&mut request.model_name))?;
-        call.iter().for_each(|call| call.count());
-        let deadline = deadline(&request, started, call);
-        let mut account = Account::new(shared.clone(), served, started, deadline);
-        let queued = queue(&account.served, request, deadline);
-        if queued.is_err() {
-            account.close(&queued);
-        }
-        let (queued, scored) = queued?;
-        Ok(Self { account, queued, scored })
+    fn take_model(&mut self) -> String {
+        std::mem::take(&mut self.model_name)
     }
 
-    /// Awaits the scores.
-    async fn finish(mut self) -> Result<ModelInferResponse, CallError> {
-        let served = self.account.served.clone();
-        let result = served.scores(self.queued).await;
-        self.account.close(&result);
-        let (scores, inputs) = result?;
-        Ok(self.scored.response(scores, &inputs.schema))
+    /// The parameter `timeout`, in microseconds.
+    fn timeout(&self) -> Option<Duration> {
+        let micros = match self.parameters.get("timeout")?.parameter_choice.as_ref()? {
+            ParameterChoice::Int64Param(micros) => u64::try_from(*micros).ok()?,
+            ParameterChoice::Uint64Param(micros) => *micros,
+            _ => return None,
+        };
+        // Clients send 0 for no limit.
+        (micros > 0).then(|| Duration::from_micros(micros))
     }
-}
 
-/// The deadline of the call, or the end of the request's parameter `timeout`, in microseconds, if it is
-/// earlier.
-fn deadline(request: &ModelInferRequest, started: Instant, call: Option<&Call>) -> Option<Instant> {
-    let choice = request.parameters.get("timeout").and_then(|timeout| timeout.parameter_choice.as_ref());
-    let micros = match choice {
-        Some(ParameterChoice::Int64Param(micros)) => u64::try_from(*micros).ok(),
-        Some(ParameterChoice::Uint64Param(micros)) => Some(*micros),
-        _ => None,
-    };
-    // Clients send 0 for no limit.
-    let timeout = micros.filter(|micros| *micros > 0).map(Duration::from_micros);
-    let own = timeout.and_then(|timeout| started.checked_add(timeout));
-    call.and_then(|call| call.deadline).into_iter().chain(own).min()
-}
+    fn queue(self, served: &Served, deadline: Option<Instant>) -> Result<(Queued, Form), CallError> {
+        let Self { model_version, id, inputs, outputs, raw_input_contents, .. } = self;
+        let requested = version(model_version)?;
+        answers::check_outputs(&outputs)?;
+        let form = Form { model: served.predict.describe().model, id, raw: !raw_input_contents.is_empty() };
+        let queued = served.queue(requested, deadline, |known, batch| {
+            tensors::encode(known, inputs, raw_input_contents, batch)
+        })?;
+        Ok((queued, form))
+    }
 
-/// Checks a request and queues its batch.
-fn queue(
-    served: &Served,
-    request: ModelInferRequest,
-    deadline: Option<Instant>,
-) -> Result<(Queued, Scored), CallError> {
-    let ModelInferRequest { model_version, id, inputs, outputs, raw_input_contents, .. } = request;
-    let requested = version(model_version)?;
-    answers::check_outputs(&outputs)?;
-    let scored = Scored { model: served.predict.describe().model, id, raw: !raw_input_contents.is_empty() };
-    let queued = served.queue(requested, deadline, |known, batch| {
-        tensors::encode(known, inputs, raw_input_contents, batch)
-    })?;
-    Ok((queued, scored))
+    fn response(form: Form, scores: Scores, schema: &Schema) -> ModelInferResponse {
+        form.response(scores, schema)
+    }
+
+    fn answer(
+        &self,
+    ) -> impl FnOnce(Result<ModelInferResponse, CallError>) -> ModelStreamInferResponse + use<> {
+        let id = self.id.clone();
+        |answered| answers::of_stream(answered, id)
+    }
 }
 
 impl KserveService {
@@ -127,7 +104,7 @@ impl KserveService {
 
 #[tonic::async_trait]
 impl GrpcInferenceService for KserveService {
-    type ModelStreamInferStream = Answers;
+    type ModelStreamInferStream = Answers<ModelInferRequest>;
 
     async fn server_live(
         &self,
@@ -186,7 +163,7 @@ impl GrpcInferenceService for KserveService {
     async fn model_stream_infer(
         &self,
         mut request: Request<Streaming<ModelInferRequest>>,
-    ) -> Result<Response<Answers>, Status> {
+    ) -> Result<Response<Self::ModelStreamInferStream>, Status> {
         let call = request.extensions_mut().remove();
         Ok(Response::new(Answers::new(self.0.clone(), request.into_inner(), call)))
     }
