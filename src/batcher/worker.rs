@@ -146,8 +146,10 @@ fn predict(shared: &Shared, batch: &Batch, requests: usize) -> Result<Scores, Ba
             return Err(BatchError::Failed(format!("panic: {}", panic_text(&*panic))));
         }
     };
-    if scores.probabilities.len() != batch.samples {
-        let text = format!("{} scores for {} samples", scores.probabilities.len(), batch.samples);
+    let logits = if batch.logits { batch.samples } else { 0 };
+    if (scores.probabilities.len(), scores.logits.len()) != (batch.samples, logits) {
+        let (got, got_logits) = (scores.probabilities.len(), scores.logits.len());
+        let text = format!("{got} scores and {got_logits} logits for {} samples", batch.samples);
         return Err(BatchError::Failed(text));
     }
     shared.metrics.statistics.computed(requests, batch.samples, took);
@@ -185,6 +187,7 @@ fn split(batch: &mut Vec<Entry<Job>>, scores: &Scores) -> Vec<Batch> {
         let scores = Scores {
             version: scores.version,
             probabilities: scores.probabilities[start..end].to_vec(),
+            logits: if entry.item.batch.logits { scores.logits[start..end].to_vec() } else { Vec::new() },
             absent: own.iter().map(rebased).collect(),
         };
         answer(entry.item.reply, Ok(scores));

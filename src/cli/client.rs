@@ -153,10 +153,10 @@ pub fn request(model: &str, schema: &Schema, raw: &RawBatch) -> PredictRequest {
     let named = schema.features.iter().zip(&raw.features);
     PredictRequest {
         model: model.to_owned(),
-        version: 0,
         samples: raw.samples as u32,
         dense: raw.dense.clone(),
         features: named.map(|(feature, column)| feature_column(&feature.name, column)).collect(),
+        ..PredictRequest::default()
     }
 }
 

@@ -118,7 +118,7 @@ pub(crate) const SECTIONS: &[Section] = &[
             setting(
                 "server.stream_idle_seconds",
                 Text("300"),
-                "A KServe stream that gets no request for this long is ended",
+                "A stream of requests that gets none for this long is ended",
             ),
             setting("server.max_streams", Text("1024"), "Most concurrent calls of one gRPC connection"),
             setting(

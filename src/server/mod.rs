@@ -399,7 +399,7 @@ fn services(
         .or(reflection().build_v1()?.max_decoding_message_size(SMALL_MESSAGE))
         .or(health.max_decoding_message_size(SMALL_MESSAGE))
         .or(gate::Gate::new(kserve, shared.clone(), &meter::KSERVE).with_stream(kserve::STREAM))
-        .or(gate::Gate::new(ctr, shared.clone(), &meter::CTR)))
+        .or(gate::Gate::new(ctr, shared.clone(), &meter::CTR).with_stream(ctr::STREAM)))
 }
 
 async fn set_health(health: &HealthReporter, ready: bool) {

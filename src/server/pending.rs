@@ -42,6 +42,8 @@ pub(crate) struct Pending<R: ScoreRequest> {
     account: Account,
     queued: Queued,
     form: R::Form,
+    /// The end of the request's own time, if it is before the deadline of the call.
+    due: Option<Instant>,
 }
 
 impl<R: ScoreRequest> Pending<R> {
@@ -56,19 +58,24 @@ impl<R: ScoreRequest> Pending<R> {
         call.iter().for_each(|call| call.count());
         let own = request.timeout().and_then(|timeout| started.checked_add(timeout));
         let deadline = call.and_then(|call| call.deadline).into_iter().chain(own).min();
+        let due = own.filter(|_| own == deadline);
         let mut account = Account::new(shared.clone(), served, started, deadline);
         let queued = request.queue(&account.served, deadline);
         if queued.is_err() {
             account.close(&queued);
         }
         let (queued, form) = queued?;
-        Ok(Self { account, queued, form })
+        Ok(Self { account, queued, form, due })
     }
 
     /// Awaits the scores.
     pub(crate) async fn finish(mut self) -> Result<R::Response, CallError> {
         let served = self.account.served.clone();
-        let result = served.scores(self.queued).await;
+        let scores = served.scores(self.queued);
+        let result = match self.due {
+            None => scores.await,
+            Some(due) => tokio::time::timeout_at(due.into(), scores).await.unwrap_or(Err(CallError::Late)),
+        };
         self.account.close(&result);
         let (scores, inputs) = result?;
         Ok(R::response(self.form, scores, &inputs.schema))

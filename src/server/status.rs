@@ -46,6 +46,8 @@ pub(crate) enum CallError {
     Learn(#[from] LearnError),
     #[error(transparent)]
     Batch(#[from] BatchError),
+    #[error("deadline passed before the answer")]
+    Late,
 }
 
 impl CallError {
@@ -68,7 +70,7 @@ impl CallError {
                 BatchError::QueueSamples { .. } | BatchError::QueueBytes { .. } | BatchError::Overloaded(_),
             ) => Code::ResourceExhausted,
             Self::Batch(BatchError::Closed) => Code::Unavailable,
-            Self::Batch(BatchError::Expired { .. }) => Code::DeadlineExceeded,
+            Self::Batch(BatchError::Expired { .. }) | Self::Late => Code::DeadlineExceeded,
             Self::Batch(BatchError::Failed(_)) => Code::Internal,
         }
     }

@@ -49,19 +49,22 @@ pub struct Batch {
     pub dense: Vec<f32>,
     /// One column per feature, in the schema's order.
     pub features: Vec<Jagged>,
+    /// Whether its [`Scores`](super::Scores) should have logits.
+    pub logits: bool,
 }
 
 impl Batch {
     /// A batch of 0 samples with `features` columns.
     #[must_use]
     pub fn empty(features: usize) -> Self {
-        Self { samples: 0, dense: Vec::new(), features: vec![Jagged::default(); features] }
+        Self { features: vec![Jagged::default(); features], ..Self::default() }
     }
 
     /// Appends every sample of `other`, which must have the same number of columns and of dense values.
     pub fn append(&mut self, other: &Batch) {
         debug_assert_eq!(self.features.len(), other.features.len());
         self.samples += other.samples;
+        self.logits |= other.logits;
         self.dense.extend_from_slice(&other.dense);
         for (mine, theirs) in self.features.iter_mut().zip(&other.features) {
             mine.append(theirs);
@@ -87,12 +90,14 @@ impl Batch {
             samples: samples.len(),
             dense: self.dense[samples.start * width..samples.end * width].to_vec(),
             features: self.features.iter().map(column).collect(),
+            logits: self.logits,
         }
     }
 
     /// Empties the batch and keeps its memory.
     pub(crate) fn clear(&mut self) {
         self.samples = 0;
+        self.logits = false;
         self.dense.clear();
         for feature in &mut self.features {
             feature.offsets.truncate(1);

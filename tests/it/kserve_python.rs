@@ -72,10 +72,10 @@ fn request() -> PredictRequest {
     }
     PredictRequest {
         model: "ads".into(),
-        version: 0,
         samples: SAMPLES as u32,
         dense,
         features: features.into(),
+        ..PredictRequest::default()
     }
 }
 

@@ -46,6 +46,8 @@ mod serve_train;
 mod server;
 mod serving;
 mod skip;
+#[cfg(target_os = "linux")]
+mod stream;
 mod switching;
 mod tidy;
 mod train_data;

@@ -42,10 +42,10 @@ pub fn request(samples: usize, seed: u64) -> (PredictRequest, Vec<f32>) {
     }
     let request = PredictRequest {
         model: "ads".to_owned(),
-        version: 0,
         samples: samples as u32,
         dense,
         features: columns.into(),
+        ..PredictRequest::default()
     };
     (request, scores)
 }

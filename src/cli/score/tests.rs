@@ -6,7 +6,8 @@ fn a_summary_is_the_sum_of_its_answers() {
     let mut summary = Summary::new().unwrap();
     for (score, label, us) in [(0.75, 1.0, 40), (0.25, 0.0, 90_000)] {
         let absent = vec![AbsentIds { feature: "C1".into(), count: 2 }];
-        let response = PredictResponse { scores: vec![score], version: 3, absent };
+        let response =
+            PredictResponse { scores: vec![score], version: 3, absent, ..PredictResponse::default() };
         let took = Duration::from_micros(us);
         let rows = Rows { samples: 1, labels: Some(vec![label]), skips: vec![] };
         summary.take(Answer { response, rows, took }, None).unwrap();
@@ -19,7 +20,7 @@ fn a_summary_is_the_sum_of_its_answers() {
     assert_eq!(whole("p50_us"), 40);
     assert!(whole("max_us") >= 90_000, "{json}");
 
-    let response = PredictResponse { scores: vec![0.5], version: 3, absent: vec![] };
+    let response = PredictResponse { scores: vec![0.5], version: 3, ..PredictResponse::default() };
     let rows = Rows { samples: 1, labels: None, skips: vec![] };
     let unlabelled = Answer { response, rows, took: Duration::ZERO };
     summary.take(unlabelled, None).unwrap();

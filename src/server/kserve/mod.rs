@@ -25,7 +25,7 @@ use super::inference::infer_parameter::ParameterChoice;
 use super::inference::*;
 use super::pending::{Pending, ScoreRequest};
 use super::repository::Change;
-use super::served::{Queued, Served};
+use super::served::{Asked, Queued, Served};
 use super::status::CallError;
 use super::stream::Answers;
 use crate::schema::Schema;
@@ -69,11 +69,12 @@ impl ScoreRequest for ModelInferRequest {
     fn queue(self, served: &Served, deadline: Option<Instant>) -> Result<(Queued, Form), CallError> {
         let Self { model_version, id, inputs, outputs, raw_input_contents, .. } = self;
         let requested = version(model_version)?;
-        answers::check_outputs(&outputs)?;
-        let form = Form { model: served.predict.describe().model, id, raw: !raw_input_contents.is_empty() };
-        let queued = served.queue(requested, deadline, |known, batch| {
-            tensors::encode(known, inputs, raw_input_contents, batch)
-        })?;
+        let outputs = answers::outputs(&outputs)?;
+        let asked = Asked { version: requested, deadline, logits: outputs.logit };
+        let model = served.predict.describe().model;
+        let form = Form { model, id, raw: !raw_input_contents.is_empty(), outputs };
+        let queued =
+            served.queue(asked, |known, batch| tensors::encode(known, inputs, raw_input_contents, batch))?;
         Ok((queued, form))
     }
 
