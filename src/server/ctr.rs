@@ -1,7 +1,7 @@
 //! The native service, `flechette.v1.Ctr`.
 //!
-//! A Predict call, and each request of a PredictStream call, takes the path of a scored request (`pending.rs`).
-//! A Learn call is checked like one, and stored.
+//! A Predict call, and each request of a PredictStream call, takes the path of a scored request
+//! (`pending.rs`). A Learn call is checked like one, and stored.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

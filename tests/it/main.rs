@@ -36,6 +36,7 @@ mod plan_counts;
 mod pretend;
 mod program;
 mod python;
+mod python_client;
 mod readme;
 mod refusals;
 mod resources;
