@@ -131,12 +131,12 @@ impl Client {
         }
     }
 
-    /// Encodes samples as a request.
+    /// Encodes samples as a request for scores, and for logits if they are wanted.
     ///
     /// # Errors
     /// When the message is larger than the server accepts.
-    pub(crate) fn encode(&self, raw: &RawBatch) -> Result<Bytes, InputError> {
-        let message = request(&self.model, &self.schema, raw).encode_to_vec();
+    pub(crate) fn encode(&self, raw: &RawBatch, logits: bool) -> Result<Bytes, InputError> {
+        let message = PredictRequest { logits, ..request(&self.model, &self.schema, raw) }.encode_to_vec();
         if message.len() > self.max_bytes {
             let (samples, got, limit) = (raw.samples, message.len(), self.max_bytes);
             return Err(InputError(anyhow!(
