@@ -5,7 +5,7 @@
 //! [`Predict::predict`] and split the answer by sample range. A request costs one lock to queue and one
 //! one-shot channel to answer. A sleeping worker is woken only if no other worker will take the request soon.
 //!
-//! Dropping a ticket cancels its request: it is not computed if no worker has taken it yet. A worker checks
+//! Dropping a ticket cancels its request: it leaves the queue, if no worker has taken it yet. A worker checks
 //! the deadline of a request when it takes it, before any work.
 
 mod overload;
@@ -27,7 +27,7 @@ use crate::predict::{Predict, PredictError};
 use crate::types::{Batch, Scores};
 
 pub(crate) use overload::{Computed, TooLate};
-pub(crate) use queue::{Entry, Limits, Next, Queue, Refused, Size, Taken};
+pub(crate) use queue::{Entry, Limits, Next, Priority, Queue, Refused, Size, Taken, Terms, Turn};
 
 /// Most bytes of a merged batch, so that the 32-bit offsets of [`crate::types::Jagged`] cannot overflow.
 const BATCH_BYTES: usize = 256 << 20;
@@ -49,6 +49,8 @@ pub(crate) enum BatchError {
          of its time until the deadline)", .0.wait.as_millis(), .0.limit.as_millis()
     )]
     Overloaded(TooLate),
+    #[error("batcher: overloaded: requests of a higher priority took the place of this one in the queue")]
+    Displaced,
     #[error("the server is draining, or the model is being unloaded: no more requests are accepted")]
     Closed,
     #[error("deadline passed after {waited_us} us in the queue, before any work")]
@@ -61,8 +63,11 @@ pub(crate) enum BatchError {
 }
 
 /// The future answer to one request. Dropping it cancels the request.
-#[derive(Debug)]
-pub(crate) struct Ticket(oneshot::Receiver<Result<Scores, BatchError>>);
+pub(crate) struct Ticket {
+    answer: oneshot::Receiver<Result<Scores, BatchError>>,
+    shared: Arc<Shared>,
+    turn: Turn,
+}
 
 impl Future for Ticket {
     type Output = Result<Scores, BatchError>;
@@ -70,7 +75,21 @@ impl Future for Ticket {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         // The sender is dropped without an answer only by a panic of its worker.
         let failed = |_| Err(BatchError::Failed("panic in its batch".to_owned()));
-        Pin::new(&mut self.0).poll(cx).map(|answer| answer.unwrap_or_else(failed))
+        Pin::new(&mut self.answer).poll(cx).map(|answer| answer.unwrap_or_else(failed))
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        // Also closed after the answer was received.
+        if self.answer.is_terminated() {
+            return;
+        }
+        let mut state = self.shared.state();
+        let cancelled = state.queue.remove(self.turn);
+        self.shared.set_queue_samples(&state);
+        drop(state);
+        drop(cancelled);
     }
 }
 
@@ -123,6 +142,10 @@ impl Shared {
         let mut spares = self.spares();
         let room = SPARES.saturating_sub(spares.len());
         spares.extend(small.take(room));
+    }
+
+    fn set_queue_samples(&self, state: &State) {
+        self.metrics.batches.queue_samples.set(state.queue.held().samples as f64);
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -185,21 +208,23 @@ impl Batcher {
     /// # Errors
     /// [`BatchError::QueueSamples`], [`BatchError::QueueBytes`], [`BatchError::Overloaded`] or
     /// [`BatchError::Closed`]. The ticket returns all other errors.
-    pub(crate) fn submit(&self, batch: Batch, deadline: Option<Instant>) -> Result<Ticket, BatchError> {
+    pub(crate) fn submit(&self, batch: Batch, terms: Terms) -> Result<Ticket, BatchError> {
         let (reply, answer) = oneshot::channel();
         let size = Size { samples: batch.samples, bytes: bytes(&batch) };
         let queued = Instant::now();
-        let entry = Entry { size, queued, deadline, item: Job { batch, reply } };
+        let entry = Entry { size, queued, terms, item: Job { batch, reply } };
         let mut state = self.shared.state();
         let limit = state.queue.limits().queue;
-        state.queue.push(entry).map_err(|refused| refusal(refused, limit))?;
-        self.shared.metrics.batches.queue_samples.set(state.queue.held().samples as f64);
+        let displaced = state.queue.admit(size, queued, terms).map_err(|refused| refusal(refused, limit))?;
+        let turn = state.queue.push(entry);
+        self.shared.set_queue_samples(&state);
         let wanted = state.wants_a_worker(queued);
         drop(state);
         if wanted {
             self.shared.wake.notify_one();
         }
-        Ok(Ticket(answer))
+        displaced.into_iter().for_each(|entry| worker::answer(entry.item.reply, Err(BatchError::Displaced)));
+        Ok(Ticket { answer, shared: self.shared.clone(), turn })
     }
 
     /// Changes the limits of the queue and the longest delay. The most samples of a batch stay, because the

@@ -19,6 +19,12 @@ fn start(model: &Arc<Fake>, change: impl FnOnce(&mut BatcherConfig)) -> Arc<Batc
     Arc::new(Batcher::start(model.clone(), metrics, &config).unwrap())
 }
 
+const ANY: Terms = Terms { deadline: None, priority: Priority::Normal };
+
+fn until_then(deadline: Instant) -> Terms {
+    Terms { deadline: Some(deadline), ..ANY }
+}
+
 /// A batch that depends on `seed`, with its scores and absent ids. With an odd seed, the ids of `tag` are
 /// absent.
 fn batch(samples: usize, seed: u64) -> (Batch, Vec<f32>, Vec<AbsentId>) {
@@ -45,13 +51,13 @@ async fn queued_requests_are_one_batch_and_each_gets_its_own_answer() {
     let model = Fake::new();
     let batcher = start(&model, |_| {});
     model.hold();
-    let first = batcher.submit(batch(1, 0).0, None).unwrap();
+    let first = batcher.submit(batch(1, 0).0, ANY).unwrap();
     until(async || model.begun() == 1).await;
     let waiting: Vec<_> = [(2, 1), (5, 2), (3, 3), (1, 4), (4, 5)]
         .into_iter()
         .map(|(samples, seed)| {
             let (batch, scores, absent) = batch(samples, seed);
-            (batcher.submit(batch, None).unwrap(), scores, absent)
+            (batcher.submit(batch, ANY).unwrap(), scores, absent)
         })
         .collect();
     model.release();
@@ -70,10 +76,10 @@ async fn a_batch_keeps_its_limit_and_a_larger_request_is_a_batch_of_its_own() {
     let model = Fake::new();
     let batcher = start(&model, |config| config.max_samples = 6);
     model.hold();
-    let mut tickets = vec![batcher.submit(batch(1, 0).0, None).unwrap()];
+    let mut tickets = vec![batcher.submit(batch(1, 0).0, ANY).unwrap()];
     until(async || model.begun() == 1).await;
     for samples in [3, 3, 4, 20, 2] {
-        tickets.push(batcher.submit(batch(samples, 2).0, None).unwrap());
+        tickets.push(batcher.submit(batch(samples, 2).0, ANY).unwrap());
     }
     model.release();
     for ticket in tickets {
@@ -90,9 +96,9 @@ async fn a_second_worker_joins_in_when_the_delay_is_over() {
         config.max_delay = Duration::from_millis(5);
     });
     model.hold();
-    let first = batcher.submit(batch(1, 0).0, None).unwrap();
+    let first = batcher.submit(batch(1, 0).0, ANY).unwrap();
     until(async || model.begun() == 1).await;
-    let second = batcher.submit(batch(2, 0).0, None).unwrap();
+    let second = batcher.submit(batch(2, 0).0, ANY).unwrap();
     until(async || model.begun() == 2).await;
     model.release();
     first.await.unwrap();
@@ -104,17 +110,38 @@ async fn expired_and_dropped_requests_are_not_computed() {
     let model = Fake::new();
     let batcher = start(&model, |_| {});
     model.hold();
-    let first = batcher.submit(batch(1, 0).0, None).unwrap();
+    let first = batcher.submit(batch(1, 0).0, ANY).unwrap();
     until(async || model.begun() == 1).await;
-    let expired = batcher.submit(batch(2, 0).0, Some(Instant::now())).unwrap();
-    drop(batcher.submit(batch(4, 0).0, None).unwrap());
-    let alive_until = Some(Instant::now() + Duration::from_secs(3600));
+    let expired = batcher.submit(batch(2, 0).0, until_then(Instant::now())).unwrap();
+    drop(batcher.submit(batch(4, 0).0, ANY).unwrap());
+    let alive_until = until_then(Instant::now() + Duration::from_secs(3600));
     let alive = batcher.submit(batch(8, 0).0, alive_until).unwrap();
     model.release();
     assert!(first.await.is_ok());
     assert!(alive.await.is_ok());
     assert!(matches!(expired.await, Err(BatchError::Expired { .. })));
     assert_eq!(*model.calls.lock().unwrap(), [1, 8]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn dropped_and_displaced_requests_leave_the_queue_at_once() {
+    let model = Fake::new();
+    let batcher = start(&model, |config| config.queue_samples = 10);
+    model.hold();
+    let first = batcher.submit(batch(1, 0).0, ANY).unwrap();
+    until(async || model.begun() == 1).await;
+    let low = batcher.submit(batch(3, 2).0, Terms { priority: Priority::Low, ..ANY }).unwrap();
+    let before = batcher.submit(batch(1, 4).0, ANY).unwrap();
+    let dropped = batcher.submit(batch(5, 6).0, ANY).unwrap();
+    assert!(batcher.submit(batch(7, 8).0, ANY).is_err());
+    drop(dropped);
+    let last = batcher.submit(batch(8, 8).0, Terms { priority: Priority::High, ..ANY }).unwrap();
+    assert!(matches!(low.await, Err(BatchError::Displaced)));
+    model.release();
+    first.await.unwrap();
+    assert_eq!(last.await.unwrap().probabilities, batch(8, 8).1);
+    assert_eq!(before.await.unwrap().probabilities, batch(1, 4).1);
+    assert_eq!(*model.calls.lock().unwrap(), [1, 9]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -125,15 +152,15 @@ async fn the_queue_is_bounded_in_samples_and_in_bytes() {
         config.queue_bytes = 1000;
     });
     model.hold();
-    let first = batcher.submit(batch(1, 0).0, None).unwrap();
+    let first = batcher.submit(batch(1, 0).0, ANY).unwrap();
     until(async || model.begun() == 1).await;
-    let queued = batcher.submit(batch(4, 0).0, None).unwrap();
-    let refusal = batcher.submit(batch(7, 0).0, None).unwrap_err();
+    let queued = batcher.submit(batch(4, 0).0, ANY).unwrap();
+    let refusal = batcher.submit(batch(7, 0).0, ANY).err().unwrap();
     assert!(matches!(refusal, BatchError::QueueSamples { limit: 10, queued: 4, size: 7 }), "{refusal}");
     let mut long = batch(1, 0).0;
     long.features[1].ids = vec![1; 200];
     long.features[1].offsets = vec![0, 200];
-    let refusal = batcher.submit(long, None).unwrap_err();
+    let refusal = batcher.submit(long, ANY).err().unwrap();
     assert!(matches!(refusal, BatchError::QueueBytes { limit: 1000, .. }), "{refusal}");
     model.release();
     first.await.unwrap();
@@ -148,14 +175,14 @@ async fn new_limits_apply_to_later_requests_and_a_new_delay_to_those_that_wait()
     };
     let batcher = start(&model, long);
     model.hold();
-    let first = batcher.submit(batch(1, 0).0, None).unwrap();
+    let first = batcher.submit(batch(1, 0).0, ANY).unwrap();
     until(async || model.begun() == 1).await;
-    let waiting = batcher.submit(batch(10, 2).0, None).unwrap();
-    assert!(batcher.submit(batch(1, 2).0, None).is_err());
+    let waiting = batcher.submit(batch(10, 2).0, ANY).unwrap();
+    assert!(batcher.submit(batch(1, 2).0, ANY).is_err());
     batcher.set_queue(&BatcherConfig { max_delay: Duration::ZERO, queue_samples: 5, ..batcher_config() });
     // The other worker takes it, although the first batch is not finished.
     until(async || model.begun() == 2).await;
-    let refusal = batcher.submit(batch(6, 2).0, None).unwrap_err();
+    let refusal = batcher.submit(batch(6, 2).0, ANY).err().unwrap();
     assert!(matches!(refusal, BatchError::QueueSamples { limit: 5, queued: 0, size: 6 }), "{refusal}");
     model.release();
     assert_eq!(first.await.unwrap().probabilities.len(), 1);
@@ -167,9 +194,9 @@ async fn a_closed_batcher_answers_queued_requests_and_refuses_new_ones() {
     let model = Fake::new();
     let batcher = start(&model, |config| config.workers = 3);
     model.hold();
-    let tickets: Vec<_> = (0..50).map(|seed| batcher.submit(batch(2, seed).0, None).unwrap()).collect();
+    let tickets: Vec<_> = (0..50).map(|seed| batcher.submit(batch(2, seed).0, ANY).unwrap()).collect();
     batcher.close();
-    assert!(matches!(batcher.submit(batch(1, 0).0, None), Err(BatchError::Closed)));
+    assert!(matches!(batcher.submit(batch(1, 0).0, ANY), Err(BatchError::Closed)));
     let joined = tokio::task::spawn_blocking({
         let batcher = batcher.clone();
         move || batcher.join()
@@ -187,9 +214,9 @@ async fn an_abandoned_batcher_answers_every_queued_request() {
     let model = Fake::new();
     let batcher = start(&model, |_| {});
     model.hold();
-    let first = batcher.submit(batch(1, 0).0, None).unwrap();
+    let first = batcher.submit(batch(1, 0).0, ANY).unwrap();
     until(async || model.begun() == 1).await;
-    let waiting: Vec<_> = (0..5).map(|seed| batcher.submit(batch(1, seed).0, None).unwrap()).collect();
+    let waiting: Vec<_> = (0..5).map(|seed| batcher.submit(batch(1, seed).0, ANY).unwrap()).collect();
     assert_eq!(batcher.abandon(), 5);
     for ticket in waiting {
         assert!(matches!(ticket.await, Err(BatchError::Closed)));
@@ -205,19 +232,19 @@ async fn a_panic_while_requests_are_merged_fails_them_and_the_worker_goes_on() {
     let series = metrics.model("ads", &model.schema);
     let batcher = Batcher::start(model.clone(), series, &batcher_config()).unwrap();
     model.hold();
-    let first = batcher.submit(batch(1, 0).0, None).unwrap();
+    let first = batcher.submit(batch(1, 0).0, ANY).unwrap();
     until(async || model.begun() == 1).await;
     let mut broken = batch(1, 2).0;
     broken.features[1].offsets.clear();
     let merged = [batch(2, 1).0, broken, batch(3, 3).0];
-    let tickets = merged.map(|batch| batcher.submit(batch, None).unwrap());
+    let tickets = merged.map(|batch| batcher.submit(batch, ANY).unwrap());
     model.release();
     first.await.unwrap();
     for ticket in tickets {
         assert!(matches!(ticket.await, Err(BatchError::Failed(text)) if text.contains("panic")));
     }
     let (next, scores, _) = batch(4, 5);
-    assert_eq!(batcher.submit(next, None).unwrap().await.unwrap().probabilities, scores);
+    assert_eq!(batcher.submit(next, ANY).unwrap().await.unwrap().probabilities, scores);
     assert!(metrics.render().contains("flechette_batch_panics_total{model=\"ads\"} 1"));
 }
 
@@ -266,7 +293,7 @@ async fn a_score_that_is_not_finite_fails_only_its_request() {
         };
         let metrics = Metrics::new().unwrap().model("ads", &schema);
         let batcher = Arc::new(Batcher::start(model.clone(), metrics, &config).unwrap());
-        let tickets = batches.map(|batch| batcher.submit(batch, None).unwrap());
+        let tickets = batches.map(|batch| batcher.submit(batch, ANY).unwrap());
         let [first, second, third] = tickets;
         assert_eq!(first.await.unwrap().probabilities, expected[0]);
         let error = second.await.unwrap_err();

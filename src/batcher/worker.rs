@@ -35,7 +35,6 @@ pub(crate) fn run(shared: &Shared) {
 
 fn handle(shared: &Shared, taken: &mut Taken<Job>, merged: &mut Batch) {
     let now = Instant::now();
-    taken.cancelled.clear();
     for entry in taken.expired.drain(..) {
         expire(entry, now);
     }
@@ -59,7 +58,7 @@ fn wait_for_batch(shared: &Shared, computed: Option<Computed>, taken: &mut Taken
     }
     loop {
         let now = Instant::now();
-        match state.queue.take(now, |job| job.reply.is_closed(), taken) {
+        match state.queue.take(now, taken) {
             Next::Work => break,
             Next::Stop => {
                 // Wakes the workers that still sleep, so that they stop too.
@@ -79,7 +78,7 @@ fn wait_for_batch(shared: &Shared, computed: Option<Computed>, taken: &mut Taken
             }
         }
     }
-    shared.metrics.batches.queue_samples.set(state.queue.held().samples as f64);
+    shared.set_queue_samples(&state);
     // The remaining entries may form another batch, and their pushes may have woken only this worker.
     let more = state.wants_a_worker(Instant::now());
     drop(state);
@@ -121,7 +120,7 @@ fn compute(shared: &Shared, batch: &mut Vec<Entry<Job>>, merged: &mut Batch) {
 fn compute_one_by_one(shared: &Shared, batch: &mut Vec<Entry<Job>>) {
     for entry in batch.drain(..) {
         let now = Instant::now();
-        if entry.deadline.is_some_and(|deadline| deadline <= now) {
+        if entry.terms.deadline.is_some_and(|deadline| deadline <= now) {
             expire(entry, now);
         } else if !entry.item.reply.is_closed() {
             let result = predict(shared, &entry.item.batch, 1);

@@ -19,17 +19,14 @@ use super::proto::{
 };
 use super::served::{Account, Served};
 use super::status::CallError;
+use crate::batcher::Terms;
 use crate::learnlog::name_of;
 use crate::metrics::ModelMetrics;
 
 impl Served {
-    async fn predict(
-        &self,
-        request: PredictRequest,
-        deadline: Option<Instant>,
-    ) -> Result<PredictResponse, CallError> {
+    async fn predict(&self, request: PredictRequest, terms: Terms) -> Result<PredictResponse, CallError> {
         let requested = (request.version != 0).then_some(request.version);
-        let queued = self.queue(requested, deadline, |inputs, batch| Ok(inputs.encode(request, batch)?))?;
+        let queued = self.queue(requested, terms, |inputs, batch| Ok(inputs.encode(request, batch)?))?;
         let (scores, inputs) = self.scores(queued).await?;
         Ok(convert::response(scores, &inputs.schema))
     }
@@ -68,13 +65,14 @@ impl Ctr for CtrService {
         let started = Instant::now();
         let call = request.extensions_mut().remove::<Call>();
         let deadline = call.as_ref().and_then(|call| call.deadline);
+        let terms = Terms { deadline, ..Terms::default() };
         let mut message = request.into_inner();
         let served = self.0.find(std::mem::take(&mut message.model))?;
-        let mut account = Account::new(self.0.clone(), served, started, deadline);
+        let mut account = Account::new(self.0.clone(), served, started, terms);
         if let Some(call) = call {
             call.counted.store(true, Ordering::Relaxed);
         }
-        let result = account.served.predict(message, deadline).await;
+        let result = account.served.predict(message, terms).await;
         account.close(&result);
         Ok(Response::new(result?))
     }

@@ -9,7 +9,7 @@ use tonic::Code;
 use super::convert::Inputs;
 use super::status::CallError;
 use super::{RequestLimits, Shared};
-use crate::batcher::{Batcher, Ticket};
+use crate::batcher::{Batcher, Terms, Ticket};
 use crate::learnlog::Learner;
 use crate::metrics::ModelMetrics;
 use crate::predict::Predict;
@@ -75,7 +75,7 @@ impl Served {
     pub(crate) fn queue(
         &self,
         requested: Option<u64>,
-        deadline: Option<Instant>,
+        terms: Terms,
         encode: impl FnOnce(&Inputs, &mut Batch) -> Result<(), CallError>,
     ) -> Result<Queued, CallError> {
         let description = self.predict.describe();
@@ -85,7 +85,7 @@ impl Served {
         let mut batch = self.batcher.spare();
         encode(&inputs, &mut batch)?;
         self.metrics.statistics.input.add(1, started.elapsed());
-        let ticket = self.batcher.submit(batch, deadline)?;
+        let ticket = self.batcher.submit(batch, terms)?;
         Ok(Queued { ticket, inputs, requested })
     }
 
@@ -113,19 +113,14 @@ pub(crate) struct Account {
     shared: Arc<Shared>,
     pub served: Arc<Served>,
     started: Instant,
-    deadline: Option<Instant>,
+    terms: Terms,
     /// `None` if the request is dropped before its answer.
     code: Option<Code>,
 }
 
 impl Account {
-    pub(crate) fn new(
-        shared: Arc<Shared>,
-        served: Arc<Served>,
-        started: Instant,
-        deadline: Option<Instant>,
-    ) -> Self {
-        Self { shared, served, started, deadline, code: None }
+    pub(crate) fn new(shared: Arc<Shared>, served: Arc<Served>, started: Instant, terms: Terms) -> Self {
+        Self { shared, served, started, terms, code: None }
     }
 
     /// Sets the code of the answer.
@@ -140,7 +135,7 @@ impl Account {
 impl Drop for Account {
     fn drop(&mut self) {
         let now = Instant::now();
-        let expired = self.deadline.is_some_and(|deadline| deadline <= now);
+        let expired = self.terms.deadline.is_some_and(|deadline| deadline <= now);
         let unanswered = if expired { Code::DeadlineExceeded } else { Code::Cancelled };
         let (code, took) = (self.code.unwrap_or(unanswered), now.saturating_duration_since(self.started));
         let metrics = &self.served.metrics;

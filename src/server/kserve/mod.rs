@@ -1,6 +1,7 @@
 //! The KServe v2 protocol, `inference.GRPCInferenceService`.
 //!
 //! - `tensors`: from input tensors to a batch;
+//! - `terms`: the deadline and the priority of a request;
 //! - `answers`: responses: scores, descriptions of models, statistics;
 //! - `stream`: many requests in one call;
 //! - `repository`: the list of models, and loading and unloading them.
@@ -12,10 +13,11 @@ pub(crate) mod answers;
 mod repository;
 mod stream;
 pub(crate) mod tensors;
+mod terms;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use tonic::{Code, Request, Response, Status, Streaming};
 
@@ -23,11 +25,11 @@ use super::Shared;
 use super::convert::clip;
 use super::gate::Call;
 use super::inference::grpc_inference_service_server::GrpcInferenceService;
-use super::inference::infer_parameter::ParameterChoice;
 use super::inference::*;
 use super::repository::Change;
 use super::served::{Account, Queued, Served};
 use super::status::CallError;
+use crate::batcher::Terms;
 use answers::Scored;
 use stream::Answers;
 
@@ -50,6 +52,8 @@ struct Pending {
     account: Account,
     queued: Queued,
     scored: Scored,
+    /// The deadline, if it is earlier than that of the call.
+    timeout: Option<Instant>,
 }
 
 impl Pending {
@@ -64,54 +68,43 @@ impl Pending {
         if let Some(call) = call {
             call.counted.store(true, Ordering::Relaxed);
         }
-        let deadline = deadline(&request, started, call);
-        let mut account = Account::new(shared.clone(), served, started, deadline);
-        let queued = queue(&account.served, request, deadline);
+        let terms = terms::terms(&request, started, call);
+        let known = terms.as_ref().copied().unwrap_or_default();
+        let mut account = Account::new(shared.clone(), served, started, known);
+        let queued = terms.and_then(|terms| queue(&account.served, request, terms));
         if queued.is_err() {
             account.close(&queued);
         }
         let (queued, scored) = queued?;
-        Ok(Self { account, queued, scored })
+        let timeout = known.deadline.filter(|_| known.deadline != call.and_then(|call| call.deadline));
+        Ok(Self { account, queued, scored, timeout })
     }
 
     /// Awaits the scores.
     async fn finish(mut self) -> Result<ModelInferResponse, CallError> {
         let served = self.account.served.clone();
-        let result = served.scores(self.queued).await;
+        let scores = served.scores(self.queued);
+        let result = match self.timeout {
+            None => scores.await,
+            Some(timeout) => {
+                let in_time = tokio::time::timeout_at(timeout.into(), scores).await;
+                in_time.unwrap_or(Err(CallError::Late))
+            }
+        };
         self.account.close(&result);
         let (scores, inputs) = result?;
         Ok(self.scored.response(scores, &inputs.schema))
     }
 }
 
-/// The deadline of the call, or the end of the request's parameter `timeout`, in microseconds, if it is
-/// earlier.
-fn deadline(request: &ModelInferRequest, started: Instant, call: Option<&Call>) -> Option<Instant> {
-    let choice = request.parameters.get("timeout").and_then(|timeout| timeout.parameter_choice.as_ref());
-    let micros = match choice {
-        Some(ParameterChoice::Int64Param(micros)) => u64::try_from(*micros).ok(),
-        Some(ParameterChoice::Uint64Param(micros)) => Some(*micros),
-        _ => None,
-    };
-    // Clients send 0 for no limit.
-    let timeout = micros.filter(|micros| *micros > 0).map(Duration::from_micros);
-    let own = timeout.and_then(|timeout| started.checked_add(timeout));
-    call.and_then(|call| call.deadline).into_iter().chain(own).min()
-}
-
 /// Checks a request and queues its batch.
-fn queue(
-    served: &Served,
-    request: ModelInferRequest,
-    deadline: Option<Instant>,
-) -> Result<(Queued, Scored), CallError> {
+fn queue(served: &Served, request: ModelInferRequest, terms: Terms) -> Result<(Queued, Scored), CallError> {
     let ModelInferRequest { model_version, id, inputs, outputs, raw_input_contents, .. } = request;
     let requested = version(model_version)?;
     answers::check_outputs(&outputs)?;
     let scored = Scored { model: served.predict.describe().model, id, raw: !raw_input_contents.is_empty() };
-    let queued = served.queue(requested, deadline, |known, batch| {
-        tensors::encode(known, inputs, raw_input_contents, batch)
-    })?;
+    let queued = served
+        .queue(requested, terms, |known, batch| tensors::encode(known, inputs, raw_input_contents, batch))?;
     Ok((queued, scored))
 }
 
