@@ -12,7 +12,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::queue::{Priority, Terms};
+use super::queue::{Limits, Priority, Terms};
 
 /// A queue that has not been empty for this long is a standing queue.
 const STANDING: Duration = Duration::from_millis(100);
@@ -40,32 +40,31 @@ pub(crate) struct TooLate {
 }
 
 /// What a queue knows about its own speed.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Overload {
-    /// `batcher.default_deadline_ms`: how long a client waits that does not say so.
-    default_deadline: Duration,
-    workers: usize,
     seconds_per_sample: f64,
     /// Since when requests of each priority, or of higher ones, have waited without a break.
     since: [Option<Instant>; 3],
 }
 
 impl Overload {
-    pub(crate) const fn new(default_deadline: Duration, workers: usize) -> Self {
-        Self { default_deadline, workers, seconds_per_sample: 0.0, since: [None; 3] }
-    }
-
     /// Whether a request must be refused that comes now, behind this many samples of its priority and of
     /// higher ones.
-    pub(crate) fn refuses(&self, now: Instant, samples: usize, terms: Terms) -> Result<(), TooLate> {
+    pub(crate) fn refuses(
+        &self,
+        limits: &Limits,
+        now: Instant,
+        samples: usize,
+        terms: Terms,
+    ) -> Result<(), TooLate> {
         let since = self.since[terms.priority as usize];
         if since.is_none_or(|since| now.saturating_duration_since(since) < STANDING) {
             return Ok(());
         }
-        let wait =
-            Duration::from_secs_f64(samples as f64 * self.seconds_per_sample / self.workers.max(1) as f64);
+        let seconds = samples as f64 * self.seconds_per_sample / limits.workers.max(1) as f64;
+        let wait = Duration::from_secs_f64(seconds);
         let until = |deadline: Instant| deadline.saturating_duration_since(now);
-        let limit = terms.deadline.map_or(self.default_deadline, until) / SHARE;
+        let limit = terms.deadline.map_or(limits.default_deadline, until) / SHARE;
         if wait > limit { Err(TooLate { wait, limit }) } else { Ok(()) }
     }
 

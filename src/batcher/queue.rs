@@ -1,10 +1,10 @@
 //! The rules of the queue, without clock, threads or locks: time is an argument.
 //!
 //! The queue is ordered by turns, and its samples and bytes are limited. A request's turn is the time when it
-//! was queued, and later by `default_deadline` for each step of [`Priority`] below high. So within a priority
-//! the queue is first in, first out, and higher priorities are computed first. No request waits for ever: it
-//! lets requests of the next higher priority pass only if they come within `default_deadline` after it, and
-//! the queue is limited. Its own deadline may end it before.
+//! was queued, and later by [`GIVES_WAY`] for each step of [`Priority`] below high. So within a priority the
+//! queue is first in, first out, and higher priorities are computed first. No request waits for ever: it lets
+//! requests of the next higher priority pass only if they come within [`GIVES_WAY`] after it, and the queue
+//! is limited. Its own deadline may end it before.
 //!
 //! If the queue is full, a request displaces requests of lower priorities, the lowest and newest first.
 //!
@@ -23,6 +23,9 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use super::overload::{Computed, Overload, TooLate};
+
+/// How long a request gives way to those of the next higher priority: longer than most clients wait.
+const GIVES_WAY: Duration = Duration::from_secs(10);
 
 /// What is computed first, and refused last.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -78,7 +81,7 @@ pub(crate) struct Limits {
     pub batch: Size,
     /// How long a batch may fill while another is computed.
     pub max_delay: Duration,
-    /// `batcher.default_deadline_ms`.
+    /// `batcher.default_deadline_ms`: how long a client waits that does not say so.
     pub default_deadline: Duration,
     /// Threads that compute batches.
     pub workers: usize,
@@ -159,7 +162,7 @@ impl<T> Queue<T> {
             computing: 0,
             closed: false,
             limits,
-            overload: Overload::new(limits.default_deadline, limits.workers),
+            overload: Overload::default(),
         }
     }
 
@@ -202,7 +205,7 @@ impl<T> Queue<T> {
         if before.plus_within(size, self.limits.queue).is_none() {
             return Err(Refused::Full { queued: before, size });
         }
-        self.overload.refuses(queued, before.samples, terms).map_err(Refused::TooLate)?;
+        self.overload.refuses(&self.limits, queued, before.samples, terms).map_err(Refused::TooLate)?;
         let mut displaced = Vec::new();
         while self.held().plus_within(size, self.limits.queue).is_none() {
             let lowest = Priority::ALL.into_iter().rev().find(|p| self.held[*p as usize].samples > 0);
@@ -215,7 +218,7 @@ impl<T> Queue<T> {
 
     /// Queues an entry. Returns its turn.
     pub(crate) fn push(&mut self, entry: Entry<T>) -> Turn {
-        let at = entry.queued + self.limits.default_deadline * entry.terms.priority as u32;
+        let at = entry.queued + GIVES_WAY * entry.terms.priority as u32;
         let turn = Turn { at, number: self.count };
         self.count += 1;
         self.overload.queued(entry.queued, entry.terms.priority);

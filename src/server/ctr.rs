@@ -5,7 +5,6 @@
 //! disconnects.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use tonic::{Code, Request, Response, Status};
@@ -69,9 +68,7 @@ impl Ctr for CtrService {
         let mut message = request.into_inner();
         let served = self.0.find(std::mem::take(&mut message.model))?;
         let mut account = Account::new(self.0.clone(), served, started, terms);
-        if let Some(call) = call {
-            call.counted.store(true, Ordering::Relaxed);
-        }
+        call.iter().for_each(Call::count);
         let result = account.served.predict(message, terms).await;
         account.close(&result);
         Ok(Response::new(result?))
@@ -89,9 +86,7 @@ impl Ctr for CtrService {
             account.1 = Code::DeadlineExceeded;
             return Err(Status::deadline_exceeded("deadline passed before the samples were stored"));
         }
-        if let Some(call) = call {
-            call.counted.store(true, Ordering::Relaxed);
-        }
+        call.iter().for_each(Call::count);
         let result = served.learn(message).await;
         account.1 = result.as_ref().map_or_else(CallError::code, |_| Code::Ok);
         Ok(Response::new(result?))
@@ -103,9 +98,7 @@ impl Ctr for CtrService {
     ) -> Result<Response<GetModelResponse>, Status> {
         let call = request.extensions_mut().remove::<Call>();
         let served = self.0.find(request.into_inner().model)?;
-        if let Some(call) = call {
-            call.counted.store(true, Ordering::Relaxed);
-        }
+        call.iter().for_each(Call::count);
         served.metrics.requests.count(Code::Ok as i32);
         let limits = Limits {
             max_samples: served.limits.max_samples as u32,

@@ -92,11 +92,11 @@ fn a_batch_is_filled_by_priority_and_within_one_in_order() {
 }
 
 #[test]
-fn a_low_priority_waits_for_those_above_it_that_come_within_the_default_deadline() {
+fn a_low_priority_waits_for_those_above_it_that_come_soon() {
     let (mut queue, now, mut taken) = (Queue::new(LIMITS), Instant::now(), Taken::default());
     let low = Terms { priority: Priority::Low, ..NORMAL };
     push(&mut queue, Entry { terms: low, ..entry(1, 10, now) }).unwrap();
-    let later = now + LIMITS.default_deadline;
+    let later = now + GIVES_WAY;
     push(&mut queue, entry(2, 10, later - Duration::from_millis(1))).unwrap();
     push(&mut queue, entry(3, 10, later + Duration::from_millis(1))).unwrap();
     let mut order = Vec::new();
@@ -138,7 +138,7 @@ struct Waiting {
 impl Waiting {
     /// The order of the queue.
     fn order(&self) -> (Instant, u64) {
-        (self.queued + LIMITS.default_deadline * self.terms.priority as u32, self.number)
+        (self.queued + GIVES_WAY * self.terms.priority as u32, self.number)
     }
 }
 

@@ -19,6 +19,7 @@ use crate::schema::Schema;
 use crate::store::hot_rows::STATE;
 use crate::store::{self, Opened, Purpose};
 use crate::trace::recorder::{Recorder, RecorderOptions};
+
 /// The GPU to use, or `None` for the host.
 fn choose_device(config: &Config) -> anyhow::Result<Option<Arc<Nvidia>>> {
     let open = || cuda::open(0, config.device.kernel_cache.as_deref());

@@ -16,7 +16,6 @@ pub(crate) mod tensors;
 mod terms;
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use tonic::{Code, Request, Response, Status, Streaming};
@@ -65,9 +64,7 @@ impl Pending {
     ) -> Result<Self, CallError> {
         let started = Instant::now();
         let served = shared.find(std::mem::take(&mut request.model_name))?;
-        if let Some(call) = call {
-            call.counted.store(true, Ordering::Relaxed);
-        }
+        call.iter().for_each(|call| call.count());
         let terms = terms::terms(&request, started, call);
         let known = terms.as_ref().copied().unwrap_or_default();
         let mut account = Account::new(shared.clone(), served, started, known);
@@ -112,9 +109,7 @@ impl KserveService {
     /// The served model, in the version that the request names. Counts the call.
     fn describe(&self, call: Option<Call>, name: String, text: String) -> Result<Arc<Served>, CallError> {
         let served = self.0.find(name)?;
-        if let Some(call) = call {
-            call.counted.store(true, Ordering::Relaxed);
-        }
+        call.iter().for_each(|call| call.count());
         let serving = served.predict.describe().version.0;
         let checked = version(text).and_then(|requested| served.check_version(requested, serving));
         let code = checked.as_ref().map_or_else(CallError::code, |()| Code::Ok);
