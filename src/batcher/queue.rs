@@ -20,9 +20,11 @@
 //! once.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use super::overload::{Computed, Overload, TooLate};
+use crate::types::{Batch, Jagged};
 
 /// How long a request gives way to those of the next higher priority: longer than most clients wait.
 const GIVES_WAY: Duration = Duration::from_secs(10);
@@ -57,6 +59,17 @@ pub(crate) struct Size {
 }
 
 impl Size {
+    /// The size of some samples of a batch.
+    pub(crate) fn of(batch: &Batch, samples: Range<usize>) -> Self {
+        let width = batch.dense.len().checked_div(batch.samples).unwrap_or(0);
+        let column = |column: &Jagged| {
+            let ids = column.offsets[samples.end] - column.offsets[samples.start];
+            8 * ids as usize + 4 * (samples.len() + 1)
+        };
+        let bytes = 4 * width * samples.len() + batch.features.iter().map(column).sum::<usize>();
+        Self { samples: samples.len(), bytes }
+    }
+
     /// The sum, or `None` if it exceeds `limit` in either unit.
     fn plus_within(self, more: Self, limit: Self) -> Option<Self> {
         let samples = self.samples.checked_add(more.samples)?;
@@ -101,6 +114,19 @@ pub(crate) struct Entry<T> {
 pub(crate) struct Turn {
     at: Instant,
     number: u64,
+}
+
+/// The turns of a request's entries, which were pushed one after the other.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Turns {
+    pub first: Turn,
+    pub count: usize,
+}
+
+impl Turns {
+    pub(crate) fn nth(self, number: usize) -> Turn {
+        Turn { number: self.first.number + number as u64, ..self.first }
+    }
 }
 
 /// Why a request was not queued.
@@ -231,6 +257,11 @@ impl<T> Queue<T> {
         let held = &mut self.held[entry.terms.priority as usize];
         *held = held.plus(entry.size);
         self.entries.insert(turn, entry);
+    }
+
+    /// Removes the entries of a request that are queued.
+    pub(crate) fn remove_all(&mut self, turns: Turns) -> Vec<Entry<T>> {
+        (0..turns.count).filter_map(|number| self.remove(turns.nth(number))).collect()
     }
 
     /// Removes an entry, if it is queued.

@@ -1,9 +1,10 @@
 //! The batcher through its public interface: which requests are merged, dropped and answered.
 
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::*;
-use crate::fake::{Fake, batcher_config, score, until};
+use crate::fake::{FAIL, Fake, batcher_config, score, until};
 use crate::metrics::Metrics;
 use crate::predict::Description;
 use crate::trainer::initialise;
@@ -72,20 +73,113 @@ async fn queued_requests_are_one_batch_and_each_gets_its_own_answer() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_batch_keeps_its_limit_and_a_larger_request_is_a_batch_of_its_own() {
+async fn a_batch_keeps_its_limit_and_a_larger_request_is_computed_in_parts() {
     let model = Fake::new();
     let batcher = start(&model, |config| config.max_samples = 6);
     model.hold();
-    let mut tickets = vec![batcher.submit(batch(1, 0).0, ANY).unwrap()];
+    let first = batcher.submit(batch(1, 0).0, ANY).unwrap();
     until(async || model.begun() == 1).await;
-    for samples in [3, 3, 4, 20, 2] {
-        tickets.push(batcher.submit(batch(samples, 2).0, ANY).unwrap());
-    }
+    let waiting = [3, 3, 4, 20, 1].map(|samples| {
+        let (batch, scores, absent) = batch(samples, 3);
+        (batcher.submit(batch, ANY).unwrap(), scores, absent)
+    });
     model.release();
-    for ticket in tickets {
-        ticket.await.unwrap();
+    first.await.unwrap();
+    for (ticket, scores, absent) in waiting {
+        let answer = ticket.await.unwrap();
+        assert_eq!((answer.probabilities, answer.absent), (scores, absent));
     }
-    assert_eq!(*model.calls.lock().unwrap(), [1, 6, 4, 20, 2]);
+    // The parts of 20 have 5 samples each.
+    assert_eq!(*model.calls.lock().unwrap(), [1, 6, 4, 5, 5, 5, 6]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn several_workers_compute_the_parts_of_a_request() {
+    let model = Fake::new();
+    let batcher = start(&model, |config| (config.workers, config.max_samples) = (3, 10));
+    model.hold();
+    let (large, scores, absent) = batch(30, 1);
+    let ticket = batcher.submit(large, ANY).unwrap();
+    until(async || model.begun() == 3).await;
+    model.release();
+    let answer = ticket.await.unwrap();
+    assert_eq!((answer.probabilities, answer.absent), (scores, absent));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_first_part_that_fails_ends_its_request() {
+    let model = Fake::new();
+    let batcher = start(&model, |config| config.max_samples = 4);
+    model.hold();
+    let first = batcher.submit(batch(1, 0).0, ANY).unwrap();
+    until(async || model.begun() == 1).await;
+    let mut broken = batch(20, 2).0;
+    broken.dense[0] = FAIL;
+    let failed = batcher.submit(broken, ANY).unwrap();
+    let expired = batcher.submit(batch(20, 2).0, until_then(Instant::now())).unwrap();
+    let dropped = batcher.submit(batch(20, 4).0, ANY).unwrap();
+    let last = batcher.submit(batch(3, 4).0, ANY).unwrap();
+    drop(dropped);
+    model.release();
+    first.await.unwrap();
+    assert!(matches!(failed.await, Err(BatchError::Predict(PredictError::Store(_)))));
+    assert!(matches!(expired.await, Err(BatchError::Expired { .. })));
+    assert_eq!(last.await.unwrap().probabilities, batch(3, 4).1);
+    assert_eq!(*model.calls.lock().unwrap(), [1, 3]);
+}
+
+/// A model whose version changes from call to call as listed.
+struct Changing {
+    model: Arc<Fake>,
+    versions: Mutex<Vec<u64>>,
+}
+
+impl Predict for Changing {
+    fn predict(&self, batch: &Batch) -> Result<Scores, PredictError> {
+        if let Some(version) = self.versions.lock().unwrap().pop() {
+            self.model.version.store(version, Ordering::SeqCst);
+        }
+        self.model.predict(batch)
+    }
+
+    fn describe(&self) -> Description {
+        self.model.describe()
+    }
+
+    fn ready(&self) -> bool {
+        true
+    }
+}
+
+/// The answer to a request in three parts, and the number of calls of a model with these versions.
+async fn answer_in_parts(versions: impl Iterator<Item = u64>) -> (Result<Scores, BatchError>, usize) {
+    let model = Fake::new();
+    let mut versions: Vec<u64> = versions.collect();
+    versions.reverse();
+    let changing = Arc::new(Changing { model: model.clone(), versions: Mutex::new(versions) });
+    let config = BatcherConfig { max_samples: 10, ..batcher_config() };
+    let metrics = Metrics::new().unwrap().model("ads", &model.schema);
+    let batcher = Batcher::start(changing, metrics, &config).unwrap();
+    let answer = batcher.submit(batch(30, 1).0, ANY).unwrap().await;
+    (answer, model.begun())
+}
+
+#[tokio::test]
+async fn parts_of_an_older_version_are_computed_again() {
+    for (versions, calls) in [(vec![7, 7, 7], 3), (vec![7, 7, 8], 5), (vec![7, 8, 8, 9], 6)] {
+        let last = *versions.last().unwrap();
+        let (answer, made) = answer_in_parts(versions.into_iter()).await;
+        let answer = answer.unwrap();
+        assert_eq!((answer.version.0, made), (last, calls));
+        assert_eq!((answer.probabilities, answer.absent), (batch(30, 1).1, batch(30, 1).2));
+    }
+}
+
+#[tokio::test]
+async fn a_request_fails_if_the_version_changes_all_the_time() {
+    let (answer, calls) = answer_in_parts(1..100).await;
+    assert!(matches!(answer, Err(BatchError::VersionChanged { times: 4 })));
+    assert_eq!(calls, 3 + 3 * 2);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -235,7 +329,7 @@ async fn a_panic_while_requests_are_merged_fails_them_and_the_worker_goes_on() {
     let first = batcher.submit(batch(1, 0).0, ANY).unwrap();
     until(async || model.begun() == 1).await;
     let mut broken = batch(1, 2).0;
-    broken.features[1].offsets.clear();
+    broken.features[0].ids.clear();
     let merged = [batch(2, 1).0, broken, batch(3, 3).0];
     let tickets = merged.map(|batch| batcher.submit(batch, ANY).unwrap());
     model.release();
@@ -282,7 +376,7 @@ async fn a_score_that_is_not_finite_fails_only_its_request() {
         // Makes the score of the second sample of the second request overflow.
         batches[1].dense[3..6].copy_from_slice(&[f32::MAX, f32::MAX, -f32::MAX]);
         model.calls.lock().unwrap().clear();
-        // Together they fill a batch, so the batcher does not wait for the delay.
+        // Together the three fill a batch, so the batcher does not wait for the delay.
         let config = BatcherConfig {
             max_samples: 9,
             max_delay: Duration::from_secs(60),
@@ -293,13 +387,20 @@ async fn a_score_that_is_not_finite_fails_only_its_request() {
         };
         let metrics = Metrics::new().unwrap().model("ads", &schema);
         let batcher = Arc::new(Batcher::start(model.clone(), metrics, &config).unwrap());
-        let tickets = batches.map(|batch| batcher.submit(batch, ANY).unwrap());
-        let [first, second, third] = tickets;
+        let calls = model.calls.lock().unwrap();
+        let before = batcher.submit(generate(&schema, 1, 8).0, ANY).unwrap();
+        while batcher.shared.state().queue.held().samples > 0 {
+            std::thread::yield_now();
+        }
+        // The model waits for the lock of its list, so these three are merged.
+        let [first, second, third] = batches.map(|batch| batcher.submit(batch, ANY).unwrap());
+        drop(calls);
+        before.await.unwrap();
         assert_eq!(first.await.unwrap().probabilities, expected[0]);
         let error = second.await.unwrap_err();
         assert!(matches!(error, BatchError::Predict(PredictError::NotFinite { sample: 1 })), "{error}");
         assert!(error.to_string().starts_with("score of sample 1 is not finite"), "{error}");
         assert_eq!(third.await.unwrap().probabilities, expected[1]);
-        assert_eq!(*model.calls.lock().unwrap(), [9, 2, 3, 4]);
+        assert_eq!(*model.calls.lock().unwrap(), [1, 9, 2, 3, 4]);
     }
 }

@@ -35,7 +35,6 @@ impl Served {
         limits: RequestLimits,
     ) -> Self {
         let description = predict.describe();
-        let limits = RequestLimits { max_samples: limits.max_samples.min(description.max_samples), ..limits };
         let inputs = RwLock::new(Arc::new(Inputs::new(description.schema, limits.max_samples)));
         Self { predict, batcher, metrics, learner: None, limits, inputs }
     }

@@ -76,7 +76,7 @@ impl CallError {
                 | BatchError::Overloaded(_)
                 | BatchError::Displaced,
             ) => Code::ResourceExhausted,
-            Self::Batch(BatchError::Closed) => Code::Unavailable,
+            Self::Batch(BatchError::Closed | BatchError::VersionChanged { .. }) => Code::Unavailable,
             Self::Late | Self::Batch(BatchError::Expired { .. }) => Code::DeadlineExceeded,
             Self::Batch(BatchError::Failed(_)) => Code::Internal,
         }
