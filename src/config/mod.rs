@@ -8,10 +8,12 @@
 mod cache;
 mod effective;
 mod layers;
+mod models;
 mod reload;
 pub(crate) mod settings;
 mod unknown;
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fmt;
 use std::net::SocketAddr;
@@ -78,6 +80,8 @@ pub struct Config {
     /// How often the models' directory is read for new versions; `None`: only at start.
     pub(crate) watch: Option<Duration>,
     pub(crate) batcher: BatcherConfig,
+    /// Of the models that have settings for themselves.
+    pub(crate) model_batchers: BTreeMap<String, BatcherConfig>,
     pub(crate) cache: CacheConfig,
     pub(crate) trace: TraceConfig,
     pub(crate) learn: LearnConfig,
@@ -231,7 +235,7 @@ pub enum ConfigError {
     #[error("{place}: unknown {what} {name}{}", did_you_mean(nearest.as_deref()))]
     Unknown { place: String, what: &'static str, name: String, nearest: Option<String> },
     #[error("{key} ({source_of}): expected {expected}, got {got}")]
-    Value { key: &'static str, source_of: Source, expected: String, got: String },
+    Value { key: String, source_of: Source, expected: String, got: String },
     #[error("{key}: missing, but needed by {wanted_by} = {got} ({source_of})")]
     Missing { key: &'static str, wanted_by: &'static str, got: String, source_of: Source },
     #[error("{first} ({first_source}) and {second} ({second_source}): give one of the two, not both")]
@@ -243,6 +247,11 @@ fn did_you_mean(nearest: Option<&str>) -> String {
 }
 
 impl Config {
+    /// The settings of a model's batcher.
+    pub(crate) fn batcher_of(&self, model: &str) -> &BatcherConfig {
+        self.model_batchers.get(model).unwrap_or(&self.batcher)
+    }
+
     /// Reads the file that the flags name, and the environment, and validates everything.
     ///
     /// # Errors
@@ -303,6 +312,7 @@ impl Layers {
         let server = self.server()?;
         Ok(Config {
             batcher: self.batcher(&server)?,
+            model_batchers: self.model_batchers(&server)?,
             watch: self.watch()?,
             server,
             cache: self.cache()?,

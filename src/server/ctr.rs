@@ -21,6 +21,7 @@ use super::proto::{
 use super::served::{Asked, Queued, Served};
 use super::status::CallError;
 use super::stream::Answers;
+use crate::batcher::{Priority, Terms};
 use crate::learnlog::name_of;
 use crate::metrics::ModelMetrics;
 use crate::schema::Schema;
@@ -42,9 +43,13 @@ impl ScoreRequest for PredictRequest {
         (self.timeout_ms > 0).then(|| Duration::from_millis(self.timeout_ms.into()))
     }
 
-    fn queue(self, served: &Served, deadline: Option<Instant>) -> Result<(Queued, ()), CallError> {
+    fn priority(&self) -> Result<Priority, CallError> {
+        Ok(Priority::default())
+    }
+
+    fn queue(self, served: &Served, terms: Terms) -> Result<(Queued, ()), CallError> {
         let version = (self.version != 0).then_some(self.version);
-        let asked = Asked { version, deadline, logits: self.logits };
+        let asked = Asked { version, terms, logits: self.logits };
         let queued = served.queue(asked, |inputs, batch| Ok(inputs.encode(self, batch)?))?;
         Ok((queued, ()))
     }

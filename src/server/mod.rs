@@ -34,6 +34,7 @@ mod status;
 mod stream;
 mod web;
 
+use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -57,7 +58,7 @@ use crate::predict::Predict;
 
 use connection::GrpcPort;
 use listener::{AnswerTimes, HttpPort, Limited};
-use models::Models;
+use models::{Batchers, Models};
 use not_served::{NotServed, Reason};
 use pressure::Pressure;
 pub(crate) use repository::{Change, ChangeError, Repository};
@@ -105,8 +106,10 @@ pub struct ServerParts {
     pub models: Vec<Arc<dyn Predict>>,
     pub metrics: Arc<Metrics>,
     pub server: ServerConfig,
-    /// Settings of each model's batcher.
+    /// Settings of the models' batchers.
     pub batcher: BatcherConfig,
+    /// Those of the models that have settings for themselves.
+    pub model_batchers: BTreeMap<String, BatcherConfig>,
     /// Where samples of Learn calls are stored; `None`: no model takes them.
     pub learning: Option<Learning>,
 }
@@ -249,12 +252,13 @@ impl Server {
     /// # Errors
     /// When a port cannot be bound (the error names its key and address), or a thread cannot be started.
     pub async fn bind(parts: ServerParts) -> Result<Self, ServerError> {
-        let ServerParts { models, metrics, server: config, batcher, learning } = parts;
+        let ServerParts { models, metrics, server: config, batcher, model_batchers, learning } = parts;
         let grpc = listen("server.grpc", config.grpc).await?;
         let http = listen("server.http", config.http).await?;
         let ServerConfig { max_samples, max_bytes, body, .. } = config;
         let limits = RequestLimits { max_samples, max_bytes, body };
-        let served = Models::new(metrics.clone(), batcher, limits, learning);
+        let batchers = Batchers { common: batcher, models: model_batchers };
+        let served = Models::new(metrics.clone(), batchers, limits, learning);
         models.into_iter().try_for_each(|predict| served.add(predict))?;
         let shared = Shared {
             models: served,

@@ -8,6 +8,7 @@ use super::Shared;
 use super::gate::Call;
 use super::served::{Account, Queued, Served};
 use super::status::CallError;
+use crate::batcher::{Priority, Terms};
 use crate::schema::Schema;
 use crate::types::Scores;
 
@@ -26,8 +27,10 @@ pub(crate) trait ScoreRequest: Sized + Send + 'static {
     /// The time that the request gives itself from its arrival.
     fn timeout(&self) -> Option<Duration>;
 
+    fn priority(&self) -> Result<Priority, CallError>;
+
     /// Checks the request and queues its batch.
-    fn queue(self, served: &Served, deadline: Option<Instant>) -> Result<(Queued, Self::Form), CallError>;
+    fn queue(self, served: &Served, terms: Terms) -> Result<(Queued, Self::Form), CallError>;
 
     fn response(form: Self::Form, scores: Scores, schema: &Schema) -> Self::Response;
 
@@ -59,8 +62,9 @@ impl<R: ScoreRequest> Pending<R> {
         let own = request.timeout().and_then(|timeout| started.checked_add(timeout));
         let deadline = call.and_then(|call| call.deadline).into_iter().chain(own).min();
         let due = own.filter(|_| own == deadline);
+        let terms = request.priority().map(|priority| Terms { deadline, priority });
         let mut account = Account::new(shared.clone(), served, started, deadline);
-        let queued = request.queue(&account.served, deadline);
+        let queued = terms.and_then(|terms| request.queue(&account.served, terms));
         if queued.is_err() {
             account.close(&queued);
         }

@@ -9,7 +9,7 @@ use tonic::Code;
 use super::convert::Inputs;
 use super::status::CallError;
 use super::{RequestLimits, Shared};
-use crate::batcher::{Batcher, Ticket};
+use crate::batcher::{Batcher, Terms, Ticket};
 use crate::learnlog::Learner;
 use crate::metrics::ModelMetrics;
 use crate::predict::Predict;
@@ -35,7 +35,6 @@ impl Served {
         limits: RequestLimits,
     ) -> Self {
         let description = predict.describe();
-        let limits = RequestLimits { max_samples: limits.max_samples.min(description.max_samples), ..limits };
         let inputs = RwLock::new(Arc::new(Inputs::new(description.schema, limits.max_samples)));
         Self { predict, batcher, metrics, learner: None, limits, inputs }
     }
@@ -85,7 +84,7 @@ impl Served {
         encode(&inputs, &mut batch)?;
         batch.logits = asked.logits;
         self.metrics.statistics.input.add(1, started.elapsed());
-        let ticket = self.batcher.submit(batch, asked.deadline)?;
+        let ticket = self.batcher.submit(batch, asked.terms)?;
         Ok(Queued { ticket, inputs, requested: asked.version })
     }
 
@@ -106,7 +105,7 @@ impl Served {
 pub(crate) struct Asked {
     /// The version that must compute the scores; `None`: the one that serves.
     pub version: Option<u64>,
-    pub deadline: Option<Instant>,
+    pub terms: Terms,
     pub logits: bool,
 }
 

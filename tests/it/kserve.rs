@@ -480,14 +480,50 @@ async fn limits_and_deadlines_are_those_of_native_calls() {
     let mut late = right();
     let micros = InferParameter { parameter_choice: Some(ParameterChoice::Int64Param(2000)) };
     late.parameters.insert("timeout".to_owned(), micros);
-    let late = tokio::spawn(async move { client.model_infer(late).await.map(drop) });
-    tokio::time::sleep(Duration::from_millis(100)).await;
-    running.model.release();
-    first.await.unwrap().unwrap();
-    let status = late.await.unwrap().unwrap_err();
+    let status = client.model_infer(late).await.unwrap_err();
     assert_eq!(status.code(), Code::DeadlineExceeded);
     assert_eq!(status.message(), "deadline passed before the answer");
+    running.until_metric("flechette_queue_samples{model=\"ads\"} 0").await;
+    running.model.release();
+    first.await.unwrap().unwrap();
     assert_eq!(running.model.computed(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_parameter_priority_decides_what_is_computed_first() {
+    let running = Running::start_with(|parts| parts.batcher.max_samples = 6).await;
+    let mut client = connect(&running).await;
+    let of = |samples, choice| {
+        let mut message = typed(&request(samples, 1).0);
+        let priority = InferParameter { parameter_choice: Some(choice) };
+        message.parameters.insert("priority".to_owned(), priority);
+        message
+    };
+    let text = ParameterChoice::StringParam("high".into());
+    for (wrong, got) in [(ParameterChoice::Int64Param(-1), "-1"), (text, "\"high\"")] {
+        let status = client.model_infer(of(1, wrong)).await.unwrap_err();
+        assert_eq!(status.code(), Code::InvalidArgument);
+        let text =
+            "parameters: priority: expected a number, 1 (high), 0 or 2 (normal), 3 or more (low), got ";
+        assert_eq!(status.message(), format!("{text}{got}"));
+    }
+    running.model.hold();
+    let first = running.send(request(1, 1).0);
+    until(async || running.model.begun() == 1).await;
+    let (mut calls, mut queued) = (Vec::new(), 0);
+    for (samples, priority) in [(4, 3), (5, 0), (6, 1)] {
+        let (mut client, message) = (client.clone(), of(samples, ParameterChoice::Int64Param(priority)));
+        calls.push(tokio::spawn(async move { client.model_infer(message).await.map(drop) }));
+        queued += samples;
+        running.until_metric(&format!("flechette_queue_samples{{model=\"ads\"}} {queued}")).await;
+    }
+    running.model.release();
+    for call in calls {
+        call.await.unwrap().unwrap();
+    }
+    first.await.unwrap().unwrap();
+    // The larger a request, the later it was queued. No two of them fit in a batch.
+    assert_eq!(*running.model.calls.lock().unwrap(), [1, 6, 5, 4]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -87,6 +88,7 @@ pub fn parts(model: &Arc<Fake>) -> ServerParts {
         metrics: Arc::new(Metrics::new().unwrap()),
         server: server_config(),
         batcher: batcher_config(),
+        model_batchers: BTreeMap::new(),
         learning: None,
     }
 }

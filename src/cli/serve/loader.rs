@@ -73,7 +73,7 @@ impl Loader {
     pub(crate) fn load(&self, name: &str) -> anyhow::Result<LoadedModel> {
         let Self { config, models, .. } = self;
         let mut opened = store::open_latest(models, name, Purpose::Serve, check_weights)?.opened;
-        let BuiltTier { tier, memory, ranked } = self.tiers.build(&mut opened)?;
+        let BuiltTier { tier, memory, ranked } = self.tiers.build(name, &mut opened)?;
         memory.prepare(&mut opened);
         let metrics = self.metrics.model(name, &opened.schema);
         let recorder = recorder_of(&config.trace, &opened.schema, &models.join(name), &metrics)?;
@@ -82,7 +82,7 @@ impl Loader {
             lookup_tier: tier,
             metrics,
             threads: self.threads.clone(),
-            max_samples: cache::max_samples(config),
+            max_samples: config.batcher_of(name).max_samples,
         };
         let table_bytes = opened.store.row_bytes();
         let engine = Engine::new(opened, parts)?.with_pointers();

@@ -128,8 +128,15 @@ async fn bind(
     metrics: Arc<Metrics>,
     learning: Learning,
 ) -> anyhow::Result<Server> {
-    let (server, batcher) = (config.server.clone(), config.batcher.clone());
-    Ok(Server::bind(ServerParts { models, metrics, server, batcher, learning: Some(learning) }).await?)
+    let parts = ServerParts {
+        models,
+        metrics,
+        server: config.server.clone(),
+        batcher: config.batcher.clone(),
+        model_batchers: config.model_batchers.clone(),
+        learning: Some(learning),
+    };
+    Ok(Server::bind(parts).await?)
 }
 
 /// The runtime that serves the network.

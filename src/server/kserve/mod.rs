@@ -1,6 +1,7 @@
 //! The KServe v2 protocol, `inference.GRPCInferenceService`.
 //!
 //! - `tensors`: from input tensors to a batch;
+//! - `terms`: the deadline and the priority of a request;
 //! - `answers`: responses: scores, descriptions of models, statistics;
 //! - `stream`: many requests in one call;
 //! - `repository`: the list of models, and loading and unloading them.
@@ -11,9 +12,10 @@
 pub(crate) mod answers;
 mod repository;
 pub(crate) mod tensors;
+mod terms;
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tonic::{Code, Request, Response, Status, Streaming};
 
@@ -21,13 +23,13 @@ use super::Shared;
 use super::convert::clip;
 use super::gate::Call;
 use super::inference::grpc_inference_service_server::GrpcInferenceService;
-use super::inference::infer_parameter::ParameterChoice;
 use super::inference::*;
 use super::pending::{Pending, ScoreRequest};
 use super::repository::Change;
 use super::served::{Asked, Queued, Served};
 use super::status::CallError;
 use super::stream::Answers;
+use crate::batcher::{Priority, Terms};
 use crate::schema::Schema;
 use crate::types::Scores;
 use answers::Form;
@@ -55,22 +57,19 @@ impl ScoreRequest for ModelInferRequest {
         std::mem::take(&mut self.model_name)
     }
 
-    /// The parameter `timeout`, in microseconds.
     fn timeout(&self) -> Option<Duration> {
-        let micros = match self.parameters.get("timeout")?.parameter_choice.as_ref()? {
-            ParameterChoice::Int64Param(micros) => u64::try_from(*micros).ok()?,
-            ParameterChoice::Uint64Param(micros) => *micros,
-            _ => return None,
-        };
-        // Clients send 0 for no limit.
-        (micros > 0).then(|| Duration::from_micros(micros))
+        terms::timeout(self)
     }
 
-    fn queue(self, served: &Served, deadline: Option<Instant>) -> Result<(Queued, Form), CallError> {
+    fn priority(&self) -> Result<Priority, CallError> {
+        terms::priority(self)
+    }
+
+    fn queue(self, served: &Served, terms: Terms) -> Result<(Queued, Form), CallError> {
         let Self { model_version, id, inputs, outputs, raw_input_contents, .. } = self;
         let requested = version(model_version)?;
         let outputs = answers::outputs(&outputs)?;
-        let asked = Asked { version: requested, deadline, logits: outputs.logit };
+        let asked = Asked { version: requested, terms, logits: outputs.logit };
         let model = served.predict.describe().model;
         let form = Form { model, id, raw: !raw_input_contents.is_empty(), outputs };
         let queued =
