@@ -21,6 +21,8 @@ pub struct PredictRequest {
     /// only the deadline of its call.
     #[prost(uint32, tag = "6")]
     pub timeout_ms: u32,
+    #[prost(enumeration = "Priority", tag = "7")]
+    pub priority: i32,
     /// Whether the response has logits.
     #[prost(bool, tag = "8")]
     pub logits: bool,
@@ -174,6 +176,36 @@ pub struct Limits {
     pub max_samples: u32,
     #[prost(uint64, tag = "2")]
     pub max_bytes: u64,
+}
+/// What is computed first, and refused last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum Priority {
+    Normal = 0,
+    High = 1,
+    Low = 2,
+}
+impl Priority {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Normal => "PRIORITY_NORMAL",
+            Self::High => "PRIORITY_HIGH",
+            Self::Low => "PRIORITY_LOW",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "PRIORITY_NORMAL" => Some(Self::Normal),
+            "PRIORITY_HIGH" => Some(Self::High),
+            "PRIORITY_LOW" => Some(Self::Low),
+            _ => None,
+        }
+    }
 }
 /// Generated client implementations.
 pub mod ctr_client {

@@ -15,8 +15,8 @@ use super::pending::{Pending, ScoreRequest};
 use super::proto::ctr_server::Ctr;
 use super::proto::predict_stream_response::Result as PredictResult;
 use super::proto::{
-    GetModelRequest, GetModelResponse, LearnRequest, LearnResponse, Limits, PredictError, PredictRequest,
-    PredictResponse, PredictStreamResponse,
+    self, GetModelRequest, GetModelResponse, LearnRequest, LearnResponse, Limits, PredictError,
+    PredictRequest, PredictResponse, PredictStreamResponse,
 };
 use super::served::{Asked, Queued, Served};
 use super::status::CallError;
@@ -44,7 +44,12 @@ impl ScoreRequest for PredictRequest {
     }
 
     fn priority(&self) -> Result<Priority, CallError> {
-        Ok(Priority::default())
+        match proto::Priority::try_from(self.priority) {
+            Ok(proto::Priority::Normal) => Ok(Priority::Normal),
+            Ok(proto::Priority::High) => Ok(Priority::High),
+            Ok(proto::Priority::Low) => Ok(Priority::Low),
+            Err(_) => Err(CallError::UnknownPriority { got: self.priority }),
+        }
     }
 
     fn queue(self, served: &Served, terms: Terms) -> Result<(Queued, ()), CallError> {

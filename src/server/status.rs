@@ -34,6 +34,8 @@ pub(crate) enum CallError {
     VersionText { got: String },
     #[error("parameters: priority: expected a number, 1 (high), 0 or 2 (normal), 3 or more (low), got {got}")]
     Priority { got: String },
+    #[error("priority: expected 0 (normal), 1 (high) or 2 (low), got {got}")]
+    UnknownPriority { got: i32 },
     #[error("deadline passed before the answer")]
     Late,
     #[error(transparent)]
@@ -64,7 +66,8 @@ impl CallError {
             | Self::Tensor(_)
             | Self::Output(_)
             | Self::VersionText { .. }
-            | Self::Priority { .. } => Code::InvalidArgument,
+            | Self::Priority { .. }
+            | Self::UnknownPriority { .. } => Code::InvalidArgument,
             Self::Change(error) => error.code(),
             Self::NoLearning { .. } => Code::FailedPrecondition,
             Self::Loading { .. } | Self::Refused { .. } => Code::Unavailable,

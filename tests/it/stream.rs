@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 use flechette::server::ServerParts;
 use flechette::server::proto::ctr_client::CtrClient;
 use flechette::server::proto::predict_stream_response::Result as Answer;
-use flechette::server::proto::{PredictError, PredictRequest, PredictResponse, PredictStreamResponse};
+use flechette::server::proto::{
+    PredictError, PredictRequest, PredictResponse, PredictStreamResponse, Priority,
+};
 use prost::Message;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -285,4 +287,39 @@ async fn a_drain_answers_the_requests_that_were_read_and_ends_the_stream() {
     }
     assert_eq!(open.answers.message().await.unwrap(), None);
     assert_eq!(drained.await.unwrap().unwrap().unfinished, 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requests_of_a_higher_priority_are_computed_first_and_answered_in_order() {
+    let running = Running::start_with(|parts| parts.batcher.max_samples = 6).await;
+    let mut open = Open::new(&running).await;
+    open.send(PredictRequest { priority: 3, ..request(1, 1).0 }).await;
+    let error = open.answer().await.unwrap_err();
+    assert_eq!(error.code, Code::InvalidArgument as i32);
+    assert_eq!(error.message, "priority: expected 0 (normal), 1 (high) or 2 (low), got 3");
+    running.model.hold();
+    open.send(request(1, 1).0).await;
+    until(async || running.model.begun() == 1).await;
+    let mut queued = 0;
+    for (samples, priority) in [(4, Priority::Low), (5, Priority::Normal), (6, Priority::High)] {
+        open.send(PredictRequest { priority: priority.into(), ..request(samples, 1).0 }).await;
+        queued += samples;
+        running.until_metric(&format!("flechette_queue_samples{{model=\"ads\"}} {queued}")).await;
+    }
+    running.model.release();
+    for samples in [1, 4, 5, 6] {
+        assert_eq!(open.answer().await.unwrap().scores, request(samples, 1).1);
+    }
+    // No two of the later ones fit in a batch.
+    assert_eq!(*running.model.calls.lock().unwrap(), [1, 6, 5, 4]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_that_is_computed_in_parts_gets_the_logits_of_all_samples() {
+    let mut running = Running::start_with(|parts| parts.batcher.max_samples = 7).await;
+    let (message, scores) = request(60, 1);
+    let answer = running.client.predict(PredictRequest { logits: true, ..message }).await.unwrap();
+    let logits: Vec<f32> = scores.iter().map(|score| logit(*score)).collect();
+    let answer = answer.into_inner();
+    assert_eq!((answer.scores, answer.logits), (scores, logits));
 }

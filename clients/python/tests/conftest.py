@@ -105,6 +105,7 @@ class Scripted(ctr_pb2_grpc.CtrServicer):
         self.script: list[Answer] = []
         self.calls = 0
         self.metadata: dict[str, str | bytes] = {}
+        self.priorities: list[int] = []
 
     def _step(self, context: grpc.ServicerContext) -> None:
         self.calls += 1
@@ -131,8 +132,8 @@ class Scripted(ctr_pb2_grpc.CtrServicer):
         self._step(context)
         return ctr_pb2.LearnResponse(samples=request.samples)
 
-    @staticmethod
-    def score(request: ctr_pb2.PredictRequest) -> ctr_pb2.PredictResponse:
+    def score(self, request: ctr_pb2.PredictRequest) -> ctr_pb2.PredictResponse:
+        self.priorities.append(request.priority)
         return ctr_pb2.PredictResponse(scores=[1 / (1 + id) for id in request.features[0].ids], version=1)
 
     def serve(self, credentials: grpc.ServerCredentials | None = None) -> tuple[grpc.Server, str]:

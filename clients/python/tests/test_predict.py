@@ -110,7 +110,7 @@ def test_errors_of_the_server_have_their_classes(client: Client, case: Case) -> 
         client.predict(MODEL, case.columns, timeout=1e-9)
     with pytest.raises(FlechetteError, match="timeout: expected more than 0 seconds, got 0"):
         client.predict(MODEL, case.columns, timeout=0)
-    assert client.predict(MODEL, case.columns, version=1).version == 1
+    assert client.predict(MODEL, case.columns, version=1, priority="high").version == 1
 
 
 @pytest.mark.parametrize(

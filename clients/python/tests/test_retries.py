@@ -114,6 +114,21 @@ def test_the_tries_are_limited_and_other_errors_are_final(
     assert servicer.calls == 4
 
 
+def test_the_priority_is_sent(scripted: tuple[Scripted, str]) -> None:
+    servicer, address = scripted
+
+    async def asynchronous() -> None:
+        async with AsyncClient(address) as client:
+            await client.predict(MODEL, SAMPLES, priority="low")
+
+    with Client(address) as client:
+        client.predict(MODEL, SAMPLES)
+        client.predict(MODEL, SAMPLES, priority="high")
+        list(client.predict_stream(MODEL, [SAMPLES], priority="low"))
+        asyncio.run(asynchronous())
+    assert servicer.priorities == [0, 1, 2, 2]
+
+
 def test_waits_are_random_and_grow() -> None:
     retries, error = Retries(), UnavailableError(GONE, "gone")
     waits = [[retries.wait(n, error, Deadline.after(100)) for _ in range(200)] for n in range(1, 10)]

@@ -66,7 +66,8 @@ proptest! {
         piece in 1..50usize,
     ) {
         let message = PredictRequest {
-            model, version: 1 << 40, samples: 3, dense, features, timeout_ms: 1 << 31, logits: true
+            model, version: 1 << 40, samples: 3, dense, features, timeout_ms: 1 << 31, priority: 1,
+            logits: true,
         };
         let wire = framed(&message.encode_to_vec());
         let whole = cost(&wire, wire.len()).unwrap();

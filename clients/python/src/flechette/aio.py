@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
+    from flechette.prediction import PriorityName
     from flechette.samples import Columns
 
     Answer = TypeVar("Answer")
@@ -73,6 +74,7 @@ class AsyncClient:
         columns: Columns,
         *,
         version: int = 0,
+        priority: PriorityName = "normal",
         logits: bool = False,
         timeout: float | None = None,
     ) -> Prediction[Any]:
@@ -86,7 +88,10 @@ class AsyncClient:
                 return await self._call(self._stub.Predict, request, deadline)
 
         samples = encode(known, columns)
-        sent = [asyncio.ensure_future(score(r)) for r in Ask(model, version, logits).requests(samples, known)]
+        sent = [
+            asyncio.ensure_future(score(r))
+            for r in Ask(model, version, priority, logits).requests(samples, known)
+        ]
         try:
             return prediction(await asyncio.gather(*sent), columns)
         except (InvalidRequestError, NotFoundError):

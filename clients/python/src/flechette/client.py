@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from typing_extensions import Self
 
+    from flechette.prediction import PriorityName
     from flechette.samples import Columns
 
     FloatArray = NDArray[np.float32]
@@ -101,6 +102,7 @@ class Client:
         columns: pd.DataFrame,
         *,
         version: int = ...,
+        priority: PriorityName = ...,
         logits: bool = ...,
         timeout: float | None = ...,
     ) -> Prediction[FloatSeries]: ...
@@ -112,6 +114,7 @@ class Client:
         columns: Mapping[str, Any],
         *,
         version: int = ...,
+        priority: PriorityName = ...,
         logits: bool = ...,
         timeout: float | None = ...,
     ) -> Prediction[FloatArray]: ...
@@ -122,6 +125,7 @@ class Client:
         columns: Columns,
         *,
         version: int = 0,
+        priority: PriorityName = "normal",
         logits: bool = False,
         timeout: float | None = None,
     ) -> Prediction[Any]:
@@ -134,7 +138,7 @@ class Client:
         sent: deque[tuple[PredictRequest, grpc.Future[PredictResponse]]] = deque()
         with self._known(model, columns, deadline) as (samples, known):
             try:
-                for request in Ask(model, version, logits).requests(samples, known):
+                for request in Ask(model, version, priority, logits).requests(samples, known):
                     if len(sent) == IN_FLIGHT:
                         responses.append(self._finish(*sent.popleft(), deadline))
                     call = self._stub.Predict.future(
@@ -154,6 +158,7 @@ class Client:
         batches: Iterable[Columns],
         *,
         version: int = 0,
+        priority: PriorityName = "normal",
         logits: bool = False,
         timeout: float | None = None,
         window: int = WINDOW,
@@ -166,7 +171,7 @@ class Client:
         """
         if not 1 <= window <= WINDOW:
             raise FlechetteError(f"window: expected 1 to {WINDOW}, got {window}")
-        ask, source = Ask(model, version, logits), iter(batches)
+        ask, source = Ask(model, version, priority, logits), iter(batches)
         start = partial(self._stub.PredictStream, metadata=self._metadata)
         with Stream(start, self._retries) as stream:
             while True:

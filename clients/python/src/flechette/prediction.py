@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import numpy as np
 
 from flechette.errors import FlechetteError, InputError
 from flechette.samples import is_frame, requests
-from flechette.v1.ctr_pb2 import GetModelResponse, PredictRequest, PredictResponse
+from flechette.v1.ctr_pb2 import (
+    PRIORITY_HIGH,
+    PRIORITY_LOW,
+    PRIORITY_NORMAL,
+    GetModelResponse,
+    PredictRequest,
+    PredictResponse,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -17,6 +24,11 @@ if TYPE_CHECKING:
     from flechette.samples import Columns, Samples
 
 Values = TypeVar("Values")
+
+PriorityName = Literal["high", "normal", "low"]
+"""What the server computes first, and refuses last."""
+
+PRIORITIES = {"high": PRIORITY_HIGH, "normal": PRIORITY_NORMAL, "low": PRIORITY_LOW}
 
 
 @dataclass(frozen=True)
@@ -46,6 +58,7 @@ class Ask:
 
     model: str
     version: int
+    priority: PriorityName
     logits: bool
 
     def requests(self, samples: Samples, model: GetModelResponse) -> Iterator[PredictRequest]:
@@ -53,6 +66,7 @@ class Ask:
 
         def make(begin: int, end: int) -> PredictRequest:
             request = PredictRequest(model=self.model, version=self.version, logits=self.logits)
+            request.priority = PRIORITIES[self.priority]
             return samples.write(begin, end, request)
 
         return requests(model, samples.count, make)

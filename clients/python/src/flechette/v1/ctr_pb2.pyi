@@ -9,6 +9,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -20,6 +21,24 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _Priority:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _PriorityEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Priority.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    PRIORITY_NORMAL: _Priority.ValueType  # 0
+    PRIORITY_HIGH: _Priority.ValueType  # 1
+    PRIORITY_LOW: _Priority.ValueType  # 2
+
+class Priority(_Priority, metaclass=_PriorityEnumTypeWrapper):
+    """What is computed first, and refused last."""
+
+PRIORITY_NORMAL: Priority.ValueType  # 0
+PRIORITY_HIGH: Priority.ValueType  # 1
+PRIORITY_LOW: Priority.ValueType  # 2
+Global___Priority: _TypeAlias = Priority  # noqa: Y015
+
 @_typing.final
 class PredictRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
@@ -30,6 +49,7 @@ class PredictRequest(_message.Message):
     DENSE_FIELD_NUMBER: _builtins.int
     FEATURES_FIELD_NUMBER: _builtins.int
     TIMEOUT_MS_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
     LOGITS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Name of the model."""
@@ -41,6 +61,7 @@ class PredictRequest(_message.Message):
     """The request must be answered within this time of its arrival, and before the deadline of its call. 0: it has
     only the deadline of its call.
     """
+    priority: Global___Priority.ValueType
     logits: _builtins.bool
     """Whether the response has logits."""
     @_builtins.property
@@ -62,11 +83,12 @@ class PredictRequest(_message.Message):
         dense: _abc.Iterable[_builtins.float] | None = ...,
         features: _abc.Iterable[Global___FeatureColumn] | None = ...,
         timeout_ms: _builtins.int = ...,
+        priority: Global___Priority.ValueType = ...,
         logits: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dense", b"dense", "features", b"features", "logits", b"logits", "model", b"model", "samples", b"samples", "timeout_ms", b"timeout_ms", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dense", b"dense", "features", b"features", "logits", b"logits", "model", b"model", "priority", b"priority", "samples", b"samples", "timeout_ms", b"timeout_ms", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
