@@ -26,7 +26,7 @@ use flechette::server::proto::ctr_client::CtrClient;
 use flechette::server::proto::ctr_server::{Ctr, CtrServer};
 use flechette::server::proto::{
     FeatureColumn, GetModelRequest, GetModelResponse, LearnRequest, LearnResponse, PredictRequest,
-    PredictResponse,
+    PredictResponse, PredictStreamResponse,
 };
 use flechette::trainer::initialise;
 use flechette::trainer::optim::{self, Optimizer};
@@ -34,7 +34,7 @@ use harness::{Draw, Options, Report};
 use tokio::net::TcpListener;
 use tonic::transport::server::TcpIncoming;
 use tonic::transport::{Channel, Endpoint};
-use tonic::{Request, Response, Status};
+use tonic::{Request, Response, Status, Streaming};
 
 fn main() -> anyhow::Result<()> {
     let options = Options::read(1000);
@@ -110,7 +110,16 @@ impl Ctr for Echo {
     async fn predict(&self, request: Request<PredictRequest>) -> Result<Response<PredictResponse>, Status> {
         let request = request.into_inner();
         let scores = request.dense.first().copied().into_iter().collect();
-        Ok(Response::new(PredictResponse { scores, version: 1, absent: Vec::new() }))
+        Ok(Response::new(PredictResponse { scores, version: 1, ..PredictResponse::default() }))
+    }
+
+    type PredictStreamStream = tokio_stream::Empty<Result<PredictStreamResponse, Status>>;
+
+    async fn predict_stream(
+        &self,
+        _: Request<Streaming<PredictRequest>>,
+    ) -> Result<Response<Self::PredictStreamStream>, Status> {
+        Err(Status::unimplemented("the bench sends single requests"))
     }
 
     async fn learn(&self, _: Request<LearnRequest>) -> Result<Response<LearnResponse>, Status> {
@@ -221,10 +230,10 @@ fn requests() -> Vec<PredictRequest> {
     };
     let request = |_| PredictRequest {
         model: "criteo".into(),
-        version: 0,
         samples: 1,
         dense: (0..13).map(|_| draw.below(1000) as f32).collect(),
         features: (1..=26).map(|i| column(i, &mut draw)).collect(),
+        ..PredictRequest::default()
     };
     (0..256).map(request).collect()
 }

@@ -17,6 +17,15 @@ pub struct PredictRequest {
     /// One entry for each categorical feature of the schema, in any order.
     #[prost(message, repeated, tag = "5")]
     pub features: ::prost::alloc::vec::Vec<FeatureColumn>,
+    /// The request must be answered within this time of its arrival, and before the deadline of its call. 0: it has
+    /// only the deadline of its call.
+    #[prost(uint32, tag = "6")]
+    pub timeout_ms: u32,
+    #[prost(enumeration = "Priority", tag = "7")]
+    pub priority: i32,
+    /// Whether the response has logits.
+    #[prost(bool, tag = "8")]
+    pub logits: bool,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct FeatureColumn {
@@ -44,6 +53,37 @@ pub struct PredictResponse {
     /// Features without such ids are left out.
     #[prost(message, repeated, tag = "3")]
     pub absent: ::prost::alloc::vec::Vec<AbsentIds>,
+    /// If the request asks for them: the logit of each sample. Its score is the sigmoid of its logit.
+    #[prost(float, repeated, tag = "4")]
+    pub logits: ::prost::alloc::vec::Vec<f32>,
+}
+/// The answer to one request of a stream.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct PredictStreamResponse {
+    #[prost(oneof = "predict_stream_response::Result", tags = "1, 2")]
+    pub result: ::core::option::Option<predict_stream_response::Result>,
+}
+/// Nested message and enum types in `PredictStreamResponse`.
+pub mod predict_stream_response {
+    #[derive(Clone, PartialEq, ::prost::Oneof)]
+    pub enum Result {
+        #[prost(message, tag = "1")]
+        Response(super::PredictResponse),
+        #[prost(message, tag = "2")]
+        Error(super::PredictError),
+    }
+}
+/// What the status of a Predict call has.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PredictError {
+    /// A status code of gRPC.
+    #[prost(int32, tag = "1")]
+    pub code: i32,
+    #[prost(string, tag = "2")]
+    pub message: ::prost::alloc::string::String,
+    /// If the request was refused because of overload: it may be sent again after this time. Otherwise 0.
+    #[prost(uint64, tag = "3")]
+    pub retry_ms: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct AbsentIds {
@@ -136,6 +176,36 @@ pub struct Limits {
     pub max_samples: u32,
     #[prost(uint64, tag = "2")]
     pub max_bytes: u64,
+}
+/// What is computed first, and refused last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum Priority {
+    Normal = 0,
+    High = 1,
+    Low = 2,
+}
+impl Priority {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Normal => "PRIORITY_NORMAL",
+            Self::High => "PRIORITY_HIGH",
+            Self::Low => "PRIORITY_LOW",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "PRIORITY_NORMAL" => Some(Self::Normal),
+            "PRIORITY_HIGH" => Some(Self::High),
+            "PRIORITY_LOW" => Some(Self::Low),
+            _ => None,
+        }
+    }
 }
 /// Generated client implementations.
 pub mod ctr_client {
@@ -250,6 +320,32 @@ pub mod ctr_client {
             req.extensions_mut().insert(GrpcMethod::new("flechette.v1.Ctr", "Predict"));
             self.inner.unary(req, path, codec).await
         }
+        /// Scores a stream of batches. Answers are in the order of the requests. A request that fails is answered with
+        /// its error, and the stream goes on. A client that does not read its answers is not read from.
+        pub async fn predict_stream(
+            &mut self,
+            request: impl tonic::IntoStreamingRequest<Message = super::PredictRequest>,
+        ) -> std::result::Result<
+            tonic::Response<tonic::codec::Streaming<super::PredictStreamResponse>>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/flechette.v1.Ctr/PredictStream",
+            );
+            let mut req = request.into_streaming_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("flechette.v1.Ctr", "PredictStream"));
+            self.inner.streaming(req, path, codec).await
+        }
         /// Stores labelled samples, which the model is trained on later. The answer is sent when they are durable.
         pub async fn learn(
             &mut self,
@@ -313,6 +409,21 @@ pub mod ctr_server {
             &self,
             request: tonic::Request<super::PredictRequest>,
         ) -> std::result::Result<tonic::Response<super::PredictResponse>, tonic::Status>;
+        /// Server streaming response type for the PredictStream method.
+        type PredictStreamStream: tonic::codegen::tokio_stream::Stream<
+                Item = std::result::Result<super::PredictStreamResponse, tonic::Status>,
+            >
+            + std::marker::Send
+            + 'static;
+        /// Scores a stream of batches. Answers are in the order of the requests. A request that fails is answered with
+        /// its error, and the stream goes on. A client that does not read its answers is not read from.
+        async fn predict_stream(
+            &self,
+            request: tonic::Request<tonic::Streaming<super::PredictRequest>>,
+        ) -> std::result::Result<
+            tonic::Response<Self::PredictStreamStream>,
+            tonic::Status,
+        >;
         /// Stores labelled samples, which the model is trained on later. The answer is sent when they are durable.
         async fn learn(
             &self,
@@ -442,6 +553,52 @@ pub mod ctr_server {
                                 max_encoding_message_size,
                             );
                         let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/flechette.v1.Ctr/PredictStream" => {
+                    #[allow(non_camel_case_types)]
+                    struct PredictStreamSvc<T: Ctr>(pub Arc<T>);
+                    impl<T: Ctr> tonic::server::StreamingService<super::PredictRequest>
+                    for PredictStreamSvc<T> {
+                        type Response = super::PredictStreamResponse;
+                        type ResponseStream = T::PredictStreamStream;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::ResponseStream>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<
+                                tonic::Streaming<super::PredictRequest>,
+                            >,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Ctr>::predict_stream(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = PredictStreamSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.streaming(method, req).await;
                         Ok(res)
                     };
                     Box::pin(fut)

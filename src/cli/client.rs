@@ -138,12 +138,12 @@ impl Client {
         }
     }
 
-    /// Encodes samples as a request.
+    /// Encodes samples as a request for scores, and for logits if they are wanted.
     ///
     /// # Errors
     /// When the message is larger than the server accepts.
-    pub(crate) fn encode(&self, raw: &RawBatch) -> Result<Bytes, InputError> {
-        let message = request(&self.model, &self.schema, raw).encode_to_vec();
+    pub(crate) fn encode(&self, raw: &RawBatch, logits: bool) -> Result<Bytes, InputError> {
+        let message = PredictRequest { logits, ..request(&self.model, &self.schema, raw) }.encode_to_vec();
         if message.len() > self.max_bytes {
             let (samples, got, limit) = (raw.samples, message.len(), self.max_bytes);
             return Err(InputError(anyhow!(
@@ -160,10 +160,10 @@ pub fn request(model: &str, schema: &Schema, raw: &RawBatch) -> PredictRequest {
     let named = schema.features.iter().zip(&raw.features);
     PredictRequest {
         model: model.to_owned(),
-        version: 0,
         samples: raw.samples as u32,
         dense: raw.dense.clone(),
         features: named.map(|(feature, column)| feature_column(&feature.name, column)).collect(),
+        ..PredictRequest::default()
     }
 }
 

@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use super::layers::Layers;
+use super::models::of_model;
 use super::settings::{Fallback, SECTIONS};
 use super::{Config, ConfigError};
 
@@ -11,7 +12,10 @@ impl Layers {
     pub(crate) fn problems(mut self) -> Vec<ConfigError> {
         let mut problems = std::mem::take(&mut self.errors);
         match self.server() {
-            Ok(server) => problems.extend(self.batcher(&server).err()),
+            Ok(server) => {
+                let batchers = self.batcher(&server).and_then(|_| self.model_batchers(&server));
+                problems.extend(batchers.err());
+            }
             Err(error) => problems.push(error),
         }
         let sections = [
@@ -47,6 +51,15 @@ impl Layers {
                     (None, Fallback::Words(words)) => writeln!(text, "# {name}: {words}  # {source}"),
                     (None, Fallback::Text(_)) => Ok(()),
                 };
+            }
+        }
+        for model in self.models() {
+            let _ = writeln!(text, "\n[models.{}.batcher]", toml::Value::String(model.to_owned()));
+            for (key, given) in &self.given {
+                if let Some((_, setting)) = of_model(key).filter(|(name, _)| *name == model) {
+                    let name = setting.key.split_once('.').map_or(setting.key, |(_, name)| name);
+                    let _ = writeln!(text, "{name} = {}  # {}", quoted(&given.text), given.source);
+                }
             }
         }
         text

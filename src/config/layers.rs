@@ -10,6 +10,7 @@ use std::time::Duration;
 use toml::de::{DeTable, DeValue};
 use tracing_subscriber::filter::{LevelFilter, Targets};
 
+use super::models::{key_of_variable, of_model};
 use super::security::SWITCH;
 use super::settings::{self, Fallback, SECTIONS};
 use super::{
@@ -18,7 +19,7 @@ use super::{
 };
 
 /// Every environment variable of a setting begins with this.
-const PREFIX: &str = "FLECHETTE_";
+pub(super) const PREFIX: &str = "FLECHETTE_";
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
@@ -43,7 +44,7 @@ pub(crate) fn message_bytes(max_bytes: u64) -> u64 {
 pub(crate) struct Layers {
     /// The flags of the third layer, which also name the file.
     pub(super) flags: Flags,
-    given: BTreeMap<&'static str, Given>,
+    pub(super) given: BTreeMap<String, Given>,
     /// `$XDG_CACHE_HOME` and `$HOME`, if they are absolute paths.
     cache_home: Option<PathBuf>,
     home: Option<PathBuf>,
@@ -54,9 +55,11 @@ pub(crate) struct Layers {
 }
 
 #[derive(Clone, Debug)]
-struct Given {
-    text: String,
-    source: Source,
+pub(super) struct Given {
+    /// The full key.
+    key: String,
+    pub(super) text: String,
+    pub(super) source: Source,
 }
 
 impl Layers {
@@ -71,26 +74,34 @@ impl Layers {
                 return;
             }
         };
-        for (section, value) in &table {
-            let (name, source) = (section.get_ref().to_string(), line(section.span().start));
-            let source = Source::File { path: path.to_owned(), line: source };
+        let source = |at| Source::File { path: path.to_owned(), line: line(at) };
+        self.add_table(&[], &table, &source);
+    }
+
+    /// Adds a table of the file. `path` is its name.
+    fn add_table(&mut self, path: &[&str], table: &DeTable<'_>, source: &impl Fn(usize) -> Source) {
+        for (key, value) in table {
+            let (path, source_of) = ([path, &[key.get_ref()]].concat(), source(key.span().start));
+            let is_table = match path.as_slice() {
+                [section] => SECTIONS.iter().any(|known| known.name == *section),
+                ["models", _] | ["models", _, "batcher"] => true,
+                _ => false,
+            };
+            let name = path.join(".");
             match value.get_ref() {
-                DeValue::Table(keys) if SECTIONS.iter().any(|section| section.name == name) => {
-                    for (key, value) in keys {
-                        let source = Source::File { path: path.to_owned(), line: line(key.span().start) };
-                        self.add_value(format!("{name}.{}", key.get_ref()), value.get_ref(), source);
-                    }
+                DeValue::Table(table) if is_table => self.add_table(&path, table, source),
+                DeValue::Table(_) if path.len() == 1 || path[0] == "models" => {
+                    self.errors.push(unknown::section(source_of.to_string(), name));
                 }
-                DeValue::Table(_) => self.errors.push(unknown::section(source.to_string(), name)),
-                _ => self.errors.push(unknown::key(source.to_string(), name)),
+                value => self.add_value(name, value, source_of),
             }
         }
     }
 
     fn add_value(&mut self, name: String, value: &DeValue<'_>, source: Source) {
-        let Some(key) = settings::find(&name).map(|setting| setting.key) else {
+        if settings::find(&name).is_none() && of_model(&name).is_none() {
             return self.errors.push(unknown::key(source.to_string(), name));
-        };
+        }
         let text = match value {
             DeValue::String(text) => text.to_string(),
             DeValue::Integer(digits) => {
@@ -100,10 +111,14 @@ impl Layers {
             DeValue::Float(number) => number.to_string(),
             other => {
                 let (expected, got) = ("a string or a number".to_owned(), other.type_str().to_owned());
-                return self.errors.push(ConfigError::Value { key, source_of: source, expected, got });
+                return self.errors.push(ConfigError::Value { key: name, source_of: source, expected, got });
             }
         };
-        self.given.insert(key, Given { text, source });
+        self.give(name, text, source);
+    }
+
+    fn give(&mut self, key: String, text: String, source: Source) {
+        self.given.insert(key.clone(), Given { key, text, source });
     }
 
     pub(crate) fn add_environment(&mut self, environment: impl IntoIterator<Item = (OsString, OsString)>) {
@@ -115,14 +130,14 @@ impl Layers {
                 continue;
             }
             let Some(name) = name.to_str().filter(|n| n.starts_with(PREFIX)) else { continue };
-            let Some(key) = settings::all().map(|setting| setting.key).find(|key| variable(key) == name)
-            else {
+            let known = settings::all().map(|setting| setting.key).find(|key| variable(key) == name);
+            let Some(key) = known.map(str::to_owned).or_else(|| key_of_variable(name)) else {
                 self.errors.extend(unknown::environment_variable(name));
                 continue;
             };
             let source = Source::Environment(name.to_owned());
             match value.into_string() {
-                Ok(text) => drop(self.given.insert(key, Given { text, source })),
+                Ok(text) => self.give(key, text, source),
                 Err(bytes) => {
                     let (expected, got) = ("UTF-8 text".to_owned(), format!("{bytes:?}"));
                     self.errors.push(ConfigError::Value { key, source_of: source, expected, got });
@@ -135,7 +150,7 @@ impl Layers {
         self.flags = flags.clone();
         for (key, text) in flags.given() {
             let flag = settings::find(key).map_or(key, |setting| setting.flag);
-            self.given.insert(key, Given { text: text.to_owned(), source: Source::Flag(flag) });
+            self.give(key.to_owned(), text.to_owned(), Source::Flag(flag));
         }
     }
 
@@ -259,9 +274,9 @@ impl Layers {
     }
 
     /// Takes the value that other layers give to a key.
-    pub(super) fn take(&mut self, key: &'static str, from: &Self) {
+    pub(super) fn take(&mut self, key: &str, from: &Self) {
         match from.given.get(key) {
-            Some(given) => self.given.insert(key, given.clone()),
+            Some(given) => self.given.insert(key.to_owned(), given.clone()),
             None => self.given.remove(key),
         };
     }
@@ -271,10 +286,14 @@ impl Layers {
         self.given.get(key).map(|given| &given.source)
     }
 
-    /// The text of a key from the highest layer that gives it, or its default text.
+    /// The text of a key from the highest layer that gives it, or its default text. A model's setting that is
+    /// not given has the text of the common one.
     pub(crate) fn text(&self, key: &str) -> Option<&str> {
         if let Some(given) = self.given.get(key) {
             return Some(given.text.trim());
+        }
+        if let Some((_, setting)) = of_model(key) {
+            return self.text(setting.key);
         }
         match settings::find(key)?.default {
             Fallback::Text(text) => Some(text),
@@ -301,7 +320,7 @@ impl Layers {
     ) -> Result<T, ConfigError> {
         let text = self.text(key);
         text.and_then(read).ok_or_else(|| ConfigError::Value {
-            key,
+            key: self.given.get(key).map_or(key, |given| &given.key).to_owned(),
             source_of: self.source(key).cloned().unwrap_or(Source::Default),
             expected: expected(),
             got: text.map_or("nothing".to_owned(), |text| format!("{text:?}")),

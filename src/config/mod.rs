@@ -8,11 +8,13 @@
 mod cache;
 mod effective;
 mod layers;
+mod models;
 mod reload;
 mod security;
 pub(crate) mod settings;
 mod unknown;
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fmt;
 use std::net::SocketAddr;
@@ -87,6 +89,8 @@ pub struct Config {
     pub(crate) batcher: BatcherConfig,
     /// Where the tables of served versions are.
     pub(crate) memory: TableMemory,
+    /// Of the models that have settings for themselves.
+    pub(crate) model_batchers: BTreeMap<String, BatcherConfig>,
     pub(crate) cache: CacheConfig,
     pub(crate) trace: TraceConfig,
     pub(crate) learn: LearnConfig,
@@ -254,7 +258,7 @@ pub enum ConfigError {
     #[error("{place}: unknown {what} {name}{}", did_you_mean(nearest.as_deref()))]
     Unknown { place: String, what: &'static str, name: String, nearest: Option<String> },
     #[error("{key} ({source_of}): expected {expected}, got {got}")]
-    Value { key: &'static str, source_of: Source, expected: String, got: String },
+    Value { key: String, source_of: Source, expected: String, got: String },
     #[error("{key}: missing, but needed by {wanted_by} = {got} ({source_of})")]
     Missing { key: &'static str, wanted_by: &'static str, got: String, source_of: Source },
     #[error("{first} ({first_source}) and {second} ({second_source}): give one of the two, not both")]
@@ -266,6 +270,11 @@ fn did_you_mean(nearest: Option<&str>) -> String {
 }
 
 impl Config {
+    /// The settings of a model's batcher.
+    pub(crate) fn batcher_of(&self, model: &str) -> &BatcherConfig {
+        self.model_batchers.get(model).unwrap_or(&self.batcher)
+    }
+
     /// Reads the file that the flags name, and the environment, and validates everything.
     ///
     /// # Errors
@@ -327,6 +336,7 @@ impl Layers {
         self.warn_of_tokens(&server, tls.as_ref());
         Ok(Config {
             batcher: self.batcher(&server)?,
+            model_batchers: self.model_batchers(&server)?,
             watch: self.watch()?,
             server,
             memory: self.memory()?,

@@ -118,7 +118,7 @@ pub(crate) const SECTIONS: &[Section] = &[
             setting(
                 "server.stream_idle_seconds",
                 Text("300"),
-                "A KServe stream that gets no request for this long is ended",
+                "A stream of requests that gets none for this long is ended",
             ),
             setting("server.max_streams", Text("1024"), "Most concurrent calls of one gRPC connection"),
             setting(
@@ -204,12 +204,15 @@ pub(crate) const SECTIONS: &[Section] = &[
     },
     Section {
         name: "batcher",
-        about: "How requests are merged into batches. Each model has its own queue.",
+        about: "How requests are merged into batches. Each model has its own queue. A model can have its own \
+                value of each key, in the table `[models.NAME.batcher]` of the file, or as \
+                `FLECHETTE_MODELS_<NAME>_BATCHER_<KEY>` in the environment, with the name as it is: \
+                `[models.ads.batcher]` or `FLECHETTE_MODELS_ads_BATCHER_WORKERS`.",
         settings: &[
             setting(
                 "batcher.max_samples",
                 Text("4096"),
-                "Most samples of a merged batch; a larger request is computed alone",
+                "Most samples of a batch; a larger request is computed in parts",
             ),
             setting(
                 "batcher.max_delay_us",

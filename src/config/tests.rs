@@ -272,6 +272,83 @@ fn a_reload_takes_what_can_change_and_names_what_needs_a_restart() {
 }
 
 #[test]
+fn a_model_can_have_its_own_settings_of_the_batcher() {
+    let file = "[batcher]\nmax_delay_us = 7\nworkers = 3\n[models]\nwatch_seconds = 2\n\
+                [models.ads.batcher]\nmax_delay_us = 9\nqueue_samples = 5000\n\
+                [models.\"b.c\"]\nbatcher.workers = 2\n";
+    let env = [("FLECHETTE_MODELS_ads_BATCHER_QUEUE_SAMPLES", "6000")];
+    let config = resolve(&Flags::default(), &env, file).unwrap();
+    let of = |model| {
+        let BatcherConfig { max_delay, queue_samples, workers, .. } = config.batcher_of(model);
+        (max_delay.as_micros(), *queue_samples, *workers)
+    };
+    assert_eq!(of("ads"), (9, 6000, 3));
+    assert_eq!(of("b.c"), (7, 65_536, 2));
+    assert_eq!(of("others"), (7, 65_536, 3));
+    let mut layers = layers(file);
+    layers.add_environment(env.map(|(name, value)| (name.into(), value.into())));
+    let printed = layers.to_toml(&config);
+    for lines in [
+        "[models.\"ads\".batcher]\nmax_delay_us = 9  # file f:7\n\
+         queue_samples = 6000  # environment FLECHETTE_MODELS_ads_BATCHER_QUEUE_SAMPLES\n",
+        "[models.\"b.c\".batcher]\nworkers = 2  # file f:10\n",
+    ] {
+        assert!(printed.contains(lines), "{lines}: {printed}");
+    }
+    assert_eq!(resolve(&Flags::default(), &[], &printed).unwrap(), config);
+}
+
+#[test]
+fn wrong_settings_of_a_model_are_reported_with_their_full_keys() {
+    for (keys, error) in [
+        (
+            "[models.ads.batcher]\nmax_dely_us = 1",
+            "file :2: unknown key models.ads.batcher.max_dely_us; did you mean \
+             models.ads.batcher.max_delay_us?",
+        ),
+        (
+            "[models.ads.batchr]\nx = 1",
+            "file :1: unknown section models.ads.batchr; did you mean models.ads.batcher?",
+        ),
+        (
+            "[models]\nwatch_second = 1",
+            "file :2: unknown key models.watch_second; did you mean models.watch_seconds?",
+        ),
+        (
+            "[models.ads.batcher]\nqueue_samples = 10",
+            "models.ads.batcher.queue_samples (file :2): expected a whole number from 4096 to 1073741824, \
+             got \"10\"",
+        ),
+    ] {
+        assert_eq!(refusal(&[], keys), error);
+    }
+    assert_eq!(
+        refusal(&[("FLECHETTE_MODELS_ads_BATCHER_WORKER", "1")], ""),
+        "environment: unknown variable FLECHETTE_MODELS_ads_BATCHER_WORKER; \
+         did you mean FLECHETTE_MODELS_ads_BATCHER_WORKERS?"
+    );
+}
+
+#[test]
+fn a_reload_takes_the_settings_of_models_that_can_change() {
+    let running = layers("[models.ads.batcher]\nmax_delay_us = 7\nworkers = 2\nqueue_samples = 5000\n");
+    let new = layers(
+        "[models.ads.batcher]\nmax_delay_us = 9\nworkers = 3\n[models.b.batcher]\nqueue_bytes = \"1GiB\"\n",
+    );
+    let reloaded = running.changed_to(&new).unwrap();
+    let changed = [
+        "models.ads.batcher.max_delay_us",
+        "models.ads.batcher.queue_samples",
+        "models.b.batcher.queue_bytes",
+    ];
+    assert_eq!(reloaded.changed, changed);
+    assert_eq!(reloaded.restart, ["models.ads.batcher.workers"]);
+    let ads = reloaded.config.batcher_of("ads");
+    assert_eq!((ads.max_delay.as_micros(), ads.workers, ads.queue_samples), (9, 2, 65_536));
+    assert_eq!(reloaded.config.batcher_of("b").queue_bytes, 1 << 30);
+}
+
+#[test]
 fn a_reload_is_refused_if_the_new_settings_are_wrong_alone_or_with_those_that_stay() {
     let running = layers("[server]\nmax_samples = 1000\n");
     let error = running.changed_to(&layers("[server]\nmax_sample = 1\n")).unwrap_err().to_string();

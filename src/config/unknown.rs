@@ -1,8 +1,8 @@
 //! Names that no setting has. They are errors, because a misspelt limit that is ignored is noticed too late.
 
-use super::ConfigError;
 use super::layers::variable;
 use super::settings::{self, SECTIONS};
+use super::{ConfigError, models};
 
 /// Variables that begin like those of settings, and that only tests read.
 const TEST_VARIABLES: &str = "FLECHETTE_TEST_";
@@ -11,14 +11,16 @@ const TEST_DATA: &str = "FLECHETTE_DATA";
 /// The error for a name of the file. `place` is the file with the line.
 pub(crate) fn key(place: String, name: String) -> ConfigError {
     let keys = settings::all().map(|setting| setting.key.to_owned());
-    let nearest = nearest(&name, keys);
+    let nearest = nearest(&name, keys.chain(models::keys_like(&name)));
     ConfigError::Unknown { place, what: "key", name, nearest }
 }
 
 /// The error for a section of the file.
 pub(crate) fn section(place: String, name: String) -> ConfigError {
     let sections = SECTIONS.iter().map(|section| section.name.to_owned());
-    let nearest = nearest(&name, sections);
+    let of_model = name.strip_prefix("models.").and_then(|name| name.rsplit_once('.'));
+    let of_model = of_model.map(|(model, _)| format!("models.{model}.batcher"));
+    let nearest = nearest(&name, sections.chain(of_model));
     ConfigError::Unknown { place, what: "section", name, nearest }
 }
 
@@ -27,7 +29,8 @@ pub(crate) fn environment_variable(name: &str) -> Option<ConfigError> {
     if name == TEST_DATA || name.starts_with(TEST_VARIABLES) || is_service_link(name) {
         return None;
     }
-    let nearest = nearest(name, settings::all().map(|setting| variable(setting.key)));
+    let variables = settings::all().map(|setting| variable(setting.key));
+    let nearest = nearest(name, variables.chain(models::variables_like(name)));
     let (place, name) = ("environment".to_owned(), name.to_owned());
     Some(ConfigError::Unknown { place, what: "variable", name, nearest })
 }

@@ -112,12 +112,6 @@ impl<T> Pool<T> {
     }
 }
 
-/// The scores of a batch, and the version that computed all of them.
-pub(crate) struct Scored {
-    version: Version,
-    probabilities: Vec<f32>,
-}
-
 /// Nanoseconds that all threads spent on a batch.
 #[derive(Default)]
 pub(crate) struct Spent {
@@ -232,10 +226,10 @@ impl Engine {
         }
     }
 
-    /// Scores a batch that [`Predict::predict`] has checked.
-    fn score(&self, batch: &Batch) -> Result<Scored, PredictError> {
+    /// Scores a batch that [`Predict::predict`] has checked. Absent ids are left out.
+    fn score(&self, batch: &Batch) -> Result<Scores, PredictError> {
         let spent = Spent::default();
-        let scored = match &self.lookup_tier {
+        let scores = match &self.lookup_tier {
             LookupTier::Store => self.score_from_store(batch, &spent),
             LookupTier::Host(cache) => self.score_from_cache(cache, batch, &spent)?,
             LookupTier::Gpu(tier) if tier.is_lost() => self.score_from_store(batch, &spent),
@@ -244,20 +238,22 @@ impl Engine {
         let seconds = |nanos: AtomicU64| nanos.into_inner() as f64 * 1e-9;
         self.metrics.batches.lookup_seconds.record(seconds(spent.lookup));
         self.metrics.batches.dense_seconds.record(seconds(spent.dense));
-        Ok(scored)
+        Ok(scores)
     }
 
     /// Scores every chunk of a batch; a single chunk runs on this thread. `write` fills a tape with the input
     /// rows of its samples, starting at the given sample.
     fn run_chunks(
         &self,
-        weights: &Weights<f32>,
-        samples: usize,
+        Served { weights, store, .. }: &Served,
+        batch: &Batch,
         spent: &Spent,
         write: impl Fn(usize, &mut Tape<f32>) + Sync,
-    ) -> Vec<f32> {
-        let mut probabilities = vec![0.0; samples];
+    ) -> Scores {
+        let mut probabilities = vec![0.0; batch.samples];
         let size = self.model.chunk();
+        // If the logits are returned too, the probabilities are computed from them at the end.
+        let score = |logit| if batch.logits { logit } else { sigmoid(logit) };
         let run = |(chunk, out): (usize, &mut [f32])| {
             let mut tape = self.tapes.take().unwrap_or_else(|| self.model.tape(false));
             tape.samples = out.len();
@@ -266,15 +262,20 @@ impl Engine {
             let looked_up = spend(&spent.lookup, started);
             self.model.forward(weights, &mut tape);
             spend(&spent.dense, looked_up);
-            out.iter_mut().enumerate().for_each(|(s, p)| *p = sigmoid(self.model.logit(&tape, s)));
+            out.iter_mut().enumerate().for_each(|(s, p)| *p = score(self.model.logit(&tape, s)));
             self.tapes.put(tape);
         };
-        if samples <= size || self.threads.current_num_threads() == 1 {
+        if batch.samples <= size || self.threads.current_num_threads() == 1 {
             probabilities.chunks_mut(size).enumerate().for_each(run);
         } else {
             self.threads.install(|| probabilities.par_chunks_mut(size).enumerate().for_each(run));
         }
-        probabilities
+        let mut logits = Vec::new();
+        if batch.logits {
+            logits.clone_from(&probabilities);
+            probabilities.iter_mut().for_each(|p| *p = sigmoid(*p));
+        }
+        Scores { version: store.version(), probabilities, logits, absent: Vec::new() }
     }
 
     /// Every absent id, in sample order: an id that a table of its feature does not hold. An id that is
@@ -314,11 +315,11 @@ impl Predict for Engine {
             recorder.record(batch);
         }
         let absent = self.absent(batch);
-        let Scored { version, probabilities } = self.score(batch)?;
-        if let Some(sample) = probabilities.iter().position(|p| !p.is_finite()) {
+        let scores = self.score(batch)?;
+        if let Some(sample) = scores.probabilities.iter().position(|p| !p.is_finite()) {
             return Err(PredictError::NotFinite { sample });
         }
-        Ok(Scores { version, probabilities, absent })
+        Ok(Scores { absent, ..scores })
     }
 
     fn describe(&self) -> Description {

@@ -16,6 +16,7 @@ use super::*;
 use crate::cache::{AdmissionOption, CacheOptions, CacheShape, TableShape};
 use crate::config::TableMemory;
 use crate::metrics::Metrics;
+use crate::model::loss::sigmoid;
 use crate::store::{self, Contents, DenseTensor, Opened, PlainMemory, Rows, Table};
 
 const MODEL: &str = "ctr";
@@ -151,12 +152,16 @@ impl World {
 
     /// Scores a batch and compares the scores with those of the version that the engine names. Returns it.
     pub(crate) fn check(&self, engine: &Engine, seed: u64) -> Version {
-        let batch = engine.generate_batch(seed);
+        let mut batch = engine.generate_batch(seed);
+        batch.logits = seed % 2 == 1;
         let scores = engine.predict(&batch).unwrap();
+        batch.logits = false;
         let oracle = &self.oracles[scores.version.0 as usize - 1];
         let expected = oracle.predict(&batch).unwrap();
         let bits = |scores: &Scores| scores.probabilities.iter().map(|p| p.to_bits()).collect::<Vec<_>>();
         assert_eq!(bits(&scores), bits(&expected), "version {}, batch {seed}", scores.version);
+        let of_logits: Vec<u32> = scores.logits.iter().map(|z| sigmoid(*z).to_bits()).collect();
+        assert_eq!(of_logits, if seed % 2 == 1 { bits(&scores) } else { Vec::new() });
         scores.version
     }
 

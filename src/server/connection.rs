@@ -1,6 +1,6 @@
 //! The gRPC port: one task for each connection, and the limits on what its client may leave undone.
 //!
-//! * The HTTP/2 preface must arrive, after the TLS handshake (`stream.rs`), within
+//! * The HTTP/2 preface must arrive, after the TLS handshake (`socket.rs`), within
 //!   `server.handshake_seconds`.
 //! * An answer must leave within `server.write_seconds`, otherwise its connection is closed. A client that
 //!   reads nothing, or grants no window, would hold memory and places for other calls.
@@ -34,7 +34,7 @@ use tonic::codegen::http::{Request, Response};
 use super::listener::{Connection, Limited};
 use super::meter::Charge;
 use super::route::GrpcService;
-use super::stream::Stream;
+use super::socket::Socket;
 use super::{Shared, stopped};
 use crate::config::ServerConfig;
 
@@ -120,7 +120,7 @@ impl<S: GrpcService> GrpcPort<S> {
 
     fn connection(
         &self,
-        stream: Stream,
+        stream: Socket,
         permit: OwnedSemaphorePermit,
         http2: &http2::Builder<TokioExecutor>,
     ) -> impl Future<Output = ()> + Send + 'static {

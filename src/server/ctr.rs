@@ -1,38 +1,89 @@
 //! The native service, `flechette.v1.Ctr`.
 //!
-//! A call finds the model, converts the message, queues the batch, awaits the ticket and converts the scores.
-//! A guard ([`Account`]) counts and times each Predict call of a loaded model once, even if the client
-//! disconnects.
+//! A Predict call, and each request of a PredictStream call, takes the path of a scored request
+//! (`pending.rs`). A Learn call is checked like one, and stored.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use tonic::{Code, Request, Response, Status};
+use tonic::{Code, Request, Response, Status, Streaming};
 
 use super::Shared;
 use super::convert;
 use super::gate::Call;
+use super::pending::{Pending, ScoreRequest};
 use super::proto::ctr_server::Ctr;
+use super::proto::predict_stream_response::Result as PredictResult;
 use super::proto::{
-    GetModelRequest, GetModelResponse, LearnRequest, LearnResponse, Limits, PredictRequest, PredictResponse,
+    self, GetModelRequest, GetModelResponse, LearnRequest, LearnResponse, Limits, PredictError,
+    PredictRequest, PredictResponse, PredictStreamResponse,
 };
-use super::served::{Account, Served};
+use super::served::{Asked, Queued, Served};
 use super::status::CallError;
+use super::stream::Answers;
+use crate::batcher::{Priority, Terms};
 use crate::learnlog::name_of;
 use crate::metrics::ModelMetrics;
+use crate::schema::Schema;
+use crate::types::Scores;
 
-impl Served {
-    async fn predict(
-        &self,
-        request: PredictRequest,
-        deadline: Option<Instant>,
-    ) -> Result<PredictResponse, CallError> {
-        let requested = (request.version != 0).then_some(request.version);
-        let queued = self.queue(requested, deadline, |inputs, batch| Ok(inputs.encode(request, batch)?))?;
-        let (scores, inputs) = self.scores(queued).await?;
-        Ok(convert::response(scores, &inputs.schema))
+/// The method with a stream of requests.
+pub(crate) const STREAM: &str = "PredictStream";
+
+impl ScoreRequest for PredictRequest {
+    type Form = ();
+    type Response = PredictResponse;
+    type Answer = PredictStreamResponse;
+
+    fn take_model(&mut self) -> String {
+        std::mem::take(&mut self.model)
     }
 
+    fn timeout(&self) -> Option<Duration> {
+        (self.timeout_ms > 0).then(|| Duration::from_millis(self.timeout_ms.into()))
+    }
+
+    fn priority(&self) -> Result<Priority, CallError> {
+        match proto::Priority::try_from(self.priority) {
+            Ok(proto::Priority::Normal) => Ok(Priority::Normal),
+            Ok(proto::Priority::High) => Ok(Priority::High),
+            Ok(proto::Priority::Low) => Ok(Priority::Low),
+            Err(_) => Err(CallError::UnknownPriority { got: self.priority }),
+        }
+    }
+
+    fn queue(self, served: &Served, terms: Terms) -> Result<(Queued, ()), CallError> {
+        let version = (self.version != 0).then_some(self.version);
+        let asked = Asked { version, terms, logits: self.logits };
+        let queued = served.queue(asked, |inputs, batch| Ok(inputs.encode(self, batch)?))?;
+        Ok((queued, ()))
+    }
+
+    fn response((): (), scores: Scores, schema: &Schema) -> PredictResponse {
+        convert::response(scores, schema)
+    }
+
+    fn answer(&self) -> impl FnOnce(Result<PredictResponse, CallError>) -> PredictStreamResponse + use<> {
+        |answered| {
+            let result = match answered {
+                Ok(response) => PredictResult::Response(response),
+                Err(error) => PredictResult::Error(error.into()),
+            };
+            PredictStreamResponse { result: Some(result) }
+        }
+    }
+}
+
+impl From<CallError> for PredictError {
+    fn from(error: CallError) -> Self {
+        // At least 1, because 0 means that the request was not refused because of overload.
+        let retry_ms = error.retry().map_or(0, |retry| retry.as_millis().max(1) as u64);
+        let status = Status::from(error);
+        Self { code: status.code() as i32, message: status.message().to_owned(), retry_ms }
+    }
+}
+
+impl Served {
     async fn learn(&self, request: LearnRequest) -> Result<LearnResponse, CallError> {
         let description = self.predict.describe();
         let Some(learner) = &self.learner else {
@@ -60,20 +111,23 @@ pub(crate) struct CtrService(pub Arc<Shared>);
 
 #[tonic::async_trait]
 impl Ctr for CtrService {
+    type PredictStreamStream = Answers<PredictRequest>;
+
     async fn predict(
         &self,
         mut request: Request<PredictRequest>,
     ) -> Result<Response<PredictResponse>, Status> {
-        let started = Instant::now();
-        let call = request.extensions_mut().remove::<Call>();
-        let deadline = call.as_ref().and_then(|call| call.deadline);
-        let mut message = request.into_inner();
-        let served = self.0.find(std::mem::take(&mut message.model))?;
-        let mut account = Account::new(self.0.clone(), served, started, deadline);
-        call.iter().for_each(Call::count);
-        let result = account.served.predict(message, deadline).await;
-        account.close(&result);
-        Ok(Response::new(result?))
+        let call: Option<Call> = request.extensions_mut().remove();
+        let pending = Pending::begin(&self.0, request.into_inner(), call.as_ref())?;
+        Ok(Response::new(pending.finish().await?))
+    }
+
+    async fn predict_stream(
+        &self,
+        mut request: Request<Streaming<PredictRequest>>,
+    ) -> Result<Response<Self::PredictStreamStream>, Status> {
+        let call = request.extensions_mut().remove();
+        Ok(Response::new(Answers::new(self.0.clone(), request.into_inner(), call)))
     }
 
     async fn learn(&self, mut request: Request<LearnRequest>) -> Result<Response<LearnResponse>, Status> {

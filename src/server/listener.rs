@@ -22,7 +22,7 @@ use tonic::codegen::tokio_stream::Stream as _;
 use tonic::transport::server::TcpIncoming;
 
 use super::connection::Link;
-use super::stream::Stream;
+use super::socket::Socket;
 
 /// The wait after a connection could not be accepted. Without it the port would be a busy loop.
 const RETRY: Duration = Duration::from_millis(100);
@@ -53,13 +53,13 @@ impl Limited {
     }
 
     /// The next connection, with its permit. Nothing is lost if the future is dropped.
-    pub(crate) async fn accept(&mut self) -> (Stream, OwnedSemaphorePermit) {
+    pub(crate) async fn accept(&mut self) -> (Socket, OwnedSemaphorePermit) {
         loop {
             match poll_fn(|cx| Pin::new(&mut self.incoming).poll_next(cx)).await {
                 Some(Ok(tcp)) => {
                     self.accepts();
                     let Some(permit) = self.permit() else { continue };
-                    if let Ok(stream) = Stream::new(self.key, tcp, (self.tls)()) {
+                    if let Ok(stream) = Socket::new(self.key, tcp, (self.tls)()) {
                         return (stream, permit);
                     }
                 }
@@ -134,7 +134,7 @@ impl axum::serve::Listener for HttpPort {
 
 /// A connection with its permit.
 pub(crate) struct Connection {
-    stream: Stream,
+    stream: Socket,
     /// On the HTTP port: the longest time without an answer, and its timer.
     overdue: Option<(Duration, Pin<Box<Sleep>>)>,
     /// On the gRPC port: counts and limits the bytes that arrive.
@@ -143,16 +143,16 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    fn http(stream: Stream, permit: OwnedSemaphorePermit, times: AnswerTimes) -> Self {
+    fn http(stream: Socket, permit: OwnedSemaphorePermit, times: AnswerTimes) -> Self {
         let overdue = Some((times.next, Box::pin(tokio::time::sleep(times.first))));
         Self { stream, overdue, link: None, _permit: permit }
     }
 
-    pub(crate) fn grpc(stream: Stream, permit: OwnedSemaphorePermit, link: Arc<Link>) -> Self {
+    pub(crate) fn grpc(stream: Socket, permit: OwnedSemaphorePermit, link: Arc<Link>) -> Self {
         Self { stream, overdue: None, link: Some(link), _permit: permit }
     }
 
-    fn stream(self: Pin<&mut Self>) -> Pin<&mut Stream> {
+    fn stream(self: Pin<&mut Self>) -> Pin<&mut Socket> {
         Pin::new(&mut self.get_mut().stream)
     }
 

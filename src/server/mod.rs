@@ -3,8 +3,8 @@
 //! The server knows a model only as [`Predict`], and calls each through its own batcher. [`Server::bind`]
 //! binds both ports, so that a port in use is reported before anything runs. [`Server::run`] serves until its
 //! shutdown future ends, and then drains. [`Registry`] changes the served models meanwhile (`models.rs`,
-//! `not_served.rs`). Two protocols share the path of a scored request (`served.rs`): the native one
-//! (`ctr.rs`) and KServe v2 (`kserve/`). The drain:
+//! `not_served.rs`). Two protocols share the path of a scored request (`pending.rs`, `served.rs`) and streams
+//! of requests (`stream.rs`): the native one (`ctr.rs`) and KServe v2 (`kserve/`). The drain:
 //!
 //! 1. `/readyz` answers 503 and health is `NOT_SERVING`, for `server.drain_delay_seconds`. Calls and new
 //!    connections are still served, because clients notice this only after some time. Then new connections
@@ -24,16 +24,19 @@ mod listener;
 mod meter;
 mod models;
 mod not_served;
+mod pending;
 mod pressure;
 mod registry;
 mod repository;
 mod route;
 mod security;
 mod served;
+mod socket;
 mod status;
 mod stream;
 mod web;
 
+use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -57,7 +60,7 @@ use crate::predict::Predict;
 
 use connection::GrpcPort;
 use listener::{AnswerTimes, HttpPort, Limited};
-use models::Models;
+use models::{Batchers, Models};
 use not_served::{NotServed, Reason};
 use pressure::Pressure;
 pub(crate) use repository::{Change, ChangeError, Repository};
@@ -111,8 +114,10 @@ pub struct ServerParts {
     /// `None`: nothing is encrypted.
     pub tls: Option<TlsConfig>,
     pub auth: AuthConfig,
-    /// Settings of each model's batcher.
+    /// Settings of the models' batchers.
     pub batcher: BatcherConfig,
+    /// Those of the models that have settings for themselves.
+    pub model_batchers: BTreeMap<String, BatcherConfig>,
     /// Where samples of Learn calls are stored; `None`: no model takes them.
     pub learning: Option<Learning>,
 }
@@ -259,13 +264,15 @@ impl Server {
     /// When a file of certificates or tokens cannot be used, a port cannot be bound (the error names its key
     /// and address), or a thread cannot be started.
     pub async fn bind(parts: ServerParts) -> Result<Self, ServerError> {
-        let ServerParts { models, metrics, server: config, tls, auth, batcher, learning } = parts;
+        let ServerParts { models, metrics, server: config, tls, auth, batcher, model_batchers, learning } =
+            parts;
         let security = Arc::new(Security::open(&config, tls.as_ref(), &auth, &metrics)?);
         let grpc = listen("server.grpc", config.grpc).await?;
         let http = listen("server.http", config.http).await?;
         let ServerConfig { max_samples, max_bytes, body, .. } = config;
         let limits = RequestLimits { max_samples, max_bytes, body };
-        let served = Models::new(metrics.clone(), batcher, limits, learning);
+        let batchers = Batchers { common: batcher, models: model_batchers };
+        let served = Models::new(metrics.clone(), batchers, limits, learning);
         models.into_iter().try_for_each(|predict| served.add(predict))?;
         let shared = Shared {
             models: served,
@@ -420,7 +427,7 @@ fn services(
         .or(reflection().build_v1()?.max_decoding_message_size(SMALL_MESSAGE))
         .or(health.max_decoding_message_size(SMALL_MESSAGE))
         .or(gate::Gate::new(kserve, shared.clone(), &meter::KSERVE).with_stream(kserve::STREAM))
-        .or(gate::Gate::new(ctr, shared.clone(), &meter::CTR));
+        .or(gate::Gate::new(ctr, shared.clone(), &meter::CTR).with_stream(ctr::STREAM));
     Ok(Guard::new(chain, shared.clone()))
 }
 

@@ -5,6 +5,7 @@
 //! removed is out of the map before its batcher is closed, so that the calls which have found it are
 //! answered.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -23,12 +24,26 @@ use crate::predict::Predict;
 const MAX_WAIT: Duration = Duration::from_secs(10);
 const WAIT_STEP: Duration = Duration::from_millis(1);
 
+/// The settings of the models' batchers.
+#[derive(Clone, Debug)]
+pub(crate) struct Batchers {
+    pub common: BatcherConfig,
+    /// Of the models that have settings for themselves.
+    pub models: BTreeMap<String, BatcherConfig>,
+}
+
+impl Batchers {
+    fn of(&self, model: &str) -> &BatcherConfig {
+        self.models.get(model).unwrap_or(&self.common)
+    }
+}
+
 /// The served models by name.
 pub(crate) struct Models {
     served: DashMap<String, Arc<Served>>,
     metrics: Arc<Metrics>,
-    /// Settings of each model's batcher. Held while a model is added.
-    batcher: Mutex<BatcherConfig>,
+    /// Held while a model is added.
+    batchers: Mutex<Batchers>,
     limits: RequestLimits,
     /// Where samples are stored, if any model takes samples.
     learning: Option<Learning>,
@@ -37,11 +52,11 @@ pub(crate) struct Models {
 impl Models {
     pub(crate) fn new(
         metrics: Arc<Metrics>,
-        batcher: BatcherConfig,
+        batchers: Batchers,
         limits: RequestLimits,
         learning: Option<Learning>,
     ) -> Self {
-        Self { served: DashMap::new(), metrics, batcher: Mutex::new(batcher), limits, learning }
+        Self { served: DashMap::new(), metrics, batchers: Mutex::new(batchers), limits, learning }
     }
 
     /// Opens the log of a model, if the model takes samples.
@@ -70,8 +85,8 @@ impl Models {
         }
         let metrics = self.metrics.model(&name, &description.schema);
         let learner = self.learner(&name, &metrics)?;
-        let config = self.batcher.lock().unwrap_or_else(PoisonError::into_inner);
-        let batcher = Batcher::start(predict.clone(), metrics.clone(), &config);
+        let batchers = self.batchers.lock().unwrap_or_else(PoisonError::into_inner);
+        let batcher = Batcher::start(predict.clone(), metrics.clone(), batchers.of(&name));
         let served = Served::new(predict, batcher.map_err(ServerError::Thread)?, metrics, self.limits);
         let served = served.with_learner(learner);
         match self.served.entry(name) {
@@ -84,9 +99,10 @@ impl Models {
     }
 
     /// Changes the limits and the delay of every queue.
-    pub(crate) fn set_batcher(&self, config: &BatcherConfig) {
-        *self.batcher.lock().unwrap_or_else(PoisonError::into_inner) = config.clone();
-        self.served.iter().for_each(|served| served.batcher.set_queue(config));
+    pub(crate) fn set_batchers(&self, batchers: Batchers) {
+        let mut known = self.batchers.lock().unwrap_or_else(PoisonError::into_inner);
+        *known = batchers;
+        self.served.iter().for_each(|served| served.batcher.set_queue(known.of(served.key())));
     }
 
     /// Ends serving a model. Returns when its calls are answered and its threads have ended, or `false` if no

@@ -3,9 +3,10 @@
 
 use std::sync::Arc;
 
+use super::models::Batchers;
 use super::not_served::Reason;
 use super::{Repository, ServerError, Shared};
-use crate::config::BatcherConfig;
+use crate::config::Config;
 use crate::predict::Predict;
 
 /// Adds models to a server that runs, and says which ones it cannot serve.
@@ -55,8 +56,9 @@ impl Registry {
     }
 
     /// Changes the queues of all models, also of those that are added later: their limits and their delay.
-    pub(crate) fn set_batcher(&self, config: &BatcherConfig) {
-        self.0.models.set_batcher(config);
+    pub(crate) fn set_batchers(&self, config: &Config) {
+        let (common, models) = (config.batcher.clone(), config.model_batchers.clone());
+        self.0.models.set_batchers(Batchers { common, models });
     }
 
     /// Reads the files of certificates and tokens again. An operator waits for the result, in the log.

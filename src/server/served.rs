@@ -9,7 +9,7 @@ use tonic::Code;
 use super::convert::Inputs;
 use super::status::CallError;
 use super::{RequestLimits, Shared};
-use crate::batcher::{Batcher, Ticket};
+use crate::batcher::{Batcher, Terms, Ticket};
 use crate::learnlog::Learner;
 use crate::metrics::ModelMetrics;
 use crate::predict::Predict;
@@ -35,7 +35,6 @@ impl Served {
         limits: RequestLimits,
     ) -> Self {
         let description = predict.describe();
-        let limits = RequestLimits { max_samples: limits.max_samples.min(description.max_samples), ..limits };
         let inputs = RwLock::new(Arc::new(Inputs::new(description.schema, limits.max_samples)));
         Self { predict, batcher, metrics, learner: None, limits, inputs }
     }
@@ -68,25 +67,25 @@ impl Served {
         }
     }
 
-    /// Queues the batch that `encode` writes, for the requested version, or for the one that serves.
+    /// Queues the batch that `encode` writes.
     ///
     /// # Errors
     /// When another version serves, the request cannot be converted, or the queue is full.
     pub(crate) fn queue(
         &self,
-        requested: Option<u64>,
-        deadline: Option<Instant>,
+        asked: Asked,
         encode: impl FnOnce(&Inputs, &mut Batch) -> Result<(), CallError>,
     ) -> Result<Queued, CallError> {
         let description = self.predict.describe();
-        self.check_version(requested, description.version.0)?;
+        self.check_version(asked.version, description.version.0)?;
         let inputs = self.inputs(&description.schema);
         let started = Instant::now();
         let mut batch = self.batcher.spare();
         encode(&inputs, &mut batch)?;
+        batch.logits = asked.logits;
         self.metrics.statistics.input.add(1, started.elapsed());
-        let ticket = self.batcher.submit(batch, deadline)?;
-        Ok(Queued { ticket, inputs, requested })
+        let ticket = self.batcher.submit(batch, asked.terms)?;
+        Ok(Queued { ticket, inputs, requested: asked.version })
     }
 
     /// Awaits the scores of a queued request.
@@ -99,6 +98,15 @@ impl Served {
         self.check_version(queued.requested, scores.version.0)?;
         Ok((scores, queued.inputs))
     }
+}
+
+/// What a request asks for, besides its samples.
+#[derive(Clone, Copy)]
+pub(crate) struct Asked {
+    /// The version that must compute the scores; `None`: the one that serves.
+    pub version: Option<u64>,
+    pub terms: Terms,
+    pub logits: bool,
 }
 
 /// A request in the queue.

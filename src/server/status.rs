@@ -32,6 +32,12 @@ pub(crate) enum CallError {
     NoVersion { model: String, serving: u64, requested: u64 },
     #[error("model_version: expected a number, or nothing for the version that serves, got {got:?}")]
     VersionText { got: String },
+    #[error("parameters: priority: expected a number, 1 (high), 0 or 2 (normal), 3 or more (low), got {got}")]
+    Priority { got: String },
+    #[error("priority: expected 0 (normal), 1 (high) or 2 (low), got {got}")]
+    UnknownPriority { got: i32 },
+    #[error("deadline passed before the answer")]
+    Late,
     #[error(transparent)]
     Convert(#[from] ConvertError),
     #[error(transparent)]
@@ -56,19 +62,25 @@ impl CallError {
             Self::Convert(ConvertError::TooManySamples { .. })
             | Self::Tensor(TensorError::TooManySamples { .. }) => Code::ResourceExhausted,
             Self::Batch(BatchError::Predict(error)) => predict_code(error),
-            Self::Convert(_) | Self::Tensor(_) | Self::Output(_) | Self::VersionText { .. } => {
-                Code::InvalidArgument
-            }
+            Self::Convert(_)
+            | Self::Tensor(_)
+            | Self::Output(_)
+            | Self::VersionText { .. }
+            | Self::Priority { .. }
+            | Self::UnknownPriority { .. } => Code::InvalidArgument,
             Self::Change(error) => error.code(),
             Self::NoLearning { .. } => Code::FailedPrecondition,
             Self::Loading { .. } | Self::Refused { .. } => Code::Unavailable,
             Self::Learn(error) if error.is_full() => Code::ResourceExhausted,
             Self::Learn(_) => Code::Unavailable,
             Self::Batch(
-                BatchError::QueueSamples { .. } | BatchError::QueueBytes { .. } | BatchError::Overloaded(_),
+                BatchError::QueueSamples { .. }
+                | BatchError::QueueBytes { .. }
+                | BatchError::Overloaded(_)
+                | BatchError::Displaced,
             ) => Code::ResourceExhausted,
-            Self::Batch(BatchError::Closed) => Code::Unavailable,
-            Self::Batch(BatchError::Expired { .. }) => Code::DeadlineExceeded,
+            Self::Batch(BatchError::Closed | BatchError::VersionChanged { .. }) => Code::Unavailable,
+            Self::Late | Self::Batch(BatchError::Expired { .. }) => Code::DeadlineExceeded,
             Self::Batch(BatchError::Failed(_)) => Code::Internal,
         }
     }
@@ -82,7 +94,9 @@ impl CallError {
     pub(crate) fn retry(&self) -> Option<Duration> {
         match self {
             Self::Batch(BatchError::Overloaded(late)) => Some(late.wait),
-            Self::Batch(BatchError::QueueSamples { .. } | BatchError::QueueBytes { .. }) => Some(FULL_QUEUE),
+            Self::Batch(
+                BatchError::QueueSamples { .. } | BatchError::QueueBytes { .. } | BatchError::Displaced,
+            ) => Some(FULL_QUEUE),
             _ => None,
         }
     }

@@ -1,143 +1,161 @@
-//! The socket of a connection, encrypted or not.
+//! A stream of requests for scores, in any protocol. Its answers are in the order of the requests.
 //!
-//! The TLS handshake is part of the first read or write, so it needs no task or timer of its own: the limits
-//! of a connection that has sent nothing hold for it too, on both ports.
+//! Requests are read while earlier ones wait for their scores, so that they share batches, but at most
+//! [`WINDOW`] are without an answer. A client that does not read its answers is not read from. A request that
+//! fails gets an answer with the error, and the stream goes on. The stream ends with a status if a
+//! message cannot be decoded, when its deadline passes, or when it is idle for too long. When the server
+//! drains, no more requests are read.
 
-use std::io;
-use std::net::SocketAddr;
+use std::collections::VecDeque;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll};
 
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
-use tokio_rustls::server::TlsStream;
-use tokio_rustls::{FallibleAccept, TlsAcceptor};
+use tokio::time::{Instant, Sleep, sleep};
+use tonic::codegen::tokio_stream::Stream;
+use tonic::{Code, Status, Streaming};
 
-/// Most encrypted bytes that wait for the socket. They no longer count as bytes of an answer.
-const ENCRYPTED: usize = 32 << 10;
+use super::gate::{Call, too_large};
+use super::pending::{Pending, ScoreRequest};
+use super::{Shared, stopped};
 
-/// The first byte of a TLS client. No HTTP client begins with it.
-const TLS_HANDSHAKE: u8 = 0x16;
+/// Most requests of a stream without an answer.
+const WINDOW: usize = 16;
 
-/// A connection of a port.
-pub(crate) struct Stream {
-    /// The setting of the port.
-    port: &'static str,
-    pub peer: SocketAddr,
-    state: State,
+type Boxed<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+
+/// The answers of a stream.
+pub(crate) struct Answers<R: ScoreRequest> {
+    shared: Arc<Shared>,
+    requests: Streaming<R>,
+    call: Option<Call>,
+    /// The answers to the requests that were read, in their order.
+    pending: VecDeque<Boxed<R::Answer>>,
+    /// Ends when no more requests may be read: with a status, or without one when the server drains.
+    stopped: Boxed<Result<(), Status>>,
+    /// Ends when no request has been read and no answer was sent for too long.
+    idle: Pin<Box<Sleep>>,
+    /// How the stream ends after the pending answers, if no more requests are read.
+    end: Option<Result<(), Status>>,
 }
 
-enum State {
-    /// `begun`: something has arrived.
-    Plain {
-        tcp: TcpStream,
-        begun: bool,
-    },
-    Handshake(Box<FallibleAccept<TcpStream>>),
-    Encrypted(Box<TlsStream<TcpStream>>),
-    /// The handshake has failed.
-    Failed,
-}
-
-trait Io: AsyncRead + AsyncWrite + Unpin {}
-
-impl<T: AsyncRead + AsyncWrite + Unpin> Io for T {}
-
-impl Stream {
-    /// With `tls` the client must begin a handshake.
-    ///
-    /// # Errors
-    /// When the client has gone.
-    pub(crate) fn new(
-        port: &'static str,
-        tcp: TcpStream,
-        tls: Option<Arc<rustls::ServerConfig>>,
-    ) -> io::Result<Self> {
-        let peer = tcp.peer_addr()?;
-        let state = match tls {
-            None => State::Plain { tcp, begun: false },
-            Some(config) => {
-                let limit =
-                    |session: &mut rustls::ServerConnection| session.set_buffer_limit(Some(ENCRYPTED));
-                let accept = TlsAcceptor::from(config).accept_with(tcp, limit);
-                State::Handshake(Box::new(accept.into_fallible()))
-            }
-        };
-        Ok(Self { port, peer, state })
-    }
-
-    /// The stream of bytes, after the handshake.
-    fn open(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Pin<&mut dyn Io>>> {
-        if let State::Handshake(accept) = &mut self.state {
-            self.state = match ready!(Pin::new(accept).poll(cx)) {
-                Ok(stream) => State::Encrypted(Box::new(stream)),
-                Err((error, _)) => {
-                    let (port, peer) = (self.port, self.peer);
-                    tracing::debug!(port, %peer, %error, "a TLS handshake has failed");
-                    State::Failed
-                }
+impl<R: ScoreRequest> Answers<R> {
+    pub(crate) fn new(shared: Arc<Shared>, requests: Streaming<R>, call: Option<Call>) -> Self {
+        let mut closing = shared.closing.subscribe();
+        let deadline = call.as_ref().and_then(|call| call.deadline);
+        let stopped = Box::pin(async move {
+            let drained = stopped(&mut closing);
+            let Some(deadline) = deadline else {
+                drained.await;
+                return Ok(());
             };
-        }
-        Poll::Ready(match &mut self.state {
-            State::Plain { tcp, .. } => Ok(Pin::new(tcp)),
-            State::Encrypted(stream) => Ok(Pin::new(stream)),
-            State::Handshake(_) | State::Failed => Err(io::ErrorKind::ConnectionAborted.into()),
-        })
+            let in_time = tokio::time::timeout_at(deadline.into(), drained).await;
+            in_time.map_err(|_| Status::deadline_exceeded("deadline passed before the end of the stream"))
+        });
+        let idle = Box::pin(sleep(shared.stream_idle));
+        Self { shared, requests, call, pending: VecDeque::new(), stopped, idle, end: None }
     }
 
-    /// Refuses a client that begins with TLS on a port without it.
-    fn received(&mut self, bytes: &[u8]) -> io::Result<()> {
-        let State::Plain { begun: begun @ false, .. } = &mut self.state else { return Ok(()) };
-        *begun = !bytes.is_empty();
-        if bytes.first() != Some(&TLS_HANDSHAKE) {
-            return Ok(());
+    /// Queues a request. Its answer follows those that are pending.
+    fn begin(&mut self, request: R) {
+        self.progress();
+        let answer = request.answer();
+        let pending = Pending::begin(&self.shared, request, self.call.as_ref());
+        if let Some(call) = &self.call {
+            // The request was converted to a batch, which the limits of the queue count, or refused.
+            call.charge.release_first();
         }
-        let (port, peer) = (self.port, self.peer);
-        tracing::debug!(port, %peer, "a client begins with TLS, which this port does not use");
-        Err(io::ErrorKind::InvalidData.into())
+        if let Err(error) = &pending
+            && error.is_of_no_model()
+        {
+            self.count(error.code());
+        }
+        self.pending.push_back(Box::pin(async move {
+            let answered = match pending {
+                Ok(pending) => pending.finish().await,
+                Err(error) => Err(error),
+            };
+            answer(answered)
+        }));
+    }
+
+    /// Restarts the limit of an idle stream.
+    fn progress(&mut self) {
+        self.idle.as_mut().reset(Instant::now() + self.shared.stream_idle);
+    }
+
+    /// Ends the stream if it was idle for too long.
+    fn end_idle(&mut self, cx: &mut Context<'_>) {
+        if self.end.is_none() && self.pending.is_empty() && self.idle.as_mut().poll(cx).is_ready() {
+            let limit = self.shared.stream_idle.as_secs_f64();
+            let text = format!("stream: no request for {limit} s (server.stream_idle_seconds)");
+            self.fail(Status::unavailable(text));
+        }
+    }
+
+    /// Ends the stream with an error of the transport or of the protocol.
+    fn fail(&mut self, status: Status) {
+        let status = match status.code() {
+            Code::OutOfRange => too_large(status.message(), self.shared.limits.max_bytes as u64),
+            _ => status,
+        };
+        self.count(status.code());
+        self.end = Some(Err(status));
+    }
+
+    /// Counts a failure that no model has counted.
+    fn count(&self, code: Code) {
+        if let Some(call) = &self.call {
+            call.count();
+        }
+        self.shared.metrics.no_model.count(code as i32);
+    }
+
+    /// Reads the requests that have arrived, as far as the window has room.
+    fn read(&mut self, cx: &mut Context<'_>) {
+        while self.end.is_none() && self.pending.len() < WINDOW {
+            match Pin::new(&mut self.requests).poll_next(cx) {
+                Poll::Ready(Some(Ok(request))) => self.begin(request),
+                Poll::Ready(Some(Err(status))) => self.fail(status),
+                Poll::Ready(None) => self.end = Some(Ok(())),
+                Poll::Pending => return,
+            }
+        }
+        if let Some(call) = &self.call {
+            call.charge.pause();
+        }
     }
 }
 
-impl AsyncRead for Stream {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        out: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        let before = out.filled().len();
-        ready!(ready!(self.open(cx))?.poll_read(cx, out))?;
-        Poll::Ready(self.received(&out.filled()[before..]))
-    }
-}
+impl<R: ScoreRequest> Stream for Answers<R> {
+    type Item = Result<R::Answer, Status>;
 
-impl AsyncWrite for Stream {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        ready!(self.open(cx))?.poll_write(cx, bytes)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        slices: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        ready!(self.open(cx))?.poll_write_vectored(cx, slices)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        // A socket and rustls both take many slices at once.
-        true
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        ready!(self.open(cx))?.poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match &self.state {
-            // There is nobody to take leave of.
-            State::Handshake(_) | State::Failed => Poll::Ready(Ok(())),
-            State::Plain { .. } | State::Encrypted(_) => ready!(self.open(cx))?.poll_shutdown(cx),
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let this = &mut *self;
+        if this.end.is_none()
+            && let Poll::Ready(stopped) = this.stopped.as_mut().poll(cx)
+        {
+            match stopped {
+                Ok(()) => this.end = Some(Ok(())),
+                // The answers that are pending come too late.
+                Err(status) => {
+                    this.pending.clear();
+                    this.fail(status);
+                }
+            }
+        }
+        this.read(cx);
+        this.end_idle(cx);
+        if let Some(first) = this.pending.front_mut() {
+            let Poll::Ready(answer) = first.as_mut().poll(cx) else { return Poll::Pending };
+            this.pending.pop_front();
+            this.progress();
+            return Poll::Ready(Some(Ok(answer)));
+        }
+        match &mut this.end {
+            None => Poll::Pending,
+            Some(Ok(())) => Poll::Ready(None),
+            Some(end) => Poll::Ready(std::mem::replace(end, Ok(())).err().map(Err)),
         }
     }
 }

@@ -45,7 +45,7 @@ fn serve(setup: &str, models: &Path, flags: &str) -> Served {
 }
 
 /// A connection whose stream windows have `window` bytes.
-async fn connect(address: SocketAddr, window: u32) -> SendRequest<Bytes> {
+pub async fn connect(address: SocketAddr, window: u32) -> SendRequest<Bytes> {
     let stream = TcpStream::connect(address).await.unwrap();
     let (send, connection) = h2::client::Builder::new()
         .initial_window_size(window)
@@ -84,13 +84,13 @@ fn head() -> Request<()> {
     head_of("flechette.v1.Ctr/Predict")
 }
 
-fn head_of(path: &str) -> Request<()> {
+pub fn head_of(path: &str) -> Request<()> {
     let request = Request::builder().method("POST").uri(format!("http://x/{path}"));
     request.header("content-type", "application/grpc").header("te", "trailers").body(()).unwrap()
 }
 
 /// The length-prefixed frame of a message.
-fn frame(message: &[u8]) -> Bytes {
+pub fn frame(message: &[u8]) -> Bytes {
     let mut frame = vec![0];
     frame.extend((message.len() as u32).to_be_bytes());
     frame.extend_from_slice(message);

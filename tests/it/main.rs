@@ -37,6 +37,7 @@ mod plan_counts;
 mod pretend;
 mod program;
 mod python;
+mod python_client;
 mod readme;
 mod refusals;
 mod resources;
@@ -50,6 +51,7 @@ mod serving;
 mod skip;
 #[cfg(target_os = "linux")]
 mod store_memory;
+mod stream;
 mod switching;
 mod tidy;
 mod tls;

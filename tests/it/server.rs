@@ -269,6 +269,23 @@ async fn a_standing_queue_refuses_requests_and_says_when_to_try_again() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_larger_than_a_batch_and_than_the_model_takes_at_once_is_scored() {
+    let running = Running::start_with(|parts| {
+        (parts.batcher.max_samples, parts.batcher.workers) = (1000, 2);
+        parts.server.max_samples = 5000;
+        parts.server.max_bytes = 4 << 20;
+        parts.batcher.queue_samples = 5000;
+    })
+    .await;
+    let (message, scores) = request(5000, 3);
+    assert_eq!(running.send(message).await.unwrap().unwrap(), scores);
+    assert_eq!(*running.model.calls.lock().unwrap(), [1000; 5]);
+    let mut client = running.client.clone();
+    let model = client.get_model(GetModelRequest { model: "ads".into() }).await.unwrap().into_inner();
+    assert_eq!(model.limits.unwrap().max_samples, 5000, "the fake model takes 4096 at once");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn more_calls_than_the_limit_are_refused() {
     let running = Running::start_with(|parts| parts.server.max_requests = 1).await;
     running.model.hold();

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -42,10 +43,10 @@ pub fn request(samples: usize, seed: u64) -> (PredictRequest, Vec<f32>) {
     }
     let request = PredictRequest {
         model: "ads".to_owned(),
-        version: 0,
         samples: samples as u32,
         dense,
         features: columns.into(),
+        ..PredictRequest::default()
     };
     (request, scores)
 }
@@ -91,6 +92,7 @@ pub fn parts(model: &Arc<Fake>) -> ServerParts {
         tls: None,
         auth: AuthConfig::default(),
         batcher: batcher_config(),
+        model_batchers: BTreeMap::new(),
         learning: None,
     }
 }

@@ -10,7 +10,8 @@ use crate::cache::policy::Watermarks;
 use crate::cache::{AdmissionOption, CacheOptions, CacheShape, EvictionOption, FlatCache, TableShape};
 use crate::cli::{InputError, error_line};
 use crate::config::{
-    CacheAdmission, CacheConfig, CacheEviction, CacheMode, CacheSize, Config, DeviceKind, TableMemory,
+    BatcherConfig, CacheAdmission, CacheConfig, CacheEviction, CacheMode, CacheSize, Config, DeviceKind,
+    TableMemory,
 };
 use crate::device::cuda::Nvidia;
 use crate::device::cuda::pinned::PinnedHost;
@@ -99,7 +100,7 @@ impl TierBuilder {
     }
 
     /// Builds the tier of a model. If `cache.pointers` is above 0, the tables are loaded into memory first.
-    pub(crate) fn build(&self, opened: &mut Opened) -> anyhow::Result<BuiltTier> {
+    pub(crate) fn build(&self, name: &str, opened: &mut Opened) -> anyhow::Result<BuiltTier> {
         let config = &self.config.cache;
         let on = match config.mode {
             CacheMode::On => true,
@@ -132,17 +133,19 @@ impl TierBuilder {
         let mut options = options(config, &mut ranked, opened);
         let (tier, memory) = match &self.device {
             None => self.on_host(opened, &mut options)?,
-            Some(device) => match self.on_device(device, opened, &mut options) {
-                Ok(built) => built,
-                Err(error) if self.config.device.kind == DeviceKind::Auto => {
-                    tracing::warn!(
-                        "device.kind is auto: the GPU cannot hold the cache, so the host holds it: {}",
-                        error_line(error.as_ref())
-                    );
-                    self.on_host(opened, &mut options)?
+            Some(device) => {
+                match self.on_device(device, self.config.batcher_of(name), opened, &mut options) {
+                    Ok(built) => built,
+                    Err(error) if self.config.device.kind == DeviceKind::Auto => {
+                        tracing::warn!(
+                            "device.kind is auto: the GPU cannot hold the cache, so the host holds it: {}",
+                            error_line(error.as_ref())
+                        );
+                        self.on_host(opened, &mut options)?
+                    }
+                    Err(error) => return Err(error),
                 }
-                Err(error) => return Err(error),
-            },
+            }
         };
         if let EvictionOption::Lfu(rows) = std::mem::take(&mut options.eviction) {
             ranked = rows;
@@ -174,6 +177,7 @@ impl TierBuilder {
     fn on_device(
         &self,
         device: &Arc<Nvidia>,
+        batcher: &BatcherConfig,
         opened: &mut Opened,
         options: &mut CacheOptions,
     ) -> anyhow::Result<(LookupTier, RowMemory)> {
@@ -187,18 +191,13 @@ impl TierBuilder {
             schema: &opened.schema,
             cache: &shape(self.config.cache.size, &opened.schema, options)?,
             options,
-            contexts: self.config.batcher.workers,
-            max_samples: max_samples(&self.config),
+            contexts: batcher.workers,
+            max_samples: batcher.max_samples,
             staging_bytes: self.config.cache.staging_bytes,
         };
         let tier = GpuLookupTier::new(device.clone(), &shape).map_err(|e| InputError(e.into()))?;
         Ok((LookupTier::Gpu(tier), memory))
     }
-}
-
-/// Most samples of a batch: a merged one, or one large request.
-pub(crate) fn max_samples(config: &Config) -> usize {
-    config.batcher.max_samples.max(config.server.max_samples)
 }
 
 /// Whether the tables take at most half of the machine's memory. The other half is for everything else.

@@ -74,7 +74,7 @@ impl Loader {
         let Self { config, models, .. } = self;
         let purpose = Purpose::ServeFrom(self.tiers.memory());
         let mut opened = store::open_latest(models, name, purpose, check_weights)?.opened;
-        let BuiltTier { tier, memory, ranked } = self.tiers.build(&mut opened)?;
+        let BuiltTier { tier, memory, ranked } = self.tiers.build(name, &mut opened)?;
         memory.prepare(&mut opened);
         let metrics = self.metrics.model(name, &opened.schema);
         let recorder = recorder_of(&config.trace, &opened.schema, &models.join(name), &metrics)?;
@@ -83,7 +83,7 @@ impl Loader {
             lookup_tier: tier,
             metrics,
             threads: self.threads.clone(),
-            max_samples: cache::max_samples(config),
+            max_samples: config.batcher_of(name).max_samples,
         };
         let table_bytes = opened.store.row_bytes();
         let engine = Engine::new(opened, parts)?.with_pointers();

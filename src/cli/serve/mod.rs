@@ -135,6 +135,7 @@ async fn bind(
         tls: config.tls.clone(),
         auth: config.auth.clone(),
         batcher: config.batcher.clone(),
+        model_batchers: config.model_batchers.clone(),
         learning: Some(learning),
     };
     Server::bind(parts).await.map_err(|error| match error {

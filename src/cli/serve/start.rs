@@ -3,7 +3,7 @@
 //!
 //! A thread does this, so that the server answers meanwhile. It is not waited for if the server is stopped.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::Context;
@@ -80,6 +80,7 @@ impl Start {
         let serving = Serving::new(Loader::new(&config, &models, metrics.clone(), live)?);
         let mut adder = Adder::new(&serving.loader, &serving.models, registry.clone());
         load_all(&mut adder)?;
+        warn_of_no_model(&config, &models);
         registry.tried_all();
         let served = serving.engines().len();
         if served == 0 {
@@ -89,6 +90,14 @@ impl Start {
         let watching = Serving::watch_with(adder, wakes)?;
         training.as_mut().map_or(Ok(()), Beside::begin)?;
         Ok(Started { served, watching, saving, training })
+    }
+}
+
+/// Warns of settings for models that are not in the directory. They may be added later.
+fn warn_of_no_model(config: &Config, models: &Path) {
+    let names = store::models(models).unwrap_or_default();
+    for model in config.model_batchers.keys().filter(|model| !names.contains(model)) {
+        tracing::warn!("models.{model}.batcher: there is no model {model:?} in server.models yet");
     }
 }
 

@@ -1,6 +1,7 @@
 //! The KServe v2 protocol, `inference.GRPCInferenceService`.
 //!
 //! - `tensors`: from input tensors to a batch;
+//! - `terms`: the deadline and the priority of a request;
 //! - `answers`: responses: scores, descriptions of models, statistics;
 //! - `stream`: many requests in one call;
 //! - `repository`: the list of models, and loading and unloading them.
@@ -10,11 +11,11 @@
 
 pub(crate) mod answers;
 mod repository;
-mod stream;
 pub(crate) mod tensors;
+mod terms;
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tonic::{Code, Request, Response, Status, Streaming};
 
@@ -22,13 +23,16 @@ use super::Shared;
 use super::convert::clip;
 use super::gate::Call;
 use super::inference::grpc_inference_service_server::GrpcInferenceService;
-use super::inference::infer_parameter::ParameterChoice;
 use super::inference::*;
+use super::pending::{Pending, ScoreRequest};
 use super::repository::Change;
-use super::served::{Account, Queued, Served};
+use super::served::{Asked, Queued, Served};
 use super::status::CallError;
-use answers::Scored;
-use stream::Answers;
+use super::stream::Answers;
+use crate::batcher::{Priority, Terms};
+use crate::schema::Schema;
+use crate::types::Scores;
+use answers::Form;
 
 /// The method with a stream of requests.
 pub(crate) const STREAM: &str = "ModelStreamInfer";
@@ -44,72 +48,45 @@ fn version(text: String) -> Result<Option<u64>, CallError> {
     text.parse().map(Some).map_err(|_| CallError::VersionText { got: clip(text) })
 }
 
-/// A ModelInfer request in the queue, or of a stream.
-struct Pending {
-    account: Account,
-    queued: Queued,
-    scored: Scored,
-}
+impl ScoreRequest for ModelInferRequest {
+    type Form = Form;
+    type Response = ModelInferResponse;
+    type Answer = ModelStreamInferResponse;
 
-impl Pending {
-    /// Queues a request. Failures are counted.
-    fn begin(
-        shared: &Arc<Shared>,
-        mut request: ModelInferRequest,
-        call: Option<&Call>,
-    ) -> Result<Self, CallError> {
-        let started = Instant::now();
-        let served = shared.find(std::mem::take(&mut request.model_name))?;
-        call.iter().for_each(|call| call.count());
-        let deadline = deadline(&request, started, call);
-        let mut account = Account::new(shared.clone(), served, started, deadline);
-        let queued = queue(&account.served, request, deadline);
-        if queued.is_err() {
-            account.close(&queued);
-        }
-        let (queued, scored) = queued?;
-        Ok(Self { account, queued, scored })
+    fn take_model(&mut self) -> String {
+        std::mem::take(&mut self.model_name)
     }
 
-    /// Awaits the scores.
-    async fn finish(mut self) -> Result<ModelInferResponse, CallError> {
-        let served = self.account.served.clone();
-        let result = served.scores(self.queued).await;
-        self.account.close(&result);
-        let (scores, inputs) = result?;
-        Ok(self.scored.response(scores, &inputs.schema))
+    fn timeout(&self) -> Option<Duration> {
+        terms::timeout(self)
     }
-}
 
-/// The deadline of the call, or the end of the request's parameter `timeout`, in microseconds, if it is
-/// earlier.
-fn deadline(request: &ModelInferRequest, started: Instant, call: Option<&Call>) -> Option<Instant> {
-    let choice = request.parameters.get("timeout").and_then(|timeout| timeout.parameter_choice.as_ref());
-    let micros = match choice {
-        Some(ParameterChoice::Int64Param(micros)) => u64::try_from(*micros).ok(),
-        Some(ParameterChoice::Uint64Param(micros)) => Some(*micros),
-        _ => None,
-    };
-    // Clients send 0 for no limit.
-    let timeout = micros.filter(|micros| *micros > 0).map(Duration::from_micros);
-    let own = timeout.and_then(|timeout| started.checked_add(timeout));
-    call.and_then(|call| call.deadline).into_iter().chain(own).min()
-}
+    fn priority(&self) -> Result<Priority, CallError> {
+        terms::priority(self)
+    }
 
-/// Checks a request and queues its batch.
-fn queue(
-    served: &Served,
-    request: ModelInferRequest,
-    deadline: Option<Instant>,
-) -> Result<(Queued, Scored), CallError> {
-    let ModelInferRequest { model_version, id, inputs, outputs, raw_input_contents, .. } = request;
-    let requested = version(model_version)?;
-    answers::check_outputs(&outputs)?;
-    let scored = Scored { model: served.predict.describe().model, id, raw: !raw_input_contents.is_empty() };
-    let queued = served.queue(requested, deadline, |known, batch| {
-        tensors::encode(known, inputs, raw_input_contents, batch)
-    })?;
-    Ok((queued, scored))
+    fn queue(self, served: &Served, terms: Terms) -> Result<(Queued, Form), CallError> {
+        let Self { model_version, id, inputs, outputs, raw_input_contents, .. } = self;
+        let requested = version(model_version)?;
+        let outputs = answers::outputs(&outputs)?;
+        let asked = Asked { version: requested, terms, logits: outputs.logit };
+        let model = served.predict.describe().model;
+        let form = Form { model, id, raw: !raw_input_contents.is_empty(), outputs };
+        let queued =
+            served.queue(asked, |known, batch| tensors::encode(known, inputs, raw_input_contents, batch))?;
+        Ok((queued, form))
+    }
+
+    fn response(form: Form, scores: Scores, schema: &Schema) -> ModelInferResponse {
+        form.response(scores, schema)
+    }
+
+    fn answer(
+        &self,
+    ) -> impl FnOnce(Result<ModelInferResponse, CallError>) -> ModelStreamInferResponse + use<> {
+        let id = self.id.clone();
+        |answered| answers::of_stream(answered, id)
+    }
 }
 
 impl KserveService {
@@ -127,7 +104,7 @@ impl KserveService {
 
 #[tonic::async_trait]
 impl GrpcInferenceService for KserveService {
-    type ModelStreamInferStream = Answers;
+    type ModelStreamInferStream = Answers<ModelInferRequest>;
 
     async fn server_live(
         &self,
@@ -186,7 +163,7 @@ impl GrpcInferenceService for KserveService {
     async fn model_stream_infer(
         &self,
         mut request: Request<Streaming<ModelInferRequest>>,
-    ) -> Result<Response<Answers>, Status> {
+    ) -> Result<Response<Self::ModelStreamInferStream>, Status> {
         let call = request.extensions_mut().remove();
         Ok(Response::new(Answers::new(self.0.clone(), request.into_inner(), call)))
     }

@@ -65,7 +65,10 @@ proptest! {
         features in prop::collection::vec(column(), 0..12),
         piece in 1..50usize,
     ) {
-        let message = PredictRequest { model, version: 1 << 40, samples: 3, dense, features };
+        let message = PredictRequest {
+            model, version: 1 << 40, samples: 3, dense, features, timeout_ms: 1 << 31, priority: 1,
+            logits: true,
+        };
         let wire = framed(&message.encode_to_vec());
         let whole = cost(&wire, wire.len()).unwrap();
         prop_assert_eq!(cost(&wire, piece), Ok(whole));

@@ -18,6 +18,7 @@ use crate::server::route::GrpcService;
 fn role(path: &str) -> Option<Role> {
     match path {
         "/flechette.v1.Ctr/Predict"
+        | "/flechette.v1.Ctr/PredictStream"
         | "/inference.GRPCInferenceService/ModelInfer"
         | "/inference.GRPCInferenceService/ModelStreamInfer"
         | "/flechette.v1.Ctr/Learn"

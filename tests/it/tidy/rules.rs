@@ -83,7 +83,7 @@ pub const CRATE_HOMES: &[(&str, &[&str])] = &[
     ("prost", &["server/", "cli/"]),
     ("prost_types", &["server/", "cli/"]),
     ("rustls", &["server/"]),
-    ("tokio_rustls", &["server/stream.rs"]),
+    ("tokio_rustls", &["server/socket.rs"]),
     ("ring", &["server/security/"]),
     ("subtle", &["server/security/"]),
     ("x509_cert", &["server/security/"]),

@@ -12,7 +12,7 @@ fn every_method_needs_the_role_that_the_docs_say() {
     let kserve = include_str!("../../../../proto/inference/kserve.proto");
     let mut all = methods("flechette.v1.Ctr", ctr);
     all.extend(methods("inference.GRPCInferenceService", kserve));
-    assert_eq!(all.len(), 14);
+    assert_eq!(all.len(), 15);
     let open = ["ServerLive", "ServerReady", "ModelReady"];
     let admin = ["RepositoryModelLoad", "RepositoryModelUnload"];
     for path in &all {

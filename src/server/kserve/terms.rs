@@ -1,0 +1,39 @@
+//! The parameters of a request that say when it is computed: `timeout` and `priority`, as Triton has them.
+
+use std::time::Duration;
+
+use crate::batcher::Priority;
+use crate::server::convert::clip;
+use crate::server::inference::ModelInferRequest;
+use crate::server::inference::infer_parameter::ParameterChoice;
+use crate::server::status::CallError;
+
+fn parameter<'a>(request: &'a ModelInferRequest, name: &str) -> Option<&'a ParameterChoice> {
+    request.parameters.get(name).and_then(|parameter| parameter.parameter_choice.as_ref())
+}
+
+/// The time of the request from its arrival, in microseconds. Clients send 0 for no limit.
+pub(crate) fn timeout(request: &ModelInferRequest) -> Option<Duration> {
+    let micros = match parameter(request, "timeout")? {
+        ParameterChoice::Int64Param(micros) => u64::try_from(*micros).ok()?,
+        ParameterChoice::Uint64Param(micros) => *micros,
+        _ => return None,
+    };
+    (micros > 0).then(|| Duration::from_micros(micros))
+}
+
+/// Lower numbers are more urgent, and clients send 0 for the default.
+pub(crate) fn priority(request: &ModelInferRequest) -> Result<Priority, CallError> {
+    let refused = |got: String| Err(CallError::Priority { got: clip(got) });
+    match parameter(request, "priority") {
+        None | Some(ParameterChoice::Int64Param(0 | 2) | ParameterChoice::Uint64Param(0 | 2)) => {
+            Ok(Priority::Normal)
+        }
+        Some(ParameterChoice::Int64Param(1) | ParameterChoice::Uint64Param(1)) => Ok(Priority::High),
+        Some(ParameterChoice::Int64Param(3..) | ParameterChoice::Uint64Param(_)) => Ok(Priority::Low),
+        Some(ParameterChoice::Int64Param(number)) => refused(number.to_string()),
+        Some(ParameterChoice::BoolParam(value)) => refused(value.to_string()),
+        Some(ParameterChoice::StringParam(text)) => refused(format!("{text:?}")),
+        Some(ParameterChoice::DoubleParam(number)) => refused(number.to_string()),
+    }
+}
