@@ -13,7 +13,7 @@ impl Layers {
         let mut problems = std::mem::take(&mut self.errors);
         match self.server() {
             Ok(server) => {
-                let batchers = self.batcher(&server).and_then(|_| self.model_batchers(&server));
+                let batchers = self.batchers(&server);
                 problems.extend(batchers.err());
             }
             Err(error) => problems.push(error),
@@ -70,10 +70,10 @@ impl Layers {
 fn computed(config: &Config, key: &str) -> Option<String> {
     match key {
         "server.max_inflight_bytes" => Some(config.server.max_inflight_bytes.to_string()),
-        "batcher.queue_bytes" => Some(config.batcher.queue_bytes.to_string()),
+        "batcher.queue_bytes" => Some(config.batchers.common.queue_bytes.to_string()),
         "server.reflection" => Some(switch(config.server.reflection)),
         "server.admin" => Some(switch(config.server.admin)),
-        "batcher.queue_samples" => Some(config.batcher.queue_samples.to_string()),
+        "batcher.queue_samples" => Some(config.batchers.common.queue_samples.to_string()),
         "cache.low_watermark" => Some(config.cache.low_watermark.to_string()),
         "device.kernel_cache" => {
             let folder = config.device.kernel_cache.as_ref();

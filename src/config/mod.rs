@@ -14,7 +14,6 @@ mod security;
 pub(crate) mod settings;
 mod unknown;
 
-use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fmt;
 use std::net::SocketAddr;
@@ -28,6 +27,7 @@ pub(crate) use cache::{CacheAdmission, CacheConfig, CacheEviction, CacheMode, Ca
 #[cfg(test)]
 pub(crate) use layers::message_bytes;
 pub(crate) use layers::{BYTES_FORM, Layers, parse_bytes};
+pub use models::Batchers;
 pub(crate) use reload::Reloaded;
 pub use security::{AuthConfig, TlsConfig};
 
@@ -86,11 +86,9 @@ pub struct Config {
     pub auth: AuthConfig,
     /// How often the models' directory is read for new versions; `None`: only at start.
     pub(crate) watch: Option<Duration>,
-    pub(crate) batcher: BatcherConfig,
+    pub(crate) batchers: Batchers,
     /// Where the tables of served versions are.
     pub(crate) memory: TableMemory,
-    /// Of the models that have settings for themselves.
-    pub(crate) model_batchers: BTreeMap<String, BatcherConfig>,
     pub(crate) cache: CacheConfig,
     pub(crate) trace: TraceConfig,
     pub(crate) learn: LearnConfig,
@@ -270,11 +268,6 @@ fn did_you_mean(nearest: Option<&str>) -> String {
 }
 
 impl Config {
-    /// The settings of a model's batcher.
-    pub(crate) fn batcher_of(&self, model: &str) -> &BatcherConfig {
-        self.model_batchers.get(model).unwrap_or(&self.batcher)
-    }
-
     /// Reads the file that the flags name, and the environment, and validates everything.
     ///
     /// # Errors
@@ -335,8 +328,7 @@ impl Layers {
         let (server, tls) = (self.server()?, self.tls()?);
         self.warn_of_tokens(&server, tls.as_ref());
         Ok(Config {
-            batcher: self.batcher(&server)?,
-            model_batchers: self.model_batchers(&server)?,
+            batchers: self.batchers(&server)?,
             watch: self.watch()?,
             server,
             memory: self.memory()?,

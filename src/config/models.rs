@@ -9,6 +9,22 @@ use super::layers::{Layers, PREFIX, variable};
 use super::settings::{self, Setting};
 use super::{BatcherConfig, ConfigError, ServerConfig};
 
+/// The settings of the models' batchers.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Batchers {
+    /// Section `batcher`.
+    pub common: BatcherConfig,
+    /// Of the models that have settings for themselves, by name.
+    pub models: BTreeMap<String, BatcherConfig>,
+}
+
+impl Batchers {
+    /// The settings of a model's batcher.
+    pub(crate) fn of(&self, model: &str) -> &BatcherConfig {
+        self.models.get(model).unwrap_or(&self.common)
+    }
+}
+
 /// The model and the setting of a full key.
 pub(super) fn of_model(key: &str) -> Option<(&str, &'static Setting)> {
     let (rest, name) = key.strip_prefix("models.")?.rsplit_once('.')?;
@@ -56,13 +72,12 @@ impl Layers {
         self.given.keys().filter_map(|key| of_model(key)).map(|(model, _)| model).collect()
     }
 
-    /// The batchers of the models that have settings for themselves.
-    pub(super) fn model_batchers(
-        &self,
-        server: &ServerConfig,
-    ) -> Result<BTreeMap<String, BatcherConfig>, ConfigError> {
+    /// # Errors
+    /// For the first wrong value, of the common settings before those of models.
+    pub(super) fn batchers(&self, server: &ServerConfig) -> Result<Batchers, ConfigError> {
+        let common = self.batcher(server)?;
         let batcher = |model: &str| Ok((model.to_owned(), self.of(model).batcher(server)?));
-        self.models().into_iter().map(batcher).collect()
+        Ok(Batchers { common, models: self.models().into_iter().map(batcher).collect::<Result<_, _>>()? })
     }
 
     /// These layers with the settings of a model in the place of the common ones.

@@ -265,7 +265,7 @@ fn a_reload_takes_what_can_change_and_names_what_needs_a_restart() {
     assert_eq!(reloaded.restart, ["server.max_requests"]);
     let config = &reloaded.config;
     assert_eq!((config.server.max_requests, config.cache.switch_bytes), (5, 3));
-    assert_eq!((config.batcher.max_delay.as_micros(), config.log_level.as_str()), (9, "info"));
+    assert_eq!((config.batchers.common.max_delay.as_micros(), config.log_level.as_str()), (9, "info"));
     // What needs a restart is named until then.
     let again = reloaded.layers.changed_to(&new).unwrap();
     assert!(again.changed.is_empty() && again.restart == ["server.max_requests"]);
@@ -279,7 +279,7 @@ fn a_model_can_have_its_own_settings_of_the_batcher() {
     let env = [("FLECHETTE_MODELS_ads_BATCHER_QUEUE_SAMPLES", "6000")];
     let config = resolve(&Flags::default(), &env, file).unwrap();
     let of = |model| {
-        let BatcherConfig { max_delay, queue_samples, workers, .. } = config.batcher_of(model);
+        let BatcherConfig { max_delay, queue_samples, workers, .. } = config.batchers.of(model);
         (max_delay.as_micros(), *queue_samples, *workers)
     };
     assert_eq!(of("ads"), (9, 6000, 3));
@@ -343,9 +343,9 @@ fn a_reload_takes_the_settings_of_models_that_can_change() {
     ];
     assert_eq!(reloaded.changed, changed);
     assert_eq!(reloaded.restart, ["models.ads.batcher.workers"]);
-    let ads = reloaded.config.batcher_of("ads");
+    let ads = reloaded.config.batchers.of("ads");
     assert_eq!((ads.max_delay.as_micros(), ads.workers, ads.queue_samples), (9, 2, 65_536));
-    assert_eq!(reloaded.config.batcher_of("b").queue_bytes, 1 << 30);
+    assert_eq!(reloaded.config.batchers.of("b").queue_bytes, 1 << 30);
 }
 
 #[test]
@@ -389,10 +389,10 @@ fn limits_that_cannot_hold_the_largest_message_are_refused() {
     let config =
         |keys: &str| resolve(&Flags::default(), &[], &format!("[server]\nmax_bytes = \"64MiB\"\n{keys}"));
     let chosen = config("").unwrap();
-    assert_eq!(chosen.batcher.queue_bytes, 768 << 20);
+    assert_eq!(chosen.batchers.common.queue_bytes, 768 << 20);
     assert_eq!(chosen.server.max_inflight_bytes, 33 * (64 << 20) + 27_870_192);
     for (keys, key, least) in [
-        ("[batcher]\nqueue_bytes = \"767MiB\"", "batcher.queue_bytes", chosen.batcher.queue_bytes),
+        ("[batcher]\nqueue_bytes = \"767MiB\"", "batcher.queue_bytes", chosen.batchers.common.queue_bytes),
         ("max_inflight_bytes = \"2GiB\"", "server.max_inflight_bytes", chosen.server.max_inflight_bytes),
     ] {
         let text = config(keys).unwrap_err().to_string();

@@ -36,7 +36,6 @@ mod status;
 mod stream;
 mod web;
 
-use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -53,14 +52,14 @@ use tonic_health::ServingStatus;
 use tonic_health::pb::health_server::{Health, HealthServer};
 use tonic_health::server::HealthReporter;
 
-use crate::config::{AuthConfig, BatcherConfig, LearnConfig, ServerConfig, TlsConfig};
+use crate::config::{AuthConfig, Batchers, LearnConfig, ServerConfig, TlsConfig};
 use crate::learnlog::Learner;
 use crate::metrics::Metrics;
 use crate::predict::Predict;
 
 use connection::GrpcPort;
 use listener::{AnswerTimes, HttpPort, Limited};
-use models::{Batchers, Models};
+use models::Models;
 use not_served::{NotServed, Reason};
 use pressure::Pressure;
 pub(crate) use repository::{Change, ChangeError, Repository};
@@ -114,10 +113,7 @@ pub struct ServerParts {
     /// `None`: nothing is encrypted.
     pub tls: Option<TlsConfig>,
     pub auth: AuthConfig,
-    /// Settings of the models' batchers.
-    pub batcher: BatcherConfig,
-    /// Those of the models that have settings for themselves.
-    pub model_batchers: BTreeMap<String, BatcherConfig>,
+    pub batchers: Batchers,
     /// Where samples of Learn calls are stored; `None`: no model takes them.
     pub learning: Option<Learning>,
 }
@@ -264,14 +260,12 @@ impl Server {
     /// When a file of certificates or tokens cannot be used, a port cannot be bound (the error names its key
     /// and address), or a thread cannot be started.
     pub async fn bind(parts: ServerParts) -> Result<Self, ServerError> {
-        let ServerParts { models, metrics, server: config, tls, auth, batcher, model_batchers, learning } =
-            parts;
+        let ServerParts { models, metrics, server: config, tls, auth, batchers, learning } = parts;
         let security = Arc::new(Security::open(&config, tls.as_ref(), &auth, &metrics)?);
         let grpc = listen("server.grpc", config.grpc).await?;
         let http = listen("server.http", config.http).await?;
         let ServerConfig { max_samples, max_bytes, body, .. } = config;
         let limits = RequestLimits { max_samples, max_bytes, body };
-        let batchers = Batchers { common: batcher, models: model_batchers };
         let served = Models::new(metrics.clone(), batchers, limits, learning);
         models.into_iter().try_for_each(|predict| served.add(predict))?;
         let shared = Shared {

@@ -5,7 +5,6 @@
 //! removed is out of the map before its batcher is closed, so that the calls which have found it are
 //! answered.
 
-use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -15,7 +14,7 @@ use dashmap::mapref::entry::Entry;
 use super::served::Served;
 use super::{Learning, RequestLimits, ServerError};
 use crate::batcher::Batcher;
-use crate::config::{BatcherConfig, LearnConfig};
+use crate::config::{Batchers, LearnConfig};
 use crate::learnlog::{self, Learner, LearnerOptions, LogError};
 use crate::metrics::{Metrics, ModelMetrics};
 use crate::predict::Predict;
@@ -23,20 +22,6 @@ use crate::predict::Predict;
 /// How long the removal of a model waits for calls in flight, before its batcher refuses what they queue.
 const MAX_WAIT: Duration = Duration::from_secs(10);
 const WAIT_STEP: Duration = Duration::from_millis(1);
-
-/// The settings of the models' batchers.
-#[derive(Clone, Debug)]
-pub(crate) struct Batchers {
-    pub common: BatcherConfig,
-    /// Of the models that have settings for themselves.
-    pub models: BTreeMap<String, BatcherConfig>,
-}
-
-impl Batchers {
-    fn of(&self, model: &str) -> &BatcherConfig {
-        self.models.get(model).unwrap_or(&self.common)
-    }
-}
 
 /// The served models by name.
 pub(crate) struct Models {

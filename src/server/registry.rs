@@ -3,10 +3,9 @@
 
 use std::sync::Arc;
 
-use super::models::Batchers;
 use super::not_served::Reason;
 use super::{Repository, ServerError, Shared};
-use crate::config::Config;
+use crate::config::Batchers;
 use crate::predict::Predict;
 
 /// Adds models to a server that runs, and says which ones it cannot serve.
@@ -56,9 +55,8 @@ impl Registry {
     }
 
     /// Changes the queues of all models, also of those that are added later: their limits and their delay.
-    pub(crate) fn set_batchers(&self, config: &Config) {
-        let (common, models) = (config.batcher.clone(), config.model_batchers.clone());
-        self.0.models.set_batchers(Batchers { common, models });
+    pub(crate) fn set_batchers(&self, batchers: Batchers) {
+        self.0.models.set_batchers(batchers);
     }
 
     /// Reads the files of certificates and tokens again. An operator waits for the result, in the log.

@@ -491,7 +491,7 @@ async fn limits_and_deadlines_are_those_of_native_calls() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_parameter_priority_decides_what_is_computed_first() {
-    let running = Running::start_with(|parts| parts.batcher.max_samples = 6).await;
+    let running = Running::start_with(|parts| parts.batchers.common.max_samples = 6).await;
     let mut client = connect(&running).await;
     let of = |samples, choice| {
         let mut message = typed(&request(samples, 1).0);

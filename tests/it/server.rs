@@ -218,7 +218,7 @@ async fn a_failing_or_panicking_sample_fails_only_its_request() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_full_queue_refuses_requests_and_loses_none() {
-    let running = Running::start_with(|parts| parts.batcher.queue_samples = 4).await;
+    let running = Running::start_with(|parts| parts.batchers.common.queue_samples = 4).await;
     running.model.hold();
     let (first, first_scores) = request(1, 0);
     let first = running.send(first);
@@ -238,7 +238,8 @@ async fn a_full_queue_refuses_requests_and_loses_none() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_standing_queue_refuses_requests_and_says_when_to_try_again() {
     let running = Running::start_with(|parts| {
-        (parts.batcher.max_samples, parts.batcher.default_deadline) = (1, Duration::from_millis(100));
+        (parts.batchers.common.max_samples, parts.batchers.common.default_deadline) =
+            (1, Duration::from_millis(100));
     })
     .await;
     // Shows that a sample takes a fifth of a second.
@@ -271,10 +272,10 @@ async fn a_standing_queue_refuses_requests_and_says_when_to_try_again() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_request_larger_than_a_batch_and_than_the_model_takes_at_once_is_scored() {
     let running = Running::start_with(|parts| {
-        (parts.batcher.max_samples, parts.batcher.workers) = (1000, 2);
+        (parts.batchers.common.max_samples, parts.batchers.common.workers) = (1000, 2);
         parts.server.max_samples = 5000;
         parts.server.max_bytes = 4 << 20;
-        parts.batcher.queue_samples = 5000;
+        parts.batchers.common.queue_samples = 5000;
     })
     .await;
     let (message, scores) = request(5000, 3);
@@ -319,7 +320,7 @@ async fn a_request_of_a_disconnected_client_is_not_computed() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_concurrent_clients_each_get_their_own_scores() {
-    let running = Running::start_with(|parts| parts.batcher.workers = 3).await;
+    let running = Running::start_with(|parts| parts.batchers.common.workers = 3).await;
     let mut clients = Vec::new();
     for client in 0..48u64 {
         let mut stub = CtrClient::new(channel(running.grpc).await);

@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use flechette::config::{AuthConfig, ServerConfig};
+use flechette::config::{AuthConfig, Batchers, ServerConfig};
 use flechette::metrics::Metrics;
 use flechette::server::proto::ctr_client::CtrClient;
 use flechette::server::proto::{FeatureColumn, PredictRequest};
@@ -91,8 +91,7 @@ pub fn parts(model: &Arc<Fake>) -> ServerParts {
         server: server_config(),
         tls: None,
         auth: AuthConfig::default(),
-        batcher: batcher_config(),
-        model_batchers: BTreeMap::new(),
+        batchers: Batchers { common: batcher_config(), models: BTreeMap::new() },
         learning: None,
     }
 }

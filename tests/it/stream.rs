@@ -143,7 +143,7 @@ async fn a_request_whose_own_time_is_over_is_answered_at_once_and_not_computed()
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_refusal_because_of_overload_says_when_to_send_again() {
-    let running = Running::start_with(|parts| parts.batcher.queue_samples = 3).await;
+    let running = Running::start_with(|parts| parts.batchers.common.queue_samples = 3).await;
     running.model.hold();
     let held = running.send(request(1, 1).0);
     until(async || running.model.begun() == 1).await;
@@ -291,7 +291,7 @@ async fn a_drain_answers_the_requests_that_were_read_and_ends_the_stream() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn requests_of_a_higher_priority_are_computed_first_and_answered_in_order() {
-    let running = Running::start_with(|parts| parts.batcher.max_samples = 6).await;
+    let running = Running::start_with(|parts| parts.batchers.common.max_samples = 6).await;
     let mut open = Open::new(&running).await;
     open.send(PredictRequest { priority: 3, ..request(1, 1).0 }).await;
     let error = open.answer().await.unwrap_err();
@@ -316,7 +316,7 @@ async fn requests_of_a_higher_priority_are_computed_first_and_answered_in_order(
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_request_that_is_computed_in_parts_gets_the_logits_of_all_samples() {
-    let mut running = Running::start_with(|parts| parts.batcher.max_samples = 7).await;
+    let mut running = Running::start_with(|parts| parts.batchers.common.max_samples = 7).await;
     let (message, scores) = request(60, 1);
     let answer = running.client.predict(PredictRequest { logits: true, ..message }).await.unwrap();
     let logits: Vec<f32> = scores.iter().map(|score| logit(*score)).collect();

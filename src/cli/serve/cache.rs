@@ -134,7 +134,7 @@ impl TierBuilder {
         let (tier, memory) = match &self.device {
             None => self.on_host(opened, &mut options)?,
             Some(device) => {
-                match self.on_device(device, self.config.batcher_of(name), opened, &mut options) {
+                match self.on_device(device, self.config.batchers.of(name), opened, &mut options) {
                     Ok(built) => built,
                     Err(error) if self.config.device.kind == DeviceKind::Auto => {
                         tracing::warn!(

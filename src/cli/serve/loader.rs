@@ -83,7 +83,7 @@ impl Loader {
             lookup_tier: tier,
             metrics,
             threads: self.threads.clone(),
-            max_samples: config.batcher_of(name).max_samples,
+            max_samples: config.batchers.of(name).max_samples,
         };
         let table_bytes = opened.store.row_bytes();
         let engine = Engine::new(opened, parts)?.with_pointers();

@@ -134,8 +134,7 @@ async fn bind(
         server: config.server.clone(),
         tls: config.tls.clone(),
         auth: config.auth.clone(),
-        batcher: config.batcher.clone(),
-        model_batchers: config.model_batchers.clone(),
+        batchers: config.batchers.clone(),
         learning: Some(learning),
     };
     Server::bind(parts).await.map_err(|error| match error {

@@ -73,7 +73,7 @@ impl Reloader {
         };
         self.layers = layers;
         self.live.set(&config);
-        self.registry.set_batchers(&config);
+        self.registry.set_batchers(config.batchers.clone());
         // It fails if the thread has ended or has not started.
         let _ = self.wake.send(Ask::Interval);
         // The configuration has checked the level.

@@ -96,7 +96,7 @@ impl Start {
 /// Warns of settings for models that are not in the directory. They may be added later.
 fn warn_of_no_model(config: &Config, models: &Path) {
     let names = store::models(models).unwrap_or_default();
-    for model in config.model_batchers.keys().filter(|model| !names.contains(model)) {
+    for model in config.batchers.models.keys().filter(|model| !names.contains(model)) {
         tracing::warn!("models.{model}.batcher: there is no model {model:?} in server.models yet");
     }
 }

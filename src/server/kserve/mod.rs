@@ -3,11 +3,10 @@
 //! - `tensors`: from input tensors to a batch;
 //! - `terms`: the deadline and the priority of a request;
 //! - `answers`: responses: scores, descriptions of models, statistics;
-//! - `stream`: many requests in one call;
 //! - `repository`: the list of models, and loading and unloading them.
 //!
-//! A request takes the path of a native one (`served.rs`), so its scores are the same to the bit, and the
-//! same limits, deadlines and metrics apply.
+//! A request, alone or in a stream, takes the path of a native one (`pending.rs`, `stream.rs`), so its
+//! scores are the same to the bit, and the same limits, deadlines and metrics apply.
 
 pub(crate) mod answers;
 mod repository;
