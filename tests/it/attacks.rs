@@ -5,15 +5,18 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::pin::Pin;
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
+use flechette::predict::{Description, Predict, PredictError};
+use flechette::schema::Schema;
 use flechette::schema::preset::{self, ArchKind};
 use flechette::server::Server;
 use flechette::server::proto::GetModelRequest;
 use flechette::trainer;
 use flechette::trainer::optim::{Kind, Optimizer};
+use flechette::types::{Batch, Scores, Version};
 use h2::client::{ResponseFuture, SendRequest};
 use prost::Message;
 use prost::bytes::Bytes;
@@ -353,12 +356,36 @@ async fn answers_that_are_not_read_count_towards_the_bytes_in_flight() {
     until(async || is_served(&running).await).await;
 }
 
+/// A model whose description is long, so that short calls have long answers.
+struct Wide;
+
+impl Predict for Wide {
+    fn predict(&self, _: &Batch) -> Result<Scores, PredictError> {
+        Err(PredictError::Store("it is only described".to_owned()))
+    }
+
+    fn describe(&self) -> Description {
+        let dense = |i| format!("[[dense]]\nname = \"{i:0100}\"\n");
+        let schema = "[architecture]\nkind = \"dlrm\"\nbottom = [8]\ntop = [8]\n".to_owned()
+            + &(0..40).map(dense).collect::<String>()
+            + "[[features]]\nname = \"user\"\ntable = \"users\"\n"
+            + "[[tables]]\nname = \"users\"\nrows = 10\ndim = 8\n";
+        let schema = Arc::new(Schema::parse(&schema).unwrap());
+        Description { model: "wide".to_owned(), version: Version(1), schema, max_samples: 1 }
+    }
+
+    fn ready(&self) -> bool {
+        true
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn answers_in_a_socket_that_is_not_read_keep_their_places_until_it_is_closed() {
     let running = Running::start_with(|parts| {
         parts.server.max_requests = 50;
         parts.server.max_streams = 10_000;
         parts.server.write = Duration::from_secs(5);
+        parts.models.push(Arc::new(Wide));
     })
     .await;
     let socket = TcpSocket::new_v4().unwrap();
@@ -371,11 +398,12 @@ async fn answers_in_a_socket_that_is_not_read_keep_their_places_until_it_is_clos
         .await
         .unwrap();
     tokio::spawn(connection);
-    let ask = frame(&GetModelRequest { model: "ads".to_owned() }.encode_to_vec());
+    let ask = frame(&GetModelRequest { model: "wide".to_owned() }.encode_to_vec());
     let mut calls = Vec::new();
-    // One small answer at a time, until the buffers of the two sockets are full.
+    // Until the buffers of the two sockets are full. The client never learns that it may send more than the
+    // first 65,535 bytes.
     let mut full = false;
-    while !full && calls.len() < 9000 {
+    while !full && calls.len() < 65_535 / ask.len() {
         let (answer, mut body) = raw.send_request(head_of("flechette.v1.Ctr/GetModel"), false).unwrap();
         body.send_data(ask.clone(), true).unwrap();
         calls.push(answer);
