@@ -294,8 +294,8 @@ impl<T> Queue<T> {
         if self.closed || self.computing == 0 || full || due <= now { Next::Work } else { Next::Wait(due) }
     }
 
-    /// Moves the next batch into `taken`, which must be empty, if the policy allows it. Expired entries before
-    /// its end are removed too, and do not count towards the batch. If the batch is not empty, one
+    /// Moves the next batch into `taken`, which must be empty, if the policy allows it. Expired entries
+    /// before its end are removed too, and do not count towards the batch. If the batch is not empty, one
     /// [`Queue::finish`] must follow.
     pub(crate) fn take(&mut self, now: Instant, taken: &mut Taken<T>) -> Next {
         let next = self.next(now);

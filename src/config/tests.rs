@@ -289,7 +289,8 @@ fn wrong_settings_of_a_model_are_reported_with_their_full_keys() {
     for (keys, error) in [
         (
             "[models.ads.batcher]\nmax_dely_us = 1",
-            "file :2: unknown key models.ads.batcher.max_dely_us; did you mean models.ads.batcher.max_delay_us?",
+            "file :2: unknown key models.ads.batcher.max_dely_us; \
+             did you mean models.ads.batcher.max_delay_us?",
         ),
         (
             "[models.ads.batchr]\nx = 1",
@@ -301,7 +302,8 @@ fn wrong_settings_of_a_model_are_reported_with_their_full_keys() {
         ),
         (
             "[models.ads.batcher]\nqueue_samples = 10",
-            "models.ads.batcher.queue_samples (file :2): expected a whole number from 4096 to 1073741824, got \"10\"",
+            "models.ads.batcher.queue_samples (file :2): \
+             expected a whole number from 4096 to 1073741824, got \"10\"",
         ),
     ] {
         assert_eq!(refusal(&[], keys), error);

@@ -67,7 +67,7 @@ impl Ctr for CtrService {
         let terms = Terms { deadline, ..Terms::default() };
         let mut message = request.into_inner();
         let served = self.0.find(std::mem::take(&mut message.model))?;
-        let mut account = Account::new(self.0.clone(), served, started, terms);
+        let mut account = Account::new(served, started, terms);
         call.iter().for_each(Call::count);
         let result = account.served.predict(message, terms).await;
         account.close(&result);

@@ -262,8 +262,9 @@ proptest! {
                     }
                 }
                 Step::Again => {
-                    let room = |entry: &Waiting| sum(&waiting).plus_within(entry.size, LIMITS.queue).is_some();
-                    if let Some(again) = last_taken.take_if(|entry| room(entry)) {
+                    let held = sum(&waiting);
+                    let fits = |entry: &mut Waiting| held.plus_within(entry.size, LIMITS.queue).is_some();
+                    if let Some(again) = last_taken.take_if(fits) {
                         let Waiting { number, size, terms, queued, turn } = again;
                         queue.push_again(turn, Entry { size, queued, terms, item: number });
                         waiting.push(again);

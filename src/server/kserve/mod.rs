@@ -13,7 +13,7 @@ pub(crate) mod answers;
 mod repository;
 mod stream;
 pub(crate) mod tensors;
-mod terms;
+pub(crate) mod terms;
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -67,7 +67,7 @@ impl Pending {
         call.iter().for_each(|call| call.count());
         let terms = terms::terms(&request, started, call);
         let known = terms.as_ref().copied().unwrap_or_default();
-        let mut account = Account::new(shared.clone(), served, started, known);
+        let mut account = Account::new(served, started, known);
         let queued = terms.and_then(|terms| queue(&account.served, request, terms));
         if queued.is_err() {
             account.close(&queued);

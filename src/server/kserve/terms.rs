@@ -38,7 +38,10 @@ fn timeout(request: &ModelInferRequest) -> Option<Duration> {
 }
 
 /// Lower numbers are more urgent, and clients send 0 for the default.
-fn priority(request: &ModelInferRequest) -> Result<Priority, CallError> {
+///
+/// # Errors
+/// [`CallError::Priority`].
+pub(crate) fn priority(request: &ModelInferRequest) -> Result<Priority, CallError> {
     let refused = |got: String| Err(CallError::Priority { got: clip(got) });
     match parameter(request, "priority") {
         None | Some(ParameterChoice::Int64Param(0 | 2) | ParameterChoice::Uint64Param(0 | 2)) => {
