@@ -5,6 +5,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use flechette::config::BatcherConfig;
 use flechette::predict::{Description, Predict, PredictError};
 use flechette::server::ServerParts;
 use flechette::server::inference::grpc_inference_service_client::GrpcInferenceServiceClient;
@@ -141,4 +142,18 @@ async fn the_overload_of_a_model_refuses_no_calls_of_another_one() {
     for call in waiting {
         call.await.unwrap().unwrap();
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_model_has_its_own_settings_of_the_batcher() {
+    let running = start(|parts| {
+        let own = BatcherConfig { queue_samples: 5, ..parts.batcher.clone() };
+        parts.model_batchers.insert("ads".to_owned(), own);
+    })
+    .await;
+    let status = running.send(request(6, 1).0).await.unwrap().unwrap_err();
+    assert_eq!(status.message(), "batcher.queue_samples: limit 5, 0 queued, request has 6");
+    let (mut message, scores) = request(6, 1);
+    message.model = "other".to_owned();
+    assert_eq!(running.send(message).await.unwrap().unwrap(), scores);
 }
