@@ -56,18 +56,15 @@ async fn ask_other(running: &Running) {
     }
 }
 
-/// Clients of the model `ads` that try again and again until they are answered. Refusals begin with `text`.
-fn flood(running: &Running, samples: usize, text: &'static str) -> Vec<JoinHandle<()>> {
+/// Clients of the model `ads` that try again and again until they are answered.
+fn flood(running: &Running, samples: usize) -> Vec<JoinHandle<()>> {
     let client = |seed| {
         let (mut client, (message, scores)) = (running.client.clone(), request(samples, seed));
         tokio::spawn(async move {
             loop {
                 match client.predict(message.clone()).await {
                     Ok(answer) => return assert_eq!(answer.into_inner().scores, scores),
-                    Err(status) => {
-                        assert_eq!(status.code(), Code::ResourceExhausted);
-                        assert!(status.message().starts_with(text), "{status}");
-                    }
+                    Err(status) => assert_eq!(status.code(), Code::ResourceExhausted, "{status}"),
                 }
                 sleep(Duration::from_millis(20)).await;
             }
@@ -80,7 +77,7 @@ fn flood(running: &Running, samples: usize, text: &'static str) -> Vec<JoinHandl
 async fn a_flooded_model_does_not_take_all_places() {
     let running = start(|parts| parts.server.max_requests = 200).await;
     running.model.hold();
-    let flood = flood(&running, 1, "calls in flight: limit 200 (server.max_requests), ");
+    let flood = flood(&running, 1);
     // It gets three quarters of the places, less some for calls that are being refused.
     until(async || running.value("flechette_queue_samples{model=\"ads\"}").await >= 120.0).await;
     ask_other(&running).await;
@@ -94,8 +91,7 @@ async fn a_flooded_model_does_not_take_all_places() {
 async fn a_flooded_model_does_not_take_all_memory_of_messages() {
     let running = start(|parts| parts.server.max_inflight_bytes = 256 << 10).await;
     running.model.hold();
-    let text = "bytes of calls in flight: limit 262144 (server.max_inflight_bytes), ";
-    let flood = flood(&running, 64, text);
+    let flood = flood(&running, 64);
     let refused = "flechette_requests_total{model=\"(none)\",code=\"RESOURCE_EXHAUSTED\"}";
     until(async || running.value(refused).await >= 1000.0).await;
     ask_other(&running).await;
