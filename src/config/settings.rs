@@ -73,7 +73,12 @@ pub(crate) const SECTIONS: &[Section] = &[
             setting("server.models", Words("none"), "Directory of the models").flag("--models"),
             setting("server.max_samples", Text("4096"), "Most samples in a request"),
             setting("server.max_bytes", Text("16MiB"), "Most bytes of a request message"),
-            setting("server.max_requests", Text("8192"), "Most calls in flight, over all connections"),
+            setting(
+                "server.max_requests",
+                Text("8192"),
+                "Most calls in flight, over all connections. As many more may be in flight before their \
+                 model is known, or while their refusal leaves",
+            ),
             setting(
                 "server.max_inflight_bytes",
                 Words("1GiB, or the least value if that is more"),

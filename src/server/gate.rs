@@ -1,7 +1,8 @@
 //! A layer around every call of a service that scores. It sees a call before its message is decoded.
 //!
 //! * The calls in flight of all connections are counted and limited, and so is the memory of their messages
-//!   (`meter.rs`).
+//!   (`charge.rs`, `meter.rs`), in all and for each model. Calls of an overloaded model are refused before
+//!   their message is decoded (`pressure.rs`).
 //! * `grpc-timeout` becomes a deadline for the batcher, and a timer. The timer of tonic would answer
 //!   `CANCELLED`, but the protocol requires `DEADLINE_EXCEEDED`. The gate's timer starts first and is polled
 //!   first, so its answer is sent.
@@ -26,8 +27,8 @@ use tonic::server::NamedService;
 use tonic::{Code, Status};
 
 use super::Shared;
-use super::meter::{Charge, Layout, Metered};
-use super::pressure::overloaded;
+use super::charge::Charge;
+use super::meter::{Layout, Metered};
 
 /// A call, as the gate passes it to the service in the request's extensions.
 #[derive(Clone)]
@@ -66,21 +67,6 @@ impl<S> Gate<S> {
     pub(crate) fn with_stream(self, method: &'static str) -> Self {
         Self { stream: Some(method), ..self }
     }
-
-    /// Refuses a call for which there is no place.
-    fn full(&self, in_flight: usize) -> Option<Status> {
-        let limit = self.shared.max_requests;
-        let text = || format!("calls in flight: limit {limit} (server.max_requests), got {in_flight}");
-        (in_flight > limit).then(|| Status::resource_exhausted(text()))
-    }
-
-    /// Refuses a call that would take too long.
-    fn too_long(&self, in_flight: usize, deadline: Option<Instant>) -> Option<Status> {
-        let takes = self.shared.too_long(in_flight, deadline)?;
-        self.shared.pressure.refused();
-        let text = format!("overloaded: a call takes about {} ms now", takes.as_millis());
-        Some(overloaded(text, takes))
-    }
 }
 
 impl<S: NamedService> NamedService for Gate<S> {
@@ -105,14 +91,11 @@ where
         let deadline = timeout(request.headers()).and_then(|rest| Instant::now().checked_add(rest));
         let method = request.uri().path().rsplit('/').next();
         let stream = self.stream.is_some_and(|stream| method == Some(stream));
-        let enter = if stream { Charge::enter_stream } else { Charge::enter };
-        let (charge, in_flight) = enter(self.shared.clone());
+        let (charge, entered) = Charge::enter(&self.shared, deadline, stream);
         let call = Call { deadline, counted: Arc::default(), charge: charge.clone() };
         let mut passage =
             Passage { shared: self.shared.clone(), counted: call.counted.clone(), code: Code::Cancelled };
-        let full = self.full(in_flight);
-        if let Some(status) = full.or_else(|| if stream { None } else { self.too_long(in_flight, deadline) })
-        {
+        if let Err(status) = entered {
             passage.code = status.code();
             return Box::pin(async move {
                 let _held = (passage, charge);
@@ -138,6 +121,9 @@ where
                 },
             };
             let mut response = passage.leave(response);
+            if !response.headers().contains_key("grpc-status") {
+                charge.answered();
+            }
             // The call keeps its place and its memory until its answer has left (`connection.rs`).
             response.extensions_mut().insert(charge);
             Ok(response)
@@ -157,7 +143,6 @@ impl Passage {
         // Only a response without a message has its status in the headers.
         let Some(status) = response.headers().get("grpc-status") else {
             self.code = Code::Ok;
-            self.shared.pressure.answered();
             return response;
         };
         self.code = Code::from_bytes(status.as_bytes());

@@ -14,6 +14,7 @@
 //! 3. The batchers answer queued requests, or abandon them when the time is over. The logs of learned samples
 //!    are closed. HTTP stops last.
 
+mod charge;
 mod connection;
 mod convert;
 mod ctr;
@@ -61,7 +62,6 @@ use connection::GrpcPort;
 use listener::{AnswerTimes, HttpPort, Limited};
 use models::Models;
 use not_served::{NotServed, Reason};
-use pressure::Pressure;
 pub(crate) use repository::{Change, ChangeError, Repository};
 use route::GrpcService;
 use security::{Guard, Security};
@@ -187,25 +187,17 @@ struct Shared {
     closing: watch::Sender<bool>,
     /// What loads and unloads models, if that is possible.
     repository: OnceLock<Arc<dyn Repository>>,
-    /// Calls whose answer has not left, counted by [`meter::Charge`].
+    /// Calls whose answer has not left, counted by [`charge::Charge`].
     in_flight: AtomicUsize,
-    /// Those of them that are streams.
-    streams: AtomicUsize,
-    pressure: Pressure,
-    /// Memory of their messages, counted by [`meter::Charge`], and of answers (`connection.rs`).
+    /// Those of them that have a place.
+    places: AtomicUsize,
+    /// Memory of their messages, counted by [`charge::Charge`], and of answers (`connection.rs`).
     in_flight_bytes: AtomicUsize,
 }
 
 impl Shared {
     fn draining(&self) -> bool {
         self.draining.load(Ordering::Acquire)
-    }
-
-    /// How long a call would take, if that is too long, with this many calls in flight. Streams take places
-    /// even when they are idle, so they say nothing about it.
-    fn too_long(&self, in_flight: usize, deadline: Option<std::time::Instant>) -> Option<Duration> {
-        let calls = in_flight.saturating_sub(self.streams.load(Ordering::Acquire));
-        self.pressure.too_long(calls, deadline)
     }
 
     fn ready(&self) -> bool {
@@ -283,8 +275,7 @@ impl Server {
             closing: watch::Sender::new(false),
             repository: OnceLock::new(),
             in_flight: AtomicUsize::new(0),
-            streams: AtomicUsize::new(0),
-            pressure: Pressure::new(),
+            places: AtomicUsize::new(0),
             in_flight_bytes: AtomicUsize::new(0),
         };
         let shares = descriptors::shares(descriptors::raise(), config.max_connections);
@@ -439,9 +430,10 @@ async fn update_status(shared: Arc<Shared>, health: HealthReporter) {
     let mut ticks = tokio::time::interval(UPDATE_EVERY);
     loop {
         ticks.tick().await;
-        shared.pressure.tick(ticked.elapsed());
+        let elapsed = ticked.elapsed();
         ticked = Instant::now();
         for (_, served) in shared.models.all() {
+            served.pressure.tick(elapsed);
             served.metrics.version.set(served.predict.describe().version.0 as f64);
         }
         let now_ready = shared.ready();

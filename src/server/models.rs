@@ -108,6 +108,11 @@ impl Models {
         self.served.get(name).map(|served| served.value().clone())
     }
 
+    /// Whether there is more than one model.
+    pub(crate) fn are_several(&self) -> bool {
+        self.served.len() > 1
+    }
+
     /// All models, by ascending name.
     pub(crate) fn all(&self) -> Vec<(String, Arc<Served>)> {
         let entry = |entry: dashmap::mapref::multiple::RefMulti<'_, String, Arc<Served>>| {

@@ -62,9 +62,10 @@ impl<R: ScoreRequest> Pending<R> {
         let own = request.timeout().and_then(|timeout| started.checked_add(timeout));
         let deadline = call.and_then(|call| call.deadline).into_iter().chain(own).min();
         let due = own.filter(|_| own == deadline);
-        let terms = request.priority().map(|priority| Terms { deadline, priority });
-        let mut account = Account::new(shared.clone(), served, started, deadline);
-        let queued = terms.and_then(|terms| request.queue(&account.served, terms));
+        let priority = request.priority();
+        let terms = Terms { deadline, priority: priority.as_ref().copied().unwrap_or_default() };
+        let mut account = Account::new(served, started, terms);
+        let queued = priority.and_then(|_| request.queue(&account.served, terms));
         if queued.is_err() {
             account.close(&queued);
         }

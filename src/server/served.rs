@@ -6,9 +6,10 @@ use std::time::Instant;
 
 use tonic::Code;
 
+use super::RequestLimits;
 use super::convert::Inputs;
+use super::pressure::Pressure;
 use super::status::CallError;
-use super::{RequestLimits, Shared};
 use crate::batcher::{Batcher, Terms, Ticket};
 use crate::learnlog::Learner;
 use crate::metrics::ModelMetrics;
@@ -24,6 +25,7 @@ pub(crate) struct Served {
     /// `None` if the model takes no samples.
     pub learner: Option<Learner>,
     pub limits: RequestLimits,
+    pub pressure: Arc<Pressure>,
     inputs: RwLock<Arc<Inputs>>,
 }
 
@@ -36,7 +38,8 @@ impl Served {
     ) -> Self {
         let description = predict.describe();
         let inputs = RwLock::new(Arc::new(Inputs::new(description.schema, limits.max_samples)));
-        Self { predict, batcher, metrics, learner: None, limits, inputs }
+        let pressure = Arc::new(Pressure::new());
+        Self { predict, batcher, metrics, learner: None, limits, pressure, inputs }
     }
 
     pub(crate) fn with_learner(self, learner: Option<Learner>) -> Self {
@@ -118,29 +121,23 @@ pub(crate) struct Queued {
 
 /// Counts and times one scored request when it is dropped, even if its client has disconnected.
 pub(crate) struct Account {
-    shared: Arc<Shared>,
     pub served: Arc<Served>,
     started: Instant,
-    deadline: Option<Instant>,
+    terms: Terms,
     /// `None` if the request is dropped before its answer.
     code: Option<Code>,
 }
 
 impl Account {
-    pub(crate) fn new(
-        shared: Arc<Shared>,
-        served: Arc<Served>,
-        started: Instant,
-        deadline: Option<Instant>,
-    ) -> Self {
-        Self { shared, served, started, deadline, code: None }
+    pub(crate) fn new(served: Arc<Served>, started: Instant, terms: Terms) -> Self {
+        Self { served, started, terms, code: None }
     }
 
     /// Sets the code of the answer.
     pub(crate) fn close<T>(&mut self, result: &Result<T, CallError>) {
         self.code = Some(result.as_ref().map_or_else(CallError::code, |_| Code::Ok));
         if result.as_ref().is_err_and(|error| error.retry().is_some()) {
-            self.shared.pressure.refused();
+            self.served.pressure.refused(self.terms.priority);
         }
     }
 }
@@ -148,7 +145,7 @@ impl Account {
 impl Drop for Account {
     fn drop(&mut self) {
         let now = Instant::now();
-        let expired = self.deadline.is_some_and(|deadline| deadline <= now);
+        let expired = self.terms.deadline.is_some_and(|deadline| deadline <= now);
         let unanswered = if expired { Code::DeadlineExceeded } else { Code::Cancelled };
         let (code, took) = (self.code.unwrap_or(unanswered), now.saturating_duration_since(self.started));
         let metrics = &self.served.metrics;

@@ -15,6 +15,7 @@ mod cuda_open;
 mod cusim_serve;
 mod dataset;
 mod demo;
+mod fairness;
 mod fake;
 mod files;
 mod following;

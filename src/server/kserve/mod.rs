@@ -11,7 +11,7 @@
 pub(crate) mod answers;
 mod repository;
 pub(crate) mod tensors;
-mod terms;
+pub(crate) mod terms;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -23,6 +23,9 @@ pub(crate) fn timeout(request: &ModelInferRequest) -> Option<Duration> {
 }
 
 /// Lower numbers are more urgent, and clients send 0 for the default.
+///
+/// # Errors
+/// [`CallError::Priority`].
 pub(crate) fn priority(request: &ModelInferRequest) -> Result<Priority, CallError> {
     let refused = |got: String| Err(CallError::Priority { got: clip(got) });
     match parameter(request, "priority") {
