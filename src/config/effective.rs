@@ -16,6 +16,7 @@ impl Layers {
         }
         let sections = [
             self.watch().err(),
+            self.traffic().err(),
             self.cache().err(),
             self.trace().err(),
             self.learn().err(),
@@ -47,6 +48,7 @@ impl Layers {
                 };
             }
         }
+        self.models.iter().for_each(|(model, table)| text.push_str(&table.to_toml(model)));
         text
     }
 }

@@ -11,10 +11,14 @@ use toml::de::{DeTable, DeValue};
 use tracing_subscriber::filter::{LevelFilter, Targets};
 
 use super::settings::{self, Fallback, SECTIONS};
+use super::traffic::{ModelTable, TrafficConfig};
 use super::{
     BatcherConfig, ConfigError, DeviceConfig, DeviceKind, Flags, LearnConfig, ServerConfig, Source,
     ThreadsConfig, TraceConfig, VersionsConfig, unknown,
 };
+
+/// The section that also has a table for each model.
+const MODELS: &str = "models";
 
 /// Every environment variable of a setting begins with this.
 const PREFIX: &str = "FLECHETTE_";
@@ -43,6 +47,8 @@ pub(crate) struct Layers {
     /// The flags of the third layer, which also name the file.
     pub(super) flags: Flags,
     given: BTreeMap<&'static str, Given>,
+    /// The tables `[models.NAME]`, by name.
+    pub(super) models: BTreeMap<String, ModelTable>,
     /// `$XDG_CACHE_HOME` and `$HOME`, if they are absolute paths.
     cache_home: Option<PathBuf>,
     home: Option<PathBuf>,
@@ -53,9 +59,9 @@ pub(crate) struct Layers {
 }
 
 #[derive(Clone, Debug)]
-struct Given {
-    text: String,
-    source: Source,
+pub(super) struct Given {
+    pub text: String,
+    pub source: Source,
 }
 
 impl Layers {
@@ -76,8 +82,20 @@ impl Layers {
             match value.get_ref() {
                 DeValue::Table(keys) if SECTIONS.iter().any(|section| section.name == name) => {
                     for (key, value) in keys {
-                        let source = Source::File { path: path.to_owned(), line: line(key.span().start) };
-                        self.add_value(format!("{name}.{}", key.get_ref()), value.get_ref(), source);
+                        let source = |at| Source::File { path: path.to_owned(), line: line(at) };
+                        match value.get_ref() {
+                            DeValue::Table(table) if name == MODELS => {
+                                let own = self.models.entry(key.get_ref().to_string()).or_default();
+                                let values = table.iter().map(|(name, value)| {
+                                    own.add(name.get_ref(), value.get_ref(), source(name.span().start))
+                                });
+                                self.errors.extend(values.filter_map(Result::err));
+                            }
+                            value => {
+                                let key = (format!("{name}.{}", key.get_ref()), source(key.span().start));
+                                self.add_value(key.0, value, key.1);
+                            }
+                        }
                     }
                 }
                 DeValue::Table(_) => self.errors.push(unknown::section(source.to_string(), name)),
@@ -208,6 +226,11 @@ impl Layers {
     pub(crate) fn versions(&self) -> Result<VersionsConfig, ConfigError> {
         let keep = self.whole("versions.keep", 1, 1 << 20)? as usize;
         Ok(VersionsConfig { keep, compact_at: self.share("versions.compact_at", 100.0)? })
+    }
+
+    /// The tables `[models.NAME]`.
+    pub(super) fn traffic(&self) -> Result<BTreeMap<String, TrafficConfig>, ConfigError> {
+        self.models.iter().map(|(name, table)| Ok((name.clone(), table.config()?))).collect()
     }
 
     pub(crate) fn device(&self) -> Result<DeviceConfig, ConfigError> {

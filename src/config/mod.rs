@@ -10,8 +10,10 @@ mod effective;
 mod layers;
 mod reload;
 pub(crate) mod settings;
+mod traffic;
 mod unknown;
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fmt;
 use std::net::SocketAddr;
@@ -26,6 +28,9 @@ pub(crate) use cache::{CacheAdmission, CacheConfig, CacheEviction, CacheMode, Ca
 pub(crate) use layers::message_bytes;
 pub(crate) use layers::{BYTES_FORM, Layers, parse_bytes};
 pub(crate) use reload::Reloaded;
+pub(crate) use traffic::{
+    CANARY, LABEL_FORM, MAX_LABELS, STABLE, Shadow, Sticky, TrafficConfig, VersionPolicy, is_label,
+};
 
 /// The texts of the flags that set a key; `None` if a flag is not given. `serve` has all of them.
 #[allow(missing_docs)] // settings.rs has the meaning of each key
@@ -77,6 +82,8 @@ pub struct Config {
     pub server: ServerConfig,
     /// How often the models' directory is read for new versions; `None`: only at start.
     pub(crate) watch: Option<Duration>,
+    /// By the name of the model.
+    pub(crate) traffic: BTreeMap<String, TrafficConfig>,
     pub(crate) batcher: BatcherConfig,
     pub(crate) cache: CacheConfig,
     pub(crate) trace: TraceConfig,
@@ -304,6 +311,7 @@ impl Layers {
         Ok(Config {
             batcher: self.batcher(&server)?,
             watch: self.watch()?,
+            traffic: self.traffic()?,
             server,
             cache: self.cache()?,
             trace: self.trace()?,

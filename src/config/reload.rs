@@ -1,7 +1,7 @@
 //! How the settings of a running server change.
 
 use super::layers::Layers;
-use super::settings::{self, Setting};
+use super::settings::{self, MODEL_SECTION, Setting};
 use super::{Config, ConfigError};
 
 /// The settings that a running server uses from now on.
@@ -35,8 +35,14 @@ impl Layers {
             settings::all().filter(differs).partition(|setting| setting.reloads);
         let mut layers = self.clone();
         changed.iter().for_each(|setting| layers.take(setting.key, new));
+        let names = |layers: &Self| layers.models.keys().cloned().collect::<Vec<_>>();
+        let same = names(self) == names(new)
+            && self.models.values().zip(new.models.values()).all(|(old, new)| old.same(new));
+        layers.models.clone_from(&new.models);
         let config = layers.clone().config()?;
         let keys = |settings: Vec<&Setting>| settings.iter().map(|setting| setting.key).collect();
-        Ok(Reloaded { layers, config, changed: keys(changed), restart: keys(restart) })
+        let mut changed: Vec<_> = keys(changed);
+        changed.extend((!same).then_some(MODEL_SECTION.name));
+        Ok(Reloaded { layers, config, changed, restart: keys(restart) })
     }
 }

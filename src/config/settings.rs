@@ -381,6 +381,55 @@ pub(crate) const SECTIONS: &[Section] = &[
     },
 ];
 
+/// The settings of one model. They have no flags and no environment variables, so they are not among [`all`].
+pub(crate) const MODEL_SECTION: Section = Section {
+    name: "models.NAME",
+    about: "A table for each model whose versions are not simply the latest one; \
+            [traffic.md](traffic.md) explains it. Only the file can set these keys.",
+    settings: &[
+        setting(
+            "models.NAME.versions",
+            Text("latest"),
+            "Which versions are loaded besides those that labels name. `latest`: the highest good one. \
+             `latest 3`: the three highest. `all`: all good ones, at most 32. `[3, 5]`: these",
+        )
+        .reloads(),
+        setting(
+            "models.NAME.labels",
+            Words("none; `stable` is then `latest`"),
+            "Labels and their versions, a number or `latest` each: `{ stable = 3, canary = \"latest\" }`. A \
+             label that `flechette label` has set wins",
+        )
+        .reloads(),
+        setting(
+            "models.NAME.canary_share",
+            Text("0"),
+            "Share of the requests without version and label that `canary` scores, 0 to 1; the others use \
+             `stable`",
+        )
+        .reloads(),
+        setting(
+            "models.NAME.sticky",
+            Text("request_id"),
+            "What keeps a user at one of the two: `request_id`, or `feature:NAME`, the ids of a feature of the \
+             first sample. Requests without it are shared out in turn",
+        )
+        .reloads(),
+        setting(
+            "models.NAME.shadow",
+            Words("none"),
+            "A number, `latest` or a label: the version that scores requests a second time, for comparison",
+        )
+        .reloads(),
+        setting(
+            "models.NAME.shadow_share",
+            Text("0.1"),
+            "Share of the requests that it scores, 0 to 1",
+        )
+        .reloads(),
+    ],
+};
+
 /// Every setting.
 pub(crate) fn all() -> impl Iterator<Item = &'static Setting> {
     SECTIONS.iter().flat_map(|section| section.settings)

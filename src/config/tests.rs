@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::layers::{parse_bytes, variable};
-use super::settings::{self, Fallback, SECTIONS};
+use super::settings::{self, Fallback, MODEL_SECTION, SECTIONS};
 use super::*;
 
 fn resolve(flags: &Flags, env: &[(&str, &str)], file: &str) -> Result<Config, ConfigError> {
@@ -77,7 +77,10 @@ fn settings_page() -> String {
          others are named in the log and need a restart. If anything is wrong, the log says what, and\n\
          nothing changes.\n",
     );
-    for section in SECTIONS {
+    for section in SECTIONS.iter().flat_map(|section| {
+        let own = (section.name == "models").then_some(&MODEL_SECTION);
+        std::iter::once(section).chain(own)
+    }) {
         let _ = write!(
             page,
             "\n## {}\n\n{}\n\n| key | default | meaning |\n|---|---|---|\n",

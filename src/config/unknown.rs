@@ -2,7 +2,8 @@
 
 use super::ConfigError;
 use super::layers::variable;
-use super::settings::{self, SECTIONS};
+use super::settings::{self, MODEL_SECTION, SECTIONS};
+use super::traffic::short;
 
 /// Variables that begin like those of settings, and that only tests read.
 const TEST_VARIABLES: &str = "FLECHETTE_TEST_";
@@ -13,6 +14,12 @@ pub(crate) fn key(place: String, name: String) -> ConfigError {
     let keys = settings::all().map(|setting| setting.key.to_owned());
     let nearest = nearest(&name, keys);
     ConfigError::Unknown { place, what: "key", name, nearest }
+}
+
+/// The error for a name in a table `[models.NAME]`.
+pub(crate) fn model_key(place: String, name: String) -> ConfigError {
+    let nearest = nearest(&name, MODEL_SECTION.settings.iter().map(|setting| short(setting).to_owned()));
+    ConfigError::Unknown { place, what: "key of a model", name, nearest }
 }
 
 /// The error for a section of the file.

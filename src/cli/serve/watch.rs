@@ -287,7 +287,6 @@ fn open_next(loader: &Loader, model: &LoadedModel, version: Version) -> anyhow::
     let LoadedModel { engine, memory } = model;
     let (served, name) = (engine.served(), engine.describe().model);
     let mut opened = store::open_after(&loader.models, &name, version, &served.store)?;
-    let weights = engine.check_next(&opened)?;
     let changes = match opened.store.changed_since(&served.store) {
         // The base rows are those of the served version, and ready.
         Some(rows) => Changes::Rows(rows),
@@ -297,5 +296,6 @@ fn open_next(loader: &Loader, model: &LoadedModel, version: Version) -> anyhow::
             Changes::Unknown
         }
     };
-    Ok(NextVersion { opened, weights, changes, switch_bytes: loader.live.switch_bytes() })
+    let (version, switch_bytes) = (engine.accept(opened)?, loader.live.switch_bytes());
+    Ok(NextVersion { version, changes, switch_bytes, old_stays: false })
 }

@@ -39,7 +39,7 @@ pub const IMPORTS: &[(&str, &[&str])] = &[
     ("types", &[]),
     ("mem", &[]),
     ("sync", &[]),
-    ("config", &[]),
+    ("config", &["types"]),
     ("schema", &["types", "mem"]),
     ("metrics", &["schema"]),
     ("predict", &["types", "schema"]),
