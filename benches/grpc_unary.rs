@@ -225,6 +225,7 @@ fn requests() -> Vec<PredictRequest> {
         samples: 1,
         dense: (0..13).map(|_| draw.below(1000) as f32).collect(),
         features: (1..=26).map(|i| column(i, &mut draw)).collect(),
+        ..PredictRequest::default()
     };
     (0..256).map(request).collect()
 }

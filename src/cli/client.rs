@@ -157,6 +157,7 @@ pub fn request(model: &str, schema: &Schema, raw: &RawBatch) -> PredictRequest {
         samples: raw.samples as u32,
         dense: raw.dense.clone(),
         features: named.map(|(feature, column)| feature_column(&feature.name, column)).collect(),
+        ..PredictRequest::default()
     }
 }
 
@@ -181,7 +182,11 @@ fn feature_column(name: &str, column: &RawFeature) -> FeatureColumn {
     message
 }
 
-async fn connect(addr: &str) -> anyhow::Result<Channel> {
+/// Connects to a server.
+///
+/// # Errors
+/// When the address is wrong, or the server cannot be reached.
+pub(crate) async fn connect(addr: &str) -> anyhow::Result<Channel> {
     let wrong = || InputError(anyhow!("--addr: expected http://HOST:PORT, got {addr:?}"));
     let uri: Uri = addr.parse().map_err(|_| wrong())?;
     if uri.scheme_str() != Some("http") || uri.host().is_none_or(str::is_empty) {

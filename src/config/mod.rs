@@ -29,7 +29,8 @@ pub(crate) use layers::message_bytes;
 pub(crate) use layers::{BYTES_FORM, Layers, parse_bytes};
 pub(crate) use reload::Reloaded;
 pub(crate) use traffic::{
-    CANARY, LABEL_FORM, MAX_LABELS, STABLE, Shadow, Sticky, TrafficConfig, VersionPolicy, is_label,
+    CANARY, LABEL_FORM, MAX_LABELS, MODEL_TABLES, STABLE, Shadow, Sticky, TrafficConfig, VersionPolicy,
+    is_label,
 };
 
 /// The texts of the flags that set a key; `None` if a flag is not given. `serve` has all of them.

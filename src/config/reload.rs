@@ -1,8 +1,8 @@
 //! How the settings of a running server change.
 
 use super::layers::Layers;
-use super::settings::{self, MODEL_SECTION, Setting};
-use super::{Config, ConfigError};
+use super::settings::{self, Setting};
+use super::{Config, ConfigError, MODEL_TABLES};
 
 /// The settings that a running server uses from now on.
 #[derive(Debug)]
@@ -42,7 +42,7 @@ impl Layers {
         let config = layers.clone().config()?;
         let keys = |settings: Vec<&Setting>| settings.iter().map(|setting| setting.key).collect();
         let mut changed: Vec<_> = keys(changed);
-        changed.extend((!same).then_some(MODEL_SECTION.name));
+        changed.extend((!same).then_some(MODEL_TABLES));
         Ok(Reloaded { layers, config, changed, restart: keys(restart) })
     }
 }

@@ -11,6 +11,9 @@ use super::settings::{Fallback, MODEL_SECTION, Setting};
 use super::{ConfigError, Source, unknown};
 use crate::types::{Follow, Version};
 
+/// How the tables are named when they have changed.
+pub(crate) const MODEL_TABLES: &str = MODEL_SECTION.name;
+
 /// Most versions that a policy loads, most labels of a model, and most bytes of a label.
 pub(crate) const MAX_VERSIONS: usize = 32;
 pub(crate) const MAX_LABELS: usize = 16;

@@ -77,11 +77,18 @@ impl Engine {
     /// # Errors
     /// [`SwitchError`].
     pub(crate) fn accept(&self, opened: Opened) -> Result<LoadedVersion, SwitchError> {
-        if let Some(difference) = self.schema.first_difference(&opened.schema) {
-            return Err(SwitchError::Schema(difference));
-        }
+        self.check_schema(&opened)?;
         let weights = read_weights(&self.model, &opened)?;
         Ok(Served::new(opened, weights).1)
+    }
+
+    /// Checks that an opened version has the schema of this engine.
+    ///
+    /// # Errors
+    /// [`SwitchError::Schema`].
+    pub(crate) fn check_schema(&self, opened: &Opened) -> Result<(), SwitchError> {
+        let difference = self.schema.first_difference(&opened.schema);
+        difference.map_or(Ok(()), |difference| Err(SwitchError::Schema(difference)))
     }
 
     /// The version that later batches use.

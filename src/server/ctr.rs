@@ -10,30 +10,34 @@ use std::time::Instant;
 
 use tonic::{Code, Request, Response, Status};
 
-use super::Shared;
-use super::convert;
 use super::gate::Call;
 use super::proto::ctr_server::Ctr;
 use super::proto::{
-    GetModelRequest, GetModelResponse, LearnRequest, LearnResponse, Limits, PredictRequest, PredictResponse,
+    GetModelRequest, GetModelResponse, Label, LearnRequest, LearnResponse, Limits, PredictRequest,
+    PredictResponse, SetLabelRequest, SetLabelResponse,
 };
 use super::served::{Account, Served};
 use super::status::CallError;
+use super::traffic::Ask;
+use super::{Shared, convert, labels};
 use crate::learnlog::name_of;
 use crate::metrics::ModelMetrics;
+use crate::types::Follow;
 
-impl Served {
-    async fn predict(
-        &self,
-        request: PredictRequest,
-        deadline: Option<Instant>,
-    ) -> Result<PredictResponse, CallError> {
-        let requested = (request.version != 0).then_some(request.version);
-        let queued = self.queue(requested, deadline, |inputs, batch| Ok(inputs.encode(request, batch)?))?;
+impl Account {
+    async fn predict(&mut self, mut request: PredictRequest) -> Result<PredictResponse, CallError> {
+        let ask = Ask {
+            version: (request.version != 0).then_some(request.version),
+            label: std::mem::take(&mut request.label),
+            id: std::mem::take(&mut request.request_id),
+        };
+        let queued = self.queue(&ask, |inputs, batch| Ok(inputs.encode(request, batch)?))?;
         let (scores, inputs) = self.scores(queued).await?;
         Ok(convert::response(scores, &inputs.schema))
     }
+}
 
+impl Served {
     async fn learn(&self, request: LearnRequest) -> Result<LearnResponse, CallError> {
         let description = self.predict.describe();
         let Some(learner) = &self.learner else {
@@ -69,12 +73,12 @@ impl Ctr for CtrService {
         let call = request.extensions_mut().remove::<Call>();
         let deadline = call.as_ref().and_then(|call| call.deadline);
         let mut message = request.into_inner();
-        let served = self.0.find(std::mem::take(&mut message.model))?;
-        let mut account = Account::new(self.0.clone(), served, started, deadline);
+        let model = self.0.find(std::mem::take(&mut message.model))?;
+        let mut account = Account::new(self.0.clone(), model, started, deadline);
         if let Some(call) = call {
             call.counted.store(true, Ordering::Relaxed);
         }
-        let result = account.served.predict(message, deadline).await;
+        let result = account.predict(message).await;
         account.close(&result);
         Ok(Response::new(result?))
     }
@@ -82,7 +86,8 @@ impl Ctr for CtrService {
     async fn learn(&self, mut request: Request<LearnRequest>) -> Result<Response<LearnResponse>, Status> {
         let call = request.extensions_mut().remove::<Call>();
         let mut message = request.into_inner();
-        let served = self.0.find(std::mem::take(&mut message.model))?;
+        let model = self.0.find(std::mem::take(&mut message.model))?;
+        let served = model.main();
         // The gate's timer drops this future at the deadline.
         let mut account = LearnAccount(&served.metrics, Code::Cancelled);
         if let Some(deadline) = call.as_ref().and_then(|call| call.deadline)
@@ -104,15 +109,41 @@ impl Ctr for CtrService {
         mut request: Request<GetModelRequest>,
     ) -> Result<Response<GetModelResponse>, Status> {
         let call = request.extensions_mut().remove::<Call>();
-        let served = self.0.find(request.into_inner().model)?;
+        let model = self.0.find(request.into_inner().model)?;
         if let Some(call) = call {
             call.counted.store(true, Ordering::Relaxed);
         }
+        let served = model.stable();
         served.metrics.requests.count(Code::Ok as i32);
         let limits = Limits {
             max_samples: served.limits.max_samples as u32,
             max_bytes: served.limits.max_bytes as u64,
         };
-        Ok(Response::new(convert::description(&served.predict.describe(), limits)))
+        let labels = model.named().map(|(label, follow, version)| Label {
+            label: label.to_owned(),
+            version: version.unwrap_or(0),
+            latest: follow == Follow::Latest,
+        });
+        Ok(Response::new(GetModelResponse {
+            versions: model.versions().into_iter().map(|(version, _)| version).collect(),
+            labels: labels.collect(),
+            ..convert::description(&served.predict.describe(), limits)
+        }))
+    }
+
+    async fn set_label(
+        &self,
+        mut request: Request<SetLabelRequest>,
+    ) -> Result<Response<SetLabelResponse>, Status> {
+        let call: Option<Call> = request.extensions_mut().remove();
+        let request = request.into_inner();
+        let model = self.0.models.get(&request.model);
+        let changed = labels::set(&self.0, request).await;
+        if let (Some(call), Some(model)) = (call, model) {
+            call.counted.store(true, Ordering::Relaxed);
+            let code = changed.as_ref().map_or_else(CallError::code, |_| Code::Ok);
+            model.main().metrics.requests.count(code as i32);
+        }
+        Ok(Response::new(SetLabelResponse { version: changed?.map_or(0, |version| version.0) }))
     }
 }

@@ -10,6 +10,7 @@ use super::kserve::tensors::TensorError;
 use super::pressure::overloaded;
 use super::repository::ChangeError;
 use crate::batcher::BatchError;
+use crate::config::LABEL_FORM;
 use crate::learnlog::LearnError;
 use crate::predict::PredictError;
 
@@ -28,8 +29,16 @@ pub(crate) enum CallError {
     Loading { model: String },
     #[error("model: {model:?} could not be loaded; /readyz says why")]
     Refused { model: String },
-    #[error("version: model {model:?} serves version {serving}, got {requested}")]
-    NoVersion { model: String, serving: u64, requested: u64 },
+    #[error("version: model {model:?} serves version {loaded}, got {requested}")]
+    NoVersion { model: String, loaded: String, requested: u64 },
+    #[error("label: model {model:?} has the labels {labels}, got {got:?}")]
+    NoLabel { model: String, labels: String, got: String },
+    #[error("label: expected a version or a label, got both, label {label:?}")]
+    Both { label: String },
+    #[error("label: expected {LABEL_FORM}, got {got:?}")]
+    LabelName { got: String },
+    #[error("parameters: label: expected a string")]
+    LabelParameter,
     #[error("model_version: expected a number, or nothing for the version that serves, got {got:?}")]
     VersionText { got: String },
     #[error(transparent)]
@@ -52,13 +61,14 @@ impl CallError {
     #[must_use]
     pub(crate) fn code(&self) -> Code {
         match self {
-            Self::NoModel { .. } | Self::NoVersion { .. } => Code::NotFound,
+            Self::NoModel { .. } | Self::NoVersion { .. } | Self::NoLabel { .. } => Code::NotFound,
             Self::Convert(ConvertError::TooManySamples { .. })
             | Self::Tensor(TensorError::TooManySamples { .. }) => Code::ResourceExhausted,
             Self::Batch(BatchError::Predict(error)) => predict_code(error),
             Self::Convert(_) | Self::Tensor(_) | Self::Output(_) | Self::VersionText { .. } => {
                 Code::InvalidArgument
             }
+            Self::Both { .. } | Self::LabelName { .. } | Self::LabelParameter => Code::InvalidArgument,
             Self::Change(error) => error.code(),
             Self::NoLearning { .. } => Code::FailedPrecondition,
             Self::Loading { .. } | Self::Refused { .. } => Code::Unavailable,

@@ -76,6 +76,7 @@ fn request() -> PredictRequest {
         samples: SAMPLES as u32,
         dense,
         features: features.into(),
+        ..PredictRequest::default()
     }
 }
 

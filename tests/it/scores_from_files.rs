@@ -119,6 +119,7 @@ fn request(model: &str, samples: &[BTreeMap<&str, Value>]) -> PredictRequest {
         samples: samples.len() as u32,
         dense: dense.collect(),
         features: ["shop", "query", "seen", "item", "user"].map(column).into(),
+        ..PredictRequest::default()
     }
 }
 

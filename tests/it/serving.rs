@@ -46,6 +46,7 @@ pub fn request(samples: usize, seed: u64) -> (PredictRequest, Vec<f32>) {
         samples: samples as u32,
         dense,
         features: columns.into(),
+        ..PredictRequest::default()
     };
     (request, scores)
 }

@@ -71,7 +71,7 @@ impl Start {
         };
         let mut training = training.map(prepare).transpose()?;
         let serving = Serving::new(Loader::new(&config, &models, metrics.clone(), live)?);
-        let mut adder = Adder::new(&serving.loader, &serving.models, registry.clone());
+        let mut adder = Adder::new(&serving.loader, &serving.models, registry.clone())?;
         load_all(&mut adder)?;
         registry.tried_all();
         let served = serving.engines().len();

@@ -13,6 +13,7 @@ mod repository;
 mod stream;
 pub(crate) mod tensors;
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -25,10 +26,13 @@ use super::gate::Call;
 use super::inference::grpc_inference_service_server::GrpcInferenceService;
 use super::inference::infer_parameter::ParameterChoice;
 use super::inference::*;
+use super::model::Model;
 use super::repository::Change;
-use super::served::{Account, Queued, Served};
+use super::served::{Account, Queued};
 use super::status::CallError;
+use super::traffic::Ask;
 use answers::Scored;
+pub(crate) use repository::change;
 use stream::Answers;
 
 /// The method with a stream of requests.
@@ -60,13 +64,14 @@ impl Pending {
         call: Option<&Call>,
     ) -> Result<Self, CallError> {
         let started = Instant::now();
-        let served = shared.find(std::mem::take(&mut request.model_name))?;
+        let name = request.model_name.clone();
+        let model = shared.find(std::mem::take(&mut request.model_name))?;
         if let Some(call) = call {
             call.counted.store(true, Ordering::Relaxed);
         }
         let deadline = deadline(&request, started, call);
-        let mut account = Account::new(shared.clone(), served, started, deadline);
-        let queued = queue(&account.served, request, deadline);
+        let mut account = Account::new(shared.clone(), model, started, deadline);
+        let queued = queue(&mut account, name, request);
         if queued.is_err() {
             account.close(&queued);
         }
@@ -76,8 +81,7 @@ impl Pending {
 
     /// Awaits the scores.
     async fn finish(mut self) -> Result<ModelInferResponse, CallError> {
-        let served = self.account.served.clone();
-        let result = served.scores(self.queued).await;
+        let result = self.account.scores(self.queued).await;
         self.account.close(&result);
         let (scores, inputs) = result?;
         Ok(self.scored.response(scores, &inputs.schema))
@@ -101,32 +105,47 @@ fn deadline(request: &ModelInferRequest, started: Instant, call: Option<&Call>) 
 
 /// Checks a request and queues its batch.
 fn queue(
-    served: &Served,
+    account: &mut Account,
+    model: String,
     request: ModelInferRequest,
-    deadline: Option<Instant>,
 ) -> Result<(Queued, Scored), CallError> {
-    let ModelInferRequest { model_version, id, inputs, outputs, raw_input_contents, .. } = request;
-    let requested = version(model_version)?;
+    let ModelInferRequest { model_version, id, parameters, inputs, outputs, raw_input_contents, .. } =
+        request;
+    let ask = Ask { version: version(model_version)?, label: label(parameters)?, id };
     answers::check_outputs(&outputs)?;
-    let scored = Scored { model: served.predict.describe().model, id, raw: !raw_input_contents.is_empty() };
-    let queued = served.queue(requested, deadline, |known, batch| {
-        tensors::encode(known, inputs, raw_input_contents, batch)
-    })?;
-    Ok((queued, scored))
+    let raw = !raw_input_contents.is_empty();
+    let queued =
+        account.queue(&ask, |known, batch| tensors::encode(known, inputs, raw_input_contents, batch))?;
+    Ok((queued, Scored { model, id: ask.id, raw }))
+}
+
+/// The label that a request names; empty: none.
+fn label(mut parameters: HashMap<String, InferParameter>) -> Result<String, CallError> {
+    match parameters.remove("label").map(|label| label.parameter_choice) {
+        None => Ok(String::new()),
+        Some(Some(ParameterChoice::StringParam(label))) => Ok(label),
+        Some(_) => Err(CallError::LabelParameter),
+    }
 }
 
 impl KserveService {
-    /// The served model, in the version that the request names. Counts the call.
-    fn describe(&self, call: Option<Call>, name: String, text: String) -> Result<Arc<Served>, CallError> {
-        let served = self.0.find(name)?;
+    /// The served model, and its engine of the version that the request names, if it names one. Counts the
+    /// call.
+    fn describe(
+        &self,
+        call: Option<Call>,
+        name: String,
+        text: String,
+    ) -> Result<(Arc<Model>, Option<usize>), CallError> {
+        let model = self.0.find(name)?;
         if let Some(call) = call {
             call.counted.store(true, Ordering::Relaxed);
         }
-        let serving = served.predict.describe().version.0;
-        let checked = version(text).and_then(|requested| served.check_version(requested, serving));
-        let code = checked.as_ref().map_or_else(CallError::code, |()| Code::Ok);
-        served.metrics.requests.count(code as i32);
-        checked.map(|()| served)
+        let engine =
+            version(text).and_then(|requested| requested.map(|requested| model.find(requested)).transpose());
+        let code = engine.as_ref().map_or_else(CallError::code, |_| Code::Ok);
+        model.main().metrics.requests.count(code as i32);
+        Ok((model, engine?))
     }
 }
 
@@ -155,9 +174,9 @@ impl GrpcInferenceService for KserveService {
         let ModelReadyRequest { name, version: text } = request.into_inner();
         let requested = version(text)?;
         // An unknown model is not an error: clients ask whether it is there.
-        let ready = self.0.models.get(&name).is_some_and(|served| {
-            let serving = served.predict.describe().version.0;
-            served.predict.ready() && requested.is_none_or(|requested| requested == serving)
+        let ready = self.0.models.get(&name).is_some_and(|model| match requested {
+            None => model.stable().predict.ready(),
+            Some(version) => model.find(version).is_ok_and(|engine| model.engine(engine).predict.ready()),
         });
         Ok(Response::new(ModelReadyResponse { ready }))
     }
@@ -175,8 +194,8 @@ impl GrpcInferenceService for KserveService {
     ) -> Result<Response<ModelMetadataResponse>, Status> {
         let call = request.extensions_mut().remove();
         let ModelMetadataRequest { name, version } = request.into_inner();
-        let served = self.describe(call, name, version)?;
-        Ok(Response::new(answers::model_metadata(served.predict.describe())))
+        let (model, _) = self.describe(call, name, version)?;
+        Ok(Response::new(answers::model_metadata(&model)))
     }
 
     async fn model_infer(
@@ -202,12 +221,17 @@ impl GrpcInferenceService for KserveService {
     ) -> Result<Response<ModelStatisticsResponse>, Status> {
         let call = request.extensions_mut().remove();
         let ModelStatisticsRequest { name, version } = request.into_inner();
-        let served = if name.is_empty() {
-            self.0.models.all().into_iter().map(|(_, served)| served).collect()
+        let (models, engine) = if name.is_empty() {
+            (self.0.models.all().into_iter().map(|(_, model)| model).collect(), None)
         } else {
-            vec![self.describe(call, name, version)?]
+            let (model, engine) = self.describe(call, name, version)?;
+            (vec![model], engine)
         };
-        let model_stats = served.iter().map(|served| answers::statistics(served)).collect();
+        let of = |model: &Arc<Model>| match engine {
+            Some(engine) => vec![answers::statistics(model.engine(engine))],
+            None => model.versions().iter().map(|(_, served)| answers::statistics(served)).collect(),
+        };
+        let model_stats = models.iter().flat_map(of).collect();
         Ok(Response::new(ModelStatisticsResponse { model_stats }))
     }
 

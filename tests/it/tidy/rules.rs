@@ -85,7 +85,10 @@ pub const CRATE_HOMES: &[(&str, &[&str])] = &[
     ("redis", &["store/remote.rs"]),
     ("anyhow", &["main.rs", "cli/"]),
     ("loom", &["sync.rs"]),
-    ("xxhash_rust", &["schema", "store/", "learnlog/", "rowlog/", "model/", "trace/", "device/cuda/"]),
+    (
+        "xxhash_rust",
+        &["schema", "store/", "learnlog/", "rowlog/", "model/", "trace/", "device/cuda/", "server/traffic"],
+    ),
 ];
 
 /// Files that may contain `unsafe`, given by the beginning of their paths.

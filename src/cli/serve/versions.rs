@@ -1,0 +1,475 @@
+//! Which versions of a model are loaded, and which of them its main engine has.
+//!
+//! Wanted are the versions of the policy (`models.NAME.versions`), those that labels name, and that of the shadow.
+//! [`Versions::settle`] loads what is wanted, moves the main engine to the version that `stable` names, gives
+//! every other wanted version an engine of its own, and unloads the rest. A version is opened once, and shared
+//! if it moves from one engine to another.
+//!
+//! The main engine leaves a version that stays wanted in two steps: first that version gets its own engine,
+//! and the server waits for the requests that have found the main engine for it. Then the main engine
+//! switches.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+
+use super::add::{Stamp, stamp, version_folder};
+use super::shadow::Background;
+use super::{LoadedModel, Loader};
+use crate::cli::background;
+use crate::config::{STABLE, Shadow, TrafficConfig, VersionPolicy};
+use crate::engine::switch::{Changes, NextVersion, Taken};
+use crate::engine::{BesideParts, Engine, LoadedVersion};
+use crate::metrics::Metrics;
+use crate::predict::Predict;
+use crate::server::{Labels, Loaded, NotChanged, Registry};
+use crate::store;
+use crate::types::{Follow, Version};
+
+/// How often a model is looked at again when its labels are set at the same time.
+const TRIES: usize = 5;
+
+/// What is known about the versions of a model.
+#[derive(Default)]
+struct Known {
+    /// Versions that were refused, as they were then, and why.
+    refused: BTreeMap<Version, (Stamp, String)>,
+    /// Whether its directory could not be read at the last look.
+    unreadable: bool,
+    /// The engines of the versions that the main engine does not have.
+    beside: BTreeMap<Version, Arc<Engine>>,
+    shadow: Option<(Version, Arc<dyn Predict>)>,
+    /// What the server was told last.
+    told: Option<Told>,
+}
+
+#[derive(PartialEq)]
+struct Told {
+    beside: Vec<Version>,
+    main: Version,
+    latest: Version,
+    shadow: Option<Version>,
+    traffic: TrafficConfig,
+    missing: Vec<String>,
+}
+
+/// What to look for.
+#[derive(Clone, Copy)]
+pub(crate) struct Look<'l> {
+    /// Whether versions that are not loaded are looked for, besides those that labels name.
+    pub new: bool,
+    /// A label that will be set if its version can be loaded. The main engine keeps its version.
+    pub label: Option<(&'l str, Option<Follow>)>,
+}
+
+impl Look<'_> {
+    /// For new versions.
+    pub(crate) const NEW: Self = Self { new: true, label: None };
+    /// After labels were set.
+    pub(crate) const LABELS: Self = Self { new: false, label: None };
+}
+
+/// What should be loaded of a model.
+struct Plan {
+    wanted: BTreeSet<Version>,
+    latest: Version,
+    stable: Version,
+    /// The versions that labels other than `stable` name.
+    pinned: BTreeSet<Version>,
+    shadow: Option<Version>,
+    traffic: TrafficConfig,
+    missing: Vec<String>,
+    /// The reason why the highest version that was tried now is refused.
+    refused: Option<String>,
+}
+
+/// The versions of all models.
+pub(crate) struct Versions {
+    loader: Arc<Loader>,
+    registry: Registry,
+    known: HashMap<String, Known>,
+    /// Threads that open versions when a processor is free.
+    opening: rayon::ThreadPool,
+}
+
+impl Versions {
+    /// # Errors
+    /// When the system cannot start a thread.
+    pub(crate) fn new(loader: &Arc<Loader>, registry: &Registry) -> anyhow::Result<Self> {
+        let opening = background::idle_pool("open")?;
+        Ok(Self { loader: loader.clone(), registry: registry.clone(), known: HashMap::new(), opening })
+    }
+
+    /// Forgets which versions of a model were refused, so that they are tried again.
+    pub(crate) fn forget_refused(&mut self, name: &str) {
+        self.known.entry(name.to_owned()).or_default().refused.clear();
+    }
+
+    /// Releases the versions of a model that is not served any more.
+    pub(crate) fn remove(&mut self, name: &str) {
+        self.known.remove(name);
+    }
+
+    /// Loads what is wanted of a served model, and unloads the rest.
+    ///
+    /// # Errors
+    /// Why the highest version that was tried now is refused, or why the version of `look.label` is.
+    pub(crate) fn settle(&mut self, model: &LoadedModel, look: Look<'_>) -> Result<(), String> {
+        let name = model.engine.describe().model;
+        let mut known = self.known.remove(&name).unwrap_or_default();
+        let settled = self.settle_known(model, &name, look, &mut known);
+        self.known.insert(name, known);
+        settled
+    }
+
+    fn settle_known(
+        &self,
+        model: &LoadedModel,
+        name: &str,
+        look: Look<'_>,
+        known: &mut Known,
+    ) -> Result<(), String> {
+        for _ in 0..TRIES {
+            let plan = self.plan(model, name, look, known)?;
+            let refused = plan.refused.clone();
+            match self.apply(model, name, look, (plan, known)) {
+                Ok(()) => return refused.map_or(Ok(()), Err),
+                // A label was set meanwhile.
+                Err(NotChanged::NotLoaded) => {}
+                Err(error) => {
+                    tracing::warn!(model = name, %error, "the loaded versions stay as they are");
+                    return Err(error.to_string());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The labels of a model, with those of the present settings.
+    fn labels(&self, name: &str, traffic: &TrafficConfig) -> Result<Labels, String> {
+        let labels = match self.registry.labels(name) {
+            Some(labels) => Labels { settings: traffic.labels.clone(), ..labels },
+            None => {
+                let set =
+                    store::labels::load(&self.loader.models, name).map_err(|error| error.to_string())?;
+                let labels = Labels { settings: traffic.labels.clone(), set };
+                self.registry.set_labels(name, labels.clone());
+                labels
+            }
+        };
+        Ok(labels)
+    }
+
+    /// Opens what is wanted and not loaded yet.
+    fn plan(
+        &self,
+        model: &LoadedModel,
+        name: &str,
+        look: Look<'_>,
+        known: &mut Known,
+    ) -> Result<Plan, String> {
+        let traffic = self.loader.live.traffic(name);
+        let mut labels = self.labels(name, &traffic)?;
+        if let Some((label, follow)) = look.label {
+            labels = labels.with(label, follow);
+        }
+        let on_disk = self.on_disk(model, name, known)?;
+        known.refused.retain(|version, _| on_disk.contains(version));
+        let mut opener = Opener { versions: self, model, name, known };
+        let (mut missing, mut refused) = (Vec::new(), None);
+        let mut policy = opener.policy(&traffic.versions, (&on_disk, look.new), (&mut missing, &mut refused));
+        let main = model.engine.version();
+        if policy.is_empty() {
+            policy.insert(main);
+        }
+        let latest = policy.last().copied().unwrap_or(main);
+        let mut pinned = BTreeSet::new();
+        let mut stable = latest;
+        for (label, follow) in labels.all() {
+            let version = match follow {
+                Follow::Latest => latest,
+                Follow::Version(version) => version,
+            };
+            match opener.load(version) {
+                Ok(()) if label == STABLE => stable = version,
+                Ok(()) if follow == Follow::Latest => {}
+                Ok(()) => drop(pinned.insert(version)),
+                Err(reason) => {
+                    if look.label.is_some_and(|(set, _)| set == label) {
+                        return Err(reason);
+                    }
+                    if label == STABLE {
+                        stable = main;
+                    }
+                    missing.push(format!("label {label}: {reason}"));
+                }
+            }
+        }
+        let shadow = match &traffic.shadow {
+            None => None,
+            Some(Shadow::Follow(follow)) => Some(*follow),
+            Some(Shadow::Label(label)) => labels.all().get(label).copied(),
+        };
+        let shadow = shadow.map(|follow| match follow {
+            Follow::Latest => latest,
+            Follow::Version(version) => version,
+        });
+        let shadow = shadow.filter(|version| match opener.load(*version) {
+            Ok(()) => true,
+            Err(reason) => {
+                missing.push(format!("shadow: {reason}"));
+                false
+            }
+        });
+        let wanted = policy.iter().chain(&pinned).chain(&shadow).chain([&stable]).copied().collect();
+        Ok(Plan { wanted, latest, stable, pinned, shadow, traffic, missing, refused })
+    }
+
+    /// The versions of a model's directory, ascending.
+    fn on_disk(&self, model: &LoadedModel, name: &str, known: &mut Known) -> Result<Vec<Version>, String> {
+        let serving = model.engine.version();
+        match store::versions(&self.loader.models, name) {
+            Ok(versions) => {
+                if std::mem::take(&mut known.unreadable) {
+                    tracing::info!(model = name, version = %serving, "model readable again");
+                }
+                Ok(versions)
+            }
+            Err(reason) => {
+                if !std::mem::replace(&mut known.unreadable, true) {
+                    let effect = "the loaded version goes on";
+                    tracing::warn!(model = name, version = %serving, %reason, "model unreadable: {effect}");
+                }
+                Err(reason.to_string())
+            }
+        }
+    }
+
+    /// Tells the server what is loaded, and lets the main engine switch.
+    fn apply(
+        &self,
+        model: &LoadedModel,
+        name: &str,
+        look: Look<'_>,
+        (plan, known): (Plan, &mut Known),
+    ) -> Result<(), NotChanged> {
+        let main = model.engine.version();
+        let stays = look.label.is_some() || plan.stable == main;
+        if !stays {
+            let target = plan.stable;
+            let next = self.next(model, (target, plan.wanted.contains(&main)), known);
+            // Requests for its number or another label use its own engine until the switch has ended.
+            let own = known.told.as_ref().is_some_and(|told| told.beside.contains(&target));
+            let own = own || plan.pinned.contains(&target);
+            let beside = plan.wanted.iter().copied().filter(|version| *version != target || own).collect();
+            self.tell(model, name, (&plan, known), (target, beside))?;
+            if let Err(error) = self.switch(model, name, next) {
+                model.engine.count_refused();
+                tracing::warn!(model = name, version = %target, serving = %main, %error, "version refused");
+                let now = stamp([version_folder(&self.loader, name, target)]);
+                known.refused.insert(target, (now, error.to_string()));
+                known.beside.remove(&target);
+            }
+        }
+        let main = model.engine.version();
+        let beside: Vec<Version> = plan.wanted.iter().copied().filter(|version| *version != main).collect();
+        self.tell(model, name, (&plan, known), (main, beside.clone()))?;
+        known.beside.retain(|version, _| beside.contains(version));
+        Ok(())
+    }
+
+    /// The switch of the main engine to a loaded version.
+    fn next(
+        &self,
+        model: &LoadedModel,
+        (target, old_stays): (Version, bool),
+        known: &Known,
+    ) -> Option<NextVersion> {
+        let (old, version) = (model.engine.served(), known.beside.get(&target)?.served());
+        let (newer, older) = if target > old.version() { (&version, &old) } else { (&old, &version) };
+        let changes = match newer.store.changed_since(&older.store) {
+            Some(rows) => Changes::Rows(rows),
+            None => Changes::Unknown,
+        };
+        Some(NextVersion { version, changes, switch_bytes: self.loader.live.switch_bytes(), old_stays })
+    }
+
+    fn switch(&self, model: &LoadedModel, name: &str, next: Option<NextVersion>) -> anyhow::Result<()> {
+        // The target was loaded when the plan was made.
+        let Some(next) = next else { return Ok(()) };
+        let taken = self.opening.install(|| model.engine.switch(next))?;
+        let Taken { from, to, carried, dropped } = taken;
+        tracing::info!(model = name, %from, version = %to, carried, dropped, "version taken over");
+        Ok(())
+    }
+
+    /// Tells the server which versions have an engine of their own, unless it knows that.
+    fn tell(
+        &self,
+        model: &LoadedModel,
+        name: &str,
+        (plan, known): (&Plan, &mut Known),
+        (main, beside): (Version, Vec<Version>),
+    ) -> Result<(), NotChanged> {
+        let Plan { latest, shadow, traffic, missing, .. } = plan;
+        let told = Told {
+            beside,
+            main,
+            latest: *latest,
+            shadow: *shadow,
+            traffic: traffic.clone(),
+            missing: missing.clone(),
+        };
+        if known.told.as_ref() == Some(&told) {
+            return Ok(());
+        }
+        let engines = told.beside.iter().map(|version| {
+            // The main engine still has a version that it leaves.
+            let engine = known
+                .beside
+                .entry(*version)
+                .or_insert_with(|| self.beside(model, name, model.engine.served()));
+            engine.clone() as Arc<dyn Predict>
+        });
+        let engines = engines.collect();
+        self.set_shadow(model, name, *shadow, known);
+        let loaded = Loaded {
+            beside: engines,
+            main,
+            latest: *latest,
+            traffic: traffic.clone(),
+            shadow: known.shadow.as_ref().map(|(_, shadow)| shadow.clone()),
+            missing: missing.clone(),
+        };
+        self.registry.set_versions(name, loaded)?;
+        known.told = Some(told);
+        Ok(())
+    }
+
+    /// An engine of a version that the main engine does not have.
+    fn beside(&self, model: &LoadedModel, name: &str, version: LoadedVersion) -> Arc<Engine> {
+        let metrics = self.loader.metrics.beside(name, &model.engine.describe().schema);
+        Arc::new(model.engine.beside(version, BesideParts { metrics, threads: self.loader.threads.clone() }))
+    }
+
+    fn set_shadow(&self, model: &LoadedModel, name: &str, version: Option<Version>, known: &mut Known) {
+        if known.shadow.as_ref().map(|(version, _)| *version) == version {
+            return;
+        }
+        known.shadow = version.and_then(|version| {
+            let beside = known.beside.get(&version).map(|engine| engine.served());
+            let loaded = beside.unwrap_or_else(|| model.engine.served());
+            let metrics = Metrics::hidden(name, &model.engine.describe().schema);
+            let threads = self.loader.shadow_threads()?;
+            let engine = model.engine.beside(loaded, BesideParts { metrics, threads });
+            Some((version, Arc::new(Background(engine)) as Arc<dyn Predict>))
+        });
+    }
+}
+
+/// Loads versions of one model.
+struct Opener<'o> {
+    versions: &'o Versions,
+    model: &'o LoadedModel,
+    name: &'o str,
+    known: &'o mut Known,
+}
+
+impl Opener<'_> {
+    /// The versions of a policy that are loaded.
+    fn policy(
+        &mut self,
+        policy: &VersionPolicy,
+        (on_disk, new): (&[Version], bool),
+        (missing, refused): (&mut Vec<String>, &mut Option<String>),
+    ) -> BTreeSet<Version> {
+        let mut good = BTreeSet::new();
+        match policy {
+            VersionPolicy::Given(versions) => {
+                for &version in versions {
+                    match self.load(version) {
+                        Ok(()) => drop(good.insert(version)),
+                        Err(reason) => missing.push(reason),
+                    }
+                }
+            }
+            VersionPolicy::Latest(count) => {
+                let mut candidates: BTreeSet<Version> = self.known.beside.keys().copied().collect();
+                candidates.insert(self.model.engine.version());
+                if new {
+                    candidates.extend(on_disk);
+                }
+                for version in candidates.into_iter().rev() {
+                    let first = !self.known.refused.contains_key(&version);
+                    match self.load(version) {
+                        Ok(()) => drop(good.insert(version)),
+                        Err(reason) if first => *refused = refused.take().or(Some(reason)),
+                        Err(_) => {}
+                    }
+                    if good.len() == *count {
+                        break;
+                    }
+                }
+            }
+        }
+        good
+    }
+
+    /// Loads a version, unless it is loaded. A version that was refused is tried again only if its files have
+    /// changed.
+    ///
+    /// # Errors
+    /// Why it is refused.
+    fn load(&mut self, version: Version) -> Result<(), String> {
+        if version == self.model.engine.version() || self.known.beside.contains_key(&version) {
+            return Ok(());
+        }
+        let (loader, name) = (&self.versions.loader, self.name);
+        // Read before the version is opened, so that later changes are noticed.
+        let now = stamp([version_folder(loader, name, version)]);
+        if let Some((then, reason)) = self.known.refused.get(&version)
+            && *then == now
+        {
+            return Err(reason.clone());
+        }
+        match self.versions.opening.install(|| self.open(version)) {
+            Ok(loaded) => {
+                self.known.refused.remove(&version);
+                tracing::debug!(model = name, %version, "version opened");
+                let engine = self.versions.beside(self.model, name, loaded);
+                self.known.beside.insert(version, engine);
+                Ok(())
+            }
+            Err(error) => {
+                let reason = format!("version {version} is refused: {error:#}");
+                let serving = self.model.engine.version();
+                tracing::warn!(model = name, %version, %serving, reason = %format!("{error:#}"), "version refused");
+                self.model.engine.count_refused();
+                self.known.refused.insert(version, (now, reason.clone()));
+                Err(reason)
+            }
+        }
+    }
+
+    /// Opens a version, checks all of it, and prepares its rows.
+    fn open(&self, version: Version) -> anyhow::Result<LoadedVersion> {
+        let LoadedModel { engine, memory } = self.model;
+        let (loader, name) = (&self.versions.loader, self.name);
+        let beside = self.known.beside.values().map(|engine| engine.served());
+        let below = beside.chain([engine.served()]).filter(|loaded| loaded.version() < version);
+        let Some(before) = below.max_by_key(|loaded| loaded.version()) else {
+            let mut opened = store::open(&loader.models, name, version, store::Purpose::Serve)?;
+            engine.check_schema(&opened)?;
+            memory.load(&mut opened)?;
+            memory.prepare(&mut opened);
+            return Ok(engine.accept(opened)?);
+        };
+        let mut opened = store::open_after(&loader.models, name, version, &before.store)?;
+        engine.check_schema(&opened)?;
+        // Otherwise the base rows are those of the loaded version, and ready.
+        if opened.store.changed_since(&before.store).is_none() {
+            memory.load(&mut opened)?;
+            memory.prepare(&mut opened);
+        }
+        Ok(engine.accept(opened)?)
+    }
+}
