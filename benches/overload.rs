@@ -12,13 +12,13 @@
 mod harness;
 
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 
 use anyhow::Context;
 use serde_json::{Value, json};
 
+use harness::program::{Serving, output, program};
 use harness::{Options, Sorted};
 
 const TABLES: usize = 26;
@@ -45,10 +45,13 @@ fn main() -> anyhow::Result<()> {
     let config = dir.path().join("model.toml");
     let init =
         format!("init --dataset synthetic --arch dlrm --dim 16 --rows {rows} --tables {TABLES} --dense 13");
-    std::fs::write(&config, output(&init)?)?;
+    std::fs::write(&config, output(program(&init))?)?;
     let train = format!("--model-config {} --data rows=1024,seed=1,skew=1.2", config.display());
-    output(&format!("train --format synthetic --batch 128 --models {models} --name m {train}"))?;
-    let (_server, grpc) = serve(&models)?;
+    let train = format!("train --format synthetic --batch 128 --models {models} --name m {train}");
+    output(program(&train))?;
+    let serve = format!("serve --models {models} --grpc 127.0.0.1:0 --http 127.0.0.1:0");
+    let Serving { process: _process, grpc, log, .. } = Serving::start(on_core(0, &serve))?;
+    std::thread::spawn(move || log.map_while(Result::ok).for_each(drop));
     let load = |flags: &str| load(grpc, (batch, seconds), flags);
     let mut results = BTreeMap::<(usize, usize), Vec<[f64; 3]>>::new();
     for _ in 0..number("--rounds", 3) {
@@ -93,49 +96,16 @@ struct Loaded {
     p99_us: f64,
 }
 
-/// A child process, killed when dropped.
-struct Running(Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 /// The program with a command line, on one core if `taskset` is there.
-fn program(core: usize, line: &str) -> Command {
-    let program = env!("CARGO_BIN_EXE_flechette");
+fn on_core(core: usize, line: &str) -> Command {
     let pinned = Command::new("taskset").arg("-V").output().is_ok_and(|output| output.status.success());
-    let mut command = Command::new(if pinned { "taskset" } else { program });
-    if pinned {
-        command.args(["-c", &core.to_string(), program]);
+    let program = program(line);
+    if !pinned {
+        return program;
     }
-    command.args(line.split_whitespace());
+    let mut command = Command::new("taskset");
+    command.args(["-c", &core.to_string()]).arg(program.get_program()).args(program.get_args());
     command
-}
-
-fn output(line: &str) -> anyhow::Result<Vec<u8>> {
-    let output = Command::new(env!("CARGO_BIN_EXE_flechette")).args(line.split_whitespace()).output()?;
-    anyhow::ensure!(output.status.success(), "{line}: {}", String::from_utf8_lossy(&output.stderr));
-    Ok(output.stdout)
-}
-
-/// Starts the server, and waits until it serves.
-fn serve(models: &str) -> anyhow::Result<(Running, SocketAddr)> {
-    let line = format!("serve --models {models} --grpc 127.0.0.1:0 --http 127.0.0.1:0");
-    let mut server = Running(program(0, &line).stderr(Stdio::piped()).spawn()?);
-    let mut lines = BufReader::new(server.0.stderr.take().context("stderr")?).lines();
-    let (mut grpc, mut loaded) = (None, false);
-    while grpc.is_none() || !loaded {
-        let line = lines.next().context("serve has ended")??;
-        let address = line.split_once("grpc=").and_then(|(_, rest)| rest.split(' ').next()?.parse().ok());
-        grpc = grpc.or(address);
-        loaded |= line.contains(": loaded ");
-    }
-    // The pipe must not fill.
-    std::thread::spawn(move || lines.map_while(Result::ok).for_each(drop));
-    Ok((server, grpc.context("address")?))
 }
 
 fn load(grpc: SocketAddr, (batch, seconds): (usize, usize), flags: &str) -> anyhow::Result<Loaded> {
@@ -145,7 +115,7 @@ fn load(grpc: SocketAddr, (batch, seconds): (usize, usize), flags: &str) -> anyh
         2000 * batch
     );
     // It fails if any request fails, but prints its report.
-    let output = program(1, &line).output()?;
+    let output = on_core(1, &line).output()?;
     let report: Value = serde_json::from_slice(&output.stdout)
         .with_context(|| format!("{line}: {}", String::from_utf8_lossy(&output.stderr)))?;
     let number = |key: &str| report[key].as_f64().with_context(|| key.to_owned());

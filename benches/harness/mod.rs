@@ -8,6 +8,7 @@
 // Each bench uses a part of this module.
 #![allow(dead_code)]
 
+pub mod program;
 pub mod replay;
 
 use std::time::{Duration, Instant, SystemTime};

@@ -2,13 +2,14 @@
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::Context;
 use serde_json::Value;
 
-use crate::harness::Options;
+use crate::harness::program::{Running, output};
+use crate::harness::{self, Options};
 
 /// The name of the model.
 pub const MODEL: &str = "m";
@@ -68,9 +69,7 @@ impl Bench {
         let line = format!(
             "init --dataset synthetic --arch dlrm --dim 16 --rows {rows} --tables {TABLES} --dense 13"
         );
-        let output = program(&line).output()?;
-        anyhow::ensure!(output.status.success(), "{line}: {}", String::from_utf8_lossy(&output.stderr));
-        fs::write(bench.path("model.toml"), output.stdout)?;
+        fs::write(bench.path("model.toml"), output(program(&line))?)?;
         Ok(bench)
     }
 
@@ -139,16 +138,6 @@ impl Published {
     }
 }
 
-/// A child process, killed when dropped.
-pub struct Running(pub Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 /// Starts a `train`, which writes its log to a file.
 pub fn start_train(models: &Path, flags: &str, log: &Path) -> anyhow::Result<Running> {
     let mut command = train(models, flags);
@@ -165,8 +154,8 @@ fn train(models: &Path, flags: &str) -> Command {
 
 /// The program with a command line. Every version that continues another one is a delta.
 pub fn program(line: &str) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_flechette"));
-    command.args(line.split_whitespace()).env("FLECHETTE_VERSIONS_COMPACT_AT", "100");
+    let mut command = harness::program::program(line);
+    command.env("FLECHETTE_VERSIONS_COMPACT_AT", "100");
     command
 }
 

@@ -1,9 +1,8 @@
 //! `serve` as a child process, and `load` against it.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
-use std::process::Stdio;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::sleep;
@@ -12,7 +11,8 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use serde_json::Value;
 
-use crate::program::{MODEL, Published, Running, data, number, program, show_trouble};
+use crate::harness::program::{Running, Serving, output};
+use crate::program::{MODEL, Published, data, number, program, show_trouble};
 
 /// Samples of a request.
 const REQUEST: usize = 16;
@@ -58,17 +58,7 @@ impl Server {
              {flags}",
             models.display()
         );
-        let mut process = Running(program(&line).stderr(Stdio::piped()).spawn()?);
-        let mut lines = BufReader::new(process.0.stderr.take().context("stderr")?).lines();
-        let mut before = String::new();
-        let (grpc, http) = loop {
-            let line = lines.next().with_context(|| format!("serve has ended: {before}"))??;
-            let address = |key| line.split_once(key)?.1.split(' ').next()?.parse::<SocketAddr>().ok();
-            if let (Some(grpc), Some(http)) = (address("grpc="), address("http=")) {
-                break (grpc, http);
-            }
-            before = before + &line + "\n";
-        };
+        let Serving { process, grpc, http, log: lines } = Serving::start(program(&line))?;
         let log = Arc::<Mutex<Log>>::default();
         let of_thread = log.clone();
         std::thread::spawn(move || {
@@ -185,9 +175,7 @@ fn load(grpc: SocketAddr, flags: &str, requests: usize, seed: usize) -> anyhow::
         "load --addr http://{grpc} --model {MODEL} --format synthetic --batch {REQUEST} \
          --requests {requests} --json {flags} {data}"
     );
-    let output = program(&line).output()?;
-    anyhow::ensure!(output.status.success(), "{line}: {}", String::from_utf8_lossy(&output.stderr));
-    Ok(serde_json::from_slice(&output.stdout)?)
+    Ok(serde_json::from_slice(&output(program(&line))?)?)
 }
 
 fn metrics(http: SocketAddr) -> anyhow::Result<String> {

@@ -207,7 +207,12 @@ impl Batcher {
     pub(crate) fn set_queue(&self, config: &BatcherConfig) {
         let mut state = self.shared.state();
         let queue = Size { samples: config.queue_samples, bytes: config.queue_bytes };
-        let limits = Limits { queue, max_delay: config.max_delay, ..state.queue.limits() };
+        let limits = Limits {
+            queue,
+            max_delay: config.max_delay,
+            default_deadline: config.default_deadline,
+            ..state.queue.limits()
+        };
         state.queue.set_limits(limits);
         drop(state);
         // A worker may wait for the old delay.

@@ -10,6 +10,8 @@
 
 use std::time::{Duration, Instant};
 
+use super::queue::Limits;
+
 /// A queue that has not been empty for this long is a standing queue.
 const STANDING: Duration = Duration::from_millis(100);
 
@@ -36,24 +38,18 @@ pub(crate) struct TooLate {
 }
 
 /// What a queue knows about its own speed.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Overload {
-    /// `batcher.default_deadline_ms`: how long a client waits that does not say so.
-    default_deadline: Duration,
-    workers: usize,
     seconds_per_sample: f64,
     /// Since when the queue has not been empty.
     since: Option<Instant>,
 }
 
 impl Overload {
-    pub(crate) const fn new(default_deadline: Duration, workers: usize) -> Self {
-        Self { default_deadline, workers, seconds_per_sample: 0.0, since: None }
-    }
-
     /// Whether a request must be refused that comes now, behind this many samples.
     pub(crate) fn refuses(
         &self,
+        limits: &Limits,
         now: Instant,
         samples: usize,
         deadline: Option<Instant>,
@@ -61,9 +57,10 @@ impl Overload {
         if self.since.is_none_or(|since| now.saturating_duration_since(since) < STANDING) {
             return Ok(());
         }
-        let wait =
-            Duration::from_secs_f64(samples as f64 * self.seconds_per_sample / self.workers.max(1) as f64);
-        let time = deadline.map_or(self.default_deadline, |deadline| deadline.saturating_duration_since(now));
+        let seconds = samples as f64 * self.seconds_per_sample / limits.workers.max(1) as f64;
+        let wait = Duration::from_secs_f64(seconds);
+        let time =
+            deadline.map_or(limits.default_deadline, |deadline| deadline.saturating_duration_since(now));
         let limit = time / SHARE;
         if wait > limit { Err(TooLate { wait, limit }) } else { Ok(()) }
     }

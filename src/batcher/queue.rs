@@ -42,7 +42,7 @@ pub(crate) struct Limits {
     pub batch: Size,
     /// How long a batch may fill while another is computed.
     pub max_delay: Duration,
-    /// `batcher.default_deadline_ms`.
+    /// `batcher.default_deadline_ms`: how long a client waits that does not say so.
     pub default_deadline: Duration,
     /// Threads that compute batches.
     pub workers: usize,
@@ -108,8 +108,7 @@ pub(crate) struct Queue<T> {
 impl<T> Queue<T> {
     #[must_use]
     pub(crate) fn new(limits: Limits) -> Self {
-        let overload = Overload::new(limits.default_deadline, limits.workers);
-        let entries = VecDeque::new();
+        let (entries, overload) = (VecDeque::new(), Overload::default());
         Self { entries, held: Size::default(), computing: 0, closed: false, limits, overload }
     }
 
@@ -140,7 +139,7 @@ impl<T> Queue<T> {
         let Some(held) = self.held.plus_within(entry.size, self.limits.queue) else {
             return Err(Refused::Full { queued: self.held, size: entry.size });
         };
-        let late = self.overload.refuses(entry.queued, self.held.samples, entry.deadline);
+        let late = self.overload.refuses(&self.limits, entry.queued, self.held.samples, entry.deadline);
         late.map_err(Refused::TooLate)?;
         self.overload.queued(entry.queued);
         self.held = held;

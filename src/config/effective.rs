@@ -57,6 +57,7 @@ impl Layers {
 fn computed(config: &Config, key: &str) -> Option<String> {
     match key {
         "server.max_inflight_bytes" => Some(config.server.max_inflight_bytes.to_string()),
+        "batcher.queue_bytes" => Some(config.batcher.queue_bytes.to_string()),
         "batcher.queue_samples" => Some(config.batcher.queue_samples.to_string()),
         "cache.low_watermark" => Some(config.cache.low_watermark.to_string()),
         "device.kernel_cache" => {

@@ -186,7 +186,8 @@ pub(crate) const SECTIONS: &[Section] = &[
                 "How long a client is assumed to wait that sends no deadline. While requests come faster \
                  than they are computed, a request is refused at once if it would wait longer than 1/20 of \
                  its time",
-            ),
+            )
+            .reloads(),
         ],
     },
     Section {

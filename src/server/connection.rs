@@ -31,10 +31,10 @@ use tonic::body::Body;
 use tonic::codegen::BoxFuture;
 use tonic::codegen::http::{Request, Response};
 
-use super::Shared;
 use super::listener::{Connection, Limited};
 use super::meter::Charge;
 use super::route::GrpcService;
+use super::{Shared, stopped};
 use crate::config::ServerConfig;
 
 /// Each connection is pinged at this interval, and closed if no answer arrives within this timeout.
@@ -161,11 +161,6 @@ impl<S: GrpcService> GrpcPort<S> {
             }
         }
     }
-}
-
-async fn stopped(stop: &mut watch::Receiver<bool>) {
-    // A dropped sender also means stop.
-    let _ = stop.wait_for(|stop| *stop).await;
 }
 
 fn http2(max_streams: u32) -> http2::Builder<TokioExecutor> {

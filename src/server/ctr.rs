@@ -5,7 +5,6 @@
 //! disconnects.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use tonic::{Code, Request, Response, Status};
@@ -75,9 +74,7 @@ impl Ctr for CtrService {
         let mut message = request.into_inner();
         let model = self.0.find(std::mem::take(&mut message.model))?;
         let mut account = Account::new(self.0.clone(), model, started, deadline);
-        if let Some(call) = call {
-            call.counted.store(true, Ordering::Relaxed);
-        }
+        call.iter().for_each(Call::count);
         let result = account.predict(message).await;
         account.close(&result);
         Ok(Response::new(result?))
@@ -96,9 +93,7 @@ impl Ctr for CtrService {
             account.1 = Code::DeadlineExceeded;
             return Err(Status::deadline_exceeded("deadline passed before the samples were stored"));
         }
-        if let Some(call) = call {
-            call.counted.store(true, Ordering::Relaxed);
-        }
+        call.iter().for_each(Call::count);
         let result = served.learn(message).await;
         account.1 = result.as_ref().map_or_else(CallError::code, |_| Code::Ok);
         Ok(Response::new(result?))
@@ -110,9 +105,7 @@ impl Ctr for CtrService {
     ) -> Result<Response<GetModelResponse>, Status> {
         let call = request.extensions_mut().remove::<Call>();
         let model = self.0.find(request.into_inner().model)?;
-        if let Some(call) = call {
-            call.counted.store(true, Ordering::Relaxed);
-        }
+        call.iter().for_each(Call::count);
         let served = model.stable();
         served.metrics.requests.count(Code::Ok as i32);
         let limits = Limits {
@@ -140,7 +133,7 @@ impl Ctr for CtrService {
         let model = self.0.models.get(&request.model);
         let changed = labels::set(&self.0, request).await;
         if let (Some(call), Some(model)) = (call, model) {
-            call.counted.store(true, Ordering::Relaxed);
+            call.count();
             let code = changed.as_ref().map_or_else(CallError::code, |_| Code::Ok);
             model.main().metrics.requests.count(code as i32);
         }

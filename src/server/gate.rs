@@ -33,10 +33,17 @@ use super::pressure::overloaded;
 #[derive(Clone)]
 pub(crate) struct Call {
     pub deadline: Option<Instant>,
-    /// Set by the service when it counts the call's status.
-    pub counted: Arc<AtomicBool>,
+    /// Whether the service counts the call's status.
+    counted: Arc<AtomicBool>,
     /// The memory of the call's messages.
     pub charge: Arc<Charge>,
+}
+
+impl Call {
+    /// The service counts the call's status.
+    pub(crate) fn count(&self) {
+        self.counted.store(true, Ordering::Relaxed);
+    }
 }
 
 /// A gRPC service behind the gate.
@@ -58,6 +65,21 @@ impl<S> Gate<S> {
     /// Names the method that has a stream of requests.
     pub(crate) fn with_stream(self, method: &'static str) -> Self {
         Self { stream: Some(method), ..self }
+    }
+
+    /// Refuses a call for which there is no place.
+    fn full(&self, in_flight: usize) -> Option<Status> {
+        let limit = self.shared.max_requests;
+        let text = || format!("calls in flight: limit {limit} (server.max_requests), got {in_flight}");
+        (in_flight > limit).then(|| Status::resource_exhausted(text()))
+    }
+
+    /// Refuses a call that would take too long.
+    fn too_long(&self, in_flight: usize, deadline: Option<Instant>) -> Option<Status> {
+        let takes = self.shared.too_long(in_flight, deadline)?;
+        self.shared.pressure.refused();
+        let text = format!("overloaded: a call takes about {} ms now", takes.as_millis());
+        Some(overloaded(text, takes))
     }
 }
 
@@ -86,24 +108,15 @@ where
         let enter = if stream { Charge::enter_stream } else { Charge::enter };
         let (charge, in_flight) = enter(self.shared.clone());
         let call = Call { deadline, counted: Arc::default(), charge: charge.clone() };
-        let limit = self.shared.max_requests;
         let mut passage =
             Passage { shared: self.shared.clone(), counted: call.counted.clone(), code: Code::Cancelled };
-        if in_flight > limit {
-            let text = format!("calls in flight: limit {limit} (server.max_requests), got {in_flight}");
-            passage.code = Code::ResourceExhausted;
+        let full = self.full(in_flight);
+        if let Some(status) = full.or_else(|| if stream { None } else { self.too_long(in_flight, deadline) })
+        {
+            passage.code = status.code();
             return Box::pin(async move {
                 let _held = (passage, charge);
-                Ok(Status::resource_exhausted(text).into_http())
-            });
-        }
-        if let Some(takes) = self.shared.too_long(in_flight, deadline).filter(|_| !stream) {
-            self.shared.pressure.refused();
-            passage.code = Code::ResourceExhausted;
-            let text = format!("overloaded: a call takes about {} ms now", takes.as_millis());
-            return Box::pin(async move {
-                let _passage = passage;
-                Ok(overloaded(text, takes).into_http())
+                Ok(status.into_http())
             });
         }
         let mut request = request.map(|body| Body::new(Metered::new(body, self.requests, charge.clone())));

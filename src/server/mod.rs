@@ -315,8 +315,9 @@ impl Server {
             port: Limited::new("server.http", TcpIncoming::from(http), shares.http),
             times: AnswerTimes { first: config.handshake.min(config.http_idle), next: config.http_idle },
         };
+        let mut stop = stop_http.subscribe();
         let web = axum::serve(http, web::routes(shared.clone()))
-            .with_graceful_shutdown(stopped(stop_http.subscribe()));
+            .with_graceful_shutdown(async move { stopped(&mut stop).await });
         let web = tokio::spawn(async move { web.await });
         let incoming = TcpIncoming::from(grpc).with_nodelay(Some(true)).with_keepalive(Some(TCP_KEEPALIVE));
         let calls = GrpcPort {
@@ -374,8 +375,8 @@ fn bound(key: &'static str, listener: &TcpListener, address: SocketAddr) -> Resu
     listener.local_addr().map_err(|error| ServerError::Listen { key, address, error })
 }
 
-async fn stopped(mut stop: watch::Receiver<bool>) {
-    // A dropped sender also means stop.
+/// Ends when `stop` is set, or its sender is dropped.
+async fn stopped(stop: &mut watch::Receiver<bool>) {
     let _ = stop.wait_for(|stop| *stop).await;
 }
 

@@ -82,9 +82,7 @@ impl CallError {
             Self::Batch(BatchError::Failed(_)) => Code::Internal,
         }
     }
-}
 
-impl CallError {
     /// Whether the call found no model, which would count its failure.
     pub(crate) fn is_of_no_model(&self) -> bool {
         matches!(self, Self::NoModel { .. } | Self::Loading { .. } | Self::Refused { .. })

@@ -48,6 +48,7 @@ mod serving;
 mod skip;
 mod switching;
 mod tidy;
+mod traffic;
 mod train_data;
 mod train_flags;
 mod train_from;

@@ -40,6 +40,8 @@ struct Known {
     shadow: Option<(Version, Arc<dyn Predict>)>,
     /// What the server was told last.
     told: Option<Told>,
+    /// Whether it is told again, because it may have kept versions for labels that were set meanwhile.
+    again: bool,
 }
 
 #[derive(PartialEq)]
@@ -116,6 +118,7 @@ impl Versions {
     pub(crate) fn settle(&mut self, model: &LoadedModel, look: Look<'_>) -> Result<(), String> {
         let name = model.engine.describe().model;
         let mut known = self.known.remove(&name).unwrap_or_default();
+        known.again |= !look.new;
         let settled = self.settle_known(model, &name, look, &mut known);
         self.known.insert(name, known);
         settled
@@ -271,7 +274,12 @@ impl Versions {
             }
         }
         let main = model.engine.version();
-        let beside: Vec<Version> = plan.wanted.iter().copied().filter(|version| *version != main).collect();
+        let mut wanted = plan.wanted.clone();
+        if look.label.is_some() {
+            // The labels of before still count.
+            wanted.extend(known.beside.keys());
+        }
+        let beside: Vec<Version> = wanted.into_iter().filter(|version| *version != main).collect();
         self.tell(model, name, (&plan, known), (main, beside.clone()))?;
         known.beside.retain(|version, _| beside.contains(version));
         Ok(())
@@ -319,7 +327,7 @@ impl Versions {
             traffic: traffic.clone(),
             missing: missing.clone(),
         };
-        if known.told.as_ref() == Some(&told) {
+        if known.told.as_ref() == Some(&told) && !known.again {
             return Ok(());
         }
         let engines = told.beside.iter().map(|version| {
@@ -341,7 +349,7 @@ impl Versions {
             missing: missing.clone(),
         };
         self.registry.set_versions(name, loaded)?;
-        known.told = Some(told);
+        (known.told, known.again) = (Some(told), false);
         Ok(())
     }
 

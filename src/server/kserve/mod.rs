@@ -15,7 +15,6 @@ pub(crate) mod tensors;
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use tonic::{Code, Request, Response, Status, Streaming};
@@ -66,9 +65,7 @@ impl Pending {
         let started = Instant::now();
         let name = request.model_name.clone();
         let model = shared.find(std::mem::take(&mut request.model_name))?;
-        if let Some(call) = call {
-            call.counted.store(true, Ordering::Relaxed);
-        }
+        call.iter().for_each(|call| call.count());
         let deadline = deadline(&request, started, call);
         let mut account = Account::new(shared.clone(), model, started, deadline);
         let queued = queue(&mut account, name, request);
@@ -138,9 +135,7 @@ impl KserveService {
         text: String,
     ) -> Result<(Arc<Model>, Option<usize>), CallError> {
         let model = self.0.find(name)?;
-        if let Some(call) = call {
-            call.counted.store(true, Ordering::Relaxed);
-        }
+        call.iter().for_each(|call| call.count());
         let engine =
             version(text).and_then(|requested| requested.map(|requested| model.find(requested)).transpose());
         let code = engine.as_ref().map_or_else(CallError::code, |_| Code::Ok);

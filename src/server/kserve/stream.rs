@@ -9,7 +9,6 @@
 use std::collections::VecDeque;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 
 use tokio::time::{Instant, Sleep, sleep};
@@ -17,13 +16,13 @@ use tonic::codegen::tokio_stream::Stream;
 use tonic::{Code, Status, Streaming};
 
 use super::Pending;
-use crate::server::Shared;
 use crate::server::gate::{Call, too_large};
 use crate::server::inference::infer_parameter::ParameterChoice;
 use crate::server::inference::{
     InferParameter, ModelInferRequest, ModelInferResponse, ModelStreamInferResponse,
 };
 use crate::server::status::CallError;
+use crate::server::{Shared, stopped};
 
 /// Most requests of a stream without an answer.
 const WINDOW: usize = 16;
@@ -55,10 +54,7 @@ impl Answers {
         let mut closing = shared.closing.subscribe();
         let deadline = call.as_ref().and_then(|call| call.deadline);
         let stopped = Box::pin(async move {
-            let drained = async {
-                // A dropped sender also means the end.
-                let _ = closing.wait_for(|closing| *closing).await;
-            };
+            let drained = stopped(&mut closing);
             let Some(deadline) = deadline else {
                 drained.await;
                 return Ok(());
@@ -120,7 +116,7 @@ impl Answers {
     /// Counts a failure that no model has counted.
     fn count(&self, code: Code) {
         if let Some(call) = &self.call {
-            call.counted.store(true, Ordering::Relaxed);
+            call.count();
         }
         self.shared.metrics.no_model.count(code as i32);
     }

@@ -440,7 +440,7 @@ impl Tensor {
     }
 }
 
-/// Writes raw strings, each of which begins with its length in 4 bytes.
+/// Writes raw strings. Each begins with its length, in 4 bytes.
 fn raw_strings(name: String, mut raw: &[u8], count: usize, out: &mut RawValues) -> Result<(), TensorError> {
     let (bytes, ends) = no_text(out);
     while let Some((length, rest)) = raw.split_first_chunk() {

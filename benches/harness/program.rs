@@ -1,0 +1,60 @@
+//! The program as a child process.
+
+use std::io::{BufRead, BufReader, Lines};
+use std::net::SocketAddr;
+use std::process::{Child, ChildStderr, Command, Stdio};
+
+use anyhow::Context;
+
+/// The program with a command line.
+pub fn program(line: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_flechette"));
+    command.args(line.split_whitespace());
+    command
+}
+
+/// Runs a command to its end. Returns what it prints.
+pub fn output(mut command: Command) -> anyhow::Result<Vec<u8>> {
+    let output = command.output()?;
+    anyhow::ensure!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+    Ok(output.stdout)
+}
+
+/// A child process, killed when dropped.
+pub struct Running(pub Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A `serve` that has loaded a model.
+pub struct Serving {
+    pub process: Running,
+    pub grpc: SocketAddr,
+    pub http: SocketAddr,
+    /// The rest of the log. Somebody must read it, because the pipe must not fill.
+    pub log: Lines<BufReader<ChildStderr>>,
+}
+
+impl Serving {
+    /// Starts a command line of `serve`, and waits until a model is served.
+    pub fn start(mut command: Command) -> anyhow::Result<Self> {
+        let mut process = Running(command.stderr(Stdio::piped()).spawn()?);
+        let mut log = BufReader::new(process.0.stderr.take().context("stderr")?).lines();
+        let mut read = String::new();
+        let addresses = |read: &str| {
+            let address = |key| read.split_once(key)?.1.split([' ', '\n']).next()?.parse().ok();
+            Some((address("grpc=")?, address("http=")?))
+        };
+        loop {
+            if let Some((grpc, http)) = addresses(&read).filter(|_| read.contains(": loaded ")) {
+                return Ok(Self { process, grpc, http, log });
+            }
+            let line = log.next().with_context(|| format!("serve has ended: {read}"))??;
+            read = read + &line + "\n";
+        }
+    }
+}
