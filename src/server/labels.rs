@@ -34,16 +34,25 @@ pub(crate) async fn set(
     };
     if matches!(follow, Some(Follow::Version(_))) {
         match set_loaded(shared, &model, (&label, follow)).await? {
-            Ok(version) => return Ok(version),
+            Ok(version) => {
+                settle(shared, &model);
+                return Ok(version);
+            }
             // It has to be loaded first.
             Err(NotChanged::NotServed | NotChanged::NotLoaded) => {}
             Err(error) => return Err(ChangeError::Refused { model, reason: error.to_string() }.into()),
         }
     }
     kserve::change(shared, Change::Label { label: label.clone(), follow }, model.clone()).await?;
+    settle(shared, &model);
     let named = shared.models.get(&model);
     let version = named.and_then(|named| named.named().find(|(name, ..)| *name == label)?.2);
     Ok(version.map(Version))
+}
+
+/// Lets the repository unload versions that no label names any more. Nobody waits for that.
+fn settle(shared: &Shared, model: &str) {
+    shared.repository.get().iter().for_each(|repository| repository.look(model));
 }
 
 /// Sets a label without the repository's thread, which may be opening a large version.
@@ -56,12 +65,7 @@ async fn set_loaded(
     let (of_task, name, own_label) = (shared.clone(), model.to_owned(), label.to_owned());
     let set = tokio::task::spawn_blocking(move || {
         let keep = |labels: &Labels| repository.keep_labels(&name, &labels.set);
-        let set = of_task.models.set_label(&name, (&own_label, follow), keep);
-        if set.is_ok() {
-            // Versions that no label names any more are unloaded.
-            repository.look(&name);
-        }
-        set
+        of_task.models.set_label(&name, (&own_label, follow), keep)
     });
     // The task is not cancelled, and does not panic.
     let set = set.await.map_err(|error| ChangeError::Unreadable(error.to_string()))?;

@@ -105,8 +105,6 @@ impl Watcher {
             }
             Err(error) => return Err(refused(error.to_string())),
         }
-        // The label is set. What this does not load is in the log and in `/readyz`.
-        let _ = self.adder.versions.settle(&model, Look::LABELS);
         Ok(())
     }
 

@@ -8,6 +8,9 @@
 //! The main engine leaves a version that stays wanted in two steps: first that version gets its own engine,
 //! and the server waits for the requests that have found the main engine for it. Then the main engine
 //! switches.
+//!
+//! New versions are opened and taken over by threads that run only when a processor is free. What a client
+//! asks for with a label does not wait for that.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -177,7 +180,8 @@ impl Versions {
         }
         let on_disk = self.on_disk(model, name, known)?;
         known.refused.retain(|version, _| on_disk.contains(version));
-        let mut opener = Opener { versions: self, model, name, known };
+        let requested = look.label.is_some();
+        let mut opener = Opener { versions: self, model, name, known, requested };
         let (mut missing, mut refused) = (Vec::new(), None);
         let mut policy = opener.policy(&traffic.versions, (&on_disk, look.new), (&mut missing, &mut refused));
         let main = model.engine.version();
@@ -265,7 +269,7 @@ impl Versions {
             let own = own || plan.pinned.contains(&target);
             let beside = plan.wanted.iter().copied().filter(|version| *version != target || own).collect();
             self.tell(model, name, (&plan, known), (target, beside))?;
-            if let Err(error) = self.switch(model, name, next) {
+            if let Err(error) = self.switch(model, name, (look, next)) {
                 model.engine.count_refused();
                 tracing::warn!(model = name, version = %target, serving = %main, %error, "version refused");
                 let now = stamp([version_folder(&self.loader, name, target)]);
@@ -301,11 +305,17 @@ impl Versions {
         Some(NextVersion { version, changes, switch_bytes: self.loader.live.switch_bytes(), old_stays })
     }
 
-    fn switch(&self, model: &LoadedModel, name: &str, next: Option<NextVersion>) -> anyhow::Result<()> {
+    fn switch(
+        &self,
+        model: &LoadedModel,
+        name: &str,
+        (look, next): (Look<'_>, Option<NextVersion>),
+    ) -> anyhow::Result<()> {
         // The target was loaded when the plan was made.
         let Some(next) = next else { return Ok(()) };
-        let taken = self.opening.install(|| model.engine.switch(next))?;
-        let Taken { from, to, carried, dropped } = taken;
+        let switch = || model.engine.switch(next);
+        let taken = if look.new { self.opening.install(switch) } else { switch() };
+        let Taken { from, to, carried, dropped } = taken?;
         tracing::info!(model = name, %from, version = %to, carried, dropped, "version taken over");
         Ok(())
     }
@@ -380,6 +390,8 @@ struct Opener<'o> {
     model: &'o LoadedModel,
     name: &'o str,
     known: &'o mut Known,
+    /// Whether a client waits for them. Then it does not wait until a processor is free.
+    requested: bool,
 }
 
 impl Opener<'_> {
@@ -439,7 +451,11 @@ impl Opener<'_> {
         {
             return Err(reason.clone());
         }
-        match self.versions.opening.install(|| self.open(version)) {
+        let opened = match self.requested {
+            true => self.open(version),
+            false => self.versions.opening.install(|| self.open(version)),
+        };
+        match opened {
             Ok(loaded) => {
                 self.known.refused.remove(&version);
                 tracing::debug!(model = name, %version, "version opened");
