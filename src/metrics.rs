@@ -169,8 +169,8 @@ series! {
     /// Series of a label of a model.
     LabelMetrics:
     requests: Counter, "flechette_label_requests_total",
-        "Requests that a label's version scored: because they named the label, or because they named neither a \
-         version nor a label.";
+        "Requests that a label's version scored: because they named the label, or because they named \
+         neither a version nor a label.";
     version: Gauge, "flechette_label_version", "The version that a label names; 0 if it is not loaded.";
 }
 

@@ -412,8 +412,8 @@ pub(crate) const MODEL_SECTION: Section = Section {
         setting(
             "models.NAME.sticky",
             Text("request_id"),
-            "What keeps a user at one of the two: `request_id`, or `feature:NAME`, the ids of a feature of the \
-             first sample. Requests without it are shared out in turn",
+            "What keeps a user at one of the two: `request_id`, or `feature:NAME`, the ids of a feature of \
+             the first sample. Requests without it are shared out at random",
         )
         .reloads(),
         setting(
@@ -422,12 +422,8 @@ pub(crate) const MODEL_SECTION: Section = Section {
             "A number, `latest` or a label: the version that scores requests a second time, for comparison",
         )
         .reloads(),
-        setting(
-            "models.NAME.shadow_share",
-            Text("0.1"),
-            "Share of the requests that it scores, 0 to 1",
-        )
-        .reloads(),
+        setting("models.NAME.shadow_share", Text("0.1"), "Share of the requests that it scores, 0 to 1")
+            .reloads(),
     ],
 };
 

@@ -1,5 +1,5 @@
-//! The tables `[models.NAME]` of the file: which versions of a model are loaded, and how its requests are shared
-//! out among them. They have no flags or environment variables.
+//! The tables `[models.NAME]` of the file: which versions of a model are loaded, and how its requests are
+//! shared out among them. They have no flags or environment variables.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;

@@ -50,6 +50,8 @@ fn every_metric_is_described() {
     let training = metrics.training("m");
     training.series.publish_seconds.record(0.1);
     training.series.pause_seconds.record(0.1);
+    let (_label, shadow) = (metrics.label("m", "stable"), metrics.shadow("m"));
+    shadow.difference.record(0.1);
     let page = metrics.render();
     for Spec(name, _, help) in ALL.into_iter().flatten() {
         assert!(page.contains(&format!("# HELP {name} {help}")), "{name} in\n{page}");

@@ -1,5 +1,5 @@
-//! An engine that serves, and the path of a scored request that all protocols share: choose an engine, convert
-//! the message to a batch, queue the batch (`model.rs`), await the scores.
+//! An engine that serves, and the path of a scored request that all protocols share: choose an engine,
+//! convert the message to a batch, queue the batch (`model.rs`), await the scores.
 
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Instant;

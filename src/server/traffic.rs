@@ -1,8 +1,9 @@
 //! How requests are shared out among the loaded versions of a model: labels, and a share for the canary.
 //!
 //! A request without a version and a label has a key: its id, or the ids of a feature. The key is hashed to a
-//! number from 0 to 1, and the canary gets the keys below its share. So a user stays on one side, and a larger
-//! share only adds users to the canary. Requests without a key are numbered, and the number is the key.
+//! number from 0 to 1, and the canary gets the keys below its share. So a user stays on one side, and a
+//! larger share only adds users to the canary. Requests without a key are numbered, and the number is the
+//! key.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,8 +1,8 @@
 //! The labels of a model that clients have set, kept for the next start.
 //!
-//! The file `models/<model>/state/labels.json` is an object, such as `{"stable": 3, "canary": "latest"}`. It is
-//! replaced atomically ([`super::atomic_write`]). A damaged file is an error and not an empty one, because a
-//! label that is forgotten could undo a roll-back.
+//! The file `models/<model>/state/labels.json` is an object, such as `{"stable": 3, "canary": "latest"}`. It
+//! is replaced atomically ([`super::atomic_write`]). A damaged file is an error and not an empty one, because
+//! a label that is forgotten could undo a roll-back.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read};
@@ -30,7 +30,9 @@ pub(crate) fn load(models: &Path, name: &str) -> Result<BTreeMap<String, Follow>
     let path = path(models, name);
     let at = |e| StoreError::at(&path, e);
     let file = match bytes::open_regular(&path) {
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(BTreeMap::new()),
+        Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+            return Ok(BTreeMap::new());
+        }
         file => file.map_err(at)?,
     };
     let mut text = Vec::new();

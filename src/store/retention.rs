@@ -63,7 +63,8 @@ pub(crate) fn chain_bytes(models: &Path, name: &str, version: Version) -> Result
 /// Returns the removed versions.
 ///
 /// # Errors
-/// [`StoreError`] when the directory of the model or its labels cannot be read. A version that cannot be removed stays.
+/// [`StoreError`] when the directory of the model or its labels cannot be read. A version that cannot be
+/// removed stays.
 pub(crate) fn retain(models: &Path, name: &str, keep: usize) -> Result<Vec<Version>, StoreError> {
     let (model, all) = (models.join(name), versions(models, name)?);
     let is_full = |version: &&Version| {

@@ -40,8 +40,8 @@ impl Adder {
         Ok(Self { loader, served, registry, versions, refused: HashMap::new() })
     }
 
-    /// Loads a model and serves it, with all versions that are wanted. Returns `false`, and does nothing, if the model was refused and has not
-    /// changed since.
+    /// Loads a model and serves it, with all versions that are wanted. Returns `false`, and does nothing, if
+    /// the model was refused and has not changed since.
     ///
     /// # Errors
     /// When the model cannot be loaded. That is logged and shown already.
@@ -56,7 +56,7 @@ impl Adder {
             self.registry.add(model.engine.clone())?;
             self.served.add(model.clone());
             // The reason is in the log.
-            let _ = self.versions.settle(&model, Look::NEW);
+            let _ = self.versions.settle(&model, Look::FIRST);
             self.registry.loaded(name);
             Ok(())
         });

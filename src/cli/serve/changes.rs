@@ -89,7 +89,8 @@ impl Watcher {
         };
         self.forget_refused(name);
         // It also fails if only other versions than the label's are refused.
-        let look = Look { new: follow == Some(Follow::Latest), label: Some((label, follow)) };
+        let new = follow == Some(Follow::Latest);
+        let look = Look { new, label: Some((label, follow)), urgent: true };
         let settled = self.adder.versions.settle(&model, look);
         let models = &self.adder.loader.models;
         let keep = |labels: &Labels| {

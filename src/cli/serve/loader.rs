@@ -80,7 +80,7 @@ impl Loader {
         self.shadow_threads.get_or_init(start).clone()
     }
 
-    /// Opens the version that `stable` names: the highest good one of the policy, unless a label says another.
+    /// Opens the version that `stable` names: the highest good one of the policy, unless it was set.
     fn open_stable(&self, name: &str) -> anyhow::Result<Opened> {
         let traffic = self.live.traffic(name);
         let set = store::labels::load(&self.models, name)?;

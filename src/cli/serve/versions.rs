@@ -1,32 +1,34 @@
 //! Which versions of a model are loaded, and which of them its main engine has.
 //!
-//! Wanted are the versions of the policy (`models.NAME.versions`), those that labels name, and that of the shadow.
-//! [`Versions::settle`] loads what is wanted, moves the main engine to the version that `stable` names, gives
-//! every other wanted version an engine of its own, and unloads the rest. A version is opened once, and shared
-//! if it moves from one engine to another.
+//! Wanted are the versions of the policy (`models.NAME.versions`), those that labels name, and that of the
+//! shadow (`plan`). [`Versions::settle`] loads what is wanted, moves the main engine to the version that
+//! `stable` names, gives every other wanted version an engine of its own, and unloads the rest. A version is
+//! opened once, and shared if it moves from one engine to another.
 //!
 //! The main engine leaves a version that stays wanted in two steps: first that version gets its own engine,
 //! and the server waits for the requests that have found the main engine for it. Then the main engine
 //! switches.
 //!
 //! New versions are opened and taken over by threads that run only when a processor is free. What a client
-//! asks for with a label does not wait for that.
+//! asks for with a label, and the versions of a model that is loaded, do not wait for that.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+mod plan;
+
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use super::add::{Stamp, stamp, version_folder};
 use super::shadow::Background;
 use super::{LoadedModel, Loader};
 use crate::cli::background;
-use crate::config::{STABLE, Shadow, TrafficConfig, VersionPolicy};
+use crate::config::TrafficConfig;
 use crate::engine::switch::{Changes, NextVersion, Taken};
 use crate::engine::{BesideParts, Engine, LoadedVersion};
 use crate::metrics::Metrics;
 use crate::predict::Predict;
-use crate::server::{Labels, Loaded, NotChanged, Registry};
-use crate::store;
+use crate::server::{Loaded, NotChanged, Registry};
 use crate::types::{Follow, Version};
+use plan::Plan;
 
 /// How often a model is looked at again when its labels are set at the same time.
 const TRIES: usize = 5;
@@ -64,27 +66,17 @@ pub(crate) struct Look<'l> {
     pub new: bool,
     /// A label that will be set if its version can be loaded. The main engine keeps its version.
     pub label: Option<(&'l str, Option<Follow>)>,
+    /// Whether somebody waits for it. Otherwise versions are opened and taken over when a processor is free.
+    pub urgent: bool,
 }
 
 impl Look<'_> {
     /// For new versions.
-    pub(crate) const NEW: Self = Self { new: true, label: None };
+    pub(crate) const NEW: Self = Self { new: true, label: None, urgent: false };
+    /// For all versions of a model that was loaded.
+    pub(crate) const FIRST: Self = Self { new: true, label: None, urgent: true };
     /// After labels were set.
-    pub(crate) const LABELS: Self = Self { new: false, label: None };
-}
-
-/// What should be loaded of a model.
-struct Plan {
-    wanted: BTreeSet<Version>,
-    latest: Version,
-    stable: Version,
-    /// The versions that labels other than `stable` name.
-    pinned: BTreeSet<Version>,
-    shadow: Option<Version>,
-    traffic: TrafficConfig,
-    missing: Vec<String>,
-    /// The reason why the highest version that was tried now is refused.
-    refused: Option<String>,
+    pub(crate) const LABELS: Self = Self { new: false, label: None, urgent: true };
 }
 
 /// The versions of all models.
@@ -150,107 +142,6 @@ impl Versions {
         Ok(())
     }
 
-    /// The labels of a model, with those of the present settings.
-    fn labels(&self, name: &str, traffic: &TrafficConfig) -> Result<Labels, String> {
-        let labels = match self.registry.labels(name) {
-            Some(labels) => Labels { settings: traffic.labels.clone(), ..labels },
-            None => {
-                let set =
-                    store::labels::load(&self.loader.models, name).map_err(|error| error.to_string())?;
-                let labels = Labels { settings: traffic.labels.clone(), set };
-                self.registry.set_labels(name, labels.clone());
-                labels
-            }
-        };
-        Ok(labels)
-    }
-
-    /// Opens what is wanted and not loaded yet.
-    fn plan(
-        &self,
-        model: &LoadedModel,
-        name: &str,
-        look: Look<'_>,
-        known: &mut Known,
-    ) -> Result<Plan, String> {
-        let traffic = self.loader.live.traffic(name);
-        let mut labels = self.labels(name, &traffic)?;
-        if let Some((label, follow)) = look.label {
-            labels = labels.with(label, follow);
-        }
-        let on_disk = self.on_disk(model, name, known)?;
-        known.refused.retain(|version, _| on_disk.contains(version));
-        let requested = look.label.is_some();
-        let mut opener = Opener { versions: self, model, name, known, requested };
-        let (mut missing, mut refused) = (Vec::new(), None);
-        let mut policy = opener.policy(&traffic.versions, (&on_disk, look.new), (&mut missing, &mut refused));
-        let main = model.engine.version();
-        if policy.is_empty() {
-            policy.insert(main);
-        }
-        let latest = policy.last().copied().unwrap_or(main);
-        let mut pinned = BTreeSet::new();
-        let mut stable = latest;
-        for (label, follow) in labels.all() {
-            let version = match follow {
-                Follow::Latest => latest,
-                Follow::Version(version) => version,
-            };
-            match opener.load(version) {
-                Ok(()) if label == STABLE => stable = version,
-                Ok(()) if follow == Follow::Latest => {}
-                Ok(()) => drop(pinned.insert(version)),
-                Err(reason) => {
-                    if look.label.is_some_and(|(set, _)| set == label) {
-                        return Err(reason);
-                    }
-                    if label == STABLE {
-                        stable = main;
-                    }
-                    missing.push(format!("label {label}: {reason}"));
-                }
-            }
-        }
-        let shadow = match &traffic.shadow {
-            None => None,
-            Some(Shadow::Follow(follow)) => Some(*follow),
-            Some(Shadow::Label(label)) => labels.all().get(label).copied(),
-        };
-        let shadow = shadow.map(|follow| match follow {
-            Follow::Latest => latest,
-            Follow::Version(version) => version,
-        });
-        let shadow = shadow.filter(|version| match opener.load(*version) {
-            Ok(()) => true,
-            Err(reason) => {
-                missing.push(format!("shadow: {reason}"));
-                false
-            }
-        });
-        let wanted = policy.iter().chain(&pinned).chain(&shadow).chain([&stable]).copied().collect();
-        Ok(Plan { wanted, latest, stable, pinned, shadow, traffic, missing, refused })
-    }
-
-    /// The versions of a model's directory, ascending.
-    fn on_disk(&self, model: &LoadedModel, name: &str, known: &mut Known) -> Result<Vec<Version>, String> {
-        let serving = model.engine.version();
-        match store::versions(&self.loader.models, name) {
-            Ok(versions) => {
-                if std::mem::take(&mut known.unreadable) {
-                    tracing::info!(model = name, version = %serving, "model readable again");
-                }
-                Ok(versions)
-            }
-            Err(reason) => {
-                if !std::mem::replace(&mut known.unreadable, true) {
-                    let effect = "the loaded version goes on";
-                    tracing::warn!(model = name, version = %serving, %reason, "model unreadable: {effect}");
-                }
-                Err(reason.to_string())
-            }
-        }
-    }
-
     /// Tells the server what is loaded, and lets the main engine switch.
     fn apply(
         &self,
@@ -314,7 +205,7 @@ impl Versions {
         // The target was loaded when the plan was made.
         let Some(next) = next else { return Ok(()) };
         let switch = || model.engine.switch(next);
-        let taken = if look.new { self.opening.install(switch) } else { switch() };
+        let taken = if look.urgent { switch() } else { self.opening.install(switch) };
         let Taken { from, to, carried, dropped } = taken?;
         tracing::info!(model = name, %from, version = %to, carried, dropped, "version taken over");
         Ok(())
@@ -381,119 +272,5 @@ impl Versions {
             let engine = model.engine.beside(loaded, BesideParts { metrics, threads });
             Some((version, Arc::new(Background(engine)) as Arc<dyn Predict>))
         });
-    }
-}
-
-/// Loads versions of one model.
-struct Opener<'o> {
-    versions: &'o Versions,
-    model: &'o LoadedModel,
-    name: &'o str,
-    known: &'o mut Known,
-    /// Whether a client waits for them. Then it does not wait until a processor is free.
-    requested: bool,
-}
-
-impl Opener<'_> {
-    /// The versions of a policy that are loaded.
-    fn policy(
-        &mut self,
-        policy: &VersionPolicy,
-        (on_disk, new): (&[Version], bool),
-        (missing, refused): (&mut Vec<String>, &mut Option<String>),
-    ) -> BTreeSet<Version> {
-        let mut good = BTreeSet::new();
-        match policy {
-            VersionPolicy::Given(versions) => {
-                for &version in versions {
-                    match self.load(version) {
-                        Ok(()) => drop(good.insert(version)),
-                        Err(reason) => missing.push(reason),
-                    }
-                }
-            }
-            VersionPolicy::Latest(count) => {
-                let mut candidates: BTreeSet<Version> = self.known.beside.keys().copied().collect();
-                candidates.insert(self.model.engine.version());
-                if new {
-                    candidates.extend(on_disk);
-                }
-                for version in candidates.into_iter().rev() {
-                    let first = !self.known.refused.contains_key(&version);
-                    match self.load(version) {
-                        Ok(()) => drop(good.insert(version)),
-                        Err(reason) if first => *refused = refused.take().or(Some(reason)),
-                        Err(_) => {}
-                    }
-                    if good.len() == *count {
-                        break;
-                    }
-                }
-            }
-        }
-        good
-    }
-
-    /// Loads a version, unless it is loaded. A version that was refused is tried again only if its files have
-    /// changed.
-    ///
-    /// # Errors
-    /// Why it is refused.
-    fn load(&mut self, version: Version) -> Result<(), String> {
-        if version == self.model.engine.version() || self.known.beside.contains_key(&version) {
-            return Ok(());
-        }
-        let (loader, name) = (&self.versions.loader, self.name);
-        // Read before the version is opened, so that later changes are noticed.
-        let now = stamp([version_folder(loader, name, version)]);
-        if let Some((then, reason)) = self.known.refused.get(&version)
-            && *then == now
-        {
-            return Err(reason.clone());
-        }
-        let opened = match self.requested {
-            true => self.open(version),
-            false => self.versions.opening.install(|| self.open(version)),
-        };
-        match opened {
-            Ok(loaded) => {
-                self.known.refused.remove(&version);
-                tracing::debug!(model = name, %version, "version opened");
-                let engine = self.versions.beside(self.model, name, loaded);
-                self.known.beside.insert(version, engine);
-                Ok(())
-            }
-            Err(error) => {
-                let reason = format!("version {version} is refused: {error:#}");
-                let serving = self.model.engine.version();
-                tracing::warn!(model = name, %version, %serving, reason = %format!("{error:#}"), "version refused");
-                self.model.engine.count_refused();
-                self.known.refused.insert(version, (now, reason.clone()));
-                Err(reason)
-            }
-        }
-    }
-
-    /// Opens a version, checks all of it, and prepares its rows.
-    fn open(&self, version: Version) -> anyhow::Result<LoadedVersion> {
-        let LoadedModel { engine, memory } = self.model;
-        let (loader, name) = (&self.versions.loader, self.name);
-        let beside = self.known.beside.values().map(|engine| engine.served());
-        let below = beside.chain([engine.served()]).filter(|loaded| loaded.version() < version);
-        let Some(before) = below.max_by_key(|loaded| loaded.version()) else {
-            let mut opened = store::open(&loader.models, name, version, store::Purpose::Serve)?;
-            engine.check_schema(&opened)?;
-            memory.load(&mut opened)?;
-            memory.prepare(&mut opened);
-            return Ok(engine.accept(opened)?);
-        };
-        let mut opened = store::open_after(&loader.models, name, version, &before.store)?;
-        engine.check_schema(&opened)?;
-        // Otherwise the base rows are those of the loaded version, and ready.
-        if opened.store.changed_since(&before.store).is_none() {
-            memory.load(&mut opened)?;
-            memory.prepare(&mut opened);
-        }
-        Ok(engine.accept(opened)?)
     }
 }

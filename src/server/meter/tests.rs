@@ -65,7 +65,9 @@ proptest! {
         features in prop::collection::vec(column(), 0..12),
         piece in 1..50usize,
     ) {
-        let message = PredictRequest { model, version: 1 << 40, samples: 3, dense, features };
+        let (label, request_id) = ("canary".into(), "7".into());
+        let message =
+            PredictRequest { model, version: 1 << 40, samples: 3, dense, features, label, request_id };
         let wire = framed(&message.encode_to_vec());
         let whole = cost(&wire, wire.len()).unwrap();
         prop_assert_eq!(cost(&wire, piece), Ok(whole));
