@@ -11,9 +11,10 @@ use std::time::Duration;
 
 use flechette::schema::preset::ArchKind;
 use flechette::server::inference::grpc_inference_service_client::GrpcInferenceServiceClient;
+use flechette::server::inference::infer_parameter::ParameterChoice;
 use flechette::server::inference::{
-    ModelMetadataRequest, ModelReadyRequest, ModelStatisticsRequest, RepositoryIndexRequest,
-    RepositoryModelLoadRequest, RepositoryModelUnloadRequest,
+    InferParameter, ModelInferRequest, ModelMetadataRequest, ModelReadyRequest, ModelStatisticsRequest,
+    RepositoryIndexRequest, RepositoryModelLoadRequest, RepositoryModelUnloadRequest,
 };
 use flechette::server::proto::ctr_client::CtrClient;
 use flechette::server::proto::{PredictRequest, SetLabelRequest};
@@ -22,6 +23,7 @@ use tonic::transport::Channel;
 use tonic::{Code, Status};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
+use crate::kserve::typed;
 use crate::program::{Served, Workshop, run, run_failing};
 use crate::serving::channel;
 use crate::switching::{bits, expected, publish, requests, wait};
@@ -446,6 +448,41 @@ fn kserve_lists_all_loaded_versions() {
         runtime.block_on(kserve.model_ready(request)).unwrap().into_inner().ready
     };
     assert!(ready("2") && ready("3") && ready("") && !ready("1"));
+    client.ends_well();
+}
+
+#[test]
+fn a_kserve_request_names_a_version_or_a_label_and_its_id_is_the_key() {
+    let world = World::new(2);
+    let client = world.serve("labels = { stable = 1, canary = 2 }\ncanary_share = 0.3", "");
+    let infer = |change: &dyn Fn(&mut ModelInferRequest)| {
+        let mut request = typed(&world.requests[0]);
+        change(&mut request);
+        let mut kserve = client.kserve.clone();
+        let answer = client.runtime.block_on(kserve.model_infer(request))?.into_inner();
+        let scores = &answer.outputs[0].contents.as_ref().unwrap().fp32_contents;
+        let version: u64 = answer.model_version.parse().unwrap();
+        assert_eq!(world.version_of(0, scores), version);
+        Ok::<u64, Status>(version)
+    };
+    let label = |choice: ParameterChoice| {
+        let label = InferParameter { parameter_choice: Some(choice) };
+        infer(&|request| drop(request.parameters.insert("label".to_owned(), label.clone())))
+    };
+    for (version, name) in [(1, "stable"), (2, "canary")] {
+        assert_eq!(infer(&|request| request.model_version = version.to_string()).unwrap(), version);
+        assert_eq!(label(ParameterChoice::StringParam(name.to_owned())).unwrap(), version);
+    }
+    let wrong = label(ParameterChoice::Int64Param(2)).unwrap_err();
+    assert_eq!(
+        (wrong.code(), wrong.message()),
+        (Code::InvalidArgument, "parameters: label: expected a string")
+    );
+    for user in 0..40 {
+        let by_kserve = infer(&|request| request.id = format!("user-{user}")).unwrap();
+        let native = client.scored_by(&world, |request| request.request_id = format!("user-{user}")).unwrap();
+        assert_eq!(by_kserve, native, "both protocols have one hash");
+    }
     client.ends_well();
 }
 

@@ -74,6 +74,10 @@ impl Start {
         let mut adder = Adder::new(&serving.loader, &serving.models, registry.clone())?;
         load_all(&mut adder)?;
         registry.tried_all();
+        let names = store::models(&models).unwrap_or_default();
+        for name in config.traffic.keys().filter(|name| !names.contains(name)) {
+            tracing::warn!(model = name, "models.NAME: no such model is in the directory of the models yet");
+        }
         let served = serving.engines().len();
         if served == 0 {
             tracing::warn!(models = %models.display(), "no model is served yet: waiting for a good version");

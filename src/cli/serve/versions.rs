@@ -21,7 +21,7 @@ use super::add::{Stamp, stamp, version_folder};
 use super::shadow::Background;
 use super::{LoadedModel, Loader};
 use crate::cli::background;
-use crate::config::TrafficConfig;
+use crate::config::{Sticky, TrafficConfig};
 use crate::engine::switch::{Changes, NextVersion, Taken};
 use crate::engine::{BesideParts, Engine, LoadedVersion};
 use crate::metrics::Metrics;
@@ -230,6 +230,13 @@ impl Versions {
         };
         if known.told.as_ref() == Some(&told) && !known.again {
             return Ok(());
+        }
+        let schema = model.engine.describe().schema;
+        if let Sticky::Feature(feature) = &traffic.sticky
+            && !schema.features.iter().any(|known| known.name == *feature)
+        {
+            let key = "models.NAME.sticky: the model has no such feature, so request ids are used";
+            tracing::warn!(model = name, feature, "{key}");
         }
         let engines = told.beside.iter().map(|version| {
             // The main engine still has a version that it leaves.
