@@ -26,7 +26,7 @@ use flechette::server::proto::ctr_client::CtrClient;
 use flechette::server::proto::ctr_server::{Ctr, CtrServer};
 use flechette::server::proto::{
     FeatureColumn, GetModelRequest, GetModelResponse, LearnRequest, LearnResponse, PredictRequest,
-    PredictResponse, PredictStreamResponse,
+    PredictResponse, PredictStreamResponse, SetLabelRequest, SetLabelResponse,
 };
 use flechette::trainer::initialise;
 use flechette::trainer::optim::{self, Optimizer};
@@ -123,6 +123,10 @@ impl Ctr for Echo {
     }
 
     async fn learn(&self, _: Request<LearnRequest>) -> Result<Response<LearnResponse>, Status> {
+        Err(Status::unimplemented("an echo has no model"))
+    }
+
+    async fn set_label(&self, _: Request<SetLabelRequest>) -> Result<Response<SetLabelResponse>, Status> {
         Err(Status::unimplemented("an echo has no model"))
     }
 

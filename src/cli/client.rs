@@ -26,7 +26,7 @@ use crate::schema::Schema;
 use crate::server::proto::ctr_client::CtrClient;
 use crate::server::proto::{FeatureColumn, GetModelRequest, PredictRequest, PredictResponse};
 use crate::types::{RawBatch, RawFeature, RawValues};
-use connect::{Connect, Token};
+pub(crate) use connect::{Connect, Token};
 
 /// Flags that name a served model, and the form of the data for it.
 #[derive(Clone, Debug, clap::Args)]

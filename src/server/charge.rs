@@ -92,7 +92,7 @@ impl Charge {
     pub(crate) fn name(&self, name: &str) -> Result<(), Status> {
         // The service refuses unknown models.
         match self.shared.models.get(name) {
-            Some(served) if !self.is_stream() => self.take_place(Some(served.pressure.clone()), name),
+            Some(model) if !self.is_stream() => self.take_place(Some(model.pressure().clone()), name),
             _ => Ok(()),
         }
     }

@@ -119,7 +119,7 @@ pub fn requests(workshop: &Workshop) -> Vec<(PredictRequest, Batch)> {
 
 type Answers = BTreeMap<(u64, usize), Vec<u32>>;
 
-fn bits(scores: &[f32]) -> Vec<u32> {
+pub fn bits(scores: &[f32]) -> Vec<u32> {
     scores.iter().map(|score| score.to_bits()).collect()
 }
 
@@ -145,7 +145,7 @@ async fn score(
 }
 
 /// The scores of a version, computed in this process from mapped tables without a cache.
-fn expected(models: &str, version: u64, batches: &[Batch]) -> Vec<Vec<u32>> {
+pub fn expected(models: &str, version: u64, batches: &[Batch]) -> Vec<Vec<u32>> {
     let alone = tempfile::tempdir().unwrap();
     fs::create_dir(alone.path().join(MODEL)).unwrap();
     // A delta needs the versions before it.

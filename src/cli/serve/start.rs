@@ -78,10 +78,14 @@ impl Start {
             config.memory = TableMemory::Mapped;
         }
         let serving = Serving::new(Loader::new(&config, &models, metrics.clone(), live)?);
-        let mut adder = Adder::new(&serving.loader, &serving.models, registry.clone());
+        let mut adder = Adder::new(&serving.loader, &serving.models, registry.clone())?;
         load_all(&mut adder)?;
         warn_of_no_model(&config, &models);
         registry.tried_all();
+        let names = store::models(&models).unwrap_or_default();
+        for name in config.traffic.keys().filter(|name| !names.contains(name)) {
+            tracing::warn!(model = name, "models.NAME: no such model is in the directory of the models yet");
+        }
         let served = serving.engines().len();
         if served == 0 {
             tracing::warn!(models = %models.display(), "no model is served yet: waiting for a good version");
