@@ -1,15 +1,14 @@
 //! `flechette label`: shows the loaded versions and the labels of a served model, or sets a label.
 
-use std::fmt::Write as _;
 use std::time::Duration;
 
 use anyhow::anyhow;
 use tonic::{Code, Request, Status};
 
-use crate::cli::client::{Connect, Token, status_text};
+use crate::cli::client::{ANSWER_BYTES, Connect, Token, status_text};
 use crate::cli::{InputError, print};
 use crate::server::proto::ctr_client::CtrClient;
-use crate::server::proto::{GetModelRequest, GetModelResponse, SetLabelRequest};
+use crate::server::proto::{GetModelRequest, GetModelResponse, Label, SetLabelRequest};
 use crate::types::{Follow, Version};
 
 /// How long an answer may take. A version that is not loaded is opened and checked first.
@@ -47,18 +46,30 @@ async fn ask(args: Args) -> anyhow::Result<String> {
     let Args { server, model, label, version } = args;
     let change = label.zip(version).map(|(label, version)| request(&model, label, &version)).transpose()?;
     let token = server.token()?;
-    let mut ctr = CtrClient::new(server.channel().await?);
+    let mut ctr = CtrClient::new(server.channel().await?).max_decoding_message_size(ANSWER_BYTES);
     let failed = |status: Status| match status.code() {
         Code::NotFound | Code::InvalidArgument | Code::FailedPrecondition => {
             InputError(anyhow!("{}", status.message().to_owned())).into()
         }
         _ => anyhow!("{}: {}", server.addr, status_text(&status)),
     };
-    if let Some(change) = change {
-        ctr.set_label(call(change, token.as_ref())).await.map_err(failed)?;
-    }
-    let answer = ctr.get_model(call(GetModelRequest { model }, token.as_ref())).await.map_err(failed)?;
-    Ok(listed(answer.into_inner()))
+    // A token for changes may not be one for GetModel.
+    Ok(match change {
+        None => {
+            let answer = ctr.get_model(call(GetModelRequest { model }, token.as_ref())).await;
+            listed(answer.map_err(failed)?.into_inner())
+        }
+        Some(change) => {
+            let SetLabelRequest { label, version: asked, remove, .. } = change.clone();
+            let answer = ctr.set_label(call(change, token.as_ref())).await;
+            let version = answer.map_err(failed)?.into_inner().version;
+            if remove && version == 0 {
+                format!("{label}: removed\n")
+            } else {
+                line(&Label { label, version, latest: !remove && asked == 0 })
+            }
+        }
+    })
 }
 
 fn call<T>(message: T, token: Option<&Token>) -> Request<T> {
@@ -83,19 +94,18 @@ fn request(model: &str, label: String, version: &str) -> Result<SetLabelRequest,
 
 /// The labels, one a line, and the loaded versions.
 fn listed(model: GetModelResponse) -> String {
-    let mut text = String::new();
-    for label in &model.labels {
-        let version = match (label.version, label.latest) {
-            (0, _) => "not loaded".to_owned(),
-            (version, true) => format!("{version} (latest)"),
-            (version, false) => version.to_string(),
-        };
-        // Writing to a string cannot fail.
-        let _ = writeln!(text, "{}: {version}", label.label);
-    }
+    let labels: String = model.labels.iter().map(line).collect();
     let versions: Vec<String> = model.versions.iter().map(u64::to_string).collect();
-    let _ = writeln!(text, "loaded: {}", versions.join(", "));
-    text
+    format!("{labels}loaded: {}\n", versions.join(", "))
+}
+
+fn line(label: &Label) -> String {
+    let version = match (label.version, label.latest) {
+        (0, _) => "not loaded".to_owned(),
+        (version, true) => format!("{version} (latest)"),
+        (version, false) => version.to_string(),
+    };
+    format!("{}: {version}\n", label.label)
 }
 
 #[cfg(test)]

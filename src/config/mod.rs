@@ -137,7 +137,7 @@ pub struct ServerConfig {
     /// Limit of one connection.
     pub max_streams: u32,
     pub reflection: bool,
-    /// Whether clients can load and unload models.
+    /// Whether clients can load and unload models, and set labels.
     pub admin: bool,
     /// Between SIGTERM and the drain.
     pub drain_delay: Duration,

@@ -67,7 +67,8 @@ pub(super) fn of_model(key: &str) -> Option<(&str, &'static Setting)> {
     let rest = key.strip_prefix("models.")?;
     own().find_map(|setting| {
         let model = rest.strip_suffix(end(setting))?.strip_suffix('.')?;
-        (!model.is_empty()).then_some((model, setting))
+        // Otherwise a key of the model in the table of its batcher would be one of another model.
+        (!model.is_empty() && !model.ends_with(".batcher")).then_some((model, setting))
     })
 }
 

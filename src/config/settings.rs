@@ -140,7 +140,7 @@ pub(crate) const SECTIONS: &[Section] = &[
             setting(
                 "server.admin",
                 Words("on, or off if a file of `auth` is given"),
-                "`on` or `off`: whether clients can load and unload models",
+                "`on` or `off`: whether clients can load and unload models, and set labels",
             ),
             setting(
                 "server.drain_delay_seconds",
@@ -195,8 +195,8 @@ pub(crate) const SECTIONS: &[Section] = &[
             setting(
                 "auth.admin",
                 Words("none"),
-                "Tokens for loading and unloading models (`server.admin`) and for reflection \
-                 (`server.reflection`)",
+                "Tokens for loading and unloading models, for setting labels (`server.admin`), and for \
+                 reflection (`server.reflection`)",
             ),
             setting("auth.metrics", Words("none"), "Tokens for the pages `/metrics` and `/`"),
         ],
@@ -468,10 +468,10 @@ pub(crate) const SECTIONS: &[Section] = &[
 /// `NAME`, so they are not among [`all`].
 pub(crate) const MODEL_SECTION: Section = Section {
     name: "models.NAME",
-    about: "A table for each model whose versions are not simply the latest one; \
-            [traffic.md](traffic.md) explains it. In the environment they are `FLECHETTE_MODELS_<NAME>_<KEY>`, \
-            with the name as it is: `[models.ads]` or `FLECHETTE_MODELS_ads_VERSIONS`. The table has its own \
-            values of `[batcher]` too.",
+    about: "Which versions of a model are loaded, and how its requests are shared out among them; \
+            [traffic.md](traffic.md) explains it. The keys are in a table of the model, or in the \
+            environment as `FLECHETTE_MODELS_<NAME>_<KEY>`, with the name as it is: `[models.ads]` or \
+            `FLECHETTE_MODELS_ads_VERSIONS`. A model can also have its own values of [batcher](#batcher).",
     settings: &[
         setting(
             "models.NAME.versions",

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use tonic::{Code, Request, Response, Status, Streaming};
 
+use super::charge::Kind;
 use super::gate::Call;
 use super::model::Model;
 use super::pending::{Pending, ScoreRequest};
@@ -28,8 +29,8 @@ use crate::metrics::ModelMetrics;
 use crate::schema::Schema;
 use crate::types::{Follow, Scores};
 
-/// The method with a stream of requests.
-pub(crate) const STREAM: &str = "PredictStream";
+/// The methods that do not simply use a model.
+pub(crate) const KINDS: &[(&str, Kind)] = &[("PredictStream", Kind::Stream), ("SetLabel", Kind::Change)];
 
 impl ScoreRequest for PredictRequest {
     type Form = ();

@@ -417,8 +417,8 @@ fn services(
         .or(reflection().build_v1alpha()?.max_decoding_message_size(SMALL_MESSAGE))
         .or(reflection().build_v1()?.max_decoding_message_size(SMALL_MESSAGE))
         .or(health.max_decoding_message_size(SMALL_MESSAGE))
-        .or(gate::Gate::new(kserve, shared.clone(), &meter::KSERVE).with_stream(kserve::STREAM))
-        .or(gate::Gate::new(ctr, shared.clone(), &meter::CTR).with_stream(ctr::STREAM));
+        .or(gate::Gate::new(kserve, shared.clone(), &meter::KSERVE, kserve::KINDS))
+        .or(gate::Gate::new(ctr, shared.clone(), &meter::CTR, ctr::KINDS));
     Ok(Guard::new(chain, shared.clone()))
 }
 

@@ -80,6 +80,10 @@ fn an_unknown_key_of_a_model_is_an_error_with_the_nearest_one() {
             "file :2: unknown section models.ads.label; did you mean models.ads.labels?",
         ),
         (
+            "[models.ads.batcher]\nversions = 3",
+            "file :3: unknown key models.ads.batcher.versions; did you mean models.ads.batcher.workers?",
+        ),
+        (
             "versions = true",
             "models.ads.versions (file :2): expected a string or a number, or a list or table of them, got \
              boolean",

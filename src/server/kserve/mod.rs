@@ -19,6 +19,7 @@ use std::time::Duration;
 use tonic::{Code, Request, Response, Status, Streaming};
 
 use super::Shared;
+use super::charge::Kind;
 use super::convert::clip;
 use super::gate::Call;
 use super::inference::grpc_inference_service_server::GrpcInferenceService;
@@ -36,8 +37,12 @@ use crate::types::Scores;
 use answers::Form;
 pub(crate) use repository::change;
 
-/// The method with a stream of requests.
-pub(crate) const STREAM: &str = "ModelStreamInfer";
+/// The methods that do not simply use a model.
+pub(crate) const KINDS: &[(&str, Kind)] = &[
+    ("ModelStreamInfer", Kind::Stream),
+    ("RepositoryModelLoad", Kind::Change),
+    ("RepositoryModelUnload", Kind::Change),
+];
 
 /// The service.
 pub(crate) struct KserveService(pub Arc<Shared>);

@@ -1,5 +1,5 @@
-//! The parameters of a request that say when it is computed, `timeout` and `priority`, as Triton has them, and
-//! by which version: `label`.
+//! The parameters of a request that say when it is computed, `timeout` and `priority` (as in Triton), and by
+//! which version: `label`.
 
 use std::time::Duration;
 

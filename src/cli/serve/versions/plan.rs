@@ -208,7 +208,7 @@ impl Opener<'_> {
             Err(error) => {
                 let serving = self.model.engine.version();
                 let reason = format!("{error:#}");
-                tracing::warn!(model = name, %version, %serving, reason, "version refused");
+                tracing::warn!(model = name, %version, %serving, %reason, "version refused");
                 self.model.engine.count_refused();
                 let reason = format!("version {version} is refused: {reason}");
                 self.known.refused.insert(version, (now, reason.clone()));
