@@ -89,17 +89,18 @@ def test_a_label_names_the_version_that_scores(client: Client, case: Case) -> No
 
 def test_every_request_of_a_call_has_its_label_and_id(scripted: tuple[Scripted, str]) -> None:
     servicer, address = scripted
-    columns, asked = {"item": [1, 2, 3, 4, 5]}, {"label": "canary", "request_id": "user 7"}
+    columns = {"item": [1, 2, 3, 4, 5]}
     with Client(address) as client:
-        client.predict("m", columns, **asked)
-        list(client.predict_stream("m", [{"item": [1]}], **asked))
+        client.predict("m", columns, label="canary", request_id="user 7")
+        list(client.predict_stream("m", [{"item": [1]}], label="canary", request_id="user 7"))
 
     async def score() -> None:
         async with AsyncClient(address) as client:
-            await client.predict("m", columns, **asked)
+            await client.predict("m", columns, label="canary", request_id="user 7")
 
     asyncio.run(score())
-    assert [(request.label, request.request_id) for request in servicer.requests] == [("canary", "user 7")] * 5
+    asked = [(request.label, request.request_id) for request in servicer.requests]
+    assert asked == [("canary", "user 7")] * 5
 
 
 def test_a_large_frame_is_split_by_samples_and_by_bytes(case: Case) -> None:

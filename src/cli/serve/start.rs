@@ -3,6 +3,7 @@
 //!
 //! A thread does this, so that the server answers meanwhile. It is not waited for if the server is stopped.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -82,10 +83,6 @@ impl Start {
         load_all(&mut adder)?;
         warn_of_no_model(&config, &models);
         registry.tried_all();
-        let names = store::models(&models).unwrap_or_default();
-        for name in config.traffic.keys().filter(|name| !names.contains(name)) {
-            tracing::warn!(model = name, "models.NAME: no such model is in the directory of the models yet");
-        }
         let served = serving.engines().len();
         if served == 0 {
             tracing::warn!(models = %models.display(), "no model is served yet: waiting for a good version");
@@ -100,8 +97,10 @@ impl Start {
 /// Warns of settings for models that are not in the directory. They may be added later.
 fn warn_of_no_model(config: &Config, models: &Path) {
     let names = store::models(models).unwrap_or_default();
-    for model in config.batchers.models.keys().filter(|model| !names.contains(model)) {
-        tracing::warn!("models.{model}.batcher: there is no model {model:?} in server.models yet");
+    let with_settings: BTreeSet<&String> =
+        config.traffic.keys().chain(config.batchers.models.keys()).collect();
+    for model in with_settings.into_iter().filter(|model| !names.contains(model)) {
+        tracing::warn!("models.{model}: there is no model {model:?} in server.models yet");
     }
 }
 

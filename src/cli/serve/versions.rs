@@ -235,8 +235,8 @@ impl Versions {
         if let Sticky::Feature(feature) = &traffic.sticky
             && !schema.features.iter().any(|known| known.name == *feature)
         {
-            let key = "models.NAME.sticky: the model has no such feature, so request ids are used";
-            tracing::warn!(model = name, feature, "{key}");
+            let effect = "the model has no such feature, so request ids are used";
+            tracing::warn!(model = name, feature, "models.{name}.sticky: {effect}");
         }
         let engines = told.beside.iter().map(|version| {
             // The main engine still has a version that it leaves.

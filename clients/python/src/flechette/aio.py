@@ -90,10 +90,8 @@ class AsyncClient:
                 return await self._call(self._stub.Predict, request, deadline)
 
         samples = encode(known, columns)
-        sent = [
-            asyncio.ensure_future(score(r))
-            for r in Ask(model, version, label, request_id, priority, logits).requests(samples, known)
-        ]
+        ask = Ask(model, version, label, request_id, priority, logits)
+        sent = [asyncio.ensure_future(score(request)) for request in ask.requests(samples, known)]
         try:
             return prediction(await asyncio.gather(*sent), columns)
         except (InvalidRequestError, NotFoundError):

@@ -142,10 +142,11 @@ class Client:
         `request_id` stay at the same side of a canary.
         """
         deadline, responses = self._deadline(timeout), []
+        ask = Ask(model, version, label, request_id, priority, logits)
         sent: deque[tuple[PredictRequest, grpc.Future[PredictResponse]]] = deque()
         with self._known(model, columns, deadline) as (samples, known):
             try:
-                for request in Ask(model, version, label, request_id, priority, logits).requests(samples, known):
+                for request in ask.requests(samples, known):
                     if len(sent) == IN_FLIGHT:
                         responses.append(self._finish(*sent.popleft(), deadline))
                     call = self._stub.Predict.future(
