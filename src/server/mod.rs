@@ -3,7 +3,7 @@
 //! The server knows a model only as [`Predict`], and calls each through its own batcher. [`Server::bind`]
 //! binds both ports, so that a port in use is reported before anything runs. [`Server::run`] serves until its
 //! shutdown future ends, and then drains. [`Registry`] changes the served models meanwhile (`models.rs`,
-//! `not_served.rs`). Two protocols share the path of a scored request (`pending.rs`, `served.rs`) and streams
+//! `not_served.rs`). Two protocols share the path of a scored request (`pending.rs`, `model.rs`) and streams
 //! of requests (`stream.rs`): the native one (`ctr.rs`) and KServe v2 (`kserve/`). The drain:
 //!
 //! 1. `/readyz` answers 503 and health is `NOT_SERVING`, for `server.drain_delay_seconds`. Calls and new
