@@ -48,7 +48,8 @@ pub fn typed(request: &PredictRequest) -> ModelInferRequest {
     let samples = request.samples as usize;
     let fp32_contents = request.dense.clone();
     let contents = InferTensorContents { fp32_contents, ..InferTensorContents::default() };
-    let mut inputs = vec![tensor("dense", "FP32", &[samples, 2], contents)];
+    let mut inputs =
+        vec![tensor("dense", "FP32", &[samples, request.dense.len() / samples.max(1)], contents)];
     for column in &request.features {
         let values = column.ids.len() + column.strings.len();
         if column.lengths.is_empty() {
