@@ -16,7 +16,7 @@ use flechette::server::proto::ctr_client::CtrClient;
 use flechette::server::proto::ctr_server::{Ctr, CtrServer};
 use flechette::server::proto::{
     GetModelRequest, GetModelResponse, LearnRequest, LearnResponse, PredictRequest, PredictResponse,
-    PredictStreamResponse,
+    PredictStreamResponse, SetLabelRequest, SetLabelResponse,
 };
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
@@ -214,6 +214,10 @@ impl Ctr for Echo {
     }
 
     async fn learn(&self, _: Request<LearnRequest>) -> Result<Response<LearnResponse>, Status> {
+        not_echoed()
+    }
+
+    async fn set_label(&self, _: Request<SetLabelRequest>) -> Result<Response<SetLabelResponse>, Status> {
         not_echoed()
     }
 

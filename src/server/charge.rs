@@ -7,7 +7,8 @@
 //!
 //! A call gets its place when the name of its model has been read, before the message is decoded. Calls that
 //! have no name yet, and those whose refusal has not left, have no place. There are at most as many of them
-//! as places. A stream has requests for any model, so its place and its memory belong to none.
+//! as places. The place and the memory of a stream belong to no model, because it has requests for any. Those
+//! of a call that changes a model belong to none either, so that an overloaded one can be changed.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -32,8 +33,20 @@ pub(crate) struct Charge {
     place: OnceLock<Place>,
     /// Set when the message has arrived.
     priority: OnceLock<Priority>,
+    kind: Kind,
     /// `None` for a call with a single message.
     stream: Option<OfStream>,
+}
+
+/// What a call does with its model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// One message, for the model that it names.
+    Use,
+    /// One message, which changes a model.
+    Change,
+    /// A stream of messages for any models.
+    Stream,
 }
 
 /// A place among the calls in flight.
@@ -66,7 +79,7 @@ impl Charge {
     pub(crate) fn enter(
         shared: &Arc<Shared>,
         deadline: Option<Instant>,
-        stream: bool,
+        kind: Kind,
     ) -> (Arc<Self>, Result<(), Status>) {
         let (limit, all) = (shared.max_requests, shared.in_flight.fetch_add(1, Ordering::AcqRel) + 1);
         let charge = Arc::new(Self {
@@ -75,12 +88,13 @@ impl Charge {
             bytes: AtomicUsize::new(0),
             place: OnceLock::new(),
             priority: OnceLock::new(),
-            stream: stream.then(OfStream::default),
+            kind,
+            stream: (kind == Kind::Stream).then(OfStream::default),
         });
-        let entered = match stream {
-            true => charge.take_place(None, ""),
-            false if all > 2 * limit => Err(full(limit, all, "")),
-            false => Ok(()),
+        let entered = match kind {
+            Kind::Stream => charge.take_place(None, ""),
+            _ if all > 2 * limit => Err(full(limit, all, "")),
+            _ => Ok(()),
         };
         (charge, entered)
     }
@@ -92,7 +106,7 @@ impl Charge {
     pub(crate) fn name(&self, name: &str) -> Result<(), Status> {
         // The service refuses unknown models.
         match self.shared.models.get(name) {
-            Some(served) if !self.is_stream() => self.take_place(Some(served.pressure.clone()), name),
+            Some(model) if self.kind == Kind::Use => self.take_place(Some(model.pressure().clone()), name),
             _ => Ok(()),
         }
     }

@@ -27,7 +27,7 @@ use tonic::server::NamedService;
 use tonic::{Code, Status};
 
 use super::Shared;
-use super::charge::Charge;
+use super::charge::{Charge, Kind};
 use super::meter::{Layout, Metered};
 
 /// A call, as the gate passes it to the service in the request's extensions.
@@ -54,18 +54,18 @@ pub(crate) struct Gate<S> {
     shared: Arc<Shared>,
     /// The layout of the service's requests.
     requests: &'static Layout,
-    /// The method that has a stream of requests, if there is one.
-    stream: Option<&'static str>,
+    /// The methods that do not simply use a model.
+    kinds: &'static [(&'static str, Kind)],
 }
 
 impl<S> Gate<S> {
-    pub(crate) fn new(inner: S, shared: Arc<Shared>, requests: &'static Layout) -> Self {
-        Self { inner, shared, requests, stream: None }
-    }
-
-    /// Names the method that has a stream of requests.
-    pub(crate) fn with_stream(self, method: &'static str) -> Self {
-        Self { stream: Some(method), ..self }
+    pub(crate) fn new(
+        inner: S,
+        shared: Arc<Shared>,
+        requests: &'static Layout,
+        kinds: &'static [(&'static str, Kind)],
+    ) -> Self {
+        Self { inner, shared, requests, kinds }
     }
 }
 
@@ -90,8 +90,9 @@ where
         // Computed before the future runs, because tonic starts its own timer right after this function.
         let deadline = timeout(request.headers()).and_then(|rest| Instant::now().checked_add(rest));
         let method = request.uri().path().rsplit('/').next();
-        let stream = self.stream.is_some_and(|stream| method == Some(stream));
-        let (charge, entered) = Charge::enter(&self.shared, deadline, stream);
+        let kind =
+            self.kinds.iter().find(|(name, _)| method == Some(name)).map_or(Kind::Use, |(_, kind)| *kind);
+        let (charge, entered) = Charge::enter(&self.shared, deadline, kind);
         let call = Call { deadline, counted: Arc::default(), charge: charge.clone() };
         let mut passage =
             Passage { shared: self.shared.clone(), counted: call.counted.clone(), code: Code::Cancelled };
@@ -105,7 +106,7 @@ where
         let mut request = request.map(|body| Body::new(Metered::new(body, self.requests, charge.clone())));
         request.extensions_mut().insert(call);
         let answer = self.inner.call(request);
-        if stream {
+        if kind == Kind::Stream {
             return Box::pin(async move {
                 let mut response = passage.stream(answer.await?);
                 response.extensions_mut().insert(charge);

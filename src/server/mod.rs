@@ -21,8 +21,10 @@ mod ctr;
 mod descriptors;
 mod gate;
 mod kserve;
+mod labels;
 mod listener;
 mod meter;
+mod model;
 mod models;
 mod not_served;
 mod pending;
@@ -32,9 +34,11 @@ mod repository;
 mod route;
 mod security;
 mod served;
+mod shadow;
 mod socket;
 mod status;
 mod stream;
+mod traffic;
 mod web;
 
 use std::io;
@@ -60,13 +64,15 @@ use crate::predict::Predict;
 
 use connection::GrpcPort;
 use listener::{AnswerTimes, HttpPort, Limited};
+use model::Model;
 use models::Models;
+pub(crate) use models::{Loaded, NotChanged};
 use not_served::{NotServed, Reason};
 pub(crate) use repository::{Change, ChangeError, Repository};
 use route::GrpcService;
 use security::{Guard, Security};
-use served::Served;
 use status::CallError;
+pub(crate) use traffic::Labels;
 
 pub(crate) use registry::Registry;
 pub use security::FileError;
@@ -205,9 +211,9 @@ impl Shared {
     }
 
     /// The served model of this name.
-    fn find(&self, model: String) -> Result<Arc<Served>, CallError> {
+    fn find(&self, model: String) -> Result<Arc<Model>, CallError> {
         match self.models.get(&model) {
-            Some(served) => Ok(served),
+            Some(model) => Ok(model),
             None => Err(match self.not_served.get(&model) {
                 None => CallError::NoModel { model: convert::clip(model) },
                 Some(Reason::Loading) => CallError::Loading { model },
@@ -230,8 +236,8 @@ impl Shared {
         if models.is_empty() {
             return Some("no model is served".to_owned());
         }
-        let names = models.into_iter().filter(|(_, served)| !served.predict.ready()).map(|(name, _)| name);
-        let names: Vec<String> = names.collect();
+        let names = models.into_iter().filter(|(_, model)| !model.stable().predict.ready());
+        let names: Vec<String> = names.map(|(name, _)| name).collect();
         (!names.is_empty()).then(|| format!("not ready: {}", names.join(", ")))
     }
 }
@@ -411,8 +417,8 @@ fn services(
         .or(reflection().build_v1alpha()?.max_decoding_message_size(SMALL_MESSAGE))
         .or(reflection().build_v1()?.max_decoding_message_size(SMALL_MESSAGE))
         .or(health.max_decoding_message_size(SMALL_MESSAGE))
-        .or(gate::Gate::new(kserve, shared.clone(), &meter::KSERVE).with_stream(kserve::STREAM))
-        .or(gate::Gate::new(ctr, shared.clone(), &meter::CTR).with_stream(ctr::STREAM));
+        .or(gate::Gate::new(kserve, shared.clone(), &meter::KSERVE, kserve::KINDS))
+        .or(gate::Gate::new(ctr, shared.clone(), &meter::CTR, ctr::KINDS));
     Ok(Guard::new(chain, shared.clone()))
 }
 
@@ -432,9 +438,10 @@ async fn update_status(shared: Arc<Shared>, health: HealthReporter) {
         ticks.tick().await;
         let elapsed = ticked.elapsed();
         ticked = Instant::now();
-        for (_, served) in shared.models.all() {
-            served.pressure.tick(elapsed);
-            served.metrics.version.set(served.predict.describe().version.0 as f64);
+        for (_, model) in shared.models.all() {
+            model.pressure().tick(elapsed);
+            let version = model.stable().predict.describe().version;
+            model.main().metrics.version.set(version.0 as f64);
         }
         let now_ready = shared.ready();
         if now_ready != ready {
@@ -470,8 +477,10 @@ impl Drain<'_> {
         let unfinished = self.shared.in_flight.load(Ordering::Acquire);
         if closed.is_err() && unfinished > 0 {
             tracing::warn!(unfinished, "server.drain_seconds have passed: open connections are closed");
-            for (_, served) in self.shared.models.all() {
-                served.batcher.abandon();
+            for (_, model) in self.shared.models.all() {
+                for served in model.engines() {
+                    served.batcher.abandon();
+                }
             }
         }
         self.join_batchers().await;
@@ -484,11 +493,12 @@ impl Drain<'_> {
         let (shared, (end, ended)) = (self.shared.clone(), oneshot::channel());
         // Not a blocking task of the runtime, whose end would wait for it.
         let joining = std::thread::Builder::new().name("drain".into()).spawn(move || {
-            for (_, served) in shared.models.all() {
-                served.batcher.join();
+            for (_, model) in shared.models.all() {
+                model.shadow().iter().for_each(|shadow| shadow.end());
+                model.engines().iter().for_each(|served| served.batcher.join());
                 // Its queue is empty if all calls finished in time. Otherwise its records are answered to
                 // nobody.
-                served.learner.iter().for_each(Learner::join);
+                model.main().learner.iter().for_each(Learner::join);
             }
             let _ = end.send(());
         });

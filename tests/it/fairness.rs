@@ -11,6 +11,7 @@ use flechette::server::ServerParts;
 use flechette::server::inference::grpc_inference_service_client::GrpcInferenceServiceClient;
 use flechette::server::inference::infer_parameter::ParameterChoice;
 use flechette::server::inference::{InferParameter, ModelInferRequest};
+use flechette::server::proto::SetLabelRequest;
 use flechette::types::{Batch, Scores};
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
@@ -135,6 +136,10 @@ async fn the_overload_of_a_model_refuses_no_calls_of_another_one() {
     urgent.parameters.clear();
     let status = kserve.model_infer(urgent).await.unwrap_err();
     assert!(status.message().starts_with("overloaded: a call takes about "), "{status}");
+    // An overloaded model can be changed.
+    let back = SetLabelRequest { model: "ads".into(), label: "stable".into(), version: 1, remove: false };
+    let status = running.client.clone().set_label(back).await.unwrap_err();
+    assert_eq!(status.message(), "this server cannot load or unload models", "it was let in");
     running.model.release();
     for call in waiting {
         call.await.unwrap().unwrap();

@@ -58,6 +58,7 @@ mod switching;
 mod tidy;
 mod tls;
 mod tokens;
+mod traffic;
 mod train_data;
 mod train_flags;
 mod train_from;

@@ -1,4 +1,5 @@
-//! The parameters of a request that say when it is computed: `timeout` and `priority`, as Triton has them.
+//! The parameters of a request that say when it is computed, `timeout` and `priority` (as in Triton), and by
+//! which version: `label`.
 
 use std::time::Duration;
 
@@ -38,5 +39,17 @@ pub(crate) fn priority(request: &ModelInferRequest) -> Result<Priority, CallErro
         Some(ParameterChoice::BoolParam(value)) => refused(value.to_string()),
         Some(ParameterChoice::StringParam(text)) => refused(format!("{text:?}")),
         Some(ParameterChoice::DoubleParam(number)) => refused(number.to_string()),
+    }
+}
+
+/// The label that the request names; empty: none.
+///
+/// # Errors
+/// [`CallError::LabelParameter`].
+pub(crate) fn label(request: &ModelInferRequest) -> Result<String, CallError> {
+    match parameter(request, "label") {
+        None => Ok(String::new()),
+        Some(ParameterChoice::StringParam(label)) => Ok(label.clone()),
+        Some(_) => Err(CallError::LabelParameter),
     }
 }

@@ -42,6 +42,8 @@ fn held(message: &PredictRequest) -> usize {
             + size_of::<Bytes>() * column.strings.capacity()
     });
     message.model.capacity()
+        + message.label.capacity()
+        + message.request_id.capacity()
         + 4 * message.dense.capacity()
         + size_of::<FeatureColumn>() * message.features.capacity()
         + columns.sum::<usize>()
@@ -64,11 +66,12 @@ proptest! {
         model in ".{0,9}",
         dense in prop::collection::vec(any::<f32>(), 0..30),
         features in prop::collection::vec(column(), 0..12),
+        (label, request_id) in (".{0,9}", ".{0,40}"),
         piece in 1..50usize,
     ) {
         let message = PredictRequest {
             model, version: 1 << 40, samples: 3, dense, features, timeout_ms: 1 << 31, priority: 1,
-            logits: true,
+            logits: true, label, request_id,
         };
         let wire = framed(&message.encode_to_vec());
         let whole = cost(&wire, wire.len()).unwrap();
