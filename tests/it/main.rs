@@ -29,6 +29,7 @@ mod learn;
 mod learning;
 mod lifecycle;
 mod memory;
+mod mixed_load;
 mod operation;
 #[cfg(target_os = "linux")]
 mod out_of_core;

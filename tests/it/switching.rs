@@ -26,7 +26,7 @@ use crate::program::{Served, Workshop, flechette, highest_version, metrics_page}
 use crate::serving::channel;
 use crate::train_data::signal;
 
-const MODEL: &str = "dlrm";
+pub const MODEL: &str = "dlrm";
 const CLIENTS: usize = 4;
 const REQUESTS: usize = 8;
 
@@ -45,7 +45,7 @@ pub fn wait(what: &str, happened: impl Fn() -> bool) {
     panic!("never happened: {what}");
 }
 
-fn serves(served: &Served, model: &str, version: u64) -> bool {
+pub fn serves(served: &Served, model: &str, version: u64) -> bool {
     served.metric("flechette_model_version", &[&format!("model=\"{model}\"")]) == version as f64
 }
 
@@ -117,7 +117,7 @@ pub fn requests(workshop: &Workshop) -> Vec<(PredictRequest, Batch)> {
     (0..REQUESTS).map(|_| one()).collect()
 }
 
-type Answers = BTreeMap<(u64, usize), Vec<u32>>;
+pub type Answers = BTreeMap<(u64, usize), Vec<u32>>;
 
 pub fn bits(scores: &[f32]) -> Vec<u32> {
     scores.iter().map(|score| score.to_bits()).collect()
