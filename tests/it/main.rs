@@ -31,6 +31,7 @@ mod memory;
 mod operation;
 #[cfg(target_os = "linux")]
 mod out_of_core;
+mod packaging;
 mod plan;
 mod plan_counts;
 #[cfg(target_os = "linux")]
