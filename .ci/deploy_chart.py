@@ -7,11 +7,13 @@ from pathlib import Path
 import kubernetes_validate
 import yaml
 from helm_python.chart import Chart, lint
+from helm_python.errors import HelmError
 
 CHART = Path(__file__).parent.parent / "deploy/helm/flechette"
 VERSIONS = ["1.25", "1.37"]
 
 IMAGE = {"repository": "registry.example/flechette"}
+REQUIRED = {"image": IMAGE, "models": {"claim": "models"}}
 EVERYTHING = {
     "image": IMAGE,
     "imagePullSecrets": [{"name": "registry"}],
@@ -34,14 +36,23 @@ EVERYTHING = {
     "priorityClassName": "high",
 }
 CASES = {
-    "required values only": {"image": IMAGE, "models": {"claim": "models"}},
+    "required values only": REQUIRED,
     "every value": EVERYTHING,
-    "a network policy without an init container": {"image": IMAGE, "networkPolicy": {"enabled": True}},
+    "a network policy without an init container": {**REQUIRED, "networkPolicy": {"enabled": True}},
 }
+# Values that must be refused, and words of the error.
+REFUSED = [
+    ({}, "minLength"),
+    ({"image": IMAGE}, "models.claim or models.init"),
+    ({**REQUIRED, "replica": 3}, "replica"),
+    ({**REQUIRED, "settings": {"server": {"drain_seconds": "soon"}}}, "drain_seconds"),
+]
 
 
 def objects(values):
-    manifests = Chart.load(CHART).render(values, name="ctr", namespace="ads")
+    chart = Chart.load(CHART)
+    chart.validate_schema(values)
+    manifests = chart.render(values, name="ctr", namespace="ads")
     texts = [text for path, text in manifests.items() if not path.endswith(".txt")]
     return [document for text in texts for document in yaml.safe_load_all(text) if document]
 
@@ -58,6 +69,13 @@ def main():
             for version in VERSIONS:
                 kubernetes_validate.validate(document, version, strict=True)
         print(f"{case}: {len(found)} objects, {len(known)} checked for Kubernetes {', '.join(VERSIONS)}")
+    for values, words in REFUSED:
+        try:
+            objects(values)
+        except HelmError as error:
+            assert words in str(error), f"{values}: {error}"
+        else:
+            raise AssertionError(f"not refused: {values}")
     configs = [document for document in objects(EVERYTHING) if document["kind"] == "ConfigMap"]
     Path(sys.argv[1]).write_text(configs[0]["data"]["flechette.toml"])
 
