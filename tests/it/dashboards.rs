@@ -25,6 +25,8 @@ const CONSTANT: &[&str] = &[
     "flechette_models_not_served",
     "flechette_publishes_failed_total",
     "flechette_ready",
+    "flechette_shadow_dropped_total",
+    "flechette_shadow_failed_total",
     "flechette_switches_refused_total",
     "flechette_tls_certificate_expiry_seconds",
     "flechette_training_state",
@@ -103,7 +105,7 @@ fn queries() -> Vec<String> {
     targets.map(query).collect()
 }
 
-/// A server with TLS and a cache, which trains its model, and a client.
+/// A server with TLS, a cache, a canary and a shadow, which trains its model, and a client.
 struct Site {
     workshop: Workshop,
     incoming: String,
@@ -124,7 +126,8 @@ impl Site {
     fn serve(&self) -> Served {
         let path = |name: &str| self.files.path(name).display().to_string();
         let text = format!(
-            "[tls]\ncertificate = \"{}\"\nkey = \"{}\"\n[cache]\nmode = \"on\"\nfraction = 0.05\n",
+            "[tls]\ncertificate = \"{}\"\nkey = \"{}\"\n[cache]\nmode = \"on\"\nfraction = 0.05\n\
+             [models.dlrm]\nlabels = \"canary = 1\"\ncanary_share = 0.2\nshadow = 1\nshadow_share = 0.5\n",
             path("server.pem"),
             path("server.key")
         );
