@@ -33,7 +33,7 @@ const KSERVE: &str = "inference.GRPCInferenceService/ModelInfer";
 
 /// Servers that all have the same models, except the echo, which has none.
 pub struct Servers {
-    ours: Serving,
+    ours: Peer,
     echo: Peer,
     triton: Option<Peer>,
     models: String,
@@ -41,7 +41,7 @@ pub struct Servers {
     runtime: Runtime,
 }
 
-/// A child process that prints its address, and ends with its standard input.
+/// A child process. Those that print their address also end with their standard input.
 struct Peer {
     _process: Running,
     address: SocketAddr,
@@ -81,8 +81,8 @@ impl Servers {
     pub fn start(dir: &Path, options: &Options) -> anyhow::Result<Self> {
         let models = dir.join("models").display().to_string();
         let serve = format!("serve --models {models} --grpc 127.0.0.1:0 --http 127.0.0.1:0 --cache-mode off");
-        let mut ours = Serving::start(on_core_0(&program(&serve)))?;
-        while !ours.log.next().context("serve has ended")??.contains("serving") {}
+        let Serving { process, grpc, log, .. } = Serving::start(on_core_0(&program(&serve)))?;
+        std::thread::spawn(move || log.map_while(Result::ok).for_each(drop));
         let triton = options.value("--triton").map(|python| {
             let script = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/grpc/triton_server.py");
             let mut command = Command::new(python);
@@ -90,7 +90,7 @@ impl Servers {
             Peer::start(on_core_0(&command))
         });
         Ok(Self {
-            ours,
+            ours: Peer { _process: process, address: grpc },
             echo: Peer::start(this("echo", &[])?)?,
             triton: triton.transpose()?,
             models,
@@ -99,7 +99,7 @@ impl Servers {
         })
     }
 
-    /// Checks that both protocols, and Triton's shape of an answer, are right before anything is measured.
+    /// Checks that the scores of both protocols are equal, and that Triton gives as many.
     pub fn check(&self, messages: &Messages) -> anyhow::Result<()> {
         let infer = |address: SocketAddr, message: &ModelInferRequest| {
             self.runtime.block_on(async {
@@ -111,11 +111,11 @@ impl Servers {
         let native = messages.native.clone();
         let count = native.samples as usize;
         let ours = self.runtime.block_on(async {
-            let mut client = CtrClient::connect(format!("http://{}", self.ours.grpc)).await?;
+            let mut client = CtrClient::connect(format!("http://{}", self.ours.address)).await?;
             anyhow::Ok(client.predict(native).await?.into_inner().scores)
         })?;
         anyhow::ensure!(ours.len() == count, "{} native scores of {count} samples", ours.len());
-        let kserve = infer(self.ours.grpc, &messages.kserve)?;
+        let kserve = infer(self.ours.address, &messages.kserve)?;
         anyhow::ensure!(kserve == ours, "KServe's scores differ from the native ones");
         if let Some(triton) = &self.triton {
             let scores = infer(triton.address, &messages.triton).context("Triton")?;
@@ -129,13 +129,18 @@ impl Servers {
         let (native, kserve) = (framed(&messages.native), framed(&messages.kserve));
         let model = &messages.native.model;
         match side {
-            "native" => self.counted(self.ours.grpc, model, || load.run(self.ours.grpc, NATIVE, &native)),
-            "kserve" => self.counted(self.ours.grpc, model, || load.run(self.ours.grpc, KSERVE, &kserve)),
+            "native" => {
+                self.counted(self.ours.address, model, || load.run(self.ours.address, NATIVE, &native))
+            }
+            "kserve" => {
+                self.counted(self.ours.address, model, || load.run(self.ours.address, KSERVE, &kserve))
+            }
             "echo" => load.run(self.echo.address, NATIVE, &native),
             "triton" => {
                 let Some(Peer { address, .. }) = self.triton else { return Ok(None) };
-                let message = framed(&messages.triton);
-                self.counted(address, model, || load.run(address, KSERVE, &message))
+                // It shows no statistics to clients, so its answers are only checked before each window.
+                self.check(messages)?;
+                load.run(address, KSERVE, &framed(&messages.triton))
             }
             _ => self.forward(model, messages.native.samples as usize),
         }
