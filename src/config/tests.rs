@@ -1,5 +1,7 @@
 //! Layers, defaults and refused values; also generates `docs/settings.md` and compares it with the file.
 
+mod fuzz;
+
 use std::fmt::Write;
 
 use super::layers::{parse_bytes, variable};

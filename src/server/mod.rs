@@ -18,6 +18,9 @@ mod connection;
 mod convert;
 mod ctr;
 mod descriptors;
+#[cfg(test)]
+#[cfg(not(flechette_loom))]
+mod fuzz;
 mod gate;
 mod kserve;
 mod listener;

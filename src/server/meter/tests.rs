@@ -1,3 +1,5 @@
+mod fuzz;
+
 use std::collections::HashMap;
 use std::mem::size_of;
 

@@ -102,6 +102,7 @@ pub const UNSAFE_HOMES: &[&str] = &[
     "cache/slab",
     "cache/epoch",
     "cli/cut_file",
+    "fuzz/memory",
     "store/bytes",
     "rowlog/mapping",
     "mem/prefetch",
