@@ -385,7 +385,7 @@ async fn answers_in_a_socket_that_is_not_read_keep_their_places_until_it_is_clos
         parts.server.max_requests = 50;
         parts.server.max_streams = 10_000;
         parts.server.write = Duration::from_secs(5);
-        parts.models.push(Arc::new(Wide));
+        parts.models = vec![Arc::new(Wide)];
     })
     .await;
     let socket = TcpSocket::new_v4().unwrap();
@@ -398,7 +398,9 @@ async fn answers_in_a_socket_that_is_not_read_keep_their_places_until_it_is_clos
         .await
         .unwrap();
     tokio::spawn(connection);
-    let ask = frame(&GetModelRequest { model: "wide".to_owned() }.encode_to_vec());
+    let request = GetModelRequest { model: "wide".to_owned() };
+    let is_served = async || running.client.clone().get_model(request.clone()).await.is_ok();
+    let ask = frame(&request.encode_to_vec());
     let mut calls = Vec::new();
     // Until the buffers of the two sockets are full. The client never learns that it may send more than the
     // first 65,535 bytes.
@@ -407,14 +409,14 @@ async fn answers_in_a_socket_that_is_not_read_keep_their_places_until_it_is_clos
         let (answer, mut body) = raw.send_request(head_of("flechette.v1.Ctr/GetModel"), false).unwrap();
         body.send_data(ask.clone(), true).unwrap();
         calls.push(answer);
-        if calls.len() % 20 == 0 && !is_served(&running).await {
+        if calls.len() % 20 == 0 && !is_served().await {
             // Calls that are being answered leave soon.
             tokio::time::sleep(Duration::from_millis(500)).await;
-            full = !is_served(&running).await;
+            full = !is_served().await;
         }
     }
     assert!(full, "{} answers", calls.len());
-    let free = until(async || is_served(&running).await);
+    let free = until(is_served);
     tokio::time::timeout(Duration::from_secs(20), free).await.expect("places are free in time");
 }
 
