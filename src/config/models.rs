@@ -25,10 +25,15 @@ impl Batchers {
     }
 }
 
+/// Whether a model may have this name. One with a control character could not be printed as a key of TOML.
+fn is_name(model: &str) -> bool {
+    !model.is_empty() && !model.contains(char::is_control)
+}
+
 /// The model and the setting of a full key.
 pub(super) fn of_model(key: &str) -> Option<(&str, &'static Setting)> {
     let (rest, name) = key.strip_prefix("models.")?.rsplit_once('.')?;
-    let model = rest.strip_suffix(".batcher").filter(|model| !model.is_empty())?;
+    let model = rest.strip_suffix(".batcher").filter(|model| is_name(model))?;
     Some((model, settings::find(&format!("batcher.{name}"))?))
 }
 
@@ -62,7 +67,7 @@ pub(super) fn variables_like(name: &str) -> Vec<String> {
 /// The model and `BATCHER_<KEY>`.
 fn split_variable(name: &str) -> Option<(&str, &str)> {
     let rest = name.strip_prefix(PREFIX)?.strip_prefix("MODELS_")?;
-    let at = rest.rfind("_BATCHER_").filter(|at| *at > 0)?;
+    let at = rest.rfind("_BATCHER_").filter(|at| is_name(&rest[..*at]))?;
     Some((&rest[..at], &rest[at + 1..]))
 }
 

@@ -301,6 +301,23 @@ fn a_model_can_have_its_own_settings_of_the_batcher() {
 }
 
 #[test]
+fn numbers_that_toml_does_not_have_are_printed_as_strings() {
+    let file = layers("[cache]\nfraction = \"00.5\"\n[server]\nmax_samples = \"007\"\nbody_seconds = \"5.\"");
+    let config = file.clone().config().unwrap();
+    let printed = file.to_toml(&config);
+    assert!(printed.contains("max_samples = \"007\"  # file f:4"), "{printed}");
+    assert_eq!(resolve(&Flags::default(), &[], &printed).unwrap(), config);
+}
+
+#[test]
+fn a_model_whose_name_has_a_control_character_has_no_settings() {
+    let variable = ("FLECHETTE_MODELS_a\u{1}_BATCHER_WORKERS", "2");
+    assert!(refusal(&[variable], "").starts_with("environment: unknown variable FLECHETTE_MODELS_a\u{1}_"));
+    let file = refusal(&[], "[models.\"a\\n\".batcher]\nworkers = 2");
+    assert!(file.starts_with("file :2: unknown key models.a\n.batcher.workers"), "{file}");
+}
+
+#[test]
 fn wrong_settings_of_a_model_are_reported_with_their_full_keys() {
     for (keys, error) in [
         (
