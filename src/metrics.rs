@@ -14,7 +14,10 @@ mod statistics;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use metrics::{Counter, Gauge, Histogram, Key, KeyName, Label, Level, Metadata, Recorder, Unit};
+use metrics::{
+    Counter, Gauge, Histogram, Key, KeyName, Label, Level, Metadata, NoopRecorder, Recorder, SharedString,
+    Unit,
+};
 use metrics_exporter_prometheus::{
     BuildError, Matcher, PrometheusBuilder, PrometheusHandle, PrometheusRecorder,
 };
@@ -66,17 +69,22 @@ const SECONDS: &[f64] = &[
 const SAMPLES: &[f64] =
     &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0];
 
+/// Upper bounds of the buckets of differences between two probabilities.
+const DIFFERENCES: &[f64] = &[1e-6, 1e-5, 1e-4, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0];
+
 #[derive(Clone, Copy)]
 enum Kind {
     Counter,
     Gauge,
     Seconds,
     Samples,
+    Differences,
 }
 
 /// The types of the fields, by kind.
 type Seconds = Histogram;
 type Samples = Histogram;
+type Differences = Histogram;
 
 /// One metric's name, kind and help.
 #[derive(Clone, Copy)]
@@ -95,10 +103,12 @@ const CERTIFICATE_EXPIRY: Spec = Spec(
 );
 
 /// All metrics.
-const ALL: [&[Spec]; 10] = [
+const ALL: [&[Spec]; 12] = [
     &[REQUESTS, MODEL_VERSION, BUILD_INFO, CERTIFICATE_EXPIRY],
     BatchMetrics::SPECS,
     SwitchMetrics::SPECS,
+    LabelMetrics::SPECS,
+    ShadowMetrics::SPECS,
     TrainingMetrics::SPECS,
     TraceMetrics::SPECS,
     LearnMetrics::SPECS,
@@ -120,7 +130,7 @@ macro_rules! series {
         impl $group {
             const SPECS: &'static [Spec] = &[$(Spec($name, Kind::$kind, $help)),+];
 
-            fn new(recorder: &PrometheusRecorder, labels: Labels) -> Self {
+            fn new(recorder: &dyn Recorder, labels: Labels) -> Self {
                 Self { $($field: Series::register(recorder, $name, labels)),+ }
             }
         }
@@ -159,6 +169,26 @@ series! {
     age_seconds: Gauge, "flechette_model_version_age_seconds", "Time since the served version was loaded.";
     data_age_seconds: Gauge, "flechette_model_data_age_seconds",
         "Time since the last batch that the served version was trained on; NaN if the version does not say.";
+}
+
+series! {
+    /// Series of a label of a model.
+    LabelMetrics:
+    requests: Counter, "flechette_label_requests_total",
+        "Requests that a label's version scored: because they named the label, or because they named \
+         neither a version nor a label.";
+    version: Gauge, "flechette_label_version", "The version that a label names; 0 if it is not loaded.";
+}
+
+series! {
+    /// Series of the version that scores requests of a model a second time.
+    ShadowMetrics:
+    difference: Differences, "flechette_shadow_difference",
+        "Absolute difference between the probability of a sample and that of the shadow.";
+    largest: Gauge, "flechette_shadow_difference_max", "The largest of these differences.";
+    dropped: Counter, "flechette_shadow_dropped_total",
+        "Requests that the shadow should have scored too, but did not, because its queue was full.";
+    failed: Counter, "flechette_shadow_failed_total", "Requests that the shadow could not score.";
 }
 
 series! {
@@ -309,7 +339,7 @@ pub(crate) struct ModelMetrics {
 }
 
 impl ModelMetrics {
-    fn new(recorder: &PrometheusRecorder, name: &str, schema: &Schema) -> Self {
+    fn new(recorder: &dyn Recorder, name: &str, schema: &Schema) -> Self {
         let model = &[("model", name)];
         let table = |table: &Table| TableMetrics::new(recorder, &[("model", name), ("table", &table.name)]);
         Self {
@@ -345,7 +375,7 @@ impl ModelMetrics {
 pub(crate) struct Requests([Counter; CODES.len()]);
 
 impl Requests {
-    fn new(recorder: &PrometheusRecorder, model: &str) -> Self {
+    fn new(recorder: &dyn Recorder, model: &str) -> Self {
         let counter = |code| Series::register(recorder, REQUESTS.0, &[("model", model), ("code", code)]);
         Self(CODES.map(counter))
     }
@@ -367,6 +397,7 @@ impl Metrics {
             let buckets = match kind {
                 Kind::Seconds => SECONDS,
                 Kind::Samples => SAMPLES,
+                Kind::Differences => DIFFERENCES,
                 Kind::Counter | Kind::Gauge => continue,
             };
             builder = builder.set_buckets_for_metric(Matcher::Full((*name).to_owned()), buckets)?;
@@ -380,6 +411,7 @@ impl Metrics {
                 Kind::Gauge => recorder.describe_gauge(name, None, help),
                 Kind::Seconds => recorder.describe_histogram(name, Some(Unit::Seconds), help),
                 Kind::Samples => recorder.describe_histogram(name, Some(Unit::Count), help),
+                Kind::Differences => recorder.describe_histogram(name, None, help),
             }
         }
         let page = recorder.handle();
@@ -394,6 +426,27 @@ impl Metrics {
         let mut models = self.models.lock().unwrap_or_else(PoisonError::into_inner);
         let entry = models.entry(name.to_owned());
         entry.or_insert_with(|| Arc::new(ModelMetrics::new(&self.recorder, name, schema))).clone()
+    }
+
+    /// Metrics of a further engine of a model: the counters and histograms are those of the model, the gauges
+    /// are not shown, and the statistics are its own.
+    pub(crate) fn beside(&self, name: &str, schema: &Schema) -> Arc<ModelMetrics> {
+        Arc::new(ModelMetrics::new(&WithoutGauges(&self.recorder), name, schema))
+    }
+
+    /// Metrics of an engine that are not shown.
+    pub(crate) fn hidden(name: &str, schema: &Schema) -> Arc<ModelMetrics> {
+        Arc::new(ModelMetrics::new(&NoopRecorder, name, schema))
+    }
+
+    /// The series of a label. Later calls return the same ones.
+    pub(crate) fn label(&self, model: &str, label: &str) -> LabelMetrics {
+        LabelMetrics::new(&self.recorder, &[("model", model), ("label", label)])
+    }
+
+    /// The series of the shadow of a model. Later calls return the same ones.
+    pub(crate) fn shadow(&self, model: &str) -> ShadowMetrics {
+        ShadowMetrics::new(&self.recorder, &[("model", model)])
     }
 
     /// Ends the series of a model that was unloaded: its counters stay on the page, and its gauges become 0.
@@ -444,17 +497,40 @@ impl Metrics {
 /// Names and values.
 type Labels<'a> = &'a [(&'static str, &'a str)];
 
+/// Registers gauges that are not shown, because another engine of the model sets those that are.
+struct WithoutGauges<'r>(&'r PrometheusRecorder);
+
+impl Recorder for WithoutGauges<'_> {
+    fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+
+    fn describe_gauge(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+
+    fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+
+    fn register_counter(&self, key: &Key, metadata: &Metadata<'_>) -> Counter {
+        self.0.register_counter(key, metadata)
+    }
+
+    fn register_gauge(&self, _: &Key, _: &Metadata<'_>) -> Gauge {
+        Gauge::noop()
+    }
+
+    fn register_histogram(&self, key: &Key, metadata: &Metadata<'_>) -> Histogram {
+        self.0.register_histogram(key, metadata)
+    }
+}
+
 static METADATA: Metadata<'static> = Metadata::new(module_path!(), Level::INFO, Some(module_path!()));
 
 /// What registers with the recorder under a name.
 trait Series {
-    fn register(recorder: &PrometheusRecorder, name: &'static str, labels: Labels) -> Self;
+    fn register(recorder: &dyn Recorder, name: &'static str, labels: Labels) -> Self;
 }
 
 macro_rules! registers {
     ($($series:ident: $register:ident),+) => {$(
         impl Series for $series {
-            fn register(recorder: &PrometheusRecorder, name: &'static str, labels: Labels) -> Self {
+            fn register(recorder: &dyn Recorder, name: &'static str, labels: Labels) -> Self {
                 let labels = labels.iter().map(|(name, value)| Label::new(*name, (*value).to_owned()));
                 recorder.$register(&Key::from_parts(name, labels.collect::<Vec<_>>()), &METADATA)
             }

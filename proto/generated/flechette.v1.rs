@@ -4,7 +4,7 @@ pub struct PredictRequest {
     /// Name of the model.
     #[prost(string, tag = "1")]
     pub model: ::prost::alloc::string::String,
-    /// The version that must compute the scores. 0 or absent: the version that serves.
+    /// The version that must compute the scores, one of those that are loaded. 0 or absent: see label.
     #[prost(uint64, tag = "2")]
     pub version: u64,
     /// Number of samples. Every column must match it.
@@ -26,6 +26,13 @@ pub struct PredictRequest {
     /// Whether the response has logits.
     #[prost(bool, tag = "8")]
     pub logits: bool,
+    /// The label whose version must compute the scores. Without version and label, it is that of stable, or of
+    /// canary for its share of the requests.
+    #[prost(string, tag = "9")]
+    pub label: ::prost::alloc::string::String,
+    /// Requests with the same id are scored by the same of these two labels, unless the settings name a feature.
+    #[prost(string, tag = "10")]
+    pub request_id: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct FeatureColumn {
@@ -142,6 +149,43 @@ pub struct GetModelResponse {
     /// The complete model.toml.
     #[prost(string, tag = "7")]
     pub model_toml: ::prost::alloc::string::String,
+    /// All loaded versions, ascending. The field version is that of stable.
+    #[prost(uint64, repeated, tag = "10")]
+    pub versions: ::prost::alloc::vec::Vec<u64>,
+    #[prost(message, repeated, tag = "11")]
+    pub labels: ::prost::alloc::vec::Vec<Label>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Label {
+    #[prost(string, tag = "1")]
+    pub label: ::prost::alloc::string::String,
+    /// The version that it names now. 0 if that version is not loaded.
+    #[prost(uint64, tag = "2")]
+    pub version: u64,
+    /// Whether it names the highest good version, also when a new one is published.
+    #[prost(bool, tag = "3")]
+    pub latest: bool,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SetLabelRequest {
+    #[prost(string, tag = "1")]
+    pub model: ::prost::alloc::string::String,
+    /// stable, canary or another name.
+    #[prost(string, tag = "2")]
+    pub label: ::prost::alloc::string::String,
+    /// The version that it names from now on; it is loaded if it is not. 0: the highest good version, also when
+    /// a new one is published.
+    #[prost(uint64, tag = "3")]
+    pub version: u64,
+    /// Forgets the label. If the settings have it, they say again what it names.
+    #[prost(bool, tag = "4")]
+    pub remove: bool,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SetLabelResponse {
+    /// The version that the label names now. 0 if it names none.
+    #[prost(uint64, tag = "1")]
+    pub version: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct DenseInput {
@@ -365,7 +409,7 @@ pub mod ctr_client {
             req.extensions_mut().insert(GrpcMethod::new("flechette.v1.Ctr", "Learn"));
             self.inner.unary(req, path, codec).await
         }
-        /// Describes a model: its inputs, its limits and the version that serves.
+        /// Describes a model: its inputs, its limits, its loaded versions and its labels.
         pub async fn get_model(
             &mut self,
             request: impl tonic::IntoRequest<super::GetModelRequest>,
@@ -387,6 +431,31 @@ pub mod ctr_client {
             );
             let mut req = request.into_request();
             req.extensions_mut().insert(GrpcMethod::new("flechette.v1.Ctr", "GetModel"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Sets the version that a label of a model names, for the next request and those after it. An administration
+        /// call.
+        pub async fn set_label(
+            &mut self,
+            request: impl tonic::IntoRequest<super::SetLabelRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::SetLabelResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/flechette.v1.Ctr/SetLabel",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut().insert(GrpcMethod::new("flechette.v1.Ctr", "SetLabel"));
             self.inner.unary(req, path, codec).await
         }
     }
@@ -429,12 +498,21 @@ pub mod ctr_server {
             &self,
             request: tonic::Request<super::LearnRequest>,
         ) -> std::result::Result<tonic::Response<super::LearnResponse>, tonic::Status>;
-        /// Describes a model: its inputs, its limits and the version that serves.
+        /// Describes a model: its inputs, its limits, its loaded versions and its labels.
         async fn get_model(
             &self,
             request: tonic::Request<super::GetModelRequest>,
         ) -> std::result::Result<
             tonic::Response<super::GetModelResponse>,
+            tonic::Status,
+        >;
+        /// Sets the version that a label of a model names, for the next request and those after it. An administration
+        /// call.
+        async fn set_label(
+            &self,
+            request: tonic::Request<super::SetLabelRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::SetLabelResponse>,
             tonic::Status,
         >;
     }
@@ -674,6 +752,49 @@ pub mod ctr_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = GetModelSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/flechette.v1.Ctr/SetLabel" => {
+                    #[allow(non_camel_case_types)]
+                    struct SetLabelSvc<T: Ctr>(pub Arc<T>);
+                    impl<T: Ctr> tonic::server::UnaryService<super::SetLabelRequest>
+                    for SetLabelSvc<T> {
+                        type Response = super::SetLabelResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::SetLabelRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Ctr>::set_label(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = SetLabelSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

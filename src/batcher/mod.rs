@@ -29,7 +29,7 @@ use crate::types::{Batch, Scores};
 
 pub(crate) use overload::{Computed, TooLate};
 pub(crate) use queue::{Entry, Limits, Next, Priority, Queue, Refused, Size, Taken, Terms, Turn, Turns};
-use split::{Part, Split, Then};
+use split::{Job, Split, Then};
 
 /// Most bytes of a merged batch, so that the 32-bit offsets of [`crate::types::Jagged`] cannot overflow.
 const BATCH_BYTES: usize = 256 << 20;
@@ -94,46 +94,6 @@ impl Drop for Ticket {
 }
 
 type Reply = oneshot::Sender<Result<Scores, BatchError>>;
-
-/// What waits in the queue.
-enum Job {
-    Whole(Batch, Reply),
-    Part(Part),
-}
-
-impl Job {
-    /// Whether the request was answered, or its client is gone.
-    fn is_over(&self) -> bool {
-        match self {
-            Self::Whole(_, reply) => reply.is_closed(),
-            Self::Part(part) => part.is_over(),
-        }
-    }
-
-    /// Whether this is a request or the first part of one.
-    fn is_first(&self) -> bool {
-        match self {
-            Self::Whole(..) => true,
-            Self::Part(part) => part.is_first(),
-        }
-    }
-
-    /// The batch of the request.
-    fn batch(&self) -> &Batch {
-        match self {
-            Self::Whole(batch, _) => batch,
-            Self::Part(part) => part.batch(),
-        }
-    }
-
-    /// Appends the samples to a batch.
-    fn append_to(&self, merged: &mut Batch) {
-        match self {
-            Self::Whole(batch, _) => merged.append(batch),
-            Self::Part(part) => merged.append_part(part.batch(), part.range()),
-        }
-    }
-}
 
 /// Shared by workers and callers.
 struct Shared {

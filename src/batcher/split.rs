@@ -12,12 +12,52 @@
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use super::{BatchError, Entry, Job, Queue, Reply, Size, Turn, Turns};
+use super::{BatchError, Entry, Queue, Reply, Size, Turn, Turns};
 use crate::predict::PredictError;
 use crate::types::{AbsentId, Batch, Scores};
 
 /// How often parts of a request are computed again.
 const REPEATS: usize = 3;
+
+/// What waits in the queue.
+pub(crate) enum Job {
+    Whole(Batch, Reply),
+    Part(Part),
+}
+
+impl Job {
+    /// Whether the request was answered, or its client is gone.
+    pub(crate) fn is_over(&self) -> bool {
+        match self {
+            Self::Whole(_, reply) => reply.is_closed(),
+            Self::Part(part) => part.is_over(),
+        }
+    }
+
+    /// Whether this is a request or the first part of one.
+    pub(crate) fn is_first(&self) -> bool {
+        match self {
+            Self::Whole(..) => true,
+            Self::Part(part) => part.is_first(),
+        }
+    }
+
+    /// The batch of the request.
+    pub(crate) fn batch(&self) -> &Batch {
+        match self {
+            Self::Whole(batch, _) => batch,
+            Self::Part(part) => part.batch(),
+        }
+    }
+
+    /// Appends the samples to a batch.
+    pub(crate) fn append_to(&self, merged: &mut Batch) {
+        match self {
+            Self::Whole(batch, _) => merged.append(batch),
+            Self::Part(part) => merged.append_part(part.batch(), part.range()),
+        }
+    }
+}
 
 /// A request in parts.
 pub(crate) struct Split {

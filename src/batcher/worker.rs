@@ -2,8 +2,8 @@
 //!
 //! A batch of one whole request is computed in place, without a copy. If a merged batch fails, its requests
 //! are computed one by one, so that only the request at fault gets the error. A panic of the model is handled
-//! like a failed batch. After a panic elsewhere the requests without an answer get an error. No panic
-//! ends the worker.
+//! like a failed batch. After a panic elsewhere the requests without an answer get an error. No panic ends
+//! the worker.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};

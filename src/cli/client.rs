@@ -1,4 +1,4 @@
-//! The client of the native gRPC interface, for `score` and `load`.
+//! The client of the native gRPC interface, for `score` and `load`, and the connection of `label`.
 //!
 //! A [`Client`] gets a model's schema from the server, and reads from a data file the columns that the schema
 //! names. Values are sent as they are in the file, because the server hashes and transforms them
@@ -26,7 +26,7 @@ use crate::schema::Schema;
 use crate::server::proto::ctr_client::CtrClient;
 use crate::server::proto::{FeatureColumn, GetModelRequest, PredictRequest, PredictResponse};
 use crate::types::{RawBatch, RawFeature, RawValues};
-use connect::{Connect, Token};
+pub(crate) use connect::{Connect, Token};
 
 /// Flags that name a served model, and the form of the data for it.
 #[derive(Clone, Debug, clap::Args)]
@@ -58,7 +58,7 @@ pub(crate) struct Client {
 
 const DESCRIBE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Most bytes of an answer. A score takes 4 bytes, and the size of a schema is limited.
-const ANSWER_BYTES: usize = 64 << 20;
+pub(crate) const ANSWER_BYTES: usize = 64 << 20;
 
 impl Client {
     /// Connects to a server and gets the description of a model.

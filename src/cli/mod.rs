@@ -12,6 +12,7 @@ pub(crate) mod cut_file;
 pub(crate) mod demo;
 pub(crate) mod flags;
 pub(crate) mod init;
+pub(crate) mod label;
 pub(crate) mod load;
 pub(crate) mod logging;
 pub(crate) mod plan;
@@ -58,6 +59,8 @@ enum Command {
     Serve(Box<serve::Args>),
     /// Checks the settings of serve, or prints them with their sources
     Config(config::Args),
+    /// Lists the labels of a served model, or sets the version that a label names
+    Label(label::Args),
     /// Scores the rows of a data file with a served model
     Score(score::Args),
     /// Sends requests to a server for some time, and prints throughput and latency
@@ -118,6 +121,7 @@ pub fn run(cli: Cli) -> anyhow::Result<()> {
         Command::Init(args) => init::run(args),
         Command::Train(args) => train::run(*args, &config),
         Command::Serve(args) => serve::run(*args, &config, settings),
+        Command::Label(args) => label::run(args),
         Command::Score(args) => score::run(args),
         Command::Load(args) => load::run(args),
         Command::Plan(args) => plan::run(args, &config),

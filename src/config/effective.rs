@@ -3,7 +3,6 @@
 use std::fmt::Write;
 
 use super::layers::Layers;
-use super::models::of_model;
 use super::settings::{Fallback, SECTIONS};
 use super::{Config, ConfigError};
 
@@ -21,6 +20,7 @@ impl Layers {
         let sections = [
             self.tls().err(),
             self.watch().err(),
+            self.traffic().err(),
             self.memory().err(),
             self.cache().err(),
             self.trace().err(),
@@ -34,8 +34,9 @@ impl Layers {
         problems
     }
 
-    /// Every setting with its value and the source of the value. The text can be used as a file. A setting
-    /// without a value is a comment. `config` is that of these layers.
+    /// Every setting with its value and the source of the value, and those that models have for themselves.
+    /// The text can be used as a file. A setting without a value is a comment. `config` is that of these
+    /// layers.
     pub(crate) fn to_toml(&self, config: &Config) -> String {
         let mut text = String::new();
         for section in SECTIONS {
@@ -53,12 +54,11 @@ impl Layers {
                 };
             }
         }
-        for model in self.models() {
-            let _ = writeln!(text, "\n[models.{}.batcher]", toml::Value::String(model.to_owned()));
-            for (key, given) in &self.given {
-                if let Some((_, setting)) = of_model(key).filter(|(name, _)| *name == model) {
-                    let name = setting.key.split_once('.').map_or(setting.key, |(_, name)| name);
-                    let _ = writeln!(text, "{name} = {}  # {}", quoted(&given.text), given.source);
+        for (model, keys) in self.of_models() {
+            let _ = writeln!(text, "\n[models.{}]", toml::Value::String(model.to_owned()));
+            for (key, name) in keys {
+                if let Some(given) = self.given.get(key) {
+                    let _ = writeln!(text, "{name} = {}  # {}", quoted(given.text.trim()), given.source);
                 }
             }
         }
@@ -88,7 +88,7 @@ fn switch(on: bool) -> String {
 }
 
 /// A value of TOML: a number if it is one, otherwise a string. TOML does not have all numbers of the settings:
-/// `007` and `5.` are strings.
+/// `007` and `.5` are strings.
 fn quoted(value: &str) -> String {
     let digits = value.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
     match value.parse() {

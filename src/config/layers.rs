@@ -10,7 +10,7 @@ use std::time::Duration;
 use toml::de::{DeTable, DeValue};
 use tracing_subscriber::filter::{LevelFilter, Targets};
 
-use super::models::{key_of_variable, of_model};
+use super::models::{common_key, key_of_variable, of_model};
 use super::security::SWITCH;
 use super::settings::{self, Fallback, SECTIONS};
 use super::{
@@ -88,9 +88,10 @@ impl Layers {
                 _ => false,
             };
             let name = path.join(".");
+            let is_value = of_model(&name).is_some_and(|(_, setting)| setting.lists);
             match value.get_ref() {
                 DeValue::Table(table) if is_table => self.add_table(&path, table, source),
-                DeValue::Table(_) if path.len() == 1 || path[0] == "models" => {
+                DeValue::Table(_) if !is_value && (path.len() == 1 || path[0] == "models") => {
                     self.errors.push(unknown::section(source_of.to_string(), name));
                 }
                 value => self.add_value(name, value, source_of),
@@ -99,20 +100,15 @@ impl Layers {
     }
 
     fn add_value(&mut self, name: String, value: &DeValue<'_>, source: Source) {
-        if settings::find(&name).is_none() && of_model(&name).is_none() {
+        let known = settings::find(&name).or_else(|| of_model(&name).map(|(_, setting)| setting));
+        let Some(setting) = known else {
             return self.errors.push(unknown::key(source.to_string(), name));
-        }
-        let text = match value {
-            DeValue::String(text) => text.to_string(),
-            DeValue::Integer(digits) => {
-                let number = i64::from_str_radix(digits.as_str(), digits.radix());
-                number.map_or_else(|_| digits.to_string(), |number| number.to_string())
-            }
-            DeValue::Float(number) => number.to_string(),
-            other => {
-                let (expected, got) = ("a string or a number".to_owned(), other.type_str().to_owned());
-                return self.errors.push(ConfigError::Value { key: name, source_of: source, expected, got });
-            }
+        };
+        let text = plain(value).or_else(|| setting.lists.then(|| joined(value))?);
+        let Some(text) = text else {
+            let or_list = if setting.lists { ", or a list or table of them" } else { "" };
+            let (expected, got) = (format!("a string or a number{or_list}"), value.type_str().to_owned());
+            return self.errors.push(ConfigError::Value { key: name, source_of: source, expected, got });
         };
         self.give(name, text, source);
     }
@@ -292,29 +288,30 @@ impl Layers {
         if let Some(given) = self.given.get(key) {
             return Some(given.text.trim());
         }
-        if let Some((_, setting)) = of_model(key) {
-            return self.text(setting.key);
+        let of_model = of_model(key).map(|(_, setting)| setting);
+        if let Some(common) = of_model.and_then(common_key) {
+            return self.text(common);
         }
-        match settings::find(key)?.default {
+        match of_model.or_else(|| settings::find(key))?.default {
             Fallback::Text(text) => Some(text),
             Fallback::Words(_) => None,
         }
     }
 
     /// The value of a key that has no default text: `None` if no layer gives it.
-    pub(crate) fn given<T>(
+    pub(crate) fn given<'k, T>(
         &self,
-        key: &'static str,
-        read: impl FnOnce(&'static str) -> Result<T, ConfigError>,
+        key: &'k str,
+        read: impl FnOnce(&'k str) -> Result<T, ConfigError>,
     ) -> Result<Option<T>, ConfigError> {
         self.text(key).is_some().then(|| read(key)).transpose()
     }
 
     /// Reads a key that is given or has a default text. `read` returns `None` if the text is not what
     /// `expected` describes.
-    fn parse<T>(
+    pub(super) fn parse<T>(
         &self,
-        key: &'static str,
+        key: &str,
         expected: impl FnOnce() -> String,
         read: impl FnOnce(&str) -> Option<T>,
     ) -> Result<T, ConfigError> {
@@ -350,7 +347,7 @@ impl Layers {
     }
 
     /// A number from 0 to 1.
-    pub(crate) fn fraction(&self, key: &'static str) -> Result<f64, ConfigError> {
+    pub(crate) fn fraction(&self, key: &str) -> Result<f64, ConfigError> {
         let expected = || "a number from 0 to 1".to_owned();
         self.parse(key, expected, |text| text.parse().ok().filter(|f| (0.0..=1.0).contains(f)))
     }
@@ -370,6 +367,32 @@ impl Layers {
         let expected = || choices.iter().map(|c| c.0).collect::<Vec<_>>().join(", ");
         self.parse(key, expected, |text| choices.iter().find(|c| c.0 == text).map(|c| c.1))
     }
+}
+
+/// The text of a string or a number.
+fn plain(value: &DeValue<'_>) -> Option<String> {
+    match value {
+        DeValue::String(text) => Some(text.to_string()),
+        DeValue::Integer(digits) => {
+            let number = i64::from_str_radix(digits.as_str(), digits.radix());
+            Some(number.map_or_else(|_| digits.to_string(), |number| number.to_string()))
+        }
+        DeValue::Float(number) => Some(number.to_string()),
+        _ => None,
+    }
+}
+
+/// The elements of a list, or the `key = value` of a table, with commas.
+fn joined(value: &DeValue<'_>) -> Option<String> {
+    let parts: Option<Vec<String>> = match value {
+        DeValue::Array(list) => list.iter().map(|part| plain(part.get_ref())).collect(),
+        DeValue::Table(table) => {
+            let pairs = table.iter().map(|(key, value)| (key.get_ref(), plain(value.get_ref())));
+            pairs.map(|(key, value)| Some(format!("{key} = {}", value?))).collect()
+        }
+        _ => None,
+    };
+    Some(parts?.join(", "))
 }
 
 /// The environment variable of a key.

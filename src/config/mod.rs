@@ -12,8 +12,10 @@ mod models;
 mod reload;
 mod security;
 pub(crate) mod settings;
+mod traffic;
 mod unknown;
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fmt;
 use std::net::SocketAddr;
@@ -30,6 +32,9 @@ pub(crate) use layers::{BYTES_FORM, Layers, parse_bytes};
 pub use models::Batchers;
 pub(crate) use reload::Reloaded;
 pub use security::{AuthConfig, TlsConfig};
+pub(crate) use traffic::{
+    CANARY, LABEL_FORM, MAX_LABELS, STABLE, Shadow, Sticky, TrafficConfig, VersionPolicy, is_label,
+};
 
 /// The texts of the flags that set a key; `None` if a flag is not given. `serve` has all of them.
 #[allow(missing_docs)] // settings.rs has the meaning of each key
@@ -86,6 +91,8 @@ pub struct Config {
     pub auth: AuthConfig,
     /// How often the models' directory is read for new versions; `None`: only at start.
     pub(crate) watch: Option<Duration>,
+    /// By the name of the model.
+    pub(crate) traffic: BTreeMap<String, TrafficConfig>,
     pub(crate) batchers: Batchers,
     /// Where the tables of served versions are.
     pub(crate) memory: TableMemory,
@@ -130,7 +137,7 @@ pub struct ServerConfig {
     /// Limit of one connection.
     pub max_streams: u32,
     pub reflection: bool,
-    /// Whether clients can load and unload models.
+    /// Whether clients can load and unload models, and set labels.
     pub admin: bool,
     /// Between SIGTERM and the drain.
     pub drain_delay: Duration,
@@ -330,6 +337,7 @@ impl Layers {
         Ok(Config {
             batchers: self.batchers(&server)?,
             watch: self.watch()?,
+            traffic: self.traffic()?,
             server,
             memory: self.memory()?,
             tls,

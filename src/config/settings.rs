@@ -16,6 +16,8 @@ pub(crate) struct Setting {
     pub about: &'static str,
     /// Whether a running server applies a new value at SIGHUP.
     pub reloads: bool,
+    /// Whether the file may have a list, or a table, instead of a text with commas.
+    pub lists: bool,
 }
 
 /// The value of a setting that no layer gives.
@@ -39,7 +41,7 @@ pub(crate) struct Section {
 }
 
 const fn setting(key: &'static str, default: Fallback, about: &'static str) -> Setting {
-    Setting { key, flag: "", default, about, reloads: false }
+    Setting { key, flag: "", default, about, reloads: false, lists: false }
 }
 
 impl Setting {
@@ -49,6 +51,10 @@ impl Setting {
 
     const fn reloads(self) -> Self {
         Self { reloads: true, ..self }
+    }
+
+    const fn lists(self) -> Self {
+        Self { lists: true, ..self }
     }
 }
 
@@ -73,7 +79,12 @@ pub(crate) const SECTIONS: &[Section] = &[
             setting("server.models", Words("none"), "Directory of the models").flag("--models"),
             setting("server.max_samples", Text("4096"), "Most samples in a request"),
             setting("server.max_bytes", Text("16MiB"), "Most bytes of a request message"),
-            setting("server.max_requests", Text("8192"), "Most calls in flight, over all connections"),
+            setting(
+                "server.max_requests",
+                Text("8192"),
+                "Most calls in flight, over all connections. As many more may be in flight before their \
+                 model is known, or while their refusal leaves",
+            ),
             setting(
                 "server.max_inflight_bytes",
                 Words("1GiB, or the least value if that is more"),
@@ -129,7 +140,7 @@ pub(crate) const SECTIONS: &[Section] = &[
             setting(
                 "server.admin",
                 Words("on, or off if a file of `auth` is given"),
-                "`on` or `off`: whether clients can load and unload models",
+                "`on` or `off`: whether clients can load and unload models, and set labels",
             ),
             setting(
                 "server.drain_delay_seconds",
@@ -184,8 +195,8 @@ pub(crate) const SECTIONS: &[Section] = &[
             setting(
                 "auth.admin",
                 Words("none"),
-                "Tokens for loading and unloading models (`server.admin`) and for reflection \
-                 (`server.reflection`)",
+                "Tokens for loading and unloading models, for setting labels (`server.admin`), and for \
+                 reflection (`server.reflection`)",
             ),
             setting("auth.metrics", Words("none"), "Tokens for the pages `/metrics` and `/`"),
         ],
@@ -452,6 +463,57 @@ pub(crate) const SECTIONS: &[Section] = &[
         .reloads()],
     },
 ];
+
+/// The settings that each model has for itself. Their full keys have the name of a model in the place of
+/// `NAME`, so they are not among [`all`].
+pub(crate) const MODEL_SECTION: Section = Section {
+    name: "models.NAME",
+    about: "Which versions of a model are loaded, and how its requests are shared out among them; \
+            [traffic.md](traffic.md) explains it. The keys are in a table of the model, or in the \
+            environment as `FLECHETTE_MODELS_<NAME>_<KEY>`, with the name as it is: `[models.ads]` or \
+            `FLECHETTE_MODELS_ads_VERSIONS`. A model can also have its own values of [batcher](#batcher).",
+    settings: &[
+        setting(
+            "models.NAME.versions",
+            Text("latest"),
+            "Which versions are loaded besides those that labels name. `latest`: the highest good one. \
+             `latest 3`: the three highest. `all`: all good ones, at most 32. `[3, 5]`, or `3, 5` in the \
+             environment: these",
+        )
+        .lists()
+        .reloads(),
+        setting(
+            "models.NAME.labels",
+            Words("none; `stable` is then `latest`"),
+            "Labels and their versions, a number or `latest` each: `{ stable = 3, canary = \"latest\" }`, or \
+             `stable = 3, canary = latest` in the environment. A label that `flechette label` has set wins",
+        )
+        .lists()
+        .reloads(),
+        setting(
+            "models.NAME.canary_share",
+            Text("0"),
+            "Share of the requests without version and label that `canary` scores, 0 to 1; the others use \
+             `stable`",
+        )
+        .reloads(),
+        setting(
+            "models.NAME.sticky",
+            Text("request_id"),
+            "What keeps a user at one of the two: `request_id`, or `feature:NAME`, the ids of a feature of \
+             the first sample. Requests without it are shared out at random",
+        )
+        .reloads(),
+        setting(
+            "models.NAME.shadow",
+            Words("none"),
+            "A number, `latest` or a label: the version that scores requests a second time, for comparison",
+        )
+        .reloads(),
+        setting("models.NAME.shadow_share", Text("0.1"), "Share of the requests that it scores, 0 to 1")
+            .reloads(),
+    ],
+};
 
 /// Every setting.
 pub(crate) fn all() -> impl Iterator<Item = &'static Setting> {

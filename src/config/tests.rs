@@ -5,7 +5,7 @@ mod fuzz;
 use std::fmt::Write;
 
 use super::layers::{parse_bytes, variable};
-use super::settings::{self, Fallback, SECTIONS};
+use super::settings::{self, Fallback, MODEL_SECTION, SECTIONS};
 use super::*;
 
 fn resolve(flags: &Flags, env: &[(&str, &str)], file: &str) -> Result<Config, ConfigError> {
@@ -79,7 +79,10 @@ fn settings_page() -> String {
          others are named in the log and need a restart. If anything is wrong, the log says what, and\n\
          nothing changes.\n",
     );
-    for section in SECTIONS {
+    for section in SECTIONS.iter().flat_map(|section| {
+        let own = (section.name == "models").then_some(&MODEL_SECTION);
+        std::iter::once(section).chain(own)
+    }) {
         let _ = write!(
             page,
             "\n## {}\n\n{}\n\n| key | default | meaning |\n|---|---|---|\n",
@@ -274,10 +277,11 @@ fn a_reload_takes_what_can_change_and_names_what_needs_a_restart() {
 }
 
 #[test]
-fn a_model_can_have_its_own_settings_of_the_batcher() {
+fn a_model_can_have_settings_for_itself() {
     let file = "[batcher]\nmax_delay_us = 7\nworkers = 3\n[models]\nwatch_seconds = 2\n\
                 [models.ads.batcher]\nmax_delay_us = 9\nqueue_samples = 5000\n\
-                [models.\"b.c\"]\nbatcher.workers = 2\n";
+                [models.\"b.c\"]\nbatcher.workers = 2\nversions = [3, 5]\n\
+                labels = { stable = 3, canary = 5 }\n";
     let env = [("FLECHETTE_MODELS_ads_BATCHER_QUEUE_SAMPLES", "6000")];
     let config = resolve(&Flags::default(), &env, file).unwrap();
     let of = |model| {
@@ -291,9 +295,11 @@ fn a_model_can_have_its_own_settings_of_the_batcher() {
     layers.add_environment(env.map(|(name, value)| (name.into(), value.into())));
     let printed = layers.to_toml(&config);
     for lines in [
-        "[models.\"ads\".batcher]\nmax_delay_us = 9  # file f:7\n\
-         queue_samples = 6000  # environment FLECHETTE_MODELS_ads_BATCHER_QUEUE_SAMPLES\n",
-        "[models.\"b.c\".batcher]\nworkers = 2  # file f:10\n",
+        "[models.\"ads\"]\nbatcher.max_delay_us = 9  # file f:7\n\
+         batcher.queue_samples = 6000  # environment FLECHETTE_MODELS_ads_BATCHER_QUEUE_SAMPLES\n",
+        "[models.\"b.c\"]\nbatcher.workers = 2  # file f:10\n\
+         labels = \"canary = 5, stable = 3\"  # file f:12\n\
+         versions = \"3, 5\"  # file f:11\n",
     ] {
         assert!(printed.contains(lines), "{lines}: {printed}");
     }
@@ -302,7 +308,7 @@ fn a_model_can_have_its_own_settings_of_the_batcher() {
 
 #[test]
 fn numbers_that_toml_does_not_have_are_printed_as_strings() {
-    let file = layers("[cache]\nfraction = \"00.5\"\n[server]\nmax_samples = \"007\"\nbody_seconds = \"5.\"");
+    let file = layers("[cache]\nfraction = \"00.5\"\n[server]\nmax_samples = \"007\"\nhandshake_seconds = 5");
     let config = file.clone().config().unwrap();
     let printed = file.to_toml(&config);
     assert!(printed.contains("max_samples = \"007\"  # file f:4"), "{printed}");
@@ -350,15 +356,21 @@ fn wrong_settings_of_a_model_are_reported_with_their_full_keys() {
 
 #[test]
 fn a_reload_takes_the_settings_of_models_that_can_change() {
-    let running = layers("[models.ads.batcher]\nmax_delay_us = 7\nworkers = 2\nqueue_samples = 5000\n");
+    let running = layers(
+        "[models.ads.batcher]\nmax_delay_us = 7\nworkers = 2\nqueue_samples = 5000\n\
+         [models.c]\nversions = 3\n",
+    );
     let new = layers(
-        "[models.ads.batcher]\nmax_delay_us = 9\nworkers = 3\n[models.b.batcher]\nqueue_bytes = \"1GiB\"\n",
+        "[models.ads.batcher]\nmax_delay_us = 9\nworkers = 3\n[models.b.batcher]\nqueue_bytes = \"1GiB\"\n\
+         [models.b]\nlabels = \"canary = 2\"\n",
     );
     let reloaded = running.changed_to(&new).unwrap();
     let changed = [
         "models.ads.batcher.max_delay_us",
         "models.ads.batcher.queue_samples",
         "models.b.batcher.queue_bytes",
+        "models.b.labels",
+        "models.c.versions",
     ];
     assert_eq!(reloaded.changed, changed);
     assert_eq!(reloaded.restart, ["models.ads.batcher.workers"]);

@@ -20,7 +20,7 @@ pub(crate) fn section(place: String, name: String) -> ConfigError {
     let sections = SECTIONS.iter().map(|section| section.name.to_owned());
     let of_model = name.strip_prefix("models.").and_then(|name| name.rsplit_once('.'));
     let of_model = of_model.map(|(model, _)| format!("models.{model}.batcher"));
-    let nearest = nearest(&name, sections.chain(of_model));
+    let nearest = nearest(&name, sections.chain(of_model).chain(models::keys_like(&name)));
     ConfigError::Unknown { place, what: "section", name, nearest }
 }
 

@@ -34,6 +34,7 @@ use crate::trace::recorder::Recorder;
 use crate::types::{AbsentId, Batch, Scores, TableId, Version};
 use gpu::{GpuLookupTier, WarmRow};
 use host::Scratch;
+pub(crate) use versions::LoadedVersion;
 use versions::{Served, Versions};
 
 /// Where batches look up rows.
@@ -69,6 +70,14 @@ pub(crate) struct EngineParts {
     pub threads: Arc<rayon::ThreadPool>,
     /// Most samples of a batch.
     pub max_samples: usize,
+}
+
+/// The parts of an engine beside another one.
+#[allow(missing_docs)]
+pub(crate) struct BesideParts {
+    pub metrics: Arc<ModelMetrics>,
+    /// Threads for batches of more than one chunk.
+    pub threads: Arc<rayon::ThreadPool>,
 }
 
 /// One model, ready to score.
@@ -130,20 +139,30 @@ impl Engine {
     pub(crate) fn new(opened: Opened, parts: EngineParts) -> Result<Self, WeightsError> {
         let model = Model::new(&opened.schema);
         let weights = read_weights(&model, &opened)?;
+        let (schema, served) = Served::new(opened, weights);
+        Ok(Self::serving(served, Arc::new(schema), parts))
+    }
+
+    /// An engine without a cache, for another version of the same model that [`Self::accept`] has accepted.
+    pub(crate) fn beside(&self, version: LoadedVersion, beside: BesideParts) -> Self {
+        let BesideParts { metrics, threads } = beside;
+        let (name, max_samples) = (self.name.clone(), self.max_samples);
+        let parts = EngineParts { name, lookup_tier: LookupTier::Store, metrics, threads, max_samples };
+        Self::serving(version, self.schema.clone(), parts)
+    }
+
+    fn serving(version: LoadedVersion, schema: Arc<Schema>, parts: EngineParts) -> Self {
         let EngineParts { name, lookup_tier, metrics, threads, max_samples } = parts;
-        let version = opened.store.version();
-        metrics.version.set(version.0 as f64);
-        let trained_unix_ms = opened.training.map(|training| training.last_batch_unix_ms);
-        let served = Served { weights, store: opened.store, trained_unix_ms, loaded: Instant::now() };
-        let schema = Arc::new(opened.schema);
+        let number = version.version();
+        metrics.version.set(number.0 as f64);
         let engine = Self {
             name,
             lookups: schema.lookups(),
+            model: Model::new(&schema),
             schema,
-            model,
             host_rows: Vec::new(),
             lookup_tier,
-            versions: Versions::new(version, served),
+            versions: Versions::new(number, version),
             switching: Mutex::default(),
             metrics,
             threads,
@@ -154,7 +173,7 @@ impl Engine {
             counted: Mutex::default(),
         };
         engine.measure();
-        Ok(engine)
+        engine
     }
 
     /// Lets the cache point at the rows that the store holds in RAM, or in pinned memory of the cache's

@@ -31,8 +31,8 @@ use tonic::body::Body;
 use tonic::codegen::BoxFuture;
 use tonic::codegen::http::{Request, Response};
 
+use super::charge::Charge;
 use super::listener::{Connection, Limited};
-use super::meter::Charge;
 use super::route::GrpcService;
 use super::socket::Socket;
 use super::{Shared, stopped};

@@ -342,6 +342,7 @@ pub(crate) fn description(model: &Description, limits: proto::Limits) -> proto::
         features: features.collect(),
         limits: Some(limits),
         model_toml: schema.to_toml(),
+        ..proto::GetModelResponse::default()
     }
 }
 

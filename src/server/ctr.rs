@@ -8,27 +8,29 @@ use std::time::{Duration, Instant};
 
 use tonic::{Code, Request, Response, Status, Streaming};
 
-use super::Shared;
-use super::convert;
+use super::charge::Kind;
 use super::gate::Call;
+use super::model::Model;
 use super::pending::{Pending, ScoreRequest};
 use super::proto::ctr_server::Ctr;
 use super::proto::predict_stream_response::Result as PredictResult;
 use super::proto::{
-    self, GetModelRequest, GetModelResponse, LearnRequest, LearnResponse, Limits, PredictError,
-    PredictRequest, PredictResponse, PredictStreamResponse,
+    self, GetModelRequest, GetModelResponse, Label, LearnRequest, LearnResponse, Limits, PredictError,
+    PredictRequest, PredictResponse, PredictStreamResponse, SetLabelRequest, SetLabelResponse,
 };
-use super::served::{Asked, Queued, Served};
+use super::served::{Queued, Served};
 use super::status::CallError;
 use super::stream::Answers;
+use super::traffic::Ask;
+use super::{Shared, convert, labels};
 use crate::batcher::{Priority, Terms};
 use crate::learnlog::name_of;
 use crate::metrics::ModelMetrics;
 use crate::schema::Schema;
-use crate::types::Scores;
+use crate::types::{Follow, Scores};
 
-/// The method with a stream of requests.
-pub(crate) const STREAM: &str = "PredictStream";
+/// The methods that do not simply use a model.
+pub(crate) const KINDS: &[(&str, Kind)] = &[("PredictStream", Kind::Stream), ("SetLabel", Kind::Change)];
 
 impl ScoreRequest for PredictRequest {
     type Form = ();
@@ -52,10 +54,15 @@ impl ScoreRequest for PredictRequest {
         }
     }
 
-    fn queue(self, served: &Served, terms: Terms) -> Result<(Queued, ()), CallError> {
-        let version = (self.version != 0).then_some(self.version);
-        let asked = Asked { version, terms, logits: self.logits };
-        let queued = served.queue(asked, |inputs, batch| Ok(inputs.encode(self, batch)?))?;
+    fn queue(mut self, model: &Model, terms: Terms) -> Result<(Queued, ()), CallError> {
+        let ask = Ask {
+            version: (self.version != 0).then_some(self.version),
+            label: std::mem::take(&mut self.label),
+            id: std::mem::take(&mut self.request_id),
+            terms,
+            logits: self.logits,
+        };
+        let queued = model.queue(&ask, |inputs, batch| Ok(inputs.encode(self, batch)?))?;
         Ok((queued, ()))
     }
 
@@ -133,7 +140,8 @@ impl Ctr for CtrService {
     async fn learn(&self, mut request: Request<LearnRequest>) -> Result<Response<LearnResponse>, Status> {
         let call = request.extensions_mut().remove::<Call>();
         let mut message = request.into_inner();
-        let served = self.0.find(std::mem::take(&mut message.model))?;
+        let model = self.0.find(std::mem::take(&mut message.model))?;
+        let served = model.main();
         // The gate's timer drops this future at the deadline.
         let mut account = LearnAccount(&served.metrics, Code::Cancelled);
         if let Some(deadline) = call.as_ref().and_then(|call| call.deadline)
@@ -153,13 +161,39 @@ impl Ctr for CtrService {
         mut request: Request<GetModelRequest>,
     ) -> Result<Response<GetModelResponse>, Status> {
         let call = request.extensions_mut().remove::<Call>();
-        let served = self.0.find(request.into_inner().model)?;
+        let model = self.0.find(request.into_inner().model)?;
         call.iter().for_each(Call::count);
+        let served = model.stable();
         served.metrics.requests.count(Code::Ok as i32);
         let limits = Limits {
             max_samples: served.limits.max_samples as u32,
             max_bytes: served.limits.max_bytes as u64,
         };
-        Ok(Response::new(convert::description(&served.predict.describe(), limits)))
+        let labels = model.named().map(|(label, follow, version)| Label {
+            label: label.to_owned(),
+            version: version.unwrap_or(0),
+            latest: follow == Follow::Latest,
+        });
+        Ok(Response::new(GetModelResponse {
+            versions: model.versions().into_iter().map(|(version, _)| version).collect(),
+            labels: labels.collect(),
+            ..convert::description(&served.predict.describe(), limits)
+        }))
+    }
+
+    async fn set_label(
+        &self,
+        mut request: Request<SetLabelRequest>,
+    ) -> Result<Response<SetLabelResponse>, Status> {
+        let call: Option<Call> = request.extensions_mut().remove();
+        let request = request.into_inner();
+        let model = self.0.models.get(&request.model);
+        let changed = labels::set(&self.0, request).await;
+        if let (Some(call), Some(model)) = (call, model) {
+            call.count();
+            let code = changed.as_ref().map_or_else(CallError::code, |_| Code::Ok);
+            model.main().metrics.requests.count(code as i32);
+        }
+        Ok(Response::new(SetLabelResponse { version: changed?.map_or(0, |version| version.0) }))
     }
 }

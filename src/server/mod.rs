@@ -3,7 +3,7 @@
 //! The server knows a model only as [`Predict`], and calls each through its own batcher. [`Server::bind`]
 //! binds both ports, so that a port in use is reported before anything runs. [`Server::run`] serves until its
 //! shutdown future ends, and then drains. [`Registry`] changes the served models meanwhile (`models.rs`,
-//! `not_served.rs`). Two protocols share the path of a scored request (`pending.rs`, `served.rs`) and streams
+//! `not_served.rs`). Two protocols share the path of a scored request (`pending.rs`, `model.rs`) and streams
 //! of requests (`stream.rs`): the native one (`ctr.rs`) and KServe v2 (`kserve/`). The drain:
 //!
 //! 1. `/readyz` answers 503 and health is `NOT_SERVING`, for `server.drain_delay_seconds`. Calls and new
@@ -14,6 +14,7 @@
 //! 3. The batchers answer queued requests, or abandon them when the time is over. The logs of learned samples
 //!    are closed. HTTP stops last.
 
+mod charge;
 mod connection;
 mod convert;
 mod ctr;
@@ -23,8 +24,10 @@ mod descriptors;
 mod fuzz;
 mod gate;
 mod kserve;
+mod labels;
 mod listener;
 mod meter;
+mod model;
 mod models;
 mod not_served;
 mod pending;
@@ -34,9 +37,11 @@ mod repository;
 mod route;
 mod security;
 mod served;
+mod shadow;
 mod socket;
 mod status;
 mod stream;
+mod traffic;
 mod web;
 
 use std::io;
@@ -62,14 +67,15 @@ use crate::predict::Predict;
 
 use connection::GrpcPort;
 use listener::{AnswerTimes, HttpPort, Limited};
+use model::Model;
 use models::Models;
+pub(crate) use models::{Loaded, NotChanged};
 use not_served::{NotServed, Reason};
-use pressure::Pressure;
 pub(crate) use repository::{Change, ChangeError, Repository};
 use route::GrpcService;
 use security::{Guard, Security};
-use served::Served;
 use status::CallError;
+pub(crate) use traffic::Labels;
 
 pub(crate) use registry::Registry;
 pub use security::FileError;
@@ -190,12 +196,11 @@ struct Shared {
     closing: watch::Sender<bool>,
     /// What loads and unloads models, if that is possible.
     repository: OnceLock<Arc<dyn Repository>>,
-    /// Calls whose answer has not left, counted by [`meter::Charge`].
+    /// Calls whose answer has not left, counted by [`charge::Charge`].
     in_flight: AtomicUsize,
-    /// Those of them that are streams.
-    streams: AtomicUsize,
-    pressure: Pressure,
-    /// Memory of their messages, counted by [`meter::Charge`], and of answers (`connection.rs`).
+    /// Those of them that have a place.
+    places: AtomicUsize,
+    /// Memory of their messages, counted by [`charge::Charge`], and of answers (`connection.rs`).
     in_flight_bytes: AtomicUsize,
 }
 
@@ -204,21 +209,14 @@ impl Shared {
         self.draining.load(Ordering::Acquire)
     }
 
-    /// How long a call would take, if that is too long, with this many calls in flight. Streams take places
-    /// even when they are idle, so they say nothing about it.
-    fn too_long(&self, in_flight: usize, deadline: Option<std::time::Instant>) -> Option<Duration> {
-        let calls = in_flight.saturating_sub(self.streams.load(Ordering::Acquire));
-        self.pressure.too_long(calls, deadline)
-    }
-
     fn ready(&self) -> bool {
         self.not_ready().is_none()
     }
 
     /// The served model of this name.
-    fn find(&self, model: String) -> Result<Arc<Served>, CallError> {
+    fn find(&self, model: String) -> Result<Arc<Model>, CallError> {
         match self.models.get(&model) {
-            Some(served) => Ok(served),
+            Some(model) => Ok(model),
             None => Err(match self.not_served.get(&model) {
                 None => CallError::NoModel { model: convert::clip(model) },
                 Some(Reason::Loading) => CallError::Loading { model },
@@ -241,8 +239,8 @@ impl Shared {
         if models.is_empty() {
             return Some("no model is served".to_owned());
         }
-        let names = models.into_iter().filter(|(_, served)| !served.predict.ready()).map(|(name, _)| name);
-        let names: Vec<String> = names.collect();
+        let names = models.into_iter().filter(|(_, model)| !model.stable().predict.ready());
+        let names: Vec<String> = names.map(|(name, _)| name).collect();
         (!names.is_empty()).then(|| format!("not ready: {}", names.join(", ")))
     }
 }
@@ -286,8 +284,7 @@ impl Server {
             closing: watch::Sender::new(false),
             repository: OnceLock::new(),
             in_flight: AtomicUsize::new(0),
-            streams: AtomicUsize::new(0),
-            pressure: Pressure::new(),
+            places: AtomicUsize::new(0),
             in_flight_bytes: AtomicUsize::new(0),
         };
         let shares = descriptors::shares(descriptors::raise(), config.max_connections);
@@ -423,8 +420,8 @@ fn services(
         .or(reflection().build_v1alpha()?.max_decoding_message_size(SMALL_MESSAGE))
         .or(reflection().build_v1()?.max_decoding_message_size(SMALL_MESSAGE))
         .or(health.max_decoding_message_size(SMALL_MESSAGE))
-        .or(gate::Gate::new(kserve, shared.clone(), &meter::KSERVE).with_stream(kserve::STREAM))
-        .or(gate::Gate::new(ctr, shared.clone(), &meter::CTR).with_stream(ctr::STREAM));
+        .or(gate::Gate::new(kserve, shared.clone(), &meter::KSERVE, kserve::KINDS))
+        .or(gate::Gate::new(ctr, shared.clone(), &meter::CTR, ctr::KINDS));
     Ok(Guard::new(chain, shared.clone()))
 }
 
@@ -442,10 +439,12 @@ async fn update_status(shared: Arc<Shared>, health: HealthReporter) {
     let mut ticks = tokio::time::interval(UPDATE_EVERY);
     loop {
         ticks.tick().await;
-        shared.pressure.tick(ticked.elapsed());
+        let elapsed = ticked.elapsed();
         ticked = Instant::now();
-        for (_, served) in shared.models.all() {
-            served.metrics.version.set(served.predict.describe().version.0 as f64);
+        for (_, model) in shared.models.all() {
+            model.pressure().tick(elapsed);
+            let version = model.stable().predict.describe().version;
+            model.main().metrics.version.set(version.0 as f64);
         }
         let now_ready = shared.ready();
         if now_ready != ready {
@@ -481,8 +480,10 @@ impl Drain<'_> {
         let unfinished = self.shared.in_flight.load(Ordering::Acquire);
         if closed.is_err() && unfinished > 0 {
             tracing::warn!(unfinished, "server.drain_seconds have passed: open connections are closed");
-            for (_, served) in self.shared.models.all() {
-                served.batcher.abandon();
+            for (_, model) in self.shared.models.all() {
+                for served in model.engines() {
+                    served.batcher.abandon();
+                }
             }
         }
         self.join_batchers().await;
@@ -495,11 +496,12 @@ impl Drain<'_> {
         let (shared, (end, ended)) = (self.shared.clone(), oneshot::channel());
         // Not a blocking task of the runtime, whose end would wait for it.
         let joining = std::thread::Builder::new().name("drain".into()).spawn(move || {
-            for (_, served) in shared.models.all() {
-                served.batcher.join();
+            for (_, model) in shared.models.all() {
+                model.shadow().iter().for_each(|shadow| shadow.end());
+                model.engines().iter().for_each(|served| served.batcher.join());
                 // Its queue is empty if all calls finished in time. Otherwise its records are answered to
                 // nobody.
-                served.learner.iter().for_each(Learner::join);
+                model.main().learner.iter().for_each(Learner::join);
             }
             let _ = end.send(());
         });

@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use super::Shared;
 use super::gate::Call;
-use super::served::{Account, Queued, Served};
+use super::model::Model;
+use super::served::{Account, Queued};
 use super::status::CallError;
 use crate::batcher::{Priority, Terms};
 use crate::schema::Schema;
@@ -30,7 +31,7 @@ pub(crate) trait ScoreRequest: Sized + Send + 'static {
     fn priority(&self) -> Result<Priority, CallError>;
 
     /// Checks the request and queues its batch.
-    fn queue(self, served: &Served, terms: Terms) -> Result<(Queued, Self::Form), CallError>;
+    fn queue(self, model: &Model, terms: Terms) -> Result<(Queued, Self::Form), CallError>;
 
     fn response(form: Self::Form, scores: Scores, schema: &Schema) -> Self::Response;
 
@@ -57,31 +58,33 @@ impl<R: ScoreRequest> Pending<R> {
         call: Option<&Call>,
     ) -> Result<Self, CallError> {
         let started = Instant::now();
-        let served = shared.find(request.take_model())?;
+        let model = shared.find(request.take_model())?;
         call.iter().for_each(|call| call.count());
         let own = request.timeout().and_then(|timeout| started.checked_add(timeout));
         let deadline = call.and_then(|call| call.deadline).into_iter().chain(own).min();
         let due = own.filter(|_| own == deadline);
-        let terms = request.priority().map(|priority| Terms { deadline, priority });
-        let mut account = Account::new(shared.clone(), served, started, deadline);
-        let queued = terms.and_then(|terms| request.queue(&account.served, terms));
-        if queued.is_err() {
-            account.close(&queued);
+        let priority = request.priority();
+        let terms = Terms { deadline, priority: priority.as_ref().copied().unwrap_or_default() };
+        let mut account = Account::new(model, started, terms);
+        let queued = priority.and_then(|_| request.queue(&account.model, terms));
+        match &queued {
+            Ok((queued, _)) => account.queued(queued),
+            Err(_) => account.close(&queued),
         }
         let (queued, form) = queued?;
         Ok(Self { account, queued, form, due })
     }
 
     /// Awaits the scores.
-    pub(crate) async fn finish(mut self) -> Result<R::Response, CallError> {
-        let served = self.account.served.clone();
-        let scores = served.scores(self.queued);
-        let result = match self.due {
+    pub(crate) async fn finish(self) -> Result<R::Response, CallError> {
+        let Self { mut account, queued, form, due } = self;
+        let scores = account.model.scores(queued);
+        let result = match due {
             None => scores.await,
             Some(due) => tokio::time::timeout_at(due.into(), scores).await.unwrap_or(Err(CallError::Late)),
         };
-        self.account.close(&result);
+        account.close(&result);
         let (scores, inputs) = result?;
-        Ok(R::response(self.form, scores, &inputs.schema))
+        Ok(R::response(form, scores, &inputs.schema))
     }
 }

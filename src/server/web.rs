@@ -10,6 +10,7 @@ use axum::middleware::{self, Next};
 use axum::response::{Html, IntoResponse, Response};
 use axum::routing::get;
 
+use super::model::Model;
 use super::not_served::Reason;
 use super::security::{Refusal, Role};
 use super::{Shared, convert};
@@ -42,11 +43,12 @@ async fn allowed(State(shared): State<Arc<Shared>>, request: Request, next: Next
 
 async fn metrics(State(shared): State<Arc<Shared>>) -> impl IntoResponse {
     let kind = [(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")];
-    shared.models.all().iter().for_each(|(_, served)| served.predict.measure());
+    shared.models.all().iter().for_each(|(_, model)| model.main().predict.measure());
     (kind, shared.metrics.render())
 }
 
-/// The first line says whether the server is ready. Each further line is a model that cannot be served.
+/// The first line says whether the server is ready. Each further line is a model that cannot be served, or a
+/// version that is wanted and cannot be loaded.
 async fn ready(State(shared): State<Arc<Shared>>) -> impl IntoResponse {
     let (status, mut text) = match shared.not_ready() {
         None => (StatusCode::OK, "ready\n".to_owned()),
@@ -57,12 +59,18 @@ async fn ready(State(shared): State<Arc<Shared>>) -> impl IntoResponse {
             let _ = writeln!(text, "not served: model {name}: {reason}");
         }
     }
+    for (name, model) in shared.models.all() {
+        for reason in model.missing() {
+            let _ = writeln!(text, "not loaded: model {name}: {reason}");
+        }
+    }
     (status, text)
 }
 
 async fn status_page(State(shared): State<Arc<Shared>>) -> Html<String> {
     let mut rows = String::new();
-    for (name, served) in &shared.models.all() {
+    for (name, model) in &shared.models.all() {
+        let served = model.stable();
         let description = served.predict.describe();
         let schema = &description.schema;
         // Writing to a string cannot fail.
@@ -70,7 +78,7 @@ async fn status_page(State(shared): State<Arc<Shared>>) -> Html<String> {
             rows,
             "<tr><td>{}<td>{}<td>{}<td>{}<td>{}<td>{}{}",
             escape(name),
-            description.version,
+            versions(model),
             convert::architecture(schema),
             schema.features.len(),
             schema.tables.len(),
@@ -101,6 +109,24 @@ async fn status_page(State(shared): State<Arc<Shared>>) -> Html<String> {
         shared.http_addr,
         if shared.draining() { ", draining" } else { "" },
     ))
+}
+
+/// The loaded versions, each with its labels.
+fn versions(model: &Model) -> String {
+    let labels = |version| {
+        let named = model.named().filter(|(_, _, named)| *named == Some(version));
+        let labels: Vec<&str> = named.map(|(label, ..)| label).collect();
+        if labels.is_empty() { String::new() } else { format!(" ({})", labels.join(", ")) }
+    };
+    let versions = model.versions();
+    if let [(version, _)] = versions.as_slice() {
+        return version.to_string();
+    }
+    versions
+        .iter()
+        .map(|(version, _)| format!("{version}{}", labels(*version)))
+        .collect::<Vec<_>>()
+        .join(", ")
 }
 
 fn escape(text: &str) -> String {

@@ -12,7 +12,8 @@
 //!   rows that deltas changed.
 //! - [`listing`]: what is known of each version on disk.
 //! - [`retention`]: what stays on disk, and compaction of a chain.
-//! - [`hot_rows`]: the rows that a cache held, kept for the next start.
+//! - [`hot_rows`]: the rows that a cache held, and [`labels`]: the labels that clients have set, kept for the
+//!   next start.
 //! - `disk` and `atomic_write`: the file system calls behind a trait, so that tests can make each of them
 //!   fail.
 //!
@@ -35,6 +36,7 @@ pub(crate) mod crash;
 pub(crate) mod disk;
 pub(crate) mod format;
 pub(crate) mod hot_rows;
+pub(crate) mod labels;
 mod link;
 pub(crate) mod listing;
 mod overlay;
@@ -49,7 +51,7 @@ pub use contents::Contents;
 pub(crate) use contents::{Checkpoint, DenseTensor, RowSource, Rows, SourceShape, TakeChunk};
 pub(crate) use format::{Base, Training};
 pub(crate) use retention::version_bytes;
-pub(crate) use snapshot::{Dense, Opened, models, open_after, open_latest, versions};
+pub(crate) use snapshot::{Dense, Opened, models, open_after, open_highest, open_latest, versions};
 pub use snapshot::{Purpose, open};
 pub(crate) use table::{BadRow, State};
 pub use table::{Table, rows_of};
@@ -276,6 +278,8 @@ pub enum StoreError {
     Base { path: PathBuf, base: Version, source: Box<StoreError> },
     #[error("{}: is being removed", path.display())]
     Removing { path: PathBuf },
+    #[error("{}: damaged: {reason}", path.display())]
+    Labels { path: PathBuf, reason: String },
     #[error(transparent)]
     Memory(#[from] OutOfHostMemory),
     #[error("not accepted: {reason}")]

@@ -297,8 +297,21 @@ pub(crate) fn open_latest(
     purpose: Purpose,
     accept: impl Fn(&Opened) -> Result<(), String>,
 ) -> Result<Latest, StoreError> {
+    open_highest(models, name, &versions(models, name)?, (purpose, accept))
+}
+
+/// As [`open_latest`], of these versions, ascending.
+///
+/// # Errors
+/// [`StoreError::NoGoodVersion`] with all refusals.
+pub(crate) fn open_highest(
+    models: &Path,
+    name: &str,
+    versions: &[Version],
+    (purpose, accept): (Purpose, impl Fn(&Opened) -> Result<(), String>),
+) -> Result<Latest, StoreError> {
     let mut refused = Vec::new();
-    for version in versions(models, name)?.into_iter().rev() {
+    for &version in versions.iter().rev() {
         let accepted = open(models, name, version, purpose).and_then(|opened| match accept(&opened) {
             Ok(()) => Ok(opened),
             Err(reason) => Err(StoreError::NotAccepted { reason }),

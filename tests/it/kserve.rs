@@ -43,12 +43,13 @@ fn values_of(column: &FeatureColumn, shape: &[usize]) -> InferInputTensor {
     tensor(&column.name, "BYTES", shape, contents)
 }
 
-/// A native request of the fake model, with typed contents.
+/// A native request, with typed contents.
 pub fn typed(request: &PredictRequest) -> ModelInferRequest {
     let samples = request.samples as usize;
     let fp32_contents = request.dense.clone();
     let contents = InferTensorContents { fp32_contents, ..InferTensorContents::default() };
-    let mut inputs = vec![tensor("dense", "FP32", &[samples, 2], contents)];
+    let width = request.dense.len() / samples.max(1);
+    let mut inputs = vec![tensor("dense", "FP32", &[samples, width], contents)];
     for column in &request.features {
         let values = column.ids.len() + column.strings.len();
         if column.lengths.is_empty() {

@@ -37,7 +37,7 @@ impl Secured {
         let config = format!(
             "[tls]\ncertificate = \"{}\"\nkey = \"{}\"\nclient_ca = \"{}\"\nhttp = \"off\"\n\
              [auth]\npredict = \"{}\"\nadmin = \"{}\"\nmetrics = \"{}\"\n\
-             [server]\nreflection = \"on\"\n[log]\nlevel = \"trace\"\n",
+             [server]\nadmin = \"on\"\n[log]\nlevel = \"trace\"\n",
             path("server.pem"),
             path("server.key"),
             path("ca.pem"),
@@ -59,12 +59,17 @@ impl Secured {
 
     /// A command line of `score` or `load` with a token from this file.
     fn client(&self, command: &str, served: &Served, token: &str) -> String {
+        let (to_server, data) = (self.to_server(served, token), &self.workshop.valid);
+        format!("{command} {to_server} --model dlrm --format criteo-tsv {data} --json")
+    }
+
+    /// The flags of a connection with a token from this file.
+    fn to_server(&self, served: &Served, token: &str) -> String {
         let [ca, certificate, key, token] =
             ["ca.pem", "server.pem", "server.key", token].map(|n| self.path(n));
-        let (addr, data) = (served.grpc, &self.workshop.valid);
+        let addr = served.grpc;
         format!(
-            "{command} --addr https://{addr} --ca {ca} --certificate {certificate} --key {key} \
-             --token-file {token} --model dlrm --format criteo-tsv {data} --json"
+            "--addr https://{addr} --ca {ca} --certificate {certificate} --key {key} --token-file {token}"
         )
     }
 }
@@ -103,6 +108,25 @@ fn the_clients_commands_use_tls_their_certificate_and_their_token() {
         let error = run_failing(2, &line);
         assert!(error.contains(words), "{error}");
     }
+}
+
+#[test]
+fn labels_are_listed_with_a_token_of_predict_and_set_with_one_of_admin() {
+    let secured = Secured::new();
+    let served = secured.serve();
+    let label = |token: &str, rest: &str| format!("label {} dlrm {rest}", secured.to_server(&served, token));
+    let printed = |line: &str| String::from_utf8(run(line).stdout).unwrap();
+    assert_eq!(printed(&label("predict", "")), "stable: 1 (latest)\nloaded: 1\n");
+    assert_eq!(printed(&label("admin", "canary 1")), "canary: 1\n");
+    for (token, rest, words) in [
+        ("predict", "stable 1", "PERMISSION_DENIED: authorization: expected a token of auth.admin"),
+        ("admin", "", "PERMISSION_DENIED: authorization: expected a token of auth.predict"),
+        ("unknown", "stable 1", "UNAUTHENTICATED: authorization: expected Bearer"),
+    ] {
+        let error = run_failing(1, &label(token, rest));
+        assert!(error.contains(words), "{error}");
+    }
+    assert_eq!(printed(&label("admin", "canary none")), "canary: removed\n");
 }
 
 /// Everything that a run may print, and must not.

@@ -131,6 +131,13 @@ impl Running {
         until(async || self.get("/metrics").await.1.lines().any(|l| l == line)).await;
     }
 
+    /// The value of a series of the metrics page.
+    pub async fn value(&self, series: &str) -> f64 {
+        let page = self.get("/metrics").await.1;
+        let value = page.lines().find_map(|line| line.strip_prefix(series)?.trim().parse().ok());
+        value.unwrap_or_else(|| panic!("no {series}"))
+    }
+
     /// Sends a request in a new task.
     pub fn send(&self, request: PredictRequest) -> JoinHandle<Result<Vec<f32>, tonic::Status>> {
         let mut client = self.client.clone();

@@ -11,6 +11,7 @@ use std::time::Duration;
 use flechette::schema::preset::ArchKind;
 
 use crate::program::{Served, Workshop, run};
+use crate::switching::publish;
 
 const MODEL: &str = "dlrm";
 /// 26 tables of 1,000 rows of 8 f32.
@@ -62,6 +63,32 @@ fn scores_are_the_trainers_in_memory_and_mapped_and_the_log_and_the_metrics_say_
         let reason = if memory == "auto" { "bytes of memory are available" } else { "store.memory is ram" };
         let said = line.is_some_and(|line| line.contains(reason));
         assert!(status.success() && said == (place == "ram"), "{memory}: {log}");
+    }
+}
+
+#[test]
+fn all_loaded_versions_and_the_shadow_have_their_tables_where_the_setting_says() {
+    let workshop = workshop();
+    (2..=3).for_each(|version| publish(&workshop.models, version, |_, _, value| value));
+    let config = workshop.path("versions.toml");
+    let table = format!("[models.{MODEL}]\nversions = \"latest 2\"\nshadow = 1\n");
+    fs::write(&config, table + "labels = { stable = 2 }\n").unwrap();
+    for memory in ["mapped", "ram"] {
+        let served = Served::start(
+            &workshop.models,
+            &format!("--config {config} --store-memory {memory} --cache-mode off"),
+        );
+        scores(&workshop, &served);
+        let maps = fs::read_to_string(format!("/proc/{}/maps", served.id())).unwrap();
+        for version in 1..=3 {
+            assert_eq!(
+                maps.contains(&format!("/{MODEL}/{version}/")),
+                memory == "mapped",
+                "{version}: {maps}"
+            );
+        }
+        served.terminate();
+        assert!(served.ended().0.success());
     }
 }
 

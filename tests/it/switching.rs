@@ -26,7 +26,7 @@ use crate::program::{Served, Workshop, flechette, highest_version, metrics_page}
 use crate::serving::channel;
 use crate::train_data::signal;
 
-const MODEL: &str = "dlrm";
+pub const MODEL: &str = "dlrm";
 const CLIENTS: usize = 4;
 const REQUESTS: usize = 8;
 
@@ -45,7 +45,7 @@ pub fn wait(what: &str, happened: impl Fn() -> bool) {
     panic!("never happened: {what}");
 }
 
-fn serves(served: &Served, model: &str, version: u64) -> bool {
+pub fn serves(served: &Served, model: &str, version: u64) -> bool {
     served.metric("flechette_model_version", &[&format!("model=\"{model}\"")]) == version as f64
 }
 
@@ -117,9 +117,9 @@ pub fn requests(workshop: &Workshop) -> Vec<(PredictRequest, Batch)> {
     (0..REQUESTS).map(|_| one()).collect()
 }
 
-type Answers = BTreeMap<(u64, usize), Vec<u32>>;
+pub type Answers = BTreeMap<(u64, usize), Vec<u32>>;
 
-fn bits(scores: &[f32]) -> Vec<u32> {
+pub fn bits(scores: &[f32]) -> Vec<u32> {
     scores.iter().map(|score| score.to_bits()).collect()
 }
 
@@ -145,7 +145,7 @@ async fn score(
 }
 
 /// The scores of a version, computed in this process from mapped tables without a cache.
-fn expected(models: &str, version: u64, batches: &[Batch]) -> Vec<Vec<u32>> {
+pub fn expected(models: &str, version: u64, batches: &[Batch]) -> Vec<Vec<u32>> {
     let alone = tempfile::tempdir().unwrap();
     fs::create_dir(alone.path().join(MODEL)).unwrap();
     // A delta needs the versions before it.

@@ -84,6 +84,7 @@ const OF_PREDICT: &[&str] = &[
     "inference.GRPCInferenceService/RepositoryIndex",
 ];
 const OF_ADMIN: &[&str] = &[
+    "flechette.v1.Ctr/SetLabel",
     "inference.GRPCInferenceService/RepositoryModelLoad",
     "inference.GRPCInferenceService/RepositoryModelUnload",
     "grpc.reflection.v1.ServerReflection/ServerReflectionInfo",

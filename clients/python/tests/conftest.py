@@ -105,7 +105,7 @@ class Scripted(ctr_pb2_grpc.CtrServicer):
         self.script: list[Answer] = []
         self.calls = 0
         self.metadata: dict[str, str | bytes] = {}
-        self.priorities: list[int] = []
+        self.requests: list[ctr_pb2.PredictRequest] = []
 
     def _step(self, context: grpc.ServicerContext) -> None:
         self.calls += 1
@@ -133,7 +133,7 @@ class Scripted(ctr_pb2_grpc.CtrServicer):
         return ctr_pb2.LearnResponse(samples=request.samples)
 
     def score(self, request: ctr_pb2.PredictRequest) -> ctr_pb2.PredictResponse:
-        self.priorities.append(request.priority)
+        self.requests.append(request)
         return ctr_pb2.PredictResponse(scores=[1 / (1 + id) for id in request.features[0].ids], version=1)
 
     def serve(self, credentials: grpc.ServerCredentials | None = None) -> tuple[grpc.Server, str]:

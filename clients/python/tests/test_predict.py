@@ -5,7 +5,7 @@ import asyncio
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import MODEL, Case, Server
+from conftest import MODEL, Case, Scripted, Server
 
 from flechette import (
     AsyncClient,
@@ -77,6 +77,30 @@ def test_logits_are_those_of_the_rust_client(client: Client, case: Case) -> None
     result = client.predict(MODEL, case.columns, logits=True)
     assert bits(result.logits) == bits(case.logits)
     assert bits(result.scores) == bits(case.scores)
+
+
+def test_a_label_names_the_version_that_scores(client: Client, case: Case) -> None:
+    assert client.predict(MODEL, case.columns, label="stable", request_id="user 7").version == 1
+    with pytest.raises(NotFoundError, match='has the labels stable, got "canary"'):
+        client.predict(MODEL, case.columns, label="canary")
+    with pytest.raises(InvalidRequestError, match="expected a version or a label, got both"):
+        client.predict(MODEL, case.columns, version=1, label="stable")
+
+
+def test_every_request_of_a_call_has_its_label_and_id(scripted: tuple[Scripted, str]) -> None:
+    servicer, address = scripted
+    columns = {"item": [1, 2, 3, 4, 5]}
+    with Client(address) as client:
+        client.predict("m", columns, label="canary", request_id="user 7")
+        list(client.predict_stream("m", [{"item": [1]}], label="canary", request_id="user 7"))
+
+    async def score() -> None:
+        async with AsyncClient(address) as client:
+            await client.predict("m", columns, label="canary", request_id="user 7")
+
+    asyncio.run(score())
+    asked = [(request.label, request.request_id) for request in servicer.requests]
+    assert asked == [("canary", "user 7")] * 5
 
 
 def test_a_large_frame_is_split_by_samples_and_by_bytes(case: Case) -> None:

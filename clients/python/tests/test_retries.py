@@ -126,7 +126,7 @@ def test_the_priority_is_sent(scripted: tuple[Scripted, str]) -> None:
         client.predict(MODEL, SAMPLES, priority="high")
         list(client.predict_stream(MODEL, [SAMPLES], priority="low"))
         asyncio.run(asynchronous())
-    assert servicer.priorities == [0, 1, 2, 2]
+    assert [request.priority for request in servicer.requests] == [0, 1, 2, 2]
 
 
 def test_waits_are_random_and_grow() -> None:

@@ -263,8 +263,8 @@ proptest! {
                 }
                 Step::Again => {
                     let held = sum(&waiting);
-                    let room = |entry: &Waiting| held.plus_within(entry.size, LIMITS.queue).is_some();
-                    if let Some(again) = last_taken.take_if(|entry| room(entry)) {
+                    let fits = |entry: &mut Waiting| held.plus_within(entry.size, LIMITS.queue).is_some();
+                    if let Some(again) = last_taken.take_if(fits) {
                         let Waiting { number, size, terms, queued, turn } = again;
                         queue.push_again(turn, Entry { size, queued, terms, item: number });
                         waiting.push(again);

@@ -3,6 +3,7 @@
 //!
 //! A thread does this, so that the server answers meanwhile. It is not waited for if the server is stopped.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -78,7 +79,7 @@ impl Start {
             config.memory = TableMemory::Mapped;
         }
         let serving = Serving::new(Loader::new(&config, &models, metrics.clone(), live)?);
-        let mut adder = Adder::new(&serving.loader, &serving.models, registry.clone());
+        let mut adder = Adder::new(&serving.loader, &serving.models, registry.clone())?;
         load_all(&mut adder)?;
         warn_of_no_model(&config, &models);
         registry.tried_all();
@@ -96,8 +97,10 @@ impl Start {
 /// Warns of settings for models that are not in the directory. They may be added later.
 fn warn_of_no_model(config: &Config, models: &Path) {
     let names = store::models(models).unwrap_or_default();
-    for model in config.batchers.models.keys().filter(|model| !names.contains(model)) {
-        tracing::warn!("models.{model}.batcher: there is no model {model:?} in server.models yet");
+    let with_settings: BTreeSet<&String> =
+        config.traffic.keys().chain(config.batchers.models.keys()).collect();
+    for model in with_settings.into_iter().filter(|model| !names.contains(model)) {
+        tracing::warn!("models.{model}: there is no model {model:?} in server.models yet");
     }
 }
 

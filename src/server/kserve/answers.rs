@@ -18,6 +18,7 @@ use crate::server::inference::{
     InferParameter, InferStatistics, InferTensorContents, ModelInferResponse, ModelMetadataResponse,
     ModelStatistics, ModelStreamInferResponse, ServerMetadataResponse, StatisticDuration,
 };
+use crate::server::model::Model;
 use crate::server::served::Served;
 use crate::server::status::CallError;
 use crate::types::Scores;
@@ -139,9 +140,10 @@ pub(crate) fn server_metadata() -> ServerMetadataResponse {
     }
 }
 
-/// Describes the tensors of a model.
-pub(crate) fn model_metadata(model: Description) -> ModelMetadataResponse {
-    let schema = &model.schema;
+/// Describes the tensors of a model, and lists its loaded versions.
+pub(crate) fn model_metadata(model: &Model) -> ModelMetadataResponse {
+    let Description { model: name, schema, .. } = model.stable().predict.describe();
+    let schema = &schema;
     let tensor = |name: &str, datatype: &str, shape: &[i64]| TensorMetadata {
         name: name.to_owned(),
         datatype: datatype.to_owned(),
@@ -163,14 +165,14 @@ pub(crate) fn model_metadata(model: Description) -> ModelMetadataResponse {
     }
     ModelMetadataResponse {
         platform: format!("flechette_{}", architecture(schema)),
-        versions: vec![model.version.to_string()],
+        versions: model.versions().iter().map(|(version, _)| version.to_string()).collect(),
         inputs,
         outputs: [SCORE, LOGIT].map(|name| tensor(name, "FP32", &[-1, 1])).to_vec(),
-        name: model.model,
+        name,
     }
 }
 
-/// What was computed with a model since it was loaded.
+/// What was computed by an engine since its version was loaded; by the main one since the model was loaded.
 pub(crate) fn statistics(served: &Served) -> ModelStatistics {
     let Description { model, version, .. } = served.predict.describe();
     let statistics = &served.metrics.statistics;

@@ -1,7 +1,7 @@
 //! The KServe v2 protocol, `inference.GRPCInferenceService`.
 //!
 //! - `tensors`: from input tensors to a batch;
-//! - `terms`: the deadline and the priority of a request;
+//! - `terms`: the deadline, the priority and the label of a request;
 //! - `answers`: responses: scores, descriptions of models, statistics;
 //! - `repository`: the list of models, and loading and unloading them.
 //!
@@ -11,7 +11,7 @@
 pub(crate) mod answers;
 mod repository;
 pub(crate) mod tensors;
-mod terms;
+pub(crate) mod terms;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,22 +19,30 @@ use std::time::Duration;
 use tonic::{Code, Request, Response, Status, Streaming};
 
 use super::Shared;
+use super::charge::Kind;
 use super::convert::clip;
 use super::gate::Call;
 use super::inference::grpc_inference_service_server::GrpcInferenceService;
 use super::inference::*;
+use super::model::Model;
 use super::pending::{Pending, ScoreRequest};
 use super::repository::Change;
-use super::served::{Asked, Queued, Served};
+use super::served::Queued;
 use super::status::CallError;
 use super::stream::Answers;
+use super::traffic::Ask;
 use crate::batcher::{Priority, Terms};
 use crate::schema::Schema;
 use crate::types::Scores;
 use answers::Form;
+pub(crate) use repository::change;
 
-/// The method with a stream of requests.
-pub(crate) const STREAM: &str = "ModelStreamInfer";
+/// The methods that do not simply use a model.
+pub(crate) const KINDS: &[(&str, Kind)] = &[
+    ("ModelStreamInfer", Kind::Stream),
+    ("RepositoryModelLoad", Kind::Change),
+    ("RepositoryModelUnload", Kind::Change),
+];
 
 /// The service.
 pub(crate) struct KserveService(pub Arc<Shared>);
@@ -64,16 +72,15 @@ impl ScoreRequest for ModelInferRequest {
         terms::priority(self)
     }
 
-    fn queue(self, served: &Served, terms: Terms) -> Result<(Queued, Form), CallError> {
+    fn queue(self, model: &Model, terms: Terms) -> Result<(Queued, Form), CallError> {
+        let label = terms::label(&self)?;
         let Self { model_version, id, inputs, outputs, raw_input_contents, .. } = self;
-        let requested = version(model_version)?;
         let outputs = answers::outputs(&outputs)?;
-        let asked = Asked { version: requested, terms, logits: outputs.logit };
-        let model = served.predict.describe().model;
-        let form = Form { model, id, raw: !raw_input_contents.is_empty(), outputs };
+        let ask = Ask { version: version(model_version)?, label, id, terms, logits: outputs.logit };
+        let raw = !raw_input_contents.is_empty();
         let queued =
-            served.queue(asked, |known, batch| tensors::encode(known, inputs, raw_input_contents, batch))?;
-        Ok((queued, form))
+            model.queue(&ask, |known, batch| tensors::encode(known, inputs, raw_input_contents, batch))?;
+        Ok((queued, Form { model: model.name().to_owned(), id: ask.id, raw, outputs }))
     }
 
     fn response(form: Form, scores: Scores, schema: &Schema) -> ModelInferResponse {
@@ -89,15 +96,21 @@ impl ScoreRequest for ModelInferRequest {
 }
 
 impl KserveService {
-    /// The served model, in the version that the request names. Counts the call.
-    fn describe(&self, call: Option<Call>, name: String, text: String) -> Result<Arc<Served>, CallError> {
-        let served = self.0.find(name)?;
+    /// The served model, and its engine of the version that the request names, if it names one. Counts the
+    /// call.
+    fn describe(
+        &self,
+        call: Option<Call>,
+        name: String,
+        text: String,
+    ) -> Result<(Arc<Model>, Option<usize>), CallError> {
+        let model = self.0.find(name)?;
         call.iter().for_each(|call| call.count());
-        let serving = served.predict.describe().version.0;
-        let checked = version(text).and_then(|requested| served.check_version(requested, serving));
-        let code = checked.as_ref().map_or_else(CallError::code, |()| Code::Ok);
-        served.metrics.requests.count(code as i32);
-        checked.map(|()| served)
+        let engine =
+            version(text).and_then(|requested| requested.map(|requested| model.find(requested)).transpose());
+        let code = engine.as_ref().map_or_else(CallError::code, |_| Code::Ok);
+        model.main().metrics.requests.count(code as i32);
+        Ok((model, engine?))
     }
 }
 
@@ -126,9 +139,9 @@ impl GrpcInferenceService for KserveService {
         let ModelReadyRequest { name, version: text } = request.into_inner();
         let requested = version(text)?;
         // An unknown model is not an error: clients ask whether it is there.
-        let ready = self.0.models.get(&name).is_some_and(|served| {
-            let serving = served.predict.describe().version.0;
-            served.predict.ready() && requested.is_none_or(|requested| requested == serving)
+        let ready = self.0.models.get(&name).is_some_and(|model| match requested {
+            None => model.stable().predict.ready(),
+            Some(version) => model.find(version).is_ok_and(|engine| model.engine(engine).predict.ready()),
         });
         Ok(Response::new(ModelReadyResponse { ready }))
     }
@@ -146,8 +159,8 @@ impl GrpcInferenceService for KserveService {
     ) -> Result<Response<ModelMetadataResponse>, Status> {
         let call = request.extensions_mut().remove();
         let ModelMetadataRequest { name, version } = request.into_inner();
-        let served = self.describe(call, name, version)?;
-        Ok(Response::new(answers::model_metadata(served.predict.describe())))
+        let (model, _) = self.describe(call, name, version)?;
+        Ok(Response::new(answers::model_metadata(&model)))
     }
 
     async fn model_infer(
@@ -173,12 +186,17 @@ impl GrpcInferenceService for KserveService {
     ) -> Result<Response<ModelStatisticsResponse>, Status> {
         let call = request.extensions_mut().remove();
         let ModelStatisticsRequest { name, version } = request.into_inner();
-        let served = if name.is_empty() {
-            self.0.models.all().into_iter().map(|(_, served)| served).collect()
+        let (models, engine) = if name.is_empty() {
+            (self.0.models.all().into_iter().map(|(_, model)| model).collect(), None)
         } else {
-            vec![self.describe(call, name, version)?]
+            let (model, engine) = self.describe(call, name, version)?;
+            (vec![model], engine)
         };
-        let model_stats = served.iter().map(|served| answers::statistics(served)).collect();
+        let of = |model: &Arc<Model>| match engine {
+            Some(engine) => vec![answers::statistics(model.engine(engine))],
+            None => model.versions().iter().map(|(_, served)| answers::statistics(served)).collect(),
+        };
+        let model_stats = models.iter().flat_map(of).collect();
         Ok(Response::new(ModelStatisticsResponse { model_stats }))
     }
 

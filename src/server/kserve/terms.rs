@@ -1,4 +1,5 @@
-//! The parameters of a request that say when it is computed: `timeout` and `priority`, as Triton has them.
+//! The parameters of a request that say when it is computed, `timeout` and `priority` (as in Triton), and by
+//! which version: `label`.
 
 use std::time::Duration;
 
@@ -26,6 +27,9 @@ pub(crate) fn timeout(request: &ModelInferRequest) -> Option<Duration> {
 }
 
 /// Lower numbers are more urgent, and clients send 0 for the default.
+///
+/// # Errors
+/// [`CallError::Priority`].
 pub(crate) fn priority(request: &ModelInferRequest) -> Result<Priority, CallError> {
     let refused = |got: String| Err(CallError::Priority { got: clip(got) });
     match parameter(request, "priority") {
@@ -41,5 +45,17 @@ pub(crate) fn priority(request: &ModelInferRequest) -> Result<Priority, CallErro
             refused(format!("{:?}", text.chars().take(SHOWN).collect::<String>()))
         }
         Some(ParameterChoice::DoubleParam(number)) => refused(number.to_string()),
+    }
+}
+
+/// The label that the request names; empty: none.
+///
+/// # Errors
+/// [`CallError::LabelParameter`].
+pub(crate) fn label(request: &ModelInferRequest) -> Result<String, CallError> {
+    match parameter(request, "label") {
+        None => Ok(String::new()),
+        Some(ParameterChoice::StringParam(label)) => Ok(label.clone()),
+        Some(_) => Err(CallError::LabelParameter),
     }
 }

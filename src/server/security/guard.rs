@@ -38,7 +38,10 @@ fn role(path: &str) -> Option<Role> {
 impl Security {
     /// The setting that switches a call off.
     fn switched_off(&self, path: &str) -> Option<&'static str> {
-        let admin = || path.starts_with("/inference.GRPCInferenceService/RepositoryModel");
+        let admin = || {
+            path == "/flechette.v1.Ctr/SetLabel"
+                || path.starts_with("/inference.GRPCInferenceService/RepositoryModel")
+        };
         if !self.admin && admin() {
             return Some("server.admin");
         }

@@ -39,7 +39,7 @@ pub const IMPORTS: &[(&str, &[&str])] = &[
     ("types", &[]),
     ("mem", &[]),
     ("sync", &[]),
-    ("config", &[]),
+    ("config", &["types"]),
     ("schema", &["types", "mem"]),
     ("metrics", &["schema"]),
     ("predict", &["types", "schema"]),
@@ -90,7 +90,10 @@ pub const CRATE_HOMES: &[(&str, &[&str])] = &[
     ("redis", &["store/remote.rs"]),
     ("anyhow", &["main.rs", "cli/"]),
     ("loom", &["sync.rs"]),
-    ("xxhash_rust", &["schema", "store/", "learnlog/", "rowlog/", "model/", "trace/", "device/cuda/"]),
+    (
+        "xxhash_rust",
+        &["schema", "store/", "learnlog/", "rowlog/", "model/", "trace/", "device/cuda/", "server/traffic"],
+    ),
 ];
 
 /// Files that may contain `unsafe`, given by the beginning of their paths.

@@ -65,7 +65,7 @@ class AsyncClient:
         await self.close()
 
     async def model(self, name: str, *, timeout: float | None = None) -> GetModelResponse:
-        """Describe a model: its inputs, its limits and the version that serves."""
+        """Describe a model: its inputs, its limits, its loaded versions and their labels."""
         return await self._describe(name, self._deadline(timeout))
 
     async def predict(
@@ -74,6 +74,8 @@ class AsyncClient:
         columns: Columns,
         *,
         version: int = 0,
+        label: str = "",
+        request_id: str = "",
         priority: PriorityName = "normal",
         logits: bool = False,
         timeout: float | None = None,
@@ -88,10 +90,8 @@ class AsyncClient:
                 return await self._call(self._stub.Predict, request, deadline)
 
         samples = encode(known, columns)
-        sent = [
-            asyncio.ensure_future(score(r))
-            for r in Ask(model, version, priority, logits).requests(samples, known)
-        ]
+        ask = Ask(model, version, label, request_id, priority, logits)
+        sent = [asyncio.ensure_future(score(request)) for request in ask.requests(samples, known)]
         try:
             return prediction(await asyncio.gather(*sent), columns)
         except (InvalidRequestError, NotFoundError):

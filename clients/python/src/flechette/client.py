@@ -92,7 +92,7 @@ class Client:
         self.close()
 
     def model(self, name: str, *, timeout: float | None = None) -> GetModelResponse:
-        """Describe a model: its inputs, its limits and the version that serves."""
+        """Describe a model: its inputs, its limits, its loaded versions and their labels."""
         return self._describe(name, self._deadline(timeout))
 
     @overload
@@ -102,6 +102,8 @@ class Client:
         columns: pd.DataFrame,
         *,
         version: int = ...,
+        label: str = ...,
+        request_id: str = ...,
         priority: PriorityName = ...,
         logits: bool = ...,
         timeout: float | None = ...,
@@ -114,6 +116,8 @@ class Client:
         columns: Mapping[str, Any],
         *,
         version: int = ...,
+        label: str = ...,
+        request_id: str = ...,
         priority: PriorityName = ...,
         logits: bool = ...,
         timeout: float | None = ...,
@@ -125,6 +129,8 @@ class Client:
         columns: Columns,
         *,
         version: int = 0,
+        label: str = "",
+        request_id: str = "",
         priority: PriorityName = "normal",
         logits: bool = False,
         timeout: float | None = None,
@@ -132,13 +138,15 @@ class Client:
         """Score samples: a column for each input of the model, in a DataFrame or a dictionary of arrays.
 
         More samples than the server accepts at once are sent in several requests. `version` demands a
-        version.
+        version, and `label` the version that a label names, such as `stable`. Calls with the same
+        `request_id` stay at the same side of a canary.
         """
         deadline, responses = self._deadline(timeout), []
+        ask = Ask(model, version, label, request_id, priority, logits)
         sent: deque[tuple[PredictRequest, grpc.Future[PredictResponse]]] = deque()
         with self._known(model, columns, deadline) as (samples, known):
             try:
-                for request in Ask(model, version, priority, logits).requests(samples, known):
+                for request in ask.requests(samples, known):
                     if len(sent) == IN_FLIGHT:
                         responses.append(self._finish(*sent.popleft(), deadline))
                     call = self._stub.Predict.future(
@@ -158,6 +166,8 @@ class Client:
         batches: Iterable[Columns],
         *,
         version: int = 0,
+        label: str = "",
+        request_id: str = "",
         priority: PriorityName = "normal",
         logits: bool = False,
         timeout: float | None = None,
@@ -171,7 +181,7 @@ class Client:
         """
         if not 1 <= window <= WINDOW:
             raise FlechetteError(f"window: expected 1 to {WINDOW}, got {window}")
-        ask, source = Ask(model, version, priority, logits), iter(batches)
+        ask, source = Ask(model, version, label, request_id, priority, logits), iter(batches)
         start = partial(self._stub.PredictStream, metadata=self._metadata)
         with Stream(start, self._retries) as stream:
             while True:

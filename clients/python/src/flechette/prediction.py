@@ -39,8 +39,8 @@ class Prediction(Generic[Values]):
     logits: Values | None
     """If they were asked for: the logit of each sample. Its score is the sigmoid of its logit."""
     versions: tuple[int, ...]
-    """The versions that computed the scores. There are several if the samples took several requests while the
-    server took over a new version."""
+    """The versions that computed the scores. There are several if the samples took several requests, and the
+    server took over a new version meanwhile or shared the requests out among its versions."""
     absent: dict[str, int]
     """For each feature: how many ids were beyond the rows of its table, so that its default was used."""
 
@@ -58,6 +58,8 @@ class Ask:
 
     model: str
     version: int
+    label: str
+    request_id: str
     priority: PriorityName
     logits: bool
 
@@ -66,6 +68,7 @@ class Ask:
 
         def make(begin: int, end: int) -> PredictRequest:
             request = PredictRequest(model=self.model, version=self.version, logits=self.logits)
+            request.label, request.request_id = self.label, self.request_id
             request.priority = PRIORITIES[self.priority]
             return samples.write(begin, end, request)
 

@@ -12,9 +12,9 @@ fn every_method_needs_the_role_that_the_docs_say() {
     let kserve = include_str!("../../../../proto/inference/kserve.proto");
     let mut all = methods("flechette.v1.Ctr", ctr);
     all.extend(methods("inference.GRPCInferenceService", kserve));
-    assert_eq!(all.len(), 15);
+    assert_eq!(all.len(), 16);
     let open = ["ServerLive", "ServerReady", "ModelReady"];
-    let admin = ["RepositoryModelLoad", "RepositoryModelUnload"];
+    let admin = ["SetLabel", "RepositoryModelLoad", "RepositoryModelUnload"];
     for path in &all {
         let method = path.rsplit('/').next().unwrap();
         let expected = match method {

@@ -51,10 +51,12 @@ class PredictRequest(_message.Message):
     TIMEOUT_MS_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     LOGITS_FIELD_NUMBER: _builtins.int
+    LABEL_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Name of the model."""
     version: _builtins.int
-    """The version that must compute the scores. 0 or absent: the version that serves."""
+    """The version that must compute the scores, one of those that are loaded. 0 or absent: see label."""
     samples: _builtins.int
     """Number of samples. Every column must match it."""
     timeout_ms: _builtins.int
@@ -64,6 +66,12 @@ class PredictRequest(_message.Message):
     priority: Global___Priority.ValueType
     logits: _builtins.bool
     """Whether the response has logits."""
+    label: _builtins.str
+    """The label whose version must compute the scores. Without version and label, it is that of stable, or of
+    canary for its share of the requests.
+    """
+    request_id: _builtins.str
+    """Requests with the same id are scored by the same of these two labels, unless the settings name a feature."""
     @_builtins.property
     def dense(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """samples x dense inputs, row-major, raw: the server applies the schema's transforms.
@@ -85,10 +93,12 @@ class PredictRequest(_message.Message):
         timeout_ms: _builtins.int = ...,
         priority: Global___Priority.ValueType = ...,
         logits: _builtins.bool = ...,
+        label: _builtins.str = ...,
+        request_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dense", b"dense", "features", b"features", "logits", b"logits", "model", b"model", "priority", b"priority", "samples", b"samples", "timeout_ms", b"timeout_ms", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dense", b"dense", "features", b"features", "label", b"label", "logits", b"logits", "model", b"model", "priority", b"priority", "request_id", b"request_id", "samples", b"samples", "timeout_ms", b"timeout_ms", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -346,6 +356,8 @@ class GetModelResponse(_message.Message):
     FEATURES_FIELD_NUMBER: _builtins.int
     LIMITS_FIELD_NUMBER: _builtins.int
     MODEL_TOML_FIELD_NUMBER: _builtins.int
+    VERSIONS_FIELD_NUMBER: _builtins.int
+    LABELS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     version: _builtins.int
     architecture: _builtins.str
@@ -357,6 +369,12 @@ class GetModelResponse(_message.Message):
     def features(self) -> _containers.RepeatedCompositeFieldContainer[Global___CategoricalInput]: ...
     @_builtins.property
     def limits(self) -> Global___Limits: ...
+    @_builtins.property
+    def versions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """All loaded versions, ascending. The field version is that of stable."""
+
+    @_builtins.property
+    def labels(self) -> _containers.RepeatedCompositeFieldContainer[Global___Label]: ...
     def __init__(
         self,
         *,
@@ -367,14 +385,96 @@ class GetModelResponse(_message.Message):
         features: _abc.Iterable[Global___CategoricalInput] | None = ...,
         limits: Global___Limits | None = ...,
         model_toml: _builtins.str = ...,
+        versions: _abc.Iterable[_builtins.int] | None = ...,
+        labels: _abc.Iterable[Global___Label] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "dense", b"dense", "features", b"features", "limits", b"limits", "model", b"model", "model_toml", b"model_toml", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "dense", b"dense", "features", b"features", "labels", b"labels", "limits", b"limits", "model", b"model", "model_toml", b"model_toml", "version", b"version", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetModelResponse: _TypeAlias = GetModelResponse  # noqa: Y015
+
+@_typing.final
+class Label(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LABEL_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    LATEST_FIELD_NUMBER: _builtins.int
+    label: _builtins.str
+    version: _builtins.int
+    """The version that it names now. 0 if that version is not loaded."""
+    latest: _builtins.bool
+    """Whether it names the highest good version, also when a new one is published."""
+    def __init__(
+        self,
+        *,
+        label: _builtins.str = ...,
+        version: _builtins.int = ...,
+        latest: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["label", b"label", "latest", b"latest", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Label: _TypeAlias = Label  # noqa: Y015
+
+@_typing.final
+class SetLabelRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    LABEL_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    REMOVE_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    label: _builtins.str
+    """stable, canary or another name."""
+    version: _builtins.int
+    """The version that it names from now on; it is loaded if it is not. 0: the highest good version, also when
+    a new one is published.
+    """
+    remove: _builtins.bool
+    """Forgets the label. If the settings have it, they say again what it names."""
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        label: _builtins.str = ...,
+        version: _builtins.int = ...,
+        remove: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["label", b"label", "model", b"model", "remove", b"remove", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetLabelRequest: _TypeAlias = SetLabelRequest  # noqa: Y015
+
+@_typing.final
+class SetLabelResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    version: _builtins.int
+    """The version that the label names now. 0 if it names none."""
+    def __init__(
+        self,
+        *,
+        version: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetLabelResponse: _TypeAlias = SetLabelResponse  # noqa: Y015
 
 @_typing.final
 class DenseInput(_message.Message):

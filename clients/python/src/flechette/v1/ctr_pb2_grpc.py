@@ -54,6 +54,11 @@ class CtrStub(object):
                 request_serializer=flechette_dot_v1_dot_ctr__pb2.GetModelRequest.SerializeToString,
                 response_deserializer=flechette_dot_v1_dot_ctr__pb2.GetModelResponse.FromString,
                 _registered_method=True)
+        self.SetLabel = channel.unary_unary(
+                '/flechette.v1.Ctr/SetLabel',
+                request_serializer=flechette_dot_v1_dot_ctr__pb2.SetLabelRequest.SerializeToString,
+                response_deserializer=flechette_dot_v1_dot_ctr__pb2.SetLabelResponse.FromString,
+                _registered_method=True)
 
 
 class CtrServicer(object):
@@ -82,7 +87,15 @@ class CtrServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetModel(self, request, context):
-        """Describes a model: its inputs, its limits and the version that serves.
+        """Describes a model: its inputs, its limits, its loaded versions and its labels.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetLabel(self, request, context):
+        """Sets the version that a label of a model names, for the next request and those after it. An administration
+        call.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -110,6 +123,11 @@ def add_CtrServicer_to_server(servicer, server):
                     servicer.GetModel,
                     request_deserializer=flechette_dot_v1_dot_ctr__pb2.GetModelRequest.FromString,
                     response_serializer=flechette_dot_v1_dot_ctr__pb2.GetModelResponse.SerializeToString,
+            ),
+            'SetLabel': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetLabel,
+                    request_deserializer=flechette_dot_v1_dot_ctr__pb2.SetLabelRequest.FromString,
+                    response_serializer=flechette_dot_v1_dot_ctr__pb2.SetLabelResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -220,6 +238,33 @@ class Ctr(object):
             '/flechette.v1.Ctr/GetModel',
             flechette_dot_v1_dot_ctr__pb2.GetModelRequest.SerializeToString,
             flechette_dot_v1_dot_ctr__pb2.GetModelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetLabel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/flechette.v1.Ctr/SetLabel',
+            flechette_dot_v1_dot_ctr__pb2.SetLabelRequest.SerializeToString,
+            flechette_dot_v1_dot_ctr__pb2.SetLabelResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -42,7 +42,11 @@ class CtrStub:
     Learn: _grpc.UnaryUnaryMultiCallable[_ctr_pb2.LearnRequest, _ctr_pb2.LearnResponse]
     """Stores labelled samples, which the model is trained on later. The answer is sent when they are durable."""
     GetModel: _grpc.UnaryUnaryMultiCallable[_ctr_pb2.GetModelRequest, _ctr_pb2.GetModelResponse]
-    """Describes a model: its inputs, its limits and the version that serves."""
+    """Describes a model: its inputs, its limits, its loaded versions and its labels."""
+    SetLabel: _grpc.UnaryUnaryMultiCallable[_ctr_pb2.SetLabelRequest, _ctr_pb2.SetLabelResponse]
+    """Sets the version that a label of a model names, for the next request and those after it. An administration
+    call.
+    """
 
 @_typing.type_check_only
 class CtrAsyncStub(CtrStub):
@@ -56,7 +60,11 @@ class CtrAsyncStub(CtrStub):
     Learn: _aio.UnaryUnaryMultiCallable[_ctr_pb2.LearnRequest, _ctr_pb2.LearnResponse]  # type: ignore[assignment]
     """Stores labelled samples, which the model is trained on later. The answer is sent when they are durable."""
     GetModel: _aio.UnaryUnaryMultiCallable[_ctr_pb2.GetModelRequest, _ctr_pb2.GetModelResponse]  # type: ignore[assignment]
-    """Describes a model: its inputs, its limits and the version that serves."""
+    """Describes a model: its inputs, its limits, its loaded versions and its labels."""
+    SetLabel: _aio.UnaryUnaryMultiCallable[_ctr_pb2.SetLabelRequest, _ctr_pb2.SetLabelResponse]  # type: ignore[assignment]
+    """Sets the version that a label of a model names, for the next request and those after it. An administration
+    call.
+    """
 
 class CtrServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -91,6 +99,16 @@ class CtrServicer(metaclass=_abc_1.ABCMeta):
         request: _ctr_pb2.GetModelRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_ctr_pb2.GetModelResponse, _abc.Awaitable[_ctr_pb2.GetModelResponse]]:
-        """Describes a model: its inputs, its limits and the version that serves."""
+        """Describes a model: its inputs, its limits, its loaded versions and its labels."""
+
+    @_abc_1.abstractmethod
+    def SetLabel(
+        self,
+        request: _ctr_pb2.SetLabelRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_ctr_pb2.SetLabelResponse, _abc.Awaitable[_ctr_pb2.SetLabelResponse]]:
+        """Sets the version that a label of a model names, for the next request and those after it. An administration
+        call.
+        """
 
 def add_CtrServicer_to_server(servicer: CtrServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
