@@ -21,6 +21,7 @@ use metrics::{
 use metrics_exporter_prometheus::{
     BuildError, Matcher, PrometheusBuilder, PrometheusHandle, PrometheusRecorder,
 };
+use metrics_process::Collector;
 
 use crate::schema::{Schema, Table};
 
@@ -102,9 +103,10 @@ const CERTIFICATE_EXPIRY: Spec = Spec(
     "When the server's certificate expires, in seconds since 1970.",
 );
 
-/// All metrics.
-const ALL: [&[Spec]; 12] = [
+/// All metrics, except those of the process, which have the names that Prometheus gives them.
+const ALL: [&[Spec]; 13] = [
     &[REQUESTS, MODEL_VERSION, BUILD_INFO, CERTIFICATE_EXPIRY],
+    ServerMetrics::SPECS,
     BatchMetrics::SPECS,
     SwitchMetrics::SPECS,
     LabelMetrics::SPECS,
@@ -135,6 +137,14 @@ macro_rules! series {
             }
         }
     };
+}
+
+series! {
+    /// Series of the whole server.
+    ServerMetrics:
+    ready: Gauge, "flechette_ready", "1 if /readyz answers 200, otherwise 0.";
+    not_served: Gauge, "flechette_models_not_served",
+        "Models of the directory that could not be loaded; the log and /readyz say why.";
 }
 
 series! {
@@ -286,6 +296,9 @@ series! {
 pub struct Metrics {
     recorder: PrometheusRecorder,
     page: PrometheusHandle,
+    /// Memory, processor time, threads and open files, which are read when the page is requested.
+    process: Collector,
+    pub(crate) server: ServerMetrics,
     /// Calls that did not name a loaded model.
     pub(crate) no_model: Requests,
     models: Mutex<BTreeMap<String, Arc<ModelMetrics>>>,
@@ -414,11 +427,15 @@ impl Metrics {
                 Kind::Differences => recorder.describe_histogram(name, None, help),
             }
         }
+        let process = Collector::default();
+        metrics::with_local_recorder(&recorder, || process.describe());
         let page = recorder.handle();
+        let server = ServerMetrics::new(&recorder, &[]);
         let version = &[("version", env!("CARGO_PKG_VERSION"))];
         Gauge::register(&recorder, BUILD_INFO.0, version).set(1.0);
         let no_model = Requests::new(&recorder, NO_MODEL);
-        Ok(Self { recorder, page, no_model, models: Mutex::default(), trainings: Mutex::default() })
+        let (models, trainings) = <(Mutex<_>, Mutex<_>)>::default();
+        Ok(Self { recorder, page, process, server, no_model, models, trainings })
     }
 
     /// The series of a model. They are registered by the first call; later calls return the same ones.
@@ -484,6 +501,7 @@ impl Metrics {
     /// All metrics in Prometheus's text format.
     #[must_use]
     pub(crate) fn render(&self) -> String {
+        metrics::with_local_recorder(&self.recorder, || self.process.collect());
         self.page.render()
     }
 

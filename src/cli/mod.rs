@@ -15,6 +15,7 @@ pub(crate) mod init;
 pub(crate) mod label;
 pub(crate) mod load;
 pub(crate) mod logging;
+pub(crate) mod man;
 pub(crate) mod plan;
 pub(crate) mod score;
 pub(crate) mod scratchpad;
@@ -73,6 +74,10 @@ enum Command {
     Verify(verify::Args),
     /// Generates data, trains a model on it, serves the model, and scores held-out rows
     Demo(demo::Args),
+    /// Writes manual pages of all commands
+    Man(man::ManArgs),
+    /// Prints a script that completes this command line in a shell
+    Completions(man::CompletionsArgs),
 }
 
 /// Parses the command line of this process. Ends the process on a usage error, `--help` or `--version`.
@@ -128,6 +133,8 @@ pub fn run(cli: Cli) -> anyhow::Result<()> {
         Command::Versions(args) => versions::run(&args),
         Command::Verify(args) => verify::run(&args, &config),
         Command::Demo(args) => demo::run(args),
+        Command::Man(args) => man::man(&args),
+        Command::Completions(args) => man::completions(&args),
         Command::Config(args) => config::run(&args, &flags),
     }
 }

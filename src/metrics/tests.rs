@@ -58,6 +58,10 @@ fn every_metric_is_described() {
         assert!(page.contains(&format!("# HELP {name} {help}")), "{name} in\n{page}");
         assert!(page.contains(&format!("# TYPE {name} ")), "{name} in\n{page}");
     }
+    for name in ["process_cpu_seconds_total", "process_open_fds", "process_max_fds", "process_threads"] {
+        assert!(page.contains(&format!("# HELP {name} ")), "{name} in\n{page}");
+        assert!(page.contains(&format!("\n{name} ")), "{name} in\n{page}");
+    }
     assert!(!page.contains("summary"), "a histogram without buckets:\n{page}");
 }
 

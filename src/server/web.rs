@@ -44,6 +44,9 @@ async fn allowed(State(shared): State<Arc<Shared>>, request: Request, next: Next
 async fn metrics(State(shared): State<Arc<Shared>>) -> impl IntoResponse {
     let kind = [(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")];
     shared.models.all().iter().for_each(|(_, model)| model.main().predict.measure());
+    let server = &shared.metrics.server;
+    server.ready.set(f64::from(shared.ready()));
+    server.not_served.set(shared.not_served.refused().len() as f64);
     (kind, shared.metrics.render())
 }
 
@@ -54,10 +57,8 @@ async fn ready(State(shared): State<Arc<Shared>>) -> impl IntoResponse {
         None => (StatusCode::OK, "ready\n".to_owned()),
         Some(reason) => (StatusCode::SERVICE_UNAVAILABLE, reason + "\n"),
     };
-    for (name, reason) in shared.not_served.all() {
-        if let Reason::Refused(reason) = reason {
-            let _ = writeln!(text, "not served: model {name}: {reason}");
-        }
+    for (name, reason) in shared.not_served.refused() {
+        let _ = writeln!(text, "not served: model {name}: {reason}");
     }
     for (name, model) in shared.models.all() {
         for reason in model.missing() {

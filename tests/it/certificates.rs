@@ -4,6 +4,7 @@ use std::fs;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use flechette::config::TlsConfig;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair, date_time_ymd};
@@ -37,8 +38,18 @@ impl Authority {
 
     /// A certificate for this machine, valid until the end of this year.
     pub fn sign(&self, until: i32) -> Signed {
+        self.signed(|params| params.not_after = date_time_ymd(until, 12, 31))
+    }
+
+    /// A certificate for this machine that will expire soon.
+    pub fn sign_for(&self, time: Duration) -> Signed {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+        self.signed(|params| params.not_after = date_time_ymd(1970, 1, 1) + now + time)
+    }
+
+    fn signed(&self, valid: impl FnOnce(&mut CertificateParams)) -> Signed {
         let mut params = CertificateParams::new(["localhost".to_owned(), "127.0.0.1".to_owned()]).unwrap();
-        params.not_after = date_time_ymd(until, 12, 31);
+        valid(&mut params);
         let key = KeyPair::generate().unwrap();
         let certificate = params.signed_by(&key, &self.0).unwrap().pem();
         Signed { certificate, key: key.serialize_pem() }

@@ -4,6 +4,8 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 #[cfg(target_os = "linux")]
+mod alerts;
+#[cfg(target_os = "linux")]
 mod attacks;
 #[cfg(target_os = "linux")]
 mod cache_memory;
@@ -13,6 +15,8 @@ mod cli_init;
 mod cuda_open;
 #[cfg(all(feature = "cusim", target_os = "linux"))]
 mod cusim_serve;
+#[cfg(target_os = "linux")]
+mod dashboards;
 mod dataset;
 mod demo;
 mod fairness;
@@ -33,11 +37,14 @@ mod mixed_load;
 mod operation;
 #[cfg(target_os = "linux")]
 mod out_of_core;
+mod packaging;
 mod plan;
 mod plan_counts;
 #[cfg(target_os = "linux")]
 mod pretend;
 mod program;
+#[cfg(target_os = "linux")]
+mod prometheus;
 mod python;
 mod python_client;
 mod readme;

@@ -17,7 +17,7 @@ fn commands(page: &str, section: &str) -> String {
 }
 
 /// A port that is free now.
-fn free_port() -> u16 {
+pub fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
