@@ -87,8 +87,8 @@ fn switch(on: bool) -> String {
     if on { "on" } else { "off" }.to_owned()
 }
 
-/// A value of TOML: a number if it is one, otherwise a string. TOML does not have all numbers of the settings:
-/// `007` and `.5` are strings.
+/// A value of TOML: a number if it is one, otherwise a string. TOML does not have all numbers that the
+/// settings have: `007` and `.5` are strings.
 fn quoted(value: &str) -> String {
     let digits = value.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
     match value.parse() {

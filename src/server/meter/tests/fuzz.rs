@@ -61,8 +61,8 @@ fn both<M: Message + Default>(layout: &'static Layout, message: &[u8]) -> (Optio
     (decoded, cost)
 }
 
-/// The message and its cost. The meter refuses no message that can be decoded, except for its size and for two
-/// forms that no client sends.
+/// The message and its cost. The meter refuses no message that can be decoded, except for its size and for
+/// two forms that no client sends.
 fn decoded<M: Message + Default>(layout: &'static Layout, message: &[u8]) -> Option<(M, usize)> {
     let (decoded, cost) = both(layout, message);
     match (decoded?, cost) {
