@@ -87,11 +87,12 @@ fn switch(on: bool) -> String {
     if on { "on" } else { "off" }.to_owned()
 }
 
-/// A value of TOML: a number if it is one, otherwise a string.
+/// A value of TOML: a number if it is one, otherwise a string. TOML does not have all numbers that the
+/// settings have: `007` and `.5` are strings.
 fn quoted(value: &str) -> String {
-    let number = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
-    match value.parse::<f64>() {
-        Ok(parsed) if number(value) && parsed.is_finite() && !value.starts_with('.') => value.to_owned(),
+    let digits = value.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
+    match value.parse() {
+        Ok(toml::Value::Integer(_) | toml::Value::Float(_)) if digits => value.to_owned(),
         _ => toml::Value::String(value.to_owned()).to_string(),
     }
 }

@@ -62,13 +62,18 @@ fn variable_end(setting: &Setting) -> String {
     variable(end(setting)).replacen(PREFIX, "_", 1)
 }
 
+/// Whether a model may have this name. One with a control character could not be printed as a key of TOML.
+fn is_name(model: &str) -> bool {
+    !model.is_empty() && !model.contains(char::is_control)
+}
+
 /// The model and the setting of a full key.
 pub(super) fn of_model(key: &str) -> Option<(&str, &'static Setting)> {
     let rest = key.strip_prefix("models.")?;
     own().find_map(|setting| {
         let model = rest.strip_suffix(end(setting))?.strip_suffix('.')?;
         // Otherwise a key of the model in the table of its batcher would be one of another model.
-        (!model.is_empty() && !model.ends_with(".batcher")).then_some((model, setting))
+        (is_name(model) && !model.ends_with(".batcher")).then_some((model, setting))
     })
 }
 
@@ -90,7 +95,7 @@ pub(super) fn key_of_variable(name: &str) -> Option<String> {
     let rest = name.strip_prefix(VARIABLES)?;
     own().find_map(|setting| {
         let model = rest.strip_suffix(&variable_end(setting))?;
-        (!model.is_empty()).then(|| full_key(model, setting))
+        is_name(model).then(|| full_key(model, setting))
     })
 }
 

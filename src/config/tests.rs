@@ -1,5 +1,7 @@
 //! Layers, defaults and refused values; also generates `docs/settings.md` and compares it with the file.
 
+mod fuzz;
+
 use std::fmt::Write;
 
 use super::layers::{parse_bytes, variable};
@@ -302,6 +304,23 @@ fn a_model_can_have_settings_for_itself() {
         assert!(printed.contains(lines), "{lines}: {printed}");
     }
     assert_eq!(resolve(&Flags::default(), &[], &printed).unwrap(), config);
+}
+
+#[test]
+fn numbers_that_toml_does_not_have_are_printed_as_strings() {
+    let file = layers("[cache]\nfraction = \"00.5\"\n[server]\nmax_samples = \"007\"\nhandshake_seconds = 5");
+    let config = file.clone().config().unwrap();
+    let printed = file.to_toml(&config);
+    assert!(printed.contains("max_samples = \"007\"  # file f:4"), "{printed}");
+    assert_eq!(resolve(&Flags::default(), &[], &printed).unwrap(), config);
+}
+
+#[test]
+fn a_model_whose_name_has_a_control_character_has_no_settings() {
+    let variable = ("FLECHETTE_MODELS_a\u{1}_BATCHER_WORKERS", "2");
+    assert!(refusal(&[variable], "").starts_with("environment: unknown variable FLECHETTE_MODELS_a\u{1}_"));
+    let file = refusal(&[], "[models.\"a\\n\".batcher]\nworkers = 2");
+    assert!(file.starts_with("file :2: unknown key models.a\n.batcher.workers"), "{file}");
 }
 
 #[test]

@@ -6,7 +6,7 @@ use super::{ConfigError, models};
 
 /// Variables that begin like those of settings, and that only tests read.
 const TEST_VARIABLES: &str = "FLECHETTE_TEST_";
-const TEST_DATA: &str = "FLECHETTE_DATA";
+const OF_TESTS: [&str; 2] = ["FLECHETTE_DATA", "FLECHETTE_FUZZ_SECONDS"];
 
 /// The error for a name of the file. `place` is the file with the line.
 pub(crate) fn key(place: String, name: String) -> ConfigError {
@@ -26,7 +26,7 @@ pub(crate) fn section(place: String, name: String) -> ConfigError {
 
 /// The error for an environment variable; `None` if it belongs to something else.
 pub(crate) fn environment_variable(name: &str) -> Option<ConfigError> {
-    if name == TEST_DATA || name.starts_with(TEST_VARIABLES) || is_service_link(name) {
+    if OF_TESTS.contains(&name) || name.starts_with(TEST_VARIABLES) || is_service_link(name) {
         return None;
     }
     let variables = settings::all().map(|setting| variable(setting.key));

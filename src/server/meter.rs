@@ -226,8 +226,12 @@ impl Meter {
             5 => State::Bytes { left: 4, each: 0 },
             _ => return Err(Fault::Malformed("a group, which the protocol does not use")),
         };
-        // A number that is not packed costs one entry of its vector.
         Ok(match self.level().layout.field(field) {
+            // The decoder takes an entry of a map as a message even if its key says that it is a number.
+            Field::Parameter(..) | Field::Flat(..) if key & 7 != 2 => {
+                return Err(Fault::Malformed("an entry of a map that is not a message"));
+            }
+            // A number that is not packed costs one entry of its vector.
             Field::Fixed(each) | Field::Varints(each) if key & 7 != 2 => each,
             _ => 0,
         })

@@ -19,6 +19,9 @@ mod connection;
 mod convert;
 mod ctr;
 mod descriptors;
+#[cfg(test)]
+#[cfg(not(flechette_loom))]
+mod fuzz;
 mod gate;
 mod kserve;
 mod labels;

@@ -118,4 +118,24 @@ mod tests {
             }
         }
     }
+
+    mod fuzz {
+        use super::*;
+        use crate::fuzz::bytes::{Input, mutated};
+        use crate::fuzz::run;
+
+        #[test]
+        fn labels_of_versions() {
+            let models = tempfile::tempdir().unwrap();
+            save(models.path(), "ctr", &labels(3)).unwrap();
+            let seed = std::fs::read(path(models.path(), "ctr")).unwrap();
+            run(mutated([seed], &["latest", "canary", "null", "\"a\": 1,", "[]", "1.5"]), |Input(text)| {
+                std::fs::write(path(models.path(), "ctr"), text).unwrap();
+                let Ok(read) = load(models.path(), "ctr") else { return false };
+                save(models.path(), "ctr", &read).unwrap();
+                assert_eq!(load(models.path(), "ctr").unwrap(), read);
+                true
+            });
+        }
+    }
 }

@@ -3,6 +3,7 @@
 
 pub(crate) mod chain;
 pub(crate) mod footprint;
+pub(crate) mod fuzz;
 mod sample;
 mod writers;
 

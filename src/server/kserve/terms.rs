@@ -9,6 +9,9 @@ use crate::server::inference::ModelInferRequest;
 use crate::server::inference::infer_parameter::ParameterChoice;
 use crate::server::status::CallError;
 
+/// Most characters of a text in an error, before it is shortened.
+const SHOWN: usize = 100;
+
 fn parameter<'a>(request: &'a ModelInferRequest, name: &str) -> Option<&'a ParameterChoice> {
     request.parameters.get(name).and_then(|parameter| parameter.parameter_choice.as_ref())
 }
@@ -37,7 +40,10 @@ pub(crate) fn priority(request: &ModelInferRequest) -> Result<Priority, CallErro
         Some(ParameterChoice::Int64Param(3..) | ParameterChoice::Uint64Param(_)) => Ok(Priority::Low),
         Some(ParameterChoice::Int64Param(number)) => refused(number.to_string()),
         Some(ParameterChoice::BoolParam(value)) => refused(value.to_string()),
-        Some(ParameterChoice::StringParam(text)) => refused(format!("{text:?}")),
+        Some(ParameterChoice::StringParam(text)) => {
+            // The whole text may be many times as long when it is escaped.
+            refused(format!("{:?}", text.chars().take(SHOWN).collect::<String>()))
+        }
         Some(ParameterChoice::DoubleParam(number)) => refused(number.to_string()),
     }
 }

@@ -36,6 +36,8 @@ const LINE_COLUMNS: usize = 110;
 /// The import table: for each module, the paths outside the module that it may name outside tests. A
 /// permission that no file uses is a violation too.
 pub const IMPORTS: &[(&str, &[&str])] = &[
+    // Only for tests.
+    ("fuzz", &[]),
     ("types", &[]),
     ("mem", &[]),
     ("sync", &[]),
@@ -105,6 +107,7 @@ pub const UNSAFE_HOMES: &[&str] = &[
     "cache/slab",
     "cache/epoch",
     "cli/cut_file",
+    "fuzz/memory",
     "store/bytes",
     "rowlog/mapping",
     "mem/prefetch",

@@ -1,3 +1,5 @@
+mod fuzz;
+
 use super::*;
 
 const NAMES: [&str; 2] = ["a", "b"];
