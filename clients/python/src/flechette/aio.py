@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -16,13 +17,13 @@ from flechette.v1.ctr_pb2 import GetModelRequest, GetModelResponse, PredictReque
 from flechette.v1.ctr_pb2_grpc import CtrStub
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable
     from typing import TypeVar
 
     from typing_extensions import Self
 
     from flechette.prediction import PriorityName
-    from flechette.samples import Columns
+    from flechette.samples import Columns, Samples
 
     Answer = TypeVar("Answer")
 
@@ -82,24 +83,20 @@ class AsyncClient:
     ) -> Prediction[Any]:
         """Score samples, as `Client.predict`."""
         deadline = self._deadline(timeout)
-        known = self._models.get(model) or await self._describe(model, deadline)
         in_flight = asyncio.Semaphore(IN_FLIGHT)
 
         async def score(request: PredictRequest) -> PredictResponse:
             async with in_flight:
                 return await self._call(self._stub.Predict, request, deadline)
 
-        samples = encode(known, columns)
         ask = Ask(model, version, label, request_id, priority, logits)
-        sent = [asyncio.ensure_future(score(request)) for request in ask.requests(samples, known)]
-        try:
-            return prediction(await asyncio.gather(*sent), columns)
-        except (InvalidRequestError, NotFoundError):
-            self._models.pop(model, None)
-            raise
-        finally:
-            for one in sent:
-                one.cancel()
+        async with self._known(model, columns, deadline) as (samples, known):
+            sent = [asyncio.ensure_future(score(request)) for request in ask.requests(samples, known)]
+            try:
+                return prediction(await asyncio.gather(*sent), columns)
+            finally:
+                for one in sent:
+                    one.cancel()
 
     async def learn(
         self,
@@ -111,20 +108,32 @@ class AsyncClient:
     ) -> int:
         """Store labelled samples, as `Client.learn`."""
         deadline, learned = self._deadline(timeout), 0
-        known = self._models.get(model) or await self._describe(model, deadline)
-        samples = encode(known, columns)
-        try:
-            for request in learn_requests(model, samples, known, labels_of(columns, labels, samples.count)):
-                answer = await self._call(self._stub.Learn, request, deadline, REFUSED)
-                learned += answer.samples
-        except FlechetteError as error:
-            error.learned = learned
-            self._models.pop(model, None)
-            raise
+        async with self._known(model, columns, deadline) as (samples, known):
+            try:
+                for request in learn_requests(
+                    model, samples, known, labels_of(columns, labels, samples.count)
+                ):
+                    answer = await self._call(self._stub.Learn, request, deadline, REFUSED)
+                    learned += answer.samples
+            except FlechetteError as error:
+                error.learned = learned
+                raise
         return learned
 
     def _deadline(self, timeout: float | None) -> Deadline:
         return Deadline.after(self._timeout if timeout is None else timeout)
+
+    @asynccontextmanager
+    async def _known(
+        self, model: str, columns: Columns, deadline: Deadline
+    ) -> AsyncIterator[tuple[Samples, GetModelResponse]]:
+        """Encode samples, as `Client._known`."""
+        known = self._models.get(model) or await self._describe(model, deadline)
+        try:
+            yield encode(known, columns), known
+        except (InvalidRequestError, NotFoundError):
+            self._models.pop(model, None)
+            raise
 
     async def _describe(self, name: str, deadline: Deadline) -> GetModelResponse:
         model = await self._call(self._stub.GetModel, GetModelRequest(model=name), deadline)

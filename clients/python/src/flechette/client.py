@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, overload
 import grpc
 import numpy as np
 
-from flechette.calls import REFUSED, Connection, Deadline, Retries, options, retried
+from flechette.calls import REFUSED, TRANSIENT, Connection, Deadline, Retries, options, retried
 from flechette.errors import (
     FlechetteError,
     InputError,
@@ -26,14 +26,14 @@ from flechette.v1.ctr_pb2 import (
     GetModelRequest,
     GetModelResponse,
     LearnRequest,
-    LearnResponse,
     PredictRequest,
     PredictResponse,
 )
 from flechette.v1.ctr_pb2_grpc import CtrStub
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from typing import TypeVar
 
     import pandas as pd
     from numpy.typing import NDArray
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from flechette.prediction import PriorityName
     from flechette.samples import Columns
 
+    Answer = TypeVar("Answer")
     FloatArray = NDArray[np.float32]
     FloatSeries = pd.Series[float]
 
@@ -216,7 +217,7 @@ class Client:
                 for request in learn_requests(
                     model, samples, known, labels_of(columns, labels, samples.count)
                 ):
-                    learned += self._learn(request, deadline).samples
+                    learned += self._call(self._stub.Learn, request, deadline, REFUSED).samples
             except FlechetteError as error:
                 error.learned = learned
                 raise
@@ -226,12 +227,7 @@ class Client:
         return Deadline.after(self._timeout if timeout is None else timeout)
 
     def _describe(self, name: str, deadline: Deadline) -> GetModelResponse:
-        request = GetModelRequest(model=name)
-
-        def send(rest: float) -> GetModelResponse:
-            return self._stub.GetModel(request, timeout=rest, metadata=self._metadata)
-
-        self._models[name] = model = retried(send, deadline, self._retries)
+        self._models[name] = model = self._call(self._stub.GetModel, GetModelRequest(model=name), deadline)
         return model
 
     @contextmanager
@@ -255,16 +251,20 @@ class Client:
             return self._again(request, deadline, of_call(error))
 
     def _again(self, request: PredictRequest, deadline: Deadline, failed: ServerError) -> PredictResponse:
-        def send(rest: float) -> PredictResponse:
-            return self._stub.Predict(request, timeout=rest, metadata=self._metadata)
+        return self._call(self._stub.Predict, request, deadline, failed=failed)
 
-        return retried(send, deadline, self._retries, failed=failed)
+    def _call(
+        self,
+        method: Callable[..., Answer],
+        request: object,
+        deadline: Deadline,
+        transient: tuple[type[ServerError], ...] = TRANSIENT,
+        failed: ServerError | None = None,
+    ) -> Answer:
+        def send(rest: float) -> Answer:
+            return method(request, timeout=rest, metadata=self._metadata)
 
-    def _learn(self, request: LearnRequest, deadline: Deadline) -> LearnResponse:
-        def send(rest: float) -> LearnResponse:
-            return self._stub.Learn(request, timeout=rest, metadata=self._metadata)
-
-        return retried(send, deadline, self._retries, REFUSED)
+        return retried(send, deadline, self._retries, transient, failed)
 
 
 def labels_of(columns: Columns, labels: Any, count: int) -> NDArray[np.float32]:
