@@ -29,6 +29,7 @@ impl Layers {
             self.device().err(),
             self.threads().err(),
             self.log_level().err(),
+            self.log_format().err(),
         ];
         problems.extend(sections.into_iter().flatten());
         problems

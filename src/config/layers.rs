@@ -14,8 +14,8 @@ use super::models::{common_key, key_of_variable, of_model};
 use super::security::SWITCH;
 use super::settings::{self, Fallback, SECTIONS};
 use super::{
-    BatcherConfig, ConfigError, DeviceConfig, DeviceKind, Flags, LearnConfig, ServerConfig, Source,
-    TableMemory, ThreadsConfig, TraceConfig, VersionsConfig, unknown,
+    BatcherConfig, ConfigError, DeviceConfig, DeviceKind, Flags, LearnConfig, LogFormat, ServerConfig,
+    Source, TableMemory, ThreadsConfig, TraceConfig, VersionsConfig, unknown,
 };
 
 /// Every environment variable of a setting begins with this.
@@ -259,6 +259,10 @@ impl Layers {
             text.parse::<Targets>().is_ok() && text.split(',').all(|part| directive(part.trim()))
         };
         self.parse("log.level", expected, |text| valid(text).then(|| text.to_owned()))
+    }
+
+    pub(super) fn log_format(&self) -> Result<LogFormat, ConfigError> {
+        self.choice("log.format", &[("text", LogFormat::Text), ("json", LogFormat::Json)])
     }
 
     /// A number of threads; 0 becomes the number of cores.

@@ -103,6 +103,7 @@ pub struct Config {
     pub(crate) device: DeviceConfig,
     pub(crate) threads: ThreadsConfig,
     pub(crate) log_level: String,
+    pub(crate) log_format: LogFormat,
     /// Keys without effect, one sentence each, to be logged.
     pub(crate) warnings: Vec<String>,
 }
@@ -142,6 +143,14 @@ pub struct ServerConfig {
     /// Between SIGTERM and the drain.
     pub drain_delay: Duration,
     pub drain: Duration,
+}
+
+/// How a line of the log is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LogFormat {
+    Text,
+    /// An object with the fields of the event.
+    Json,
 }
 
 /// Where the rows of tables are.
@@ -349,6 +358,7 @@ impl Layers {
             device: self.device()?,
             threads: self.threads()?,
             log_level: self.log_level()?,
+            log_format: self.log_format()?,
             warnings: self.warnings,
         })
     }

@@ -432,7 +432,8 @@ pub(crate) const SECTIONS: &[Section] = &[
                 "device.kind",
                 Text("auto"),
                 "`host`: no GPU. `cuda`: a GPU, or an error. `auto`: a GPU if one is usable, otherwise the \
-                 host, with a warning. `train` and `verify` use the host with `auto`",
+                 host, with a warning if there is a driver of a GPU. `train` and `verify` use the host with \
+                 `auto`",
             )
             .flag("--device"),
             setting(
@@ -454,13 +455,20 @@ pub(crate) const SECTIONS: &[Section] = &[
     Section {
         name: "log",
         about: "What is logged to standard error.",
-        settings: &[setting(
-            "log.level",
-            Text("info"),
-            "`error`, `warn`, `info`, `debug` or `trace`, or directives such as \
-             `warn,flechette::server=debug`",
-        )
-        .reloads()],
+        settings: &[
+            setting(
+                "log.level",
+                Text("info"),
+                "`error`, `warn`, `info`, `debug` (a line for each request) or `trace`, or directives such \
+                 as `warn,flechette::server=debug`. A level alone shows no more than `info` of libraries",
+            )
+            .reloads(),
+            setting(
+                "log.format",
+                Text("text"),
+                "`text` for people; `json` for programs: one object on each line",
+            ),
+        ],
     },
 ];
 

@@ -54,6 +54,10 @@ impl ScoreRequest for PredictRequest {
         }
     }
 
+    fn id(&self) -> &str {
+        &self.request_id
+    }
+
     fn queue(mut self, model: &Model, terms: Terms) -> Result<(Queued, ()), CallError> {
         let ask = Ask {
             version: (self.version != 0).then_some(self.version),

@@ -4,6 +4,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use tracing::Level;
+
 use super::Shared;
 use super::gate::Call;
 use super::model::Model;
@@ -29,6 +31,9 @@ pub(crate) trait ScoreRequest: Sized + Send + 'static {
     fn timeout(&self) -> Option<Duration>;
 
     fn priority(&self) -> Result<Priority, CallError>;
+
+    /// The client's own name of the request, or an empty text.
+    fn id(&self) -> &str;
 
     /// Checks the request and queues its batch.
     fn queue(self, model: &Model, terms: Terms) -> Result<(Queued, Self::Form), CallError>;
@@ -65,7 +70,9 @@ impl<R: ScoreRequest> Pending<R> {
         let due = own.filter(|_| own == deadline);
         let priority = request.priority();
         let terms = Terms { deadline, priority: priority.as_ref().copied().unwrap_or_default() };
-        let mut account = Account::new(model, started, terms);
+        // Only lines at this level have it.
+        let id = if tracing::enabled!(Level::DEBUG) { request.id() } else { "" }.to_owned();
+        let mut account = Account::new(model, started, terms, id);
         let queued = priority.and_then(|_| request.queue(&account.model, terms));
         match &queued {
             Ok((queued, _)) => account.queued(queued),

@@ -83,13 +83,15 @@ pub(crate) struct Account {
     engine: usize,
     started: Instant,
     terms: Terms,
+    /// The client's name of the request, for the log.
+    id: String,
     /// `None` if the request is dropped before its answer.
     code: Option<Code>,
 }
 
 impl Account {
-    pub(crate) fn new(model: Arc<Model>, started: Instant, terms: Terms) -> Self {
-        Self { model, engine: 0, started, terms, code: None }
+    pub(crate) fn new(model: Arc<Model>, started: Instant, terms: Terms, id: String) -> Self {
+        Self { model, engine: 0, started, terms, id, code: None }
     }
 
     /// The request was queued.
@@ -118,5 +120,7 @@ impl Drop for Account {
         let statistics = &metrics.statistics;
         let total = if code == Code::Ok { &statistics.success } else { &statistics.fail };
         total.add(1, took);
+        let (model, id, took_us) = (self.model.name(), &self.id, took.as_micros());
+        tracing::debug!(model, id, ?code, took_us, "request");
     }
 }

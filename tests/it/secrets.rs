@@ -37,7 +37,7 @@ impl Secured {
         let config = format!(
             "[tls]\ncertificate = \"{}\"\nkey = \"{}\"\nclient_ca = \"{}\"\nhttp = \"off\"\n\
              [auth]\npredict = \"{}\"\nadmin = \"{}\"\nmetrics = \"{}\"\n\
-             [server]\nadmin = \"on\"\n[log]\nlevel = \"trace\"\n",
+             [server]\nadmin = \"on\"\n[log]\nlevel = \"trace,flechette=trace\"\n",
             path("server.pem"),
             path("server.key"),
             path("ca.pem"),
@@ -142,7 +142,10 @@ fn no_secret_is_printed_even_at_the_level_trace() {
     let served = secured.serve();
     let mut printed = String::new();
     let mut print = |line: &str| {
-        let output = flechette().env("FLECHETTE_LOG_LEVEL", "trace").args(line.split_whitespace()).output();
+        let output = flechette()
+            .env("FLECHETTE_LOG_LEVEL", "trace,flechette=trace")
+            .args(line.split_whitespace())
+            .output();
         let output = output.unwrap();
         printed += &String::from_utf8(output.stdout).unwrap();
         printed += &String::from_utf8(output.stderr).unwrap();

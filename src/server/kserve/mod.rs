@@ -72,6 +72,10 @@ impl ScoreRequest for ModelInferRequest {
         terms::priority(self)
     }
 
+    fn id(&self) -> &str {
+        &self.id
+    }
+
     fn queue(self, model: &Model, terms: Terms) -> Result<(Queued, Form), CallError> {
         let label = terms::label(&self)?;
         let Self { model_version, id, inputs, outputs, raw_input_contents, .. } = self;
