@@ -7,6 +7,7 @@ use std::process::Command;
 use anyhow::Context;
 
 use super::harness::Sorted;
+use super::harness::program::on_core;
 
 const CONNECTIONS: usize = 4;
 
@@ -35,14 +36,16 @@ impl Load<'_> {
         let (body, log) = (self.dir.join("body"), self.dir.join("answers.log"));
         std::fs::write(&body, message)?;
         let _ = std::fs::remove_file(&log);
-        let mut command = Command::new("taskset");
-        command.args(["-c", "1", "h2load", "-t", "1", "--warm-up-time", "1"]);
+        let mut command = Command::new("h2load");
+        command.args(["-t", "1", "--warm-up-time", "1"]);
         command.args(["-c", &CONNECTIONS.to_string(), "-m", &self.streams.to_string()]);
         command.args(["-D", &self.seconds.to_string()]);
         command.arg("-d").arg(&body).arg("--log-file").arg(&log);
         command.args(["-H", "content-type: application/grpc", "-H", "te: trailers"]);
         command.arg(format!("http://{server}/{method}"));
-        let output = command.output().context("taskset and h2load (Debian: nghttp2-client) are needed")?;
+        let output = on_core(1, &command)
+            .output()
+            .context("taskset and h2load (Debian: nghttp2-client) are needed")?;
         let text = String::from_utf8_lossy(&output.stdout);
         anyhow::ensure!(output.status.success(), "h2load: {text}{}", String::from_utf8_lossy(&output.stderr));
         let times = times(&log, &text)?;

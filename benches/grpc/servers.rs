@@ -25,7 +25,7 @@ use tonic::{Request, Response, Status, Streaming};
 
 use super::client::{Load, Window};
 use super::harness::Options;
-use super::harness::program::{Running, Serving, program};
+use super::harness::program::{Running, Serving, on_core, program};
 use super::messages::{self, Messages, framed};
 
 const NATIVE: &str = "flechette.v1.Ctr/Predict";
@@ -47,18 +47,11 @@ struct Peer {
     address: SocketAddr,
 }
 
-/// The same command on core 0.
-fn on_core_0(command: &Command) -> Command {
-    let mut pinned = Command::new("taskset");
-    pinned.args(["-c", "0"]).arg(command.get_program()).args(command.get_args());
-    pinned
-}
-
 /// This program as a child.
 fn this(kind: &str, flags: &[&str]) -> anyhow::Result<Command> {
     let mut command = Command::new(std::env::current_exe()?);
     command.args(["--serve", kind]).args(flags);
-    Ok(on_core_0(&command))
+    Ok(on_core(0, &command))
 }
 
 impl Peer {
@@ -81,13 +74,13 @@ impl Servers {
     pub fn start(dir: &Path, options: &Options) -> anyhow::Result<Self> {
         let models = dir.join("models").display().to_string();
         let serve = format!("serve --models {models} --grpc 127.0.0.1:0 --http 127.0.0.1:0 --cache-mode off");
-        let Serving { process, grpc, log, .. } = Serving::start(on_core_0(&program(&serve)))?;
+        let Serving { process, grpc, log, .. } = Serving::start(on_core(0, &program(&serve)))?;
         std::thread::spawn(move || log.map_while(Result::ok).for_each(drop));
         let triton = options.value("--triton").map(|python| {
             let script = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/grpc/triton_server.py");
             let mut command = Command::new(python);
             command.args([script, "--models", &models]);
-            Peer::start(on_core_0(&command))
+            Peer::start(on_core(0, &command))
         });
         Ok(Self {
             ours: Peer { _process: process, address: grpc },

@@ -192,13 +192,7 @@ impl EmbeddingStore {
     /// [`OutOfHostMemory`] when an allocation fails.
     pub(crate) fn rows_copied(&self, memory: &dyn HostMemory) -> Result<Self, OutOfHostMemory> {
         let tables = self.tables.iter().map(|table| table.rows_copied(memory)).collect::<Result<_, _>>()?;
-        Ok(Self {
-            version: self.version,
-            tables,
-            links: self.links.clone(),
-            on_disk: false,
-            memory: self.memory,
-        })
+        Ok(self.with_tables(tables))
     }
 
     /// A copy of the rows and the optimizer state in `memory`.
@@ -208,13 +202,12 @@ impl EmbeddingStore {
     #[cfg(test)]
     pub(crate) fn copied(&self, memory: &dyn HostMemory) -> Result<Self, OutOfHostMemory> {
         let tables = self.tables.iter().map(|table| table.copied(memory)).collect::<Result<_, _>>()?;
-        Ok(Self {
-            version: self.version,
-            tables,
-            links: self.links.clone(),
-            on_disk: false,
-            memory: self.memory,
-        })
+        Ok(self.with_tables(tables))
+    }
+
+    /// The same version with copies of its tables.
+    fn with_tables(&self, tables: Vec<Table>) -> Self {
+        Self { version: self.version, tables, links: self.links.clone(), on_disk: false, memory: self.memory }
     }
 
     /// The tables, in the order of the schema.

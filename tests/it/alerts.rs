@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use std::fs;
 use std::net::TcpStream;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::certificates::{Authority, Files};
 use crate::pretend::Machine;
-use crate::program::{Served, Workshop, flechette};
+use crate::program::{Background, Served, Workshop, flechette};
 use crate::prometheus::{Prometheus, RULES, faster, is_installed, promtool, replaced};
 
 const MODEL: &str = "dlrm";
@@ -57,28 +57,11 @@ impl Case {
     }
 }
 
-/// A child process that is killed when dropped.
-pub struct Background(Child);
-
-impl Background {
-    pub fn start(command: &mut Command) -> Self {
-        Self(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap())
-    }
-
-    /// Sends requests with the samples of a file until it is dropped.
-    fn load(served: &Served, file: &str, flags: &str) -> Self {
-        let url = served.url();
-        let line =
-            format!("load --addr {url} --model {MODEL} --format criteo-tsv {file} --seconds 300 {flags}");
-        Self::start(flechette().args(line.split_whitespace()))
-    }
-}
-
-impl Drop for Background {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
+/// Sends requests with the samples of a file until it is dropped.
+fn load(served: &Served, file: &str, flags: &str) -> Background {
+    let url = served.url();
+    let line = format!("load --addr {url} --model {MODEL} --format criteo-tsv {file} --seconds 300 {flags}");
+    Background::start(flechette().args(line.split_whitespace()))
 }
 
 /// A copy of the workshop's models, in another folder of it.
@@ -98,7 +81,7 @@ fn config(workshop: &Workshop, name: &str, text: &str) -> String {
 /// It is scored with, and nothing fails. But no newer data is trained.
 fn well(workshop: &Workshop) -> Case {
     let served = Served::start(&workshop.models, "");
-    let load = Background::load(&served, &workshop.valid, "--batch 1 --rate 5");
+    let load = load(&served, &workshop.valid, "--batch 1 --rate 5");
     Case::new(served, &["FlechetteModelStale"]).keep(load)
 }
 
@@ -127,7 +110,7 @@ fn with_a_damaged_model(workshop: &Workshop) -> Case {
 /// One thread computes for 256 clients.
 fn overloaded(workshop: &Workshop) -> Case {
     let served = Served::start(&workshop.models, "--threads 1");
-    let load = Background::load(&served, &workshop.valid, "--concurrency 256");
+    let load = load(&served, &workshop.valid, "--concurrency 256");
     Case::new(served, &["FlechetteSlow"]).keep(load)
 }
 
@@ -135,7 +118,7 @@ fn overloaded(workshop: &Workshop) -> Case {
 fn narrow(workshop: &Workshop) -> Case {
     let config = config(workshop, "narrow.toml", "[server]\nmax_requests = 1\n");
     let served = Served::start(&workshop.models, &config);
-    let load = Background::load(&served, &workshop.valid, "--batch 1 --concurrency 4");
+    let load = load(&served, &workshop.valid, "--batch 1 --concurrency 4");
     Case::new(served, &["FlechetteShedding"]).keep(load)
 }
 
@@ -152,10 +135,10 @@ fn with_other_ids(workshop: &Workshop) -> Case {
     }
     fs::write(&random, text).unwrap();
     let served = Served::start(&workshop.models, "--cache-mode on --cache-fraction 0.02");
-    let calm = Background::load(&served, &same, "--batch 10 --rate 5");
+    let calm = load(&served, &same, "--batch 10 --rate 5");
     Case::new(served, &["FlechetteHitRateCollapsed"]).then(move |served| {
         drop(calm);
-        Background::load(served, &random, "--batch 20 --rate 5")
+        load(served, &random, "--batch 20 --rate 5")
     })
 }
 

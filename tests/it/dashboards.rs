@@ -8,9 +8,8 @@ use std::path::Path;
 use flechette::schema::preset::ArchKind;
 use serde_json::Value;
 
-use crate::alerts::Background;
 use crate::certificates::{Authority, Files};
-use crate::program::{Served, Workshop, flechette, metrics_page};
+use crate::program::{Background, Served, Workshop, flechette, metrics_page};
 use crate::prometheus::{Prometheus, RULES, is_installed, promtool};
 use crate::switching::wait;
 

@@ -109,13 +109,7 @@ async fn the_overload_of_a_model_refuses_no_calls_of_another_one() {
             (1, Duration::from_millis(100));
     })
     .await;
-    // Shows that a sample takes a fifth of a second.
-    running.model.hold();
-    let slow = running.send(request(1, 0).0);
-    until(async || running.model.begun() == 1).await;
-    sleep(Duration::from_millis(200)).await;
-    running.model.release();
-    slow.await.unwrap().unwrap();
+    running.take_a_fifth_of_a_second().await;
     running.model.hold();
     let waiting: Vec<_> = (0..40).map(|seed| running.send(request(1, seed).0)).collect();
     running.until_metric("flechette_queue_samples{model=\"ads\"} 39").await;

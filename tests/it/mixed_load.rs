@@ -28,7 +28,7 @@ use tonic::{Code, Status};
 
 use crate::attacks::{connect, frame, head_of};
 use crate::kserve::{raw, typed};
-use crate::program::{Served, Workshop, bytes_of};
+use crate::program::{Served, Workshop, bytes_of, seconds};
 use crate::serving::channel;
 use crate::switching::{Answers, MODEL, bits, expected, publish_all_changed, requests, serves, wait};
 
@@ -284,8 +284,7 @@ async fn load_and_unload(load: Load) {
 }
 
 fn run_for() -> Duration {
-    let seconds = std::env::var("FLECHETTE_TEST_MIXED_SECONDS").map_or(10, |text| text.parse().unwrap());
-    Duration::from_secs(seconds)
+    seconds("FLECHETTE_TEST_MIXED_SECONDS", 10)
 }
 
 const SETTINGS: &str = "[server]\nbody_seconds = 1\nwrite_seconds = 1\nhandshake_seconds = 1\n\

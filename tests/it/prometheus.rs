@@ -4,8 +4,9 @@ use std::fs;
 use std::io::Write;
 use std::net::SocketAddr;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 
+use crate::program::Background;
 use crate::readme::free_port;
 use crate::skip::skip;
 use crate::switching::wait;
@@ -14,9 +15,9 @@ use crate::switching::wait;
 pub const CONFIG: &str = include_str!("../../deploy/prometheus/prometheus.yml");
 pub const RULES: &str = include_str!("../../deploy/prometheus/flechette.rules.yml");
 
-/// A running Prometheus, killed when dropped.
+/// A running Prometheus.
 pub struct Prometheus {
-    child: Child,
+    _process: Background,
     url: String,
     _dir: tempfile::TempDir,
 }
@@ -67,15 +68,13 @@ impl Prometheus {
         let config = replaced(&config, "evaluation_interval: 15s", "evaluation_interval: 500ms");
         fs::write(&file, config).unwrap();
         fs::write(dir.path().join("flechette.rules.yml"), rules).unwrap();
-        let child = Command::new("prometheus")
-            .arg(format!("--config.file={}", file.display()))
-            .arg(format!("--storage.tsdb.path={}", dir.path().join("data").display()))
-            .arg(format!("--web.listen-address=127.0.0.1:{port}"))
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
-        let this = Self { child, url: format!("http://127.0.0.1:{port}"), _dir: dir };
+        let process = Background::start(
+            Command::new("prometheus")
+                .arg(format!("--config.file={}", file.display()))
+                .arg(format!("--storage.tsdb.path={}", dir.path().join("data").display()))
+                .arg(format!("--web.listen-address=127.0.0.1:{port}")),
+        );
+        let this = Self { _process: process, url: format!("http://127.0.0.1:{port}"), _dir: dir };
         // Until it listens, a query is an error.
         wait("Prometheus has scraped every server", || {
             this.query("up").is_ok_and(|series| series.len() == servers.len())
@@ -91,13 +90,6 @@ impl Prometheus {
         }
         let series = |line: &str| Some(Series(line.rsplit_once(" => ")?.0.to_owned()));
         Ok(String::from_utf8(output.stdout).unwrap().lines().filter_map(series).collect())
-    }
-}
-
-impl Drop for Prometheus {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 

@@ -242,13 +242,7 @@ async fn a_standing_queue_refuses_requests_and_says_when_to_try_again() {
             (1, Duration::from_millis(100));
     })
     .await;
-    // Shows that a sample takes a fifth of a second.
-    running.model.hold();
-    let slow = running.send(request(1, 0).0);
-    until(async || running.model.begun() == 1).await;
-    sleep(Duration::from_millis(200)).await;
-    running.model.release();
-    slow.await.unwrap().unwrap();
+    running.take_a_fifth_of_a_second().await;
     running.model.hold();
     let waiting: Vec<_> = (1..4)
         .map(|seed| {

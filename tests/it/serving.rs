@@ -138,6 +138,16 @@ impl Running {
         value.unwrap_or_else(|| panic!("no {series}"))
     }
 
+    /// Shows the server that a sample takes a fifth of a second.
+    pub async fn take_a_fifth_of_a_second(&self) {
+        self.model.hold();
+        let slow = self.send(request(1, 0).0);
+        until(async || self.model.begun() == 1).await;
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        self.model.release();
+        slow.await.unwrap().unwrap();
+    }
+
     /// Sends a request in a new task.
     pub fn send(&self, request: PredictRequest) -> JoinHandle<Result<Vec<f32>, tonic::Status>> {
         let mut client = self.client.clone();

@@ -22,7 +22,7 @@ use flechette::server::proto::ctr_client::CtrClient;
 use flechette::types::{Batch, RawBatch};
 use xxhash_rust::xxh3::{xxh3_64_with_seed, xxh3_128};
 
-use crate::program::{Served, Workshop, flechette, highest_version, metrics_page};
+use crate::program::{Served, Workshop, flechette, highest_version, metrics_page, seconds};
 use crate::serving::channel;
 use crate::train_data::signal;
 
@@ -171,8 +171,7 @@ pub fn expected(models: &str, version: u64, batches: &[Batch]) -> Vec<Vec<u32>> 
 
 /// How long versions are published while clients score; more with FLECHETTE_TEST_SECONDS.
 fn published_for() -> Duration {
-    let seconds = std::env::var("FLECHETTE_TEST_SECONDS").map_or(5, |seconds| seconds.parse().unwrap());
-    Duration::from_secs(seconds)
+    seconds("FLECHETTE_TEST_SECONDS", 5)
 }
 
 /// Publishes full versions in which every number changes, until some time has passed.
