@@ -94,7 +94,7 @@ struct Spec(&'static str, Kind, &'static str);
 const REQUESTS: Spec =
     Spec("flechette_requests_total", Kind::Counter, "Calls answered, by model and gRPC status code.");
 const MODEL_VERSION: Spec =
-    Spec("flechette_model_version", Kind::Gauge, "The version of the model that new batches use.");
+    Spec("flechette_serving_version", Kind::Gauge, "The version of the model that new batches use.");
 const BUILD_INFO: Spec =
     Spec("flechette_build_info", Kind::Gauge, "Always 1; the label is the version of the program.");
 const CERTIFICATE_EXPIRY: Spec = Spec(
@@ -176,8 +176,8 @@ series! {
         "Cached rows that a new version changed and that stayed cached, with their new values.";
     dropped: Counter, "flechette_switch_rows_dropped_total",
         "Cached rows that a new version changed and that were removed from the cache.";
-    age_seconds: Gauge, "flechette_model_version_age_seconds", "Time since the served version was loaded.";
-    data_age_seconds: Gauge, "flechette_model_data_age_seconds",
+    age_seconds: Gauge, "flechette_serving_version_age_seconds", "Time since the served version was loaded.";
+    freshness_seconds: Gauge, "flechette_freshness_seconds",
         "Time since the last batch that the served version was trained on; NaN if the version does not say.";
 }
 
@@ -380,7 +380,7 @@ impl ModelMetrics {
         for gauge in sizes.into_iter().chain(memory).chain(tables).chain(others) {
             gauge.set(0.0);
         }
-        self.switches.data_age_seconds.set(f64::NAN);
+        self.switches.freshness_seconds.set(f64::NAN);
     }
 }
 

@@ -358,7 +358,7 @@ impl Predict for Engine {
     fn measure(&self) {
         let current = self.versions.current();
         self.metrics.switches.age_seconds.set(current.loaded.elapsed().as_secs_f64());
-        self.metrics.switches.data_age_seconds.set(data_age(current.trained_unix_ms));
+        self.metrics.switches.freshness_seconds.set(freshness(current.trained_unix_ms));
         let rows = current.store.row_memory();
         self.metrics.store.ram_bytes.set(rows.ram as f64);
         self.metrics.store.mapped_bytes.set(rows.mapped as f64);
@@ -409,7 +409,7 @@ pub(crate) fn read_weights(model: &Model<f32>, opened: &Opened) -> Result<Weight
 }
 
 /// Seconds since a time in milliseconds since 1970; NaN if it is not known. 0 if the clock was set back.
-fn data_age(unix_ms: Option<u64>) -> f64 {
+fn freshness(unix_ms: Option<u64>) -> f64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
     unix_ms.map_or(f64::NAN, |then| now.saturating_sub(then) as f64 / 1e3)
 }

@@ -174,7 +174,7 @@ fn without_descriptors_a_port_waits_and_serves_again_when_there_are_some() {
     assert!(used < Duration::from_millis(300), "{used:?}");
     std::thread::sleep(Duration::from_millis(500));
     drop(waiting);
-    assert_eq!(served.metric("flechette_model_version", &["model=\"ads\""]), 1.0);
+    assert_eq!(served.metric("flechette_serving_version", &["model=\"ads\""]), 1.0);
     served.terminate();
     let (status, log) = served.ended();
     assert!(status.success(), "{log}");

@@ -458,7 +458,7 @@ async fn metrics_count_requests_samples_and_errors() {
         "flechette_queue_seconds_count{model=\"ads\"} 3",
         "flechette_batch_samples_sum{model=\"ads\"} 6",
         "flechette_queue_samples{model=\"ads\"} 0",
-        "flechette_model_version{model=\"ads\"} 7",
+        "flechette_serving_version{model=\"ads\"} 7",
         "flechette_cache_hits_total{model=\"ads\",table=\"users\"} 0",
     ] {
         running.until_metric(line).await;

@@ -46,7 +46,7 @@ pub fn wait(what: &str, happened: impl Fn() -> bool) {
 }
 
 pub fn serves(served: &Served, model: &str, version: u64) -> bool {
-    served.metric("flechette_model_version", &[&format!("model=\"{model}\"")]) == version as f64
+    served.metric("flechette_serving_version", &[&format!("model=\"{model}\"")]) == version as f64
 }
 
 fn counted(served: &Served, what: &str) -> f64 {
@@ -284,7 +284,7 @@ fn a_refused_version_is_reported_once_and_lower_good_ones_are_taken_over() {
     fs::write(&broken, &whole).unwrap();
     wait("the repaired version is taken over", || serves(&served, MODEL, 3));
     let page = metrics_page(served.http);
-    assert!(page.contains("flechette_model_version_age_seconds{model=\"dlrm\"}"), "{page}");
+    assert!(page.contains("flechette_serving_version_age_seconds{model=\"dlrm\"}"), "{page}");
     served.terminate();
     let (_, log) = served.ended();
     let lines: Vec<_> = log.lines().filter(|line| line.contains("version refused")).collect();

@@ -62,7 +62,8 @@ pub(super) enum Field {
     Varints(usize),
     /// Strings that stay slices of the message. Each takes this many bytes of memory besides.
     Slices(usize),
-    /// Messages without repeated fields. Each takes this many bytes of memory besides its encoding.
+    /// Messages without repeated fields. Each takes this many bytes of memory besides its encoding. The meter
+    /// does not parse them, so what is not valid in them is found by the decoder.
     Flat(usize, &'static Limit),
     /// Messages with a layout of their own. Each takes this many bytes of memory besides its fields.
     Messages(usize, &'static Layout, Option<&'static Limit>),
