@@ -23,6 +23,7 @@ use super::add::{Adder, Stamp, stamp, version_folder};
 use super::changes::{Asks, Requested};
 use super::{LoadedModel, Loader};
 use crate::cli::background;
+use crate::cli::train::run::NewVersion;
 use crate::engine::switch::{Changes, NextVersion, Taken};
 use crate::predict::Predict;
 use crate::server::Registry;
@@ -38,7 +39,7 @@ const LONG: Duration = Duration::from_secs(3600);
 /// What the thread is asked to do.
 pub(crate) enum Ask {
     /// To look for a new version of this model, which may be its first one.
-    Look(String),
+    Look(NewVersion),
     /// To load or unload a model.
     Change(Requested),
     /// To use the new interval between two looks at all models.
@@ -148,7 +149,7 @@ impl Watcher {
             let every = self.adder.loader.live.watch();
             let wait = every.map_or(LONG, |every| (last + every).saturating_duration_since(Instant::now()));
             match woken.recv_timeout(wait) {
-                Ok(Ask::Look(name)) => self.look_at_named(&name),
+                Ok(Ask::Look(new)) => self.look_at_named(&new.model),
                 Ok(Ask::Change(requested)) => self.change(requested),
                 Ok(Ask::Interval) => {}
                 Ok(Ask::Stop) => return,
