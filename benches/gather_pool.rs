@@ -7,6 +7,9 @@
 //! output and no bounds checks, and uses the widest vectors of the machine. For f16 and int8 rows, it reads
 //! the same number of bytes and adds them as words, without decoding.
 //!
+//! With `--only memory`, the same code over tables of a version that are in memory (`store.memory = "ram"`),
+//! against the same tables mapped. The files are in the page cache, and every page was touched.
+//!
 //! `--pairs N` (11), `--window-ms N` (200), `--only TEXT`, `--gib N` (2), `--json`.
 
 mod harness;
@@ -14,10 +17,11 @@ mod harness;
 use std::sync::{Mutex, PoisonError};
 
 use flechette::compute::vectorise;
+use flechette::config::TableMemory;
 use flechette::model::{InputRows, Model, Tape};
 use flechette::schema::preset::{ArchKind, SyntheticShape, synthetic};
 use flechette::schema::{Lookup, Schema};
-use flechette::store::{EmbeddingStore, PlainMemory, Table, rows_of};
+use flechette::store::{self, Contents, EmbeddingStore, PlainMemory, Purpose, Table, rows_of};
 use flechette::types::{Batch, Element, Version};
 use harness::{Draw, Options, Report};
 use rayon::prelude::*;
@@ -31,6 +35,9 @@ const ROUND_BYTES: usize = 512 << 20;
 fn main() -> anyhow::Result<()> {
     let options = Options::read(200);
     let gib = options.number("--gib", 2);
+    if options.value("--only").as_deref() == Some("memory") {
+        return compare_memories(&options, gib);
+    }
     let mut report = Report::new("gather_pool", "rows", "a loop that only reads the rows", &options);
     let shapes = Element::ALL.into_iter().flat_map(|element| [16, 32, 128].map(|dim| (element, dim)));
     for (element, dim) in shapes {
@@ -53,6 +60,46 @@ fn main() -> anyhow::Result<()> {
             report.add(setting.clone(), &pairs, (element == Element::F32).then_some(0.7));
         }
     }
+    report.finish();
+    Ok(())
+}
+
+/// Tables in memory against mapped ones.
+fn compare_memories(options: &Options, gib: usize) -> anyhow::Result<()> {
+    let folder = std::env::current_dir()?.join("target/gather_pool");
+    let mut report = Report::new("gather_pool", "rows", "the same tables in mapped files", options);
+    for (dim, hot) in [(16, 1), (16, 10), (32, 1), (32, 10), (128, 1)] {
+        let rows = ((gib << 30) / (Element::F32.row_bytes(dim) * TABLES)) as u64;
+        let shape = SyntheticShape { tables: TABLES, rows, dense: 13, multi_hot: Some(hot as u32) };
+        let schema = synthetic(ArchKind::Dcn, dim, shape);
+        let written = store(rows, dim, Element::F32)?;
+        let tables = written.tables().iter().map(Into::into).collect();
+        let contents = Contents { model_toml: &schema.to_toml(), tables, ..Contents::default() };
+        let _ = std::fs::remove_dir_all(&folder);
+        std::fs::create_dir_all(&folder)?;
+        store::write(&folder, "m", &contents)?;
+        drop(written);
+        let open = |memory| store::open(&folder, "m", Version(1), Purpose::ServeFrom(memory));
+        let (ram, mapped) = (open(TableMemory::Ram)?.store, open(TableMemory::Mapped)?.store);
+        // As the server does, so that no batch waits for a first touch.
+        let pages =
+            mapped.tables().iter().filter_map(Table::as_bytes).flat_map(|bytes| bytes.iter().step_by(4096));
+        std::hint::black_box(pages.map(|&byte| u64::from(byte)).sum::<u64>());
+        let (ram, mapped) = (Bench::new(schema.clone(), &ram, hot), Bench::new(schema, &mapped, hot));
+        for threads in [1, 2] {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build()?;
+            let pairs = pool.install(|| {
+                let mut sides = [&ram, &mapped].map(|side| {
+                    let (mut batches, tapes) = (side.batches.iter().cycle(), Mutex::default());
+                    move || options.rate(|| batches.next().map_or(0, |batch| side.pool(batch, &tapes)))
+                });
+                let [ram, mapped] = &mut sides;
+                options.compare(ram, mapped)
+            });
+            report.add(format!("memory dim {dim} ids {hot} threads {threads}"), &pairs, None);
+        }
+    }
+    std::fs::remove_dir_all(&folder)?;
     report.finish();
     Ok(())
 }

@@ -18,7 +18,7 @@ use std::process::Command;
 use anyhow::Context;
 use serde_json::{Value, json};
 
-use harness::program::{Serving, output, program};
+use harness::program::{Serving, on_core, output, program};
 use harness::{Options, Sorted};
 
 const TABLES: usize = 26;
@@ -50,7 +50,7 @@ fn main() -> anyhow::Result<()> {
     let train = format!("train --format synthetic --batch 128 --models {models} --name m {train}");
     output(program(&train))?;
     let serve = format!("serve --models {models} --grpc 127.0.0.1:0 --http 127.0.0.1:0");
-    let Serving { process: _process, grpc, log, .. } = Serving::start(on_core(0, &serve))?;
+    let Serving { process: _process, grpc, log, .. } = Serving::start(pinned(0, &serve))?;
     std::thread::spawn(move || log.map_while(Result::ok).for_each(drop));
     let load = |flags: &str| load(grpc, (batch, seconds), flags);
     let mut results = BTreeMap::<(usize, usize), Vec<[f64; 3]>>::new();
@@ -97,15 +97,10 @@ struct Loaded {
 }
 
 /// The program with a command line, on one core if `taskset` is there.
-fn on_core(core: usize, line: &str) -> Command {
-    let pinned = Command::new("taskset").arg("-V").output().is_ok_and(|output| output.status.success());
+fn pinned(core: usize, line: &str) -> Command {
+    let there = Command::new("taskset").arg("-V").output().is_ok_and(|output| output.status.success());
     let program = program(line);
-    if !pinned {
-        return program;
-    }
-    let mut command = Command::new("taskset");
-    command.args(["-c", &core.to_string()]).arg(program.get_program()).args(program.get_args());
-    command
+    if there { on_core(core, &program) } else { program }
 }
 
 fn load(grpc: SocketAddr, (batch, seconds): (usize, usize), flags: &str) -> anyhow::Result<Loaded> {
@@ -115,7 +110,7 @@ fn load(grpc: SocketAddr, (batch, seconds): (usize, usize), flags: &str) -> anyh
         2000 * batch
     );
     // It fails if any request fails, but prints its report.
-    let output = on_core(1, &line).output()?;
+    let output = pinned(1, &line).output()?;
     let report: Value = serde_json::from_slice(&output.stdout)
         .with_context(|| format!("{line}: {}", String::from_utf8_lossy(&output.stderr)))?;
     let number = |key: &str| report[key].as_f64().with_context(|| key.to_owned());

@@ -45,6 +45,9 @@ extern crate self as flechette;
 mod fake;
 
 #[cfg(test)]
+mod fuzz;
+
+#[cfg(test)]
 #[path = "../tests/it/skip.rs"]
 mod skip;
 

@@ -14,10 +14,14 @@ mod statistics;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use metrics::{Counter, Gauge, Histogram, Key, KeyName, Label, Level, Metadata, Recorder, Unit};
+use metrics::{
+    Counter, Gauge, Histogram, Key, KeyName, Label, Level, Metadata, NoopRecorder, Recorder, SharedString,
+    Unit,
+};
 use metrics_exporter_prometheus::{
     BuildError, Matcher, PrometheusBuilder, PrometheusHandle, PrometheusRecorder,
 };
+use metrics_process::Collector;
 
 use crate::schema::{Schema, Table};
 
@@ -66,17 +70,22 @@ const SECONDS: &[f64] = &[
 const SAMPLES: &[f64] =
     &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0];
 
+/// Upper bounds of the buckets of differences between two probabilities.
+const DIFFERENCES: &[f64] = &[1e-6, 1e-5, 1e-4, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0];
+
 #[derive(Clone, Copy)]
 enum Kind {
     Counter,
     Gauge,
     Seconds,
     Samples,
+    Differences,
 }
 
 /// The types of the fields, by kind.
 type Seconds = Histogram;
 type Samples = Histogram;
+type Differences = Histogram;
 
 /// One metric's name, kind and help.
 #[derive(Clone, Copy)]
@@ -85,18 +94,27 @@ struct Spec(&'static str, Kind, &'static str);
 const REQUESTS: Spec =
     Spec("flechette_requests_total", Kind::Counter, "Calls answered, by model and gRPC status code.");
 const MODEL_VERSION: Spec =
-    Spec("flechette_model_version", Kind::Gauge, "The version of the model that new batches use.");
+    Spec("flechette_serving_version", Kind::Gauge, "The version of the model that new batches use.");
 const BUILD_INFO: Spec =
     Spec("flechette_build_info", Kind::Gauge, "Always 1; the label is the version of the program.");
+const CERTIFICATE_EXPIRY: Spec = Spec(
+    "flechette_tls_certificate_expiry_seconds",
+    Kind::Gauge,
+    "When the server's certificate expires, in seconds since 1970.",
+);
 
-/// All metrics.
-const ALL: [&[Spec]; 9] = [
-    &[REQUESTS, MODEL_VERSION, BUILD_INFO],
+/// All metrics, except those of the process, which have the names that Prometheus gives them.
+const ALL: [&[Spec]; 13] = [
+    &[REQUESTS, MODEL_VERSION, BUILD_INFO, CERTIFICATE_EXPIRY],
+    ServerMetrics::SPECS,
     BatchMetrics::SPECS,
     SwitchMetrics::SPECS,
+    LabelMetrics::SPECS,
+    ShadowMetrics::SPECS,
     TrainingMetrics::SPECS,
     TraceMetrics::SPECS,
     LearnMetrics::SPECS,
+    StoreMetrics::SPECS,
     CacheMetrics::SPECS,
     DeviceMetrics::SPECS,
     TableMetrics::SPECS,
@@ -114,11 +132,19 @@ macro_rules! series {
         impl $group {
             const SPECS: &'static [Spec] = &[$(Spec($name, Kind::$kind, $help)),+];
 
-            fn new(recorder: &PrometheusRecorder, labels: Labels) -> Self {
+            fn new(recorder: &dyn Recorder, labels: Labels) -> Self {
                 Self { $($field: Series::register(recorder, $name, labels)),+ }
             }
         }
     };
+}
+
+series! {
+    /// Series of the whole server.
+    ServerMetrics:
+    ready: Gauge, "flechette_ready", "1 if /readyz answers 200, otherwise 0.";
+    not_served: Gauge, "flechette_models_not_served",
+        "Models of the directory that could not be loaded; the log and /readyz say why.";
 }
 
 series! {
@@ -150,9 +176,29 @@ series! {
         "Cached rows that a new version changed and that stayed cached, with their new values.";
     dropped: Counter, "flechette_switch_rows_dropped_total",
         "Cached rows that a new version changed and that were removed from the cache.";
-    age_seconds: Gauge, "flechette_model_version_age_seconds", "Time since the served version was loaded.";
-    data_age_seconds: Gauge, "flechette_model_data_age_seconds",
+    age_seconds: Gauge, "flechette_serving_version_age_seconds", "Time since the served version was loaded.";
+    freshness_seconds: Gauge, "flechette_freshness_seconds",
         "Time since the last batch that the served version was trained on; NaN if the version does not say.";
+}
+
+series! {
+    /// Series of a label of a model.
+    LabelMetrics:
+    requests: Counter, "flechette_label_requests_total",
+        "Requests that a label's version scored: because they named the label, or because they named \
+         neither a version nor a label.";
+    version: Gauge, "flechette_label_version", "The version that a label names; 0 if it is not loaded.";
+}
+
+series! {
+    /// Series of the version that scores requests of a model a second time.
+    ShadowMetrics:
+    difference: Differences, "flechette_shadow_difference",
+        "Absolute difference between the probability of a sample and that of the shadow.";
+    largest: Gauge, "flechette_shadow_difference_max", "The largest of these differences.";
+    dropped: Counter, "flechette_shadow_dropped_total",
+        "Requests that the shadow should have scored too, but did not, because its queue was full.";
+    failed: Counter, "flechette_shadow_failed_total", "Requests that the shadow could not score.";
 }
 
 series! {
@@ -194,6 +240,15 @@ series! {
     bytes: Gauge, "flechette_learn_bytes", "Bytes of the log of learned samples now.";
     sync_seconds: Seconds, "flechette_learn_sync_seconds",
         "Time to write and sync the samples of the Learn calls that waited together.";
+}
+
+series! {
+    /// Series of the tables of a model's served version.
+    StoreMetrics:
+    ram_bytes: Gauge, "flechette_store_ram_bytes",
+        "Bytes of the served version's rows in memory of the process (store.memory).";
+    mapped_bytes: Gauge, "flechette_store_mapped_bytes",
+        "Bytes of the served version's rows in mapped files (store.memory).";
 }
 
 series! {
@@ -241,6 +296,9 @@ series! {
 pub struct Metrics {
     recorder: PrometheusRecorder,
     page: PrometheusHandle,
+    /// Memory, processor time, threads and open files, which are read when the page is requested.
+    process: Collector,
+    pub(crate) server: ServerMetrics,
     /// Calls that did not name a loaded model.
     pub(crate) no_model: Requests,
     models: Mutex<BTreeMap<String, Arc<ModelMetrics>>>,
@@ -283,6 +341,7 @@ pub(crate) struct ModelMetrics {
     pub batches: BatchMetrics,
     pub switches: SwitchMetrics,
     pub device: DeviceMetrics,
+    pub store: StoreMetrics,
     pub cache: CacheMetrics,
     pub trace: TraceMetrics,
     pub learn: LearnMetrics,
@@ -293,7 +352,7 @@ pub(crate) struct ModelMetrics {
 }
 
 impl ModelMetrics {
-    fn new(recorder: &PrometheusRecorder, name: &str, schema: &Schema) -> Self {
+    fn new(recorder: &dyn Recorder, name: &str, schema: &Schema) -> Self {
         let model = &[("model", name)];
         let table = |table: &Table| TableMetrics::new(recorder, &[("model", name), ("table", &table.name)]);
         Self {
@@ -302,6 +361,7 @@ impl ModelMetrics {
             batches: BatchMetrics::new(recorder, model),
             switches: SwitchMetrics::new(recorder, model),
             device: DeviceMetrics::new(recorder, model),
+            store: StoreMetrics::new(recorder, model),
             cache: CacheMetrics::new(recorder, model),
             trace: TraceMetrics::new(recorder, model),
             learn: LearnMetrics::new(recorder, model),
@@ -312,14 +372,15 @@ impl ModelMetrics {
 
     /// Sets the gauges of a model that is no longer loaded.
     fn unloaded(&self) {
-        let (cache, device) = (&self.cache, &self.device);
+        let (cache, device, store) = (&self.cache, &self.device, &self.store);
         let sizes = [&cache.used_bytes, &cache.capacity_bytes, &cache.entries, &cache.pointers];
         let memory = [&device.lost, &device.worker_bytes, &device.pinned_bytes];
+        let tables = [&store.ram_bytes, &store.mapped_bytes];
         let others = [&self.version, &self.batches.queue_samples, &self.switches.age_seconds];
-        for gauge in sizes.into_iter().chain(memory).chain(others) {
+        for gauge in sizes.into_iter().chain(memory).chain(tables).chain(others) {
             gauge.set(0.0);
         }
-        self.switches.data_age_seconds.set(f64::NAN);
+        self.switches.freshness_seconds.set(f64::NAN);
     }
 }
 
@@ -327,7 +388,7 @@ impl ModelMetrics {
 pub(crate) struct Requests([Counter; CODES.len()]);
 
 impl Requests {
-    fn new(recorder: &PrometheusRecorder, model: &str) -> Self {
+    fn new(recorder: &dyn Recorder, model: &str) -> Self {
         let counter = |code| Series::register(recorder, REQUESTS.0, &[("model", model), ("code", code)]);
         Self(CODES.map(counter))
     }
@@ -349,6 +410,7 @@ impl Metrics {
             let buckets = match kind {
                 Kind::Seconds => SECONDS,
                 Kind::Samples => SAMPLES,
+                Kind::Differences => DIFFERENCES,
                 Kind::Counter | Kind::Gauge => continue,
             };
             builder = builder.set_buckets_for_metric(Matcher::Full((*name).to_owned()), buckets)?;
@@ -362,13 +424,18 @@ impl Metrics {
                 Kind::Gauge => recorder.describe_gauge(name, None, help),
                 Kind::Seconds => recorder.describe_histogram(name, Some(Unit::Seconds), help),
                 Kind::Samples => recorder.describe_histogram(name, Some(Unit::Count), help),
+                Kind::Differences => recorder.describe_histogram(name, None, help),
             }
         }
+        let process = Collector::default();
+        metrics::with_local_recorder(&recorder, || process.describe());
         let page = recorder.handle();
+        let server = ServerMetrics::new(&recorder, &[]);
         let version = &[("version", env!("CARGO_PKG_VERSION"))];
         Gauge::register(&recorder, BUILD_INFO.0, version).set(1.0);
         let no_model = Requests::new(&recorder, NO_MODEL);
-        Ok(Self { recorder, page, no_model, models: Mutex::default(), trainings: Mutex::default() })
+        let (models, trainings) = <(Mutex<_>, Mutex<_>)>::default();
+        Ok(Self { recorder, page, process, server, no_model, models, trainings })
     }
 
     /// The series of a model. They are registered by the first call; later calls return the same ones.
@@ -376,6 +443,27 @@ impl Metrics {
         let mut models = self.models.lock().unwrap_or_else(PoisonError::into_inner);
         let entry = models.entry(name.to_owned());
         entry.or_insert_with(|| Arc::new(ModelMetrics::new(&self.recorder, name, schema))).clone()
+    }
+
+    /// Metrics of a further engine of a model: the counters and histograms are those of the model, the gauges
+    /// are not shown, and the statistics are its own.
+    pub(crate) fn beside(&self, name: &str, schema: &Schema) -> Arc<ModelMetrics> {
+        Arc::new(ModelMetrics::new(&WithoutGauges(&self.recorder), name, schema))
+    }
+
+    /// Metrics of an engine that are not shown.
+    pub(crate) fn hidden(name: &str, schema: &Schema) -> Arc<ModelMetrics> {
+        Arc::new(ModelMetrics::new(&NoopRecorder, name, schema))
+    }
+
+    /// The series of a label. Later calls return the same ones.
+    pub(crate) fn label(&self, model: &str, label: &str) -> LabelMetrics {
+        LabelMetrics::new(&self.recorder, &[("model", model), ("label", label)])
+    }
+
+    /// The series of the shadow of a model. Later calls return the same ones.
+    pub(crate) fn shadow(&self, model: &str) -> ShadowMetrics {
+        ShadowMetrics::new(&self.recorder, &[("model", model)])
     }
 
     /// Ends the series of a model that was unloaded: its counters stay on the page, and its gauges become 0.
@@ -405,9 +493,15 @@ impl Metrics {
         Some(*training.state.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
+    /// When the server's certificate expires. Without one the page does not have this series.
+    pub(crate) fn certificate_expiry(&self) -> Gauge {
+        Series::register(&self.recorder, CERTIFICATE_EXPIRY.0, &[])
+    }
+
     /// All metrics in Prometheus's text format.
     #[must_use]
     pub(crate) fn render(&self) -> String {
+        metrics::with_local_recorder(&self.recorder, || self.process.collect());
         self.page.render()
     }
 
@@ -421,17 +515,40 @@ impl Metrics {
 /// Names and values.
 type Labels<'a> = &'a [(&'static str, &'a str)];
 
+/// Registers gauges that are not shown, because another engine of the model sets those that are.
+struct WithoutGauges<'r>(&'r PrometheusRecorder);
+
+impl Recorder for WithoutGauges<'_> {
+    fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+
+    fn describe_gauge(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+
+    fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+
+    fn register_counter(&self, key: &Key, metadata: &Metadata<'_>) -> Counter {
+        self.0.register_counter(key, metadata)
+    }
+
+    fn register_gauge(&self, _: &Key, _: &Metadata<'_>) -> Gauge {
+        Gauge::noop()
+    }
+
+    fn register_histogram(&self, key: &Key, metadata: &Metadata<'_>) -> Histogram {
+        self.0.register_histogram(key, metadata)
+    }
+}
+
 static METADATA: Metadata<'static> = Metadata::new(module_path!(), Level::INFO, Some(module_path!()));
 
 /// What registers with the recorder under a name.
 trait Series {
-    fn register(recorder: &PrometheusRecorder, name: &'static str, labels: Labels) -> Self;
+    fn register(recorder: &dyn Recorder, name: &'static str, labels: Labels) -> Self;
 }
 
 macro_rules! registers {
     ($($series:ident: $register:ident),+) => {$(
         impl Series for $series {
-            fn register(recorder: &PrometheusRecorder, name: &'static str, labels: Labels) -> Self {
+            fn register(recorder: &dyn Recorder, name: &'static str, labels: Labels) -> Self {
                 let labels = labels.iter().map(|(name, value)| Label::new(*name, (*value).to_owned()));
                 recorder.$register(&Key::from_parts(name, labels.collect::<Vec<_>>()), &METADATA)
             }

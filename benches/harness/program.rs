@@ -13,6 +13,13 @@ pub fn program(line: &str) -> Command {
     command
 }
 
+/// The same command on one core, by `taskset`.
+pub fn on_core(core: usize, command: &Command) -> Command {
+    let mut pinned = Command::new("taskset");
+    pinned.args(["-c", &core.to_string()]).arg(command.get_program()).args(command.get_args());
+    pinned
+}
+
 /// Runs a command to its end. Returns what it prints.
 pub fn output(mut command: Command) -> anyhow::Result<Vec<u8>> {
     let output = command.output()?;

@@ -161,7 +161,7 @@ fn read_line(line: &str, http: SocketAddr, log: &Mutex<Log>) {
     let version = number(line, "version=").filter(|_| line.contains("version taken over"));
     // The line is written when batches use the version. So the gauge, read now, is the time since the cut.
     let taken = version.and_then(|version| {
-        let data_age_s = sum(&metrics(http).ok()?, "flechette_model_data_age_seconds");
+        let data_age_s = sum(&metrics(http).ok()?, "flechette_freshness_seconds");
         Some(Taken { version: version as u64, data_age_s })
     });
     let mut log = log.lock().unwrap_or_else(PoisonError::into_inner);

@@ -4,7 +4,7 @@ pub struct PredictRequest {
     /// Name of the model.
     #[prost(string, tag = "1")]
     pub model: ::prost::alloc::string::String,
-    /// The version that must compute the scores. 0 or absent: the version that serves.
+    /// The version that must compute the scores, one of those that are loaded. 0 or absent: see label.
     #[prost(uint64, tag = "2")]
     pub version: u64,
     /// Number of samples. Every column must match it.
@@ -17,6 +17,22 @@ pub struct PredictRequest {
     /// One entry for each categorical feature of the schema, in any order.
     #[prost(message, repeated, tag = "5")]
     pub features: ::prost::alloc::vec::Vec<FeatureColumn>,
+    /// The request must be answered within this time of its arrival, and before the deadline of its call. 0: it has
+    /// only the deadline of its call.
+    #[prost(uint32, tag = "6")]
+    pub timeout_ms: u32,
+    #[prost(enumeration = "Priority", tag = "7")]
+    pub priority: i32,
+    /// Whether the response has logits.
+    #[prost(bool, tag = "8")]
+    pub logits: bool,
+    /// The label whose version must compute the scores. Without version and label, it is that of stable, or of
+    /// canary for its share of the requests.
+    #[prost(string, tag = "9")]
+    pub label: ::prost::alloc::string::String,
+    /// Requests with the same id are scored by the same of these two labels, unless the settings name a feature.
+    #[prost(string, tag = "10")]
+    pub request_id: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct FeatureColumn {
@@ -44,6 +60,37 @@ pub struct PredictResponse {
     /// Features without such ids are left out.
     #[prost(message, repeated, tag = "3")]
     pub absent: ::prost::alloc::vec::Vec<AbsentIds>,
+    /// If the request asks for them: the logit of each sample. Its score is the sigmoid of its logit.
+    #[prost(float, repeated, tag = "4")]
+    pub logits: ::prost::alloc::vec::Vec<f32>,
+}
+/// The answer to one request of a stream.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct PredictStreamResponse {
+    #[prost(oneof = "predict_stream_response::Result", tags = "1, 2")]
+    pub result: ::core::option::Option<predict_stream_response::Result>,
+}
+/// Nested message and enum types in `PredictStreamResponse`.
+pub mod predict_stream_response {
+    #[derive(Clone, PartialEq, ::prost::Oneof)]
+    pub enum Result {
+        #[prost(message, tag = "1")]
+        Response(super::PredictResponse),
+        #[prost(message, tag = "2")]
+        Error(super::PredictError),
+    }
+}
+/// What the status of a Predict call has.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PredictError {
+    /// A status code of gRPC.
+    #[prost(int32, tag = "1")]
+    pub code: i32,
+    #[prost(string, tag = "2")]
+    pub message: ::prost::alloc::string::String,
+    /// If the request was refused because of overload: it may be sent again after this time. Otherwise 0.
+    #[prost(uint64, tag = "3")]
+    pub retry_ms: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct AbsentIds {
@@ -102,6 +149,43 @@ pub struct GetModelResponse {
     /// The complete model.toml.
     #[prost(string, tag = "7")]
     pub model_toml: ::prost::alloc::string::String,
+    /// All loaded versions, ascending. The field version is that of stable.
+    #[prost(uint64, repeated, tag = "10")]
+    pub versions: ::prost::alloc::vec::Vec<u64>,
+    #[prost(message, repeated, tag = "11")]
+    pub labels: ::prost::alloc::vec::Vec<Label>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Label {
+    #[prost(string, tag = "1")]
+    pub label: ::prost::alloc::string::String,
+    /// The version that it names now. 0 if that version is not loaded.
+    #[prost(uint64, tag = "2")]
+    pub version: u64,
+    /// Whether it names the highest good version, also when a new one is published.
+    #[prost(bool, tag = "3")]
+    pub latest: bool,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SetLabelRequest {
+    #[prost(string, tag = "1")]
+    pub model: ::prost::alloc::string::String,
+    /// stable, canary or another name.
+    #[prost(string, tag = "2")]
+    pub label: ::prost::alloc::string::String,
+    /// The version that it names from now on; it is loaded if it is not. 0: the highest good version, also when
+    /// a new one is published.
+    #[prost(uint64, tag = "3")]
+    pub version: u64,
+    /// Forgets the label. If the settings have it, they say again what it names.
+    #[prost(bool, tag = "4")]
+    pub remove: bool,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SetLabelResponse {
+    /// The version that the label names now. 0 if it names none.
+    #[prost(uint64, tag = "1")]
+    pub version: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct DenseInput {
@@ -136,6 +220,36 @@ pub struct Limits {
     pub max_samples: u32,
     #[prost(uint64, tag = "2")]
     pub max_bytes: u64,
+}
+/// What is computed first, and refused last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum Priority {
+    Normal = 0,
+    High = 1,
+    Low = 2,
+}
+impl Priority {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Normal => "PRIORITY_NORMAL",
+            Self::High => "PRIORITY_HIGH",
+            Self::Low => "PRIORITY_LOW",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "PRIORITY_NORMAL" => Some(Self::Normal),
+            "PRIORITY_HIGH" => Some(Self::High),
+            "PRIORITY_LOW" => Some(Self::Low),
+            _ => None,
+        }
+    }
 }
 /// Generated client implementations.
 pub mod ctr_client {
@@ -250,6 +364,32 @@ pub mod ctr_client {
             req.extensions_mut().insert(GrpcMethod::new("flechette.v1.Ctr", "Predict"));
             self.inner.unary(req, path, codec).await
         }
+        /// Scores a stream of batches. Answers are in the order of the requests. A request that fails is answered with
+        /// its error, and the stream goes on. A client that does not read its answers is not read from.
+        pub async fn predict_stream(
+            &mut self,
+            request: impl tonic::IntoStreamingRequest<Message = super::PredictRequest>,
+        ) -> std::result::Result<
+            tonic::Response<tonic::codec::Streaming<super::PredictStreamResponse>>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/flechette.v1.Ctr/PredictStream",
+            );
+            let mut req = request.into_streaming_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("flechette.v1.Ctr", "PredictStream"));
+            self.inner.streaming(req, path, codec).await
+        }
         /// Stores labelled samples, which the model is trained on later. The answer is sent when they are durable.
         pub async fn learn(
             &mut self,
@@ -269,7 +409,7 @@ pub mod ctr_client {
             req.extensions_mut().insert(GrpcMethod::new("flechette.v1.Ctr", "Learn"));
             self.inner.unary(req, path, codec).await
         }
-        /// Describes a model: its inputs, its limits and the version that serves.
+        /// Describes a model: its inputs, its limits, its loaded versions and its labels.
         pub async fn get_model(
             &mut self,
             request: impl tonic::IntoRequest<super::GetModelRequest>,
@@ -293,6 +433,31 @@ pub mod ctr_client {
             req.extensions_mut().insert(GrpcMethod::new("flechette.v1.Ctr", "GetModel"));
             self.inner.unary(req, path, codec).await
         }
+        /// Sets the version that a label of a model names, for the next request and those after it. An administration
+        /// call.
+        pub async fn set_label(
+            &mut self,
+            request: impl tonic::IntoRequest<super::SetLabelRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::SetLabelResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/flechette.v1.Ctr/SetLabel",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut().insert(GrpcMethod::new("flechette.v1.Ctr", "SetLabel"));
+            self.inner.unary(req, path, codec).await
+        }
     }
 }
 /// Generated server implementations.
@@ -313,17 +478,41 @@ pub mod ctr_server {
             &self,
             request: tonic::Request<super::PredictRequest>,
         ) -> std::result::Result<tonic::Response<super::PredictResponse>, tonic::Status>;
+        /// Server streaming response type for the PredictStream method.
+        type PredictStreamStream: tonic::codegen::tokio_stream::Stream<
+                Item = std::result::Result<super::PredictStreamResponse, tonic::Status>,
+            >
+            + std::marker::Send
+            + 'static;
+        /// Scores a stream of batches. Answers are in the order of the requests. A request that fails is answered with
+        /// its error, and the stream goes on. A client that does not read its answers is not read from.
+        async fn predict_stream(
+            &self,
+            request: tonic::Request<tonic::Streaming<super::PredictRequest>>,
+        ) -> std::result::Result<
+            tonic::Response<Self::PredictStreamStream>,
+            tonic::Status,
+        >;
         /// Stores labelled samples, which the model is trained on later. The answer is sent when they are durable.
         async fn learn(
             &self,
             request: tonic::Request<super::LearnRequest>,
         ) -> std::result::Result<tonic::Response<super::LearnResponse>, tonic::Status>;
-        /// Describes a model: its inputs, its limits and the version that serves.
+        /// Describes a model: its inputs, its limits, its loaded versions and its labels.
         async fn get_model(
             &self,
             request: tonic::Request<super::GetModelRequest>,
         ) -> std::result::Result<
             tonic::Response<super::GetModelResponse>,
+            tonic::Status,
+        >;
+        /// Sets the version that a label of a model names, for the next request and those after it. An administration
+        /// call.
+        async fn set_label(
+            &self,
+            request: tonic::Request<super::SetLabelRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::SetLabelResponse>,
             tonic::Status,
         >;
     }
@@ -446,6 +635,52 @@ pub mod ctr_server {
                     };
                     Box::pin(fut)
                 }
+                "/flechette.v1.Ctr/PredictStream" => {
+                    #[allow(non_camel_case_types)]
+                    struct PredictStreamSvc<T: Ctr>(pub Arc<T>);
+                    impl<T: Ctr> tonic::server::StreamingService<super::PredictRequest>
+                    for PredictStreamSvc<T> {
+                        type Response = super::PredictStreamResponse;
+                        type ResponseStream = T::PredictStreamStream;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::ResponseStream>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<
+                                tonic::Streaming<super::PredictRequest>,
+                            >,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Ctr>::predict_stream(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = PredictStreamSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.streaming(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
                 "/flechette.v1.Ctr/Learn" => {
                     #[allow(non_camel_case_types)]
                     struct LearnSvc<T: Ctr>(pub Arc<T>);
@@ -517,6 +752,49 @@ pub mod ctr_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = GetModelSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/flechette.v1.Ctr/SetLabel" => {
+                    #[allow(non_camel_case_types)]
+                    struct SetLabelSvc<T: Ctr>(pub Arc<T>);
+                    impl<T: Ctr> tonic::server::UnaryService<super::SetLabelRequest>
+                    for SetLabelSvc<T> {
+                        type Response = super::SetLabelResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::SetLabelRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Ctr>::set_label(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = SetLabelSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

@@ -5,11 +5,12 @@
 //! [`Predict::predict`] and split the answer by sample range. A request costs one lock to queue and one
 //! one-shot channel to answer. A sleeping worker is woken only if no other worker will take the request soon.
 //!
-//! Dropping a ticket cancels its request: it is not computed if no worker has taken it yet. A worker checks
+//! Dropping a ticket cancels its request: it leaves the queue, if no worker has taken it yet. A worker checks
 //! the deadline of a request when it takes it, before any work.
 
 mod overload;
 mod queue;
+mod split;
 mod worker;
 
 use std::future::Future;
@@ -27,7 +28,8 @@ use crate::predict::{Predict, PredictError};
 use crate::types::{Batch, Scores};
 
 pub(crate) use overload::{Computed, TooLate};
-pub(crate) use queue::{Entry, Limits, Next, Queue, Refused, Size, Taken};
+pub(crate) use queue::{Entry, Limits, Next, Priority, Queue, Refused, Size, Taken, Terms, Turn, Turns};
+use split::{Job, Split, Then};
 
 /// Most bytes of a merged batch, so that the 32-bit offsets of [`crate::types::Jagged`] cannot overflow.
 const BATCH_BYTES: usize = 256 << 20;
@@ -49,20 +51,27 @@ pub(crate) enum BatchError {
          of its time until the deadline)", .0.wait.as_millis(), .0.limit.as_millis()
     )]
     Overloaded(TooLate),
+    #[error("batcher: overloaded: requests of a higher priority took the place of this one in the queue")]
+    Displaced,
     #[error("the server is draining, or the model is being unloaded: no more requests are accepted")]
     Closed,
     #[error("deadline passed after {waited_us} us in the queue, before any work")]
     Expired { waited_us: u128 },
     #[error(transparent)]
     Predict(#[from] PredictError),
+    #[error("the version changed {times} times while the parts of the request were computed")]
+    VersionChanged { times: usize },
     /// The model panicked, or returned another number of scores than samples.
     #[error("model failed: {0}")]
     Failed(String),
 }
 
 /// The future answer to one request. Dropping it cancels the request.
-#[derive(Debug)]
-pub(crate) struct Ticket(oneshot::Receiver<Result<Scores, BatchError>>);
+pub(crate) struct Ticket {
+    answer: oneshot::Receiver<Result<Scores, BatchError>>,
+    shared: Arc<Shared>,
+    turns: Turns,
+}
 
 impl Future for Ticket {
     type Output = Result<Scores, BatchError>;
@@ -70,17 +79,21 @@ impl Future for Ticket {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         // The sender is dropped without an answer only by a panic of its worker.
         let failed = |_| Err(BatchError::Failed("panic in its batch".to_owned()));
-        Pin::new(&mut self.0).poll(cx).map(|answer| answer.unwrap_or_else(failed))
+        Pin::new(&mut self.answer).poll(cx).map(|answer| answer.unwrap_or_else(failed))
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        // Also closed after the answer was received.
+        if self.answer.is_terminated() {
+            return;
+        }
+        self.shared.remove(self.turns);
     }
 }
 
 type Reply = oneshot::Sender<Result<Scores, BatchError>>;
-
-/// A queued request.
-struct Job {
-    batch: Batch,
-    reply: Reply,
-}
 
 /// Shared by workers and callers.
 struct Shared {
@@ -119,10 +132,45 @@ impl Shared {
 
     /// Keeps answered batches for their memory, if they are small and there are not too many.
     fn recycle(&self, batches: impl Iterator<Item = Batch>) {
-        let small = batches.filter(|batch| bytes(batch) <= SPARE_BYTES);
+        let small = batches.filter(|batch| Size::of(batch, 0..batch.samples).bytes <= SPARE_BYTES);
         let mut spares = self.spares();
         let room = SPARES.saturating_sub(spares.len());
         spares.extend(small.take(room));
+    }
+
+    /// Answers a request, or continues it if this is one of its parts. Returns the batch for reuse.
+    fn answer(&self, job: Job, outcome: Result<Scores, BatchError>) -> Option<Batch> {
+        let part = match job {
+            Job::Part(part) => part,
+            Job::Whole(batch, reply) => {
+                // If the receiver is gone, the request was cancelled.
+                let _ = reply.send(outcome);
+                return Some(batch);
+            }
+        };
+        match part.finish(outcome) {
+            Then::Nothing => {}
+            Then::Remove(turns) => self.remove(turns),
+            // This worker, or those that it wakes, take them next.
+            Then::Repeat(entries) => {
+                let mut state = self.state();
+                entries.into_iter().for_each(|(turn, entry)| state.queue.push_again(turn, entry));
+            }
+        }
+        None
+    }
+
+    /// Removes the entries of a request from the queue.
+    fn remove(&self, turns: Turns) {
+        let mut state = self.state();
+        let removed = state.queue.remove_all(turns);
+        self.set_queue_samples(&state);
+        drop(state);
+        drop(removed);
+    }
+
+    fn set_queue_samples(&self, state: &State) {
+        self.metrics.batches.queue_samples.set(state.queue.held().samples as f64);
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -185,21 +233,29 @@ impl Batcher {
     /// # Errors
     /// [`BatchError::QueueSamples`], [`BatchError::QueueBytes`], [`BatchError::Overloaded`] or
     /// [`BatchError::Closed`]. The ticket returns all other errors.
-    pub(crate) fn submit(&self, batch: Batch, deadline: Option<Instant>) -> Result<Ticket, BatchError> {
+    pub(crate) fn submit(&self, batch: Batch, terms: Terms) -> Result<Ticket, BatchError> {
         let (reply, answer) = oneshot::channel();
-        let size = Size { samples: batch.samples, bytes: bytes(&batch) };
+        let size = Size::of(&batch, 0..batch.samples);
         let queued = Instant::now();
-        let entry = Entry { size, queued, deadline, item: Job { batch, reply } };
         let mut state = self.shared.state();
-        let limit = state.queue.limits().queue;
-        state.queue.push(entry).map_err(|refused| refusal(refused, limit))?;
-        self.shared.metrics.batches.queue_samples.set(state.queue.held().samples as f64);
+        let Limits { queue: limit, batch: most, .. } = state.queue.limits();
+        let displaced = state.queue.admit(size, queued, terms).map_err(|refused| refusal(refused, limit))?;
+        let turns = if size.samples > most.samples {
+            Split::push(&mut state.queue, Entry { size, queued, terms, item: (batch, reply) }, most.samples)
+        } else {
+            let entry = Entry { size, queued, terms, item: Job::Whole(batch, reply) };
+            Turns { first: state.queue.push(entry), count: 1 }
+        };
+        self.shared.set_queue_samples(&state);
         let wanted = state.wants_a_worker(queued);
         drop(state);
         if wanted {
             self.shared.wake.notify_one();
         }
-        Ok(Ticket(answer))
+        for entry in displaced {
+            self.shared.answer(entry.item, Err(BatchError::Displaced));
+        }
+        Ok(Ticket { answer, shared: self.shared.clone(), turns })
     }
 
     /// Changes the limits of the queue and the longest delay. The most samples of a batch stay, because the
@@ -241,8 +297,11 @@ impl Batcher {
     pub(crate) fn abandon(&self) -> usize {
         self.close();
         let lost: Vec<Entry<Job>> = self.shared.state().queue.clear().collect();
-        let count = lost.len();
-        lost.into_iter().for_each(|entry| worker::answer(entry.item.reply, Err(BatchError::Closed)));
+        let mut count = 0;
+        for entry in lost {
+            count += usize::from(!entry.item.is_over());
+            self.shared.answer(entry.item, Err(BatchError::Closed));
+        }
         count
     }
 }
@@ -264,12 +323,6 @@ fn refusal(refused: Refused, limit: Size) -> BatchError {
             BatchError::QueueBytes { limit: limit.bytes, queued: queued.bytes, size: size.bytes }
         }
     }
-}
-
-/// Bytes of a batch's values and offsets.
-fn bytes(batch: &Batch) -> usize {
-    let columns = batch.features.iter().map(|f| 8 * f.ids.len() + 4 * f.offsets.len());
-    4 * batch.dense.len() + columns.sum::<usize>()
 }
 
 #[cfg(test)]

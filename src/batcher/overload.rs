@@ -6,11 +6,13 @@
 //! the requests before it would take more than a share of the time that its client waits. The share is small,
 //! because the request has aged on its way: in the buffers of the network, which are longest under overload.
 //!
-//! How long the requests before it take follows from the measured time per sample.
+//! How long the requests before it take follows from the measured time per sample. A request waits only for
+//! those of its own priority and of higher ones, so only they count, and only they form its standing queue.
+//! So low priorities are refused first.
 
 use std::time::{Duration, Instant};
 
-use super::queue::Limits;
+use super::queue::{Limits, Priority, Terms};
 
 /// A queue that has not been empty for this long is a standing queue.
 const STANDING: Duration = Duration::from_millis(100);
@@ -41,38 +43,41 @@ pub(crate) struct TooLate {
 #[derive(Debug, Default)]
 pub(crate) struct Overload {
     seconds_per_sample: f64,
-    /// Since when the queue has not been empty.
-    since: Option<Instant>,
+    /// Since when requests of each priority, or of higher ones, have waited without a break.
+    since: [Option<Instant>; 3],
 }
 
 impl Overload {
-    /// Whether a request must be refused that comes now, behind this many samples.
+    /// Whether a request must be refused that comes now, behind this many samples of its priority and of
+    /// higher ones.
     pub(crate) fn refuses(
         &self,
         limits: &Limits,
         now: Instant,
         samples: usize,
-        deadline: Option<Instant>,
+        terms: Terms,
     ) -> Result<(), TooLate> {
-        if self.since.is_none_or(|since| now.saturating_duration_since(since) < STANDING) {
+        let since = self.since[terms.priority as usize];
+        if since.is_none_or(|since| now.saturating_duration_since(since) < STANDING) {
             return Ok(());
         }
         let seconds = samples as f64 * self.seconds_per_sample / limits.workers.max(1) as f64;
         let wait = Duration::from_secs_f64(seconds);
-        let time =
-            deadline.map_or(limits.default_deadline, |deadline| deadline.saturating_duration_since(now));
-        let limit = time / SHARE;
+        let until = |deadline: Instant| deadline.saturating_duration_since(now);
+        let limit = terms.deadline.map_or(limits.default_deadline, until) / SHARE;
         if wait > limit { Err(TooLate { wait, limit }) } else { Ok(()) }
     }
 
     /// A request was queued.
-    pub(crate) fn queued(&mut self, now: Instant) {
-        self.since.get_or_insert(now);
+    pub(crate) fn queued(&mut self, now: Instant, priority: Priority) {
+        for since in &mut self.since[priority as usize..] {
+            since.get_or_insert(now);
+        }
     }
 
-    /// No request waits any more.
-    pub(crate) const fn emptied(&mut self) {
-        self.since = None;
+    /// No request of this priority or of a higher one waits any more.
+    pub(crate) const fn emptied(&mut self, priority: Priority) {
+        self.since[priority as usize] = None;
     }
 
     pub(crate) fn computed(&mut self, Computed { samples, time }: Computed) {

@@ -1,9 +1,10 @@
 //! The batcher through its public interface: which requests are merged, dropped and answered.
 
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::*;
-use crate::fake::{Fake, batcher_config, score, until};
+use crate::fake::{FAIL, Fake, batcher_config, score, until};
 use crate::metrics::Metrics;
 use crate::predict::Description;
 use crate::trainer::initialise;
@@ -17,6 +18,12 @@ fn start(model: &Arc<Fake>, change: impl FnOnce(&mut BatcherConfig)) -> Arc<Batc
     change(&mut config);
     let metrics = Metrics::new().unwrap().model("ads", &model.schema);
     Arc::new(Batcher::start(model.clone(), metrics, &config).unwrap())
+}
+
+const ANY: Terms = Terms { deadline: None, priority: Priority::Normal };
+
+fn until_then(deadline: Instant) -> Terms {
+    Terms { deadline: Some(deadline), ..ANY }
 }
 
 /// A batch that depends on `seed`, with its scores and absent ids. With an odd seed, the ids of `tag` are
@@ -45,13 +52,13 @@ async fn queued_requests_are_one_batch_and_each_gets_its_own_answer() {
     let model = Fake::new();
     let batcher = start(&model, |_| {});
     model.hold();
-    let first = batcher.submit(batch(1, 0).0, None).unwrap();
+    let first = batcher.submit(batch(1, 0).0, ANY).unwrap();
     until(async || model.begun() == 1).await;
     let waiting: Vec<_> = [(2, 1), (5, 2), (3, 3), (1, 4), (4, 5)]
         .into_iter()
         .map(|(samples, seed)| {
             let (batch, scores, absent) = batch(samples, seed);
-            (batcher.submit(batch, None).unwrap(), scores, absent)
+            (batcher.submit(batch, ANY).unwrap(), scores, absent)
         })
         .collect();
     model.release();
@@ -66,20 +73,113 @@ async fn queued_requests_are_one_batch_and_each_gets_its_own_answer() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_batch_keeps_its_limit_and_a_larger_request_is_a_batch_of_its_own() {
+async fn a_batch_keeps_its_limit_and_a_larger_request_is_computed_in_parts() {
     let model = Fake::new();
     let batcher = start(&model, |config| config.max_samples = 6);
     model.hold();
-    let mut tickets = vec![batcher.submit(batch(1, 0).0, None).unwrap()];
+    let first = batcher.submit(batch(1, 0).0, ANY).unwrap();
     until(async || model.begun() == 1).await;
-    for samples in [3, 3, 4, 20, 2] {
-        tickets.push(batcher.submit(batch(samples, 2).0, None).unwrap());
-    }
+    let waiting = [3, 3, 4, 20, 1].map(|samples| {
+        let (batch, scores, absent) = batch(samples, 3);
+        (batcher.submit(batch, ANY).unwrap(), scores, absent)
+    });
     model.release();
-    for ticket in tickets {
-        ticket.await.unwrap();
+    first.await.unwrap();
+    for (ticket, scores, absent) in waiting {
+        let answer = ticket.await.unwrap();
+        assert_eq!((answer.probabilities, answer.absent), (scores, absent));
     }
-    assert_eq!(*model.calls.lock().unwrap(), [1, 6, 4, 20, 2]);
+    // The parts of 20 have 5 samples each.
+    assert_eq!(*model.calls.lock().unwrap(), [1, 6, 4, 5, 5, 5, 6]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn several_workers_compute_the_parts_of_a_request() {
+    let model = Fake::new();
+    let batcher = start(&model, |config| (config.workers, config.max_samples) = (3, 10));
+    model.hold();
+    let (large, scores, absent) = batch(30, 1);
+    let ticket = batcher.submit(large, ANY).unwrap();
+    until(async || model.begun() == 3).await;
+    model.release();
+    let answer = ticket.await.unwrap();
+    assert_eq!((answer.probabilities, answer.absent), (scores, absent));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_first_part_that_fails_ends_its_request() {
+    let model = Fake::new();
+    let batcher = start(&model, |config| config.max_samples = 4);
+    model.hold();
+    let first = batcher.submit(batch(1, 0).0, ANY).unwrap();
+    until(async || model.begun() == 1).await;
+    let mut broken = batch(20, 2).0;
+    broken.dense[0] = FAIL;
+    let failed = batcher.submit(broken, ANY).unwrap();
+    let expired = batcher.submit(batch(20, 2).0, until_then(Instant::now())).unwrap();
+    let dropped = batcher.submit(batch(20, 4).0, ANY).unwrap();
+    let last = batcher.submit(batch(3, 4).0, ANY).unwrap();
+    drop(dropped);
+    model.release();
+    first.await.unwrap();
+    assert!(matches!(failed.await, Err(BatchError::Predict(PredictError::Store(_)))));
+    assert!(matches!(expired.await, Err(BatchError::Expired { .. })));
+    assert_eq!(last.await.unwrap().probabilities, batch(3, 4).1);
+    assert_eq!(*model.calls.lock().unwrap(), [1, 3]);
+}
+
+/// A model whose version changes from call to call as listed.
+struct Changing {
+    model: Arc<Fake>,
+    versions: Mutex<Vec<u64>>,
+}
+
+impl Predict for Changing {
+    fn predict(&self, batch: &Batch) -> Result<Scores, PredictError> {
+        if let Some(version) = self.versions.lock().unwrap().pop() {
+            self.model.version.store(version, Ordering::SeqCst);
+        }
+        self.model.predict(batch)
+    }
+
+    fn describe(&self) -> Description {
+        self.model.describe()
+    }
+
+    fn ready(&self) -> bool {
+        true
+    }
+}
+
+/// The answer to a request in three parts, and the number of calls of a model with these versions.
+async fn answer_in_parts(versions: impl Iterator<Item = u64>) -> (Result<Scores, BatchError>, usize) {
+    let model = Fake::new();
+    let mut versions: Vec<u64> = versions.collect();
+    versions.reverse();
+    let changing = Arc::new(Changing { model: model.clone(), versions: Mutex::new(versions) });
+    let config = BatcherConfig { max_samples: 10, ..batcher_config() };
+    let metrics = Metrics::new().unwrap().model("ads", &model.schema);
+    let batcher = Batcher::start(changing, metrics, &config).unwrap();
+    let answer = batcher.submit(batch(30, 1).0, ANY).unwrap().await;
+    (answer, model.begun())
+}
+
+#[tokio::test]
+async fn parts_of_an_older_version_are_computed_again() {
+    for (versions, calls) in [(vec![7, 7, 7], 3), (vec![7, 7, 8], 5), (vec![7, 8, 8, 9], 6)] {
+        let last = *versions.last().unwrap();
+        let (answer, made) = answer_in_parts(versions.into_iter()).await;
+        let answer = answer.unwrap();
+        assert_eq!((answer.version.0, made), (last, calls));
+        assert_eq!((answer.probabilities, answer.absent), (batch(30, 1).1, batch(30, 1).2));
+    }
+}
+
+#[tokio::test]
+async fn a_request_fails_if_the_version_changes_all_the_time() {
+    let (answer, calls) = answer_in_parts(1..100).await;
+    assert!(matches!(answer, Err(BatchError::VersionChanged { times: 4 })));
+    assert_eq!(calls, 3 + 3 * 2);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -90,9 +190,9 @@ async fn a_second_worker_joins_in_when_the_delay_is_over() {
         config.max_delay = Duration::from_millis(5);
     });
     model.hold();
-    let first = batcher.submit(batch(1, 0).0, None).unwrap();
+    let first = batcher.submit(batch(1, 0).0, ANY).unwrap();
     until(async || model.begun() == 1).await;
-    let second = batcher.submit(batch(2, 0).0, None).unwrap();
+    let second = batcher.submit(batch(2, 0).0, ANY).unwrap();
     until(async || model.begun() == 2).await;
     model.release();
     first.await.unwrap();
@@ -104,17 +204,38 @@ async fn expired_and_dropped_requests_are_not_computed() {
     let model = Fake::new();
     let batcher = start(&model, |_| {});
     model.hold();
-    let first = batcher.submit(batch(1, 0).0, None).unwrap();
+    let first = batcher.submit(batch(1, 0).0, ANY).unwrap();
     until(async || model.begun() == 1).await;
-    let expired = batcher.submit(batch(2, 0).0, Some(Instant::now())).unwrap();
-    drop(batcher.submit(batch(4, 0).0, None).unwrap());
-    let alive_until = Some(Instant::now() + Duration::from_secs(3600));
+    let expired = batcher.submit(batch(2, 0).0, until_then(Instant::now())).unwrap();
+    drop(batcher.submit(batch(4, 0).0, ANY).unwrap());
+    let alive_until = until_then(Instant::now() + Duration::from_secs(3600));
     let alive = batcher.submit(batch(8, 0).0, alive_until).unwrap();
     model.release();
     assert!(first.await.is_ok());
     assert!(alive.await.is_ok());
     assert!(matches!(expired.await, Err(BatchError::Expired { .. })));
     assert_eq!(*model.calls.lock().unwrap(), [1, 8]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn dropped_and_displaced_requests_leave_the_queue_at_once() {
+    let model = Fake::new();
+    let batcher = start(&model, |config| config.queue_samples = 10);
+    model.hold();
+    let first = batcher.submit(batch(1, 0).0, ANY).unwrap();
+    until(async || model.begun() == 1).await;
+    let low = batcher.submit(batch(3, 2).0, Terms { priority: Priority::Low, ..ANY }).unwrap();
+    let before = batcher.submit(batch(1, 4).0, ANY).unwrap();
+    let dropped = batcher.submit(batch(5, 6).0, ANY).unwrap();
+    assert!(batcher.submit(batch(7, 8).0, ANY).is_err());
+    drop(dropped);
+    let last = batcher.submit(batch(8, 8).0, Terms { priority: Priority::High, ..ANY }).unwrap();
+    assert!(matches!(low.await, Err(BatchError::Displaced)));
+    model.release();
+    first.await.unwrap();
+    assert_eq!(last.await.unwrap().probabilities, batch(8, 8).1);
+    assert_eq!(before.await.unwrap().probabilities, batch(1, 4).1);
+    assert_eq!(*model.calls.lock().unwrap(), [1, 9]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -125,15 +246,15 @@ async fn the_queue_is_bounded_in_samples_and_in_bytes() {
         config.queue_bytes = 1000;
     });
     model.hold();
-    let first = batcher.submit(batch(1, 0).0, None).unwrap();
+    let first = batcher.submit(batch(1, 0).0, ANY).unwrap();
     until(async || model.begun() == 1).await;
-    let queued = batcher.submit(batch(4, 0).0, None).unwrap();
-    let refusal = batcher.submit(batch(7, 0).0, None).unwrap_err();
+    let queued = batcher.submit(batch(4, 0).0, ANY).unwrap();
+    let refusal = batcher.submit(batch(7, 0).0, ANY).err().unwrap();
     assert!(matches!(refusal, BatchError::QueueSamples { limit: 10, queued: 4, size: 7 }), "{refusal}");
     let mut long = batch(1, 0).0;
     long.features[1].ids = vec![1; 200];
     long.features[1].offsets = vec![0, 200];
-    let refusal = batcher.submit(long, None).unwrap_err();
+    let refusal = batcher.submit(long, ANY).err().unwrap();
     assert!(matches!(refusal, BatchError::QueueBytes { limit: 1000, .. }), "{refusal}");
     model.release();
     first.await.unwrap();
@@ -148,14 +269,14 @@ async fn new_limits_apply_to_later_requests_and_a_new_delay_to_those_that_wait()
     };
     let batcher = start(&model, long);
     model.hold();
-    let first = batcher.submit(batch(1, 0).0, None).unwrap();
+    let first = batcher.submit(batch(1, 0).0, ANY).unwrap();
     until(async || model.begun() == 1).await;
-    let waiting = batcher.submit(batch(10, 2).0, None).unwrap();
-    assert!(batcher.submit(batch(1, 2).0, None).is_err());
+    let waiting = batcher.submit(batch(10, 2).0, ANY).unwrap();
+    assert!(batcher.submit(batch(1, 2).0, ANY).is_err());
     batcher.set_queue(&BatcherConfig { max_delay: Duration::ZERO, queue_samples: 5, ..batcher_config() });
     // The other worker takes it, although the first batch is not finished.
     until(async || model.begun() == 2).await;
-    let refusal = batcher.submit(batch(6, 2).0, None).unwrap_err();
+    let refusal = batcher.submit(batch(6, 2).0, ANY).err().unwrap();
     assert!(matches!(refusal, BatchError::QueueSamples { limit: 5, queued: 0, size: 6 }), "{refusal}");
     model.release();
     assert_eq!(first.await.unwrap().probabilities.len(), 1);
@@ -167,9 +288,9 @@ async fn a_closed_batcher_answers_queued_requests_and_refuses_new_ones() {
     let model = Fake::new();
     let batcher = start(&model, |config| config.workers = 3);
     model.hold();
-    let tickets: Vec<_> = (0..50).map(|seed| batcher.submit(batch(2, seed).0, None).unwrap()).collect();
+    let tickets: Vec<_> = (0..50).map(|seed| batcher.submit(batch(2, seed).0, ANY).unwrap()).collect();
     batcher.close();
-    assert!(matches!(batcher.submit(batch(1, 0).0, None), Err(BatchError::Closed)));
+    assert!(matches!(batcher.submit(batch(1, 0).0, ANY), Err(BatchError::Closed)));
     let joined = tokio::task::spawn_blocking({
         let batcher = batcher.clone();
         move || batcher.join()
@@ -187,9 +308,9 @@ async fn an_abandoned_batcher_answers_every_queued_request() {
     let model = Fake::new();
     let batcher = start(&model, |_| {});
     model.hold();
-    let first = batcher.submit(batch(1, 0).0, None).unwrap();
+    let first = batcher.submit(batch(1, 0).0, ANY).unwrap();
     until(async || model.begun() == 1).await;
-    let waiting: Vec<_> = (0..5).map(|seed| batcher.submit(batch(1, seed).0, None).unwrap()).collect();
+    let waiting: Vec<_> = (0..5).map(|seed| batcher.submit(batch(1, seed).0, ANY).unwrap()).collect();
     assert_eq!(batcher.abandon(), 5);
     for ticket in waiting {
         assert!(matches!(ticket.await, Err(BatchError::Closed)));
@@ -205,19 +326,19 @@ async fn a_panic_while_requests_are_merged_fails_them_and_the_worker_goes_on() {
     let series = metrics.model("ads", &model.schema);
     let batcher = Batcher::start(model.clone(), series, &batcher_config()).unwrap();
     model.hold();
-    let first = batcher.submit(batch(1, 0).0, None).unwrap();
+    let first = batcher.submit(batch(1, 0).0, ANY).unwrap();
     until(async || model.begun() == 1).await;
     let mut broken = batch(1, 2).0;
-    broken.features[1].offsets.clear();
+    broken.features[0].ids.clear();
     let merged = [batch(2, 1).0, broken, batch(3, 3).0];
-    let tickets = merged.map(|batch| batcher.submit(batch, None).unwrap());
+    let tickets = merged.map(|batch| batcher.submit(batch, ANY).unwrap());
     model.release();
     first.await.unwrap();
     for ticket in tickets {
         assert!(matches!(ticket.await, Err(BatchError::Failed(text)) if text.contains("panic")));
     }
     let (next, scores, _) = batch(4, 5);
-    assert_eq!(batcher.submit(next, None).unwrap().await.unwrap().probabilities, scores);
+    assert_eq!(batcher.submit(next, ANY).unwrap().await.unwrap().probabilities, scores);
     assert!(metrics.render().contains("flechette_batch_panics_total{model=\"ads\"} 1"));
 }
 
@@ -255,7 +376,7 @@ async fn a_score_that_is_not_finite_fails_only_its_request() {
         // Makes the score of the second sample of the second request overflow.
         batches[1].dense[3..6].copy_from_slice(&[f32::MAX, f32::MAX, -f32::MAX]);
         model.calls.lock().unwrap().clear();
-        // Together they fill a batch, so the batcher does not wait for the delay.
+        // Together the three fill a batch, so the batcher does not wait for the delay.
         let config = BatcherConfig {
             max_samples: 9,
             max_delay: Duration::from_secs(60),
@@ -266,13 +387,20 @@ async fn a_score_that_is_not_finite_fails_only_its_request() {
         };
         let metrics = Metrics::new().unwrap().model("ads", &schema);
         let batcher = Arc::new(Batcher::start(model.clone(), metrics, &config).unwrap());
-        let tickets = batches.map(|batch| batcher.submit(batch, None).unwrap());
-        let [first, second, third] = tickets;
+        let calls = model.calls.lock().unwrap();
+        let before = batcher.submit(generate(&schema, 1, 8).0, ANY).unwrap();
+        while batcher.shared.state().queue.held().samples > 0 {
+            std::thread::yield_now();
+        }
+        // The model waits for the lock of its list, so these three are merged.
+        let [first, second, third] = batches.map(|batch| batcher.submit(batch, ANY).unwrap());
+        drop(calls);
+        before.await.unwrap();
         assert_eq!(first.await.unwrap().probabilities, expected[0]);
         let error = second.await.unwrap_err();
         assert!(matches!(error, BatchError::Predict(PredictError::NotFinite { sample: 1 })), "{error}");
         assert!(error.to_string().starts_with("score of sample 1 is not finite"), "{error}");
         assert_eq!(third.await.unwrap().probabilities, expected[1]);
-        assert_eq!(*model.calls.lock().unwrap(), [9, 2, 3, 4]);
+        assert_eq!(*model.calls.lock().unwrap(), [1, 9, 2, 3, 4]);
     }
 }

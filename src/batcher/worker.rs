@@ -1,17 +1,17 @@
 //! A worker thread: takes a batch, merges it, calls the model, splits the answer.
 //!
-//! A batch of one request is computed in place, without a copy. If a merged batch fails, its requests are
-//! computed one by one, so that only the request at fault gets the error. A panic of the model is
-//! handled like a failed batch. After a panic elsewhere the requests without an answer get an error. No panic
-//! ends the worker.
+//! A batch of one whole request is computed in place, without a copy. If a merged batch fails, its requests
+//! are computed one by one, so that only the request at fault gets the error. A panic of the model is handled
+//! like a failed batch. After a panic elsewhere the requests without an answer get an error. No panic ends
+//! the worker.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::PoisonError;
 use std::time::Instant;
 
-use super::{BatchError, Computed, Entry, Job, Next, Reply, Shared, Taken};
-use crate::types::{AbsentId, Batch, Scores};
+use super::{BatchError, Computed, Entry, Job, Next, Shared, Taken};
+use crate::types::{AbsentId, Batch, Jagged, Scores};
 
 /// Computes batches until the queue is closed and empty.
 pub(crate) fn run(shared: &Shared) {
@@ -35,11 +35,10 @@ pub(crate) fn run(shared: &Shared) {
 
 fn handle(shared: &Shared, taken: &mut Taken<Job>, merged: &mut Batch) {
     let now = Instant::now();
-    taken.cancelled.clear();
     for entry in taken.expired.drain(..) {
-        expire(entry, now);
+        expire(shared, entry, now);
     }
-    for entry in &taken.batch {
+    for entry in taken.batch.iter().filter(|entry| entry.item.is_first()) {
         let waited = now.saturating_duration_since(entry.queued);
         shared.metrics.batches.queue_seconds.record(waited);
         shared.metrics.statistics.queue.add(1, waited);
@@ -59,7 +58,7 @@ fn wait_for_batch(shared: &Shared, computed: Option<Computed>, taken: &mut Taken
     }
     loop {
         let now = Instant::now();
-        match state.queue.take(now, |job| job.reply.is_closed(), taken) {
+        match state.queue.take(now, taken) {
             Next::Work => break,
             Next::Stop => {
                 // Wakes the workers that still sleep, so that they stop too.
@@ -79,7 +78,7 @@ fn wait_for_batch(shared: &Shared, computed: Option<Computed>, taken: &mut Taken
             }
         }
     }
-    shared.metrics.batches.queue_samples.set(state.queue.held().samples as f64);
+    shared.set_queue_samples(&state);
     // The remaining entries may form another batch, and their pushes may have woken only this worker.
     let more = state.wants_a_worker(Instant::now());
     drop(state);
@@ -89,44 +88,44 @@ fn wait_for_batch(shared: &Shared, computed: Option<Computed>, taken: &mut Taken
     true
 }
 
-fn expire(entry: Entry<Job>, now: Instant) {
+fn expire(shared: &Shared, entry: Entry<Job>, now: Instant) {
     let waited_us = now.saturating_duration_since(entry.queued).as_micros();
-    answer(entry.item.reply, Err(BatchError::Expired { waited_us }));
-}
-
-pub(crate) fn answer(reply: Reply, result: Result<Scores, BatchError>) {
-    // If the receiver is gone, the request was cancelled.
-    let _ = reply.send(result);
+    shared.answer(entry.item, Err(BatchError::Expired { waited_us }));
 }
 
 /// Answers every entry of a batch and leaves it empty.
 fn compute(shared: &Shared, batch: &mut Vec<Entry<Job>>, merged: &mut Batch) {
     match batch.len() {
         0 => {}
-        1 => compute_one_by_one(shared, batch),
+        1 => compute_one_by_one(shared, batch, merged),
         _ => {
             merge(batch, merged);
-            match predict(shared, merged, batch.len()) {
-                Ok(scores) => shared.recycle(split(batch, &scores).into_iter()),
+            let requests = batch.iter().filter(|entry| entry.item.is_first()).count();
+            match predict(shared, merged, requests) {
+                Ok(scores) => answer_all(shared, batch, &scores),
                 Err(error) => {
-                    let requests = batch.len();
                     tracing::debug!(%error, requests, "batch failed, computing its requests one by one");
-                    compute_one_by_one(shared, batch);
+                    compute_one_by_one(shared, batch, merged);
                 }
             }
         }
     }
 }
 
-fn compute_one_by_one(shared: &Shared, batch: &mut Vec<Entry<Job>>) {
+fn compute_one_by_one(shared: &Shared, batch: &mut Vec<Entry<Job>>, merged: &mut Batch) {
     for entry in batch.drain(..) {
         let now = Instant::now();
-        if entry.deadline.is_some_and(|deadline| deadline <= now) {
-            expire(entry, now);
-        } else if !entry.item.reply.is_closed() {
-            let result = predict(shared, &entry.item.batch, 1);
-            answer(entry.item.reply, result);
-            shared.recycle(std::iter::once(entry.item.batch));
+        if entry.terms.deadline.is_some_and(|deadline| deadline <= now) {
+            expire(shared, entry, now);
+        } else if !entry.item.is_over() {
+            let outcome = match &entry.item {
+                Job::Whole(batch, _) => predict(shared, batch, 1),
+                Job::Part(part) => {
+                    merge(std::slice::from_ref(&entry), merged);
+                    predict(shared, merged, usize::from(part.is_first()))
+                }
+            };
+            shared.recycle(shared.answer(entry.item, outcome).into_iter());
         }
     }
 }
@@ -146,8 +145,10 @@ fn predict(shared: &Shared, batch: &Batch, requests: usize) -> Result<Scores, Ba
             return Err(BatchError::Failed(format!("panic: {}", panic_text(&*panic))));
         }
     };
-    if scores.probabilities.len() != batch.samples {
-        let text = format!("{} scores for {} samples", scores.probabilities.len(), batch.samples);
+    let logits = if batch.logits { batch.samples } else { 0 };
+    if (scores.probabilities.len(), scores.logits.len()) != (batch.samples, logits) {
+        let (got, got_logits) = (scores.probabilities.len(), scores.logits.len());
+        let text = format!("{got} scores and {got_logits} logits for {} samples", batch.samples);
         return Err(BatchError::Failed(text));
     }
     shared.metrics.statistics.computed(requests, batch.samples, took);
@@ -159,20 +160,16 @@ fn panic_text(panic: &(dyn Any + Send)) -> &str {
     text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message")
 }
 
+/// Overwrites `merged` with the samples of all entries.
 fn merge(batch: &[Entry<Job>], merged: &mut Batch) {
-    let columns = batch.first().map_or(0, |entry| entry.item.batch.features.len());
-    if merged.features.len() == columns {
-        merged.clear();
-    } else {
-        *merged = Batch::empty(columns);
-    }
-    for entry in batch {
-        merged.append(&entry.item.batch);
-    }
+    let columns = batch.first().map_or(0, |entry| entry.item.batch().features.len());
+    merged.features.resize_with(columns, Jagged::default);
+    merged.clear();
+    batch.iter().for_each(|entry| entry.item.append_to(merged));
 }
 
-/// Answers each entry with the scores and absent ids of its range of samples. Returns the batches for reuse.
-fn split(batch: &mut Vec<Entry<Job>>, scores: &Scores) -> Vec<Batch> {
+/// Answers each entry with the scores and absent ids of its range of samples.
+fn answer_all(shared: &Shared, batch: &mut Vec<Entry<Job>>, scores: &Scores) {
     let mut spares = Vec::with_capacity(batch.len());
     let mut start = 0;
     let mut absent = scores.absent.as_slice();
@@ -185,11 +182,11 @@ fn split(batch: &mut Vec<Entry<Job>>, scores: &Scores) -> Vec<Batch> {
         let scores = Scores {
             version: scores.version,
             probabilities: scores.probabilities[start..end].to_vec(),
+            logits: if entry.item.batch().logits { scores.logits[start..end].to_vec() } else { Vec::new() },
             absent: own.iter().map(rebased).collect(),
         };
-        answer(entry.item.reply, Ok(scores));
-        spares.push(entry.item.batch);
+        spares.extend(shared.answer(entry.item, Ok(scores)));
         (start, absent) = (end, rest);
     }
-    spares
+    shared.recycle(spares.into_iter());
 }

@@ -14,8 +14,8 @@ pub enum CacheError {
     Option { field: &'static str, expected: &'static str, got: f64 },
     #[error(transparent)]
     Key(#[from] KeyError),
-    #[error("version {got}: expected one newer than {current}")]
-    Version { got: Version, current: Version },
+    #[error("version {0}: expected another one than the current version")]
+    Version(Version),
     #[error("host rows of version {got}: expected the current version {current}")]
     NotCurrent { got: Version, current: Version },
     #[error("cache.bytes: cannot allocate {bytes} bytes: {source}")]

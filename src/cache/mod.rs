@@ -219,8 +219,7 @@ impl FlatCache {
     /// that has a pin. Concurrent switches wait for each other.
     ///
     /// # Errors
-    /// When the version is not newer than the current one, or a row's table, id or length is wrong. Then
-    /// nothing changes.
+    /// When the version is the current one, or a row's table, id or length is wrong. Then nothing changes.
     pub(crate) fn switch<'c, 'r, C>(
         &'c self,
         version: Version,

@@ -137,9 +137,8 @@ impl Shared {
         C: IntoIterator<Item: Into<NewRow<'r>>>,
     {
         let _one_at_a_time = self.switching.lock().unwrap_or_else(PoisonError::into_inner);
-        let current = self.current.read().version;
-        if version <= current {
-            return Err(CacheError::Version { got: version, current });
+        if version == self.current.read().version {
+            return Err(CacheError::Version(version));
         }
         let _paused = self.pause_admission();
         self.epochs.wait_for_earlier();

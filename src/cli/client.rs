@@ -1,8 +1,11 @@
-//! The client of the native gRPC interface, for `score` and `load`.
+//! The client of the native gRPC interface, for `score` and `load`, and the connection of `label`.
 //!
 //! A [`Client`] gets a model's schema from the server, and reads from a data file the columns that the schema
 //! names. Values are sent as they are in the file, because the server hashes and transforms them
 //! ([`request`]). Messages are encoded before they are sent, so that repeating a request copies nothing.
+//! `connect` has the flags of the connection.
+
+mod connect;
 
 use std::path::Path;
 use std::time::Duration;
@@ -12,9 +15,8 @@ use prost::Message;
 use prost::bytes::{Buf, BufMut, Bytes};
 use tonic::client::Grpc;
 use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
-use tonic::codegen::http::Uri;
 use tonic::codegen::http::uri::PathAndQuery;
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::Channel;
 use tonic::{Code, Request, Status};
 
 use crate::cli::{InputError, error_line};
@@ -24,13 +26,13 @@ use crate::schema::Schema;
 use crate::server::proto::ctr_client::CtrClient;
 use crate::server::proto::{FeatureColumn, GetModelRequest, PredictRequest, PredictResponse};
 use crate::types::{RawBatch, RawFeature, RawValues};
+pub(crate) use connect::{Connect, Token};
 
 /// Flags that name a served model, and the form of the data for it.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Target {
-    /// Address of the server
-    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8001")]
-    pub addr: String,
+    #[command(flatten)]
+    server: Connect,
     /// Name of the model
     #[arg(long, value_name = "NAME")]
     pub model: String,
@@ -45,6 +47,7 @@ pub(crate) struct Target {
 #[derive(Clone)]
 pub(crate) struct Client {
     channel: Channel,
+    token: Option<Token>,
     model: String,
     schema: Schema,
     /// Most samples of a request.
@@ -53,10 +56,9 @@ pub(crate) struct Client {
     max_bytes: usize,
 }
 
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 const DESCRIBE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Most bytes of an answer. A score takes 4 bytes, and the size of a schema is limited.
-const ANSWER_BYTES: usize = 64 << 20;
+pub(crate) const ANSWER_BYTES: usize = 64 << 20;
 
 impl Client {
     /// Connects to a server and gets the description of a model.
@@ -64,20 +66,24 @@ impl Client {
     /// # Errors
     /// When the address is wrong, the server cannot be reached, or it does not serve the model.
     pub(crate) async fn connect(target: &Target) -> anyhow::Result<Self> {
-        let channel = connect(&target.addr).await?;
+        let token = target.server.token()?;
+        let channel = target.server.channel().await?;
+        let addr = &target.server.addr;
         let mut ctr = CtrClient::new(channel.clone()).max_decoding_message_size(ANSWER_BYTES);
         let mut request = Request::new(GetModelRequest { model: target.model.clone() });
         request.set_timeout(DESCRIBE_TIMEOUT);
+        token.iter().for_each(|token| token.add_to(&mut request));
         let answer = ctr.get_model(request).await.map_err(|status| match status.code() {
             Code::NotFound => InputError(anyhow!("{}", status.message()).context("--model")).into(),
-            _ => anyhow!("{}: {}", target.addr, status_text(&status)),
+            _ => anyhow!("{addr}: {}", status_text(&status)),
         })?;
         let answer = answer.into_inner();
         let schema = Schema::parse(&answer.model_toml)
-            .map_err(|error| anyhow!("{}: the server's schema: {error}", target.addr))?;
+            .map_err(|error| anyhow!("{addr}: the server's schema: {error}"))?;
         let limits = answer.limits.unwrap_or_default();
         Ok(Self {
             channel,
+            token,
             model: target.model.clone(),
             schema,
             max_samples: limits.max_samples as usize,
@@ -90,7 +96,7 @@ impl Client {
     /// # Errors
     /// When the server cannot be reached.
     pub(crate) async fn connect_again(&self, target: &Target) -> anyhow::Result<Self> {
-        Ok(Self { channel: connect(&target.addr).await?, ..self.clone() })
+        Ok(Self { channel: target.server.channel().await?, ..self.clone() })
     }
 
     /// Scores one encoded request. The request carries the timeout, and the server computes no answer after
@@ -103,6 +109,7 @@ impl Client {
         grpc.ready().await.map_err(|error| Status::unavailable(error_line(&error)))?;
         let mut request = Request::new(request);
         request.set_timeout(timeout);
+        self.token.iter().for_each(|token| token.add_to(&mut request));
         let path = PathAndQuery::from_static("/flechette.v1.Ctr/Predict");
         Ok(grpc.unary(request, path, EncodedCodec).await?.into_inner())
     }
@@ -131,12 +138,12 @@ impl Client {
         }
     }
 
-    /// Encodes samples as a request.
+    /// Encodes samples as a request for scores, and for logits if they are wanted.
     ///
     /// # Errors
     /// When the message is larger than the server accepts.
-    pub(crate) fn encode(&self, raw: &RawBatch) -> Result<Bytes, InputError> {
-        let message = request(&self.model, &self.schema, raw).encode_to_vec();
+    pub(crate) fn encode(&self, raw: &RawBatch, logits: bool) -> Result<Bytes, InputError> {
+        let message = PredictRequest { logits, ..request(&self.model, &self.schema, raw) }.encode_to_vec();
         if message.len() > self.max_bytes {
             let (samples, got, limit) = (raw.samples, message.len(), self.max_bytes);
             return Err(InputError(anyhow!(
@@ -153,10 +160,10 @@ pub fn request(model: &str, schema: &Schema, raw: &RawBatch) -> PredictRequest {
     let named = schema.features.iter().zip(&raw.features);
     PredictRequest {
         model: model.to_owned(),
-        version: 0,
         samples: raw.samples as u32,
         dense: raw.dense.clone(),
         features: named.map(|(feature, column)| feature_column(&feature.name, column)).collect(),
+        ..PredictRequest::default()
     }
 }
 
@@ -179,16 +186,6 @@ fn feature_column(name: &str, column: &RawFeature) -> FeatureColumn {
         }
     }
     message
-}
-
-async fn connect(addr: &str) -> anyhow::Result<Channel> {
-    let wrong = || InputError(anyhow!("--addr: expected http://HOST:PORT, got {addr:?}"));
-    let uri: Uri = addr.parse().map_err(|_| wrong())?;
-    if uri.scheme_str() != Some("http") || uri.host().is_none_or(str::is_empty) {
-        return Err(wrong().into());
-    }
-    let endpoint = Endpoint::from(uri).connect_timeout(CONNECT_TIMEOUT).tcp_nodelay(true);
-    endpoint.connect().await.map_err(|error| anyhow!("{addr}: cannot connect: {}", error_line(&error)))
 }
 
 /// The code and the message of a status.

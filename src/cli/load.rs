@@ -135,7 +135,7 @@ fn read(args: &Args, client: &Client, batch: usize) -> anyhow::Result<Vec<Bytes>
             break;
         }
         if samples == batch {
-            let request = client.encode(&raw)?;
+            let request = client.encode(&raw, false)?;
             bytes += request.len();
             requests.push(request);
         }

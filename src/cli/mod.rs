@@ -7,11 +7,15 @@
 pub(crate) mod background;
 pub mod client;
 pub(crate) mod config;
+#[cfg(target_os = "linux")]
+pub(crate) mod cut_file;
 pub(crate) mod demo;
 pub(crate) mod flags;
 pub(crate) mod init;
+pub(crate) mod label;
 pub(crate) mod load;
 pub(crate) mod logging;
+pub(crate) mod man;
 pub(crate) mod plan;
 pub(crate) mod score;
 pub(crate) mod scratchpad;
@@ -56,6 +60,8 @@ enum Command {
     Serve(Box<serve::Args>),
     /// Checks the settings of serve, or prints them with their sources
     Config(config::Args),
+    /// Lists the labels of a served model, or sets the version that a label names
+    Label(label::Args),
     /// Scores the rows of a data file with a served model
     Score(score::Args),
     /// Sends requests to a server for some time, and prints throughput and latency
@@ -68,6 +74,10 @@ enum Command {
     Verify(verify::Args),
     /// Generates data, trains a model on it, serves the model, and scores held-out rows
     Demo(demo::Args),
+    /// Writes manual pages of all commands
+    Man(man::ManArgs),
+    /// Prints a script that completes this command line in a shell
+    Completions(man::CompletionsArgs),
 }
 
 /// Parses the command line of this process. Ends the process on a usage error, `--help` or `--version`.
@@ -106,18 +116,25 @@ pub fn run(cli: Cli) -> anyhow::Result<()> {
     }
     let settings = Layers::load(&flags).map_err(|e| InputError(e.into()))?;
     let config = settings.clone().config().map_err(|e| InputError(e.into()))?;
-    logging::start(&config.log_level)?;
+    logging::start(&config.log_level, config.log_format)?;
     config.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
+    #[cfg(target_os = "linux")]
+    if let Err(error) = cut_file::report() {
+        tracing::warn!(%error, "if a mapped file is cut short, the process ends without a word");
+    }
     match cli.command {
         Command::Init(args) => init::run(args),
         Command::Train(args) => train::run(*args, &config),
         Command::Serve(args) => serve::run(*args, &config, settings),
+        Command::Label(args) => label::run(args),
         Command::Score(args) => score::run(args),
         Command::Load(args) => load::run(args),
         Command::Plan(args) => plan::run(args, &config),
         Command::Versions(args) => versions::run(&args),
         Command::Verify(args) => verify::run(&args, &config),
         Command::Demo(args) => demo::run(args),
+        Command::Man(args) => man::man(&args),
+        Command::Completions(args) => man::completions(&args),
         Command::Config(args) => config::run(&args, &flags),
     }
 }

@@ -3,7 +3,7 @@
 //! A thread reads and encodes, a bounded number of requests is in flight, and answers are taken in the
 //! order of the file. So memory does not grow with the file, except by the score and label of each labelled
 //! row (8 bytes), which an exact AUC needs. Line n of `--out` is the score of line n of the data (without
-//! its header), or `nan` if that line was skipped.
+//! its header), or `nan` if that line was skipped. With `--logits` the logit follows it, after a tab.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt::Write as _;
@@ -41,6 +41,9 @@ pub(crate) struct Args {
     /// File for the scores: one per line of the data, nan for a skipped line
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
+    /// Also writes the logit of each score to the file, after a tab
+    #[arg(long, requires = "out")]
+    logits: bool,
     /// Prints one line of JSON instead of text
     #[arg(long)]
     json: bool,
@@ -79,8 +82,8 @@ async fn score(args: &Args) -> anyhow::Result<Summary> {
     let start = Instant::now();
     let (sender, mut encoded) = mpsc::channel(READ_AHEAD);
     let reading = std::thread::spawn({
-        let client = client.clone();
-        move || read(&client, reader, batch, &sender)
+        let (client, ask) = (client.clone(), Ask { batch, logits: args.logits });
+        move || read(&client, reader, ask, &sender)
     });
     let mut summary = Summary::new()?;
     let mut in_flight = VecDeque::new();
@@ -101,7 +104,7 @@ async fn score(args: &Args) -> anyhow::Result<Summary> {
         return Err(InputError(anyhow!("{}: no samples", args.file.display())).into());
     }
     if let Some(mut out) = out {
-        out.write(&[], &vec![0; read.skipped_at_end])?;
+        out.write(&PredictResponse::default(), &vec![0; read.skipped_at_end])?;
         out.finish()?;
     }
     Ok(summary)
@@ -128,24 +131,32 @@ struct Read {
     skipped_at_end: usize,
 }
 
+/// What the requests ask for.
+#[derive(Clone, Copy)]
+struct Ask {
+    /// Samples of a request.
+    batch: usize,
+    logits: bool,
+}
+
 /// Reads and encodes until the file ends or fails, or the receiver is gone.
 fn read(
     client: &Client,
     mut reader: Box<dyn Reader + Send>,
-    batch: usize,
+    ask: Ask,
     sender: &mpsc::Sender<anyhow::Result<Encoded>>,
 ) -> Read {
     let mut raw = RawBatch::default();
     let mut skipped_at_end = 0;
     let mut next = || -> anyhow::Result<Option<Encoded>> {
-        let samples = reader.read(batch, &mut raw)?;
+        let samples = reader.read(ask.batch, &mut raw)?;
         let skips = reader.skips().to_vec();
         if samples == 0 {
             skipped_at_end = skips.len();
             return Ok(None);
         }
         let rows = Rows { samples, labels: raw.labels.clone(), skips };
-        Ok(Some(Encoded { message: client.encode(&raw)?, rows }))
+        Ok(Some(Encoded { message: client.encode(&raw, ask.logits)?, rows }))
     };
     while let Some(encoded) = next().transpose() {
         let failed = encoded.is_err();
@@ -238,7 +249,7 @@ impl Summary {
     fn take(&mut self, answer: Answer, out: Option<&mut Output>) -> anyhow::Result<()> {
         let Answer { response, rows, took } = answer;
         if let Some(out) = out {
-            out.write(&response.scores, &rows.skips)?;
+            out.write(&response, &rows.skips)?;
         }
         self.rows += response.scores.len() as u64;
         self.requests += 1;
@@ -357,17 +368,23 @@ impl Output {
         Ok(Self { path: path.to_owned(), temporary: Some(temporary), file })
     }
 
-    /// Writes scores one per line, and a `nan` for each skipped line. `skips` has, for each skipped line, the
-    /// number of scores before it.
-    fn write(&mut self, scores: &[f32], skips: &[usize]) -> anyhow::Result<()> {
+    /// Writes scores one per line, with their logits if there are any, and a `nan` for each skipped line.
+    /// `skips` has, for each skipped line, the number of scores before it.
+    fn write(
+        &mut self,
+        PredictResponse { scores, logits, .. }: &PredictResponse,
+        skips: &[usize],
+    ) -> anyhow::Result<()> {
         let mut skips = skips.iter().peekable();
         let mut write = || -> io::Result<()> {
             for before in 0..=scores.len() {
                 while skips.next_if(|&&skip| skip == before).is_some() {
                     writeln!(self.file, "nan")?;
                 }
-                if let Some(score) = scores.get(before) {
-                    writeln!(self.file, "{score}")?;
+                match (scores.get(before), logits.get(before)) {
+                    (Some(score), Some(logit)) => writeln!(self.file, "{score}\t{logit}")?,
+                    (Some(score), None) => writeln!(self.file, "{score}")?,
+                    (None, _) => {}
                 }
             }
             Ok(())

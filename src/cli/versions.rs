@@ -73,7 +73,7 @@ fn compact(args: &Args, name: &str) -> anyhow::Result<()> {
 }
 
 fn line_json(name: &str, listed: &Listed) -> serde_json::Value {
-    let Listed { version, used, summary, refusal } = listed;
+    let Listed { version, used, labels, summary, refusal } = listed;
     let summary = summary.as_ref();
     let training = summary.and_then(|summary| summary.training);
     json!({
@@ -84,6 +84,7 @@ fn line_json(name: &str, listed: &Listed) -> serde_json::Value {
         "last_batch_unix_ms": training.map(|training| training.last_batch_unix_ms),
         "bytes": summary.map(|summary| summary.bytes), "quality": summary.map(|summary| &summary.quality),
         "good": refusal.is_none(), "refused": refusal.as_ref().map(ToString::to_string), "used": used,
+        "labels": labels,
     })
 }
 
@@ -94,10 +95,20 @@ fn kind(summary: &Summary) -> &'static str {
 /// The versions of a model, one a line, under a header.
 fn table(name: &str, listed: &[Listed]) -> String {
     let mut text = format!(
-        "{name}\n{:>8} {:5} {:>6} {:>10} {:>13} {:>13} {:>8}  {:4} {:4} {}\n",
-        "VERSION", "KIND", "BASE", "STEPS", "SAMPLES", "BYTES", "TRAINED", "GOOD", "USED", "QUALITY"
+        "{name}\n{:>8} {:5} {:>6} {:>10} {:>13} {:>13} {:>8}  {:4} {:4} {:10} {}\n",
+        "VERSION",
+        "KIND",
+        "BASE",
+        "STEPS",
+        "SAMPLES",
+        "BYTES",
+        "TRAINED",
+        "GOOD",
+        "USED",
+        "LABELS",
+        "QUALITY"
     );
-    for Listed { version, used, summary, refusal } in listed {
+    for Listed { version, used, labels, summary, refusal } in listed {
         let number = |number: Option<u64>| number.map_or("-".to_owned(), |number| number.to_string());
         let summary = summary.as_ref();
         let training = summary.and_then(|summary| summary.training);
@@ -108,7 +119,7 @@ fn table(name: &str, listed: &[Listed]) -> String {
         // Writing to a string cannot fail.
         let _ = writeln!(
             text,
-            "{:>8} {:5} {:>6} {:>10} {:>13} {:>13} {:>8}  {:4} {:4} {}",
+            "{:>8} {:5} {:>6} {:>10} {:>13} {:>13} {:>8}  {:4} {:4} {:10} {}",
             version.0,
             summary.map_or("-", kind),
             number(summary.and_then(|summary| summary.base).map(|base| base.version)),
@@ -118,6 +129,7 @@ fn table(name: &str, listed: &[Listed]) -> String {
             training.map_or("-".to_owned(), |training| ago(training.last_batch_unix_ms)),
             yes(refusal.is_none()),
             yes(*used),
+            if labels.is_empty() { "-".to_owned() } else { labels.join(",") },
             refusal.as_ref().map_or(quality, ToString::to_string),
         );
     }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::ConfigError;
 use super::layers::Layers;
+use super::security::SWITCH;
 
 /// The default low watermark, as a share of the high watermark.
 const LOW_OF_HIGH: f64 = 0.9 / 0.95;
@@ -97,7 +98,7 @@ impl Layers {
         }
         let high = self.share("cache.high_watermark", 1.0)?;
         let low = self.given("cache.low_watermark", |key| self.share(key, high))?;
-        let warm = self.choice("cache.warm", &[("on", true), ("off", false)])?;
+        let warm = self.choice("cache.warm", SWITCH)?;
         if !warm {
             self.warn_of_no_effect("cache.save_seconds", "cache.warm is off");
         }
@@ -158,7 +159,7 @@ impl Layers {
     }
 
     /// Refuses the value of `key` if the key `needed` is not given.
-    fn require(&self, key: &'static str, needed: &'static str) -> Result<(), ConfigError> {
+    pub(super) fn require(&self, key: &'static str, needed: &'static str) -> Result<(), ConfigError> {
         match (self.source(key), self.text(key)) {
             (Some(source), Some(got)) if self.text(needed).is_none() => Err(ConfigError::Missing {
                 key: needed,
@@ -170,7 +171,7 @@ impl Layers {
         }
     }
 
-    fn warn_of_no_effect(&mut self, key: &'static str, reason: &str) {
+    pub(super) fn warn_of_no_effect(&mut self, key: &'static str, reason: &str) {
         if let Some(source) = self.source(key) {
             let warning = format!("{key} ({source}) has no effect: {reason}");
             self.warnings.push(warning);

@@ -11,11 +11,17 @@ impl Layers {
     pub(crate) fn problems(mut self) -> Vec<ConfigError> {
         let mut problems = std::mem::take(&mut self.errors);
         match self.server() {
-            Ok(server) => problems.extend(self.batcher(&server).err()),
+            Ok(server) => {
+                let batchers = self.batchers(&server);
+                problems.extend(batchers.err());
+            }
             Err(error) => problems.push(error),
         }
         let sections = [
+            self.tls().err(),
             self.watch().err(),
+            self.traffic().err(),
+            self.memory().err(),
             self.cache().err(),
             self.trace().err(),
             self.learn().err(),
@@ -23,13 +29,15 @@ impl Layers {
             self.device().err(),
             self.threads().err(),
             self.log_level().err(),
+            self.log_format().err(),
         ];
         problems.extend(sections.into_iter().flatten());
         problems
     }
 
-    /// Every setting with its value and the source of the value. The text can be used as a file. A setting
-    /// without a value is a comment. `config` is that of these layers.
+    /// Every setting with its value and the source of the value, and those that models have for themselves.
+    /// The text can be used as a file. A setting without a value is a comment. `config` is that of these
+    /// layers.
     pub(crate) fn to_toml(&self, config: &Config) -> String {
         let mut text = String::new();
         for section in SECTIONS {
@@ -47,6 +55,14 @@ impl Layers {
                 };
             }
         }
+        for (model, keys) in self.of_models() {
+            let _ = writeln!(text, "\n[models.{}]", toml::Value::String(model.to_owned()));
+            for (key, name) in keys {
+                if let Some(given) = self.given.get(key) {
+                    let _ = writeln!(text, "{name} = {}  # {}", quoted(given.text.trim()), given.source);
+                }
+            }
+        }
         text
     }
 }
@@ -55,8 +71,10 @@ impl Layers {
 fn computed(config: &Config, key: &str) -> Option<String> {
     match key {
         "server.max_inflight_bytes" => Some(config.server.max_inflight_bytes.to_string()),
-        "batcher.queue_bytes" => Some(config.batcher.queue_bytes.to_string()),
-        "batcher.queue_samples" => Some(config.batcher.queue_samples.to_string()),
+        "batcher.queue_bytes" => Some(config.batchers.common.queue_bytes.to_string()),
+        "server.reflection" => Some(switch(config.server.reflection)),
+        "server.admin" => Some(switch(config.server.admin)),
+        "batcher.queue_samples" => Some(config.batchers.common.queue_samples.to_string()),
         "cache.low_watermark" => Some(config.cache.low_watermark.to_string()),
         "device.kernel_cache" => {
             let folder = config.device.kernel_cache.as_ref();
@@ -66,11 +84,16 @@ fn computed(config: &Config, key: &str) -> Option<String> {
     }
 }
 
-/// A value of TOML: a number if it is one, otherwise a string.
+fn switch(on: bool) -> String {
+    if on { "on" } else { "off" }.to_owned()
+}
+
+/// A value of TOML: a number if it is one, otherwise a string. TOML does not have all numbers that the
+/// settings have: `007` and `.5` are strings.
 fn quoted(value: &str) -> String {
-    let number = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
-    match value.parse::<f64>() {
-        Ok(parsed) if number(value) && parsed.is_finite() && !value.starts_with('.') => value.to_owned(),
+    let digits = value.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
+    match value.parse() {
+        Ok(toml::Value::Integer(_) | toml::Value::Float(_)) if digits => value.to_owned(),
         _ => toml::Value::String(value.to_owned()).to_string(),
     }
 }

@@ -10,14 +10,16 @@ use std::time::Duration;
 use toml::de::{DeTable, DeValue};
 use tracing_subscriber::filter::{LevelFilter, Targets};
 
+use super::models::{common_key, key_of_variable, of_model};
+use super::security::SWITCH;
 use super::settings::{self, Fallback, SECTIONS};
 use super::{
-    BatcherConfig, ConfigError, DeviceConfig, DeviceKind, Flags, LearnConfig, ServerConfig, Source,
-    ThreadsConfig, TraceConfig, VersionsConfig, unknown,
+    BatcherConfig, ConfigError, DeviceConfig, DeviceKind, Flags, LearnConfig, LogFormat, ServerConfig,
+    Source, TableMemory, ThreadsConfig, TraceConfig, VersionsConfig, unknown,
 };
 
 /// Every environment variable of a setting begins with this.
-const PREFIX: &str = "FLECHETTE_";
+pub(super) const PREFIX: &str = "FLECHETTE_";
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
@@ -42,7 +44,7 @@ pub(crate) fn message_bytes(max_bytes: u64) -> u64 {
 pub(crate) struct Layers {
     /// The flags of the third layer, which also name the file.
     pub(super) flags: Flags,
-    given: BTreeMap<&'static str, Given>,
+    pub(super) given: BTreeMap<String, Given>,
     /// `$XDG_CACHE_HOME` and `$HOME`, if they are absolute paths.
     cache_home: Option<PathBuf>,
     home: Option<PathBuf>,
@@ -53,9 +55,11 @@ pub(crate) struct Layers {
 }
 
 #[derive(Clone, Debug)]
-struct Given {
-    text: String,
-    source: Source,
+pub(super) struct Given {
+    /// The full key.
+    key: String,
+    pub(super) text: String,
+    pub(super) source: Source,
 }
 
 impl Layers {
@@ -70,39 +74,47 @@ impl Layers {
                 return;
             }
         };
-        for (section, value) in &table {
-            let (name, source) = (section.get_ref().to_string(), line(section.span().start));
-            let source = Source::File { path: path.to_owned(), line: source };
+        let source = |at| Source::File { path: path.to_owned(), line: line(at) };
+        self.add_table(&[], &table, &source);
+    }
+
+    /// Adds a table of the file. `path` is its name.
+    fn add_table(&mut self, path: &[&str], table: &DeTable<'_>, source: &impl Fn(usize) -> Source) {
+        for (key, value) in table {
+            let (path, source_of) = ([path, &[key.get_ref()]].concat(), source(key.span().start));
+            let is_table = match path.as_slice() {
+                [section] => SECTIONS.iter().any(|known| known.name == *section),
+                ["models", _] | ["models", _, "batcher"] => true,
+                _ => false,
+            };
+            let name = path.join(".");
+            let is_value = of_model(&name).is_some_and(|(_, setting)| setting.lists);
             match value.get_ref() {
-                DeValue::Table(keys) if SECTIONS.iter().any(|section| section.name == name) => {
-                    for (key, value) in keys {
-                        let source = Source::File { path: path.to_owned(), line: line(key.span().start) };
-                        self.add_value(format!("{name}.{}", key.get_ref()), value.get_ref(), source);
-                    }
+                DeValue::Table(table) if is_table => self.add_table(&path, table, source),
+                DeValue::Table(_) if !is_value && (path.len() == 1 || path[0] == "models") => {
+                    self.errors.push(unknown::section(source_of.to_string(), name));
                 }
-                DeValue::Table(_) => self.errors.push(unknown::section(source.to_string(), name)),
-                _ => self.errors.push(unknown::key(source.to_string(), name)),
+                value => self.add_value(name, value, source_of),
             }
         }
     }
 
     fn add_value(&mut self, name: String, value: &DeValue<'_>, source: Source) {
-        let Some(key) = settings::find(&name).map(|setting| setting.key) else {
+        let known = settings::find(&name).or_else(|| of_model(&name).map(|(_, setting)| setting));
+        let Some(setting) = known else {
             return self.errors.push(unknown::key(source.to_string(), name));
         };
-        let text = match value {
-            DeValue::String(text) => text.to_string(),
-            DeValue::Integer(digits) => {
-                let number = i64::from_str_radix(digits.as_str(), digits.radix());
-                number.map_or_else(|_| digits.to_string(), |number| number.to_string())
-            }
-            DeValue::Float(number) => number.to_string(),
-            other => {
-                let (expected, got) = ("a string or a number".to_owned(), other.type_str().to_owned());
-                return self.errors.push(ConfigError::Value { key, source_of: source, expected, got });
-            }
+        let text = plain(value).or_else(|| setting.lists.then(|| joined(value))?);
+        let Some(text) = text else {
+            let or_list = if setting.lists { ", or a list or table of them" } else { "" };
+            let (expected, got) = (format!("a string or a number{or_list}"), value.type_str().to_owned());
+            return self.errors.push(ConfigError::Value { key: name, source_of: source, expected, got });
         };
-        self.given.insert(key, Given { text, source });
+        self.give(name, text, source);
+    }
+
+    fn give(&mut self, key: String, text: String, source: Source) {
+        self.given.insert(key.clone(), Given { key, text, source });
     }
 
     pub(crate) fn add_environment(&mut self, environment: impl IntoIterator<Item = (OsString, OsString)>) {
@@ -114,14 +126,14 @@ impl Layers {
                 continue;
             }
             let Some(name) = name.to_str().filter(|n| n.starts_with(PREFIX)) else { continue };
-            let Some(key) = settings::all().map(|setting| setting.key).find(|key| variable(key) == name)
-            else {
+            let known = settings::all().map(|setting| setting.key).find(|key| variable(key) == name);
+            let Some(key) = known.map(str::to_owned).or_else(|| key_of_variable(name)) else {
                 self.errors.extend(unknown::environment_variable(name));
                 continue;
             };
             let source = Source::Environment(name.to_owned());
             match value.into_string() {
-                Ok(text) => drop(self.given.insert(key, Given { text, source })),
+                Ok(text) => self.give(key, text, source),
                 Err(bytes) => {
                     let (expected, got) = ("UTF-8 text".to_owned(), format!("{bytes:?}"));
                     self.errors.push(ConfigError::Value { key, source_of: source, expected, got });
@@ -134,7 +146,7 @@ impl Layers {
         self.flags = flags.clone();
         for (key, text) in flags.given() {
             let flag = settings::find(key).map_or(key, |setting| setting.flag);
-            self.given.insert(key, Given { text: text.to_owned(), source: Source::Flag(flag) });
+            self.give(key.to_owned(), text.to_owned(), Source::Flag(flag));
         }
     }
 
@@ -160,6 +172,8 @@ impl Layers {
             grpc_idle: Some(seconds("server.grpc_idle_seconds", 0)?).filter(|idle| !idle.is_zero()),
             stream_idle: seconds("server.stream_idle_seconds", 1)?,
             max_streams: count("server.max_streams")? as u32,
+            reflection: self.administration("server.reflection")?,
+            admin: self.administration("server.admin")?,
             drain_delay: seconds("server.drain_delay_seconds", 0)?,
             drain: seconds("server.drain_seconds", 0)?,
         })
@@ -192,6 +206,12 @@ impl Layers {
         })
     }
 
+    pub(super) fn memory(&self) -> Result<TableMemory, ConfigError> {
+        let places =
+            &[("auto", TableMemory::Auto), ("ram", TableMemory::Ram), ("mapped", TableMemory::Mapped)];
+        self.choice("store.memory", places)
+    }
+
     pub(crate) fn trace(&self) -> Result<TraceConfig, ConfigError> {
         let max_bytes = self.bytes("trace.max_bytes", MIB, 1024 * GIB)?;
         Ok(TraceConfig { rate: self.fraction("trace.rate")?, max_bytes })
@@ -199,7 +219,7 @@ impl Layers {
 
     pub(crate) fn learn(&self) -> Result<LearnConfig, ConfigError> {
         Ok(LearnConfig {
-            enabled: self.choice("learn.enabled", &[("on", true), ("off", false)])?,
+            enabled: self.choice("learn.enabled", SWITCH)?,
             max_bytes: self.bytes("learn.max_bytes", MIB, 1 << 50)?,
             segment_bytes: self.bytes("learn.segment_bytes", 64 << 10, 1024 * GIB)?,
         })
@@ -241,6 +261,10 @@ impl Layers {
         self.parse("log.level", expected, |text| valid(text).then(|| text.to_owned()))
     }
 
+    pub(super) fn log_format(&self) -> Result<LogFormat, ConfigError> {
+        self.choice("log.format", &[("text", LogFormat::Text), ("json", LogFormat::Json)])
+    }
+
     /// A number of threads; 0 becomes the number of cores.
     fn threads_of(&self, key: &'static str, most: u64) -> Result<usize, ConfigError> {
         Ok(match self.whole(key, 0, most)? {
@@ -250,9 +274,9 @@ impl Layers {
     }
 
     /// Takes the value that other layers give to a key.
-    pub(super) fn take(&mut self, key: &'static str, from: &Self) {
+    pub(super) fn take(&mut self, key: &str, from: &Self) {
         match from.given.get(key) {
-            Some(given) => self.given.insert(key, given.clone()),
+            Some(given) => self.given.insert(key.to_owned(), given.clone()),
             None => self.given.remove(key),
         };
     }
@@ -262,37 +286,42 @@ impl Layers {
         self.given.get(key).map(|given| &given.source)
     }
 
-    /// The text of a key from the highest layer that gives it, or its default text.
+    /// The text of a key from the highest layer that gives it, or its default text. A model's setting that is
+    /// not given has the text of the common one.
     pub(crate) fn text(&self, key: &str) -> Option<&str> {
         if let Some(given) = self.given.get(key) {
             return Some(given.text.trim());
         }
-        match settings::find(key)?.default {
+        let of_model = of_model(key).map(|(_, setting)| setting);
+        if let Some(common) = of_model.and_then(common_key) {
+            return self.text(common);
+        }
+        match of_model.or_else(|| settings::find(key))?.default {
             Fallback::Text(text) => Some(text),
             Fallback::Words(_) => None,
         }
     }
 
     /// The value of a key that has no default text: `None` if no layer gives it.
-    pub(crate) fn given<T>(
+    pub(crate) fn given<'k, T>(
         &self,
-        key: &'static str,
-        read: impl FnOnce(&'static str) -> Result<T, ConfigError>,
+        key: &'k str,
+        read: impl FnOnce(&'k str) -> Result<T, ConfigError>,
     ) -> Result<Option<T>, ConfigError> {
         self.text(key).is_some().then(|| read(key)).transpose()
     }
 
     /// Reads a key that is given or has a default text. `read` returns `None` if the text is not what
     /// `expected` describes.
-    fn parse<T>(
+    pub(super) fn parse<T>(
         &self,
-        key: &'static str,
+        key: &str,
         expected: impl FnOnce() -> String,
         read: impl FnOnce(&str) -> Option<T>,
     ) -> Result<T, ConfigError> {
         let text = self.text(key);
         text.and_then(read).ok_or_else(|| ConfigError::Value {
-            key,
+            key: self.given.get(key).map_or(key, |given| &given.key).to_owned(),
             source_of: self.source(key).cloned().unwrap_or(Source::Default),
             expected: expected(),
             got: text.map_or("nothing".to_owned(), |text| format!("{text:?}")),
@@ -322,7 +351,7 @@ impl Layers {
     }
 
     /// A number from 0 to 1.
-    pub(crate) fn fraction(&self, key: &'static str) -> Result<f64, ConfigError> {
+    pub(crate) fn fraction(&self, key: &str) -> Result<f64, ConfigError> {
         let expected = || "a number from 0 to 1".to_owned();
         self.parse(key, expected, |text| text.parse().ok().filter(|f| (0.0..=1.0).contains(f)))
     }
@@ -342,6 +371,32 @@ impl Layers {
         let expected = || choices.iter().map(|c| c.0).collect::<Vec<_>>().join(", ");
         self.parse(key, expected, |text| choices.iter().find(|c| c.0 == text).map(|c| c.1))
     }
+}
+
+/// The text of a string or a number.
+fn plain(value: &DeValue<'_>) -> Option<String> {
+    match value {
+        DeValue::String(text) => Some(text.to_string()),
+        DeValue::Integer(digits) => {
+            let number = i64::from_str_radix(digits.as_str(), digits.radix());
+            Some(number.map_or_else(|_| digits.to_string(), |number| number.to_string()))
+        }
+        DeValue::Float(number) => Some(number.to_string()),
+        _ => None,
+    }
+}
+
+/// The elements of a list, or the `key = value` of a table, with commas.
+fn joined(value: &DeValue<'_>) -> Option<String> {
+    let parts: Option<Vec<String>> = match value {
+        DeValue::Array(list) => list.iter().map(|part| plain(part.get_ref())).collect(),
+        DeValue::Table(table) => {
+            let pairs = table.iter().map(|(key, value)| (key.get_ref(), plain(value.get_ref())));
+            pairs.map(|(key, value)| Some(format!("{key} = {}", value?))).collect()
+        }
+        _ => None,
+    };
+    Some(parts?.join(", "))
 }
 
 /// The environment variable of a key.

@@ -8,10 +8,14 @@
 mod cache;
 mod effective;
 mod layers;
+mod models;
 mod reload;
+mod security;
 pub(crate) mod settings;
+mod traffic;
 mod unknown;
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fmt;
 use std::net::SocketAddr;
@@ -25,7 +29,12 @@ pub(crate) use cache::{CacheAdmission, CacheConfig, CacheEviction, CacheMode, Ca
 #[cfg(test)]
 pub(crate) use layers::message_bytes;
 pub(crate) use layers::{BYTES_FORM, Layers, parse_bytes};
+pub use models::Batchers;
 pub(crate) use reload::Reloaded;
+pub use security::{AuthConfig, TlsConfig};
+pub(crate) use traffic::{
+    CANARY, LABEL_FORM, MAX_LABELS, STABLE, Shadow, Sticky, TrafficConfig, VersionPolicy, is_label,
+};
 
 /// The texts of the flags that set a key; `None` if a flag is not given. `serve` has all of them.
 #[allow(missing_docs)] // settings.rs has the meaning of each key
@@ -44,6 +53,8 @@ pub struct Flags {
     pub device: Option<String>,
     #[arg(long, value_name = "N", help = help("threads.compute"))]
     pub threads: Option<String>,
+    #[arg(long, value_name = "MEMORY", help = help("store.memory"))]
+    pub store_memory: Option<String>,
     #[arg(long, value_name = "MODE", help = help("cache.mode"))]
     pub cache_mode: Option<String>,
     #[arg(long, value_name = "BYTES", help = help("cache.bytes"))]
@@ -61,6 +72,7 @@ impl Flags {
             ("server.models", &self.models),
             ("threads.compute", &self.threads),
             ("device.kind", &self.device),
+            ("store.memory", &self.store_memory),
             ("cache.mode", &self.cache_mode),
             ("cache.bytes", &self.cache_bytes),
             ("cache.fraction", &self.cache_fraction),
@@ -75,9 +87,15 @@ impl Flags {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
     pub server: ServerConfig,
+    pub tls: Option<TlsConfig>,
+    pub auth: AuthConfig,
     /// How often the models' directory is read for new versions; `None`: only at start.
     pub(crate) watch: Option<Duration>,
-    pub(crate) batcher: BatcherConfig,
+    /// By the name of the model.
+    pub(crate) traffic: BTreeMap<String, TrafficConfig>,
+    pub(crate) batchers: Batchers,
+    /// Where the tables of served versions are.
+    pub(crate) memory: TableMemory,
     pub(crate) cache: CacheConfig,
     pub(crate) trace: TraceConfig,
     pub(crate) learn: LearnConfig,
@@ -85,6 +103,7 @@ pub struct Config {
     pub(crate) device: DeviceConfig,
     pub(crate) threads: ThreadsConfig,
     pub(crate) log_level: String,
+    pub(crate) log_format: LogFormat,
     /// Keys without effect, one sentence each, to be logged.
     pub(crate) warnings: Vec<String>,
 }
@@ -118,9 +137,31 @@ pub struct ServerConfig {
     pub stream_idle: Duration,
     /// Limit of one connection.
     pub max_streams: u32,
+    pub reflection: bool,
+    /// Whether clients can load and unload models, and set labels.
+    pub admin: bool,
     /// Between SIGTERM and the drain.
     pub drain_delay: Duration,
     pub drain: Duration,
+}
+
+/// How a line of the log is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LogFormat {
+    Text,
+    /// An object with the fields of the event.
+    Json,
+}
+
+/// Where the rows of tables are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TableMemory {
+    /// In memory if they fit, otherwise in mapped files.
+    Auto,
+    /// In memory of the process.
+    Ram,
+    /// In mapped files.
+    Mapped,
 }
 
 /// Section `batcher`; each model has a batcher.
@@ -231,7 +272,7 @@ pub enum ConfigError {
     #[error("{place}: unknown {what} {name}{}", did_you_mean(nearest.as_deref()))]
     Unknown { place: String, what: &'static str, name: String, nearest: Option<String> },
     #[error("{key} ({source_of}): expected {expected}, got {got}")]
-    Value { key: &'static str, source_of: Source, expected: String, got: String },
+    Value { key: String, source_of: Source, expected: String, got: String },
     #[error("{key}: missing, but needed by {wanted_by} = {got} ({source_of})")]
     Missing { key: &'static str, wanted_by: &'static str, got: String, source_of: Source },
     #[error("{first} ({first_source}) and {second} ({second_source}): give one of the two, not both")]
@@ -300,11 +341,16 @@ impl Layers {
         if !self.errors.is_empty() {
             return Err(self.errors.swap_remove(0));
         }
-        let server = self.server()?;
+        let (server, tls) = (self.server()?, self.tls()?);
+        self.warn_of_tokens(&server, tls.as_ref());
         Ok(Config {
-            batcher: self.batcher(&server)?,
+            batchers: self.batchers(&server)?,
             watch: self.watch()?,
+            traffic: self.traffic()?,
             server,
+            memory: self.memory()?,
+            tls,
+            auth: self.auth(),
             cache: self.cache()?,
             trace: self.trace()?,
             learn: self.learn()?,
@@ -312,6 +358,7 @@ impl Layers {
             device: self.device()?,
             threads: self.threads()?,
             log_level: self.log_level()?,
+            log_format: self.log_format()?,
             warnings: self.warnings,
         })
     }

@@ -1,7 +1,10 @@
 //! How the settings of a running server change.
 
+use std::collections::BTreeSet;
+
 use super::layers::Layers;
-use super::settings::{self, Setting};
+use super::models::of_model;
+use super::settings;
 use super::{Config, ConfigError};
 
 /// The settings that a running server uses from now on.
@@ -10,9 +13,9 @@ pub(crate) struct Reloaded {
     pub layers: Layers,
     pub config: Config,
     /// Keys with a new value that is used from now on.
-    pub changed: Vec<&'static str>,
+    pub changed: Vec<String>,
     /// Keys with a new value that is used after a restart.
-    pub restart: Vec<&'static str>,
+    pub restart: Vec<String>,
 }
 
 impl Layers {
@@ -30,13 +33,15 @@ impl Layers {
     /// When `new` is wrong, or when its values are wrong together with those that stay.
     pub(super) fn changed_to(&self, new: &Self) -> Result<Reloaded, ConfigError> {
         new.clone().config()?;
-        let differs = |setting: &&Setting| self.text(setting.key) != new.text(setting.key);
-        let (changed, restart): (Vec<&Setting>, Vec<&Setting>) =
-            settings::all().filter(differs).partition(|setting| setting.reloads);
+        let of_models: BTreeSet<&String> = self.given.keys().chain(new.given.keys()).collect();
+        let of_models = of_models.into_iter().filter_map(|key| Some((key.as_str(), of_model(key)?.1)));
+        let all = settings::all().map(|setting| (setting.key, setting)).chain(of_models);
+        let differ = all.filter(|(key, _)| self.text(key) != new.text(key));
+        let (changed, restart): (Vec<_>, Vec<_>) = differ.partition(|(_, setting)| setting.reloads);
         let mut layers = self.clone();
-        changed.iter().for_each(|setting| layers.take(setting.key, new));
+        changed.iter().for_each(|(key, _)| layers.take(key, new));
         let config = layers.clone().config()?;
-        let keys = |settings: Vec<&Setting>| settings.iter().map(|setting| setting.key).collect();
+        let keys = |settings: Vec<(&str, _)>| settings.iter().map(|(key, _)| (*key).to_owned()).collect();
         Ok(Reloaded { layers, config, changed: keys(changed), restart: keys(restart) })
     }
 }

@@ -16,6 +16,8 @@ pub(crate) struct Setting {
     pub about: &'static str,
     /// Whether a running server applies a new value at SIGHUP.
     pub reloads: bool,
+    /// Whether the file may have a list, or a table, instead of a text with commas.
+    pub lists: bool,
 }
 
 /// The value of a setting that no layer gives.
@@ -39,7 +41,7 @@ pub(crate) struct Section {
 }
 
 const fn setting(key: &'static str, default: Fallback, about: &'static str) -> Setting {
-    Setting { key, flag: "", default, about, reloads: false }
+    Setting { key, flag: "", default, about, reloads: false, lists: false }
 }
 
 impl Setting {
@@ -49,6 +51,10 @@ impl Setting {
 
     const fn reloads(self) -> Self {
         Self { reloads: true, ..self }
+    }
+
+    const fn lists(self) -> Self {
+        Self { lists: true, ..self }
     }
 }
 
@@ -73,7 +79,12 @@ pub(crate) const SECTIONS: &[Section] = &[
             setting("server.models", Words("none"), "Directory of the models").flag("--models"),
             setting("server.max_samples", Text("4096"), "Most samples in a request"),
             setting("server.max_bytes", Text("16MiB"), "Most bytes of a request message"),
-            setting("server.max_requests", Text("8192"), "Most calls in flight, over all connections"),
+            setting(
+                "server.max_requests",
+                Text("8192"),
+                "Most calls in flight, over all connections. As many more may be in flight before their \
+                 model is known, or while their refusal leaves",
+            ),
             setting(
                 "server.max_inflight_bytes",
                 Words("1GiB, or the least value if that is more"),
@@ -89,8 +100,8 @@ pub(crate) const SECTIONS: &[Section] = &[
             setting(
                 "server.handshake_seconds",
                 Text("10"),
-                "A new connection has this long to send the HTTP/2 preface, or on the HTTP port its first \
-                 request",
+                "A new connection has this long for the TLS handshake and the HTTP/2 preface, or on the HTTP \
+                 port for the TLS handshake and its first request",
             ),
             setting(
                 "server.body_seconds",
@@ -118,9 +129,19 @@ pub(crate) const SECTIONS: &[Section] = &[
             setting(
                 "server.stream_idle_seconds",
                 Text("300"),
-                "A KServe stream that gets no request for this long is ended",
+                "A stream of requests that gets none for this long is ended",
             ),
             setting("server.max_streams", Text("1024"), "Most concurrent calls of one gRPC connection"),
+            setting(
+                "server.reflection",
+                Words("on, or off if a file of `auth` is given"),
+                "`on` or `off`: whether gRPC reflection is served",
+            ),
+            setting(
+                "server.admin",
+                Words("on, or off if a file of `auth` is given"),
+                "`on` or `off`: whether clients can load and unload models, and set labels",
+            ),
             setting(
                 "server.drain_delay_seconds",
                 Text("0"),
@@ -132,6 +153,52 @@ pub(crate) const SECTIONS: &[Section] = &[
                 Text("30"),
                 "After that, calls in flight have this long to finish",
             ),
+        ],
+    },
+    Section {
+        name: "tls",
+        about: "Encryption of the ports; [security.md](security.md) has commands. All files are in PEM form, \
+                and are read again at SIGHUP and when they change.",
+        settings: &[
+            setting(
+                "tls.certificate",
+                Words("none"),
+                "File of the server's certificate, followed by those that lead to its authority. The gRPC \
+                 port then accepts only TLS 1.2 and 1.3",
+            ),
+            setting("tls.key", Words("none"), "File of the certificate's private key, not encrypted"),
+            setting(
+                "tls.client_ca",
+                Words("none"),
+                "File of certificates of authorities. A client of the gRPC port must then show a certificate \
+                 that one of them has signed",
+            ),
+            setting(
+                "tls.http",
+                Text("off"),
+                "`on` or `off`: whether the HTTP port uses TLS too, with the same certificate. It never asks \
+                 for a certificate of the client",
+            ),
+        ],
+    },
+    Section {
+        name: "auth",
+        about: "Tokens that clients must send; see [security.md](security.md#tokens). Each setting is a file \
+                with a token on each line, which is read again at SIGHUP and when it changes. Calls of a \
+                role without a file need no token.",
+        settings: &[
+            setting(
+                "auth.predict",
+                Words("none"),
+                "Tokens for the calls of both protocols that score, teach and describe models",
+            ),
+            setting(
+                "auth.admin",
+                Words("none"),
+                "Tokens for loading and unloading models, for setting labels (`server.admin`), and for \
+                 reflection (`server.reflection`)",
+            ),
+            setting("auth.metrics", Words("none"), "Tokens for the pages `/metrics` and `/`"),
         ],
     },
     Section {
@@ -148,12 +215,15 @@ pub(crate) const SECTIONS: &[Section] = &[
     },
     Section {
         name: "batcher",
-        about: "How requests are merged into batches. Each model has its own queue.",
+        about: "How requests are merged into batches. Each model has its own queue. A model can have its own \
+                value of each key, in the table `[models.NAME.batcher]` of the file, or as \
+                `FLECHETTE_MODELS_<NAME>_BATCHER_<KEY>` in the environment, with the name as it is: \
+                `[models.ads.batcher]` or `FLECHETTE_MODELS_ads_BATCHER_WORKERS`.",
         settings: &[
             setting(
                 "batcher.max_samples",
                 Text("4096"),
-                "Most samples of a merged batch; a larger request is computed alone",
+                "Most samples of a batch; a larger request is computed in parts",
             ),
             setting(
                 "batcher.max_delay_us",
@@ -191,6 +261,18 @@ pub(crate) const SECTIONS: &[Section] = &[
         ],
     },
     Section {
+        name: "store",
+        about: "The tables of served versions; [files-in-use.md](files-in-use.md) explains the choice.",
+        settings: &[setting(
+            "store.memory",
+            Text("auto"),
+            "Where the tables are. `ram`: the files are read into memory of the process, in huge pages. \
+             `mapped`: in mapped files. `auto`: in memory if they take at most half of it and an eighth \
+             stays available; otherwise, and with `--train`, mapped",
+        )
+        .flag("--store-memory")],
+    },
+    Section {
         name: "cache",
         about: "The embedding cache; [cache.md](cache.md) explains it. With `cache.mode = \"off\"` all \
                 other keys are ignored. A key that has no effect because of another key is reported in a \
@@ -199,8 +281,8 @@ pub(crate) const SECTIONS: &[Section] = &[
             setting(
                 "cache.mode",
                 Text("auto"),
-                "`on`, `off`, or `auto`: on if there is a GPU, or if the tables take more than half of the \
-                 memory",
+                "`on`, `off`, or `auto`: on if there is a GPU, or if the tables are mapped and take more \
+                 than half of the memory",
             )
             .flag("--cache-mode"),
             setting(
@@ -350,7 +432,8 @@ pub(crate) const SECTIONS: &[Section] = &[
                 "device.kind",
                 Text("auto"),
                 "`host`: no GPU. `cuda`: a GPU, or an error. `auto`: a GPU if one is usable, otherwise the \
-                 host, with a warning. `train` and `verify` use the host with `auto`",
+                 host, with a warning if there is a driver of a GPU. `train` and `verify` use the host with \
+                 `auto`",
             )
             .flag("--device"),
             setting(
@@ -372,15 +455,73 @@ pub(crate) const SECTIONS: &[Section] = &[
     Section {
         name: "log",
         about: "What is logged to standard error.",
-        settings: &[setting(
-            "log.level",
-            Text("info"),
-            "`error`, `warn`, `info`, `debug` or `trace`, or directives such as \
-             `warn,flechette::server=debug`",
-        )
-        .reloads()],
+        settings: &[
+            setting(
+                "log.level",
+                Text("info"),
+                "`error`, `warn`, `info`, `debug` (a line for each request) or `trace`, or directives such \
+                 as `warn,flechette::server=debug`. A level alone shows no more than `info` of libraries",
+            )
+            .reloads(),
+            setting(
+                "log.format",
+                Text("text"),
+                "`text` for people; `json` for programs: one object on each line",
+            ),
+        ],
     },
 ];
+
+/// The settings that each model has for itself. Their full keys have the name of a model in the place of
+/// `NAME`, so they are not among [`all`].
+pub(crate) const MODEL_SECTION: Section = Section {
+    name: "models.NAME",
+    about: "Which versions of a model are loaded, and how its requests are shared out among them; \
+            [traffic.md](traffic.md) explains it. The keys are in a table of the model, or in the \
+            environment as `FLECHETTE_MODELS_<NAME>_<KEY>`, with the name as it is: `[models.ads]` or \
+            `FLECHETTE_MODELS_ads_VERSIONS`. A model can also have its own values of [batcher](#batcher).",
+    settings: &[
+        setting(
+            "models.NAME.versions",
+            Text("latest"),
+            "Which versions are loaded besides those that labels name. `latest`: the highest good one. \
+             `latest 3`: the three highest. `all`: all good ones, at most 32. `[3, 5]`, or `3, 5` in the \
+             environment: these",
+        )
+        .lists()
+        .reloads(),
+        setting(
+            "models.NAME.labels",
+            Words("none; `stable` is then `latest`"),
+            "Labels and their versions, a number or `latest` each: `{ stable = 3, canary = \"latest\" }`, or \
+             `stable = 3, canary = latest` in the environment. A label that `flechette label` has set wins",
+        )
+        .lists()
+        .reloads(),
+        setting(
+            "models.NAME.canary_share",
+            Text("0"),
+            "Share of the requests without version and label that `canary` scores, 0 to 1; the others use \
+             `stable`",
+        )
+        .reloads(),
+        setting(
+            "models.NAME.sticky",
+            Text("request_id"),
+            "What keeps a user at one of the two: `request_id`, or `feature:NAME`, the ids of a feature of \
+             the first sample. Requests without it are shared out at random",
+        )
+        .reloads(),
+        setting(
+            "models.NAME.shadow",
+            Words("none"),
+            "A number, `latest` or a label: the version that scores requests a second time, for comparison",
+        )
+        .reloads(),
+        setting("models.NAME.shadow_share", Text("0.1"), "Share of the requests that it scores, 0 to 1")
+            .reloads(),
+    ],
+};
 
 /// Every setting.
 pub(crate) fn all() -> impl Iterator<Item = &'static Setting> {

@@ -1,9 +1,11 @@
 //! Layers, defaults and refused values; also generates `docs/settings.md` and compares it with the file.
 
+mod fuzz;
+
 use std::fmt::Write;
 
 use super::layers::{parse_bytes, variable};
-use super::settings::{self, Fallback, SECTIONS};
+use super::settings::{self, Fallback, MODEL_SECTION, SECTIONS};
 use super::*;
 
 fn resolve(flags: &Flags, env: &[(&str, &str)], file: &str) -> Result<Config, ConfigError> {
@@ -77,7 +79,10 @@ fn settings_page() -> String {
          others are named in the log and need a restart. If anything is wrong, the log says what, and\n\
          nothing changes.\n",
     );
-    for section in SECTIONS {
+    for section in SECTIONS.iter().flat_map(|section| {
+        let own = (section.name == "models").then_some(&MODEL_SECTION);
+        std::iter::once(section).chain(own)
+    }) {
         let _ = write!(
             page,
             "\n## {}\n\n{}\n\n| key | default | meaning |\n|---|---|---|\n",
@@ -105,6 +110,20 @@ fn the_page_of_settings_is_up_to_date() {
     }
     let found = std::fs::read_to_string(path).unwrap_or_default();
     assert!(found == page, "docs/settings.md is stale: run UPDATE_DOCS=1 cargo test --lib config");
+}
+
+#[test]
+fn administration_and_reflection_are_on_but_with_tokens_only_if_they_are_asked_for() {
+    let switches = |file: &str| {
+        let server = resolve(&Flags::default(), &[], file).unwrap().server;
+        (server.admin, server.reflection)
+    };
+    assert_eq!(switches(""), (true, true));
+    assert_eq!(switches("[server]\nadmin = \"off\""), (false, true));
+    for role in ["predict", "admin", "metrics"] {
+        assert_eq!(switches(&format!("[auth]\n{role} = \"f\"")), (false, false), "{role}");
+    }
+    assert_eq!(switches("[auth]\nadmin = \"f\"\n[server]\nadmin = \"on\""), (true, false));
 }
 
 #[test]
@@ -251,10 +270,113 @@ fn a_reload_takes_what_can_change_and_names_what_needs_a_restart() {
     assert_eq!(reloaded.restart, ["server.max_requests"]);
     let config = &reloaded.config;
     assert_eq!((config.server.max_requests, config.cache.switch_bytes), (5, 3));
-    assert_eq!((config.batcher.max_delay.as_micros(), config.log_level.as_str()), (9, "info"));
+    assert_eq!((config.batchers.common.max_delay.as_micros(), config.log_level.as_str()), (9, "info"));
     // What needs a restart is named until then.
     let again = reloaded.layers.changed_to(&new).unwrap();
     assert!(again.changed.is_empty() && again.restart == ["server.max_requests"]);
+}
+
+#[test]
+fn a_model_can_have_settings_for_itself() {
+    let file = "[batcher]\nmax_delay_us = 7\nworkers = 3\n[models]\nwatch_seconds = 2\n\
+                [models.ads.batcher]\nmax_delay_us = 9\nqueue_samples = 5000\n\
+                [models.\"b.c\"]\nbatcher.workers = 2\nversions = [3, 5]\n\
+                labels = { stable = 3, canary = 5 }\n";
+    let env = [("FLECHETTE_MODELS_ads_BATCHER_QUEUE_SAMPLES", "6000")];
+    let config = resolve(&Flags::default(), &env, file).unwrap();
+    let of = |model| {
+        let BatcherConfig { max_delay, queue_samples, workers, .. } = config.batchers.of(model);
+        (max_delay.as_micros(), *queue_samples, *workers)
+    };
+    assert_eq!(of("ads"), (9, 6000, 3));
+    assert_eq!(of("b.c"), (7, 65_536, 2));
+    assert_eq!(of("others"), (7, 65_536, 3));
+    let mut layers = layers(file);
+    layers.add_environment(env.map(|(name, value)| (name.into(), value.into())));
+    let printed = layers.to_toml(&config);
+    for lines in [
+        "[models.\"ads\"]\nbatcher.max_delay_us = 9  # file f:7\n\
+         batcher.queue_samples = 6000  # environment FLECHETTE_MODELS_ads_BATCHER_QUEUE_SAMPLES\n",
+        "[models.\"b.c\"]\nbatcher.workers = 2  # file f:10\n\
+         labels = \"canary = 5, stable = 3\"  # file f:12\n\
+         versions = \"3, 5\"  # file f:11\n",
+    ] {
+        assert!(printed.contains(lines), "{lines}: {printed}");
+    }
+    assert_eq!(resolve(&Flags::default(), &[], &printed).unwrap(), config);
+}
+
+#[test]
+fn numbers_that_toml_does_not_have_are_printed_as_strings() {
+    let file = layers("[cache]\nfraction = \"00.5\"\n[server]\nmax_samples = \"007\"\nhandshake_seconds = 5");
+    let config = file.clone().config().unwrap();
+    let printed = file.to_toml(&config);
+    assert!(printed.contains("max_samples = \"007\"  # file f:4"), "{printed}");
+    assert_eq!(resolve(&Flags::default(), &[], &printed).unwrap(), config);
+}
+
+#[test]
+fn a_model_whose_name_has_a_control_character_has_no_settings() {
+    let variable = ("FLECHETTE_MODELS_a\u{1}_BATCHER_WORKERS", "2");
+    assert!(refusal(&[variable], "").starts_with("environment: unknown variable FLECHETTE_MODELS_a\u{1}_"));
+    let file = refusal(&[], "[models.\"a\\n\".batcher]\nworkers = 2");
+    assert!(file.starts_with("file :2: unknown key models.a\n.batcher.workers"), "{file}");
+}
+
+#[test]
+fn wrong_settings_of_a_model_are_reported_with_their_full_keys() {
+    for (keys, error) in [
+        (
+            "[models.ads.batcher]\nmax_dely_us = 1",
+            "file :2: unknown key models.ads.batcher.max_dely_us; did you mean \
+             models.ads.batcher.max_delay_us?",
+        ),
+        (
+            "[models.ads.batchr]\nx = 1",
+            "file :1: unknown section models.ads.batchr; did you mean models.ads.batcher?",
+        ),
+        (
+            "[models]\nwatch_second = 1",
+            "file :2: unknown key models.watch_second; did you mean models.watch_seconds?",
+        ),
+        (
+            "[models.ads.batcher]\nqueue_samples = 10",
+            "models.ads.batcher.queue_samples (file :2): expected a whole number from 4096 to 1073741824, \
+             got \"10\"",
+        ),
+    ] {
+        assert_eq!(refusal(&[], keys), error);
+    }
+    assert_eq!(
+        refusal(&[("FLECHETTE_MODELS_ads_BATCHER_WORKER", "1")], ""),
+        "environment: unknown variable FLECHETTE_MODELS_ads_BATCHER_WORKER; \
+         did you mean FLECHETTE_MODELS_ads_BATCHER_WORKERS?"
+    );
+}
+
+#[test]
+fn a_reload_takes_the_settings_of_models_that_can_change() {
+    let running = layers(
+        "[models.ads.batcher]\nmax_delay_us = 7\nworkers = 2\nqueue_samples = 5000\n\
+         [models.c]\nversions = 3\n",
+    );
+    let new = layers(
+        "[models.ads.batcher]\nmax_delay_us = 9\nworkers = 3\n[models.b.batcher]\nqueue_bytes = \"1GiB\"\n\
+         [models.b]\nlabels = \"canary = 2\"\n",
+    );
+    let reloaded = running.changed_to(&new).unwrap();
+    let changed = [
+        "models.ads.batcher.max_delay_us",
+        "models.ads.batcher.queue_samples",
+        "models.b.batcher.queue_bytes",
+        "models.b.labels",
+        "models.c.versions",
+    ];
+    assert_eq!(reloaded.changed, changed);
+    assert_eq!(reloaded.restart, ["models.ads.batcher.workers"]);
+    let ads = reloaded.config.batchers.of("ads");
+    assert_eq!((ads.max_delay.as_micros(), ads.workers, ads.queue_samples), (9, 2, 65_536));
+    assert_eq!(reloaded.config.batchers.of("b").queue_bytes, 1 << 30);
 }
 
 #[test]
@@ -298,10 +420,10 @@ fn limits_that_cannot_hold_the_largest_message_are_refused() {
     let config =
         |keys: &str| resolve(&Flags::default(), &[], &format!("[server]\nmax_bytes = \"64MiB\"\n{keys}"));
     let chosen = config("").unwrap();
-    assert_eq!(chosen.batcher.queue_bytes, 768 << 20);
+    assert_eq!(chosen.batchers.common.queue_bytes, 768 << 20);
     assert_eq!(chosen.server.max_inflight_bytes, 33 * (64 << 20) + 27_870_192);
     for (keys, key, least) in [
-        ("[batcher]\nqueue_bytes = \"767MiB\"", "batcher.queue_bytes", chosen.batcher.queue_bytes),
+        ("[batcher]\nqueue_bytes = \"767MiB\"", "batcher.queue_bytes", chosen.batchers.common.queue_bytes),
         ("max_inflight_bytes = \"2GiB\"", "server.max_inflight_bytes", chosen.server.max_inflight_bytes),
     ] {
         let text = config(keys).unwrap_err().to_string();

@@ -1,33 +1,36 @@
 //! Names that no setting has. They are errors, because a misspelt limit that is ignored is noticed too late.
 
-use super::ConfigError;
 use super::layers::variable;
 use super::settings::{self, SECTIONS};
+use super::{ConfigError, models};
 
 /// Variables that begin like those of settings, and that only tests read.
 const TEST_VARIABLES: &str = "FLECHETTE_TEST_";
-const TEST_DATA: &str = "FLECHETTE_DATA";
+const OF_TESTS: [&str; 2] = ["FLECHETTE_DATA", "FLECHETTE_FUZZ_SECONDS"];
 
 /// The error for a name of the file. `place` is the file with the line.
 pub(crate) fn key(place: String, name: String) -> ConfigError {
     let keys = settings::all().map(|setting| setting.key.to_owned());
-    let nearest = nearest(&name, keys);
+    let nearest = nearest(&name, keys.chain(models::keys_like(&name)));
     ConfigError::Unknown { place, what: "key", name, nearest }
 }
 
 /// The error for a section of the file.
 pub(crate) fn section(place: String, name: String) -> ConfigError {
     let sections = SECTIONS.iter().map(|section| section.name.to_owned());
-    let nearest = nearest(&name, sections);
+    let of_model = name.strip_prefix("models.").and_then(|name| name.rsplit_once('.'));
+    let of_model = of_model.map(|(model, _)| format!("models.{model}.batcher"));
+    let nearest = nearest(&name, sections.chain(of_model).chain(models::keys_like(&name)));
     ConfigError::Unknown { place, what: "section", name, nearest }
 }
 
 /// The error for an environment variable; `None` if it belongs to something else.
 pub(crate) fn environment_variable(name: &str) -> Option<ConfigError> {
-    if name == TEST_DATA || name.starts_with(TEST_VARIABLES) || is_service_link(name) {
+    if OF_TESTS.contains(&name) || name.starts_with(TEST_VARIABLES) || is_service_link(name) {
         return None;
     }
-    let nearest = nearest(name, settings::all().map(|setting| variable(setting.key)));
+    let variables = settings::all().map(|setting| variable(setting.key));
+    let nearest = nearest(name, variables.chain(models::variables_like(name)));
     let (place, name) = ("environment".to_owned(), name.to_owned());
     Some(ConfigError::Unknown { place, what: "variable", name, nearest })
 }

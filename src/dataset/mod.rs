@@ -17,6 +17,9 @@ mod feed;
 mod fields;
 mod file_bytes;
 mod files;
+#[cfg(test)]
+#[cfg(not(flechette_loom))]
+mod fuzz;
 mod held_out;
 mod learned;
 mod lines;

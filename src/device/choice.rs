@@ -4,6 +4,7 @@
 use std::fmt;
 
 use super::cuda::CudaError;
+use super::cuda::context::Probe;
 use crate::config::DeviceKind;
 
 /// The chosen device. Displays as one line for the log.
@@ -25,10 +26,12 @@ pub(crate) enum Why {
 }
 
 impl<D> Choice<D> {
-    /// Whether the host replaces a GPU that `auto` would have preferred. The caller then logs a warning.
+    /// Whether the host replaces a GPU that `auto` would have preferred, and that seems to be there. The
+    /// caller then logs a warning. Without a driver nobody expects a GPU.
     #[must_use]
     pub(crate) fn is_fallback(&self) -> bool {
-        matches!(self, Self::Host { why: Why::NoGpu(_) })
+        let Self::Host { why: Why::NoGpu(error) } = self else { return false };
+        !matches!(error, CudaError::NoDevice { found: Probe::NoDriver })
     }
 }
 

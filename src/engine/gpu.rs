@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use super::switch::{Changes, NextRows};
 use super::versions::{Served, Versions};
-use super::{Engine, Scored, Spent, spend};
+use super::{Engine, Spent, spend};
 use crate::cache::gpu::context::{ContextBytes, LookupError};
 use crate::cache::gpu::{ContextShape, GpuCache, GpuCacheError, GpuHostRows, LookupContext, MissingRows};
 use crate::cache::{CacheOptions, CacheShape, CacheStats, Switched, Warmed};
@@ -28,7 +28,7 @@ use crate::model::Tape;
 use crate::predict::PredictError;
 use crate::schema::{AbsentDefault, Arity, Lookup, Schema, Table};
 use crate::store::EmbeddingStore;
-use crate::types::{Batch, Jagged, TableId, Version};
+use crate::types::{Batch, Jagged, Scores, TableId, Version};
 
 /// Most ids of a batch in one context, unless one sample can have more. An id takes about 80 bytes in the
 /// context.
@@ -236,7 +236,7 @@ impl GpuLookupTier {
             Jagged { offsets: offsets.clone(), ids: rows }
         };
         let features = columns.iter().map(column).collect();
-        Cow::Owned(Batch { samples: batch.samples, dense: batch.dense.clone(), features })
+        Cow::Owned(Batch { features, dense: batch.dense.clone(), ..*batch })
     }
 }
 
@@ -247,8 +247,8 @@ impl Engine {
         tier: &GpuLookupTier,
         batch: &Batch,
         spent: &Spent,
-    ) -> Result<Scored, PredictError> {
-        let mut scored = None;
+    ) -> Result<Scores, PredictError> {
+        let mut scores = None;
         let started = Instant::now();
         let stride = self.schema.input_width();
         let embedded = tier.embed(batch, &self.versions, &mut |input, served| {
@@ -260,11 +260,10 @@ impl Engine {
                     tape.values[0].from_mut(s, 0)[..stride].copy_from_slice(row);
                 }
             };
-            let probabilities = self.run_chunks(&served.weights, batch.samples, spent, write);
-            scored = Some(Scored { version: served.store.version(), probabilities });
+            scores = Some(self.run_chunks(served, batch, spent, write));
         });
         match embedded {
-            Ok(()) => Ok(scored.unwrap_or_else(|| self.score_from_store(batch, spent))),
+            Ok(()) => Ok(scores.unwrap_or_else(|| self.score_from_store(batch, spent))),
             Err(EmbedError::TooLarge(_)) if batch.samples > 1 => self.score_halves(tier, batch, spent),
             Err(EmbedError::TooLarge(error) | EmbedError::Rejected(error)) => Err(error),
             Err(EmbedError::Abandoned) => Ok(self.score_from_store(batch, spent)),
@@ -280,7 +279,7 @@ impl Engine {
         tier: &GpuLookupTier,
         batch: &Batch,
         spent: &Spent,
-    ) -> Result<Scored, PredictError> {
+    ) -> Result<Scores, PredictError> {
         let middle = batch.samples / 2;
         let half = |range| self.score_on_gpu(tier, &batch.part(range), spent);
         let (mut first, second) = (half(0..middle)?, half(middle..batch.samples)?);
@@ -289,6 +288,7 @@ impl Engine {
             return Ok(self.score_from_store(batch, spent));
         }
         first.probabilities.extend(second.probabilities);
+        first.logits.extend(second.logits);
         Ok(first)
     }
 }

@@ -9,12 +9,12 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::versions::Served;
-use super::{Engine, Scored, Spent, spend};
+use super::{Engine, Spent, spend};
 use crate::cache::{CacheError, FlatCache, Miss, Query, Source};
 use crate::model::InputRows;
 use crate::predict::PredictError;
 use crate::store::rows_of;
-use crate::types::{Batch, Version};
+use crate::types::{Batch, Scores, Version};
 
 /// Stands for the place of an id that reads zeros.
 const ZEROS: u32 = u32::MAX;
@@ -29,13 +29,12 @@ pub(crate) struct Scratch {
 
 impl Engine {
     /// Scores a batch from the store of the current version alone.
-    pub(crate) fn score_from_store(&self, batch: &Batch, spent: &Spent) -> Scored {
-        let Served { store, weights, .. } = &*self.versions.current();
+    pub(crate) fn score_from_store(&self, batch: &Batch, spent: &Spent) -> Scores {
+        let served = self.versions.current();
         let inputs = self.inputs(batch);
-        let rows = |l: usize| rows_of(store.tables(), &self.schema, &self.lookups[l], batch);
+        let rows = |l: usize| rows_of(served.store.tables(), &self.schema, &self.lookups[l], batch);
         let write = |first, tape: &mut _| inputs.write(first, tape, rows);
-        let probabilities = self.run_chunks(weights, batch.samples, spent, write);
-        Scored { version: store.version(), probabilities }
+        self.run_chunks(&served, batch, spent, write)
     }
 
     /// Scores a batch through a cache in RAM.
@@ -44,11 +43,11 @@ impl Engine {
         cache: &FlatCache,
         batch: &Batch,
         spent: &Spent,
-    ) -> Result<Scored, PredictError> {
+    ) -> Result<Scores, PredictError> {
         let mut scratch = self.scratches.take().unwrap_or_default();
-        let scored = self.score_with(&mut scratch, cache, batch, spent);
+        let scores = self.score_with(&mut scratch, cache, batch, spent);
         self.scratches.put(scratch);
-        scored
+        scores
     }
 
     fn score_with(
@@ -57,13 +56,13 @@ impl Engine {
         cache: &FlatCache,
         batch: &Batch,
         spent: &Spent,
-    ) -> Result<Scored, PredictError> {
+    ) -> Result<Scores, PredictError> {
         let started = Instant::now();
         self.push_ids(batch, query, places);
         let pin = cache.pin();
         let version = pin.version();
         let served = self.versions.of(version).ok_or_else(|| not_in_use(version))?;
-        let Served { store, weights, .. } = &*served;
+        let Served { store, .. } = &*served;
         let found = pin.lookup(query).map_err(cache_error)?;
         store.fetch(found.misses().iter().map(|miss| (miss.table, miss.id)));
         for miss in found.misses().iter().chain(found.pointed()) {
@@ -86,12 +85,12 @@ impl Engine {
             }
         };
         let write = |first, tape: &mut _| inputs.write(first, tape, rows);
-        let probabilities = self.run_chunks(weights, batch.samples, spent, write);
+        let scores = self.run_chunks(&served, batch, spent, write);
         if !self.host_rows.is_empty() {
             let nanos = spent.lookup.load(Ordering::Relaxed);
             cache.observe(uniques.len() as u64, Duration::from_nanos(nanos));
         }
-        Ok(Scored { version, probabilities })
+        Ok(scores)
     }
 
     fn inputs<'a>(&'a self, batch: &'a Batch) -> InputRows<'a> {

@@ -34,6 +34,7 @@ use crate::trace::recorder::Recorder;
 use crate::types::{AbsentId, Batch, Scores, TableId, Version};
 use gpu::{GpuLookupTier, WarmRow};
 use host::Scratch;
+pub(crate) use versions::LoadedVersion;
 use versions::{Served, Versions};
 
 /// Where batches look up rows.
@@ -69,6 +70,14 @@ pub(crate) struct EngineParts {
     pub threads: Arc<rayon::ThreadPool>,
     /// Most samples of a batch.
     pub max_samples: usize,
+}
+
+/// The parts of an engine beside another one.
+#[allow(missing_docs)]
+pub(crate) struct BesideParts {
+    pub metrics: Arc<ModelMetrics>,
+    /// Threads for batches of more than one chunk.
+    pub threads: Arc<rayon::ThreadPool>,
 }
 
 /// One model, ready to score.
@@ -112,12 +121,6 @@ impl<T> Pool<T> {
     }
 }
 
-/// The scores of a batch, and the version that computed all of them.
-pub(crate) struct Scored {
-    version: Version,
-    probabilities: Vec<f32>,
-}
-
 /// Nanoseconds that all threads spent on a batch.
 #[derive(Default)]
 pub(crate) struct Spent {
@@ -136,20 +139,30 @@ impl Engine {
     pub(crate) fn new(opened: Opened, parts: EngineParts) -> Result<Self, WeightsError> {
         let model = Model::new(&opened.schema);
         let weights = read_weights(&model, &opened)?;
+        let (schema, served) = Served::new(opened, weights);
+        Ok(Self::serving(served, Arc::new(schema), parts))
+    }
+
+    /// An engine without a cache, for another version of the same model that [`Self::accept`] has accepted.
+    pub(crate) fn beside(&self, version: LoadedVersion, beside: BesideParts) -> Self {
+        let BesideParts { metrics, threads } = beside;
+        let (name, max_samples) = (self.name.clone(), self.max_samples);
+        let parts = EngineParts { name, lookup_tier: LookupTier::Store, metrics, threads, max_samples };
+        Self::serving(version, self.schema.clone(), parts)
+    }
+
+    fn serving(version: LoadedVersion, schema: Arc<Schema>, parts: EngineParts) -> Self {
         let EngineParts { name, lookup_tier, metrics, threads, max_samples } = parts;
-        let version = opened.store.version();
-        metrics.version.set(version.0 as f64);
-        let trained_unix_ms = opened.training.map(|training| training.last_batch_unix_ms);
-        let served = Served { weights, store: opened.store, trained_unix_ms, loaded: Instant::now() };
-        let schema = Arc::new(opened.schema);
+        let number = version.version();
+        metrics.version.set(number.0 as f64);
         let engine = Self {
             name,
             lookups: schema.lookups(),
+            model: Model::new(&schema),
             schema,
-            model,
             host_rows: Vec::new(),
             lookup_tier,
-            versions: Versions::new(version, served),
+            versions: Versions::new(number, version),
             switching: Mutex::default(),
             metrics,
             threads,
@@ -160,7 +173,7 @@ impl Engine {
             counted: Mutex::default(),
         };
         engine.measure();
-        Ok(engine)
+        engine
     }
 
     /// Lets the cache point at the rows that the store holds in RAM, or in pinned memory of the cache's
@@ -171,7 +184,7 @@ impl Engine {
         match &mut self.lookup_tier {
             LookupTier::Store => {}
             LookupTier::Host(cache) => {
-                let tables = served.store.tables().iter().enumerate().filter(|(_, table)| table.in_ram());
+                let tables = served.store.tables().iter().enumerate().filter(|(_, table)| table.is_owned());
                 let host_rows = |(t, _): (usize, _)| cache.host_rows(TableId(t as u32)).ok();
                 self.host_rows = tables.filter_map(host_rows).collect();
             }
@@ -232,10 +245,10 @@ impl Engine {
         }
     }
 
-    /// Scores a batch that [`Predict::predict`] has checked.
-    fn score(&self, batch: &Batch) -> Result<Scored, PredictError> {
+    /// Scores a batch that [`Predict::predict`] has checked. Absent ids are left out.
+    fn score(&self, batch: &Batch) -> Result<Scores, PredictError> {
         let spent = Spent::default();
-        let scored = match &self.lookup_tier {
+        let scores = match &self.lookup_tier {
             LookupTier::Store => self.score_from_store(batch, &spent),
             LookupTier::Host(cache) => self.score_from_cache(cache, batch, &spent)?,
             LookupTier::Gpu(tier) if tier.is_lost() => self.score_from_store(batch, &spent),
@@ -244,20 +257,22 @@ impl Engine {
         let seconds = |nanos: AtomicU64| nanos.into_inner() as f64 * 1e-9;
         self.metrics.batches.lookup_seconds.record(seconds(spent.lookup));
         self.metrics.batches.dense_seconds.record(seconds(spent.dense));
-        Ok(scored)
+        Ok(scores)
     }
 
     /// Scores every chunk of a batch; a single chunk runs on this thread. `write` fills a tape with the input
     /// rows of its samples, starting at the given sample.
     fn run_chunks(
         &self,
-        weights: &Weights<f32>,
-        samples: usize,
+        Served { weights, store, .. }: &Served,
+        batch: &Batch,
         spent: &Spent,
         write: impl Fn(usize, &mut Tape<f32>) + Sync,
-    ) -> Vec<f32> {
-        let mut probabilities = vec![0.0; samples];
+    ) -> Scores {
+        let mut probabilities = vec![0.0; batch.samples];
         let size = self.model.chunk();
+        // If the logits are returned too, the probabilities are computed from them at the end.
+        let score = |logit| if batch.logits { logit } else { sigmoid(logit) };
         let run = |(chunk, out): (usize, &mut [f32])| {
             let mut tape = self.tapes.take().unwrap_or_else(|| self.model.tape(false));
             tape.samples = out.len();
@@ -266,15 +281,20 @@ impl Engine {
             let looked_up = spend(&spent.lookup, started);
             self.model.forward(weights, &mut tape);
             spend(&spent.dense, looked_up);
-            out.iter_mut().enumerate().for_each(|(s, p)| *p = sigmoid(self.model.logit(&tape, s)));
+            out.iter_mut().enumerate().for_each(|(s, p)| *p = score(self.model.logit(&tape, s)));
             self.tapes.put(tape);
         };
-        if samples <= size || self.threads.current_num_threads() == 1 {
+        if batch.samples <= size || self.threads.current_num_threads() == 1 {
             probabilities.chunks_mut(size).enumerate().for_each(run);
         } else {
             self.threads.install(|| probabilities.par_chunks_mut(size).enumerate().for_each(run));
         }
-        probabilities
+        let mut logits = Vec::new();
+        if batch.logits {
+            logits.clone_from(&probabilities);
+            probabilities.iter_mut().for_each(|p| *p = sigmoid(*p));
+        }
+        Scores { version: store.version(), probabilities, logits, absent: Vec::new() }
     }
 
     /// Every absent id, in sample order: an id that a table of its feature does not hold. An id that is
@@ -314,11 +334,11 @@ impl Predict for Engine {
             recorder.record(batch);
         }
         let absent = self.absent(batch);
-        let Scored { version, probabilities } = self.score(batch)?;
-        if let Some(sample) = probabilities.iter().position(|p| !p.is_finite()) {
+        let scores = self.score(batch)?;
+        if let Some(sample) = scores.probabilities.iter().position(|p| !p.is_finite()) {
             return Err(PredictError::NotFinite { sample });
         }
-        Ok(Scores { version, probabilities, absent })
+        Ok(Scores { absent, ..scores })
     }
 
     fn describe(&self) -> Description {
@@ -338,7 +358,10 @@ impl Predict for Engine {
     fn measure(&self) {
         let current = self.versions.current();
         self.metrics.switches.age_seconds.set(current.loaded.elapsed().as_secs_f64());
-        self.metrics.switches.data_age_seconds.set(data_age(current.trained_unix_ms));
+        self.metrics.switches.freshness_seconds.set(freshness(current.trained_unix_ms));
+        let rows = current.store.row_memory();
+        self.metrics.store.ram_bytes.set(rows.ram as f64);
+        self.metrics.store.mapped_bytes.set(rows.mapped as f64);
         drop(current);
         if let LookupTier::Gpu(tier) = &self.lookup_tier {
             let bytes = tier.context_bytes();
@@ -386,7 +409,7 @@ pub(crate) fn read_weights(model: &Model<f32>, opened: &Opened) -> Result<Weight
 }
 
 /// Seconds since a time in milliseconds since 1970; NaN if it is not known. 0 if the clock was set back.
-fn data_age(unix_ms: Option<u64>) -> f64 {
+fn freshness(unix_ms: Option<u64>) -> f64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
     unix_ms.map_or(f64::NAN, |then| now.saturating_sub(then) as f64 / 1e3)
 }

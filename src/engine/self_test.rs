@@ -77,7 +77,7 @@ impl Engine {
         };
         let samples = SAMPLES.min(self.max_samples);
         let dense = (0..samples * self.schema.dense_width()).map(|_| draw(1 << 12) as f32 / 1024.0).collect();
-        let mut batch = Batch { samples, dense, features: Vec::new() };
+        let mut batch = Batch { samples, dense, ..Batch::default() };
         for (f, feature) in self.schema.features.iter().enumerate() {
             let of_feature = self.lookups.iter().filter(|l| l.feature == f);
             let rows = of_feature.map(|l| self.schema.tables[l.table.index()].rows).min().unwrap_or(1);

@@ -1,4 +1,4 @@
-//! Taking over a new version while batches run.
+//! Taking over another version while batches run: a newer one, or an older one again.
 //!
 //! The next version is opened and checked before. A switch adds it to the versions in use, switches the
 //! cache, and removes the old version (`versions`). No batch waits for any of this. The switch itself waits
@@ -15,12 +15,11 @@
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
-use super::versions::Served;
+use super::versions::{LoadedVersion, Served};
 use super::{Engine, LookupTier, WARM_CHUNK, read_weights};
 use crate::cache::{CacheError, FlatCache, NewRow, Switched};
-use crate::model::{Weights, WeightsError};
+use crate::model::WeightsError;
 use crate::store::{EmbeddingStore, Opened};
-use crate::sync::Arc;
 use crate::types::{TableId, Version};
 
 /// How long a switch waits for the last batch of the old version, so that this thread and no batch releases
@@ -38,12 +37,13 @@ pub(crate) enum Changes {
 
 /// A version to take over.
 pub(crate) struct NextVersion {
-    pub opened: Opened,
-    /// What [`Engine::check_next`] returned for it.
-    pub weights: Weights<f32>,
+    /// What [`Engine::accept`] returned for it.
+    pub version: LoadedVersion,
     pub changes: Changes,
     /// `cache.switch_bytes`: most bytes of changed rows that stay cached.
     pub switch_bytes: u64,
+    /// Whether another engine goes on with the old version. Otherwise the switch waits until it is released.
+    pub old_stays: bool,
 }
 
 /// What a switch has done.
@@ -60,8 +60,8 @@ pub(crate) struct Taken {
 /// Why a version cannot be taken over.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SwitchError {
-    #[error("version {got}: expected one newer than {current}")]
-    NotNewer { got: Version, current: Version },
+    #[error("version {0}: expected another one than the served version")]
+    Current(Version),
     #[error("not the schema of the served version: {0}; a restart serves it")]
     Schema(String),
     #[error(transparent)]
@@ -71,26 +71,28 @@ pub(crate) enum SwitchError {
 }
 
 impl Engine {
-    /// Checks whether the running engine can take over this version. Returns its dense weights, laid out for
-    /// the model.
+    /// Checks an opened version of the engine's model and prepares it for this engine and for others that
+    /// share it.
     ///
     /// # Errors
     /// [`SwitchError`].
-    pub(crate) fn check_next(&self, opened: &Opened) -> Result<Weights<f32>, SwitchError> {
-        self.check_newer(opened.store.version())?;
-        if let Some(difference) = self.schema.first_difference(&opened.schema) {
-            return Err(SwitchError::Schema(difference));
-        }
-        Ok(read_weights(&self.model, opened)?)
+    pub(crate) fn accept(&self, opened: Opened) -> Result<LoadedVersion, SwitchError> {
+        self.check_schema(&opened)?;
+        let weights = read_weights(&self.model, &opened)?;
+        Ok(Served::new(opened, weights).1)
     }
 
-    fn check_newer(&self, got: Version) -> Result<(), SwitchError> {
-        let current = self.version();
-        if got > current { Ok(()) } else { Err(SwitchError::NotNewer { got, current }) }
+    /// Checks that an opened version has the schema of this engine.
+    ///
+    /// # Errors
+    /// [`SwitchError::Schema`].
+    pub(crate) fn check_schema(&self, opened: &Opened) -> Result<(), SwitchError> {
+        let difference = self.schema.first_difference(&opened.schema);
+        difference.map_or(Ok(()), |difference| Err(SwitchError::Schema(difference)))
     }
 
     /// The version that later batches use.
-    pub(crate) fn served(&self) -> Arc<Served> {
+    pub(crate) fn served(&self) -> LoadedVersion {
         self.versions.current()
     }
 
@@ -99,7 +101,7 @@ impl Engine {
         self.metrics.switches.refused.increment(1);
     }
 
-    /// Takes over a version that [`Self::check_next`] has accepted: later batches use it. Must not be called
+    /// Takes over a version that [`Self::accept`] has accepted: later batches use it. Must not be called
     /// on a request's path.
     ///
     /// # Errors
@@ -107,12 +109,11 @@ impl Engine {
     pub(crate) fn switch(&self, next: NextVersion) -> Result<Taken, SwitchError> {
         let _one_at_a_time = self.switching.lock().unwrap_or_else(PoisonError::into_inner);
         let started = Instant::now();
-        let NextVersion { opened: Opened { store, training, .. }, weights, changes, switch_bytes } = next;
-        let (from, to) = (self.version(), store.version());
-        // Since it was accepted, another switch may have taken place.
-        self.check_newer(to)?;
-        let trained_unix_ms = training.map(|training| training.last_batch_unix_ms);
-        let new = Arc::new(Served { weights, store, trained_unix_ms, loaded: Instant::now() });
+        let NextVersion { version: new, changes, switch_bytes, old_stays } = next;
+        let (from, to) = (self.version(), new.version());
+        if from == to {
+            return Err(SwitchError::Current(to));
+        }
         self.versions.begin(to, new.clone());
         let old = self.versions.current();
         let mut rows = NextRows { old: &old, new: &new, left: switch_bytes, offered: Vec::new() };
@@ -134,7 +135,9 @@ impl Engine {
         metrics.seconds.record(started.elapsed());
         metrics.carried.increment(taken.carried);
         metrics.dropped.increment(taken.dropped);
-        wait_for_last(old);
+        if !old_stays {
+            wait_for_last(old);
+        }
         Ok(taken)
     }
 
@@ -229,9 +232,9 @@ impl<'r> NextRows<'r> {
 }
 
 /// Waits until no batch uses a version, then releases it.
-fn wait_for_last(old: Arc<Served>) {
+fn wait_for_last(old: LoadedVersion) {
     let until = Instant::now() + MAX_WAIT;
-    while Arc::strong_count(&old) > 1 && Instant::now() < until {
+    while LoadedVersion::strong_count(&old) > 1 && Instant::now() < until {
         std::thread::sleep(WAIT_STEP);
     }
 }

@@ -7,13 +7,14 @@
 //! **Why the version of a pin is always here.** A switch adds the next version before the cache makes it
 //! current. It removes the old one after the cache has waited for all batches with a pin of the old version.
 //!
-//! A version's memory and its files are released with the last reference to it.
+//! A version's memory and its files are released with the last reference to it. Several engines may share it.
 
 use std::sync::PoisonError;
 use std::time::Instant;
 
 use crate::model::Weights;
-use crate::store::EmbeddingStore;
+use crate::schema::Schema;
+use crate::store::{EmbeddingStore, Opened};
 use crate::sync::{Arc, RwLock};
 use crate::types::Version;
 
@@ -25,6 +26,23 @@ pub(crate) struct Served {
     pub trained_unix_ms: Option<u64>,
     /// When it was loaded.
     pub loaded: Instant,
+}
+
+/// A loaded version, which the engines that use it share.
+pub(crate) type LoadedVersion = Arc<Served>;
+
+impl Served {
+    /// An opened version with its weights, laid out for the model. Also returns its schema.
+    pub(crate) fn new(opened: Opened, weights: Weights<f32>) -> (Schema, LoadedVersion) {
+        let Opened { schema, store, training, .. } = opened;
+        let trained_unix_ms = training.map(|training| training.last_batch_unix_ms);
+        (schema, Arc::new(Self { weights, store, trained_unix_ms, loaded: Instant::now() }))
+    }
+
+    /// The number of the version.
+    pub(crate) fn version(&self) -> Version {
+        self.store.version()
+    }
 }
 
 /// The versions that are in use. `T` is [`Served`], or what a model checker puts in its place.
@@ -43,8 +61,8 @@ struct Numbered<T> {
 }
 
 impl<T> Versions<T> {
-    pub(crate) fn new(version: Version, parts: T) -> Self {
-        let current = Numbered { version, parts: Arc::new(parts) };
+    pub(crate) fn new(version: Version, parts: Arc<T>) -> Self {
+        let current = Numbered { version, parts };
         Self(RwLock::new(InUse { current, next: None }))
     }
 

@@ -1,3 +1,5 @@
+mod fuzz;
+
 use std::path::Path;
 use std::sync::Arc;
 

@@ -50,10 +50,17 @@ fn every_metric_is_described() {
     let training = metrics.training("m");
     training.series.publish_seconds.record(0.1);
     training.series.pause_seconds.record(0.1);
+    metrics.certificate_expiry().set(1.0);
+    let (_label, shadow) = (metrics.label("m", "stable"), metrics.shadow("m"));
+    shadow.difference.record(0.1);
     let page = metrics.render();
     for Spec(name, _, help) in ALL.into_iter().flatten() {
         assert!(page.contains(&format!("# HELP {name} {help}")), "{name} in\n{page}");
         assert!(page.contains(&format!("# TYPE {name} ")), "{name} in\n{page}");
+    }
+    for name in ["process_cpu_seconds_total", "process_open_fds", "process_max_fds", "process_threads"] {
+        assert!(page.contains(&format!("# HELP {name} ")), "{name} in\n{page}");
+        assert!(page.contains(&format!("\n{name} ")), "{name} in\n{page}");
     }
     assert!(!page.contains("summary"), "a histogram without buckets:\n{page}");
 }

@@ -1,6 +1,7 @@
 //! The gRPC port: one task for each connection, and the limits on what its client may leave undone.
 //!
-//! * The HTTP/2 preface must arrive within `server.handshake_seconds`.
+//! * The HTTP/2 preface must arrive, after the TLS handshake (`socket.rs`), within
+//!   `server.handshake_seconds`.
 //! * An answer must leave within `server.write_seconds`, otherwise its connection is closed. A client that
 //!   reads nothing, or grants no window, would hold memory and places for other calls.
 //! * A connection without calls for `server.grpc_idle_seconds` gets GOAWAY, and is closed soon after.
@@ -23,7 +24,6 @@ use hyper::body::Incoming;
 use hyper::server::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use prost::bytes::Bytes;
-use tokio::net::TcpStream;
 use tokio::sync::{OwnedSemaphorePermit, mpsc, watch};
 use tokio::time::Instant;
 use tonic::Status;
@@ -31,9 +31,10 @@ use tonic::body::Body;
 use tonic::codegen::BoxFuture;
 use tonic::codegen::http::{Request, Response};
 
+use super::charge::Charge;
 use super::listener::{Connection, Limited};
-use super::meter::Charge;
 use super::route::GrpcService;
+use super::socket::Socket;
 use super::{Shared, stopped};
 use crate::config::ServerConfig;
 
@@ -119,7 +120,7 @@ impl<S: GrpcService> GrpcPort<S> {
 
     fn connection(
         &self,
-        stream: TcpStream,
+        stream: Socket,
         permit: OwnedSemaphorePermit,
         http2: &http2::Builder<TokioExecutor>,
     ) -> impl Future<Output = ()> + Send + 'static {

@@ -302,7 +302,8 @@ pub(crate) fn response(scores: Scores, schema: &Schema) -> proto::PredictRespons
         let counted = counts.into_iter().zip(&schema.features).filter(|(count, _)| *count > 0);
         absent.extend(counted.map(|(count, f)| proto::AbsentIds { feature: f.name.clone(), count }));
     }
-    proto::PredictResponse { scores: scores.probabilities, version: scores.version.0, absent }
+    let Scores { version, probabilities, logits, .. } = scores;
+    proto::PredictResponse { scores: probabilities, version: version.0, absent, logits }
 }
 
 /// The response message of `GetModel`.
@@ -341,6 +342,7 @@ pub(crate) fn description(model: &Description, limits: proto::Limits) -> proto::
         features: features.collect(),
         limits: Some(limits),
         model_toml: schema.to_toml(),
+        ..proto::GetModelResponse::default()
     }
 }
 

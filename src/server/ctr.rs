@@ -1,38 +1,100 @@
 //! The native service, `flechette.v1.Ctr`.
 //!
-//! A call finds the model, converts the message, queues the batch, awaits the ticket and converts the scores.
-//! A guard ([`Account`]) counts and times each Predict call of a loaded model once, even if the client
-//! disconnects.
+//! A Predict call, and each request of a PredictStream call, takes the path of a scored request
+//! (`pending.rs`). A Learn call is checked like one, and stored.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use tonic::{Code, Request, Response, Status};
+use tonic::{Code, Request, Response, Status, Streaming};
 
-use super::Shared;
-use super::convert;
+use super::charge::Kind;
 use super::gate::Call;
+use super::model::Model;
+use super::pending::{Pending, ScoreRequest};
 use super::proto::ctr_server::Ctr;
+use super::proto::predict_stream_response::Result as PredictResult;
 use super::proto::{
-    GetModelRequest, GetModelResponse, LearnRequest, LearnResponse, Limits, PredictRequest, PredictResponse,
+    self, GetModelRequest, GetModelResponse, Label, LearnRequest, LearnResponse, Limits, PredictError,
+    PredictRequest, PredictResponse, PredictStreamResponse, SetLabelRequest, SetLabelResponse,
 };
-use super::served::{Account, Served};
+use super::served::{Queued, Served};
 use super::status::CallError;
+use super::stream::Answers;
+use super::traffic::Ask;
+use super::{Shared, convert, labels};
+use crate::batcher::{Priority, Terms};
 use crate::learnlog::name_of;
 use crate::metrics::ModelMetrics;
+use crate::schema::Schema;
+use crate::types::{Follow, Scores};
 
-impl Served {
-    async fn predict(
-        &self,
-        request: PredictRequest,
-        deadline: Option<Instant>,
-    ) -> Result<PredictResponse, CallError> {
-        let requested = (request.version != 0).then_some(request.version);
-        let queued = self.queue(requested, deadline, |inputs, batch| Ok(inputs.encode(request, batch)?))?;
-        let (scores, inputs) = self.scores(queued).await?;
-        Ok(convert::response(scores, &inputs.schema))
+/// The methods that do not simply use a model.
+pub(crate) const KINDS: &[(&str, Kind)] = &[("PredictStream", Kind::Stream), ("SetLabel", Kind::Change)];
+
+impl ScoreRequest for PredictRequest {
+    type Form = ();
+    type Response = PredictResponse;
+    type Answer = PredictStreamResponse;
+
+    fn take_model(&mut self) -> String {
+        std::mem::take(&mut self.model)
     }
 
+    fn timeout(&self) -> Option<Duration> {
+        (self.timeout_ms > 0).then(|| Duration::from_millis(self.timeout_ms.into()))
+    }
+
+    fn priority(&self) -> Result<Priority, CallError> {
+        match proto::Priority::try_from(self.priority) {
+            Ok(proto::Priority::Normal) => Ok(Priority::Normal),
+            Ok(proto::Priority::High) => Ok(Priority::High),
+            Ok(proto::Priority::Low) => Ok(Priority::Low),
+            Err(_) => Err(CallError::UnknownPriority { got: self.priority }),
+        }
+    }
+
+    fn id(&self) -> &str {
+        &self.request_id
+    }
+
+    fn queue(mut self, model: &Model, terms: Terms) -> Result<(Queued, ()), CallError> {
+        let ask = Ask {
+            version: (self.version != 0).then_some(self.version),
+            label: std::mem::take(&mut self.label),
+            id: std::mem::take(&mut self.request_id),
+            terms,
+            logits: self.logits,
+        };
+        let queued = model.queue(&ask, |inputs, batch| Ok(inputs.encode(self, batch)?))?;
+        Ok((queued, ()))
+    }
+
+    fn response((): (), scores: Scores, schema: &Schema) -> PredictResponse {
+        convert::response(scores, schema)
+    }
+
+    fn answer(&self) -> impl FnOnce(Result<PredictResponse, CallError>) -> PredictStreamResponse + use<> {
+        |answered| {
+            let result = match answered {
+                Ok(response) => PredictResult::Response(response),
+                Err(error) => PredictResult::Error(error.into()),
+            };
+            PredictStreamResponse { result: Some(result) }
+        }
+    }
+}
+
+impl From<CallError> for PredictError {
+    fn from(error: CallError) -> Self {
+        // At least 1, because 0 means that the request was not refused because of overload.
+        let retry_ms = error.retry().map_or(0, |retry| retry.as_millis().max(1) as u64);
+        let status = Status::from(error);
+        Self { code: status.code() as i32, message: status.message().to_owned(), retry_ms }
+    }
+}
+
+impl Served {
     async fn learn(&self, request: LearnRequest) -> Result<LearnResponse, CallError> {
         let description = self.predict.describe();
         let Some(learner) = &self.learner else {
@@ -60,26 +122,30 @@ pub(crate) struct CtrService(pub Arc<Shared>);
 
 #[tonic::async_trait]
 impl Ctr for CtrService {
+    type PredictStreamStream = Answers<PredictRequest>;
+
     async fn predict(
         &self,
         mut request: Request<PredictRequest>,
     ) -> Result<Response<PredictResponse>, Status> {
-        let started = Instant::now();
-        let call = request.extensions_mut().remove::<Call>();
-        let deadline = call.as_ref().and_then(|call| call.deadline);
-        let mut message = request.into_inner();
-        let served = self.0.find(std::mem::take(&mut message.model))?;
-        let mut account = Account::new(self.0.clone(), served, started, deadline);
-        call.iter().for_each(Call::count);
-        let result = account.served.predict(message, deadline).await;
-        account.close(&result);
-        Ok(Response::new(result?))
+        let call: Option<Call> = request.extensions_mut().remove();
+        let pending = Pending::begin(&self.0, request.into_inner(), call.as_ref())?;
+        Ok(Response::new(pending.finish().await?))
+    }
+
+    async fn predict_stream(
+        &self,
+        mut request: Request<Streaming<PredictRequest>>,
+    ) -> Result<Response<Self::PredictStreamStream>, Status> {
+        let call = request.extensions_mut().remove();
+        Ok(Response::new(Answers::new(self.0.clone(), request.into_inner(), call)))
     }
 
     async fn learn(&self, mut request: Request<LearnRequest>) -> Result<Response<LearnResponse>, Status> {
         let call = request.extensions_mut().remove::<Call>();
         let mut message = request.into_inner();
-        let served = self.0.find(std::mem::take(&mut message.model))?;
+        let model = self.0.find(std::mem::take(&mut message.model))?;
+        let served = model.main();
         // The gate's timer drops this future at the deadline.
         let mut account = LearnAccount(&served.metrics, Code::Cancelled);
         if let Some(deadline) = call.as_ref().and_then(|call| call.deadline)
@@ -99,13 +165,39 @@ impl Ctr for CtrService {
         mut request: Request<GetModelRequest>,
     ) -> Result<Response<GetModelResponse>, Status> {
         let call = request.extensions_mut().remove::<Call>();
-        let served = self.0.find(request.into_inner().model)?;
+        let model = self.0.find(request.into_inner().model)?;
         call.iter().for_each(Call::count);
+        let served = model.stable();
         served.metrics.requests.count(Code::Ok as i32);
         let limits = Limits {
             max_samples: served.limits.max_samples as u32,
             max_bytes: served.limits.max_bytes as u64,
         };
-        Ok(Response::new(convert::description(&served.predict.describe(), limits)))
+        let labels = model.named().map(|(label, follow, version)| Label {
+            label: label.to_owned(),
+            version: version.unwrap_or(0),
+            latest: follow == Follow::Latest,
+        });
+        Ok(Response::new(GetModelResponse {
+            versions: model.versions().into_iter().map(|(version, _)| version).collect(),
+            labels: labels.collect(),
+            ..convert::description(&served.predict.describe(), limits)
+        }))
+    }
+
+    async fn set_label(
+        &self,
+        mut request: Request<SetLabelRequest>,
+    ) -> Result<Response<SetLabelResponse>, Status> {
+        let call: Option<Call> = request.extensions_mut().remove();
+        let request = request.into_inner();
+        let model = self.0.models.get(&request.model);
+        let changed = labels::set(&self.0, request).await;
+        if let (Some(call), Some(model)) = (call, model) {
+            call.count();
+            let code = changed.as_ref().map_or_else(CallError::code, |_| Code::Ok);
+            model.main().metrics.requests.count(code as i32);
+        }
+        Ok(Response::new(SetLabelResponse { version: changed?.map_or(0, |version| version.0) }))
     }
 }

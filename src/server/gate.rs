@@ -1,7 +1,8 @@
 //! A layer around every call of a service that scores. It sees a call before its message is decoded.
 //!
 //! * The calls in flight of all connections are counted and limited, and so is the memory of their messages
-//!   (`meter.rs`).
+//!   (`charge.rs`, `meter.rs`), in all and for each model. Calls of an overloaded model are refused before
+//!   their message is decoded (`pressure.rs`).
 //! * `grpc-timeout` becomes a deadline for the batcher, and a timer. The timer of tonic would answer
 //!   `CANCELLED`, but the protocol requires `DEADLINE_EXCEEDED`. The gate's timer starts first and is polled
 //!   first, so its answer is sent.
@@ -26,8 +27,8 @@ use tonic::server::NamedService;
 use tonic::{Code, Status};
 
 use super::Shared;
-use super::meter::{Charge, Layout, Metered};
-use super::pressure::overloaded;
+use super::charge::{Charge, Kind};
+use super::meter::{Layout, Metered};
 
 /// A call, as the gate passes it to the service in the request's extensions.
 #[derive(Clone)]
@@ -53,33 +54,18 @@ pub(crate) struct Gate<S> {
     shared: Arc<Shared>,
     /// The layout of the service's requests.
     requests: &'static Layout,
-    /// The method that has a stream of requests, if there is one.
-    stream: Option<&'static str>,
+    /// The methods that do not simply use a model.
+    kinds: &'static [(&'static str, Kind)],
 }
 
 impl<S> Gate<S> {
-    pub(crate) fn new(inner: S, shared: Arc<Shared>, requests: &'static Layout) -> Self {
-        Self { inner, shared, requests, stream: None }
-    }
-
-    /// Names the method that has a stream of requests.
-    pub(crate) fn with_stream(self, method: &'static str) -> Self {
-        Self { stream: Some(method), ..self }
-    }
-
-    /// Refuses a call for which there is no place.
-    fn full(&self, in_flight: usize) -> Option<Status> {
-        let limit = self.shared.max_requests;
-        let text = || format!("calls in flight: limit {limit} (server.max_requests), got {in_flight}");
-        (in_flight > limit).then(|| Status::resource_exhausted(text()))
-    }
-
-    /// Refuses a call that would take too long.
-    fn too_long(&self, in_flight: usize, deadline: Option<Instant>) -> Option<Status> {
-        let takes = self.shared.too_long(in_flight, deadline)?;
-        self.shared.pressure.refused();
-        let text = format!("overloaded: a call takes about {} ms now", takes.as_millis());
-        Some(overloaded(text, takes))
+    pub(crate) fn new(
+        inner: S,
+        shared: Arc<Shared>,
+        requests: &'static Layout,
+        kinds: &'static [(&'static str, Kind)],
+    ) -> Self {
+        Self { inner, shared, requests, kinds }
     }
 }
 
@@ -104,15 +90,13 @@ where
         // Computed before the future runs, because tonic starts its own timer right after this function.
         let deadline = timeout(request.headers()).and_then(|rest| Instant::now().checked_add(rest));
         let method = request.uri().path().rsplit('/').next();
-        let stream = self.stream.is_some_and(|stream| method == Some(stream));
-        let enter = if stream { Charge::enter_stream } else { Charge::enter };
-        let (charge, in_flight) = enter(self.shared.clone());
+        let kind =
+            self.kinds.iter().find(|(name, _)| method == Some(name)).map_or(Kind::Use, |(_, kind)| *kind);
+        let (charge, entered) = Charge::enter(&self.shared, deadline, kind);
         let call = Call { deadline, counted: Arc::default(), charge: charge.clone() };
         let mut passage =
             Passage { shared: self.shared.clone(), counted: call.counted.clone(), code: Code::Cancelled };
-        let full = self.full(in_flight);
-        if let Some(status) = full.or_else(|| if stream { None } else { self.too_long(in_flight, deadline) })
-        {
+        if let Err(status) = entered {
             passage.code = status.code();
             return Box::pin(async move {
                 let _held = (passage, charge);
@@ -122,7 +106,7 @@ where
         let mut request = request.map(|body| Body::new(Metered::new(body, self.requests, charge.clone())));
         request.extensions_mut().insert(call);
         let answer = self.inner.call(request);
-        if stream {
+        if kind == Kind::Stream {
             return Box::pin(async move {
                 let mut response = passage.stream(answer.await?);
                 response.extensions_mut().insert(charge);
@@ -138,6 +122,9 @@ where
                 },
             };
             let mut response = passage.leave(response);
+            if !response.headers().contains_key("grpc-status") {
+                charge.answered();
+            }
             // The call keeps its place and its memory until its answer has left (`connection.rs`).
             response.extensions_mut().insert(charge);
             Ok(response)
@@ -157,7 +144,6 @@ impl Passage {
         // Only a response without a message has its status in the headers.
         let Some(status) = response.headers().get("grpc-status") else {
             self.code = Code::Ok;
-            self.shared.pressure.answered();
             return response;
         };
         self.code = Code::from_bytes(status.as_bytes());

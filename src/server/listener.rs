@@ -16,13 +16,13 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, Sleep};
-use tonic::codegen::tokio_stream::Stream;
+use tonic::codegen::tokio_stream::Stream as _;
 use tonic::transport::server::TcpIncoming;
 
 use super::connection::Link;
+use super::socket::Socket;
 
 /// The wait after a connection could not be accepted. Without it the port would be a busy loop.
 const RETRY: Duration = Duration::from_millis(100);
@@ -30,10 +30,14 @@ const RETRY: Duration = Duration::from_millis(100);
 /// Accepting works again if it has not failed for this long.
 const RECOVERED: Duration = Duration::from_secs(5);
 
+/// What the next connection needs for its TLS handshake; `None`: it is not encrypted.
+pub(crate) type NextTls = Box<dyn Fn() -> Option<Arc<rustls::ServerConfig>> + Send>;
+
 /// The connections of one port, at most `limit` at a time.
 pub(crate) struct Limited {
     key: &'static str,
     incoming: TcpIncoming,
+    tls: NextTls,
     permits: Arc<Semaphore>,
     limit: usize,
     /// Whether the last connection was refused. Only the first refusal in a row is logged.
@@ -43,18 +47,19 @@ pub(crate) struct Limited {
 }
 
 impl Limited {
-    pub(crate) fn new(key: &'static str, incoming: TcpIncoming, limit: usize) -> Self {
+    pub(crate) fn new(key: &'static str, incoming: TcpIncoming, tls: NextTls, limit: usize) -> Self {
         let permits = Arc::new(Semaphore::new(limit));
-        Self { key, incoming, permits, limit, full: false, failed: None }
+        Self { key, incoming, tls, permits, limit, full: false, failed: None }
     }
 
     /// The next connection, with its permit. Nothing is lost if the future is dropped.
-    pub(crate) async fn accept(&mut self) -> (TcpStream, OwnedSemaphorePermit) {
+    pub(crate) async fn accept(&mut self) -> (Socket, OwnedSemaphorePermit) {
         loop {
             match poll_fn(|cx| Pin::new(&mut self.incoming).poll_next(cx)).await {
-                Some(Ok(stream)) => {
+                Some(Ok(tcp)) => {
                     self.accepts();
-                    if let Some(permit) = self.permit() {
+                    let Some(permit) = self.permit() else { continue };
+                    if let Ok(stream) = Socket::new(self.key, tcp, (self.tls)()) {
                         return (stream, permit);
                     }
                 }
@@ -117,12 +122,9 @@ impl axum::serve::Listener for HttpPort {
     type Addr = SocketAddr;
 
     async fn accept(&mut self) -> (Connection, SocketAddr) {
-        loop {
-            let (stream, permit) = self.port.accept().await;
-            if let Ok(address) = stream.peer_addr() {
-                return (Connection::http(stream, permit, self.times), address);
-            }
-        }
+        let (stream, permit) = self.port.accept().await;
+        let peer = stream.peer;
+        (Connection::http(stream, permit, self.times), peer)
     }
 
     fn local_addr(&self) -> io::Result<SocketAddr> {
@@ -132,7 +134,7 @@ impl axum::serve::Listener for HttpPort {
 
 /// A connection with its permit.
 pub(crate) struct Connection {
-    stream: TcpStream,
+    stream: Socket,
     /// On the HTTP port: the longest time without an answer, and its timer.
     overdue: Option<(Duration, Pin<Box<Sleep>>)>,
     /// On the gRPC port: counts and limits the bytes that arrive.
@@ -141,16 +143,16 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    fn http(stream: TcpStream, permit: OwnedSemaphorePermit, times: AnswerTimes) -> Self {
+    fn http(stream: Socket, permit: OwnedSemaphorePermit, times: AnswerTimes) -> Self {
         let overdue = Some((times.next, Box::pin(tokio::time::sleep(times.first))));
         Self { stream, overdue, link: None, _permit: permit }
     }
 
-    pub(crate) fn grpc(stream: TcpStream, permit: OwnedSemaphorePermit, link: Arc<Link>) -> Self {
+    pub(crate) fn grpc(stream: Socket, permit: OwnedSemaphorePermit, link: Arc<Link>) -> Self {
         Self { stream, overdue: None, link: Some(link), _permit: permit }
     }
 
-    fn stream(self: Pin<&mut Self>) -> Pin<&mut TcpStream> {
+    fn stream(self: Pin<&mut Self>) -> Pin<&mut Socket> {
         Pin::new(&mut self.get_mut().stream)
     }
 

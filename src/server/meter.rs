@@ -7,12 +7,11 @@
 //! decoded size before the decoder sees the entry. It refuses what it cannot parse, so nothing is decoded
 //! that was not charged.
 
+mod asked;
 mod layout;
 
-use std::collections::VecDeque;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use http_body::{Frame, SizeHint};
@@ -21,7 +20,8 @@ use tokio::time::{Instant, Sleep, sleep_until};
 use tonic::Status;
 use tonic::body::Body;
 
-use super::Shared;
+use super::charge::Charge;
+use asked::Asked;
 pub(crate) use layout::{CTR, KSERVE, Layout};
 use layout::{DEPTH, Field, LIMITS, Limit};
 
@@ -53,8 +53,8 @@ enum State {
     Key(Varint),
     /// The length of the field with this key. The varint holds the bytes read so far.
     Length(u64, Varint),
-    /// A number. Its value does not matter.
-    Number(Varint),
+    /// The number of the field with this key.
+    Number(u64, Varint),
     /// The value of a field, with `left` bytes to read. Each number in it takes
     /// `each` bytes of memory when it is decoded.
     Bytes { left: usize, each: usize },
@@ -100,13 +100,14 @@ struct Meter {
     entries: [usize; LIMITS],
     /// What the current message costs so far.
     cost: usize,
+    asked: Asked,
 }
 
 impl Meter {
     fn new(layout: &'static Layout, max_bytes: usize) -> Self {
         let state = State::Prefix { read: 0, length: 0 };
         let levels = [Level { layout, left: 0 }; DEPTH];
-        Self { state, max_bytes, levels, depth: 1, entries: [0; LIMITS], cost: 0 }
+        Self { state, max_bytes, levels, depth: 1, entries: [0; LIMITS], cost: 0, asked: Asked::default() }
     }
 
     /// Parses the next bytes of the body. Returns the memory that they take, encoded and decoded. Calls
@@ -132,12 +133,13 @@ impl Meter {
                     }
                     bytes = later;
                     self.spend(now.len())?;
+                    self.asked.read(now);
                     match left - now.len() {
                         0 => self.next(),
                         left => self.state = State::Bytes { left, each },
                     }
                 }
-                State::Key(_) | State::Length(..) | State::Number(_) => {
+                State::Key(_) | State::Length(..) | State::Number(..) => {
                     self.spend(1)?;
                     cost += self.number(*first)?;
                     bytes = rest;
@@ -163,6 +165,7 @@ impl Meter {
         if read == 4 {
             self.levels[0].left = length as usize;
             self.entries = [0; LIMITS];
+            self.asked = Asked::default();
             self.state = match length as usize {
                 0 => State::Prefix { read: 0, length: 0 },
                 message if message > self.max_bytes => State::Refused,
@@ -191,8 +194,12 @@ impl Meter {
                     return self.delimited(field, length);
                 }
             }
-            State::Number(varint) => {
-                if varint.push(byte)?.is_some() {
+            State::Number(field, varint) => {
+                let field = *field;
+                if let Some(number) = varint.push(byte)? {
+                    if let Field::Priority = self.level().layout.field(field) {
+                        self.asked.number(number);
+                    }
                     self.next();
                     return Ok(0);
                 }
@@ -213,14 +220,18 @@ impl Meter {
             return Err(Fault::Malformed("a field number that is not valid"));
         }
         self.state = match key & 7 {
-            0 => State::Number(Varint::default()),
+            0 => State::Number(field, Varint::default()),
             1 => State::Bytes { left: 8, each: 0 },
             2 => State::Length(field, Varint::default()),
             5 => State::Bytes { left: 4, each: 0 },
             _ => return Err(Fault::Malformed("a group, which the protocol does not use")),
         };
-        // A number that is not packed costs one entry of its vector.
         Ok(match self.level().layout.field(field) {
+            // The decoder takes an entry of a map as a message even if its key says that it is a number.
+            Field::Parameter(..) | Field::Flat(..) if key & 7 != 2 => {
+                return Err(Fault::Malformed("an entry of a map that is not a message"));
+            }
+            // A number that is not packed costs one entry of its vector.
             Field::Fixed(each) | Field::Varints(each) if key & 7 != 2 => each,
             _ => 0,
         })
@@ -233,7 +244,16 @@ impl Meter {
         let length = length.ok_or(Fault::Malformed("a field is longer than its message"))?;
         let mut each = 0;
         let cost = match layout.field(field) {
-            Field::Other => length,
+            Field::Other | Field::Priority => length,
+            field @ Field::Model => {
+                self.asked.begin(field, length);
+                length
+            }
+            field @ Field::Parameter(entry, limit) => {
+                self.count(limit)?;
+                self.asked.begin(field, length);
+                entry + length
+            }
             Field::Slices(entry) => entry,
             Field::Flat(entry, limit) => {
                 self.count(limit)?;
@@ -278,6 +298,7 @@ impl Meter {
 
     /// Ends a field: the key of a field or the next message follows.
     fn next(&mut self) {
+        self.asked.end();
         while self.depth > 1 && self.level().left == 0 {
             self.depth -= 1;
         }
@@ -285,93 +306,6 @@ impl Meter {
             0 => State::Prefix { read: 0, length: 0 },
             _ => State::Key(Varint::default()),
         };
-    }
-}
-
-/// A call in flight: its place, and its memory, which counts towards `server.max_inflight_bytes`. Both are
-/// free when this is dropped.
-pub(crate) struct Charge {
-    shared: Arc<Shared>,
-    bytes: AtomicUsize,
-    /// `None` for a call with a single message.
-    stream: Option<OfStream>,
-}
-
-/// A stream's messages.
-#[derive(Default)]
-struct OfStream {
-    /// The cost of each complete message that was not released yet.
-    messages: Mutex<VecDeque<usize>>,
-    /// Set when the stream is not read any more, until it is read again.
-    paused: AtomicBool,
-}
-
-impl Charge {
-    /// Counts a call. Also returns the number of calls in flight.
-    pub(crate) fn enter(shared: Arc<Shared>) -> (Arc<Self>, usize) {
-        Self::enter_as(shared, None)
-    }
-
-    /// Counts a stream, whose messages are released one by one. Also returns the number of calls in flight.
-    pub(crate) fn enter_stream(shared: Arc<Shared>) -> (Arc<Self>, usize) {
-        shared.streams.fetch_add(1, Ordering::AcqRel);
-        Self::enter_as(shared, Some(OfStream::default()))
-    }
-
-    fn enter_as(shared: Arc<Shared>, stream: Option<OfStream>) -> (Arc<Self>, usize) {
-        let in_flight = shared.in_flight.fetch_add(1, Ordering::AcqRel) + 1;
-        (Arc::new(Self { shared, bytes: AtomicUsize::new(0), stream }), in_flight)
-    }
-
-    /// A message has arrived completely.
-    fn ended(&self, cost: usize) {
-        if let Some(stream) = &self.stream {
-            stream.messages.lock().unwrap_or_else(PoisonError::into_inner).push_back(cost);
-        }
-    }
-
-    /// Releases the memory of the first message of a stream, which was converted.
-    pub(crate) fn release_first(&self) {
-        let first =
-            |stream: &OfStream| stream.messages.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
-        let cost = self.stream.as_ref().and_then(first).unwrap_or(0);
-        self.bytes.fetch_sub(cost, Ordering::Relaxed);
-        self.shared.in_flight_bytes.fetch_sub(cost, Ordering::AcqRel);
-    }
-
-    /// The stream is not read for a while, so its client cannot complete a message.
-    pub(crate) fn pause(&self) {
-        if let Some(stream) = &self.stream {
-            stream.paused.store(true, Ordering::Relaxed);
-        }
-    }
-
-    /// Whether the stream was paused, and is read again.
-    fn resumed(&self) -> bool {
-        self.stream.as_ref().is_some_and(|stream| stream.paused.swap(false, Ordering::Relaxed))
-    }
-
-    fn add(&self, bytes: usize) -> Result<(), Status> {
-        let limit = self.shared.max_inflight_bytes;
-        let own = self.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
-        let all = self.shared.in_flight_bytes.fetch_add(bytes, Ordering::AcqRel) + bytes;
-        if all <= limit {
-            return Ok(());
-        }
-        Err(Status::resource_exhausted(format!(
-            "bytes of calls in flight: limit {limit} (server.max_inflight_bytes), got {all}, {own} of them \
-             for this call's message so far"
-        )))
-    }
-}
-
-impl Drop for Charge {
-    fn drop(&mut self) {
-        self.shared.in_flight_bytes.fetch_sub(*self.bytes.get_mut(), Ordering::AcqRel);
-        self.shared.in_flight.fetch_sub(1, Ordering::AcqRel);
-        if self.stream.is_some() {
-            self.shared.streams.fetch_sub(1, Ordering::AcqRel);
-        }
     }
 }
 
@@ -390,7 +324,7 @@ pub(crate) struct Metered {
 impl Metered {
     pub(crate) fn new(body: Body, layout: &'static Layout, charge: Arc<Charge>) -> Self {
         let meter = Meter::new(layout, charge.shared.limits.max_bytes);
-        let due = charge.stream.is_none().then(|| Instant::now() + charge.shared.limits.body);
+        let due = (!charge.is_stream()).then(|| Instant::now() + charge.shared.limits.body);
         Self { body, meter, charge, due, late: None }
     }
 
@@ -400,7 +334,7 @@ impl Metered {
         let late = self.late.get_or_insert_with(|| Box::pin(sleep_until(due)));
         ready!(late.as_mut().poll(cx));
         let limit = self.charge.shared.limits.body.as_secs_f64();
-        let since = if self.charge.stream.is_some() { "first byte" } else { "headers" };
+        let since = if self.charge.is_stream() { "first byte" } else { "headers" };
         let text = format!("message: it must be complete {limit} s (server.body_seconds) after its {since}");
         Poll::Ready(Status::deadline_exceeded(text))
     }
@@ -440,10 +374,14 @@ impl http_body::Body for Metered {
             ended = true;
             this.charge.ended(message);
         });
-        if this.charge.stream.is_some() {
+        if this.charge.is_stream() {
             this.set_due(ended);
         }
-        let charged = charged.map_err(Status::from).and_then(|cost| this.charge.add(cost));
+        let charged = charged.map_err(Status::from).and_then(|cost| {
+            this.meter.asked.model.take().map_or(Ok(()), |model| this.charge.name(&model))?;
+            this.charge.add(cost)?;
+            if ended { this.charge.admit(this.meter.asked.priority) } else { Ok(()) }
+        });
         match charged {
             Ok(()) => polled,
             Err(status) => Poll::Ready(Some(Err(status))),

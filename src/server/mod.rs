@@ -3,8 +3,8 @@
 //! The server knows a model only as [`Predict`], and calls each through its own batcher. [`Server::bind`]
 //! binds both ports, so that a port in use is reported before anything runs. [`Server::run`] serves until its
 //! shutdown future ends, and then drains. [`Registry`] changes the served models meanwhile (`models.rs`,
-//! `not_served.rs`). Two protocols share the path of a scored request (`served.rs`): the native one
-//! (`ctr.rs`) and KServe v2 (`kserve/`). The drain:
+//! `not_served.rs`). Two protocols share the path of a scored request (`pending.rs`, `model.rs`) and streams
+//! of requests (`stream.rs`): the native one (`ctr.rs`) and KServe v2 (`kserve/`). The drain:
 //!
 //! 1. `/readyz` answers 503 and health is `NOT_SERVING`, for `server.drain_delay_seconds`. Calls and new
 //!    connections are still served, because clients notice this only after some time. Then new connections
@@ -14,22 +14,34 @@
 //! 3. The batchers answer queued requests, or abandon them when the time is over. The logs of learned samples
 //!    are closed. HTTP stops last.
 
+mod charge;
 mod connection;
 mod convert;
 mod ctr;
 mod descriptors;
+#[cfg(test)]
+#[cfg(not(flechette_loom))]
+mod fuzz;
 mod gate;
 mod kserve;
+mod labels;
 mod listener;
 mod meter;
+mod model;
 mod models;
 mod not_served;
+mod pending;
 mod pressure;
 mod registry;
 mod repository;
 mod route;
+mod security;
 mod served;
+mod shadow;
+mod socket;
 mod status;
+mod stream;
+mod traffic;
 mod web;
 
 use std::io;
@@ -48,22 +60,26 @@ use tonic_health::ServingStatus;
 use tonic_health::pb::health_server::{Health, HealthServer};
 use tonic_health::server::HealthReporter;
 
-use crate::config::{BatcherConfig, LearnConfig, ServerConfig};
+use crate::config::{AuthConfig, Batchers, LearnConfig, ServerConfig, TlsConfig};
 use crate::learnlog::Learner;
 use crate::metrics::Metrics;
 use crate::predict::Predict;
 
 use connection::GrpcPort;
 use listener::{AnswerTimes, HttpPort, Limited};
+use model::Model;
 use models::Models;
+pub(crate) use models::{Loaded, NotChanged};
 use not_served::{NotServed, Reason};
-use pressure::Pressure;
 pub(crate) use repository::{Change, ChangeError, Repository};
 use route::GrpcService;
-use served::Served;
+use security::{Guard, Security};
 use status::CallError;
+pub(crate) use traffic::Labels;
 
 pub(crate) use registry::Registry;
+pub use security::FileError;
+pub(crate) use security::token_lines;
 
 /// The messages and services of `proto/flechette/v1/ctr.proto`.
 #[allow(missing_docs, clippy::all, clippy::unwrap_used, clippy::expect_used)]
@@ -103,8 +119,10 @@ pub struct ServerParts {
     pub models: Vec<Arc<dyn Predict>>,
     pub metrics: Arc<Metrics>,
     pub server: ServerConfig,
-    /// Settings of each model's batcher.
-    pub batcher: BatcherConfig,
+    /// `None`: nothing is encrypted.
+    pub tls: Option<TlsConfig>,
+    pub auth: AuthConfig,
+    pub batchers: Batchers,
     /// Where samples of Learn calls are stored; `None`: no model takes them.
     pub learning: Option<Learning>,
 }
@@ -137,6 +155,8 @@ pub enum ServerError {
     Thread(io::Error),
     #[error("learn.enabled: model {model:?}: {error}")]
     Learn { model: String, error: String },
+    #[error(transparent)]
+    File(#[from] FileError),
     #[error("reflection: {0}")]
     Reflection(#[from] tonic_reflection::server::Error),
     #[error("gRPC server: {0}")]
@@ -164,6 +184,7 @@ struct Shared {
     models: Models,
     not_served: NotServed,
     metrics: Arc<Metrics>,
+    security: Arc<Security>,
     limits: RequestLimits,
     max_requests: usize,
     max_inflight_bytes: usize,
@@ -175,12 +196,11 @@ struct Shared {
     closing: watch::Sender<bool>,
     /// What loads and unloads models, if that is possible.
     repository: OnceLock<Arc<dyn Repository>>,
-    /// Calls whose answer has not left, counted by [`meter::Charge`].
+    /// Calls whose answer has not left, counted by [`charge::Charge`].
     in_flight: AtomicUsize,
-    /// Those of them that are streams.
-    streams: AtomicUsize,
-    pressure: Pressure,
-    /// Memory of their messages, counted by [`meter::Charge`], and of answers (`connection.rs`).
+    /// Those of them that have a place.
+    places: AtomicUsize,
+    /// Memory of their messages, counted by [`charge::Charge`], and of answers (`connection.rs`).
     in_flight_bytes: AtomicUsize,
 }
 
@@ -189,21 +209,14 @@ impl Shared {
         self.draining.load(Ordering::Acquire)
     }
 
-    /// How long a call would take, if that is too long, with this many calls in flight. Streams take places
-    /// even when they are idle, so they say nothing about it.
-    fn too_long(&self, in_flight: usize, deadline: Option<std::time::Instant>) -> Option<Duration> {
-        let calls = in_flight.saturating_sub(self.streams.load(Ordering::Acquire));
-        self.pressure.too_long(calls, deadline)
-    }
-
     fn ready(&self) -> bool {
         self.not_ready().is_none()
     }
 
     /// The served model of this name.
-    fn find(&self, model: String) -> Result<Arc<Served>, CallError> {
+    fn find(&self, model: String) -> Result<Arc<Model>, CallError> {
         match self.models.get(&model) {
-            Some(served) => Ok(served),
+            Some(model) => Ok(model),
             None => Err(match self.not_served.get(&model) {
                 None => CallError::NoModel { model: convert::clip(model) },
                 Some(Reason::Loading) => CallError::Loading { model },
@@ -226,8 +239,8 @@ impl Shared {
         if models.is_empty() {
             return Some("no model is served".to_owned());
         }
-        let names = models.into_iter().filter(|(_, served)| !served.predict.ready()).map(|(name, _)| name);
-        let names: Vec<String> = names.collect();
+        let names = models.into_iter().filter(|(_, model)| !model.stable().predict.ready());
+        let names: Vec<String> = names.map(|(name, _)| name).collect();
         (!names.is_empty()).then(|| format!("not ready: {}", names.join(", ")))
     }
 }
@@ -245,19 +258,22 @@ impl Server {
     /// Binds the ports and starts the batchers. Requests are answered only by [`Server::run`].
     ///
     /// # Errors
-    /// When a port cannot be bound (the error names its key and address), or a thread cannot be started.
+    /// When a file of certificates or tokens cannot be used, a port cannot be bound (the error names its key
+    /// and address), or a thread cannot be started.
     pub async fn bind(parts: ServerParts) -> Result<Self, ServerError> {
-        let ServerParts { models, metrics, server: config, batcher, learning } = parts;
+        let ServerParts { models, metrics, server: config, tls, auth, batchers, learning } = parts;
+        let security = Arc::new(Security::open(&config, tls.as_ref(), &auth, &metrics)?);
         let grpc = listen("server.grpc", config.grpc).await?;
         let http = listen("server.http", config.http).await?;
         let ServerConfig { max_samples, max_bytes, body, .. } = config;
         let limits = RequestLimits { max_samples, max_bytes, body };
-        let served = Models::new(metrics.clone(), batcher, limits, learning);
+        let served = Models::new(metrics.clone(), batchers, limits, learning);
         models.into_iter().try_for_each(|predict| served.add(predict))?;
         let shared = Shared {
             models: served,
             not_served: NotServed::default(),
             metrics,
+            security,
             limits,
             max_requests: config.max_requests,
             max_inflight_bytes: config.max_inflight_bytes,
@@ -268,8 +284,7 @@ impl Server {
             closing: watch::Sender::new(false),
             repository: OnceLock::new(),
             in_flight: AtomicUsize::new(0),
-            streams: AtomicUsize::new(0),
-            pressure: Pressure::new(),
+            places: AtomicUsize::new(0),
             in_flight_bytes: AtomicUsize::new(0),
         };
         let shares = descriptors::shares(descriptors::raise(), config.max_connections);
@@ -305,8 +320,15 @@ impl Server {
         set_health(&health, shared.ready()).await;
         let services = services(&shared, &config, health_service)?;
         let updating = tokio::spawn(update_status(shared.clone(), health.clone()));
+        let watching = tokio::spawn(shared.security.clone().watch());
+        let (security, tls) = (shared.security.clone(), shared.security.clone());
         let http = HttpPort {
-            port: Limited::new("server.http", TcpIncoming::from(http), shares.http),
+            port: Limited::new(
+                "server.http",
+                TcpIncoming::from(http),
+                Box::new(move || security.http()),
+                shares.http,
+            ),
             times: AnswerTimes { first: config.handshake.min(config.http_idle), next: config.http_idle },
         };
         let mut stop = stop_http.subscribe();
@@ -321,7 +343,8 @@ impl Server {
             max_streams: config.max_streams,
             stop: shared.closing.subscribe(),
         };
-        let mut calls = tokio::spawn(calls.serve(Limited::new("server.grpc", incoming, shares.grpc)));
+        let port = Limited::new("server.grpc", incoming, Box::new(move || tls.grpc()), shares.grpc);
+        let mut calls = tokio::spawn(calls.serve(port));
         tokio::select! {
             () = shutdown => {}
             ended = &mut calls => {
@@ -338,6 +361,7 @@ impl Server {
         let drain = Drain { shared: &shared, health, until: Instant::now() + config.drain };
         let drained = drain.finish(calls).await;
         updating.abort();
+        watching.abort();
         stop_http.send_replace(true);
         // A scraper that keeps its connection open must not keep the process alive.
         let _ = tokio::time::timeout(Duration::from_millis(200), web).await;
@@ -374,8 +398,8 @@ async fn stopped(stop: &mut watch::Receiver<bool>) {
     let _ = stop.wait_for(|stop| *stop).await;
 }
 
-/// The chain of all gRPC services. The last one added, `Ctr`, is compared first, because it has the most
-/// calls; KServe is the second.
+/// The chain of all gRPC services, behind the check of tokens. The last one added, `Ctr`, is compared first,
+/// because it has the most calls; KServe is the second.
 fn services(
     shared: &Arc<Shared>,
     config: &ServerConfig,
@@ -392,12 +416,13 @@ fn services(
             .register_encoded_file_descriptor_set(proto::DESCRIPTORS)
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
     };
-    Ok(route::Unknown
+    let chain = route::Unknown
         .or(reflection().build_v1alpha()?.max_decoding_message_size(SMALL_MESSAGE))
         .or(reflection().build_v1()?.max_decoding_message_size(SMALL_MESSAGE))
         .or(health.max_decoding_message_size(SMALL_MESSAGE))
-        .or(gate::Gate::new(kserve, shared.clone(), &meter::KSERVE).with_stream(kserve::STREAM))
-        .or(gate::Gate::new(ctr, shared.clone(), &meter::CTR)))
+        .or(gate::Gate::new(kserve, shared.clone(), &meter::KSERVE, kserve::KINDS))
+        .or(gate::Gate::new(ctr, shared.clone(), &meter::CTR, ctr::KINDS));
+    Ok(Guard::new(chain, shared.clone()))
 }
 
 async fn set_health(health: &HealthReporter, ready: bool) {
@@ -414,10 +439,12 @@ async fn update_status(shared: Arc<Shared>, health: HealthReporter) {
     let mut ticks = tokio::time::interval(UPDATE_EVERY);
     loop {
         ticks.tick().await;
-        shared.pressure.tick(ticked.elapsed());
+        let elapsed = ticked.elapsed();
         ticked = Instant::now();
-        for (_, served) in shared.models.all() {
-            served.metrics.version.set(served.predict.describe().version.0 as f64);
+        for (_, model) in shared.models.all() {
+            model.pressure().tick(elapsed);
+            let version = model.stable().predict.describe().version;
+            model.main().metrics.version.set(version.0 as f64);
         }
         let now_ready = shared.ready();
         if now_ready != ready {
@@ -453,8 +480,10 @@ impl Drain<'_> {
         let unfinished = self.shared.in_flight.load(Ordering::Acquire);
         if closed.is_err() && unfinished > 0 {
             tracing::warn!(unfinished, "server.drain_seconds have passed: open connections are closed");
-            for (_, served) in self.shared.models.all() {
-                served.batcher.abandon();
+            for (_, model) in self.shared.models.all() {
+                for served in model.engines() {
+                    served.batcher.abandon();
+                }
             }
         }
         self.join_batchers().await;
@@ -467,11 +496,12 @@ impl Drain<'_> {
         let (shared, (end, ended)) = (self.shared.clone(), oneshot::channel());
         // Not a blocking task of the runtime, whose end would wait for it.
         let joining = std::thread::Builder::new().name("drain".into()).spawn(move || {
-            for (_, served) in shared.models.all() {
-                served.batcher.join();
+            for (_, model) in shared.models.all() {
+                model.shadow().iter().for_each(|shadow| shadow.end());
+                model.engines().iter().for_each(|served| served.batcher.join());
                 // Its queue is empty if all calls finished in time. Otherwise its records are answered to
                 // nobody.
-                served.learner.iter().for_each(Learner::join);
+                model.main().learner.iter().for_each(Learner::join);
             }
             let _ = end.send(());
         });

@@ -2,33 +2,72 @@
 //!
 //! Calls find their model in a concurrent map: its shards are locked only for the copy of a reference, so a
 //! call does not wait for a model that is being added, whose batcher is started before. A model that is
-//! removed is out of the map before its batcher is closed, so that the calls which have found it are
-//! answered.
+//! removed is out of the map before its batchers are closed, so that the calls which have found it are
+//! answered. The same holds for one version of a model: a new [`Model`] without it takes the old one's place,
+//! and its batcher is closed when no call has the old one any more.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use dashmap::DashMap;
 use dashmap::mapref::entry::Entry;
 
+use super::model::{Model, Parts};
+use super::pressure::Pressure;
 use super::served::Served;
+use super::shadow::{ShadowOptions, Shadowing};
+use super::traffic::Labels;
 use super::{Learning, RequestLimits, ServerError};
 use crate::batcher::Batcher;
-use crate::config::{BatcherConfig, LearnConfig};
+use crate::config::{BatcherConfig, Batchers, LearnConfig, MAX_LABELS, TrafficConfig};
 use crate::learnlog::{self, Learner, LearnerOptions, LogError};
 use crate::metrics::{Metrics, ModelMetrics};
 use crate::predict::Predict;
+use crate::types::{Follow, Version};
 
-/// How long the removal of a model waits for calls in flight, before its batcher refuses what they queue.
+/// How long the removal of a model or a version waits for calls in flight, before its batcher refuses what
+/// they queue.
 const MAX_WAIT: Duration = Duration::from_secs(10);
 const WAIT_STEP: Duration = Duration::from_millis(1);
 
+/// What is loaded of a model besides its main engine, and how its requests are shared out.
+pub(crate) struct Loaded {
+    /// An engine for each further version.
+    pub beside: Vec<Arc<dyn Predict>>,
+    /// The version that the main engine has, or takes over next.
+    pub main: Version,
+    /// What [`Follow::Latest`] means.
+    pub latest: Version,
+    pub traffic: TrafficConfig,
+    pub shadow: Option<Arc<dyn Predict>>,
+    /// Why versions that are wanted cannot be loaded.
+    pub missing: Vec<String>,
+}
+
+/// Why the versions or labels of a model cannot be changed.
+#[allow(missing_docs)] // the error texts document the variants
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum NotChanged {
+    #[error("the model is not served")]
+    NotServed,
+    #[error("a label names a version that is not loaded")]
+    NotLoaded,
+    #[error("the model has {MAX_LABELS} labels, which is the limit")]
+    TooManyLabels,
+    #[error("the labels cannot be kept: {0}")]
+    NotKept(String),
+    #[error(transparent)]
+    Failed(#[from] ServerError),
+}
+
 /// The served models by name.
 pub(crate) struct Models {
-    served: DashMap<String, Arc<Served>>,
+    served: DashMap<String, Arc<Model>>,
+    /// Held while a model takes the place of another one.
+    changing: Mutex<()>,
     metrics: Arc<Metrics>,
-    /// Settings of each model's batcher. Held while a model is added.
-    batcher: Mutex<BatcherConfig>,
+    /// Held while engines are added, so that they get the present settings.
+    batchers: Mutex<Batchers>,
     limits: RequestLimits,
     /// Where samples are stored, if any model takes samples.
     learning: Option<Learning>,
@@ -37,11 +76,12 @@ pub(crate) struct Models {
 impl Models {
     pub(crate) fn new(
         metrics: Arc<Metrics>,
-        batcher: BatcherConfig,
+        batchers: Batchers,
         limits: RequestLimits,
         learning: Option<Learning>,
     ) -> Self {
-        Self { served: DashMap::new(), metrics, batcher: Mutex::new(batcher), limits, learning }
+        let (served, changing, batchers) = (DashMap::new(), Mutex::default(), Mutex::new(batchers));
+        Self { served, changing, metrics, batchers, limits, learning }
     }
 
     /// Opens the log of a model, if the model takes samples.
@@ -70,50 +110,235 @@ impl Models {
         }
         let metrics = self.metrics.model(&name, &description.schema);
         let learner = self.learner(&name, &metrics)?;
-        let config = self.batcher.lock().unwrap_or_else(PoisonError::into_inner);
-        let batcher = Batcher::start(predict.clone(), metrics.clone(), &config);
-        let served = Served::new(predict, batcher.map_err(ServerError::Thread)?, metrics, self.limits);
-        let served = served.with_learner(learner);
+        let batchers = self.batchers();
+        let served = self.start(predict, metrics, batchers.of(&name))?.with_learner(learner);
+        let parts = Parts {
+            engines: vec![Arc::new(served)],
+            main: description.version,
+            latest: description.version,
+            pressure: Arc::new(Pressure::new()),
+            labels: None,
+            traffic: TrafficConfig::default(),
+            shadow: None,
+            missing: Vec::new(),
+        };
+        let model = Arc::new(Model::new(&name, parts, &self.metrics));
         match self.served.entry(name) {
             Entry::Occupied(taken) => Err(ServerError::DuplicateModel(taken.key().clone())),
             Entry::Vacant(free) => {
-                free.insert(Arc::new(served));
+                free.insert(model);
                 Ok(())
             }
         }
     }
 
+    /// Starts the batcher of an engine.
+    fn start(
+        &self,
+        predict: Arc<dyn Predict>,
+        metrics: Arc<ModelMetrics>,
+        config: &BatcherConfig,
+    ) -> Result<Served, ServerError> {
+        let batcher = Batcher::start(predict.clone(), metrics.clone(), config);
+        let batcher = batcher.map_err(ServerError::Thread)?;
+        Ok(Served::new(predict, batcher, metrics, self.limits))
+    }
+
     /// Changes the limits and the delay of every queue.
-    pub(crate) fn set_batcher(&self, config: &BatcherConfig) {
-        *self.batcher.lock().unwrap_or_else(PoisonError::into_inner) = config.clone();
-        self.served.iter().for_each(|served| served.batcher.set_queue(config));
+    pub(crate) fn set_batchers(&self, batchers: Batchers) {
+        let mut known = self.batchers();
+        *known = batchers;
+        for model in &self.served {
+            let config = known.of(model.key());
+            model.engines().iter().for_each(|served| served.batcher.set_queue(config));
+            model.shadow().iter().for_each(|shadow| shadow.set_queue(config));
+        }
+    }
+
+    fn batchers(&self) -> MutexGuard<'_, Batchers> {
+        self.batchers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells which labels clients have set, when a model was loaded.
+    pub(crate) fn set_labels(&self, name: &str, labels: Labels) {
+        let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(old) = self.get(name) {
+            self.replace(name, Parts { labels: Some(labels), ..old.parts() });
+        }
+    }
+
+    /// Sets or forgets a label for all later requests. `keep` makes the labels that clients have set durable.
+    ///
+    /// # Errors
+    /// [`NotChanged`]. Then nothing changes.
+    pub(crate) fn set_label(
+        &self,
+        name: &str,
+        (label, follow): (&str, Option<Follow>),
+        keep: impl FnOnce(&Labels) -> Result<(), String>,
+    ) -> Result<Option<Version>, NotChanged> {
+        let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        let old = self.get(name).ok_or(NotChanged::NotServed)?;
+        // Without them, the model was loaded just now.
+        let labels = old.labels().ok_or(NotChanged::NotLoaded)?.with(label, follow);
+        let all = labels.all();
+        if all.len() > MAX_LABELS {
+            return Err(NotChanged::TooManyLabels);
+        }
+        let version = match all.get(label) {
+            None => None,
+            Some(follow) => Some(old.settled(*follow).ok_or(NotChanged::NotLoaded)?),
+        };
+        keep(&labels).map_err(NotChanged::NotKept)?;
+        if version.is_none() {
+            self.metrics.label(name, label).version.set(0.0);
+        }
+        self.replace(name, Parts { labels: Some(labels), ..old.parts() });
+        Ok(version)
+    }
+
+    /// Serves these versions from now on. Engines that are not among them end when their calls are answered,
+    /// and are released. Also waits for calls that have found the main engine for a version that it leaves to
+    /// another engine. Blocks, so it must not be called in an async task.
+    ///
+    /// # Errors
+    /// [`NotChanged::NotLoaded`] if a label that was set meanwhile names a version that would not be loaded;
+    /// and if a thread cannot be started.
+    pub(crate) fn set_versions(&self, name: &str, loaded: Loaded) -> Result<(), NotChanged> {
+        let changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        let old = self.get(name).ok_or(NotChanged::NotServed)?;
+        let Loaded { beside, main, latest, traffic, shadow, missing } = loaded;
+        let mut parts = Parts { main, latest, traffic, missing, ..old.parts() };
+        parts.engines.truncate(1);
+        let batchers = self.batchers();
+        let config = batchers.of(name);
+        for predict in beside {
+            parts.engines.push(self.beside((name, config), predict, &old)?);
+        }
+        if let Some(labels) = &mut parts.labels {
+            labels.settings.clone_from(&parts.traffic.labels);
+            // A label that was set since the caller has read the labels keeps its version.
+            let named = labels.all();
+            for (_, follow) in named.iter().filter(|(label, _)| labels.set.contains_key(*label)) {
+                let Follow::Version(version) = *follow else { continue };
+                if version == main || parts.engines.iter().any(|served| served.version == Some(version)) {
+                    continue;
+                }
+                match old.engine_of(*follow) {
+                    Some(0) => return Err(NotChanged::NotLoaded),
+                    Some(engine) => parts.engines.push(old.engine(engine).clone()),
+                    None => {}
+                }
+            }
+        }
+        parts.shadow = self.shadow((shadow, parts.traffic.shadow_share), config, &old)?;
+        let left = Some(old.main_version()).filter(|left| *left != main);
+        let left_to_another = left.is_some() && parts.engines.iter().any(|served| served.version == left);
+        self.replace(name, parts);
+        drop((batchers, changing));
+        self.retire(name, old, left_to_another);
+        Ok(())
+    }
+
+    /// The engine of a further version: the one that serves it already, or a new one.
+    fn beside(
+        &self,
+        (name, config): (&str, &BatcherConfig),
+        predict: Arc<dyn Predict>,
+        old: &Model,
+    ) -> Result<Arc<Served>, ServerError> {
+        let known = old.engines().iter().find(|served| Arc::ptr_eq(&served.predict, &predict));
+        if let Some(known) = known {
+            return Ok(known.clone());
+        }
+        let metrics = self.metrics.beside(name, &predict.describe().schema);
+        Ok(Arc::new(self.start(predict, metrics, config)?.fixed()))
+    }
+
+    fn shadow(
+        &self,
+        (predict, share): (Option<Arc<dyn Predict>>, f64),
+        config: &BatcherConfig,
+        old: &Model,
+    ) -> Result<Option<Arc<Shadowing>>, ServerError> {
+        let Some(predict) = predict else { return Ok(None) };
+        if let Some(same) = old.shadow().filter(|shadow| shadow.is(&predict, share)) {
+            return Ok(Some(same.clone()));
+        }
+        let options = ShadowOptions { share, max_samples: self.limits.max_samples };
+        Shadowing::start(predict, options, config, &self.metrics).map(|shadow| Some(Arc::new(shadow)))
+    }
+
+    /// Puts a model in the place of another one.
+    fn replace(&self, name: &str, parts: Parts) {
+        let model = Arc::new(Model::new(name, parts, &self.metrics));
+        if let Some(mut place) = self.served.get_mut(name) {
+            *place = model;
+        }
+    }
+
+    /// Ends what the model of this name has no more, when no call has the old one.
+    fn retire(&self, name: &str, old: Arc<Model>, wait: bool) {
+        let now = self.get(name);
+        let ended = |served: &&Arc<Served>| {
+            !now.iter().any(|now| now.engines().iter().any(|other| Arc::ptr_eq(other, served)))
+        };
+        let engines: Vec<_> = old.engines().iter().filter(ended).cloned().collect();
+        let shadow = old.shadow().filter(|shadow| {
+            !now.iter().any(|now| now.shadow().is_some_and(|other| Arc::ptr_eq(other, shadow)))
+        });
+        let shadow = shadow.cloned();
+        drop(now);
+        if wait || !engines.is_empty() {
+            wait_for_last(&old);
+        }
+        drop(old);
+        engines.iter().for_each(|served| served.batcher.join());
+        shadow.iter().for_each(|shadow| shadow.end());
     }
 
     /// Ends serving a model. Returns when its calls are answered and its threads have ended, or `false` if no
     /// model of this name is served. Blocks, so it must not be called in an async task.
     pub(crate) fn remove(&self, name: &str) -> bool {
-        let Some((_, served)) = self.served.remove(name) else { return false };
-        let until = Instant::now() + MAX_WAIT;
-        while Arc::strong_count(&served) > 1 && Instant::now() < until {
-            std::thread::sleep(WAIT_STEP);
+        let changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        let removed = self.served.remove(name);
+        drop(changing);
+        let Some((_, model)) = removed else { return false };
+        wait_for_last(&model);
+        model.engines().iter().for_each(|served| served.batcher.join());
+        model.main().learner.iter().for_each(Learner::join);
+        model.shadow().iter().for_each(|shadow| shadow.end());
+        for (label, ..) in model.named() {
+            self.metrics.label(name, label).version.set(0.0);
         }
-        served.batcher.join();
-        served.learner.iter().for_each(Learner::join);
         self.metrics.forget(name);
         true
     }
 
-    pub(crate) fn get(&self, name: &str) -> Option<Arc<Served>> {
-        self.served.get(name).map(|served| served.value().clone())
+    pub(crate) fn get(&self, name: &str) -> Option<Arc<Model>> {
+        self.served.get(name).map(|model| model.value().clone())
+    }
+
+    /// Whether there is more than one model.
+    pub(crate) fn are_several(&self) -> bool {
+        self.served.len() > 1
     }
 
     /// All models, by ascending name.
-    pub(crate) fn all(&self) -> Vec<(String, Arc<Served>)> {
-        let entry = |entry: dashmap::mapref::multiple::RefMulti<'_, String, Arc<Served>>| {
+    pub(crate) fn all(&self) -> Vec<(String, Arc<Model>)> {
+        let entry = |entry: dashmap::mapref::multiple::RefMulti<'_, String, Arc<Model>>| {
             (entry.key().clone(), entry.value().clone())
         };
         let mut all: Vec<_> = self.served.iter().map(entry).collect();
         all.sort_by(|a, b| a.0.cmp(&b.0));
         all
+    }
+}
+
+/// Waits until no call has a model that is not in the map any more.
+fn wait_for_last(model: &Arc<Model>) {
+    let until = Instant::now() + MAX_WAIT;
+    while Arc::strong_count(model) > 1 && Instant::now() < until {
+        std::thread::sleep(WAIT_STEP);
     }
 }

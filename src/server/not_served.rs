@@ -38,6 +38,15 @@ impl NotServed {
         self.locked().get(model).cloned()
     }
 
+    /// The models that could not be loaded, with the reasons, by ascending name.
+    pub(crate) fn refused(&self) -> Vec<(String, String)> {
+        let refused = |(model, reason)| match reason {
+            Reason::Refused(reason) => Some((model, reason)),
+            Reason::Loading => None,
+        };
+        self.all().into_iter().filter_map(refused).collect()
+    }
+
     /// All reasons, by ascending name.
     pub(crate) fn all(&self) -> Vec<(String, Reason)> {
         self.locked().iter().map(|(model, reason)| (model.clone(), reason.clone())).collect()

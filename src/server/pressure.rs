@@ -1,17 +1,20 @@
-//! Overload of the server: which calls are refused before their message is read.
+//! The calls of a model that are in flight, and which of them are refused before their message is decoded.
 //!
-//! A batcher refuses requests that would wait too long, but only after their messages were read and
-//! decoded. Under heavy overload that work alone takes the processor from the model, and requests age in
-//! the buffers of the network, where no deadline is seen. So while requests are refused, the gate compares
-//! the calls in flight with the measured rate of answers: by Little's law, `calls / rate` is how long a new
-//! call would take. If that is more than [`MOST`] or a share of its time, it is refused at once, which
-//! costs little. More calls in flight would not be answered sooner.
+//! A batcher refuses requests that would wait too long, but only after their messages were decoded. Under
+//! heavy overload that work alone takes the processor from the model, and requests age in the buffers of the
+//! network, where no deadline is seen. So while requests are refused, the calls in flight are compared with
+//! the measured rate of answers: by Little's law, `calls / rate` is how long a new call would take. If that
+//! is more than [`MOST`] or a share of its time, it is refused at once, which costs little. More calls in
+//! flight would not be answered sooner. Only calls of the same priority and of higher ones count, because
+//! those are computed first, and a refusal of a low priority is no sign of overload for higher ones.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt};
+
+use crate::batcher::Priority;
 
 /// How often [`Pressure::tick`] is called at least.
 pub(crate) const TICK: Duration = Duration::from_millis(200);
@@ -31,20 +34,67 @@ const LEAST: usize = 16;
 /// The weight of the last tick in the rate.
 const WEIGHT: f64 = 0.5;
 
-/// The rate of answers while the server is overloaded.
+/// The calls of a model in flight, and their rate of answers. Streams do not count.
 #[derive(Debug)]
 pub(crate) struct Pressure {
+    /// Calls that hold a place, and the memory of their messages.
+    places: AtomicUsize,
+    bytes: AtomicUsize,
+    /// Those of each priority whose message has arrived.
+    calls: [AtomicUsize; 3],
     /// Since the last tick.
     answered: AtomicU64,
-    /// Ticks since the last refusal. The server is overloaded below [`CALM`].
-    calm: AtomicU64,
+    /// Ticks since the last refusal of each priority or of a higher one. Below [`CALM`] it is overloaded.
+    calm: [AtomicU64; 3],
     /// Answers per second, the bits of an f64.
     rate: AtomicU64,
 }
 
 impl Pressure {
     pub(crate) const fn new() -> Self {
-        Self { answered: AtomicU64::new(0), calm: AtomicU64::new(CALM), rate: AtomicU64::new(0) }
+        Self {
+            places: AtomicUsize::new(0),
+            bytes: AtomicUsize::new(0),
+            calls: [const { AtomicUsize::new(0) }; 3],
+            answered: AtomicU64::new(0),
+            calm: [const { AtomicU64::new(CALM) }; 3],
+            rate: AtomicU64::new(0),
+        }
+    }
+
+    /// A call takes a place. Returns the number of places taken.
+    pub(crate) fn enter(&self) -> usize {
+        self.places.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    pub(crate) fn leave(&self) {
+        self.places.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Returns the memory of all calls.
+    pub(crate) fn add_bytes(&self, bytes: usize) -> usize {
+        self.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes
+    }
+
+    pub(crate) fn release_bytes(&self, bytes: usize) {
+        self.bytes.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    /// The message of a call has arrived.
+    ///
+    /// # Errors
+    /// When the call would take too long.
+    pub(crate) fn admit(&self, priority: Priority, deadline: Option<Instant>) -> Result<(), Status> {
+        self.calls[priority as usize].fetch_add(1, Ordering::Relaxed);
+        let Some(takes) = self.too_long(priority, deadline) else { return Ok(()) };
+        self.refused(priority);
+        let text = format!("overloaded: a call takes about {} ms now", takes.as_millis());
+        Err(overloaded(text, takes))
+    }
+
+    /// A call whose message has arrived has ended.
+    pub(crate) fn ended(&self, priority: Priority) {
+        self.calls[priority as usize].fetch_sub(1, Ordering::Relaxed);
     }
 
     /// A call got its scores.
@@ -53,17 +103,21 @@ impl Pressure {
     }
 
     /// A call was refused because of overload.
-    pub(crate) fn refused(&self) {
-        self.calm.store(0, Ordering::Relaxed);
+    pub(crate) fn refused(&self, priority: Priority) {
+        for calm in &self.calm[priority as usize..] {
+            calm.store(0, Ordering::Relaxed);
+        }
     }
 
-    /// How long a call would take, if that is too long, with this many calls in flight.
-    pub(crate) fn too_long(&self, in_flight: usize, deadline: Option<Instant>) -> Option<Duration> {
-        if self.calm.load(Ordering::Relaxed) >= CALM || in_flight <= LEAST {
+    /// How long a call would take, if that is too long.
+    fn too_long(&self, priority: Priority, deadline: Option<Instant>) -> Option<Duration> {
+        let before = self.calls[..=priority as usize].iter().map(|calls| calls.load(Ordering::Relaxed));
+        let before: usize = before.sum();
+        if self.calm[priority as usize].load(Ordering::Relaxed) >= CALM || before <= LEAST {
             return None;
         }
         let rate = f64::from_bits(self.rate.load(Ordering::Relaxed)).max(1.0);
-        let takes = Duration::from_secs_f64((in_flight as f64 / rate).min(60.0));
+        let takes = Duration::from_secs_f64((before as f64 / rate).min(60.0));
         let time =
             deadline.map_or(MOST, |deadline| deadline.saturating_duration_since(Instant::now()) / SHARE);
         (takes > time.min(MOST)).then_some(takes)
@@ -75,9 +129,11 @@ impl Pressure {
         let known = f64::from_bits(self.rate.load(Ordering::Relaxed));
         let rate = if known == 0.0 { last } else { known + WEIGHT * (last - known) };
         self.rate.store(rate.to_bits(), Ordering::Relaxed);
-        // If a refusal falls between both, the overload lasts a tick less.
-        let calm = self.calm.load(Ordering::Relaxed);
-        self.calm.store(calm.saturating_add(1).min(CALM), Ordering::Relaxed);
+        for calm in &self.calm {
+            // If a refusal falls between both, the overload lasts a tick less.
+            let ticks = calm.load(Ordering::Relaxed);
+            calm.store(ticks.saturating_add(1).min(CALM), Ordering::Relaxed);
+        }
     }
 }
 
@@ -92,34 +148,52 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    /// Pressure after a second with so many answers, and then a refusal if the server is overloaded.
+    /// Pressure after a second with so many answers, and then a refusal if the model is overloaded.
     fn after(answers: u64, overloaded: bool) -> Pressure {
         let pressure = Pressure::new();
         (0..answers).for_each(|_| pressure.answered());
         pressure.tick(SECOND);
         if overloaded {
-            pressure.refused();
+            pressure.refused(Priority::Normal);
         }
         pressure
     }
 
+    /// How long a call takes, if that is too long, with this many calls of a priority in flight.
+    fn takes(pressure: &Pressure, calls: usize, deadline: Option<Instant>) -> Option<Duration> {
+        pressure.calls[Priority::Normal as usize].store(calls, Ordering::Relaxed);
+        pressure.too_long(Priority::Normal, deadline)
+    }
+
     #[test]
-    fn a_server_that_refuses_nothing_lets_every_call_in() {
+    fn a_model_that_refuses_nothing_lets_every_call_in() {
         let soon = Some(Instant::now() + Duration::from_millis(1));
-        assert_eq!(after(1, false).too_long(1_000_000, soon), None);
+        assert_eq!(takes(&after(1, false), 1_000_000, soon), None);
     }
 
     #[test]
     fn under_overload_calls_are_let_in_that_take_a_fifth_of_their_time_and_at_most_25_ms() {
         let pressure = after(1000, true);
         let soon = Some(Instant::now() + Duration::from_millis(100));
-        assert_eq!(pressure.too_long(LEAST + 1, soon), None);
-        assert_eq!(pressure.too_long(21, soon), Some(Duration::from_millis(21)));
+        assert_eq!(takes(&pressure, LEAST + 1, soon), None);
+        assert_eq!(takes(&pressure, 21, soon), Some(Duration::from_millis(21)));
         for deadline in [None, Some(Instant::now() + SECOND)] {
-            assert_eq!(pressure.too_long(25, deadline), None);
-            assert_eq!(pressure.too_long(26, deadline), Some(Duration::from_millis(26)));
+            assert_eq!(takes(&pressure, 25, deadline), None);
+            assert_eq!(takes(&pressure, 26, deadline), Some(Duration::from_millis(26)));
         }
-        assert_eq!(pressure.too_long(LEAST, Some(Instant::now())), None);
+        assert_eq!(takes(&pressure, LEAST, Some(Instant::now())), None);
+    }
+
+    #[test]
+    fn the_overload_of_a_priority_refuses_no_higher_one() {
+        let pressure = after(1000, true);
+        pressure.calls[Priority::Normal as usize].store(100, Ordering::Relaxed);
+        assert!(pressure.too_long(Priority::Low, None).is_some());
+        assert!(pressure.too_long(Priority::Normal, None).is_some());
+        pressure.calls[Priority::High as usize].store(100, Ordering::Relaxed);
+        assert_eq!(pressure.too_long(Priority::High, None), None);
+        pressure.refused(Priority::High);
+        assert_eq!(pressure.too_long(Priority::High, None), Some(Duration::from_millis(100)));
     }
 
     #[test]
@@ -128,9 +202,9 @@ mod tests {
         let now = Some(Instant::now());
         assert!((1..CALM).all(|_| {
             pressure.tick(SECOND);
-            pressure.too_long(LEAST + 1, now).is_some()
+            takes(&pressure, LEAST + 1, now).is_some()
         }));
         pressure.tick(SECOND);
-        assert_eq!(pressure.too_long(LEAST + 1, now), None);
+        assert_eq!(takes(&pressure, LEAST + 1, now), None);
     }
 }

@@ -4,9 +4,10 @@
 use std::sync::Arc;
 
 use super::not_served::Reason;
-use super::{Repository, ServerError, Shared};
-use crate::config::BatcherConfig;
+use super::{Labels, Loaded, NotChanged, Repository, ServerError, Shared};
+use crate::config::Batchers;
 use crate::predict::Predict;
+use crate::types::{Follow, Version};
 
 /// Adds models to a server that runs, and says which ones it cannot serve.
 #[derive(Clone)]
@@ -17,15 +18,48 @@ impl Registry {
         Self(shared)
     }
 
-    /// Serves a model from now on.
+    /// Serves a model from now on. The server is not ready before [`Self::loaded`] is called.
     ///
     /// # Errors
     /// As [`super::models::Models::add`].
     pub(crate) fn add(&self, model: Arc<dyn Predict>) -> Result<(), ServerError> {
-        let name = model.describe().model;
-        self.0.models.add(model)?;
-        self.0.not_served.remove(&name);
-        Ok(())
+        self.0.models.add(model)
+    }
+
+    /// All wanted versions of a model that was added were tried.
+    pub(crate) fn loaded(&self, model: &str) {
+        self.0.not_served.remove(model);
+    }
+
+    /// The labels of a model; `None` if it is not served, or [`Self::set_labels`] was not called yet.
+    pub(crate) fn labels(&self, model: &str) -> Option<Labels> {
+        self.0.models.get(model)?.labels().cloned()
+    }
+
+    /// As [`super::models::Models::set_labels`].
+    pub(crate) fn set_labels(&self, model: &str, labels: Labels) {
+        self.0.models.set_labels(model, labels);
+    }
+
+    /// As [`super::models::Models::set_label`].
+    ///
+    /// # Errors
+    /// As there.
+    pub(crate) fn set_label(
+        &self,
+        model: &str,
+        change: (&str, Option<Follow>),
+        keep: impl FnOnce(&Labels) -> Result<(), String>,
+    ) -> Result<Option<Version>, NotChanged> {
+        self.0.models.set_label(model, change, keep)
+    }
+
+    /// As [`super::models::Models::set_versions`].
+    ///
+    /// # Errors
+    /// As there.
+    pub(crate) fn set_versions(&self, model: &str, loaded: Loaded) -> Result<(), NotChanged> {
+        self.0.models.set_versions(model, loaded)
     }
 
     /// As [`super::models::Models::remove`]. The model does not count as one that could not be served.
@@ -55,8 +89,13 @@ impl Registry {
     }
 
     /// Changes the queues of all models, also of those that are added later: their limits and their delay.
-    pub(crate) fn set_batcher(&self, config: &BatcherConfig) {
-        self.0.models.set_batcher(config);
+    pub(crate) fn set_batchers(&self, batchers: Batchers) {
+        self.0.models.set_batchers(batchers);
+    }
+
+    /// Reads the files of certificates and tokens again. An operator waits for the result, in the log.
+    pub(crate) fn check_files(&self) {
+        self.0.security.check(true);
     }
 
     /// Every model of the directory was tried.

@@ -3,16 +3,27 @@
 //! The server does not know where models come from. What loads them implements [`Repository`] and is given to
 //! [`super::Registry::set_repository`].
 
+use std::collections::BTreeMap;
+
 use tokio::sync::oneshot;
 use tonic::Code;
 
-/// A change of the set of served models.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+use crate::types::Follow;
+
+/// A change of the set of served models and versions.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Change {
     /// Serve a model. If it is served, take over its newest version.
     Load,
     /// End serving a model and release its memory.
     Unload,
+    /// Set or forget a label. The version that it names is loaded first.
+    Label {
+        #[allow(missing_docs)]
+        label: String,
+        /// `None`: forget it.
+        follow: Option<Follow>,
+    },
 }
 
 /// Where models are loaded from.
@@ -22,6 +33,15 @@ pub(crate) trait Repository: Send + Sync {
     /// # Errors
     /// The reason why they cannot be listed.
     fn names(&self) -> Result<Vec<String>, String>;
+
+    /// Makes the labels of a model durable that clients have set. May block.
+    ///
+    /// # Errors
+    /// The reason why they cannot be written.
+    fn keep_labels(&self, model: &str, set: &BTreeMap<String, Follow>) -> Result<(), String>;
+
+    /// Requests a look at a model, because its labels have changed.
+    fn look(&self, model: &str);
 
     /// Requests a change. Changes are made one after the other. If the receiver is dropped before a change
     /// has begun, it is not made.

@@ -1,24 +1,27 @@
-//! A served model, and the path of a scored request that all protocols share: check the version, convert the
-//! message to a batch, queue the batch, await the scores.
+//! An engine that serves, and what is counted of each request for it.
 
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Instant;
 
 use tonic::Code;
 
+use super::RequestLimits;
 use super::convert::Inputs;
+use super::model::Model;
+use super::shadow::Compare;
 use super::status::CallError;
-use super::{RequestLimits, Shared};
-use crate::batcher::{Batcher, Ticket};
+use crate::batcher::{Batcher, Terms, Ticket};
 use crate::learnlog::Learner;
 use crate::metrics::ModelMetrics;
 use crate::predict::Predict;
 use crate::schema::Schema;
-use crate::types::{Batch, Scores};
+use crate::types::Version;
 
-/// A served model.
+/// An engine that serves.
 pub(crate) struct Served {
     pub predict: Arc<dyn Predict>,
+    /// `None` for the main engine, whose version changes.
+    pub version: Option<Version>,
     pub batcher: Batcher,
     pub metrics: Arc<ModelMetrics>,
     /// `None` if the model takes no samples.
@@ -35,9 +38,14 @@ impl Served {
         limits: RequestLimits,
     ) -> Self {
         let description = predict.describe();
-        let limits = RequestLimits { max_samples: limits.max_samples.min(description.max_samples), ..limits };
         let inputs = RwLock::new(Arc::new(Inputs::new(description.schema, limits.max_samples)));
-        Self { predict, batcher, metrics, learner: None, limits, inputs }
+        Self { predict, version: None, batcher, metrics, learner: None, limits, inputs }
+    }
+
+    /// An engine of one version, which does not change.
+    pub(crate) fn fixed(self) -> Self {
+        let version = Some(self.predict.describe().version);
+        Self { version, ..self }
     }
 
     pub(crate) fn with_learner(self, learner: Option<Learner>) -> Self {
@@ -54,85 +62,48 @@ impl Served {
         *self.inputs.write().unwrap_or_else(PoisonError::into_inner) = inputs.clone();
         inputs
     }
-
-    /// Checks that the requested version serves.
-    ///
-    /// # Errors
-    /// [`CallError::NoVersion`].
-    pub(crate) fn check_version(&self, requested: Option<u64>, serving: u64) -> Result<(), CallError> {
-        match requested {
-            Some(requested) if requested != serving => {
-                Err(CallError::NoVersion { model: self.predict.describe().model, serving, requested })
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// Queues the batch that `encode` writes, for the requested version, or for the one that serves.
-    ///
-    /// # Errors
-    /// When another version serves, the request cannot be converted, or the queue is full.
-    pub(crate) fn queue(
-        &self,
-        requested: Option<u64>,
-        deadline: Option<Instant>,
-        encode: impl FnOnce(&Inputs, &mut Batch) -> Result<(), CallError>,
-    ) -> Result<Queued, CallError> {
-        let description = self.predict.describe();
-        self.check_version(requested, description.version.0)?;
-        let inputs = self.inputs(&description.schema);
-        let started = Instant::now();
-        let mut batch = self.batcher.spare();
-        encode(&inputs, &mut batch)?;
-        self.metrics.statistics.input.add(1, started.elapsed());
-        let ticket = self.batcher.submit(batch, deadline)?;
-        Ok(Queued { ticket, inputs, requested })
-    }
-
-    /// Awaits the scores of a queued request.
-    ///
-    /// # Errors
-    /// When the batch failed, or another version than the requested one has computed it.
-    pub(crate) async fn scores(&self, queued: Queued) -> Result<(Scores, Arc<Inputs>), CallError> {
-        let scores = queued.ticket.await?;
-        // The version may have changed while the request was queued.
-        self.check_version(queued.requested, scores.version.0)?;
-        Ok((scores, queued.inputs))
-    }
 }
 
-/// A request in the queue.
+/// A request in the queue of an engine.
 pub(crate) struct Queued {
-    ticket: Ticket,
-    inputs: Arc<Inputs>,
-    requested: Option<u64>,
+    pub ticket: Ticket,
+    pub inputs: Arc<Inputs>,
+    /// The index of the engine in its model.
+    pub engine: usize,
+    /// The version that must compute the scores.
+    pub version: Option<u64>,
+    /// The shadow scores it too.
+    pub shadow: Option<Compare>,
 }
 
 /// Counts and times one scored request when it is dropped, even if its client has disconnected.
 pub(crate) struct Account {
-    shared: Arc<Shared>,
-    pub served: Arc<Served>,
+    pub model: Arc<Model>,
+    /// The engine that scores it.
+    engine: usize,
     started: Instant,
-    deadline: Option<Instant>,
+    terms: Terms,
+    /// The client's name of the request, for the log.
+    id: String,
     /// `None` if the request is dropped before its answer.
     code: Option<Code>,
 }
 
 impl Account {
-    pub(crate) fn new(
-        shared: Arc<Shared>,
-        served: Arc<Served>,
-        started: Instant,
-        deadline: Option<Instant>,
-    ) -> Self {
-        Self { shared, served, started, deadline, code: None }
+    pub(crate) fn new(model: Arc<Model>, started: Instant, terms: Terms, id: String) -> Self {
+        Self { model, engine: 0, started, terms, id, code: None }
+    }
+
+    /// The request was queued.
+    pub(crate) fn queued(&mut self, queued: &Queued) {
+        self.engine = queued.engine;
     }
 
     /// Sets the code of the answer.
     pub(crate) fn close<T>(&mut self, result: &Result<T, CallError>) {
         self.code = Some(result.as_ref().map_or_else(CallError::code, |_| Code::Ok));
         if result.as_ref().is_err_and(|error| error.retry().is_some()) {
-            self.shared.pressure.refused();
+            self.model.pressure().refused(self.terms.priority);
         }
     }
 }
@@ -140,14 +111,16 @@ impl Account {
 impl Drop for Account {
     fn drop(&mut self) {
         let now = Instant::now();
-        let expired = self.deadline.is_some_and(|deadline| deadline <= now);
+        let expired = self.terms.deadline.is_some_and(|deadline| deadline <= now);
         let unanswered = if expired { Code::DeadlineExceeded } else { Code::Cancelled };
         let (code, took) = (self.code.unwrap_or(unanswered), now.saturating_duration_since(self.started));
-        let metrics = &self.served.metrics;
+        let metrics = &self.model.engine(self.engine).metrics;
         metrics.requests.count(code as i32);
         metrics.batches.request_seconds.record(took);
         let statistics = &metrics.statistics;
         let total = if code == Code::Ok { &statistics.success } else { &statistics.fail };
         total.add(1, took);
+        let (model, id, took_us) = (self.model.name(), &self.id, took.as_micros());
+        tracing::debug!(model, id, ?code, took_us, "request");
     }
 }

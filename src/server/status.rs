@@ -10,6 +10,7 @@ use super::kserve::tensors::TensorError;
 use super::pressure::overloaded;
 use super::repository::ChangeError;
 use crate::batcher::BatchError;
+use crate::config::LABEL_FORM;
 use crate::learnlog::LearnError;
 use crate::predict::PredictError;
 
@@ -28,10 +29,24 @@ pub(crate) enum CallError {
     Loading { model: String },
     #[error("model: {model:?} could not be loaded; /readyz says why")]
     Refused { model: String },
-    #[error("version: model {model:?} serves version {serving}, got {requested}")]
-    NoVersion { model: String, serving: u64, requested: u64 },
+    #[error("version: model {model:?} serves version {loaded}, got {requested}")]
+    NoVersion { model: String, loaded: String, requested: u64 },
+    #[error("label: model {model:?} has the labels {labels}, got {got:?}")]
+    NoLabel { model: String, labels: String, got: String },
+    #[error("label: expected a version or a label, got both, label {label:?}")]
+    Both { label: String },
+    #[error("label: expected {LABEL_FORM}, got {got:?}")]
+    LabelName { got: String },
+    #[error("parameters: label: expected a string")]
+    LabelParameter,
     #[error("model_version: expected a number, or nothing for the version that serves, got {got:?}")]
     VersionText { got: String },
+    #[error("parameters: priority: expected a number, 1 (high), 0 or 2 (normal), 3 or more (low), got {got}")]
+    Priority { got: String },
+    #[error("priority: expected 0 (normal), 1 (high) or 2 (low), got {got}")]
+    UnknownPriority { got: i32 },
+    #[error("deadline passed before the answer")]
+    Late,
     #[error(transparent)]
     Convert(#[from] ConvertError),
     #[error(transparent)]
@@ -52,23 +67,32 @@ impl CallError {
     #[must_use]
     pub(crate) fn code(&self) -> Code {
         match self {
-            Self::NoModel { .. } | Self::NoVersion { .. } => Code::NotFound,
+            Self::NoModel { .. } | Self::NoVersion { .. } | Self::NoLabel { .. } => Code::NotFound,
             Self::Convert(ConvertError::TooManySamples { .. })
             | Self::Tensor(TensorError::TooManySamples { .. }) => Code::ResourceExhausted,
             Self::Batch(BatchError::Predict(error)) => predict_code(error),
-            Self::Convert(_) | Self::Tensor(_) | Self::Output(_) | Self::VersionText { .. } => {
-                Code::InvalidArgument
-            }
+            Self::Convert(_)
+            | Self::Tensor(_)
+            | Self::Output(_)
+            | Self::VersionText { .. }
+            | Self::Both { .. }
+            | Self::LabelName { .. }
+            | Self::LabelParameter
+            | Self::Priority { .. }
+            | Self::UnknownPriority { .. } => Code::InvalidArgument,
             Self::Change(error) => error.code(),
             Self::NoLearning { .. } => Code::FailedPrecondition,
             Self::Loading { .. } | Self::Refused { .. } => Code::Unavailable,
             Self::Learn(error) if error.is_full() => Code::ResourceExhausted,
             Self::Learn(_) => Code::Unavailable,
             Self::Batch(
-                BatchError::QueueSamples { .. } | BatchError::QueueBytes { .. } | BatchError::Overloaded(_),
+                BatchError::QueueSamples { .. }
+                | BatchError::QueueBytes { .. }
+                | BatchError::Overloaded(_)
+                | BatchError::Displaced,
             ) => Code::ResourceExhausted,
-            Self::Batch(BatchError::Closed) => Code::Unavailable,
-            Self::Batch(BatchError::Expired { .. }) => Code::DeadlineExceeded,
+            Self::Batch(BatchError::Closed | BatchError::VersionChanged { .. }) => Code::Unavailable,
+            Self::Late | Self::Batch(BatchError::Expired { .. }) => Code::DeadlineExceeded,
             Self::Batch(BatchError::Failed(_)) => Code::Internal,
         }
     }
@@ -82,7 +106,9 @@ impl CallError {
     pub(crate) fn retry(&self) -> Option<Duration> {
         match self {
             Self::Batch(BatchError::Overloaded(late)) => Some(late.wait),
-            Self::Batch(BatchError::QueueSamples { .. } | BatchError::QueueBytes { .. }) => Some(FULL_QUEUE),
+            Self::Batch(
+                BatchError::QueueSamples { .. } | BatchError::QueueBytes { .. } | BatchError::Displaced,
+            ) => Some(FULL_QUEUE),
             _ => None,
         }
     }

@@ -1,7 +1,8 @@
-//! The bytes of a table: in memory of the process, or in a mapped file of a version.
+//! The bytes of a table: in memory of the process, or in a file of a version, which is mapped or was read
+//! into memory.
 //!
 //! Owned memory comes from a [`HostMemory`]. The default is [`PlainMemory`]. It requests huge pages, which
-//! double the rate of random row reads.
+//! double the rate of random row reads. So does a file that is read into memory.
 #![allow(unsafe_code)]
 
 use std::any::Any;
@@ -24,12 +25,12 @@ compile_error!("the store maps little-endian files: big-endian machines are not 
 /// Bytes that one thread copies at a time.
 const CHUNK_BYTES: usize = 1 << 18;
 
-/// Bytes in owned memory or in a mapped file.
+/// Bytes in owned memory or in a file of a version.
 pub(crate) struct Bytes(Source);
 
 enum Source {
     Owned { block: Box<dyn HostBlock>, bytes: usize },
-    Mapped { file: MappedFile, bytes: Range<usize> },
+    File { file: FileBytes, bytes: Range<usize> },
 }
 
 impl Bytes {
@@ -47,23 +48,23 @@ impl Bytes {
         Ok(Self(Source::Owned { block, bytes }))
     }
 
-    /// A range of a mapped file; `None` when the range is past the end of the file.
+    /// A range of a file; `None` when the range is past the end of the file.
     #[must_use]
-    pub(crate) fn mapped(file: &MappedFile, bytes: Range<usize>) -> Option<Self> {
+    pub(crate) fn of_file(file: &FileBytes, bytes: Range<usize>) -> Option<Self> {
         file.bytes().get(bytes.clone())?;
-        Some(Self(Source::Mapped { file: file.clone(), bytes }))
+        Some(Self(Source::File { file: file.clone(), bytes }))
     }
 
-    /// The f32 values at these bytes of a mapped file; `None` when the range is past the end of the file, is
-    /// not a whole number of values, or is not aligned.
+    /// The f32 values at these bytes of a file; `None` when the range is past the end of the file, is not a
+    /// whole number of values, or is not aligned.
     #[must_use]
-    pub(crate) fn mapped_floats(file: &MappedFile, bytes: Range<usize>) -> Option<Self> {
-        let bytes = Self::mapped(file, bytes)?;
+    pub(crate) fn floats_of_file(file: &FileBytes, bytes: Range<usize>) -> Option<Self> {
+        let bytes = Self::of_file(file, bytes)?;
         bytemuck::try_cast_slice::<u8, f32>(bytes.as_slice()).ok()?;
         Some(bytes)
     }
 
-    /// The values of bytes that are f32, as [`Self::zeroed`] and [`Self::mapped_floats`] ensure.
+    /// The values of bytes that are f32, as [`Self::zeroed`] and [`Self::floats_of_file`] ensure.
     #[must_use]
     pub(crate) fn floats(&self) -> &[f32] {
         bytemuck::cast_slice(self.as_slice())
@@ -78,22 +79,36 @@ impl Bytes {
     pub(crate) fn as_slice(&self) -> &[u8] {
         match &self.0 {
             Source::Owned { block, bytes } => &block.bytes()[..*bytes],
-            Source::Mapped { file, bytes } => &file.bytes()[bytes.clone()],
+            Source::File { file, bytes } => &file.bytes()[bytes.clone()],
         }
     }
 
-    /// `None` for a mapped file, and after [`Self::shared`].
+    /// `None` for a file, and after [`Self::shared`].
     pub(crate) fn as_mut_slice(&mut self) -> Option<&mut [u8]> {
         match &mut self.0 {
             Source::Owned { block, bytes } => block.bytes_mut().map(|block| &mut block[..*bytes]),
-            Source::Mapped { .. } => None,
+            Source::File { .. } => None,
         }
     }
 
-    /// Whether the bytes are memory of the process and not a mapped file.
+    /// Whether the bytes are owned memory, and not a file.
     #[must_use]
     pub(crate) fn is_owned(&self) -> bool {
         matches!(self.0, Source::Owned { .. })
+    }
+
+    /// The mapped file; `None` if the bytes are in memory.
+    fn mapped(&self) -> Option<(&Mmap, &Range<usize>)> {
+        match &self.0 {
+            Source::File { file: FileBytes::Mapped(map), bytes } => Some((&**map, bytes)),
+            Source::File { file: FileBytes::Ram(_), .. } | Source::Owned { .. } => None,
+        }
+    }
+
+    /// Whether the bytes are in a mapped file, so that reading them may wait for the disk.
+    #[must_use]
+    pub(crate) fn is_mapped(&self) -> bool {
+        self.mapped().is_some()
     }
 
     /// A handle that keeps the memory alive while a device reads it; `None` if devices cannot read it. The
@@ -102,24 +117,24 @@ impl Bytes {
     pub(crate) fn shared(&self) -> Option<Arc<dyn Any + Send + Sync>> {
         match &self.0 {
             Source::Owned { block, .. } => block.shared(),
-            Source::Mapped { .. } => None,
+            Source::File { .. } => None,
         }
     }
 
     /// Starts reading a range of a mapped file from disk and does not wait.
     pub(crate) fn fetch(&self, range: Range<usize>) {
         #[cfg(unix)]
-        if let Source::Mapped { file, bytes } = &self.0 {
+        if let Some((map, bytes)) = self.mapped() {
             // Fails when the system is short of memory. The range is then read on first use.
-            let _ = file.0.advise_range(Advice::WillNeed, bytes.start + range.start, range.len());
+            let _ = map.advise_range(Advice::WillNeed, bytes.start + range.start, range.len());
         }
     }
 
     /// Advises the system not to read ahead in a mapped file.
     pub(crate) fn expect_random_reads(&self) {
         #[cfg(unix)]
-        if let Source::Mapped { file, .. } = &self.0
-            && let Err(error) = file.0.advise(Advice::Random)
+        if let Some((map, _)) = self.mapped()
+            && let Err(error) = map.advise(Advice::Random)
         {
             tracing::debug!(%error, "madvise failed for a mapped table");
         }
@@ -139,17 +154,21 @@ impl fmt::Debug for Bytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let place = match self.0 {
             Source::Owned { .. } => "owned",
-            Source::Mapped { .. } => "mapped",
+            Source::File { file: FileBytes::Ram(_), .. } => "in RAM",
+            Source::File { file: FileBytes::Mapped(_), .. } => "mapped",
         };
         write!(f, "Bytes({} {place})", self.as_slice().len())
     }
 }
 
-/// A whole file, mapped for reading.
+/// A whole file: mapped, or read into memory. Clones share the bytes.
 #[derive(Clone, Debug)]
-pub(crate) struct MappedFile(Arc<Mmap>);
+pub(crate) enum FileBytes {
+    Mapped(Arc<Mmap>),
+    Ram(Arc<MmapMut>),
+}
 
-impl MappedFile {
+impl FileBytes {
     /// Maps an open file of a published version.
     ///
     /// # Errors
@@ -159,15 +178,32 @@ impl MappedFile {
         // change: our writer creates each one without write permission under a temporary name, and opens no
         // existing file. A version is replaced by a new directory, and the pages of a removed file live as
         // long as the mapping. If another program truncates a file in place, the next access ends the process
-        // with SIGBUS; if it writes into one, values change after they were checked. Both violate the rule
-        // that versions are immutable, as with any mapped file.
+        // with SIGBUS (`cli/cut_file.rs` says which file it was); if it writes into one, values change after
+        // they were checked. Both violate the rule that versions are immutable (docs/files-in-use.md).
         let map = unsafe { Mmap::map(file)? };
-        Ok(Self(Arc::new(map)))
+        Ok(Self::Mapped(Arc::new(map)))
+    }
+
+    /// Reads a file of this length into huge pages. `read` gets a piece of the memory to fill with the next
+    /// bytes of the file, until the memory is full.
+    ///
+    /// # Errors
+    /// Those of `read`, and [`OutOfHostMemory`] when the allocation fails.
+    pub(crate) fn read<E: From<OutOfHostMemory>>(
+        bytes: usize,
+        read: impl FnMut(&mut [u8]) -> Result<(), E>,
+    ) -> Result<Self, E> {
+        let mut memory = huge_pages(bytes).map_err(|_| OutOfHostMemory { bytes })?;
+        memory.chunks_mut(CHUNK_BYTES).try_for_each(read)?;
+        Ok(Self::Ram(Arc::new(memory)))
     }
 
     #[must_use]
     pub(crate) fn bytes(&self) -> &[u8] {
-        &self.0
+        match self {
+            Self::Mapped(map) => map,
+            Self::Ram(memory) => memory,
+        }
     }
 }
 

@@ -14,13 +14,13 @@ use std::time::{Duration, Instant};
 
 use xxhash_rust::xxh3::Xxh3;
 
-use super::bytes::{Bytes, MappedFile, open_regular};
+use super::bytes::{Bytes, FileBytes, open_regular};
 use super::contents::check_ascending;
 use super::disk::is_at;
 use super::format::{self, Base, Checksum, Dtype, FormatError, Manifest};
 use super::snapshot::{
-    CURSOR, DENSE, DENSE_STATES, Dense, KEYS, MANIFEST, MODEL, Purpose, WEIGHT, parse_schema, require_dir,
-    states_file, table_file,
+    CURSOR, DENSE, DENSE_STATES, Dense, KEYS, MANIFEST, MODEL, Purpose, TABLES, WEIGHT, parse_schema,
+    require_dir, states_file, table_file,
 };
 use super::table::State;
 use super::{StoreError, check_name};
@@ -48,6 +48,8 @@ pub(crate) struct Link {
     pub version: Version,
     pub manifest: Manifest,
     pub hold: Arc<LinkHold>,
+    /// Whether the files of tables are read into memory; otherwise they are mapped, like all other files.
+    pub in_ram: bool,
     dir: PathBuf,
 }
 
@@ -77,7 +79,13 @@ impl Link {
         let lock = lock_shared(&dir)?;
         let (manifest, xxh3_128) = read_manifest(&dir)?;
         let hold = LinkHold { base: Base { version: version.0, xxh3_128 }, _lock: lock };
-        Ok(Self { version, manifest, hold: Arc::new(hold), dir })
+        Ok(Self { version, manifest, hold: Arc::new(hold), in_ram: false, dir })
+    }
+
+    /// The bytes of the files with the served rows.
+    pub(crate) fn table_bytes(&self) -> u64 {
+        let tables = self.manifest.files.iter().filter(|(file, _)| file.starts_with(TABLES));
+        tables.map(|(_, entry)| entry.bytes).sum()
     }
 
     /// The path of the manifest, for errors about the base that it names.
@@ -91,7 +99,7 @@ impl Link {
     /// [`StoreError`] when the file is damaged or not a valid schema, or the manifest lists other files than
     /// those of this schema.
     pub(crate) fn schema(&self) -> Result<(String, Schema), StoreError> {
-        let (path, text) = self.checked(MODEL)?;
+        let (path, text) = self.checked(MODEL, false)?;
         let model_toml = String::from_utf8(text.bytes().to_vec())
             .map_err(|e| StoreError::Schema { path: path.clone(), reason: e.to_string() })?;
         let schema = parse_schema(&model_toml).map_err(|reason| StoreError::Schema { path, reason })?;
@@ -127,11 +135,11 @@ impl Link {
     }
 
     fn dense_tensors(&self, file: &str) -> Result<BTreeMap<String, Dense>, StoreError> {
-        let (path, map, tensors) = self.tensors(file)?;
+        let (path, data, tensors) = self.tensors(file, false)?;
         let dense = tensors.into_iter().map(|tensor| {
             let shape = tensor.shape.iter().map(|&axis| axis as usize).collect();
             expect_dtype(&path, &tensor, Dtype::F32)?;
-            let values = floats(&path, &map, &tensor)?;
+            let values = floats(&path, &data, &tensor)?;
             Ok((tensor.name, Dense::new(shape, values)))
         });
         dense.collect()
@@ -145,7 +153,7 @@ impl Link {
         if !self.has(CURSOR) {
             return Ok(None);
         }
-        let (path, text) = self.checked(CURSOR)?;
+        let (path, text) = self.checked(CURSOR, false)?;
         let text = String::from_utf8(text.bytes().to_vec());
         text.map(Some).map_err(|e| StoreError::Schema { path, reason: e.to_string() })
     }
@@ -155,12 +163,12 @@ impl Link {
     /// # Errors
     /// [`StoreError`] for a damaged file, and for tensors that do not fit the schema.
     pub(crate) fn table(&self, declared: &schema::Table, purpose: Purpose) -> Result<TableParts, StoreError> {
-        let served = self.tensors(&table_file(&declared.name))?;
+        let served = self.tensors(&table_file(&declared.name), self.in_ram)?;
         let mut table = TableReader::new(declared, self.manifest.base.is_some(), served.0.clone());
         table.read(served, declared.element)?;
         let states = states_file(&declared.name);
         if purpose == Purpose::Train && self.has(&states) {
-            table.read(self.tensors(&states)?, Element::F32)?;
+            table.read(self.tensors(&states, false)?, Element::F32)?;
         }
         table.finish(purpose)
     }
@@ -169,8 +177,8 @@ impl Link {
         self.manifest.files.contains_key(file)
     }
 
-    /// Maps a file after checking its length and checksum.
-    fn checked(&self, file: &str) -> Result<(PathBuf, MappedFile), StoreError> {
+    /// Checks the length and the checksum of a file, and reads it into memory or maps it.
+    fn checked(&self, file: &str, in_ram: bool) -> Result<(PathBuf, FileBytes), StoreError> {
         let path = self.dir.join(file);
         let Some(entry) = self.manifest.files.get(file) else {
             return Err(StoreError::MissingFile { path });
@@ -181,12 +189,11 @@ impl Link {
         if got != entry.bytes {
             return Err(StoreError::Size { path, expected: entry.bytes, got });
         }
-        let got = checksum(&open).map_err(at)?;
+        let (data, got) = if in_ram { read(&open, got as usize, at)? } else { map(&open).map_err(at)? };
         if got != entry.xxh3_128 {
             return Err(StoreError::Checksum { path, expected: entry.xxh3_128, got });
         }
-        let map = MappedFile::map(&open).map_err(at)?;
-        Ok((path, map))
+        Ok((path, data))
     }
 
     /// Checks that every file in the manifest belongs to the schema.
@@ -202,17 +209,17 @@ impl Link {
         }
     }
 
-    fn tensors(&self, file: &str) -> Result<TensorFile, StoreError> {
-        let (path, map) = self.checked(file)?;
-        match format::parse_header(map.bytes()) {
-            Ok(tensors) => Ok((path, map, tensors)),
+    fn tensors(&self, file: &str, in_ram: bool) -> Result<TensorFile, StoreError> {
+        let (path, data) = self.checked(file, in_ram)?;
+        match format::parse_header(data.bytes()) {
+            Ok(tensors) => Ok((path, data, tensors)),
             Err(source) => Err(StoreError::Format { path, source }),
         }
     }
 }
 
 /// A file that was checked, and its tensors.
-type TensorFile = (PathBuf, MappedFile, Vec<format::Tensor>);
+type TensorFile = (PathBuf, FileBytes, Vec<format::Tensor>);
 
 /// Collects the tensors of a table from its files.
 struct TableReader<'a> {
@@ -235,14 +242,14 @@ impl<'a> TableReader<'a> {
     }
 
     /// Reads a file, whose `weight` has this element type.
-    fn read(&mut self, (path, map, mut tensors): TensorFile, element: Element) -> Result<(), StoreError> {
+    fn read(&mut self, (path, data, mut tensors): TensorFile, element: Element) -> Result<(), StoreError> {
         // The keys give the number of rows of the other tensors.
         tensors.sort_by_key(|tensor| tensor.name != KEYS);
         for tensor in tensors {
             match tensor.name.as_str() {
-                KEYS => self.read_keys(&path, &map, &tensor)?,
-                WEIGHT => self.read_weight(&path, &map, tensor, element)?,
-                _ => self.read_state(&path, &map, tensor)?,
+                KEYS => self.read_keys(&path, &data, &tensor)?,
+                WEIGHT => self.read_weight(&path, &data, tensor, element)?,
+                _ => self.read_state(&path, &data, tensor)?,
             }
         }
         Ok(())
@@ -251,7 +258,7 @@ impl<'a> TableReader<'a> {
     fn read_keys(
         &mut self,
         path: &Path,
-        map: &MappedFile,
+        data: &FileBytes,
         tensor: &format::Tensor,
     ) -> Result<(), StoreError> {
         let wrong = |expected: String, got: String| StoreError::Tensor {
@@ -268,7 +275,7 @@ impl<'a> TableReader<'a> {
         let [rows] = tensor.shape[..] else {
             return Err(wrong("shape [ROWS]".to_owned(), format!("shape {:?}", tensor.shape)));
         };
-        let keys = Bytes::mapped(map, tensor.begin as usize..tensor.end as usize);
+        let keys = Bytes::of_file(data, tensor.begin as usize..tensor.end as usize);
         let keys = keys.filter(|keys| bytemuck::try_cast_slice::<u8, u64>(keys.as_slice()).is_ok());
         let keys = keys.ok_or_else(|| unaligned(path, tensor))?;
         let limit = self.declared.stored_rows();
@@ -281,7 +288,7 @@ impl<'a> TableReader<'a> {
     fn read_weight(
         &mut self,
         path: &Path,
-        map: &MappedFile,
+        data: &FileBytes,
         tensor: format::Tensor,
         element: Element,
     ) -> Result<(), StoreError> {
@@ -289,9 +296,9 @@ impl<'a> TableReader<'a> {
         expect_dtype(path, &tensor, dtype)?;
         self.expect_shape(path, &tensor, &[width])?;
         let bytes = match element {
-            Element::F32 => floats(path, map, &tensor)?,
+            Element::F32 => floats(path, data, &tensor)?,
             // The header parser has checked that the tensor is within the file.
-            _ => Bytes::mapped(map, tensor.begin as usize..tensor.end as usize)
+            _ => Bytes::of_file(data, tensor.begin as usize..tensor.end as usize)
                 .ok_or_else(|| unaligned(path, &tensor))?,
         };
         let weight = if self.served.is_none() { &mut self.served } else { &mut self.trained };
@@ -302,12 +309,12 @@ impl<'a> TableReader<'a> {
     fn read_state(
         &mut self,
         path: &Path,
-        map: &MappedFile,
+        data: &FileBytes,
         tensor: format::Tensor,
     ) -> Result<(), StoreError> {
         expect_dtype(path, &tensor, Dtype::F32)?;
         let width = self.expect_shape(path, &tensor, &[self.declared.dim as u64, 1])?;
-        let data = floats(path, map, &tensor)?;
+        let data = floats(path, data, &tensor)?;
         self.states.push(State::new(tensor.name, width as usize, data));
         Ok(())
     }
@@ -371,6 +378,27 @@ fn open_file(path: &Path) -> Result<File, StoreError> {
     })
 }
 
+/// A file of this length in memory, and its checksum. `at` is the error of a failed system call.
+fn read(
+    mut file: &File,
+    bytes: usize,
+    at: impl Fn(io::Error) -> StoreError,
+) -> Result<(FileBytes, Checksum), StoreError> {
+    let mut hash = Xxh3::new();
+    let bytes = FileBytes::read(bytes, |piece| {
+        file.read_exact(piece).map_err(&at)?;
+        hash.update(piece);
+        Ok::<_, StoreError>(())
+    })?;
+    Ok((bytes, Checksum(hash.digest128())))
+}
+
+/// A mapped file, and its checksum.
+fn map(file: &File) -> io::Result<(FileBytes, Checksum)> {
+    let checksum = checksum(file)?;
+    Ok((FileBytes::map(file)?, checksum))
+}
+
 /// The checksum of a whole file, read through a buffer.
 fn checksum(mut file: &File) -> io::Result<Checksum> {
     let mut hash = Xxh3::new();
@@ -388,7 +416,7 @@ fn checksum(mut file: &File) -> io::Result<Checksum> {
 /// Reads the manifest of a version's directory. Also returns the checksum in it.
 pub(crate) fn read_manifest(dir: &Path) -> Result<(Manifest, Checksum), StoreError> {
     let path = dir.join(MANIFEST);
-    let file = MappedFile::map(&open_file(&path)?).map_err(|e| StoreError::at(&path, e))?;
+    let file = FileBytes::map(&open_file(&path)?).map_err(|e| StoreError::at(&path, e))?;
     Manifest::parse(file.bytes()).map_err(|source| StoreError::Format { path, source })
 }
 
@@ -398,10 +426,10 @@ fn expect_dtype(path: &Path, tensor: &format::Tensor, expected: Dtype) -> Result
     if got == expected { Ok(()) } else { Err(StoreError::Format { path: path.to_owned(), source }) }
 }
 
-fn floats(path: &Path, map: &MappedFile, tensor: &format::Tensor) -> Result<Bytes, StoreError> {
+fn floats(path: &Path, data: &FileBytes, tensor: &format::Tensor) -> Result<Bytes, StoreError> {
     // The header parser has checked that the tensor is within the file, so only alignment can fail here. In
     // the files of our writer, data begins on a page and each tensor is a multiple of 4 bytes.
-    let bytes = Bytes::mapped_floats(map, tensor.begin as usize..tensor.end as usize);
+    let bytes = Bytes::floats_of_file(data, tensor.begin as usize..tensor.end as usize);
     bytes.ok_or_else(|| unaligned(path, tensor))
 }
 

@@ -7,8 +7,8 @@ use super::format::{Base, Training};
 use super::link::read_manifest;
 use super::retention::in_use;
 use super::snapshot::{Opened, Purpose, open, open_after, versions};
-use super::{EmbeddingStore, StoreError};
-use crate::types::Version;
+use super::{EmbeddingStore, StoreError, labels};
+use crate::types::{Follow, Version};
 
 /// A version on disk.
 #[derive(Debug)]
@@ -16,6 +16,8 @@ pub(crate) struct Listed {
     pub version: Version,
     /// Whether a process uses the version now, for example to serve it.
     pub used: bool,
+    /// The labels that name the version.
+    pub labels: Vec<String>,
     /// What its manifest says, if it can be read.
     pub summary: Option<Summary>,
     /// Why the version cannot be opened.
@@ -38,6 +40,7 @@ pub(crate) struct Summary {
 /// # Errors
 /// [`StoreError`] when the directory of the model cannot be read.
 pub(crate) fn list(models: &Path, name: &str) -> Result<Vec<Listed>, StoreError> {
+    let named = labels::load(models, name)?;
     let mut before: Option<EmbeddingStore> = None;
     let mut listed = Vec::new();
     for version in versions(models, name)? {
@@ -61,7 +64,9 @@ pub(crate) fn list(models: &Path, name: &str) -> Result<Vec<Listed>, StoreError>
             bytes: manifest.bytes(),
             quality: manifest.quality,
         });
-        listed.push(Listed { version, used, summary, refusal });
+        let own = named.iter().filter(|(_, follow)| **follow == Follow::Version(version));
+        let labels = own.map(|(label, _)| label.clone()).collect();
+        listed.push(Listed { version, used, labels, summary, refusal });
     }
     Ok(listed)
 }

@@ -1,18 +1,19 @@
 //! The embedding store: the versions of a model on disk, and access to the rows of one version.
 //!
 //! A version is an immutable directory. [`write()`] fills it under a temporary name, syncs it and renames it.
-//! [`open`] checks every byte against the manifest and then serves rows from the mapped files. So a crash at
-//! any instant leaves the existing versions intact. A damaged version is refused, and [`open_latest`]
-//! opens the next lower good one.
+//! [`open`] checks every byte against the manifest and then serves rows from memory or from the mapped files.
+//! So a crash at any instant leaves the existing versions intact. A damaged version is refused, and
+//! [`open_latest`] opens the next lower good one.
 //!
 //! - [`mod@format`]: encodes and decodes the files of a version in memory.
-//! - [`table`] and `bytes`: the rows of one table, in memory or mapped.
+//! - [`table`] and `bytes`: the rows of one table, in memory or mapped; `place`: which of the two.
 //! - `contents` and `write`: the input of the writer, and the writer.
 //! - `snapshot`: listing, checking and opening versions; `link`: the files of one of them; `overlay`: the
 //!   rows that deltas changed.
 //! - [`listing`]: what is known of each version on disk.
 //! - [`retention`]: what stays on disk, and compaction of a chain.
-//! - [`hot_rows`]: the rows that a cache held, kept for the next start.
+//! - [`hot_rows`]: the rows that a cache held, and [`labels`]: the labels that clients have set, kept for the
+//!   next start.
 //! - `disk` and `atomic_write`: the file system calls behind a trait, so that tests can make each of them
 //!   fail.
 //!
@@ -23,6 +24,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use crate::config::TableMemory;
 use crate::mem::{HostMemory, OutOfHostMemory};
 use crate::types::{TableId, Version};
 
@@ -34,9 +36,11 @@ pub(crate) mod crash;
 pub(crate) mod disk;
 pub(crate) mod format;
 pub(crate) mod hot_rows;
+pub(crate) mod labels;
 mod link;
 pub(crate) mod listing;
 mod overlay;
+mod place;
 pub(crate) mod retention;
 pub(crate) mod snapshot;
 pub(crate) mod table;
@@ -47,7 +51,7 @@ pub use contents::Contents;
 pub(crate) use contents::{Checkpoint, DenseTensor, RowSource, Rows, SourceShape, TakeChunk};
 pub(crate) use format::{Base, Training};
 pub(crate) use retention::version_bytes;
-pub(crate) use snapshot::{Dense, Opened, models, open_after, open_latest, versions};
+pub(crate) use snapshot::{Dense, Opened, models, open_after, open_highest, open_latest, versions};
 pub use snapshot::{Purpose, open};
 pub(crate) use table::{BadRow, State};
 pub use table::{Table, rows_of};
@@ -66,13 +70,24 @@ pub struct EmbeddingStore {
     links: Vec<Arc<LinkHold>>,
     /// Whether reading a row may wait for the disk.
     on_disk: bool,
+    /// Where the rows of later versions are to be.
+    memory: TableMemory,
+}
+
+/// Bytes of rows by where they are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct RowBytes {
+    /// In memory of the process.
+    pub ram: u64,
+    /// In mapped files.
+    pub mapped: u64,
 }
 
 impl EmbeddingStore {
     /// `tables` must be in the order of the schema.
     #[must_use]
     pub fn new(version: Version, tables: Vec<Table>) -> Self {
-        Self { version, tables, links: Vec::new(), on_disk: false }
+        Self { version, tables, links: Vec::new(), on_disk: false, memory: TableMemory::Mapped }
     }
 
     /// The version of the model that the rows belong to.
@@ -140,10 +155,21 @@ impl EmbeddingStore {
         self.tables.iter().map(|table| table.weight_bytes()).sum()
     }
 
+    /// The bytes of the rows of all tables and of the deltas in front of them, by where they are.
+    #[must_use]
+    pub(crate) fn row_memory(&self) -> RowBytes {
+        let mut sum = RowBytes::default();
+        for bytes in self.tables.iter().flat_map(Table::row_parts) {
+            let place = if bytes.is_mapped() { &mut sum.mapped } else { &mut sum.ram };
+            *place += bytes.as_slice().len() as u64;
+        }
+        sum
+    }
+
     /// Prepares for random reads of mapped files that are not in memory: turns off the system's read-ahead
-    /// and enables [`Self::fetch`].
+    /// and enables [`Self::fetch`]. Has no effect on rows in memory.
     pub fn expect_disk(&mut self) {
-        self.on_disk = true;
+        self.on_disk = self.row_memory().mapped > 0;
         self.tables.iter().for_each(Table::expect_random_reads);
     }
 
@@ -155,7 +181,7 @@ impl EmbeddingStore {
         }
     }
 
-    /// Reads every page of every row once, so that no request waits for the disk.
+    /// Reads every page of every mapped row once, so that no request waits for the disk.
     pub(crate) fn prefault(&self) {
         self.tables.iter().for_each(Table::prefault);
     }
@@ -166,7 +192,7 @@ impl EmbeddingStore {
     /// [`OutOfHostMemory`] when an allocation fails.
     pub(crate) fn rows_copied(&self, memory: &dyn HostMemory) -> Result<Self, OutOfHostMemory> {
         let tables = self.tables.iter().map(|table| table.rows_copied(memory)).collect::<Result<_, _>>()?;
-        Ok(Self { version: self.version, tables, links: self.links.clone(), on_disk: false })
+        Ok(self.with_tables(tables))
     }
 
     /// A copy of the rows and the optimizer state in `memory`.
@@ -176,7 +202,12 @@ impl EmbeddingStore {
     #[cfg(test)]
     pub(crate) fn copied(&self, memory: &dyn HostMemory) -> Result<Self, OutOfHostMemory> {
         let tables = self.tables.iter().map(|table| table.copied(memory)).collect::<Result<_, _>>()?;
-        Ok(Self { version: self.version, tables, links: self.links.clone(), on_disk: false })
+        Ok(self.with_tables(tables))
+    }
+
+    /// The same version with copies of its tables.
+    fn with_tables(&self, tables: Vec<Table>) -> Self {
+        Self { version: self.version, tables, links: self.links.clone(), on_disk: false, memory: self.memory }
     }
 
     /// The tables, in the order of the schema.
@@ -240,6 +271,8 @@ pub enum StoreError {
     Base { path: PathBuf, base: Version, source: Box<StoreError> },
     #[error("{}: is being removed", path.display())]
     Removing { path: PathBuf },
+    #[error("{}: damaged: {reason}", path.display())]
+    Labels { path: PathBuf, reason: String },
     #[error(transparent)]
     Memory(#[from] OutOfHostMemory),
     #[error("not accepted: {reason}")]

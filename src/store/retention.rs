@@ -1,11 +1,12 @@
 //! What stays on disk: the newest full versions and the deltas after the oldest of them. And what turns a
 //! chain into a full version.
 //!
-//! A version that a reader has locked (`link`) is not removed. Before its files are removed, a version is
+//! A version that a reader has locked (`link`), or that a label of a client names (`labels`), is not removed.
+//! Before its files are removed, a version is
 //! renamed to a name that no reader opens. If the process dies then, the next write removes the files
 //! (`write`).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::path::Path;
 
@@ -14,8 +15,8 @@ use super::format::Base;
 use super::link::read_manifest;
 use super::snapshot::{Opened, Purpose, open};
 use super::write::{publish, removal_path};
-use super::{Checkpoint, Contents, Dense, DenseTensor, Rows, StoreError, versions};
-use crate::types::Version;
+use super::{Checkpoint, Contents, Dense, DenseTensor, Rows, StoreError, labels, versions};
+use crate::types::{Follow, Version};
 
 /// The bytes of a chain on disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -57,11 +58,13 @@ pub(crate) fn chain_bytes(models: &Path, name: &str, version: Version) -> Result
     }
 }
 
-/// Removes the versions of a model before its `keep` newest full versions, except those that are in use.
+/// Removes the versions of a model before its `keep` newest full versions, except those that are in use and
+/// those that labels name.
 /// Returns the removed versions.
 ///
 /// # Errors
-/// [`StoreError`] when the directory of the model cannot be read. A version that cannot be removed stays.
+/// [`StoreError`] when the directory of the model or its labels cannot be read. A version that cannot be
+/// removed stays.
 pub(crate) fn retain(models: &Path, name: &str, keep: usize) -> Result<Vec<Version>, StoreError> {
     let (model, all) = (models.join(name), versions(models, name)?);
     let is_full = |version: &&Version| {
@@ -70,8 +73,25 @@ pub(crate) fn retain(models: &Path, name: &str, keep: usize) -> Result<Vec<Versi
     let Some(oldest_kept) = all.iter().rev().filter(is_full).nth(keep.max(1) - 1) else {
         return Ok(Vec::new());
     };
-    let before = all.iter().copied().filter(|version| version < oldest_kept);
+    let labelled = labelled(models, name)?;
+    let before = all.iter().copied().filter(|version| version < oldest_kept && !labelled.contains(version));
     Ok(before.filter(|&version| remove(&model, version)).collect())
+}
+
+/// The versions that labels name, and those that they build on.
+fn labelled(models: &Path, name: &str) -> Result<BTreeSet<Version>, StoreError> {
+    let mut kept = BTreeSet::new();
+    for follow in labels::load(models, name)?.into_values() {
+        let mut next = match follow {
+            Follow::Version(version) => Some(version),
+            Follow::Latest => None,
+        };
+        while let Some(version) = next.filter(|version| kept.insert(*version)) {
+            let manifest = read_manifest(&models.join(name).join(version.to_string()));
+            next = manifest.ok().and_then(|(manifest, _)| manifest.base).map(|base| Version(base.version));
+        }
+    }
+    Ok(kept)
 }
 
 /// Removes a version, unless a reader or another process uses it.

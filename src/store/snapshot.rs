@@ -4,7 +4,8 @@
 //! Opening checks the manifest, the length and checksum of every file, and the name, type and shape of every
 //! tensor, so that later code can rely on them. That costs one read of the files, which also brings them into
 //! the page cache. The checksum is computed through a small buffer and not through the mapping, because
-//! touched pages of a mapping count as memory of the process.
+//! touched pages of a mapping count as memory of the process. If the tables are read into memory (`place`),
+//! it is computed from the bytes in memory.
 //!
 //! A delta is opened with its base, and so on down to a full version. One damaged link makes every version
 //! after it unusable. A server that already has a version of the chain opens only the links after it
@@ -21,8 +22,10 @@ use super::bytes::Bytes;
 use super::format::{Base, Training};
 use super::link::{Link, TableParts};
 use super::overlay::DeltaRows;
+use super::place::Place;
 use super::table::Table;
 use super::{EmbeddingStore, Refusal, StoreError, check_name};
+use crate::config::TableMemory;
 use crate::schema::{self, Schema};
 use crate::types::{TableId, Version};
 
@@ -40,13 +43,15 @@ pub(crate) const KEYS: &str = "keys";
 /// What a version is opened for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
-    /// The rows as they are served, without optimizer state. `checkpoint/` is not read.
+    /// The rows as they are served, mapped, without optimizer state. `checkpoint/` is not read.
     Serve,
+    /// The same rows where this setting says. Versions that are opened after this one follow it too.
+    ServeFrom(TableMemory),
     /// The rows as they were trained, f32, with optimizer state, if the version has a checkpoint.
     Train,
 }
 
-/// A version, checked and mapped.
+/// A version that was checked.
 #[derive(Debug)]
 pub struct Opened {
     /// The parsed `model.toml`.
@@ -153,7 +158,7 @@ pub(crate) fn open_after(
     version: Version,
     served: &EmbeddingStore,
 ) -> Result<Opened, StoreError> {
-    open_chain(models, name, version, (Purpose::Serve, Some(served)))
+    open_chain(models, name, version, (Purpose::ServeFrom(served.memory), Some(served)))
 }
 
 fn open_chain(
@@ -163,7 +168,13 @@ fn open_chain(
     (purpose, served): (Purpose, Option<&EmbeddingStore>),
 ) -> Result<Opened, StoreError> {
     check_name("model", name)?;
-    let Chain { first, links } = Chain::read(&models.join(name), version, served)?;
+    let Chain { first, mut links } = Chain::read(&models.join(name), version, served)?;
+    let memory = match purpose {
+        Purpose::ServeFrom(memory) => memory,
+        Purpose::Serve | Purpose::Train => TableMemory::Mapped,
+    };
+    let place = Place::choose(memory, links.iter().map(Link::table_bytes).sum());
+    links.iter_mut().for_each(|link| link.in_ram = place.in_ram);
     let Some(newest) = links.last() else {
         // `read` returns the version itself at least.
         return Err(StoreError::MissingDirectory { path: models.join(name) });
@@ -186,7 +197,9 @@ fn open_chain(
     let holds = shared.iter().cloned().chain(links.iter().map(|link| link.hold.clone())).collect();
     let mut store = EmbeddingStore::new(version, tables);
     (store.links, store.on_disk) = (holds, first.is_some_and(|store| store.on_disk));
+    store.memory = memory;
     let cursor = if trains { newest.cursor()? } else { None };
+    place.log(name, version, first.is_some());
     let newest = newest.manifest.clone();
     let (training, quality, metadata) = (newest.training, newest.quality, newest.metadata);
     Ok(Opened { schema, model_toml, dense, dense_states, store, training, quality, cursor, metadata })
@@ -284,8 +297,21 @@ pub(crate) fn open_latest(
     purpose: Purpose,
     accept: impl Fn(&Opened) -> Result<(), String>,
 ) -> Result<Latest, StoreError> {
+    open_highest(models, name, &versions(models, name)?, (purpose, accept))
+}
+
+/// As [`open_latest`], of these versions, ascending.
+///
+/// # Errors
+/// [`StoreError::NoGoodVersion`] with all refusals.
+pub(crate) fn open_highest(
+    models: &Path,
+    name: &str,
+    versions: &[Version],
+    (purpose, accept): (Purpose, impl Fn(&Opened) -> Result<(), String>),
+) -> Result<Latest, StoreError> {
     let mut refused = Vec::new();
-    for version in versions(models, name)?.into_iter().rev() {
+    for &version in versions.iter().rev() {
         let accepted = open(models, name, version, purpose).and_then(|opened| match accept(&opened) {
             Ok(()) => Ok(opened),
             Err(reason) => Err(StoreError::NotAccepted { reason }),

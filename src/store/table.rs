@@ -1,10 +1,10 @@
 //! One embedding table: its rows and the optimizer state of each row, in memory or in a mapped file.
 //!
 //! Rows are numbered from 0 and stored end to end, so the offset of a row is one multiplication, and a
-//! version is served from its mapped file without a copy. The rows that deltas changed are in an overlay in
-//! front of these base rows, which several versions of a chain share. A table in training holds f32. A table
-//! of a version may hold another element type; its rows were encoded when the version was written and are
-//! read-only.
+//! version is served from its file, mapped or read into memory as it is. The rows that deltas changed are in
+//! an overlay in front of these base rows, which several versions of a chain share. A table in training holds
+//! f32. A table of a version may hold another element type; its rows were encoded when the version was
+//! written and are read-only.
 
 use std::any::Any;
 use std::hint::black_box;
@@ -84,7 +84,7 @@ impl State {
         &self.as_slice()[position * self.width..][..self.width]
     }
 
-    /// `None` for a mapped file.
+    /// `None` for a file.
     pub fn rows_mut(&mut self) -> Option<&mut [f32]> {
         self.data.floats_mut()
     }
@@ -307,9 +307,9 @@ impl Table {
         Self { states: Arc::default(), ..self }
     }
 
-    /// Whether all rows are in owned memory and not in a mapped file.
+    /// Whether all rows are in owned memory and not in a file.
     #[must_use]
-    pub(crate) fn in_ram(&self) -> bool {
+    pub(crate) fn is_owned(&self) -> bool {
         self.weight.is_owned() && self.overlay.is_none()
     }
 
@@ -424,13 +424,17 @@ impl Table {
         self.weight_bytes() + states as u64
     }
 
-    /// Advises the system not to read ahead in a mapped file. Has no effect on owned memory.
-    pub(crate) fn expect_random_reads(&self) {
-        self.weight.expect_random_reads();
-        self.deltas().iter().for_each(|delta| delta.weight.expect_random_reads());
+    /// The bytes of the rows: those of the base and of each delta in front of it.
+    pub(crate) fn row_parts(&self) -> impl Iterator<Item = &Bytes> {
+        self.deltas().iter().map(|delta| &delta.weight).chain([&*self.weight])
     }
 
-    /// Starts reading a row of a mapped file from disk and does not wait. Has no effect on owned memory.
+    /// Advises the system not to read ahead in a mapped file. Has no effect on rows in memory.
+    pub(crate) fn expect_random_reads(&self) {
+        self.row_parts().for_each(Bytes::expect_random_reads);
+    }
+
+    /// Starts reading a row of a mapped file from disk and does not wait. Has no effect on rows in memory.
     pub(crate) fn fetch(&self, id: u64) {
         if id >= self.rows {
             return;
@@ -443,11 +447,10 @@ impl Table {
         }
     }
 
-    /// Reads one byte of every page of the rows (not of the state), so that no first request waits for the
+    /// Reads one byte of every page of mapped rows (not of the state), so that no first request waits for the
     /// disk.
     pub(crate) fn prefault(&self) {
-        let deltas = self.deltas().iter().map(|delta| &delta.weight);
-        for bytes in deltas.chain([&*self.weight]) {
+        for bytes in self.row_parts().filter(|bytes| bytes.is_mapped()) {
             bytes.as_slice().par_iter().step_by(PAGE_BYTES).for_each(|x| {
                 black_box(*x);
             });

@@ -3,6 +3,7 @@
 
 pub(crate) mod chain;
 pub(crate) mod footprint;
+pub(crate) mod fuzz;
 mod sample;
 mod writers;
 
@@ -10,6 +11,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use crate::config::TableMemory;
 use crate::rowlog::Uniform;
 use crate::store;
 use crate::store::format::Dtype;
@@ -49,6 +51,8 @@ fn assert_refused_by_name(models: &Path, first: &Sample, file: &Path, what: &str
     assert_eq!(latest.refused[0].version, Version(2));
     let reason = latest.refused[0].reason.to_string();
     assert!(reason.starts_with(&*file.to_string_lossy()), "{what}: {reason}");
+    let in_memory = store::open(models, "m", Version(2), Purpose::ServeFrom(TableMemory::Ram)).unwrap_err();
+    assert_eq!(in_memory.to_string(), reason, "{what}");
 }
 
 /// Any bit pattern of an f32.

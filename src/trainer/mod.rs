@@ -15,6 +15,9 @@ pub mod casting;
 mod checkpoint;
 pub(crate) mod cursor;
 pub(crate) mod eval;
+#[cfg(test)]
+#[cfg(not(flechette_loom))]
+mod fuzz;
 mod in_memory;
 pub mod optim;
 pub(crate) mod pipeline;

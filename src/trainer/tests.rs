@@ -221,6 +221,9 @@ fn assert_scores_alike(engine: &Engine, reference: &mut ReferenceTrainer, batch:
     assert_eq!(scores.version, engine.version());
     let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
     assert_eq!(bits(&scores.probabilities), bits(&expected), "{what}, {} samples", batch.samples);
+    reference.logits(batch, &mut expected).unwrap();
+    let scores = engine.predict(&Batch { logits: true, ..batch.clone() }).unwrap();
+    assert_eq!(bits(&scores.logits), bits(&expected), "{what}, {} samples", batch.samples);
 }
 
 #[test]

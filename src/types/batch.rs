@@ -32,11 +32,13 @@ impl Jagged {
         self.offsets.push(self.ids.len() as u32);
     }
 
-    /// Appends every sample of `other`.
-    pub(crate) fn append(&mut self, other: &Jagged) {
+    /// Appends a range of the samples of `other`.
+    fn append_part(&mut self, other: &Jagged, samples: Range<usize>) {
         let base = self.ids.len() as u32;
-        self.ids.extend_from_slice(&other.ids);
-        self.offsets.extend(other.offsets[1..].iter().map(|end| base + end));
+        let offsets = &other.offsets[samples.start..=samples.end];
+        let (from, to) = (offsets[0], offsets[samples.len()]);
+        self.ids.extend_from_slice(&other.ids[from as usize..to as usize]);
+        self.offsets.extend(offsets[1..].iter().map(|end| base + (end - from)));
     }
 }
 
@@ -49,22 +51,35 @@ pub struct Batch {
     pub dense: Vec<f32>,
     /// One column per feature, in the schema's order.
     pub features: Vec<Jagged>,
+    /// Whether its [`Scores`](super::Scores) should have logits.
+    pub logits: bool,
 }
 
 impl Batch {
     /// A batch of 0 samples with `features` columns.
     #[must_use]
     pub fn empty(features: usize) -> Self {
-        Self { samples: 0, dense: Vec::new(), features: vec![Jagged::default(); features] }
+        Self { features: vec![Jagged::default(); features], ..Self::default() }
     }
 
     /// Appends every sample of `other`, which must have the same number of columns and of dense values.
     pub fn append(&mut self, other: &Batch) {
+        self.append_part(other, 0..other.samples);
+    }
+
+    /// Appends a range of the samples of `other`, which must have the same number of columns and of dense
+    /// values.
+    ///
+    /// # Panics
+    /// When the range ends after the last sample.
+    pub(crate) fn append_part(&mut self, other: &Batch, samples: Range<usize>) {
         debug_assert_eq!(self.features.len(), other.features.len());
-        self.samples += other.samples;
-        self.dense.extend_from_slice(&other.dense);
+        let width = other.dense.len().checked_div(other.samples).unwrap_or(0);
+        self.samples += samples.len();
+        self.logits |= other.logits;
+        self.dense.extend_from_slice(&other.dense[samples.start * width..samples.end * width]);
         for (mine, theirs) in self.features.iter_mut().zip(&other.features) {
-            mine.append(theirs);
+            mine.append_part(theirs, samples.clone());
         }
     }
 
@@ -74,25 +89,15 @@ impl Batch {
     /// When the range ends after the last sample.
     #[must_use]
     pub(crate) fn part(&self, samples: Range<usize>) -> Self {
-        let width = self.dense.len().checked_div(self.samples).unwrap_or(0);
-        let column = |column: &Jagged| {
-            let offsets = &column.offsets[samples.start..=samples.end];
-            let (from, to) = (offsets[0], offsets[samples.len()]);
-            Jagged {
-                offsets: offsets.iter().map(|offset| offset - from).collect(),
-                ids: column.ids[from as usize..to as usize].to_vec(),
-            }
-        };
-        Self {
-            samples: samples.len(),
-            dense: self.dense[samples.start * width..samples.end * width].to_vec(),
-            features: self.features.iter().map(column).collect(),
-        }
+        let mut part = Self::empty(self.features.len());
+        part.append_part(self, samples);
+        part
     }
 
     /// Empties the batch and keeps its memory.
     pub(crate) fn clear(&mut self) {
         self.samples = 0;
+        self.logits = false;
         self.dense.clear();
         for feature in &mut self.features {
             feature.offsets.truncate(1);

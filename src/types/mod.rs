@@ -44,6 +44,38 @@ impl fmt::Display for Version {
     }
 }
 
+/// The version that a label of a model names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Follow {
+    /// The highest good version.
+    Latest,
+    /// This one.
+    Version(Version),
+}
+
+/// What [`Follow::Latest`] is called.
+const LATEST: &str = "latest";
+
+impl Follow {
+    /// Reads `latest` or a number.
+    #[must_use]
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        match text {
+            LATEST => Some(Self::Latest),
+            number => number.parse().ok().map(|number| Self::Version(Version(number))),
+        }
+    }
+}
+
+impl fmt::Display for Follow {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Latest => f.write_str(LATEST),
+            Self::Version(version) => version.fmt(f),
+        }
+    }
+}
+
 /// An id of a request that its table does not have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AbsentId {
@@ -60,6 +92,9 @@ pub struct Scores {
     pub version: Version,
     /// One click probability per sample, between 0 and 1.
     pub probabilities: Vec<f32>,
+    /// If the batch asks for them: the logit of each sample, of which the probability is the sigmoid.
+    /// Otherwise empty.
+    pub logits: Vec<f32>,
     /// Ids that got their table's default row, in sample order.
     pub absent: Vec<AbsentId>,
 }

@@ -5,15 +5,18 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::pin::Pin;
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
+use flechette::predict::{Description, Predict, PredictError};
+use flechette::schema::Schema;
 use flechette::schema::preset::{self, ArchKind};
 use flechette::server::Server;
 use flechette::server::proto::GetModelRequest;
 use flechette::trainer;
 use flechette::trainer::optim::{Kind, Optimizer};
+use flechette::types::{Batch, Scores, Version};
 use h2::client::{ResponseFuture, SendRequest};
 use prost::Message;
 use prost::bytes::Bytes;
@@ -45,7 +48,7 @@ fn serve(setup: &str, models: &Path, flags: &str) -> Served {
 }
 
 /// A connection whose stream windows have `window` bytes.
-async fn connect(address: SocketAddr, window: u32) -> SendRequest<Bytes> {
+pub async fn connect(address: SocketAddr, window: u32) -> SendRequest<Bytes> {
     let stream = TcpStream::connect(address).await.unwrap();
     let (send, connection) = h2::client::Builder::new()
         .initial_window_size(window)
@@ -84,13 +87,13 @@ fn head() -> Request<()> {
     head_of("flechette.v1.Ctr/Predict")
 }
 
-fn head_of(path: &str) -> Request<()> {
+pub fn head_of(path: &str) -> Request<()> {
     let request = Request::builder().method("POST").uri(format!("http://x/{path}"));
     request.header("content-type", "application/grpc").header("te", "trailers").body(()).unwrap()
 }
 
 /// The length-prefixed frame of a message.
-fn frame(message: &[u8]) -> Bytes {
+pub fn frame(message: &[u8]) -> Bytes {
     let mut frame = vec![0];
     frame.extend((message.len() as u32).to_be_bytes());
     frame.extend_from_slice(message);
@@ -171,7 +174,7 @@ fn without_descriptors_a_port_waits_and_serves_again_when_there_are_some() {
     assert!(used < Duration::from_millis(300), "{used:?}");
     std::thread::sleep(Duration::from_millis(500));
     drop(waiting);
-    assert_eq!(served.metric("flechette_model_version", &["model=\"ads\""]), 1.0);
+    assert_eq!(served.metric("flechette_serving_version", &["model=\"ads\""]), 1.0);
     served.terminate();
     let (status, log) = served.ended();
     assert!(status.success(), "{log}");
@@ -186,7 +189,8 @@ async fn calls_without_a_body_are_ended_and_free_their_places() {
     })
     .await;
     let mut raw = connect(running.grpc, 65_535).await;
-    let mut held: Vec<_> = (0..8).map(|_| raw.send_request(head(), false).unwrap()).collect();
+    // As many calls as there are places may wait for the name of their model.
+    let mut held: Vec<_> = (0..16).map(|_| raw.send_request(head(), false).unwrap()).collect();
     // The body of one of them does not end.
     held[0].1.send_data(frame(&request(1, 3).0.encode_to_vec()), false).unwrap();
     // Another call before all of them have arrived would take one of their places.
@@ -198,7 +202,7 @@ async fn calls_without_a_body_are_ended_and_free_their_places() {
         assert!(message.contains("2.5 s (server.body_seconds)"), "{message}");
     }
     assert!(is_served(&running).await);
-    running.until_metric("flechette_requests_total{model=\"(none)\",code=\"DEADLINE_EXCEEDED\"} 8").await;
+    running.until_metric("flechette_requests_total{model=\"(none)\",code=\"DEADLINE_EXCEEDED\"} 16").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -353,12 +357,36 @@ async fn answers_that_are_not_read_count_towards_the_bytes_in_flight() {
     until(async || is_served(&running).await).await;
 }
 
+/// A model whose description is long, so that short calls have long answers.
+struct Wide;
+
+impl Predict for Wide {
+    fn predict(&self, _: &Batch) -> Result<Scores, PredictError> {
+        Err(PredictError::Store("it is only described".to_owned()))
+    }
+
+    fn describe(&self) -> Description {
+        let dense = |i| format!("[[dense]]\nname = \"{i:0100}\"\n");
+        let schema = "[architecture]\nkind = \"dlrm\"\nbottom = [8]\ntop = [8]\n".to_owned()
+            + &(0..40).map(dense).collect::<String>()
+            + "[[features]]\nname = \"user\"\ntable = \"users\"\n"
+            + "[[tables]]\nname = \"users\"\nrows = 10\ndim = 8\n";
+        let schema = Arc::new(Schema::parse(&schema).unwrap());
+        Description { model: "wide".to_owned(), version: Version(1), schema, max_samples: 1 }
+    }
+
+    fn ready(&self) -> bool {
+        true
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn answers_in_a_socket_that_is_not_read_keep_their_places_until_it_is_closed() {
     let running = Running::start_with(|parts| {
         parts.server.max_requests = 50;
         parts.server.max_streams = 10_000;
         parts.server.write = Duration::from_secs(5);
+        parts.models = vec![Arc::new(Wide)];
     })
     .await;
     let socket = TcpSocket::new_v4().unwrap();
@@ -371,22 +399,25 @@ async fn answers_in_a_socket_that_is_not_read_keep_their_places_until_it_is_clos
         .await
         .unwrap();
     tokio::spawn(connection);
-    let ask = frame(&GetModelRequest { model: "ads".to_owned() }.encode_to_vec());
+    let request = GetModelRequest { model: "wide".to_owned() };
+    let is_served = async || running.client.clone().get_model(request.clone()).await.is_ok();
+    let ask = frame(&request.encode_to_vec());
     let mut calls = Vec::new();
-    // One small answer at a time, until the buffers of the two sockets are full.
+    // Until the buffers of the two sockets are full. The client never learns that it may send more than the
+    // first 65,535 bytes.
     let mut full = false;
-    while !full && calls.len() < 9000 {
+    while !full && calls.len() < 65_535 / ask.len() {
         let (answer, mut body) = raw.send_request(head_of("flechette.v1.Ctr/GetModel"), false).unwrap();
         body.send_data(ask.clone(), true).unwrap();
         calls.push(answer);
-        if calls.len() % 20 == 0 && !is_served(&running).await {
+        if calls.len() % 20 == 0 && !is_served().await {
             // Calls that are being answered leave soon.
             tokio::time::sleep(Duration::from_millis(500)).await;
-            full = !is_served(&running).await;
+            full = !is_served().await;
         }
     }
     assert!(full, "{} answers", calls.len());
-    let free = until(async || is_served(&running).await);
+    let free = until(is_served);
     tokio::time::timeout(Duration::from_secs(20), free).await.expect("places are free in time");
 }
 

@@ -207,7 +207,7 @@ fn a_gpu_takes_over_new_versions_with_and_without_pointers() {
                     }
                     publish_all_changed(&models, version);
                     wait("the version is taken over", || {
-                        sum(&http, "flechette_model_version") == version as f64
+                        sum(&http, "flechette_serving_version") == version as f64
                     });
                     let host = Served::start(&models, "--cache-mode off --device host");
                     let scored = score(&host.url(), "dlrm", &valid, &own, 50);

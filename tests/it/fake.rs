@@ -72,6 +72,11 @@ pub(crate) fn score(dense: &[f32], ids: &[&[u64]]) -> f32 {
     (xxh3_64_with_seed(&bytes, 1) % (1 << 24)) as f32 / (1u32 << 24) as f32
 }
 
+/// The logit that the model returns beside a score.
+pub(crate) fn logit(score: f32) -> f32 {
+    8.0 * score - 5.0
+}
+
 impl Predict for Fake {
     fn predict(&self, batch: &Batch) -> Result<Scores, PredictError> {
         let mut door = self.door.lock().unwrap();
@@ -84,6 +89,7 @@ impl Predict for Fake {
         let mut scores = Scores {
             version: Version(self.version.load(Ordering::SeqCst)),
             probabilities: Vec::new(),
+            logits: Vec::new(),
             absent: Vec::new(),
         };
         for sample in 0..batch.samples {
@@ -99,6 +105,9 @@ impl Predict for Fake {
                 let (sample, feature) = (sample as u32, feature as u32);
                 scores.absent.extend(absent.map(|_| AbsentId { sample, feature }));
             }
+        }
+        if batch.logits {
+            scores.logits.extend(scores.probabilities.iter().map(|score| logit(*score)));
         }
         self.calls.lock().unwrap().push(batch.samples);
         Ok(scores)

@@ -52,7 +52,7 @@ fn follow_in_ten_files(workshop: &Workshop, config: &str, lines: &[&str], flags:
             Served::start(models, "--cache-mode on --cache-fraction 0.2")
         });
         wait("the version is served", || {
-            let now = served.metric("flechette_model_version", &["model=\"live\""]) as u64;
+            let now = served.metric("flechette_serving_version", &["model=\"live\""]) as u64;
             now > versions.last().copied().unwrap_or(0)
         });
         let scored = served.score("live", &workshop.valid, "");
@@ -66,7 +66,7 @@ fn follow_in_ten_files(workshop: &Workshop, config: &str, lines: &[&str], flags:
     assert!(versions.windows(2).all(|pair| pair[0] < pair[1]), "{versions:?}");
     let (last, served) = (newest().unwrap(), served.unwrap());
     wait("the last version is served", || {
-        served.metric("flechette_model_version", &["model=\"live\""]) == last as f64
+        served.metric("flechette_serving_version", &["model=\"live\""]) == last as f64
     });
     let failed = ["deadline_exceeded", "internal", "unavailable"];
     for code in failed {

@@ -7,12 +7,13 @@ use std::time::Duration;
 use flechette::server::inference::grpc_inference_service_client::GrpcInferenceServiceClient;
 use flechette::server::inference::infer_parameter::ParameterChoice;
 use flechette::server::inference::model_infer_request::{InferInputTensor, InferRequestedOutputTensor};
+use flechette::server::inference::model_infer_response::InferOutputTensor;
 use flechette::server::inference::*;
 use flechette::server::proto::{FeatureColumn, PredictRequest};
 use tonic::transport::Channel;
 use tonic::{Code, Status};
 
-use crate::fake::until;
+use crate::fake::{logit, until};
 use crate::serving::{Running, channel, request};
 
 type Client = GrpcInferenceServiceClient<Channel>;
@@ -42,12 +43,13 @@ fn values_of(column: &FeatureColumn, shape: &[usize]) -> InferInputTensor {
     tensor(&column.name, "BYTES", shape, contents)
 }
 
-/// A native request of the fake model, with typed contents.
+/// A native request, with typed contents.
 pub fn typed(request: &PredictRequest) -> ModelInferRequest {
     let samples = request.samples as usize;
     let fp32_contents = request.dense.clone();
     let contents = InferTensorContents { fp32_contents, ..InferTensorContents::default() };
-    let mut inputs = vec![tensor("dense", "FP32", &[samples, 2], contents)];
+    let width = request.dense.len() / samples.max(1);
+    let mut inputs = vec![tensor("dense", "FP32", &[samples, width], contents)];
     for column in &request.features {
         let values = column.ids.len() + column.strings.len();
         if column.lengths.is_empty() {
@@ -79,6 +81,21 @@ pub fn raw(mut request: ModelInferRequest) -> ModelInferRequest {
     request
 }
 
+/// The values of the outputs of a response, raw or typed.
+fn outputs(response: &ModelInferResponse) -> Vec<Vec<f32>> {
+    let values = |(i, output): (usize, &InferOutputTensor)| match (
+        &output.contents,
+        response.raw_output_contents.get(i),
+    ) {
+        (Some(contents), None) => contents.fp32_contents.clone(),
+        (None, Some(raw)) => {
+            raw.chunks(4).map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap())).collect()
+        }
+        other => panic!("contents: {other:?}"),
+    };
+    response.outputs.iter().enumerate().map(values).collect()
+}
+
 /// The scores of a response, raw or typed.
 pub fn scores(response: &ModelInferResponse) -> Vec<f32> {
     let output = &response.outputs[0];
@@ -86,11 +103,7 @@ pub fn scores(response: &ModelInferResponse) -> Vec<f32> {
         (response.outputs.len(), output.name.as_str(), output.datatype.as_str()),
         (1, "score", "FP32")
     );
-    let scores = match (&output.contents, &response.raw_output_contents[..]) {
-        (Some(contents), []) => contents.fp32_contents.clone(),
-        (None, [raw]) => raw.chunks(4).map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap())).collect(),
-        other => panic!("contents: {other:?}"),
-    };
+    let scores = outputs(response).remove(0);
     assert_eq!(output.shape, [scores.len() as i64, 1]);
     scores
 }
@@ -171,6 +184,30 @@ async fn absent_ids_are_counted_in_the_response() {
     let count = |name: &str| response.parameters.get(name).and_then(|p| p.parameter_choice.clone());
     assert_eq!(count("absent_ids:user"), Some(ParameterChoice::Int64Param(2)));
     assert_eq!(count("absent_ids:tag"), None);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_outputs_that_a_request_names_are_returned() {
+    let running = Running::start().await;
+    let mut client = connect(&running).await;
+    let (native, expected) = request(3, 5);
+    let logits: Vec<f32> = expected.iter().map(|score| logit(*score)).collect();
+    for (named, values) in [
+        (&["score"][..], vec![&expected]),
+        (&["logit"], vec![&logits]),
+        (&["logit", "score", "logit"], vec![&expected, &logits]),
+    ] {
+        let output = |name: &&str| InferRequestedOutputTensor {
+            name: (*name).to_owned(),
+            ..InferRequestedOutputTensor::default()
+        };
+        let message = ModelInferRequest { outputs: named.iter().map(output).collect(), ..typed(&native) };
+        for message in [message.clone(), raw(message)] {
+            let response = client.model_infer(message).await.unwrap().into_inner();
+            assert!(response.outputs.iter().all(|output| output.shape == [3, 1]));
+            assert_eq!(outputs(&response).iter().collect::<Vec<_>>(), values, "{named:?}");
+        }
+    }
 }
 
 type Change = fn(&mut ModelInferRequest);
@@ -328,12 +365,12 @@ const WRONG: [(Change, Code, &str); 37] = [
     (
         |r| {
             r.outputs = vec![InferRequestedOutputTensor {
-                name: "logit".into(),
+                name: "logits".into(),
                 ..InferRequestedOutputTensor::default()
             }]
         },
         Code::InvalidArgument,
-        "output \"logit\": the only output is \"score\"",
+        "output \"logits\": the outputs are \"score\" and \"logit\"",
     ),
 ];
 
@@ -444,14 +481,50 @@ async fn limits_and_deadlines_are_those_of_native_calls() {
     let mut late = right();
     let micros = InferParameter { parameter_choice: Some(ParameterChoice::Int64Param(2000)) };
     late.parameters.insert("timeout".to_owned(), micros);
-    let late = tokio::spawn(async move { client.model_infer(late).await.map(drop) });
-    tokio::time::sleep(Duration::from_millis(100)).await;
+    let status = client.model_infer(late).await.unwrap_err();
+    assert_eq!(status.code(), Code::DeadlineExceeded);
+    assert_eq!(status.message(), "deadline passed before the answer");
+    running.until_metric("flechette_queue_samples{model=\"ads\"} 0").await;
     running.model.release();
     first.await.unwrap().unwrap();
-    let status = late.await.unwrap().unwrap_err();
-    assert_eq!(status.code(), Code::DeadlineExceeded);
-    assert!(status.message().starts_with("deadline passed after"), "{status}");
     assert_eq!(running.model.computed(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_parameter_priority_decides_what_is_computed_first() {
+    let running = Running::start_with(|parts| parts.batchers.common.max_samples = 6).await;
+    let mut client = connect(&running).await;
+    let of = |samples, choice| {
+        let mut message = typed(&request(samples, 1).0);
+        let priority = InferParameter { parameter_choice: Some(choice) };
+        message.parameters.insert("priority".to_owned(), priority);
+        message
+    };
+    let text = ParameterChoice::StringParam("high".into());
+    for (wrong, got) in [(ParameterChoice::Int64Param(-1), "-1"), (text, "\"high\"")] {
+        let status = client.model_infer(of(1, wrong)).await.unwrap_err();
+        assert_eq!(status.code(), Code::InvalidArgument);
+        let text =
+            "parameters: priority: expected a number, 1 (high), 0 or 2 (normal), 3 or more (low), got ";
+        assert_eq!(status.message(), format!("{text}{got}"));
+    }
+    running.model.hold();
+    let first = running.send(request(1, 1).0);
+    until(async || running.model.begun() == 1).await;
+    let (mut calls, mut queued) = (Vec::new(), 0);
+    for (samples, priority) in [(4, 3), (5, 0), (6, 1)] {
+        let (mut client, message) = (client.clone(), of(samples, ParameterChoice::Int64Param(priority)));
+        calls.push(tokio::spawn(async move { client.model_infer(message).await.map(drop) }));
+        queued += samples;
+        running.until_metric(&format!("flechette_queue_samples{{model=\"ads\"}} {queued}")).await;
+    }
+    running.model.release();
+    for call in calls {
+        call.await.unwrap().unwrap();
+    }
+    first.await.unwrap().unwrap();
+    // The larger a request, the later it was queued. No two of them fit in a batch.
+    assert_eq!(*running.model.calls.lock().unwrap(), [1, 6, 5, 4]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -490,7 +563,7 @@ async fn the_server_and_its_model_describe_themselves() {
         "strict BYTES [-1, 1]",
     ];
     assert_eq!(tensors(&model.inputs), inputs);
-    assert_eq!(tensors(&model.outputs), ["score FP32 [-1, 1]"]);
+    assert_eq!(tensors(&model.outputs), ["score FP32 [-1, 1]", "logit FP32 [-1, 1]"]);
     let other = ModelMetadataRequest { name: "ads".into(), version: "8".into() };
     assert_eq!(client.model_metadata(other).await.unwrap_err().code(), Code::NotFound);
 }

@@ -68,12 +68,17 @@ def metadata(client):
     names = [input.name() for input in inputs()]
     assert [input.name for input in model.inputs] == names, model
     assert [list(input.shape)[1:] for input in model.inputs] == [i.shape()[1:] for i in inputs()], model
-    (output,) = model.outputs
-    assert (output.name, output.datatype, list(output.shape)) == ("score", "FP32", [-1, 1]), output
+    outputs = [(output.name, output.datatype, list(output.shape)) for output in model.outputs]
+    assert outputs == [("score", "FP32", [-1, 1]), ("logit", "FP32", [-1, 1])], outputs
 
 
 def infer(client):
     check(client.infer(MODEL, inputs(), request_id="first"), "first")
+    both = [triton.InferRequestedOutput(name) for name in ("score", "logit")]
+    result = client.infer(MODEL, inputs(), outputs=both)
+    check(result)
+    logit = result.as_numpy("logit").astype(np.float64)
+    assert np.allclose(1 / (1 + np.exp(-logit)), result.as_numpy("score"), atol=1e-6), logit
     score = [triton.InferRequestedOutput("score")]
     check(client.infer(MODEL, list(reversed(inputs())), "1", score, timeout=60_000_000, client_timeout=60.0))
     answers = queue.Queue()
@@ -93,8 +98,8 @@ def errors(client):
     refused("INVALID_ARGUMENT", 'input "dense": datatype: expected FP32', client.infer, MODEL, wrong)
     unknown = inputs() + [tensor("x", "INT64", [1], [1])]
     refused("INVALID_ARGUMENT", 'input "x": the model has no such input', client.infer, MODEL, unknown)
-    logit = [triton.InferRequestedOutput("logit")]
-    refused("INVALID_ARGUMENT", 'output "logit"', client.infer, MODEL, inputs(), outputs=logit)
+    other = [triton.InferRequestedOutput("loss")]
+    refused("INVALID_ARGUMENT", 'output "loss"', client.infer, MODEL, inputs(), outputs=other)
 
 
 def statistics(client):

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::path::Path;
 use std::process::Command;
 
 use flechette::server::proto::ctr_client::CtrClient;
@@ -56,7 +57,8 @@ const MODEL: &str = r#"
     dim = 5
 "#;
 
-fn request() -> PredictRequest {
+/// Samples of the model.
+pub fn request() -> PredictRequest {
     let column = |name: &str| FeatureColumn { name: name.to_owned(), ..FeatureColumn::default() };
     let mut features = ["shop", "query", "seen", "item"].map(column);
     let mut dense = Vec::new();
@@ -72,11 +74,23 @@ fn request() -> PredictRequest {
     }
     PredictRequest {
         model: "ads".into(),
-        version: 0,
         samples: SAMPLES as u32,
         dense,
         features: features.into(),
+        ..PredictRequest::default()
     }
+}
+
+/// Trains a model `ads` with both kinds of features, and returns its directory.
+pub fn train(dir: &Path) -> String {
+    let path = |name: &str| dir.join(name).to_str().unwrap().to_owned();
+    let (models, config) = (path("models"), path("model.toml"));
+    fs::write(&config, MODEL).unwrap();
+    run_json(&format!(
+        "train --model-config {config} --format synthetic --data rows=1000,seed=1,truth=2 --lr 0.1 \
+         --models {models} --name ads --json"
+    ));
+    models
 }
 
 #[test]
@@ -86,13 +100,8 @@ fn tritonclient_gets_the_native_scores_and_manages_models() {
         Err(reason) => return skip(&reason),
     };
     let dir = tempfile::tempdir().unwrap();
-    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
-    let (models, config, case) = (path("models"), path("model.toml"), path("case.json"));
-    fs::write(&config, MODEL).unwrap();
-    run_json(&format!(
-        "train --model-config {config} --format synthetic --data rows=1000,seed=1,truth=2 --lr 0.1 \
-         --models {models} --name ads --json"
-    ));
+    let case = dir.path().join("case.json");
+    let models = train(dir.path());
     let served = Served::start(&models, "--cache-mode on --cache-fraction 0.5");
     let request = request();
     let native = tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -120,7 +129,9 @@ fn tritonclient_gets_the_native_scores_and_manages_models() {
     described.insert("score_bits", native.scores.iter().map(|score| score.to_bits()).collect());
     fs::write(&case, json!(described).to_string()).unwrap();
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/kserve_client.py");
-    let output = Command::new("timeout").args(["--kill-after=5", "120", &python, script, &case]).output();
+    let output = Command::new("timeout")
+        .args(["--kill-after=5", "120", &python, script, case.to_str().unwrap()])
+        .output();
     let output = output.unwrap();
     let (out, log) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{out}{log}");

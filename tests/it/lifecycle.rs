@@ -200,7 +200,7 @@ fn a_hangup_reloads_the_settings_that_can_change_and_names_the_others() {
     let changed = "[models]\nwatch_seconds = 1\n[server]\nmax_samples = 7\n[log]\nlevel = \"info,h2=off\"\n";
     fs::write(&config, changed).unwrap();
     served.signal("-HUP");
-    let version = || served.metric("flechette_model_version", &["model=\"dlrm\""]);
+    let version = || served.metric("flechette_serving_version", &["model=\"dlrm\""]);
     wait("the new version is taken over", || version() == 2.0);
 
     fs::write(&config, "[models]\nwatch_second = 0\n").unwrap();

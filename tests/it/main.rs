@@ -4,16 +4,22 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 #[cfg(target_os = "linux")]
+mod alerts;
+#[cfg(target_os = "linux")]
 mod attacks;
 #[cfg(target_os = "linux")]
 mod cache_memory;
+mod certificates;
 mod cli_init;
 #[cfg(target_os = "linux")]
 mod cuda_open;
 #[cfg(all(feature = "cusim", target_os = "linux"))]
 mod cusim_serve;
+#[cfg(target_os = "linux")]
+mod dashboards;
 mod dataset;
 mod demo;
+mod fairness;
 mod fake;
 mod files;
 mod following;
@@ -27,27 +33,39 @@ mod learn;
 mod learning;
 mod lifecycle;
 mod memory;
+mod mixed_load;
 mod operation;
 #[cfg(target_os = "linux")]
 mod out_of_core;
+mod packaging;
 mod plan;
 mod plan_counts;
 #[cfg(target_os = "linux")]
 mod pretend;
 mod program;
+#[cfg(target_os = "linux")]
+mod prometheus;
 mod python;
+mod python_client;
 mod readme;
 mod refusals;
 mod resources;
 mod scores;
 mod scores_from_files;
+mod secrets;
 #[cfg(target_os = "linux")]
 mod serve_train;
 mod server;
 mod serving;
 mod skip;
+#[cfg(target_os = "linux")]
+mod store_memory;
+mod stream;
 mod switching;
 mod tidy;
+mod tls;
+mod tokens;
+mod traffic;
 mod train_data;
 mod train_flags;
 mod train_from;

@@ -3,6 +3,7 @@
 
 use std::error::Error as _;
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
@@ -12,11 +13,12 @@ use flechette::dataset::{self, Format, ReadOptions};
 use flechette::schema::preset::{self, ArchKind};
 use flechette::server::proto::ctr_client::CtrClient;
 use flechette::types::RawBatch;
-use serde_json::json;
+use serde_json::{Value, json};
 use tonic::Code;
 
 use crate::program::{Served, Workshop, flechette, run, run_failing, run_json};
 use crate::serving::channel;
+use crate::train_data::signal;
 
 fn version_dir(models: &str, name: &str, version: u64) -> PathBuf {
     Path::new(models).join(name).join(version.to_string())
@@ -52,6 +54,47 @@ fn damaged_versions_are_named_and_the_last_good_one_serves() {
         assert!(line.contains("version refused") && line.contains(fault), "{line}");
         assert!(line.contains(path.to_str().unwrap()), "{line}");
     }
+}
+
+/// The log of a server that scores one request, with a setting of the log.
+fn log_with(name: &str, value: &str) -> Vec<String> {
+    let workshop = Workshop::new(300, 16);
+    workshop.train(ArchKind::Dlrm);
+    let ports = ["--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0"];
+    let mut serve = flechette();
+    serve.args(["serve", "--models", &workshop.models]).args(ports).env(name, value);
+    let mut serve = serve.stderr(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(serve.stderr.take().unwrap()).lines().map(Result::unwrap);
+    let (mut log, mut grpc) = (Vec::new(), None);
+    while !log.last().is_some_and(|line: &String| line.contains("serving")) {
+        let line = lines.next().expect("it serves");
+        let ports =
+            line.split_once("listening on ").map(|(_, ports)| ports.split(' ').next().unwrap().to_owned());
+        grpc = grpc.or(ports);
+        log.push(line);
+    }
+    let (addr, valid) = (grpc.unwrap(), &workshop.valid);
+    run_json(&format!("score --addr http://{addr} --model dlrm --format criteo-tsv {valid} --json"));
+    signal(&serve, "-TERM");
+    log.extend(lines);
+    assert!(serve.wait().unwrap().success());
+    log
+}
+
+#[test]
+fn the_log_has_an_object_on_each_line_if_its_format_is_json() {
+    let log = log_with("FLECHETTE_LOG_FORMAT", "json");
+    let lines: Vec<Value> = log.iter().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let serving = lines.iter().find(|line| line["message"] == "serving").unwrap();
+    assert_eq!((&serving["level"], &serving["models"]), (&json!("INFO"), &json!(1)), "{serving}");
+}
+
+#[test]
+fn the_log_at_debug_has_a_line_for_each_request_and_none_for_each_frame() {
+    let log = log_with("FLECHETTE_LOG_LEVEL", "debug");
+    let request = |line: &&String| line.contains("request model=\"dlrm\"") && line.contains("code=Ok");
+    assert_eq!(log.iter().filter(request).count(), 1, "{log:#?}");
+    assert!(log.iter().all(|line| !line.contains("h2::") && !line.contains("hyper")), "{log:#?}");
 }
 
 #[test]

@@ -1,12 +1,15 @@
 //! Runs the real program as a child process: other commands until they end, and `serve` until it is stopped.
 
+use std::fmt::Debug;
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::str::FromStr;
 use std::sync::mpsc;
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use flechette::dataset::synthetic::write_criteo_tsv;
 use flechette::schema::preset::{self, ArchKind};
@@ -44,7 +47,7 @@ pub fn run_measured(line: &str) -> u64 {
     let mut peak = 0;
     while child.try_wait().unwrap().is_none() {
         peak = peak_bytes(child.id()).unwrap_or(0).max(peak);
-        thread::sleep(std::time::Duration::from_millis(2));
+        thread::sleep(Duration::from_millis(2));
     }
     assert!(child.wait().unwrap().success(), "{line}");
     assert!(peak > 0, "{line}: ended before the first measurement");
@@ -84,7 +87,33 @@ pub fn manifest(models: &str, name: &str, version: u64) -> Value {
 
 /// How often a test kills a process: as often as FLECHETTE_TEST_KILLS says, if it is set.
 pub fn kills(otherwise: usize) -> usize {
-    std::env::var("FLECHETTE_TEST_KILLS").map_or(otherwise, |kills| kills.parse().unwrap())
+    wanted("FLECHETTE_TEST_KILLS", otherwise)
+}
+
+/// How long a test runs: as many seconds as this variable says, if it is set.
+pub fn seconds(variable: &str, otherwise: u64) -> Duration {
+    Duration::from_secs(wanted(variable, otherwise))
+}
+
+/// The number that an environment variable has.
+fn wanted<T: FromStr<Err: Debug>>(variable: &str, otherwise: T) -> T {
+    std::env::var(variable).map_or(otherwise, |text| text.parse().unwrap())
+}
+
+/// A child process that is killed when dropped.
+pub struct Background(Child);
+
+impl Background {
+    pub fn start(command: &mut Command) -> Self {
+        Self(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap())
+    }
+}
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }
 
 /// The highest number of a model's versions, good or not; `None` if it has none.

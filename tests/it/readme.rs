@@ -1,30 +1,48 @@
-//! The commands of README.md do what it says.
+//! The commands of README.md and of docs/security.md do what these pages say.
 
 use std::net::TcpListener;
 use std::os::unix::fs::symlink;
-use std::process::Command;
+use std::path::Path;
+use std::process::{Command, Output};
 
-use crate::program::highest_version;
+use flechette::schema::preset::ArchKind;
+
+use crate::program::{Workshop, highest_version};
+use crate::skip::skip;
 
 /// The first block of commands of a section.
-fn commands(section: &str) -> String {
-    let readme = include_str!("../../README.md");
-    let section = readme.split_once(&format!("\n## {section}\n")).expect("the section").1;
+fn commands(page: &str, section: &str) -> String {
+    let section = page.split_once(&format!("\n## {section}\n")).expect("the section").1;
     section.split_once("```sh\n").unwrap().1.split_once("```").unwrap().0.to_owned()
 }
 
 /// A port that is free now.
-fn free_port() -> u16 {
+pub fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+/// Runs a script in a directory, with a server on these ports.
+fn run_script(dir: &Path, script: &str, (grpc, http): (u16, u16)) -> Output {
+    symlink(env!("CARGO_BIN_EXE_flechette"), dir.join("flechette")).unwrap();
+    // The server must not outlive a script that fails.
+    let script = format!("trap 'kill $! 2>/dev/null || true' EXIT\n{script}");
+    let path = format!("{}:{}", dir.display(), std::env::var("PATH").unwrap());
+    Command::new("timeout")
+        .args(["--kill-after=5", "180", "sh", "-e", "-c", &script])
+        .current_dir(dir)
+        .env("PATH", path)
+        .env("FLECHETTE_SERVER_GRPC", format!("127.0.0.1:{grpc}"))
+        .env("FLECHETTE_SERVER_HTTP", format!("127.0.0.1:{http}"))
+        .output()
+        .unwrap()
 }
 
 #[test]
 fn train_while_serving_publishes_versions_and_scores_with_one_of_them() {
     let dir = tempfile::tempdir().unwrap();
-    symlink(env!("CARGO_BIN_EXE_flechette"), dir.path().join("flechette")).unwrap();
     // As written, except for the port, which other tests use too, and for the time, which depends on them.
     let (grpc, http) = (free_port(), free_port());
-    let script = commands("Train while serving");
+    let script = commands(include_str!("../../README.md"), "Train while serving");
     assert_eq!(script.matches("flechette score ").count(), 1);
     let script =
         script.replace("flechette score ", &format!("flechette score --addr http://127.0.0.1:{grpc} "));
@@ -35,17 +53,7 @@ fn train_while_serving_publishes_versions_and_scores_with_one_of_them() {
     );
     assert_eq!(script.matches("sleep 15\n").count(), 1);
     let script = script.replace("sleep 15", &waits);
-    // The server must not outlive a script that fails.
-    let script = format!("trap 'kill $! 2>/dev/null || true' EXIT\n{script}");
-    let path = format!("{}:{}", dir.path().display(), std::env::var("PATH").unwrap());
-    let output = Command::new("timeout")
-        .args(["--kill-after=5", "180", "sh", "-e", "-c", &script])
-        .current_dir(dir.path())
-        .env("PATH", path)
-        .env("FLECHETTE_SERVER_GRPC", format!("127.0.0.1:{grpc}"))
-        .env("FLECHETTE_SERVER_HTTP", format!("127.0.0.1:{http}"))
-        .output()
-        .unwrap();
+    let output = run_script(dir.path(), &script, (grpc, http));
     let (out, log) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{out}{log}");
     let listed = out.rsplit_once("\nctr\n").unwrap_or_else(|| panic!("{out}{log}")).1;
@@ -57,4 +65,29 @@ fn train_while_serving_publishes_versions_and_scores_with_one_of_them() {
     assert!(version > 1, "{scored}");
     assert!(highest_version(&dir.path().join("live"), "ctr").unwrap() >= version);
     assert!(log.contains("training has ended"), "{log}");
+}
+
+#[test]
+fn the_example_of_security_makes_certificates_and_tokens_with_which_a_client_is_served() {
+    for program in ["openssl", "curl"] {
+        if Command::new(program).arg("version").output().is_err() {
+            return skip(&format!("{program} is not installed"));
+        }
+    }
+    let workshop = Workshop::new(300, 50);
+    workshop.train(ArchKind::Dlrm);
+    let dir = workshop.dir.path();
+    symlink(&workshop.valid, dir.join("test.tsv")).unwrap();
+    let (grpc, http) = (free_port(), free_port());
+    let script = commands(include_str!("../../docs/security.md"), "An example");
+    let counts = [":8001", ":8002", "--model ctr"].map(|text| script.matches(text).count());
+    assert_eq!(counts, [1, 2, 1]);
+    let script = script.replace(":8001", &format!(":{grpc}")).replace(":8002", &format!(":{http}"));
+    let output = run_script(dir, &script.replace("--model ctr", "--model dlrm"), (grpc, http));
+    let (out, log) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{out}{log}");
+    let served = out.strip_prefix("ready\n").unwrap_or_else(|| panic!("{out}{log}"));
+    for words in [" rows/s, version ", "flechette_tls_certificate_expiry_seconds ", "code=\"OK\"}"] {
+        assert!(served.contains(words), "{words}: {out}{log}");
+    }
 }

@@ -56,6 +56,25 @@ fn served_scores_equal_the_trainers_with_any_cache() {
     }
 }
 
+#[test]
+fn the_file_of_scores_has_logits_of_which_the_scores_are_the_sigmoid() {
+    let workshop = Workshop::new(1000, 300);
+    workshop.train(ArchKind::Dlrm);
+    let served = Served::start(&workshop.models, "--cache-mode off");
+    let [plain, both] = ["plain", "both"].map(|name| workshop.path(name));
+    for (out, logits) in [(&plain, ""), (&both, "--logits")] {
+        served.score("dlrm", &workshop.valid, &format!("--out {out} --batch 7 {logits}"));
+    }
+    let [plain, both] = [plain, both].map(|path| fs::read_to_string(path).unwrap());
+    assert_eq!(plain.lines().count(), 300);
+    for (score, line) in plain.lines().zip(both.lines()) {
+        let (beside, logit) = line.split_once('\t').unwrap();
+        assert_eq!(beside, score);
+        let [score, logit]: [f64; 2] = [score, logit].map(|number| number.parse().unwrap());
+        assert!((1.0 / (1.0 + (-logit).exp()) - score).abs() < 1e-6, "{line}");
+    }
+}
+
 /// The trainer computes losses from logits, a client from probabilities that are rounded to f32.
 #[track_caller]
 fn assert_nearly_equal(client: &Value, trainer: &Value) {

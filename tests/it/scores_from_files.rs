@@ -115,10 +115,10 @@ fn request(model: &str, samples: &[BTreeMap<&str, Value>]) -> PredictRequest {
         samples.iter().flat_map(|s| ["price", "age", "hour"].map(|name| s[name].as_f64().unwrap() as f32));
     PredictRequest {
         model: model.to_owned(),
-        version: 0,
         samples: samples.len() as u32,
         dense: dense.collect(),
         features: ["shop", "query", "seen", "item", "user"].map(column).into(),
+        ..PredictRequest::default()
     }
 }
 

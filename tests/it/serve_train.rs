@@ -137,6 +137,8 @@ fn scores_follow_the_versions(more: &str) {
     let clients: Vec<_> =
         (0..2).map(|_| runtime.spawn(score(served.grpc, messages.clone(), stop.clone()))).collect();
     wait("the first version is served", || shown(&served, "model_version") == 1.0);
+    // The process has the rows of training in its memory.
+    assert!(shown(&served, "store_ram_bytes") == 0.0 && shown(&served, "store_mapped_bytes") > 0.0);
     for part in 0..PARTS {
         site.arrive(part);
         if part + 1 < PARTS {

@@ -218,7 +218,7 @@ async fn a_failing_or_panicking_sample_fails_only_its_request() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_full_queue_refuses_requests_and_loses_none() {
-    let running = Running::start_with(|parts| parts.batcher.queue_samples = 4).await;
+    let running = Running::start_with(|parts| parts.batchers.common.queue_samples = 4).await;
     running.model.hold();
     let (first, first_scores) = request(1, 0);
     let first = running.send(first);
@@ -238,16 +238,11 @@ async fn a_full_queue_refuses_requests_and_loses_none() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_standing_queue_refuses_requests_and_says_when_to_try_again() {
     let running = Running::start_with(|parts| {
-        (parts.batcher.max_samples, parts.batcher.default_deadline) = (1, Duration::from_millis(100));
+        (parts.batchers.common.max_samples, parts.batchers.common.default_deadline) =
+            (1, Duration::from_millis(100));
     })
     .await;
-    // Shows that a sample takes a fifth of a second.
-    running.model.hold();
-    let slow = running.send(request(1, 0).0);
-    until(async || running.model.begun() == 1).await;
-    sleep(Duration::from_millis(200)).await;
-    running.model.release();
-    slow.await.unwrap().unwrap();
+    running.take_a_fifth_of_a_second().await;
     running.model.hold();
     let waiting: Vec<_> = (1..4)
         .map(|seed| {
@@ -266,6 +261,23 @@ async fn a_standing_queue_refuses_requests_and_says_when_to_try_again() {
     for (answer, scores) in waiting {
         assert_eq!(answer.await.unwrap().unwrap(), scores);
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_larger_than_a_batch_and_than_the_model_takes_at_once_is_scored() {
+    let running = Running::start_with(|parts| {
+        (parts.batchers.common.max_samples, parts.batchers.common.workers) = (1000, 2);
+        parts.server.max_samples = 5000;
+        parts.server.max_bytes = 4 << 20;
+        parts.batchers.common.queue_samples = 5000;
+    })
+    .await;
+    let (message, scores) = request(5000, 3);
+    assert_eq!(running.send(message).await.unwrap().unwrap(), scores);
+    assert_eq!(*running.model.calls.lock().unwrap(), [1000; 5]);
+    let mut client = running.client.clone();
+    let model = client.get_model(GetModelRequest { model: "ads".into() }).await.unwrap().into_inner();
+    assert_eq!(model.limits.unwrap().max_samples, 5000, "the fake model takes 4096 at once");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -302,7 +314,7 @@ async fn a_request_of_a_disconnected_client_is_not_computed() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_concurrent_clients_each_get_their_own_scores() {
-    let running = Running::start_with(|parts| parts.batcher.workers = 3).await;
+    let running = Running::start_with(|parts| parts.batchers.common.workers = 3).await;
     let mut clients = Vec::new();
     for client in 0..48u64 {
         let mut stub = CtrClient::new(channel(running.grpc).await);
@@ -446,7 +458,7 @@ async fn metrics_count_requests_samples_and_errors() {
         "flechette_queue_seconds_count{model=\"ads\"} 3",
         "flechette_batch_samples_sum{model=\"ads\"} 6",
         "flechette_queue_samples{model=\"ads\"} 0",
-        "flechette_model_version{model=\"ads\"} 7",
+        "flechette_serving_version{model=\"ads\"} 7",
         "flechette_cache_hits_total{model=\"ads\",table=\"users\"} 0",
     ] {
         running.until_metric(line).await;

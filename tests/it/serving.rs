@@ -2,16 +2,17 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use flechette::config::ServerConfig;
+use flechette::config::{AuthConfig, Batchers, ServerConfig};
 use flechette::metrics::Metrics;
 use flechette::server::proto::ctr_client::CtrClient;
 use flechette::server::proto::{FeatureColumn, PredictRequest};
 use flechette::server::{Drained, Server, ServerError, ServerParts};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tonic::transport::Channel;
@@ -42,10 +43,10 @@ pub fn request(samples: usize, seed: u64) -> (PredictRequest, Vec<f32>) {
     }
     let request = PredictRequest {
         model: "ads".to_owned(),
-        version: 0,
         samples: samples as u32,
         dense,
         features: columns.into(),
+        ..PredictRequest::default()
     };
     (request, scores)
 }
@@ -76,6 +77,8 @@ pub fn server_config() -> ServerConfig {
         grpc_idle: None,
         stream_idle: Duration::from_secs(600),
         max_streams: 1000,
+        reflection: true,
+        admin: true,
         drain_delay: Duration::ZERO,
         drain: Duration::from_secs(20),
     }
@@ -86,7 +89,9 @@ pub fn parts(model: &Arc<Fake>) -> ServerParts {
         models: vec![model.clone()],
         metrics: Arc::new(Metrics::new().unwrap()),
         server: server_config(),
-        batcher: batcher_config(),
+        tls: None,
+        auth: AuthConfig::default(),
+        batchers: Batchers { common: batcher_config(), models: BTreeMap::new() },
         learning: None,
     }
 }
@@ -100,13 +105,14 @@ impl Running {
         let model = Fake::new();
         let mut parts = parts(&model);
         change(&mut parts);
+        let encrypted = parts.tls.is_some();
         let server = Server::bind(parts).await.unwrap();
         let (grpc, http) = (server.grpc_addr(), server.http_addr());
         let (stop, stopped) = oneshot::channel();
         let server = tokio::spawn(server.run(async {
             let _ = stopped.await;
         }));
-        let client = CtrClient::new(channel(grpc).await);
+        let client = CtrClient::new(if encrypted { lazy_channel(grpc) } else { channel(grpc).await });
         Self { model, grpc, http, client, stop, server }
     }
 
@@ -125,6 +131,23 @@ impl Running {
         until(async || self.get("/metrics").await.1.lines().any(|l| l == line)).await;
     }
 
+    /// The value of a series of the metrics page.
+    pub async fn value(&self, series: &str) -> f64 {
+        let page = self.get("/metrics").await.1;
+        let value = page.lines().find_map(|line| line.strip_prefix(series)?.trim().parse().ok());
+        value.unwrap_or_else(|| panic!("no {series}"))
+    }
+
+    /// Shows the server that a sample takes a fifth of a second.
+    pub async fn take_a_fifth_of_a_second(&self) {
+        self.model.hold();
+        let slow = self.send(request(1, 0).0);
+        until(async || self.model.begun() == 1).await;
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        self.model.release();
+        slow.await.unwrap().unwrap();
+    }
+
     /// Sends a request in a new task.
     pub fn send(&self, request: PredictRequest) -> JoinHandle<Result<Vec<f32>, tonic::Status>> {
         let mut client = self.client.clone();
@@ -136,9 +159,22 @@ pub async fn channel(address: SocketAddr) -> Channel {
     Channel::from_shared(format!("http://{address}")).unwrap().connect().await.unwrap()
 }
 
+/// A plain connection that is never used, because its server wants TLS.
+fn lazy_channel(address: SocketAddr) -> Channel {
+    Channel::from_shared(format!("http://{address}")).unwrap().connect_lazy()
+}
+
 pub async fn http_get(address: SocketAddr, path: &str) -> (u16, String) {
-    let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
-    let head = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+    http_get_on(tokio::net::TcpStream::connect(address).await.unwrap(), path, "").await
+}
+
+/// Asks for a page on a connection, with further lines of the head.
+pub async fn http_get_on(
+    mut stream: impl AsyncRead + AsyncWrite + Unpin,
+    path: &str,
+    lines: &str,
+) -> (u16, String) {
+    let head = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{lines}\r\n");
     stream.write_all(head.as_bytes()).await.unwrap();
     let mut text = String::new();
     stream.read_to_string(&mut text).await.unwrap();

@@ -22,11 +22,11 @@ use flechette::server::proto::ctr_client::CtrClient;
 use flechette::types::{Batch, RawBatch};
 use xxhash_rust::xxh3::{xxh3_64_with_seed, xxh3_128};
 
-use crate::program::{Served, Workshop, flechette, highest_version, metrics_page};
+use crate::program::{Served, Workshop, flechette, highest_version, metrics_page, seconds};
 use crate::serving::channel;
 use crate::train_data::signal;
 
-const MODEL: &str = "dlrm";
+pub const MODEL: &str = "dlrm";
 const CLIENTS: usize = 4;
 const REQUESTS: usize = 8;
 
@@ -45,8 +45,8 @@ pub fn wait(what: &str, happened: impl Fn() -> bool) {
     panic!("never happened: {what}");
 }
 
-fn serves(served: &Served, model: &str, version: u64) -> bool {
-    served.metric("flechette_model_version", &[&format!("model=\"{model}\"")]) == version as f64
+pub fn serves(served: &Served, model: &str, version: u64) -> bool {
+    served.metric("flechette_serving_version", &[&format!("model=\"{model}\"")]) == version as f64
 }
 
 fn counted(served: &Served, what: &str) -> f64 {
@@ -117,9 +117,9 @@ pub fn requests(workshop: &Workshop) -> Vec<(PredictRequest, Batch)> {
     (0..REQUESTS).map(|_| one()).collect()
 }
 
-type Answers = BTreeMap<(u64, usize), Vec<u32>>;
+pub type Answers = BTreeMap<(u64, usize), Vec<u32>>;
 
-fn bits(scores: &[f32]) -> Vec<u32> {
+pub fn bits(scores: &[f32]) -> Vec<u32> {
     scores.iter().map(|score| score.to_bits()).collect()
 }
 
@@ -144,8 +144,8 @@ async fn score(
     answers
 }
 
-/// The scores of a version, computed in this process without a cache.
-fn expected(models: &str, version: u64, batches: &[Batch]) -> Vec<Vec<u32>> {
+/// The scores of a version, computed in this process from mapped tables without a cache.
+pub fn expected(models: &str, version: u64, batches: &[Batch]) -> Vec<Vec<u32>> {
     let alone = tempfile::tempdir().unwrap();
     fs::create_dir(alone.path().join(MODEL)).unwrap();
     // A delta needs the versions before it.
@@ -153,7 +153,12 @@ fn expected(models: &str, version: u64, batches: &[Batch]) -> Vec<Vec<u32>> {
         let to = alone.path().join(MODEL).join(link.to_string());
         std::os::unix::fs::symlink(folder(models, MODEL, link), to).unwrap();
     }
-    let flags = Flags { device: Some("host".into()), cache_mode: Some("off".into()), ..Flags::default() };
+    let flags = Flags {
+        device: Some("host".into()),
+        cache_mode: Some("off".into()),
+        store_memory: Some("mapped".into()),
+        ..Flags::default()
+    };
     let serving = Serving::load(&Config::resolve(&flags, [], None).unwrap(), alone.path()).unwrap();
     let engine = serving.engines().remove(0);
     let scores = |batch: &Batch| {
@@ -166,8 +171,7 @@ fn expected(models: &str, version: u64, batches: &[Batch]) -> Vec<Vec<u32>> {
 
 /// How long versions are published while clients score; more with FLECHETTE_TEST_SECONDS.
 fn published_for() -> Duration {
-    let seconds = std::env::var("FLECHETTE_TEST_SECONDS").map_or(5, |seconds| seconds.parse().unwrap());
-    Duration::from_secs(seconds)
+    seconds("FLECHETTE_TEST_SECONDS", 5)
 }
 
 /// Publishes full versions in which every number changes, until some time has passed.
@@ -237,7 +241,7 @@ fn every_answer_is_of_the_version_that_it_names(flags: &str, publish: fn(&Worksh
     assert!(status.success() && !log.contains("panicked") && !log.contains("ERROR"), "{log}");
 }
 
-const CACHE_OFF: &str = "--cache-mode off";
+const CACHE_OFF: &str = "--cache-mode off --store-memory ram";
 const CACHE_ON: &str = "--cache-mode on --cache-fraction 0.01";
 
 #[test]
@@ -280,7 +284,7 @@ fn a_refused_version_is_reported_once_and_lower_good_ones_are_taken_over() {
     fs::write(&broken, &whole).unwrap();
     wait("the repaired version is taken over", || serves(&served, MODEL, 3));
     let page = metrics_page(served.http);
-    assert!(page.contains("flechette_model_version_age_seconds{model=\"dlrm\"}"), "{page}");
+    assert!(page.contains("flechette_serving_version_age_seconds{model=\"dlrm\"}"), "{page}");
     served.terminate();
     let (_, log) = served.ended();
     let lines: Vec<_> = log.lines().filter(|line| line.contains("version refused")).collect();

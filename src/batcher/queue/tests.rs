@@ -9,41 +9,50 @@ const LIMITS: Limits = Limits {
     workers: 2,
 };
 
+const NORMAL: Terms = Terms { deadline: None, priority: Priority::Normal };
+
 const COMPUTED: Computed = Computed { samples: 10, time: Duration::from_micros(10) };
 
 fn entry(item: u64, samples: usize, queued: Instant) -> Entry<u64> {
-    Entry { size: Size { samples, bytes: samples * 10 }, queued, deadline: None, item }
+    Entry { size: Size { samples, bytes: samples * 10 }, queued, terms: NORMAL, item }
+}
+
+/// Admits and queues an entry. Returns the items that it displaces.
+fn push<T>(queue: &mut Queue<T>, entry: Entry<T>) -> Result<Vec<T>, Refused> {
+    let displaced = queue.admit(entry.size, entry.queued, entry.terms)?;
+    queue.push(entry);
+    Ok(displaced.into_iter().map(|entry| entry.item).collect())
 }
 
 #[test]
 fn a_lone_request_is_taken_at_once_by_an_idle_model() {
     let (mut queue, now, mut taken) = (Queue::new(LIMITS), Instant::now(), Taken::default());
-    queue.push(entry(1, 1, now)).unwrap();
-    assert_eq!(queue.take(now, |_| false, &mut taken), Next::Work);
+    push(&mut queue, entry(1, 1, now)).unwrap();
+    assert_eq!(queue.take(now, &mut taken), Next::Work);
     assert_eq!(taken.batch.len(), 1);
 }
 
 #[test]
 fn a_batch_fills_for_at_most_the_delay_while_another_is_computed() {
     let (mut queue, now, mut taken) = (Queue::new(LIMITS), Instant::now(), Taken::default());
-    queue.push(entry(1, 1, now)).unwrap();
-    queue.take(now, |_| false, &mut taken);
+    push(&mut queue, entry(1, 1, now)).unwrap();
+    queue.take(now, &mut taken);
     taken.batch.clear();
-    queue.push(entry(2, 4, now)).unwrap();
+    push(&mut queue, entry(2, 4, now)).unwrap();
     let due = now + LIMITS.max_delay;
-    assert_eq!(queue.take(now, |_| false, &mut taken), Next::Wait(due));
+    assert_eq!(queue.take(now, &mut taken), Next::Wait(due));
     assert!(taken.batch.is_empty());
     assert_eq!(queue.next(due), Next::Work, "the delay is over");
-    queue.push(entry(3, 6, now)).unwrap();
+    push(&mut queue, entry(3, 6, now)).unwrap();
     assert_eq!(queue.next(now), Next::Work, "the batch is full");
 }
 
 #[test]
 fn a_worker_that_finishes_takes_queued_requests_without_delay() {
     let (mut queue, now, mut taken) = (Queue::new(LIMITS), Instant::now(), Taken::default());
-    queue.push(entry(1, 1, now)).unwrap();
-    queue.take(now, |_| false, &mut taken);
-    queue.push(entry(2, 1, now)).unwrap();
+    push(&mut queue, entry(1, 1, now)).unwrap();
+    queue.take(now, &mut taken);
+    push(&mut queue, entry(2, 1, now)).unwrap();
     queue.finish(COMPUTED);
     assert_eq!(queue.next(now), Next::Work);
 }
@@ -51,114 +60,220 @@ fn a_worker_that_finishes_takes_queued_requests_without_delay() {
 #[test]
 fn an_entry_larger_than_a_batch_is_taken_alone() {
     let (mut queue, now, mut taken) = (Queue::new(LIMITS), Instant::now(), Taken::default());
-    queue.push(entry(1, 30, now)).unwrap();
-    queue.push(entry(2, 1, now)).unwrap();
-    queue.take(now, |_| false, &mut taken);
+    push(&mut queue, entry(1, 30, now)).unwrap();
+    push(&mut queue, entry(2, 1, now)).unwrap();
+    queue.take(now, &mut taken);
     assert_eq!(taken.batch.iter().map(|e| e.item).collect::<Vec<_>>(), [1]);
 }
 
 #[test]
 fn a_closed_queue_refuses_pushes_and_can_be_emptied() {
     let (mut queue, now, mut taken) = (Queue::new(LIMITS), Instant::now(), Taken::default());
-    queue.push(entry(1, 1, now)).unwrap();
+    push(&mut queue, entry(1, 1, now)).unwrap();
     queue.close();
-    assert_eq!(queue.push(entry(2, 1, now)), Err(Refused::Closed));
-    assert_eq!(queue.take(now, |_| false, &mut taken), Next::Work);
+    assert_eq!(push(&mut queue, entry(2, 1, now)), Err(Refused::Closed));
+    assert_eq!(queue.take(now, &mut taken), Next::Work);
     queue.finish(COMPUTED);
     assert_eq!(queue.next(now), Next::Stop);
 }
 
-/// Number, size and deadline of a queued entry, and whether it is cancelled.
-type Waiting = (u64, Size, Option<Instant>, bool);
+#[test]
+fn a_batch_is_filled_by_priority_and_within_one_in_order() {
+    let (mut queue, now, mut taken) = (Queue::new(LIMITS), Instant::now(), Taken::default());
+    for (item, priority) in [Priority::Low, Priority::Normal, Priority::High, Priority::Low, Priority::High]
+        .into_iter()
+        .enumerate()
+    {
+        let terms = Terms { priority, ..NORMAL };
+        push(&mut queue, Entry { terms, ..entry(item as u64, 3, now) }).unwrap();
+    }
+    queue.take(now, &mut taken);
+    assert_eq!(taken.batch.iter().map(|entry| entry.item).collect::<Vec<_>>(), [2, 4, 1]);
+}
+
+#[test]
+fn a_low_priority_waits_for_those_above_it_that_come_soon() {
+    let (mut queue, now, mut taken) = (Queue::new(LIMITS), Instant::now(), Taken::default());
+    let low = Terms { priority: Priority::Low, ..NORMAL };
+    push(&mut queue, Entry { terms: low, ..entry(1, 10, now) }).unwrap();
+    let later = now + GIVES_WAY;
+    push(&mut queue, entry(2, 10, later - Duration::from_millis(1))).unwrap();
+    push(&mut queue, entry(3, 10, later + Duration::from_millis(1))).unwrap();
+    let mut order = Vec::new();
+    for _ in 0..3 {
+        queue.take(later, &mut taken);
+        order.extend(taken.batch.drain(..).map(|entry| entry.item));
+    }
+    assert_eq!(order, [2, 1, 3]);
+}
+
+#[test]
+fn a_full_queue_displaces_the_newest_of_the_lowest_priority_and_only_if_that_helps() {
+    let (mut queue, now) = (Queue::new(LIMITS), Instant::now());
+    let terms = |priority| Terms { priority, ..NORMAL };
+    let mut offer = |item, samples, priority| {
+        push(&mut queue, Entry { terms: terms(priority), ..entry(item, samples, now) })
+    };
+    for (item, priority) in [Priority::Low, Priority::Low, Priority::Normal].into_iter().enumerate() {
+        assert_eq!(offer(item as u64, 15, priority), Ok(vec![]));
+    }
+    assert!(offer(3, 10, Priority::Low).is_err(), "its own priority does not give way");
+    let refused =
+        Refused::Full { queued: Size { samples: 15, bytes: 150 }, size: Size { samples: 36, bytes: 360 } };
+    assert_eq!(offer(4, 36, Priority::Normal), Err(refused));
+    assert_eq!(offer(5, 10, Priority::Normal), Ok(vec![1]));
+    assert_eq!(offer(6, 30, Priority::High), Ok(vec![0, 5]));
+}
+
+/// A queued entry as the model knows it.
+#[derive(Clone, Copy, Debug)]
+struct Waiting {
+    number: u64,
+    size: Size,
+    terms: Terms,
+    queued: Instant,
+    turn: Turn,
+}
+
+impl Waiting {
+    /// The order of the queue.
+    fn order(&self) -> (Instant, u64) {
+        (self.queued + GIVES_WAY * self.terms.priority as u32, self.number)
+    }
+}
 
 #[derive(Clone, Debug)]
 enum Step {
-    Push { samples: usize, bytes: usize, lives_us: Option<u64>, cancelled: bool },
+    Push {
+        size: Size,
+        priority: Priority,
+        lives_us: Option<u64>,
+    },
     Take,
     Finish,
-    Pass(u64),
+    /// The ticket of a queued entry is dropped.
+    Cancel(prop::sample::Index),
+    /// The last entry that was taken is queued again.
+    Again,
+    PassUs(u64),
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    let push = (1usize..20, 0usize..2000, prop::option::of(0u64..300), prop::bool::weighted(0.1));
+    let sizes = (1usize..20, 0usize..2000).prop_map(|(samples, bytes)| Size { samples, bytes });
+    let push = (sizes, prop::sample::select(&Priority::ALL[..]), prop::option::of(0u64..300));
     prop_oneof![
-        4 => push.prop_map(|(samples, bytes, lives_us, cancelled)| {
-            Step::Push { samples, bytes, lives_us, cancelled }
-        }),
+        6 => push.prop_map(|(size, priority, lives_us)| Step::Push { size, priority, lives_us }),
         3 => Just(Step::Take),
         2 => Just(Step::Finish),
-        1 => (0u64..200).prop_map(Step::Pass),
+        1 => any::<prop::sample::Index>().prop_map(Step::Cancel),
+        1 => Just(Step::Again),
+        1 => (0u64..200).prop_map(Step::PassUs),
+        // Longer than the low priorities give way.
+        1 => (9_000_000u64..30_000_000).prop_map(Step::PassUs),
     ]
+}
+
+fn sum<'a>(entries: impl IntoIterator<Item = &'a Waiting>) -> Size {
+    entries.into_iter().fold(Size::default(), |sum, entry| sum.plus(entry.size))
+}
+
+/// What an entry displaces from a full queue: the newest entries of the lowest priority, and so on.
+fn displaced(waiting: &[Waiting], size: Size) -> Vec<u64> {
+    let mut left = waiting.to_vec();
+    let mut gone = Vec::new();
+    while sum(&left).plus_within(size, LIMITS.queue).is_none() {
+        let last = left.iter().max_by_key(|entry| (entry.terms.priority, entry.order())).unwrap().number;
+        left.retain(|entry| entry.number != last);
+        gone.push(last);
+    }
+    gone
 }
 
 proptest! {
     #[test]
-    fn nothing_is_lost_or_reordered_and_every_limit_holds(
+    fn nothing_is_lost_or_out_of_turn_and_every_limit_holds(
         steps in prop::collection::vec(step(), 1..200)
     ) {
         let mut queue = Queue::new(LIMITS);
         let mut now = Instant::now();
-        // The model: a plain list of the accepted entries.
-        let mut waiting: VecDeque<Waiting> = VecDeque::new();
+        // The model: a list of the accepted entries in their order.
+        let mut waiting: Vec<Waiting> = Vec::new();
+        let mut last_taken: Option<Waiting> = None;
         let (mut number, mut computing) = (0u64, 0usize);
         let mut ends = steps;
         ends.extend([Step::Finish, Step::Take]);
         for step in ends {
             match step {
-                Step::Push { samples, bytes, lives_us, cancelled } => {
+                Step::Push { size, priority, lives_us } => {
                     number += 1;
-                    let size = Size { samples, bytes };
                     let deadline = lives_us.map(|us| now + Duration::from_micros(us));
-                    let item = (number, cancelled);
-                    let sum = |f: fn(&Size) -> usize| waiting.iter().map(|w| f(&w.1)).sum::<usize>();
-                    let held = Size { samples: sum(|s| s.samples), bytes: sum(|s| s.bytes) };
-                    let fits = held.samples + samples <= LIMITS.queue.samples
-                        && held.bytes + bytes <= LIMITS.queue.bytes;
-                    match queue.push(Entry { size, queued: now, deadline, item }) {
-                        Ok(()) => {
-                            prop_assert!(fits);
-                            waiting.push_back((number, size, deadline, cancelled));
+                    let terms = Terms { deadline, priority };
+                    let before = sum(waiting.iter().filter(|entry| entry.terms.priority <= priority));
+                    match queue.admit(size, now, terms) {
+                        Ok(gone) => {
+                            let gone: Vec<u64> = gone.iter().map(|entry| entry.item).collect();
+                            prop_assert_eq!(&gone, &displaced(&waiting, size));
+                            waiting.retain(|entry| !gone.contains(&entry.number));
+                            let turn = queue.push(Entry { size, queued: now, terms, item: number });
+                            waiting.push(Waiting { number, size, terms, queued: now, turn });
+                            prop_assert!(sum(&waiting).plus_within(Size::default(), LIMITS.queue).is_some());
                         }
-                        Err(refused) => {
-                            prop_assert!(!fits);
-                            prop_assert_eq!(refused, Refused::Full { queued: held, size });
+                        Err(Refused::Full { queued, size: refused }) => {
+                            prop_assert_eq!((queued, refused), (before, size));
+                            prop_assert!(before.plus_within(size, LIMITS.queue).is_none());
                         }
+                        // Only a measured speed refuses more, and here nothing takes time.
+                        Err(refused) => prop_assert!(false, "{refused:?}"),
                     }
                 }
                 Step::Take => {
                     let mut taken = Taken::default();
-                    let next = queue.take(now, |item| item.1, &mut taken);
-                    let count = taken.batch.len() + taken.expired.len() + taken.cancelled.len();
+                    let next = queue.take(now, &mut taken);
+                    let count = taken.batch.len() + taken.expired.len();
                     prop_assert_eq!(next == Next::Work, count > 0);
                     prop_assert_eq!(next == Next::Sleep, waiting.is_empty());
-                    let gone: Vec<_> = waiting.drain(..count).collect();
-                    let expired = |w: &Waiting| w.2.is_some_and(|d| d <= now);
-                    let numbers = |entries: &[Entry<(u64, bool)>]| -> Vec<u64> {
-                        entries.iter().map(|e| e.item.0).collect()
+                    let gone: Vec<Waiting> = waiting.drain(..count).collect();
+                    let expired = |entry: &Waiting| entry.terms.deadline.is_some_and(|d| d <= now);
+                    let chosen = |dead: bool| -> Vec<u64> {
+                        gone.iter().filter(|entry| expired(entry) == dead).map(|entry| entry.number).collect()
                     };
-                    let chosen = |f: &dyn Fn(&Waiting) -> bool| -> Vec<u64> {
-                        gone.iter().filter(|w| f(w)).map(|w| w.0).collect()
+                    let numbers = |entries: &[Entry<u64>]| -> Vec<u64> {
+                        entries.iter().map(|entry| entry.item).collect()
                     };
-                    prop_assert_eq!(numbers(&taken.expired), chosen(&|w| expired(w)));
-                    prop_assert_eq!(numbers(&taken.cancelled), chosen(&|w| !expired(w) && w.3));
-                    prop_assert_eq!(numbers(&taken.batch), chosen(&|w| !expired(w) && !w.3));
-                    let samples: usize = taken.batch.iter().map(|e| e.size.samples).sum();
-                    let bytes: usize = taken.batch.iter().map(|e| e.size.bytes).sum();
-                    let within = samples <= LIMITS.batch.samples && bytes <= LIMITS.batch.bytes;
+                    prop_assert_eq!(numbers(&taken.expired), chosen(true));
+                    prop_assert_eq!(numbers(&taken.batch), chosen(false));
+                    let size = taken.batch.iter().fold(Size::default(), |sum, entry| sum.plus(entry.size));
+                    let within = size.plus_within(Size::default(), LIMITS.batch).is_some();
                     prop_assert!(within || taken.batch.len() == 1);
                     computing += usize::from(!taken.batch.is_empty());
+                    last_taken = gone.last().copied().or(last_taken);
                 }
                 Step::Finish => {
                     if computing > 0 {
-                        queue.finish(COMPUTED);
+                        queue.finish(Computed { time: Duration::ZERO, ..COMPUTED });
                         computing -= 1;
                     }
                 }
-                Step::Pass(us) => now += Duration::from_micros(us),
+                Step::Cancel(which) => {
+                    if !waiting.is_empty() {
+                        let gone = waiting.remove(which.index(waiting.len()));
+                        prop_assert_eq!(queue.remove(gone.turn).map(|entry| entry.item), Some(gone.number));
+                        prop_assert!(queue.remove(gone.turn).is_none());
+                    }
+                }
+                Step::Again => {
+                    let held = sum(&waiting);
+                    let fits = |entry: &mut Waiting| held.plus_within(entry.size, LIMITS.queue).is_some();
+                    if let Some(again) = last_taken.take_if(fits) {
+                        let Waiting { number, size, terms, queued, turn } = again;
+                        queue.push_again(turn, Entry { size, queued, terms, item: number });
+                        waiting.push(again);
+                    }
+                }
+                Step::PassUs(us) => now += Duration::from_micros(us),
             }
-            let held = waiting.iter().map(|w| w.1.samples).sum::<usize>();
-            prop_assert_eq!(queue.held().samples, held);
-            prop_assert!(queue.held().samples <= LIMITS.queue.samples);
+            waiting.sort_by_key(Waiting::order);
+            prop_assert_eq!(queue.held(), sum(&waiting));
             if computing == 0 && !waiting.is_empty() {
                 prop_assert_eq!(queue.next(now), Next::Work);
             }
@@ -171,8 +286,8 @@ proptest! {
 fn slow_queue(busy: Duration) -> (Queue<u64>, Instant) {
     let (mut queue, now) = (Queue::new(LIMITS), Instant::now());
     queue.finish(Computed { samples: 10, time: Duration::from_secs(2) });
-    queue.push(entry(1, 10, now)).unwrap();
-    queue.push(entry(2, 10, now)).unwrap();
+    push(&mut queue, entry(1, 10, now)).unwrap();
+    push(&mut queue, entry(2, 10, now)).unwrap();
     (queue, now + busy)
 }
 
@@ -180,7 +295,10 @@ fn slow_queue(busy: Duration) -> (Queue<u64>, Instant) {
 fn a_burst_is_queued_whatever_it_takes() {
     let (mut queue, now) = slow_queue(Duration::from_millis(99));
     let deadline = Some(now + Duration::from_millis(1));
-    assert_eq!(queue.push(Entry { deadline, ..entry(3, 1, now) }), Ok(()));
+    assert_eq!(
+        push(&mut queue, Entry { terms: Terms { deadline, ..NORMAL }, ..entry(3, 1, now) }),
+        Ok(vec![])
+    );
 }
 
 #[test]
@@ -188,21 +306,33 @@ fn a_standing_queue_refuses_what_would_wait_for_a_twentieth_of_its_time() {
     let (mut queue, now) = slow_queue(Duration::from_millis(100));
     let wait = Duration::from_secs(2);
     let refused = |limit| Err(Refused::TooLate(TooLate { wait, limit }));
-    let mut push = |deadline: Option<u64>| {
+    let mut try_push = |deadline: Option<u64>| {
         let deadline = deadline.map(|seconds| now + Duration::from_secs(seconds));
-        queue.push(Entry { deadline, ..entry(3, 1, now) })
+        push(&mut queue, Entry { terms: Terms { deadline, ..NORMAL }, ..entry(3, 1, now) })
     };
-    assert_eq!(push(None), refused(Duration::from_millis(500)), "the default deadline");
-    assert_eq!(push(Some(39)), refused(Duration::from_millis(1950)));
-    assert_eq!(push(Some(40)), Ok(()));
+    assert_eq!(try_push(None), refused(Duration::from_millis(500)), "the default deadline");
+    assert_eq!(try_push(Some(39)), refused(Duration::from_millis(1950)));
+    assert_eq!(try_push(Some(40)), Ok(vec![]));
 }
 
 #[test]
 fn a_queue_that_ran_empty_accepts_again() {
     let (mut queue, now) = slow_queue(Duration::from_millis(100));
     let mut taken = Taken::default();
-    queue.take(now, |_| false, &mut taken);
-    assert!(queue.push(entry(3, 1, now)).is_err(), "one of two batches was taken");
-    queue.take(now, |_| false, &mut taken);
-    assert_eq!(queue.push(entry(3, 1, now)), Ok(()));
+    queue.take(now, &mut taken);
+    assert!(push(&mut queue, entry(3, 1, now)).is_err(), "one of two batches was taken");
+    queue.take(now, &mut taken);
+    assert_eq!(push(&mut queue, entry(3, 1, now)), Ok(vec![]));
+}
+
+#[test]
+fn a_standing_queue_of_low_priority_refuses_only_low_priorities() {
+    let (mut queue, now) = slow_queue(Duration::from_millis(100));
+    let mut offer = |priority| {
+        let terms = Terms { priority, deadline: Some(now + Duration::from_secs(1)) };
+        push(&mut queue, Entry { terms, ..entry(3, 1, now) })
+    };
+    assert!(offer(Priority::Low).is_err());
+    assert!(offer(Priority::Normal).is_err());
+    assert_eq!(offer(Priority::High), Ok(vec![]));
 }

@@ -101,7 +101,7 @@ impl<D: Driver> Shared<D> {
         C: IntoIterator<Item: Into<NewRow<'r>>>,
     {
         let current_overlay = &mut *lock(&self.switching);
-        self.check_newer(current_overlay, version)?;
+        self.check_other(current_overlay, version)?;
         let _paused = self.pause_admission();
         // The jobs of these batches are on the cache's stream, so the kernels of the switch run after them.
         self.wait_for_earlier()?;
@@ -118,7 +118,7 @@ impl<D: Driver> Shared<D> {
         Ok(overlay.switched())
     }
 
-    fn check_newer(
+    fn check_other(
         &self,
         overlay: &Option<Arc<OverlayTable<D>>>,
         version: Version,
@@ -126,9 +126,8 @@ impl<D: Driver> Shared<D> {
         if overlay.is_some() {
             return Err(GpuCacheError::SwitchFailed);
         }
-        let current = self.current.read().version;
-        if version <= current {
-            return Err(CacheError::Version { got: version, current }.into());
+        if version == self.current.read().version {
+            return Err(CacheError::Version(version).into());
         }
         Ok(())
     }

@@ -96,7 +96,7 @@ fn a_switch_whose_changes_are_found_in_the_list_of_cached_rows_may_drop_them() {
 }
 
 #[test]
-fn a_version_that_is_not_newer_and_a_wrong_row_change_nothing() {
+fn the_current_version_and_a_wrong_row_change_nothing() {
     let tables = [table(10, 1)];
     let options = CacheOptions { version: Version(7), ..by_hand() };
     let cache = cache_of(16 << 10, &tables, &options);
@@ -106,7 +106,7 @@ fn a_version_that_is_not_newer_and_a_wrong_row_change_nothing() {
     let error = |version, rows: &[(TableId, u64, &[u8])]| {
         cache.switch(Version(version), |_| rows.iter().copied()).unwrap_err().to_string()
     };
-    assert_eq!(error(7, &[]), "version 7: expected one newer than 7");
+    assert_eq!(error(7, &[]), "version 7: expected another one than the current version");
     assert!(error(8, &[(TableId(0), 2, &[0; 4]), (TableId(0), 10, &[0; 4])]).contains("id 10"));
     assert!(error(8, &[(TableId(0), 2, &[0; 4]), (TableId(1), 0, &[0; 4])]).contains("table 1"));
     assert!(error(8, &[(TableId(0), 2, &[0; 3])]).contains("got 3"));

@@ -3,7 +3,7 @@ use super::*;
 #[test]
 fn every_request_is_counted_once() {
     let mut tally = Tally::new().unwrap();
-    let scored = PredictResponse { scores: vec![0.5; 3], version: 2, absent: vec![] };
+    let scored = PredictResponse { scores: vec![0.5; 3], version: 2, ..PredictResponse::default() };
     tally.take(Ok(scored), Duration::from_micros(700));
     tally.take(Err(Status::unavailable("gone")), Duration::ZERO);
     tally.take(Err(Status::unavailable("gone again")), Duration::ZERO);
@@ -17,7 +17,10 @@ fn every_request_is_counted_once() {
 #[test]
 fn a_failed_request_makes_the_command_fail() {
     let mut tally = Tally::new().unwrap();
-    tally.take(Ok(PredictResponse { scores: vec![0.5], version: 1, absent: vec![] }), Duration::ZERO);
+    tally.take(
+        Ok(PredictResponse { scores: vec![0.5], version: 1, ..PredictResponse::default() }),
+        Duration::ZERO,
+    );
     assert!(tally.result().is_ok());
     tally.take(Err(Status::resource_exhausted("full")), Duration::ZERO);
     let error = tally.result().unwrap_err().to_string();

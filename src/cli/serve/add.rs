@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use super::versions::{Look, Versions};
 use super::{LoadedModels, Loader};
 use crate::cli::error_line;
 use crate::server::Registry;
@@ -21,18 +22,26 @@ pub(crate) struct Adder {
     pub loader: Arc<Loader>,
     pub served: LoadedModels,
     pub registry: Registry,
+    pub versions: Versions,
     /// Models that were refused, as they were then.
     refused: HashMap<String, Stamp>,
 }
 
 impl Adder {
-    pub(crate) fn new(loader: &Arc<Loader>, served: &LoadedModels, registry: Registry) -> Self {
+    /// # Errors
+    /// When the system cannot start a thread.
+    pub(crate) fn new(
+        loader: &Arc<Loader>,
+        served: &LoadedModels,
+        registry: Registry,
+    ) -> anyhow::Result<Self> {
+        let versions = Versions::new(loader, &registry)?;
         let (loader, served) = (loader.clone(), served.clone());
-        Self { loader, served, registry, refused: HashMap::new() }
+        Ok(Self { loader, served, registry, versions, refused: HashMap::new() })
     }
 
-    /// Loads a model and serves it. Returns `false`, and does nothing, if the model was refused and has not
-    /// changed since.
+    /// Loads a model and serves it, with all versions that are wanted. Returns `false`, and does nothing, if
+    /// the model was refused and has not changed since.
     ///
     /// # Errors
     /// When the model cannot be loaded. That is logged and shown already.
@@ -45,7 +54,10 @@ impl Adder {
         }
         let added = self.loader.load(name).and_then(|model| {
             self.registry.add(model.engine.clone())?;
-            self.served.add(model);
+            self.served.add(model.clone());
+            // The reason is in the log.
+            let _ = self.versions.settle(&model, Look::FIRST);
+            self.registry.loaded(name);
             Ok(())
         });
         match added {
@@ -66,6 +78,11 @@ impl Adder {
     /// Tries a model again that was refused, even if it has not changed.
     pub(crate) fn forget_refused(&mut self, name: &str) {
         self.refused.remove(name);
+    }
+
+    /// Tries all refused models again.
+    pub(crate) fn forget_all_refused(&mut self) {
+        self.refused.clear();
     }
 
     /// Forgets the refused models that are not in the directory any more.

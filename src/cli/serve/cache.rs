@@ -9,7 +9,10 @@ use crate::cache::key::KeyWidth;
 use crate::cache::policy::Watermarks;
 use crate::cache::{AdmissionOption, CacheOptions, CacheShape, EvictionOption, FlatCache, TableShape};
 use crate::cli::{InputError, error_line};
-use crate::config::{CacheAdmission, CacheConfig, CacheEviction, CacheMode, CacheSize, Config, DeviceKind};
+use crate::config::{
+    BatcherConfig, CacheAdmission, CacheConfig, CacheEviction, CacheMode, CacheSize, Config, DeviceKind,
+    TableMemory,
+};
 use crate::device::cuda::Nvidia;
 use crate::device::cuda::pinned::PinnedHost;
 use crate::engine::LookupTier;
@@ -38,25 +41,25 @@ pub(crate) struct BuiltTier {
     pub ranked: Vec<(TableId, u64)>,
 }
 
-/// Where the rows of a model's tables are. All its versions have them in the same place.
+/// Where the rows of a model's tables are, for all its versions.
 #[derive(Clone)]
 pub(crate) enum RowMemory {
-    /// In the mapped files. `cached`: in front of them is a cache.
-    Mapped {
+    /// Where `store.memory` says. `cached`: in front of them is a cache.
+    AsOpened {
         #[allow(missing_docs)]
         cached: bool,
     },
-    /// In RAM, so that a cache on the host may point at them.
+    /// Copied to RAM, so that a cache on the host may point at them.
     Ram,
-    /// In pinned memory, so that a cache on this device may point at them.
+    /// Copied to pinned memory, so that a cache on this device may point at them.
     Pinned(Arc<Nvidia>),
 }
 
 impl RowMemory {
-    /// Copies the rows there, unless they stay mapped.
+    /// Copies the rows there, unless they stay where they are.
     pub(crate) fn load(&self, opened: &mut Opened) -> anyhow::Result<()> {
         match self {
-            Self::Mapped { .. } => return Ok(()),
+            Self::AsOpened { .. } => return Ok(()),
             Self::Ram => {
                 let copied = opened.store.rows_copied(&PlainMemory);
                 opened.store = copied.context("cache.pointers: loading the tables into RAM")?;
@@ -72,7 +75,7 @@ impl RowMemory {
     /// Prepares loaded rows for the reads of requests.
     pub(crate) fn prepare(&self, opened: &mut Opened) {
         match self {
-            Self::Mapped { cached: false } => opened.store.prefault(),
+            Self::AsOpened { cached: false } => opened.store.prefault(),
             // Missed rows are cold and scattered, so reading ahead in the tables' files would be wasted.
             _ if !fits_ram(opened) => opened.store.expect_disk(),
             _ => {}
@@ -88,26 +91,36 @@ pub(crate) fn counts(config: &CacheConfig) -> anyhow::Result<Option<Ranked>> {
 }
 
 impl TierBuilder {
+    /// Where a version's tables are when it is opened. Tables at which a cache may point are copied from the
+    /// mapped files, because pointers need rows without deltas, or pinned memory.
+    pub(crate) fn memory(&self) -> TableMemory {
+        let cache = &self.config.cache;
+        let on = cache.mode == CacheMode::On || (cache.mode == CacheMode::Auto && self.device.is_some());
+        if on && cache.pointers > 0.0 { TableMemory::Mapped } else { self.config.memory }
+    }
+
     /// Builds the tier of a model. If `cache.pointers` is above 0, the tables are loaded into memory first.
-    pub(crate) fn build(&self, opened: &mut Opened) -> anyhow::Result<BuiltTier> {
+    pub(crate) fn build(&self, name: &str, opened: &mut Opened) -> anyhow::Result<BuiltTier> {
         let config = &self.config.cache;
         let on = match config.mode {
             CacheMode::On => true,
             CacheMode::Off => false,
             // Caching RAM in RAM only costs time.
-            CacheMode::Auto => self.device.is_some() || !fits_ram(opened),
+            CacheMode::Auto => {
+                self.device.is_some() || (opened.store.row_memory().mapped > 0 && !fits_ram(opened))
+            }
         };
         if !on {
             if config.size.is_some() {
                 tracing::warn!(
                     "cache.bytes or cache.fraction has no effect: cache.mode auto means off, because the \
-                     tables fit in memory"
+                     tables are in memory or fit in it"
                 );
             }
             if self.device.is_some() {
                 tracing::warn!("cache.mode is off, so the GPU is not used: it would only hold the cache");
             }
-            let memory = RowMemory::Mapped { cached: false };
+            let memory = RowMemory::AsOpened { cached: false };
             return Ok(BuiltTier { tier: LookupTier::Store, memory, ranked: Vec::new() });
         }
         let rows = |counts: &Ranked| {
@@ -120,17 +133,19 @@ impl TierBuilder {
         let mut options = options(config, &mut ranked, opened);
         let (tier, memory) = match &self.device {
             None => self.on_host(opened, &mut options)?,
-            Some(device) => match self.on_device(device, opened, &mut options) {
-                Ok(built) => built,
-                Err(error) if self.config.device.kind == DeviceKind::Auto => {
-                    tracing::warn!(
-                        "device.kind is auto: the GPU cannot hold the cache, so the host holds it: {}",
-                        error_line(error.as_ref())
-                    );
-                    self.on_host(opened, &mut options)?
+            Some(device) => {
+                match self.on_device(device, self.config.batchers.of(name), opened, &mut options) {
+                    Ok(built) => built,
+                    Err(error) if self.config.device.kind == DeviceKind::Auto => {
+                        tracing::warn!(
+                            "device.kind is auto: the GPU cannot hold the cache, so the host holds it: {}",
+                            error_line(error.as_ref())
+                        );
+                        self.on_host(opened, &mut options)?
+                    }
+                    Err(error) => return Err(error),
                 }
-                Err(error) => return Err(error),
-            },
+            }
         };
         if let EvictionOption::Lfu(rows) = std::mem::take(&mut options.eviction) {
             ranked = rows;
@@ -145,7 +160,7 @@ impl TierBuilder {
     ) -> anyhow::Result<(LookupTier, RowMemory)> {
         options.pointers = pointers(&self.config.cache, opened);
         let memory = match options.pointers {
-            0 => RowMemory::Mapped { cached: true },
+            0 => RowMemory::AsOpened { cached: true },
             _ => {
                 tracing::warn!(
                     "cache.pointers: without a GPU a pointer saves nothing over a miss, so 0 is faster"
@@ -162,12 +177,13 @@ impl TierBuilder {
     fn on_device(
         &self,
         device: &Arc<Nvidia>,
+        batcher: &BatcherConfig,
         opened: &mut Opened,
         options: &mut CacheOptions,
     ) -> anyhow::Result<(LookupTier, RowMemory)> {
         options.pointers = pointers(&self.config.cache, opened);
         let memory = match options.pointers {
-            0 => RowMemory::Mapped { cached: true },
+            0 => RowMemory::AsOpened { cached: true },
             _ => RowMemory::Pinned(device.clone()),
         };
         memory.load(opened)?;
@@ -175,18 +191,13 @@ impl TierBuilder {
             schema: &opened.schema,
             cache: &shape(self.config.cache.size, &opened.schema, options)?,
             options,
-            contexts: self.config.batcher.workers,
-            max_samples: max_samples(&self.config),
+            contexts: batcher.workers,
+            max_samples: batcher.max_samples,
             staging_bytes: self.config.cache.staging_bytes,
         };
         let tier = GpuLookupTier::new(device.clone(), &shape).map_err(|e| InputError(e.into()))?;
         Ok((LookupTier::Gpu(tier), memory))
     }
-}
-
-/// Most samples of a batch: a merged one, or one large request.
-pub(crate) fn max_samples(config: &Config) -> usize {
-    config.batcher.max_samples.max(config.server.max_samples)
 }
 
 /// Whether the tables take at most half of the machine's memory. The other half is for everything else.

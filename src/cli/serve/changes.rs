@@ -1,18 +1,21 @@
-//! Models that clients load and unload, by KServe's repository calls.
+//! Models that clients load and unload, by KServe's repository calls, and labels that they set.
 //!
 //! The server sends a request to the thread of `watch`, which makes one change after the other. A model that
 //! is unloaded is not served again before a client loads it, whatever happens in its directory, or before a
 //! restart.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::mpsc::Sender;
 
 use tokio::sync::oneshot;
 
+use super::versions::Look;
 use super::warm;
 use super::watch::{Ask, Watcher};
-use crate::server::{Change, ChangeError, Repository};
+use crate::server::{Change, ChangeError, Labels, NotChanged, Repository};
 use crate::store;
+use crate::types::Follow;
 
 /// A change that a client has requested.
 pub(crate) struct Requested {
@@ -33,6 +36,15 @@ impl Repository for Asks {
         store::models(&self.models).map_err(|error| error.to_string())
     }
 
+    fn keep_labels(&self, model: &str, set: &BTreeMap<String, Follow>) -> Result<(), String> {
+        store::labels::save(&self.models, model, set).map_err(|error| error.to_string())
+    }
+
+    fn look(&self, model: &str) {
+        // It fails if the thread has ended.
+        let _ = self.wake.send(Ask::Labels(model.to_owned()));
+    }
+
     fn change(&self, change: Change, model: String) -> oneshot::Receiver<Result<(), ChangeError>> {
         let (reply, answer) = oneshot::channel();
         // If the thread has ended, the reply is dropped, and the answer says so.
@@ -48,9 +60,10 @@ impl Watcher {
         if reply.is_closed() {
             return;
         }
-        let result = match change {
+        let result = match &change {
             Change::Load => self.load(&model),
             Change::Unload => self.unload(&model),
+            Change::Label { label, follow } => self.set_label(&model, label, *follow),
         };
         if let Err(reason) = &result {
             tracing::warn!(model, %reason, "{change:?} requested by a client has failed");
@@ -59,16 +72,74 @@ impl Watcher {
         let _ = reply.send(result);
     }
 
-    fn load(&mut self, name: &str) -> Result<(), ChangeError> {
+    /// Checks that the directory has a model.
+    fn check_known(&self, name: &str) -> Result<(), ChangeError> {
         let names = store::models(&self.adder.loader.models);
         let names = names.map_err(|error| ChangeError::Unreadable(error.to_string()))?;
-        if !names.iter().any(|known| known == name) {
-            return Err(ChangeError::Unknown { model: name.to_owned() });
+        let known = names.iter().any(|known| known == name);
+        if known { Ok(()) } else { Err(ChangeError::Unknown { model: name.to_owned() }) }
+    }
+
+    /// Loads the version that a label should name, and sets the label.
+    fn set_label(&mut self, name: &str, label: &str, follow: Option<Follow>) -> Result<(), ChangeError> {
+        self.check_known(name)?;
+        let refused = |reason| ChangeError::Refused { model: name.to_owned(), reason };
+        let Some(model) = self.adder.served.find(name) else {
+            return self.set_label_of_refused(name, label, follow).map_err(refused);
+        };
+        self.forget_refused(name);
+        // It also fails if only other versions than the label's are refused.
+        let new = follow == Some(Follow::Latest);
+        let look = Look { new, label: Some((label, follow)), urgent: true };
+        let settled = self.adder.versions.settle(&model, look);
+        let models = &self.adder.loader.models;
+        let keep = |labels: &Labels| {
+            store::labels::save(models, name, &labels.set).map_err(|error| error.to_string())
+        };
+        match self.adder.registry.set_label(name, (label, follow), keep) {
+            Ok(version) => {
+                let version = version.map(|version| version.0);
+                tracing::info!(model = name, label, version, "label set by a client");
+            }
+            Err(NotChanged::NotLoaded) => {
+                return settled.and(Err(NotChanged::NotLoaded.to_string())).map_err(refused);
+            }
+            Err(error) => return Err(refused(error.to_string())),
         }
+        Ok(())
+    }
+
+    /// Sets a label of a model that is not served, perhaps because of that label, and tries to serve it.
+    fn set_label_of_refused(
+        &mut self,
+        name: &str,
+        label: &str,
+        follow: Option<Follow>,
+    ) -> Result<(), String> {
+        let models = self.adder.loader.models.clone();
+        let save = |labels: &BTreeMap<_, _>| {
+            store::labels::save(&models, name, labels).map_err(|error| error.to_string())
+        };
+        let set = store::labels::load(&models, name).map_err(|error| error.to_string())?;
+        let before = Labels { set, ..Labels::default() };
+        save(&before.with(label, follow).set)?;
+        if self.unloaded.contains(name) {
+            return Ok(());
+        }
+        self.forget_refused(name);
+        self.adder.add(name).map(drop).map_err(|reason| {
+            // The label did not help. If this fails too, it stays.
+            let _ = save(&before.set);
+            format!("{reason:#}")
+        })
+    }
+
+    fn load(&mut self, name: &str) -> Result<(), ChangeError> {
+        self.check_known(name)?;
         self.forget_refused(name);
         let refused = |reason| ChangeError::Refused { model: name.to_owned(), reason };
         if let Some(model) = self.adder.served.find(name) {
-            return self.look_at(&model).map_err(refused);
+            return self.adder.versions.settle(&model, Look::NEW).map_err(refused);
         }
         if let Err(reason) = self.adder.add(name) {
             if self.unloaded.contains(name) {
@@ -89,6 +160,7 @@ impl Watcher {
         self.unloaded.insert(name.to_owned());
         self.forget_refused(name);
         let model = self.adder.served.remove(name);
+        self.adder.versions.remove(name);
         if self.adder.loader.config.cache.warm {
             // For the next load. A failure is logged.
             model.iter().for_each(|model| warm::save_once(&model.engine, &self.adder.loader.models));

@@ -1,24 +1,26 @@
 //! Loads a model: its highest good version, its lookup tier, its cache's first rows.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use anyhow::Context;
 
 use super::cache::{self, BuiltTier, TierBuilder};
 use super::{Live, LoadedModel, warm};
-use crate::cli::InputError;
 use crate::cli::training::compute_threads;
-use crate::config::{Config, DeviceKind, TraceConfig};
+use crate::cli::{InputError, background};
+use crate::config::{Config, DeviceKind, TraceConfig, VersionPolicy};
 use crate::device::cuda::Nvidia;
 use crate::device::{self, Choice, cuda};
 use crate::engine::{Engine, EngineParts, read_weights};
 use crate::metrics::{Metrics, ModelMetrics};
 use crate::model::Model;
 use crate::schema::Schema;
+use crate::server::Labels;
 use crate::store::hot_rows::STATE;
 use crate::store::{self, Opened, Purpose};
 use crate::trace::recorder::{Recorder, RecorderOptions};
+use crate::types::Follow;
 
 /// The GPU to use, or `None` for the host.
 fn choose_device(config: &Config) -> anyhow::Result<Option<Arc<Nvidia>>> {
@@ -42,7 +44,9 @@ pub(crate) struct Loader {
     pub metrics: Arc<Metrics>,
     pub live: Arc<Live>,
     tiers: TierBuilder,
-    threads: Arc<rayon::ThreadPool>,
+    pub threads: Arc<rayon::ThreadPool>,
+    /// Started for the first shadow.
+    shadow_threads: OnceLock<Option<Arc<rayon::ThreadPool>>>,
 }
 
 impl Loader {
@@ -63,17 +67,50 @@ impl Loader {
             config: config.clone(),
         };
         let threads = Arc::new(compute_threads(&config)?);
-        Ok(Self { config, models: models.to_owned(), metrics, live, tiers, threads })
+        let (models, shadow_threads) = (models.to_owned(), OnceLock::new());
+        Ok(Self { config, models, metrics, live, tiers, threads, shadow_threads })
     }
 
-    /// The engine of a model's highest good version. Fills its cache, unless `cache.warm` is off.
+    /// A pool of one thread, so that an engine computes on the thread that calls it.
+    pub(crate) fn shadow_threads(&self) -> Option<Arc<rayon::ThreadPool>> {
+        let start = || {
+            let pool = background::pool("shadow", 1);
+            pool.map(Arc::new).inspect_err(|error| tracing::warn!(%error, "no shadow")).ok()
+        };
+        self.shadow_threads.get_or_init(start).clone()
+    }
+
+    /// How versions are opened, so that their rows are where `store.memory` says.
+    pub(crate) fn purpose(&self) -> Purpose {
+        Purpose::ServeFrom(self.tiers.memory())
+    }
+
+    /// Opens the version that `stable` names: the highest good one of the policy, unless it was set.
+    fn open_stable(&self, name: &str) -> anyhow::Result<Opened> {
+        let traffic = self.live.traffic(name);
+        let set = store::labels::load(&self.models, name)?;
+        let stable = Labels { settings: traffic.labels, set }.stable();
+        let versions = match (stable, traffic.versions) {
+            (Follow::Version(version), _) => vec![version],
+            (Follow::Latest, VersionPolicy::Given(versions)) => versions.into_iter().collect(),
+            (Follow::Latest, VersionPolicy::Latest(_)) => store::versions(&self.models, name)?,
+        };
+        let opened = store::open_highest(&self.models, name, &versions, (self.purpose(), check_weights));
+        let labelled = || format!("label stable names version {stable}; flechette label sets it");
+        match stable {
+            Follow::Version(_) => Ok(opened.with_context(labelled)?.opened),
+            Follow::Latest => Ok(opened?.opened),
+        }
+    }
+
+    /// The engine of the version of a model that `stable` names. Fills its cache, unless `cache.warm` is off.
     ///
     /// # Errors
     /// When the model has no good version, or its cache or recorder cannot be built.
     pub(crate) fn load(&self, name: &str) -> anyhow::Result<LoadedModel> {
         let Self { config, models, .. } = self;
-        let mut opened = store::open_latest(models, name, Purpose::Serve, check_weights)?.opened;
-        let BuiltTier { tier, memory, ranked } = self.tiers.build(&mut opened)?;
+        let mut opened = self.open_stable(name)?;
+        let BuiltTier { tier, memory, ranked } = self.tiers.build(name, &mut opened)?;
         memory.prepare(&mut opened);
         let metrics = self.metrics.model(name, &opened.schema);
         let recorder = recorder_of(&config.trace, &opened.schema, &models.join(name), &metrics)?;
@@ -82,7 +119,7 @@ impl Loader {
             lookup_tier: tier,
             metrics,
             threads: self.threads.clone(),
-            max_samples: cache::max_samples(config),
+            max_samples: config.batchers.of(name).max_samples,
         };
         let table_bytes = opened.store.row_bytes();
         let engine = Engine::new(opened, parts)?.with_pointers();

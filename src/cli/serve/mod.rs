@@ -8,6 +8,7 @@
 //! - `loader`: loads a model; `cache`: the lookup tier of a model;
 //! - `add`: adds models to the server, and remembers those that could not be loaded;
 //! - `warm`: hot rows, saved and loaded;
+//! - `versions`: which versions of a model are loaded; `shadow`: the engine of a shadow;
 //! - `watch`: new versions and new models, while the server runs; `reload`: new settings at SIGHUP;
 //! - `changes`: models that clients load and unload.
 
@@ -16,7 +17,9 @@ mod cache;
 mod changes;
 mod loader;
 mod reload;
+mod shadow;
 mod start;
+mod versions;
 mod warm;
 mod watch;
 
@@ -34,7 +37,7 @@ use crate::config::{Config, Flags, Layers};
 use crate::engine::Engine;
 use crate::metrics::Metrics;
 use crate::predict::Predict;
-use crate::server::{Learning, Server, ServerParts, terminated};
+use crate::server::{Learning, Server, ServerError, ServerParts, terminated};
 use crate::store;
 use add::Adder;
 use cache::RowMemory;
@@ -128,8 +131,19 @@ async fn bind(
     metrics: Arc<Metrics>,
     learning: Learning,
 ) -> anyhow::Result<Server> {
-    let (server, batcher) = (config.server.clone(), config.batcher.clone());
-    Ok(Server::bind(ServerParts { models, metrics, server, batcher, learning: Some(learning) }).await?)
+    let parts = ServerParts {
+        models,
+        metrics,
+        server: config.server.clone(),
+        tls: config.tls.clone(),
+        auth: config.auth.clone(),
+        batchers: config.batchers.clone(),
+        learning: Some(learning),
+    };
+    Server::bind(parts).await.map_err(|error| match error {
+        ServerError::File(error) => InputError(error.into()).into(),
+        error => error.into(),
+    })
 }
 
 /// The runtime that serves the network.
@@ -218,7 +232,7 @@ impl Serving {
     /// # Errors
     /// When the system cannot start a thread.
     pub fn watch(&self, server: &Server) -> anyhow::Result<Watching> {
-        let adder = Adder::new(&self.loader, &self.models, server.registry());
+        let adder = Adder::new(&self.loader, &self.models, server.registry()).context("models: threads")?;
         let wakes = Wakes::new();
         wakes.open(&server.registry(), &self.loader.models);
         Self::watch_with(adder, wakes)

@@ -1,8 +1,9 @@
-//! SIGHUP: a running server reads its settings again.
+//! SIGHUP: a running server reads its settings again, and its files of certificates and tokens.
 //!
 //! The values that can change while it runs are used from now on. The others are named, and keep their old
 //! values until a restart. If anything is wrong, nothing changes.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,25 +13,36 @@ use tokio::signal::unix::Signal;
 
 use super::watch::Ask;
 use crate::cli::logging;
-use crate::config::{Config, Layers, Reloaded};
+use crate::config::{Config, Layers, Reloaded, TrafficConfig};
 use crate::server::Registry;
 
 /// Values that the threads beside the server read whenever they need them.
 pub(crate) struct Live {
     switch_bytes: AtomicU64,
     watch: Mutex<Option<Duration>>,
+    traffic: Mutex<BTreeMap<String, TrafficConfig>>,
 }
 
 impl Live {
     pub(crate) fn new(config: &Config) -> Arc<Self> {
-        let live = Self { switch_bytes: AtomicU64::default(), watch: Mutex::default() };
+        let live =
+            Self { switch_bytes: AtomicU64::default(), watch: Mutex::default(), traffic: Mutex::default() };
         live.set(config);
         Arc::new(live)
     }
 
-    fn set(&self, config: &Config) {
+    /// Returns whether other versions may be wanted now, or requests are shared out in another way.
+    fn set(&self, config: &Config) -> bool {
         self.switch_bytes.store(config.cache.switch_bytes, Ordering::Relaxed);
         *self.watch.lock().unwrap_or_else(PoisonError::into_inner) = config.watch;
+        let mut traffic = self.traffic.lock().unwrap_or_else(PoisonError::into_inner);
+        std::mem::replace(&mut *traffic, config.traffic.clone()) != config.traffic
+    }
+
+    /// The settings `models.NAME.*` of a model.
+    pub(crate) fn traffic(&self, model: &str) -> TrafficConfig {
+        let traffic = self.traffic.lock().unwrap_or_else(PoisonError::into_inner);
+        traffic.get(model).cloned().unwrap_or_default()
     }
 
     /// `cache.switch_bytes`.
@@ -63,6 +75,7 @@ impl Reloader {
     }
 
     fn reload(&mut self) {
+        self.registry.check_files();
         let Reloaded { layers, config, changed, restart } = match self.layers.reload() {
             Ok(reloaded) => reloaded,
             Err(error) => {
@@ -71,10 +84,10 @@ impl Reloader {
             }
         };
         self.layers = layers;
-        self.live.set(&config);
-        self.registry.set_batcher(&config.batcher);
+        let traffic = self.live.set(&config);
+        self.registry.set_batchers(config.batchers.clone());
         // It fails if the thread has ended or has not started.
-        let _ = self.wake.send(Ask::Interval);
+        let _ = self.wake.send(if traffic { Ask::Traffic } else { Ask::Interval });
         // The configuration has checked the level.
         let _ = logging::set_level(&config.log_level);
         match changed.as_slice() {

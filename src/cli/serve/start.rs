@@ -3,7 +3,8 @@
 //!
 //! A thread does this, so that the server answers meanwhile. It is not waited for if the server is stopped.
 
-use std::path::PathBuf;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::Context;
@@ -15,7 +16,7 @@ use super::{Live, Loader, Saving, Serving};
 use crate::cli::InputError;
 use crate::cli::train::beside::{Beside, BesideFlags};
 use crate::cli::train::run::ToServer;
-use crate::config::Config;
+use crate::config::{Config, TableMemory};
 use crate::metrics::Metrics;
 use crate::server::Registry;
 use crate::store::{self, StoreError};
@@ -64,15 +65,23 @@ impl Start {
     }
 
     fn run(self) -> anyhow::Result<Started> {
-        let Self { config, models, metrics, training, registry, live, wakes } = self;
+        let Self { mut config, models, metrics, training, registry, live, wakes } = self;
         let prepare = |flags: BesideFlags| {
             let server = ToServer::new(metrics.training(flags.name()), wakes.wake.clone());
             Beside::prepare(flags, &config, &models, server)
         };
         let mut training = training.map(prepare).transpose()?;
+        if training.is_some() && config.memory == TableMemory::Auto {
+            // Training has its own copy of the rows, and publishes a full version every so often.
+            tracing::info!(
+                "store.memory is auto: tables are mapped, because a model is trained in this process"
+            );
+            config.memory = TableMemory::Mapped;
+        }
         let serving = Serving::new(Loader::new(&config, &models, metrics.clone(), live)?);
-        let mut adder = Adder::new(&serving.loader, &serving.models, registry.clone());
+        let mut adder = Adder::new(&serving.loader, &serving.models, registry.clone())?;
         load_all(&mut adder)?;
+        warn_of_no_model(&config, &models);
         registry.tried_all();
         let served = serving.engines().len();
         if served == 0 {
@@ -82,6 +91,16 @@ impl Start {
         let watching = Serving::watch_with(adder, wakes)?;
         training.as_mut().map_or(Ok(()), Beside::begin)?;
         Ok(Started { served, watching, saving, training })
+    }
+}
+
+/// Warns of settings for models that are not in the directory. They may be added later.
+fn warn_of_no_model(config: &Config, models: &Path) {
+    let names = store::models(models).unwrap_or_default();
+    let with_settings: BTreeSet<&String> =
+        config.traffic.keys().chain(config.batchers.models.keys()).collect();
+    for model in with_settings.into_iter().filter(|model| !names.contains(model)) {
+        tracing::warn!("models.{model}: there is no model {model:?} in server.models yet");
     }
 }
 

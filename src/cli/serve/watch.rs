@@ -2,8 +2,8 @@
 //! and those that clients request (`changes.rs`).
 //!
 //! The thread reads the directory of the models at intervals. If a model is trained in this process, it also
-//! reads the model's directory when a version was published. For each served model it opens the highest
-//! version above the served one, checks all of it, prepares its rows, and lets the engine take it over. A
+//! reads the model's directory when a version was published. For each served model it opens the versions that
+//! are wanted, checks all of them, prepares their rows, and lets engines take them over (`versions.rs`). A
 //! version that is refused is logged once, and the next lower one is tried. A refused version is tried again
 //! only if its files have changed, so a version that is copied into place slowly is served when it is
 //! complete. A model that is new in the directory, or that could not be loaded before, is loaded and served
@@ -11,7 +11,7 @@
 //!
 //! Nothing that happens here fails a request: the served version goes on until the next one is ready.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::HashSet;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,16 +19,13 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::add::{Adder, Stamp, stamp, version_folder};
+use super::add::Adder;
 use super::changes::{Asks, Requested};
-use super::{LoadedModel, Loader};
-use crate::cli::background;
+use super::versions::Look;
 use crate::cli::train::run::NewVersion;
-use crate::engine::switch::{Changes, NextVersion, Taken};
 use crate::predict::Predict;
 use crate::server::Registry;
 use crate::store;
-use crate::types::Version;
 
 /// How long the end of the server waits for a version that is being opened.
 const END_WAIT: Duration = Duration::from_secs(1);
@@ -40,6 +37,10 @@ const LONG: Duration = Duration::from_secs(3600);
 pub(crate) enum Ask {
     /// To look for a new version of this model, which may be its first one.
     Look(NewVersion),
+    /// To load and unload versions of this model, after its labels were set.
+    Labels(String),
+    /// To look at all models, because their settings have changed.
+    Traffic,
     /// To load or unload a model.
     Change(Requested),
     /// To use the new interval between two looks at all models.
@@ -85,14 +86,8 @@ impl Watching {
         let Wakes { wake, woken } = wakes;
         let stop = Arc::new(AtomicBool::new(false));
         let (end, ended) = mpsc::channel::<()>();
-        let mut watcher = Watcher {
-            adder,
-            stop: stop.clone(),
-            models: HashMap::new(),
-            unloaded: HashSet::new(),
-            unreadable: false,
-            opening: background::idle_pool("open").map_err(std::io::Error::other)?,
-        };
+        let unloaded = HashSet::new();
+        let mut watcher = Watcher { adder, stop: stop.clone(), unloaded, unreadable: false };
         let thread = std::thread::Builder::new().name("watch-models".into()).spawn(move || {
             let _end = end;
             watcher.watch(&woken);
@@ -118,26 +113,14 @@ impl Drop for Watching {
     }
 }
 
-/// What is known about a served model.
-#[derive(Default)]
-struct Watched {
-    /// Versions that were refused, as they were then.
-    refused: BTreeMap<Version, Stamp>,
-    /// Whether its directory could not be read at the last look.
-    unreadable: bool,
-}
-
 /// What the thread has.
 pub(crate) struct Watcher {
     pub adder: Adder,
     /// Models that are served again only when a client loads them.
     pub unloaded: HashSet<String>,
     stop: Arc<AtomicBool>,
-    models: HashMap<String, Watched>,
     /// Whether the directory could not be read at the last look.
     unreadable: bool,
-    /// Threads that open versions when a processor is free.
-    opening: rayon::ThreadPool,
 }
 
 impl Watcher {
@@ -150,6 +133,8 @@ impl Watcher {
             let wait = every.map_or(LONG, |every| (last + every).saturating_duration_since(Instant::now()));
             match woken.recv_timeout(wait) {
                 Ok(Ask::Look(new)) => self.look_at_named(&new.model),
+                Ok(Ask::Labels(name)) => self.look_at_labels(&name),
+                Ok(Ask::Traffic) => self.look_again(),
                 Ok(Ask::Change(requested)) => self.change(requested),
                 Ok(Ask::Interval) => {}
                 Ok(Ask::Stop) => return,
@@ -167,12 +152,25 @@ impl Watcher {
         match self.adder.served.find(name) {
             Some(model) => {
                 // The reason is in the log.
-                let _ = self.look_at(&model);
+                let _ = self.adder.versions.settle(&model, Look::NEW);
             }
             // It has its first good version.
             None if !self.unloaded.contains(name) => self.add(name),
             None => {}
         }
+    }
+
+    fn look_at_labels(&mut self, name: &str) {
+        if let Some(model) = self.adder.served.find(name) {
+            // The reason is in the log.
+            let _ = self.adder.versions.settle(&model, Look::LABELS);
+        }
+    }
+
+    /// Looks at all models, also at those that were refused.
+    fn look_again(&mut self) {
+        self.adder.forget_all_refused();
+        self.look();
     }
 
     fn look(&mut self) {
@@ -182,7 +180,7 @@ impl Watcher {
                 return;
             }
             // The reason is in the log.
-            let _ = self.look_at(model);
+            let _ = self.adder.versions.settle(model, Look::NEW);
         }
         let names = match store::models(&self.adder.loader.models) {
             Ok(names) => names,
@@ -212,54 +210,8 @@ impl Watcher {
 
     /// Forgets which versions of a model were refused, so that they are tried again.
     pub(crate) fn forget_refused(&mut self, name: &str) {
-        self.models.remove(name);
+        self.adder.versions.forget_refused(name);
         self.adder.forget_refused(name);
-    }
-
-    /// Takes over the highest good version of a model above the served one, if there is one.
-    ///
-    /// # Errors
-    /// Why the highest version is not served, if it was refused now.
-    pub(crate) fn look_at(&mut self, model: &LoadedModel) -> Result<(), String> {
-        let description = model.engine.describe();
-        let (name, serving) = (description.model, description.version);
-        let watched = self.models.entry(name.clone()).or_default();
-        let versions = match store::versions(&self.adder.loader.models, &name) {
-            Ok(versions) => versions,
-            Err(reason) => {
-                if !std::mem::replace(&mut watched.unreadable, true) {
-                    let effect = "the loaded version goes on";
-                    tracing::warn!(model = name, version = %serving, %reason, "model unreadable: {effect}");
-                }
-                return Err(reason.to_string());
-            }
-        };
-        if std::mem::take(&mut watched.unreadable) {
-            tracing::info!(model = name, version = %serving, "model readable again");
-        }
-        watched.refused.retain(|version, _| versions.contains(version));
-        let mut result = Ok(());
-        for version in versions.into_iter().rev().filter(|version| *version > serving) {
-            // Read before the version is opened, so that later changes are noticed.
-            let now = stamp([version_folder(&self.adder.loader, &name, version)]);
-            if watched.refused.get(&version) == Some(&now) {
-                continue;
-            }
-            match take_over(&self.adder.loader, &self.opening, model, version) {
-                Ok(()) => {
-                    watched.refused.remove(&version);
-                    return result;
-                }
-                Err(reason) => {
-                    let reason = format!("{reason:#}");
-                    tracing::warn!(model = name, %version, serving = %serving, %reason, "version refused");
-                    model.engine.count_refused();
-                    result = result.and(Err(format!("version {version} is refused: {reason}")));
-                    watched.refused.insert(version, now);
-                }
-            }
-        }
-        result
     }
 
     /// Loads and serves a new model, if it can be loaded.
@@ -268,35 +220,4 @@ impl Watcher {
             tracing::info!(model = name, "new model served");
         }
     }
-}
-
-/// Opens a version, checks all of it and switches to it.
-fn take_over(
-    loader: &Loader,
-    opening: &rayon::ThreadPool,
-    model: &LoadedModel,
-    version: Version,
-) -> anyhow::Result<()> {
-    let taken = opening.install(|| anyhow::Ok(model.engine.switch(open_next(loader, model, version)?)?));
-    let Taken { from, to, carried, dropped } = taken?;
-    let name = model.engine.describe().model;
-    tracing::info!(model = name, %from, version = %to, carried, dropped, "version taken over");
-    Ok(())
-}
-
-fn open_next(loader: &Loader, model: &LoadedModel, version: Version) -> anyhow::Result<NextVersion> {
-    let LoadedModel { engine, memory } = model;
-    let (served, name) = (engine.served(), engine.describe().model);
-    let mut opened = store::open_after(&loader.models, &name, version, &served.store)?;
-    let weights = engine.check_next(&opened)?;
-    let changes = match opened.store.changed_since(&served.store) {
-        // The base rows are those of the served version, and ready.
-        Some(rows) => Changes::Rows(rows),
-        None => {
-            memory.load(&mut opened)?;
-            memory.prepare(&mut opened);
-            Changes::Unknown
-        }
-    };
-    Ok(NextVersion { opened, weights, changes, switch_bytes: loader.live.switch_bytes() })
 }

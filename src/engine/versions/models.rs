@@ -72,7 +72,7 @@ fn model(batch: fn(&Engine), count: usize) {
     loom::model(move || {
         let batches = [(); 2].map(|()| Arc::new(AtomicU64::new(0)));
         let engine = Arc::new(Engine {
-            versions: Versions::new(OLD, Engine::parts(OLD, &batches[0])),
+            versions: Versions::new(OLD, Arc::new(Engine::parts(OLD, &batches[0]))),
             epochs: Epochs::default(),
             cache_version: AtomicU64::new(OLD.0),
             batches,

@@ -42,11 +42,11 @@ fn accesses_are_in_order_of_samples_and_absent_ids_access_only_a_default_row() {
     schema.tables[1].default = crate::schema::AbsentDefault::Row(9);
     let batch = Batch {
         samples: 2,
-        dense: vec![],
         features: vec![
             Jagged { offsets: vec![0, 2, 3], ids: vec![4, 11, 5] },
             Jagged { offsets: vec![0, 0, 2], ids: vec![70, 2] },
         ],
+        ..Batch::default()
     };
     let mut builder = TraceBuilder::new(&schema);
     builder.append(&batch).unwrap();

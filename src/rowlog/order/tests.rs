@@ -151,3 +151,22 @@ fn whichever_call_fails_the_file_is_the_old_one_or_the_new_one_and_no_temporary_
         assert!(found == old || found == new, "{found:?}");
     }
 }
+
+mod fuzz {
+    use super::*;
+    use crate::fuzz::bytes::{Input, mutated_tensors};
+    use crate::fuzz::run;
+
+    #[test]
+    fn orders_of_rows() {
+        let words = &["format", "version", "rows.C1", "rows.C2", "C1", "U64", "F32", "[3]", "null"];
+        run(mutated_tensors([encode(&named(&example())).unwrap()], 8, words), |Input(file)| {
+            let Ok(orders) = parse(&file) else { return false };
+            assert_eq!(parse(&encode(&named(&orders)).unwrap()).unwrap(), orders);
+            for order in orders.values() {
+                assert!((0..).zip(order.ranked()).all(|(place, row)| order.place(row) == place));
+            }
+            true
+        });
+    }
+}

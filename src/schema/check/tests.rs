@@ -233,3 +233,57 @@ proptest! {
         let _ = Schema::parse(&format!("{}{text}{}", &SMALL[..cut], &SMALL[cut..]));
     }
 }
+
+mod fuzz {
+    use super::*;
+    use crate::fuzz::bytes::{Input, mutated};
+    use crate::fuzz::run;
+
+    const WORDS: &[&str] = &[
+        "[[features]]\nname = \"f\"\ntable = \"site\"\n",
+        "[[tables]]\nname = \"t\"\nrows = 1\ndim = 4\n",
+        "[architecture]\n",
+        "kind = \"dcn\"\n",
+        "cross_layers = 3\n",
+        "deep = [8]\n",
+        "lossy_bits = 3\n",
+        "element = \"int8\"\n",
+        "default = \"error\"\n",
+        "wide_table = \"site\"\n",
+        "pooling = \"sum\"\n",
+        "rows",
+        "site",
+        "words",
+        "[",
+        "{",
+        "\"",
+        "'''",
+        "\n",
+        "#",
+        " = ",
+        ".",
+        "\u{feff}",
+        "\u{e9}",
+    ];
+
+    #[test]
+    fn schemas() {
+        let mut seeds = ArchKind::ALL.map(|kind| preset::avazu(kind, 4, 50).to_toml()).to_vec();
+        seeds.extend([SMALL.to_owned(), SMALL.to_owned(), SMALL.to_owned()]);
+        run(mutated(seeds, WORDS), |Input(text)| {
+            let Ok(text) = String::from_utf8(text) else { return false };
+            let schema = match Schema::parse(&text) {
+                Ok(schema) => schema,
+                Err(SchemaError::Form { line, .. } | SchemaError::Text { line, .. }) => {
+                    assert!((1..=1 + text.matches('\n').count()).contains(&line), "line {line}");
+                    return false;
+                }
+                Err(error) => panic!("an error without a line: {error}"),
+            };
+            assert_eq!(schema.check(), Ok(()));
+            assert_eq!(Schema::parse(&schema.to_toml()).as_ref(), Ok(&schema));
+            assert!(schema.lookups().len() >= schema.features.len() && schema.input_width() <= MAX_INPUT);
+            true
+        });
+    }
+}

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use prost::bytes::Bytes;
+use tonic::Status;
 
 use super::tensors::{LENGTHS, dense_name};
 use crate::metrics::Total;
@@ -15,13 +16,16 @@ use crate::server::inference::model_infer_response::InferOutputTensor;
 use crate::server::inference::model_metadata_response::TensorMetadata;
 use crate::server::inference::{
     InferParameter, InferStatistics, InferTensorContents, ModelInferResponse, ModelMetadataResponse,
-    ModelStatistics, ServerMetadataResponse, StatisticDuration,
+    ModelStatistics, ModelStreamInferResponse, ServerMetadataResponse, StatisticDuration,
 };
+use crate::server::model::Model;
 use crate::server::served::Served;
+use crate::server::status::CallError;
 use crate::types::Scores;
 
-/// The name of the only output.
+/// The names of the outputs.
 const SCORE: &str = "score";
+const LOGIT: &str = "logit";
 
 /// Begins the names of the response's parameters that count absent ids.
 const ABSENT: &str = "absent_ids:";
@@ -29,21 +33,31 @@ const ABSENT: &str = "absent_ids:";
 /// Why the requested outputs cannot be computed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum OutputError {
-    #[error("output {name:?}: the only output is \"score\"")]
+    #[error("output {name:?}: the outputs are \"score\" and \"logit\"")]
     Unknown { name: String },
     #[error("output {name:?}: parameter {parameter:?} is not supported")]
     Parameter { name: String, parameter: &'static str },
 }
 
-/// Checks the requested outputs.
+/// The outputs of a response.
+#[derive(Clone, Copy)]
+pub(crate) struct Outputs {
+    pub score: bool,
+    pub logit: bool,
+}
+
+/// The outputs that a request asks for: the score if it names none.
 ///
 /// # Errors
 /// When there is no such output, or it should be returned in another way.
-pub(crate) fn check_outputs(outputs: &[InferRequestedOutputTensor]) -> Result<(), OutputError> {
-    for output in outputs {
+pub(crate) fn outputs(named: &[InferRequestedOutputTensor]) -> Result<Outputs, OutputError> {
+    let mut outputs = Outputs { score: named.is_empty(), logit: false };
+    for output in named {
         let name = || clip(output.name.clone());
-        if output.name != SCORE {
-            return Err(OutputError::Unknown { name: name() });
+        match output.name.as_str() {
+            SCORE => outputs.score = true,
+            LOGIT => outputs.logit = true,
+            _ => return Err(OutputError::Unknown { name: name() }),
         }
         for parameter in ["classification", "shared_memory_region"] {
             if output.parameters.contains_key(parameter) {
@@ -51,43 +65,68 @@ pub(crate) fn check_outputs(outputs: &[InferRequestedOutputTensor]) -> Result<()
             }
         }
     }
-    Ok(())
+    Ok(outputs)
 }
 
-/// What the response to a request repeats from it.
-pub(crate) struct Scored {
+/// What the response to a request takes from it.
+pub(crate) struct Form {
     pub model: String,
     pub id: String,
     /// Whether the contents of the request were raw. Then those of the response are.
     pub raw: bool,
+    pub outputs: Outputs,
 }
 
-impl Scored {
+impl Form {
     /// The response with these scores.
     pub(crate) fn response(self, scores: Scores, schema: &Schema) -> ModelInferResponse {
-        let Self { model, id, raw } = self;
+        let Self { model, id, raw, outputs: asked } = self;
         let native = convert::response(scores, schema);
-        let shape = vec![native.scores.len() as i64, 1];
-        let (contents, raw_output_contents) = if raw {
-            let bytes: Vec<u8> = native.scores.iter().flat_map(|score| score.to_le_bytes()).collect();
-            (None, vec![Bytes::from(bytes)])
-        } else {
-            let contents =
-                InferTensorContents { fp32_contents: native.scores, ..InferTensorContents::default() };
-            (Some(contents), Vec::new())
-        };
+        let (mut outputs, mut raw_output_contents) = (Vec::new(), Vec::new());
+        let named = [(SCORE, asked.score, native.scores), (LOGIT, asked.logit, native.logits)];
+        for (name, _, values) in named.into_iter().filter(|(_, asked, _)| *asked) {
+            let shape = vec![values.len() as i64, 1];
+            let contents = if raw {
+                let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+                raw_output_contents.push(Bytes::from(bytes));
+                None
+            } else {
+                Some(InferTensorContents { fp32_contents: values, ..InferTensorContents::default() })
+            };
+            let (name, datatype) = (name.to_owned(), "FP32".to_owned());
+            outputs.push(InferOutputTensor { name, datatype, shape, parameters: HashMap::new(), contents });
+        }
         let absent = native.absent.into_iter().map(|absent| {
             let count = ParameterChoice::Int64Param(absent.count as i64);
             (format!("{ABSENT}{}", absent.feature), InferParameter { parameter_choice: Some(count) })
         });
-        let (name, datatype) = (SCORE.to_owned(), "FP32".to_owned());
         ModelInferResponse {
             model_name: model,
             model_version: native.version.to_string(),
             id,
             parameters: absent.collect(),
-            outputs: vec![InferOutputTensor { name, datatype, shape, parameters: HashMap::new(), contents }],
+            outputs,
             raw_output_contents,
+        }
+    }
+}
+
+/// The answer to a request in a stream.
+pub(crate) fn of_stream(
+    answered: Result<ModelInferResponse, CallError>,
+    id: String,
+) -> ModelStreamInferResponse {
+    match answered {
+        Ok(mut response) => {
+            // Clients of streams may ask which answer to a request is the last one. There is only one.
+            let last = InferParameter { parameter_choice: Some(ParameterChoice::BoolParam(true)) };
+            response.parameters.insert("triton_final_response".to_owned(), last);
+            ModelStreamInferResponse { error_message: String::new(), infer_response: Some(response) }
+        }
+        Err(error) => {
+            let error_message = Status::from(error).message().to_owned();
+            let failed = ModelInferResponse { id, ..ModelInferResponse::default() };
+            ModelStreamInferResponse { error_message, infer_response: Some(failed) }
         }
     }
 }
@@ -101,9 +140,10 @@ pub(crate) fn server_metadata() -> ServerMetadataResponse {
     }
 }
 
-/// Describes the tensors of a model.
-pub(crate) fn model_metadata(model: Description) -> ModelMetadataResponse {
-    let schema = &model.schema;
+/// Describes the tensors of a model, and lists its loaded versions.
+pub(crate) fn model_metadata(model: &Model) -> ModelMetadataResponse {
+    let Description { model: name, schema, .. } = model.stable().predict.describe();
+    let schema = &schema;
     let tensor = |name: &str, datatype: &str, shape: &[i64]| TensorMetadata {
         name: name.to_owned(),
         datatype: datatype.to_owned(),
@@ -125,14 +165,14 @@ pub(crate) fn model_metadata(model: Description) -> ModelMetadataResponse {
     }
     ModelMetadataResponse {
         platform: format!("flechette_{}", architecture(schema)),
-        versions: vec![model.version.to_string()],
+        versions: model.versions().iter().map(|(version, _)| version.to_string()).collect(),
         inputs,
-        outputs: vec![tensor(SCORE, "FP32", &[-1, 1])],
-        name: model.model,
+        outputs: [SCORE, LOGIT].map(|name| tensor(name, "FP32", &[-1, 1])).to_vec(),
+        name,
     }
 }
 
-/// What was computed with a model since it was loaded.
+/// What was computed by an engine since its version was loaded; by the main one since the model was loaded.
 pub(crate) fn statistics(served: &Served) -> ModelStatistics {
     let Description { model, version, .. } = served.predict.describe();
     let statistics = &served.metrics.statistics;

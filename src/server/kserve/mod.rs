@@ -1,37 +1,48 @@
 //! The KServe v2 protocol, `inference.GRPCInferenceService`.
 //!
 //! - `tensors`: from input tensors to a batch;
+//! - `terms`: the deadline, the priority and the label of a request;
 //! - `answers`: responses: scores, descriptions of models, statistics;
-//! - `stream`: many requests in one call;
 //! - `repository`: the list of models, and loading and unloading them.
 //!
-//! A request takes the path of a native one (`served.rs`), so its scores are the same to the bit, and the
-//! same limits, deadlines and metrics apply.
+//! A request, alone or in a stream, takes the path of a native one (`pending.rs`, `stream.rs`), so its
+//! scores are the same to the bit, and the same limits, deadlines and metrics apply.
 
 pub(crate) mod answers;
 mod repository;
-mod stream;
 pub(crate) mod tensors;
+pub(crate) mod terms;
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tonic::{Code, Request, Response, Status, Streaming};
 
 use super::Shared;
+use super::charge::Kind;
 use super::convert::clip;
 use super::gate::Call;
 use super::inference::grpc_inference_service_server::GrpcInferenceService;
-use super::inference::infer_parameter::ParameterChoice;
 use super::inference::*;
+use super::model::Model;
+use super::pending::{Pending, ScoreRequest};
 use super::repository::Change;
-use super::served::{Account, Queued, Served};
+use super::served::Queued;
 use super::status::CallError;
-use answers::Scored;
-use stream::Answers;
+use super::stream::Answers;
+use super::traffic::Ask;
+use crate::batcher::{Priority, Terms};
+use crate::schema::Schema;
+use crate::types::Scores;
+use answers::Form;
+pub(crate) use repository::change;
 
-/// The method with a stream of requests.
-pub(crate) const STREAM: &str = "ModelStreamInfer";
+/// The methods that do not simply use a model.
+pub(crate) const KINDS: &[(&str, Kind)] = &[
+    ("ModelStreamInfer", Kind::Stream),
+    ("RepositoryModelLoad", Kind::Change),
+    ("RepositoryModelUnload", Kind::Change),
+];
 
 /// The service.
 pub(crate) struct KserveService(pub Arc<Shared>);
@@ -44,90 +55,72 @@ fn version(text: String) -> Result<Option<u64>, CallError> {
     text.parse().map(Some).map_err(|_| CallError::VersionText { got: clip(text) })
 }
 
-/// A ModelInfer request in the queue, or of a stream.
-struct Pending {
-    account: Account,
-    queued: Queued,
-    scored: Scored,
-}
+impl ScoreRequest for ModelInferRequest {
+    type Form = Form;
+    type Response = ModelInferResponse;
+    type Answer = ModelStreamInferResponse;
 
-impl Pending {
-    /// Queues a request. Failures are counted.
-    fn begin(
-        shared: &Arc<Shared>,
-        mut request: ModelInferRequest,
-        call: Option<&Call>,
-    ) -> Result<Self, CallError> {
-        let started = Instant::now();
-        let served = shared.find(std::mem::take(&mut request.model_name))?;
-        call.iter().for_each(|call| call.count());
-        let deadline = deadline(&request, started, call);
-        let mut account = Account::new(shared.clone(), served, started, deadline);
-        let queued = queue(&account.served, request, deadline);
-        if queued.is_err() {
-            account.close(&queued);
-        }
-        let (queued, scored) = queued?;
-        Ok(Self { account, queued, scored })
+    fn take_model(&mut self) -> String {
+        std::mem::take(&mut self.model_name)
     }
 
-    /// Awaits the scores.
-    async fn finish(mut self) -> Result<ModelInferResponse, CallError> {
-        let served = self.account.served.clone();
-        let result = served.scores(self.queued).await;
-        self.account.close(&result);
-        let (scores, inputs) = result?;
-        Ok(self.scored.response(scores, &inputs.schema))
+    fn timeout(&self) -> Option<Duration> {
+        terms::timeout(self)
     }
-}
 
-/// The deadline of the call, or the end of the request's parameter `timeout`, in microseconds, if it is
-/// earlier.
-fn deadline(request: &ModelInferRequest, started: Instant, call: Option<&Call>) -> Option<Instant> {
-    let choice = request.parameters.get("timeout").and_then(|timeout| timeout.parameter_choice.as_ref());
-    let micros = match choice {
-        Some(ParameterChoice::Int64Param(micros)) => u64::try_from(*micros).ok(),
-        Some(ParameterChoice::Uint64Param(micros)) => Some(*micros),
-        _ => None,
-    };
-    // Clients send 0 for no limit.
-    let timeout = micros.filter(|micros| *micros > 0).map(Duration::from_micros);
-    let own = timeout.and_then(|timeout| started.checked_add(timeout));
-    call.and_then(|call| call.deadline).into_iter().chain(own).min()
-}
+    fn priority(&self) -> Result<Priority, CallError> {
+        terms::priority(self)
+    }
 
-/// Checks a request and queues its batch.
-fn queue(
-    served: &Served,
-    request: ModelInferRequest,
-    deadline: Option<Instant>,
-) -> Result<(Queued, Scored), CallError> {
-    let ModelInferRequest { model_version, id, inputs, outputs, raw_input_contents, .. } = request;
-    let requested = version(model_version)?;
-    answers::check_outputs(&outputs)?;
-    let scored = Scored { model: served.predict.describe().model, id, raw: !raw_input_contents.is_empty() };
-    let queued = served.queue(requested, deadline, |known, batch| {
-        tensors::encode(known, inputs, raw_input_contents, batch)
-    })?;
-    Ok((queued, scored))
+    fn id(&self) -> &str {
+        &self.id
+    }
+
+    fn queue(self, model: &Model, terms: Terms) -> Result<(Queued, Form), CallError> {
+        let label = terms::label(&self)?;
+        let Self { model_version, id, inputs, outputs, raw_input_contents, .. } = self;
+        let outputs = answers::outputs(&outputs)?;
+        let ask = Ask { version: version(model_version)?, label, id, terms, logits: outputs.logit };
+        let raw = !raw_input_contents.is_empty();
+        let queued =
+            model.queue(&ask, |known, batch| tensors::encode(known, inputs, raw_input_contents, batch))?;
+        Ok((queued, Form { model: model.name().to_owned(), id: ask.id, raw, outputs }))
+    }
+
+    fn response(form: Form, scores: Scores, schema: &Schema) -> ModelInferResponse {
+        form.response(scores, schema)
+    }
+
+    fn answer(
+        &self,
+    ) -> impl FnOnce(Result<ModelInferResponse, CallError>) -> ModelStreamInferResponse + use<> {
+        let id = self.id.clone();
+        |answered| answers::of_stream(answered, id)
+    }
 }
 
 impl KserveService {
-    /// The served model, in the version that the request names. Counts the call.
-    fn describe(&self, call: Option<Call>, name: String, text: String) -> Result<Arc<Served>, CallError> {
-        let served = self.0.find(name)?;
+    /// The served model, and its engine of the version that the request names, if it names one. Counts the
+    /// call.
+    fn describe(
+        &self,
+        call: Option<Call>,
+        name: String,
+        text: String,
+    ) -> Result<(Arc<Model>, Option<usize>), CallError> {
+        let model = self.0.find(name)?;
         call.iter().for_each(|call| call.count());
-        let serving = served.predict.describe().version.0;
-        let checked = version(text).and_then(|requested| served.check_version(requested, serving));
-        let code = checked.as_ref().map_or_else(CallError::code, |()| Code::Ok);
-        served.metrics.requests.count(code as i32);
-        checked.map(|()| served)
+        let engine =
+            version(text).and_then(|requested| requested.map(|requested| model.find(requested)).transpose());
+        let code = engine.as_ref().map_or_else(CallError::code, |_| Code::Ok);
+        model.main().metrics.requests.count(code as i32);
+        Ok((model, engine?))
     }
 }
 
 #[tonic::async_trait]
 impl GrpcInferenceService for KserveService {
-    type ModelStreamInferStream = Answers;
+    type ModelStreamInferStream = Answers<ModelInferRequest>;
 
     async fn server_live(
         &self,
@@ -150,9 +143,9 @@ impl GrpcInferenceService for KserveService {
         let ModelReadyRequest { name, version: text } = request.into_inner();
         let requested = version(text)?;
         // An unknown model is not an error: clients ask whether it is there.
-        let ready = self.0.models.get(&name).is_some_and(|served| {
-            let serving = served.predict.describe().version.0;
-            served.predict.ready() && requested.is_none_or(|requested| requested == serving)
+        let ready = self.0.models.get(&name).is_some_and(|model| match requested {
+            None => model.stable().predict.ready(),
+            Some(version) => model.find(version).is_ok_and(|engine| model.engine(engine).predict.ready()),
         });
         Ok(Response::new(ModelReadyResponse { ready }))
     }
@@ -170,8 +163,8 @@ impl GrpcInferenceService for KserveService {
     ) -> Result<Response<ModelMetadataResponse>, Status> {
         let call = request.extensions_mut().remove();
         let ModelMetadataRequest { name, version } = request.into_inner();
-        let served = self.describe(call, name, version)?;
-        Ok(Response::new(answers::model_metadata(served.predict.describe())))
+        let (model, _) = self.describe(call, name, version)?;
+        Ok(Response::new(answers::model_metadata(&model)))
     }
 
     async fn model_infer(
@@ -186,7 +179,7 @@ impl GrpcInferenceService for KserveService {
     async fn model_stream_infer(
         &self,
         mut request: Request<Streaming<ModelInferRequest>>,
-    ) -> Result<Response<Answers>, Status> {
+    ) -> Result<Response<Self::ModelStreamInferStream>, Status> {
         let call = request.extensions_mut().remove();
         Ok(Response::new(Answers::new(self.0.clone(), request.into_inner(), call)))
     }
@@ -197,12 +190,17 @@ impl GrpcInferenceService for KserveService {
     ) -> Result<Response<ModelStatisticsResponse>, Status> {
         let call = request.extensions_mut().remove();
         let ModelStatisticsRequest { name, version } = request.into_inner();
-        let served = if name.is_empty() {
-            self.0.models.all().into_iter().map(|(_, served)| served).collect()
+        let (models, engine) = if name.is_empty() {
+            (self.0.models.all().into_iter().map(|(_, model)| model).collect(), None)
         } else {
-            vec![self.describe(call, name, version)?]
+            let (model, engine) = self.describe(call, name, version)?;
+            (vec![model], engine)
         };
-        let model_stats = served.iter().map(|served| answers::statistics(served)).collect();
+        let of = |model: &Arc<Model>| match engine {
+            Some(engine) => vec![answers::statistics(model.engine(engine))],
+            None => model.versions().iter().map(|(_, served)| answers::statistics(served)).collect(),
+        };
+        let model_stats = models.iter().flat_map(of).collect();
         Ok(Response::new(ModelStatisticsResponse { model_stats }))
     }
 

@@ -28,7 +28,7 @@ pub(crate) fn check(
     }
 }
 
-/// All models, by ascending name.
+/// All models, by ascending name, with a row for each loaded version.
 ///
 /// # Errors
 /// When the repository cannot be read.
@@ -49,15 +49,19 @@ pub(crate) async fn index(
                 None => ("UNAVAILABLE", "not loaded".to_owned()),
             };
             let state = state.to_owned();
-            models.insert(name.clone(), ModelIndex { name, version: String::new(), state, reason });
+            models.insert((name.clone(), 0), ModelIndex { name, version: String::new(), state, reason });
         }
     }
-    for (name, served) in shared.models.all() {
-        let ready = served.predict.ready();
-        if ready || !request.ready {
-            let version = served.predict.describe().version.to_string();
-            let state = if ready { "READY" } else { "LOADING" }.to_owned();
-            models.insert(name.clone(), ModelIndex { name, version, state, reason: String::new() });
+    for (name, model) in shared.models.all() {
+        models.remove(&(name.clone(), 0));
+        for (version, served) in model.versions() {
+            let ready = served.predict.ready();
+            if ready || !request.ready {
+                let state = if ready { "READY" } else { "LOADING" }.to_owned();
+                let (text, reason) = (version.to_string(), String::new());
+                let row = ModelIndex { name: name.clone(), version: text, state, reason };
+                models.insert((name.clone(), version), row);
+            }
         }
     }
     Ok(RepositoryIndexResponse { models: models.into_values().collect() })

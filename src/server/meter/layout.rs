@@ -50,13 +50,20 @@ static PARAMETERS: Limit =
 pub(super) enum Field {
     /// As much as its encoding: a string, a single number, an unknown field.
     Other,
+    /// The name of the model.
+    Model,
+    /// The priority of a native request.
+    Priority,
+    /// An entry of the parameters of a KServe request. As [`Field::Flat`].
+    Parameter(usize, &'static Limit),
     /// Numbers of 4 or 8 bytes, packed. Without packing each takes this many bytes of memory.
     Fixed(usize),
     /// Packed numbers of variable length. Each takes this many bytes of memory.
     Varints(usize),
     /// Strings that stay slices of the message. Each takes this many bytes of memory besides.
     Slices(usize),
-    /// Messages without repeated fields. Each takes this many bytes of memory besides its encoding.
+    /// Messages without repeated fields. Each takes this many bytes of memory besides its encoding. The meter
+    /// does not parse them, so what is not valid in them is found by the decoder.
     Flat(usize, &'static Limit),
     /// Messages with a layout of their own. Each takes this many bytes of memory besides its fields.
     Messages(usize, &'static Layout, Option<&'static Limit>),
@@ -87,9 +94,15 @@ const fn fixed(bytes: usize) -> Field {
 
 const SLICES: Field = Field::Slices(grown(size_of::<Bytes>()));
 
-/// Requests of `flechette.v1.Ctr`: `dense`, `features`, `labels`.
+/// Requests of `flechette.v1.Ctr`: `model`, `dense`, `features`, `labels`, `priority`.
 pub(crate) static CTR: Layout = Layout {
-    fields: &[(4, fixed(4)), (5, Field::Messages(COLUMN_BYTES, &COLUMN, Some(&COLUMNS))), (6, fixed(4))],
+    fields: &[
+        (1, Field::Model),
+        (4, fixed(4)),
+        (5, Field::Messages(COLUMN_BYTES, &COLUMN, Some(&COLUMNS))),
+        (6, fixed(4)),
+        (7, Field::Priority),
+    ],
 };
 
 /// An entry in the vector of columns, and the smallest allocations of its name and its three vectors.
@@ -98,12 +111,13 @@ pub(super) const COLUMN_BYTES: usize = grown(size_of::<FeatureColumn>()) + 4 * S
 /// `lengths`, `ids`, `strings`.
 static COLUMN: Layout = Layout { fields: &[(2, numbers(4)), (3, numbers(8)), (4, SLICES)] };
 
-/// Requests of `inference.GRPCInferenceService`: `parameters` of a repository request or the id of another
-/// one, `parameters`, `inputs`, `outputs`, `raw_input_contents`.
+/// Requests of `inference.GRPCInferenceService`: the model's name, `parameters` of a repository request or
+/// the id of another one, `parameters`, `inputs`, `outputs`, `raw_input_contents`.
 pub(crate) static KSERVE: Layout = Layout {
     fields: &[
+        (1, Field::Model),
         (3, PARAMETER),
-        (4, PARAMETER),
+        (4, Field::Parameter(PARAMETER_BYTES, &PARAMETERS)),
         (5, Field::Messages(TENSOR_BYTES, &TENSOR, Some(&TENSORS))),
         (6, Field::Messages(OUTPUT_BYTES, &OUTPUT, Some(&OUTPUTS))),
         (7, SLICES),
@@ -112,7 +126,8 @@ pub(crate) static KSERVE: Layout = Layout {
 
 /// An entry of a hash map. After the map has grown it is 7/16 full, and its old memory, half as large, is
 /// still there.
-const PARAMETER: Field = Field::Flat(4 * size_of::<(String, InferParameter)>() + 2 * SMALL, &PARAMETERS);
+const PARAMETER_BYTES: usize = 4 * size_of::<(String, InferParameter)>() + 2 * SMALL;
+const PARAMETER: Field = Field::Flat(PARAMETER_BYTES, &PARAMETERS);
 
 /// An entry in the vector of outputs, and the smallest allocation of its name.
 const OUTPUT_BYTES: usize = grown(size_of::<InferRequestedOutputTensor>()) + SMALL;

@@ -1,3 +1,5 @@
+mod fuzz;
+
 use std::collections::HashMap;
 use std::mem::size_of;
 
@@ -9,6 +11,7 @@ use super::super::inference::model_infer_request::{InferInputTensor, InferReques
 use super::super::inference::{InferParameter, InferTensorContents, ModelInferRequest};
 use super::super::proto::{FeatureColumn, PredictRequest};
 use super::*;
+use crate::batcher::Priority;
 use crate::config::message_bytes;
 use crate::schema::MAX_FEATURES;
 
@@ -41,6 +44,8 @@ fn held(message: &PredictRequest) -> usize {
             + size_of::<Bytes>() * column.strings.capacity()
     });
     message.model.capacity()
+        + message.label.capacity()
+        + message.request_id.capacity()
         + 4 * message.dense.capacity()
         + size_of::<FeatureColumn>() * message.features.capacity()
         + columns.sum::<usize>()
@@ -63,9 +68,13 @@ proptest! {
         model in ".{0,9}",
         dense in prop::collection::vec(any::<f32>(), 0..30),
         features in prop::collection::vec(column(), 0..12),
+        (label, request_id) in (".{0,9}", ".{0,40}"),
         piece in 1..50usize,
     ) {
-        let message = PredictRequest { model, version: 1 << 40, samples: 3, dense, features };
+        let message = PredictRequest {
+            model, version: 1 << 40, samples: 3, dense, features, timeout_ms: 1 << 31, priority: 1,
+            logits: true, label, request_id,
+        };
         let wire = framed(&message.encode_to_vec());
         let whole = cost(&wire, wire.len()).unwrap();
         prop_assert_eq!(cost(&wire, piece), Ok(whole));
@@ -233,10 +242,14 @@ proptest! {
         message in prop::collection::vec(any::<u8>(), 0..60),
     ) {
         if let Ok(decoded) = ModelInferRequest::decode(&message[..]) {
-            let groups = Fault::Malformed("a group, which the protocol does not use");
+            let refused = [
+                Fault::Malformed("a group, which the protocol does not use"),
+                Fault::Malformed("an entry of a map that is not a message"),
+            ];
             match cost_by(&KSERVE, &framed(&message), 7) {
-                Ok(cost) => prop_assert!(cost + 16 >= infer_held(&decoded)),
-                Err(fault) => prop_assert_eq!(fault, groups),
+                // The first entry of `raw_input_contents` allocates room for four.
+                Ok(cost) => prop_assert!(cost + 16 + 2 * size_of::<Bytes>() >= infer_held(&decoded)),
+                Err(fault) => prop_assert!(refused.contains(&fault)),
             }
         }
     }
@@ -278,6 +291,19 @@ fn tiny_entries_of_a_kserve_request_cost_their_decoded_size() {
     let entries = framed(&[0x1a, 0].repeat(1000));
     let entry = size_of::<(String, InferParameter)>();
     assert!(cost_by(&KSERVE, &entries, 1000).unwrap() >= 1000 * entry);
+}
+
+#[test]
+fn an_entry_of_a_map_that_says_it_is_a_number_is_refused() {
+    // The key of the field 4 as a number, and an entry with the name "a". The decoder accepts it.
+    let entry = |kind: u8| [&[4 << 3 | kind, 3][..], b"\x0a\x01a"].concat();
+    for kind in [0, 1, 5] {
+        let message = entry(kind).repeat(1000);
+        assert_eq!(ModelInferRequest::decode(message.as_slice()).unwrap().parameters.len(), 1);
+        let fault = cost_by(&KSERVE, &framed(&message), 9).unwrap_err();
+        assert_eq!(fault, Fault::Malformed("an entry of a map that is not a message"));
+    }
+    assert!(cost_by(&KSERVE, &framed(&entry(2).repeat(1000)), 9).unwrap() > 100_000);
 }
 
 /// KServe bodies of at most `size` bytes: tensors, outputs, parameters and strings without content, and one
@@ -322,6 +348,46 @@ fn the_largest_message_costs_at_most_what_the_configuration_assumes() {
         for (layout, body) in native.chain(costly_kserve_bodies(size)) {
             let cost = cost_by(layout, &framed(&body), 9999).unwrap();
             assert!(body.len() <= size && cost <= most, "{cost} of {most} for {} bytes", body.len());
+        }
+    }
+}
+
+/// The model and the priority that a message names, which arrives in pieces.
+fn asked(layout: &'static Layout, message: &[u8], piece: usize) -> (Option<String>, Priority) {
+    let mut meter = Meter::new(layout, MAX_BYTES);
+    for piece in framed(message).chunks(piece) {
+        meter.feed(piece, |_| ()).unwrap();
+    }
+    (meter.asked.model, meter.asked.priority)
+}
+
+#[test]
+fn the_model_and_the_priority_are_known_before_a_message_is_decoded() {
+    use ParameterChoice::{Int64Param, StringParam, Uint64Param};
+    for piece in 1..60 {
+        let name = || Some("ads".to_owned());
+        for (choice, priority) in [
+            (Int64Param(1), Priority::High),
+            (Uint64Param(1), Priority::High),
+            (Int64Param(0), Priority::Normal),
+            (Uint64Param(9), Priority::Low),
+            (StringParam("1".to_owned()), Priority::Normal),
+        ] {
+            let parameter = |choice| InferParameter { parameter_choice: Some(choice) };
+            let others = [("a", Int64Param(3)), ("prioritys", Int64Param(3)), ("priority", choice)];
+            let parameters = others.map(|(name, choice)| (name.to_owned(), parameter(choice)));
+            let mut message = ModelInferRequest { model_name: "ads".to_owned(), ..Default::default() };
+            message.parameters.extend(parameters);
+            message.inputs.push(InferInputTensor { name: "other".to_owned(), ..Default::default() });
+            assert_eq!(asked(&KSERVE, &message.encode_to_vec(), piece), (name(), priority));
+        }
+        for (number, priority) in [(0, Priority::Normal), (1, Priority::High), (2, Priority::Low)] {
+            let column = FeatureColumn { name: "user".to_owned(), ids: vec![7], ..Default::default() };
+            let mut message = PredictRequest { model: "ads".to_owned(), ..Default::default() };
+            message.features.push(column);
+            // The field 7.
+            let bytes = [message.encode_to_vec(), vec![7 << 3, number]].concat();
+            assert_eq!(asked(&CTR, &bytes, piece), (name(), priority));
         }
     }
 }

@@ -147,3 +147,21 @@ fn the_temporary_file_of_a_dead_writer_is_removed_once_it_is_old() {
     example().save(models.path(), "m").unwrap();
     assert_eq!((old.exists(), young.exists()), (false, true));
 }
+
+mod fuzz {
+    use super::*;
+    use crate::fuzz::bytes::{Input, mutated};
+    use crate::fuzz::run;
+
+    #[test]
+    fn hot_rows_with_a_good_checksum() {
+        let seed = saved(&example());
+        run(mutated([&seed[..seed.len() - SUM_BYTES]], &["FLHOTROW"]), |Input(body)| {
+            let Ok(rows) = HotRows::parse(&summed(&body)) else { return false };
+            assert!(rows.rows.iter().all(|(table, _)| (*table as usize) < rows.tables.len()));
+            // The head is followed by the rows.
+            assert!(body.starts_with(&rows.head(rows.rows.len()).unwrap()));
+            true
+        });
+    }
+}

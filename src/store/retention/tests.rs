@@ -36,6 +36,18 @@ fn a_version_that_a_reader_has_open_is_not_removed() {
 }
 
 #[test]
+fn a_version_that_a_label_names_stays_with_what_it_builds_on() {
+    let (dir, _) = chain::chain();
+    let models = dir.path();
+    compact(models, "m", Version(3)).unwrap();
+    let set = [("stable".to_owned(), Follow::Version(Version(2))), ("canary".to_owned(), Follow::Latest)];
+    labels::save(models, "m", &set.into()).unwrap();
+    assert_eq!(retain(models, "m", 1).unwrap(), [Version(3)]);
+    labels::save(models, "m", &BTreeMap::new()).unwrap();
+    assert_eq!(retain(models, "m", 1).unwrap(), [1, 2].map(Version));
+}
+
+#[test]
 fn a_compacted_version_has_the_contents_of_the_chain_and_its_files_do_not_need_it() {
     let (dir, samples) = chain::chain();
     let models = dir.path();

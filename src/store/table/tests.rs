@@ -1,7 +1,7 @@
 use super::*;
 use crate::rowlog::Uniform;
 use crate::store::PlainMemory;
-use crate::store::bytes::{MappedFile, open_regular};
+use crate::store::bytes::{FileBytes, open_regular};
 
 fn declared(rows: u64, dim: usize) -> schema::Table {
     schema::Table { name: "t".to_owned(), rows, dim, ..Default::default() }
@@ -82,8 +82,8 @@ fn a_mapped_table_is_read_only_and_outlives_its_file() {
     let path = dir.path().join("floats");
     let values = [1.5_f32, f32::NAN, -0.0, 2.0];
     std::fs::write(&path, bytemuck::cast_slice::<f32, u8>(&values)).unwrap();
-    let file = MappedFile::map(&open_regular(&path).unwrap()).unwrap();
-    let mapped = |bytes| Bytes::mapped(&file, bytes).unwrap();
+    let file = FileBytes::map(&open_regular(&path).unwrap()).unwrap();
+    let mapped = |bytes| Bytes::of_file(&file, bytes).unwrap();
     let mut table = Table::from_parts(&declared(2, 2), Element::F32, mapped(0..16), vec![]).unwrap();
     std::fs::remove_file(&path).unwrap();
     assert_eq!(table.row_values(1).unwrap(), &[-0.0, 2.0]);
@@ -91,9 +91,9 @@ fn a_mapped_table_is_read_only_and_outlives_its_file() {
     assert!(table.row_mut(0).is_none());
     assert!(table.copied(&PlainMemory).unwrap().rows_mut().is_some());
 
-    assert!(Bytes::mapped_floats(&file, 0..17).is_none(), "past the end");
-    assert!(Bytes::mapped_floats(&file, 1..5).is_none(), "not aligned");
-    assert!(Bytes::mapped_floats(&file, 0..6).is_none(), "not whole");
+    assert!(Bytes::floats_of_file(&file, 0..17).is_none(), "past the end");
+    assert!(Bytes::floats_of_file(&file, 1..5).is_none(), "not aligned");
+    assert!(Bytes::floats_of_file(&file, 0..6).is_none(), "not whole");
     assert!(Table::from_parts(&declared(3, 2), Element::F32, mapped(0..16), vec![]).is_none(), "wrong shape");
     assert!(
         Table::from_parts(&declared(1, 3), Element::F32, mapped(1..13), vec![]).is_none(),

@@ -2,13 +2,15 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use super::{Sample, replace};
+use crate::config::TableMemory;
 use crate::rowlog::{First, WorkingFile, WorkingTable};
 use crate::store::disk::SystemDisk;
 use crate::store::{
-    self, Base, Checkpoint, Contents, DenseTensor, Opened, PlainMemory, Purpose, Rows, StoreError,
+    self, Base, Checkpoint, Contents, DenseTensor, Opened, PlainMemory, Purpose, RowBytes, Rows, StoreError,
 };
 use crate::types::{Element, TableId, Version};
 use proptest::prelude::*;
@@ -136,15 +138,20 @@ fn bytes(values: &[f32]) -> &[u8] {
     bytemuck::cast_slice(values)
 }
 
+const MEMORIES: &[TableMemory] = &[TableMemory::Auto, TableMemory::Ram, TableMemory::Mapped];
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
     #[test]
-    fn each_version_of_a_chain_reads_back_to_the_bit(deltas in proptest::collection::vec(changed(), 1..4)) {
+    fn each_version_of_a_chain_reads_back_to_the_bit(
+        deltas in proptest::collection::vec(changed(), 1..4),
+        memory in proptest::sample::select(MEMORIES),
+    ) {
         let dir = tempfile::tempdir().unwrap();
         let mut now = Sample::of(1);
         let mut base = first_base(dir.path(), &now);
-        let mut served = open(dir.path(), 1).unwrap();
+        let mut served = store::open(dir.path(), "m", Version(1), Purpose::ServeFrom(memory)).unwrap();
         for (n, changed) in deltas.iter().enumerate() {
             now.change(&Sample::of(n as u64 + 2), changed);
             base = now.write_delta(dir.path(), base, changed).unwrap();
@@ -154,6 +161,13 @@ proptest! {
             // A server opens only what is new.
             served = store::open_after(dir.path(), "m", version, &served.store).unwrap();
             now.assert_is(&served);
+            let RowBytes { ram, mapped } = served.store.row_memory();
+            let expected = match memory {
+                TableMemory::Ram => mapped == 0,
+                TableMemory::Mapped => ram == 0,
+                TableMemory::Auto => true,
+            };
+            prop_assert!(expected && ram + mapped > 0, "{memory:?}: {ram} bytes in memory, {mapped} mapped");
             // The chain as one full version.
             let copy = tempfile::tempdir().unwrap();
             let trained = store::open(dir.path(), "m", version, Purpose::Train).unwrap();
@@ -192,6 +206,20 @@ fn a_later_version_shares_the_base_rows_of_the_served_one() {
     assert!(open(dir.path(), 3).is_err());
     let third = store::open_after(dir.path(), "m", Version(3), &first.store).unwrap();
     samples[2].assert_is(&third);
+}
+
+#[test]
+fn rows_in_memory_stay_when_their_files_are_cut_short() {
+    let (dir, samples) = chain();
+    let opened = store::open(dir.path(), "m", Version(3), Purpose::ServeFrom(TableMemory::Ram)).unwrap();
+    for version in 1..4 {
+        for table in fs::read_dir(dir.path().join(format!("m/{version}/tables"))).unwrap() {
+            let path = table.unwrap().path();
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
+            fs::OpenOptions::new().write(true).truncate(true).open(path).unwrap();
+        }
+    }
+    samples[2].assert_is(&opened);
 }
 
 #[test]

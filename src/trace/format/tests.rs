@@ -1,3 +1,5 @@
+mod fuzz;
+
 use super::*;
 use proptest::prelude::*;
 

@@ -55,3 +55,22 @@ fn the_best_epoch_has_the_least_finite_log_loss() {
     assert_eq!(better, [false, true, false, true, false]);
     assert_eq!((validation.best.unwrap().epoch, validation.bad_epochs), (4, 1));
 }
+
+mod fuzz {
+    use super::*;
+    use crate::fuzz::bytes::{Input, mutated};
+    use crate::fuzz::run;
+
+    #[test]
+    fn cursors() {
+        let words = &["run", "epoch", "samples", "file", "null", "schedule", "poly2", "held_out", "[]", "{}"];
+        run(mutated([serde_json::to_string_pretty(&cursor()).unwrap()], words), |Input(text)| {
+            let Ok(read) = serde_json::from_slice::<Cursor>(&text) else { return false };
+            let written = serde_json::to_string(&read).unwrap();
+            assert_eq!(serde_json::from_str::<Cursor>(&written).unwrap(), read);
+            let same = cursor().run.check(&read.run);
+            assert_eq!(same.is_ok(), read.run == cursor().run);
+            true
+        });
+    }
+}

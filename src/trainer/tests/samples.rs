@@ -108,7 +108,7 @@ pub(crate) fn generate(schema: &Schema, samples: usize, seed: u64) -> (Batch, Ve
     };
     let features = schema.features.iter().map(column).collect();
     let labels = (0..samples).map(|_| numbers.below(2) as f32).collect();
-    (Batch { samples, dense, features }, labels)
+    (Batch { samples, dense, features, ..Batch::default() }, labels)
 }
 
 /// The same samples in the form of a file.

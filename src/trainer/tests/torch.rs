@@ -44,7 +44,7 @@ fn samples(value: &Value) -> Samples {
     let features = value["features"].as_array().unwrap().iter().map(column).collect();
     let samples = value["samples"].as_u64().unwrap() as usize;
     Samples {
-        batch: Batch { samples, dense: floats(&value["dense"]), features },
+        batch: Batch { samples, dense: floats(&value["dense"]), features, ..Batch::default() },
         labels: floats(&value["labels"]),
     }
 }

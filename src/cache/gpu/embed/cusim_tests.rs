@@ -33,7 +33,7 @@ fn cache() -> (GpuCache<SimDriver>, LookupContext<SimDriver>) {
 fn batch(ids: std::ops::Range<u64>) -> Batch {
     let samples = ids.clone().count();
     let feature = Jagged { offsets: (0..=samples as u32).collect(), ids: ids.collect() };
-    Batch { samples, dense: vec![], features: vec![feature] }
+    Batch { samples, features: vec![feature], ..Batch::default() }
 }
 
 /// Whether a batch is pinned.

@@ -25,8 +25,8 @@ on_every_gpu! {
         held!(contract::a_switch_carries_over_what_was_cached_and_keeps_the_rest_out);
     a_batch_of_the_old_version_reads_old_rows_beside_one_of_the_new:
         held!(contract::a_batch_of_the_old_version_reads_old_rows_beside_one_of_the_new);
-    a_version_that_is_not_newer_and_a_wrong_row_change_nothing:
-        held!(contract::a_version_that_is_not_newer_and_a_wrong_row_change_nothing);
+    the_current_version_and_a_wrong_row_change_nothing:
+        held!(contract::the_current_version_and_a_wrong_row_change_nothing);
     a_row_that_comes_twice_has_its_last_bytes: held!(contract::a_row_that_comes_twice_has_its_last_bytes);
     cold_rows_become_pointers_up_to_the_capacity_and_no_longer_miss:
         held!(contract::cold_rows_become_pointers_up_to_the_capacity_and_no_longer_miss);

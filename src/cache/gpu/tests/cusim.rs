@@ -90,7 +90,7 @@ macro_rules! on_a_device {
 on_a_device! {
     a_switch_carries_over_what_was_cached_and_keeps_the_rest_out;
     a_batch_of_the_old_version_reads_old_rows_beside_one_of_the_new;
-    a_version_that_is_not_newer_and_a_wrong_row_change_nothing;
+    the_current_version_and_a_wrong_row_change_nothing;
     a_row_that_comes_twice_has_its_last_bytes;
     cold_rows_become_pointers_up_to_the_capacity_and_no_longer_miss;
     a_row_behind_a_pointer_is_admitted_again;

@@ -122,7 +122,7 @@ impl Bench {
 
 fn batch_of(ids: &[u64]) -> Batch {
     let offsets = (0..=ids.len() as u32).collect();
-    Batch { samples: ids.len(), dense: vec![], features: vec![Jagged { offsets, ids: ids.to_vec() }] }
+    Batch { samples: ids.len(), features: vec![Jagged { offsets, ids: ids.to_vec() }], ..Batch::default() }
 }
 
 /// A random third of the ids.

@@ -55,7 +55,7 @@ fn read(
     let mut features = vec![Jagged { offsets: vec![0; ids.clone().count() + 1], ids: vec![] }; 2];
     features[table] =
         Jagged { offsets: (0..=ids.clone().count() as u32).collect(), ids: ids.clone().collect() };
-    let batch = Batch { samples: ids.clone().count(), dense: vec![], features };
+    let batch = Batch { samples: ids.clone().count(), features, ..Batch::default() };
     let mut missed = 0;
     let matrix = cache.embed(context, &batch, |missing| {
         missed = missing.len();

@@ -183,8 +183,8 @@ on_the_host! {
         a_switch_carries_over_what_was_cached_and_keeps_the_rest_out;
     on_the_host_a_batch_of_the_old_version_reads_old_rows_beside_one_of_the_new:
         a_batch_of_the_old_version_reads_old_rows_beside_one_of_the_new;
-    on_the_host_a_version_that_is_not_newer_and_a_wrong_row_change_nothing:
-        a_version_that_is_not_newer_and_a_wrong_row_change_nothing;
+    on_the_host_the_current_version_and_a_wrong_row_change_nothing:
+        the_current_version_and_a_wrong_row_change_nothing;
     on_the_host_a_row_that_comes_twice_has_its_last_bytes: a_row_that_comes_twice_has_its_last_bytes;
     on_the_host_cold_rows_become_pointers_up_to_the_capacity_and_no_longer_miss:
         cold_rows_become_pointers_up_to_the_capacity_and_no_longer_miss;

@@ -93,9 +93,7 @@ pub(crate) fn a_batch_of_the_old_version_reads_old_rows_beside_one_of_the_new<S:
     assert_adds_up(&subject.stats());
 }
 
-pub(crate) fn a_version_that_is_not_newer_and_a_wrong_row_change_nothing<S: Subject>(
-    new: impl Fn(&World) -> S,
-) {
+pub(crate) fn the_current_version_and_a_wrong_row_change_nothing<S: Subject>(new: impl Fn(&World) -> S) {
     let world = World::new(10, &[4], 16 << 10);
     let mut subject = new(&world);
     world.switch(&subject, 7);
@@ -106,7 +104,7 @@ pub(crate) fn a_version_that_is_not_newer_and_a_wrong_row_change_nothing<S: Subj
     let row = world.row(TableId(0), 2, 7).unwrap();
     let error = |version, wrong| subject.switch(version, &[(TableId(0), 2, &row[..]), wrong]).unwrap_err();
     let good = (TableId(0), 3, &row[..]);
-    assert_eq!(error(7, good), "version 7: expected one newer than 7");
+    assert_eq!(error(7, good), "version 7: expected another one than the current version");
     assert!(error(8, (TableId(0), 10, &row[..])).contains("id 10"));
     assert!(error(8, (TableId(1), 0, &row[..])).contains("table 1"));
     assert!(error(8, (TableId(0), 2, &row[1..])).contains(&format!("got {}", row.len() - 1)));

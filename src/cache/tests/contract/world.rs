@@ -80,7 +80,7 @@ impl World {
         let samples = ids[0].len();
         let column = |ids: &Vec<u64>| Jagged { offsets: (0..=samples as u32).collect(), ids: ids.clone() };
         let dense = (0..samples * self.dense_width).map(|i| i as f32).collect();
-        Batch { samples, dense, features: ids.iter().map(column).collect() }
+        Batch { samples, dense, features: ids.iter().map(column).collect(), ..Batch::default() }
     }
 
     /// A batch of bags of 0 to 4 ids below `spread`, including duplicates and absent ids.

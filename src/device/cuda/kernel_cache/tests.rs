@@ -68,3 +68,24 @@ proptest! {
         prop_assert!(image_of(&changed, &key).is_err());
     }
 }
+
+mod fuzz {
+    use super::*;
+    use crate::fuzz::bytes::{Input, mutated};
+    use crate::fuzz::run;
+
+    #[test]
+    fn stored_kernels() {
+        let (image, key) = (b"an image of a kernel", entry().key());
+        run(mutated([file_of(image, &key)], &[]), |Input(file)| match image_of(&file, &key) {
+            Ok(found) => {
+                assert_eq!(found, image);
+                true
+            }
+            Err(reason) => {
+                assert!(reason.starts_with("expected") || reason.contains("does not match"), "{reason}");
+                false
+            }
+        });
+    }
+}

@@ -65,3 +65,24 @@ fn a_file_of_another_format_is_refused_by_name() {
     let error = Ranked::read(file.path()).unwrap_err().to_string();
     assert!(error.contains("expected format \"flechette-counts\" 1, got \"weights\""), "{error}");
 }
+
+mod fuzz {
+    use super::*;
+    use crate::fuzz::bytes::{Input, mutated_tensors};
+    use crate::fuzz::run;
+
+    #[test]
+    fn counts() {
+        let ranked = ranked(&[(0, 1), (0, 1), (0, 2), (1, 2)], 0);
+        let file = tempfile::NamedTempFile::new().unwrap();
+        ranked.write(file.path()).unwrap();
+        let seed = std::fs::read(file.path()).unwrap();
+        let words = &["format", "version", "floor", "tables", "rows", "counts", "U64", "[2]", "\\\"", "null"];
+        run(mutated_tensors([seed], VALUE_BYTES, words), |Input(bytes)| {
+            let Ok(ranked) = parse(&bytes) else { return false };
+            ranked.write(file.path()).unwrap();
+            assert_eq!(Ranked::read(file.path()).unwrap(), ranked);
+            true
+        });
+    }
+}

@@ -1,8 +1,8 @@
-//! A stream of ModelInfer requests. Its answers are in the order of the requests.
+//! A stream of requests for scores, in any protocol. Its answers are in the order of the requests.
 //!
 //! Requests are read while earlier ones wait for their scores, so that they share batches, but at most
 //! [`WINDOW`] are without an answer. A client that does not read its answers is not read from. A request that
-//! fails gets an answer with an error message, and the stream goes on. The stream ends with a status if a
+//! fails gets an answer with the error, and the stream goes on. The stream ends with a status if a
 //! message cannot be decoded, when its deadline passes, or when it is idle for too long. When the server
 //! drains, no more requests are read.
 
@@ -15,28 +15,22 @@ use tokio::time::{Instant, Sleep, sleep};
 use tonic::codegen::tokio_stream::Stream;
 use tonic::{Code, Status, Streaming};
 
-use super::Pending;
-use crate::server::gate::{Call, too_large};
-use crate::server::inference::infer_parameter::ParameterChoice;
-use crate::server::inference::{
-    InferParameter, ModelInferRequest, ModelInferResponse, ModelStreamInferResponse,
-};
-use crate::server::status::CallError;
-use crate::server::{Shared, stopped};
+use super::gate::{Call, too_large};
+use super::pending::{Pending, ScoreRequest};
+use super::{Shared, stopped};
 
 /// Most requests of a stream without an answer.
 const WINDOW: usize = 16;
 
-type Answer = ModelStreamInferResponse;
 type Boxed<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 /// The answers of a stream.
-pub(crate) struct Answers {
+pub(crate) struct Answers<R: ScoreRequest> {
     shared: Arc<Shared>,
-    requests: Streaming<ModelInferRequest>,
+    requests: Streaming<R>,
     call: Option<Call>,
     /// The answers to the requests that were read, in their order.
-    pending: VecDeque<Boxed<Answer>>,
+    pending: VecDeque<Boxed<R::Answer>>,
     /// Ends when no more requests may be read: with a status, or without one when the server drains.
     stopped: Boxed<Result<(), Status>>,
     /// Ends when no request has been read and no answer was sent for too long.
@@ -45,12 +39,8 @@ pub(crate) struct Answers {
     end: Option<Result<(), Status>>,
 }
 
-impl Answers {
-    pub(crate) fn new(
-        shared: Arc<Shared>,
-        requests: Streaming<ModelInferRequest>,
-        call: Option<Call>,
-    ) -> Self {
+impl<R: ScoreRequest> Answers<R> {
+    pub(crate) fn new(shared: Arc<Shared>, requests: Streaming<R>, call: Option<Call>) -> Self {
         let mut closing = shared.closing.subscribe();
         let deadline = call.as_ref().and_then(|call| call.deadline);
         let stopped = Box::pin(async move {
@@ -67,9 +57,9 @@ impl Answers {
     }
 
     /// Queues a request. Its answer follows those that are pending.
-    fn begin(&mut self, request: ModelInferRequest) {
+    fn begin(&mut self, request: R) {
         self.progress();
-        let id = request.id.clone();
+        let answer = request.answer();
         let pending = Pending::begin(&self.shared, request, self.call.as_ref());
         if let Some(call) = &self.call {
             // The request was converted to a batch, which the limits of the queue count, or refused.
@@ -85,7 +75,7 @@ impl Answers {
                 Ok(pending) => pending.finish().await,
                 Err(error) => Err(error),
             };
-            answer(answered, id)
+            answer(answered)
         }));
     }
 
@@ -137,25 +127,8 @@ impl Answers {
     }
 }
 
-/// The message with a request's answer.
-fn answer(answered: Result<ModelInferResponse, CallError>, id: String) -> Answer {
-    match answered {
-        Ok(mut response) => {
-            // Clients of streams may ask which answer to a request is the last one. There is only one.
-            let last = InferParameter { parameter_choice: Some(ParameterChoice::BoolParam(true)) };
-            response.parameters.insert("triton_final_response".to_owned(), last);
-            Answer { error_message: String::new(), infer_response: Some(response) }
-        }
-        Err(error) => {
-            let error_message = Status::from(error).message().to_owned();
-            let failed = ModelInferResponse { id, ..ModelInferResponse::default() };
-            Answer { error_message, infer_response: Some(failed) }
-        }
-    }
-}
-
-impl Stream for Answers {
-    type Item = Result<Answer, Status>;
+impl<R: ScoreRequest> Stream for Answers<R> {
+    type Item = Result<R::Answer, Status>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let this = &mut *self;

@@ -1,0 +1,159 @@
+"""The client for asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import grpc
+
+from flechette.calls import REFUSED, TRANSIENT, Connection, Deadline, Retries, options
+from flechette.client import IN_FLIGHT, labels_of, learn_requests
+from flechette.errors import FlechetteError, InvalidRequestError, NotFoundError, ServerError, of_call
+from flechette.prediction import Ask, Prediction, prediction
+from flechette.samples import encode
+from flechette.v1.ctr_pb2 import GetModelRequest, GetModelResponse, PredictRequest, PredictResponse
+from flechette.v1.ctr_pb2_grpc import CtrStub
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+    from typing import TypeVar
+
+    from typing_extensions import Self
+
+    from flechette.prediction import PriorityName
+    from flechette.samples import Columns, Samples
+
+    Answer = TypeVar("Answer")
+
+
+class AsyncClient:
+    """`Client` for asyncio, without streams: concurrent calls share a connection."""
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        timeout: float = 60.0,
+        retries: Retries | None = None,
+        tls: bool = False,
+        root_certificates: bytes | None = None,
+        certificate: bytes | None = None,
+        private_key: bytes | None = None,
+        token: str | None = None,
+    ) -> None:
+        connection = Connection(tls, root_certificates, certificate, private_key, token)
+        credentials = connection.credentials()
+        if credentials is None:
+            self._channel = grpc.aio.insecure_channel(address, options=options())
+        else:
+            self._channel = grpc.aio.secure_channel(address, credentials, options=options())
+        self._stub = CtrStub(self._channel)
+        self._metadata = connection.metadata()
+        self._timeout = timeout
+        self._retries = retries or Retries()
+        self._models: dict[str, GetModelResponse] = {}
+
+    async def close(self) -> None:
+        """Close the connection."""
+        await self._channel.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def model(self, name: str, *, timeout: float | None = None) -> GetModelResponse:
+        """Describe a model: its inputs, its limits, its loaded versions and their labels."""
+        return await self._describe(name, self._deadline(timeout))
+
+    async def predict(
+        self,
+        model: str,
+        columns: Columns,
+        *,
+        version: int = 0,
+        label: str = "",
+        request_id: str = "",
+        priority: PriorityName = "normal",
+        logits: bool = False,
+        timeout: float | None = None,
+    ) -> Prediction[Any]:
+        """Score samples, as `Client.predict`."""
+        deadline = self._deadline(timeout)
+        in_flight = asyncio.Semaphore(IN_FLIGHT)
+
+        async def score(request: PredictRequest) -> PredictResponse:
+            async with in_flight:
+                return await self._call(self._stub.Predict, request, deadline)
+
+        ask = Ask(model, version, label, request_id, priority, logits)
+        async with self._known(model, columns, deadline) as (samples, known):
+            sent = [asyncio.ensure_future(score(request)) for request in ask.requests(samples, known)]
+            try:
+                return prediction(await asyncio.gather(*sent), columns)
+            finally:
+                for one in sent:
+                    one.cancel()
+
+    async def learn(
+        self,
+        model: str,
+        columns: Columns,
+        labels: Any,
+        *,
+        timeout: float | None = None,
+    ) -> int:
+        """Store labelled samples, as `Client.learn`."""
+        deadline, learned = self._deadline(timeout), 0
+        async with self._known(model, columns, deadline) as (samples, known):
+            try:
+                for request in learn_requests(
+                    model, samples, known, labels_of(columns, labels, samples.count)
+                ):
+                    answer = await self._call(self._stub.Learn, request, deadline, REFUSED)
+                    learned += answer.samples
+            except FlechetteError as error:
+                error.learned = learned
+                raise
+        return learned
+
+    def _deadline(self, timeout: float | None) -> Deadline:
+        return Deadline.after(self._timeout if timeout is None else timeout)
+
+    @asynccontextmanager
+    async def _known(
+        self, model: str, columns: Columns, deadline: Deadline
+    ) -> AsyncIterator[tuple[Samples, GetModelResponse]]:
+        """Encode samples, as `Client._known`."""
+        known = self._models.get(model) or await self._describe(model, deadline)
+        try:
+            yield encode(known, columns), known
+        except (InvalidRequestError, NotFoundError):
+            self._models.pop(model, None)
+            raise
+
+    async def _describe(self, name: str, deadline: Deadline) -> GetModelResponse:
+        model = await self._call(self._stub.GetModel, GetModelRequest(model=name), deadline)
+        self._models[name] = model
+        return model
+
+    async def _call(
+        self,
+        method: Callable[..., Awaitable[Answer]],
+        request: object,
+        deadline: Deadline,
+        transient: tuple[type[ServerError], ...] = TRANSIENT,
+    ) -> Answer:
+        failed = 0
+        while True:
+            try:
+                return await method(request, timeout=deadline.left(), metadata=self._metadata)
+            except grpc.RpcError as error:
+                status = of_call(error)
+            failed += 1
+            if not isinstance(status, transient):
+                raise status
+            await asyncio.sleep(self._retries.wait(failed, status, deadline))

@@ -1,0 +1,286 @@
+"""The client."""
+
+from __future__ import annotations
+
+from collections import deque
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, overload
+
+import grpc
+import numpy as np
+
+from flechette.calls import REFUSED, TRANSIENT, Connection, Deadline, Retries, options, retried
+from flechette.errors import (
+    FlechetteError,
+    InputError,
+    InvalidRequestError,
+    NotFoundError,
+    ServerError,
+    of_call,
+)
+from flechette.prediction import Ask, Prediction, prediction
+from flechette.samples import Samples, encode, requests
+from flechette.stream import WINDOW, Batch, Stream
+from flechette.v1.ctr_pb2 import (
+    GetModelRequest,
+    GetModelResponse,
+    LearnRequest,
+    PredictRequest,
+    PredictResponse,
+)
+from flechette.v1.ctr_pb2_grpc import CtrStub
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from typing import TypeVar
+
+    import pandas as pd
+    from numpy.typing import NDArray
+    from typing_extensions import Self
+
+    from flechette.prediction import PriorityName
+    from flechette.samples import Columns
+
+    Answer = TypeVar("Answer")
+    FloatArray = NDArray[np.float32]
+    FloatSeries = pd.Series[float]
+
+IN_FLIGHT = 8
+"""Most requests of a call without an answer."""
+
+
+class Client:
+    """A connection to a server. Several threads may use it.
+
+    `timeout` limits a call in seconds, with all of its requests and tries, unless the call has its own.
+    `root_certificates` (PEM), or `tls` with the roots of the system, encrypt the connection. `certificate`
+    and `private_key` (PEM) identify the client. `token` is sent as `authorization: Bearer`.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        timeout: float = 60.0,
+        retries: Retries | None = None,
+        tls: bool = False,
+        root_certificates: bytes | None = None,
+        certificate: bytes | None = None,
+        private_key: bytes | None = None,
+        token: str | None = None,
+    ) -> None:
+        connection = Connection(tls, root_certificates, certificate, private_key, token)
+        credentials = connection.credentials()
+        if credentials is None:
+            self._channel = grpc.insecure_channel(address, options=options())
+        else:
+            self._channel = grpc.secure_channel(address, credentials, options=options())
+        self._stub = CtrStub(self._channel)
+        self._metadata = connection.metadata()
+        self._timeout = timeout
+        self._retries = retries or Retries()
+        self._models: dict[str, GetModelResponse] = {}
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._channel.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def model(self, name: str, *, timeout: float | None = None) -> GetModelResponse:
+        """Describe a model: its inputs, its limits, its loaded versions and their labels."""
+        return self._describe(name, self._deadline(timeout))
+
+    @overload
+    def predict(
+        self,
+        model: str,
+        columns: pd.DataFrame,
+        *,
+        version: int = ...,
+        label: str = ...,
+        request_id: str = ...,
+        priority: PriorityName = ...,
+        logits: bool = ...,
+        timeout: float | None = ...,
+    ) -> Prediction[FloatSeries]: ...
+
+    @overload
+    def predict(
+        self,
+        model: str,
+        columns: Mapping[str, Any],
+        *,
+        version: int = ...,
+        label: str = ...,
+        request_id: str = ...,
+        priority: PriorityName = ...,
+        logits: bool = ...,
+        timeout: float | None = ...,
+    ) -> Prediction[FloatArray]: ...
+
+    def predict(
+        self,
+        model: str,
+        columns: Columns,
+        *,
+        version: int = 0,
+        label: str = "",
+        request_id: str = "",
+        priority: PriorityName = "normal",
+        logits: bool = False,
+        timeout: float | None = None,
+    ) -> Prediction[Any]:
+        """Score samples: a column for each input of the model, in a DataFrame or a dictionary of arrays.
+
+        More samples than the server accepts at once are sent in several requests. `version` demands a
+        version, and `label` the version that a label names, such as `stable`. Calls with the same
+        `request_id` stay at the same side of a canary.
+        """
+        deadline, responses = self._deadline(timeout), []
+        ask = Ask(model, version, label, request_id, priority, logits)
+        sent: deque[tuple[PredictRequest, grpc.Future[PredictResponse]]] = deque()
+        with self._known(model, columns, deadline) as (samples, known):
+            try:
+                for request in ask.requests(samples, known):
+                    if len(sent) == IN_FLIGHT:
+                        responses.append(self._finish(*sent.popleft(), deadline))
+                    call = self._stub.Predict.future(
+                        request, timeout=deadline.left(), metadata=self._metadata
+                    )
+                    sent.append((request, call))
+                while sent:
+                    responses.append(self._finish(*sent.popleft(), deadline))
+            finally:
+                for _, unanswered in sent:
+                    unanswered.cancel()
+        return prediction(responses, columns)
+
+    def predict_stream(
+        self,
+        model: str,
+        batches: Iterable[Columns],
+        *,
+        version: int = 0,
+        label: str = "",
+        request_id: str = "",
+        priority: PriorityName = "normal",
+        logits: bool = False,
+        timeout: float | None = None,
+        window: int = WINDOW,
+    ) -> Iterator[Prediction[Any]]:
+        """Score batches as they come, and yield their scores in the same order.
+
+        At most `window` batches are without an answer: further ones are taken when scores have been.
+        `timeout` limits one batch. Each batch must be within the limits of one request. If the stream breaks
+        off, for example because the server restarts, the batches without an answer are sent again.
+        """
+        if not 1 <= window <= WINDOW:
+            raise FlechetteError(f"window: expected 1 to {WINDOW}, got {window}")
+        ask, source = Ask(model, version, label, request_id, priority, logits), iter(batches)
+        start = partial(self._stub.PredictStream, metadata=self._metadata)
+        with Stream(start, self._retries) as stream:
+            while True:
+                while len(stream.pending) < window and (columns := next(source, None)) is not None:
+                    deadline = self._deadline(timeout)
+                    with self._known(model, columns, deadline) as (samples, known):
+                        stream.send(Batch(ask.request(samples, known), columns, deadline))
+                if not stream.pending:
+                    return
+                batch, answer = stream.receive()
+                if isinstance(answer, ServerError):
+                    answer = self._again(batch.request, batch.deadline, answer)
+                yield prediction([answer], batch.columns)
+
+    def learn(
+        self,
+        model: str,
+        columns: Columns,
+        labels: Any,
+        *,
+        timeout: float | None = None,
+    ) -> int:
+        """Store labelled samples, on which the model is trained later. Returns their number.
+
+        They are durable then. `labels` are numbers from 0 to 1, or the name of a column with them. If a call
+        of several requests fails, `learned` of the exception is the number of samples that are durable. A
+        request that ended without an answer, for example by its deadline, may be stored nevertheless.
+        """
+        deadline, learned = self._deadline(timeout), 0
+        with self._known(model, columns, deadline) as (samples, known):
+            try:
+                for request in learn_requests(
+                    model, samples, known, labels_of(columns, labels, samples.count)
+                ):
+                    learned += self._call(self._stub.Learn, request, deadline, REFUSED).samples
+            except FlechetteError as error:
+                error.learned = learned
+                raise
+        return learned
+
+    def _deadline(self, timeout: float | None) -> Deadline:
+        return Deadline.after(self._timeout if timeout is None else timeout)
+
+    def _describe(self, name: str, deadline: Deadline) -> GetModelResponse:
+        self._models[name] = model = self._call(self._stub.GetModel, GetModelRequest(model=name), deadline)
+        return model
+
+    @contextmanager
+    def _known(
+        self, model: str, columns: Columns, deadline: Deadline
+    ) -> Iterator[tuple[Samples, GetModelResponse]]:
+        """Encode samples by the description of the model, which is kept until the server refuses them."""
+        known = self._models.get(model) or self._describe(model, deadline)
+        try:
+            yield encode(known, columns), known
+        except (InvalidRequestError, NotFoundError):
+            self._models.pop(model, None)
+            raise
+
+    def _finish(
+        self, request: PredictRequest, call: grpc.Future[PredictResponse], deadline: Deadline
+    ) -> PredictResponse:
+        try:
+            return call.result()
+        except grpc.RpcError as error:
+            return self._again(request, deadline, of_call(error))
+
+    def _again(self, request: PredictRequest, deadline: Deadline, failed: ServerError) -> PredictResponse:
+        return self._call(self._stub.Predict, request, deadline, failed=failed)
+
+    def _call(
+        self,
+        method: Callable[..., Answer],
+        request: object,
+        deadline: Deadline,
+        transient: tuple[type[ServerError], ...] = TRANSIENT,
+        failed: ServerError | None = None,
+    ) -> Answer:
+        def send(rest: float) -> Answer:
+            return method(request, timeout=rest, metadata=self._metadata)
+
+        return retried(send, deadline, self._retries, transient, failed)
+
+
+def labels_of(columns: Columns, labels: Any, count: int) -> NDArray[np.float32]:
+    """Take the labels of samples."""
+    values = np.asarray(columns[labels] if isinstance(labels, str) else labels, np.float32)
+    if values.shape != (count,):
+        raise InputError(f"labels: expected {count} numbers, one for each sample, got shape {values.shape}")
+    return values
+
+
+def learn_requests(
+    model: str, samples: Samples, known: GetModelResponse, labels: NDArray[np.float32]
+) -> Iterator[LearnRequest]:
+    """Make the requests that store samples."""
+
+    def make(begin: int, end: int) -> LearnRequest:
+        return samples.write(begin, end, LearnRequest(model=model, labels=labels[begin:end].tolist()))
+
+    return requests(known, samples.count, make)

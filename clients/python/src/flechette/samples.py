@@ -1,0 +1,222 @@
+"""Samples of a model, from the columns of a DataFrame or a dictionary to those of request messages."""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+import numpy as np
+
+from flechette.errors import InputError
+from flechette.v1.ctr_pb2 import FeatureColumn, GetModelResponse, LearnRequest, PredictRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    import pandas as pd
+    from numpy.typing import NDArray
+
+    Columns: TypeAlias = Mapping[str, Any] | pd.DataFrame
+    """Samples: for each input of the model a column of this name. Other columns are ignored."""
+
+    Request = TypeVar("Request", PredictRequest, LearnRequest)
+
+MAX_ID = 2**64 - 1
+
+
+@dataclass(frozen=True)
+class Bags:
+    """A multi-hot column without Python lists: all values, and how many of them each sample has."""
+
+    values: Any
+    lengths: Any
+
+
+@dataclass(frozen=True)
+class Feature:
+    """The values of a categorical feature for all samples."""
+
+    name: str
+    values: NDArray[np.uint64] | list[bytes]
+    offsets: NDArray[np.int64] | None
+    """Where the values of each sample begin and end; `None` if each has exactly one."""
+
+    def message(self, begin: int, end: int) -> FeatureColumn:
+        """Make the column of some samples."""
+        column = FeatureColumn(name=self.name)
+        if self.offsets is not None:
+            column.lengths.extend(np.diff(self.offsets[begin : end + 1]).tolist())
+            begin, end = int(self.offsets[begin]), int(self.offsets[end])
+        if isinstance(self.values, list):
+            column.strings.extend(self.values[begin:end])
+        else:
+            column.ids.extend(self.values[begin:end].tolist())
+        return column
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Samples in the form of request messages."""
+
+    count: int
+    dense: NDArray[np.float32]
+    features: list[Feature]
+
+    def write(self, begin: int, end: int, request: Request) -> Request:
+        """Write some samples to a request."""
+        request.samples = end - begin
+        request.dense.extend(self.dense[begin:end].ravel().tolist())
+        request.features.extend(feature.message(begin, end) for feature in self.features)
+        return request
+
+
+def requests(model: GetModelResponse, count: int, make: Callable[[int, int], Request]) -> Iterator[Request]:
+    """Yield the requests for all samples, within the limits of the server."""
+    begin, most = 0, max(model.limits.max_samples, 1)
+    while begin < count:
+        end = min(begin + most, count)
+        request = make(begin, end)
+        if request.ByteSize() > model.limits.max_bytes:
+            if end - begin == 1:
+                limit, got = model.limits.max_bytes, request.ByteSize()
+                raise InputError(f"sample {begin}: the server accepts at most {limit} bytes, got {got}")
+            most = (end - begin) // 2
+            continue
+        yield request
+        begin = end
+
+
+def encode(model: GetModelResponse, columns: Columns) -> Samples:
+    """Take the inputs of a model from columns.
+
+    A missing number of a DataFrame is 0, and a missing string is the empty string, as in training data.
+    """
+    names = [*(dense.name for dense in model.dense), *(feature.name for feature in model.features)]
+    missing = [name for name in names if name not in columns]
+    if missing:
+        raise InputError(f"columns: {', '.join(map(repr, missing))}: missing")
+    dense = [_dense(name.name, columns[name.name]) for name in model.dense]
+    features = [_feature(f.name, columns[f.name], one_hot=f.one_hot) for f in model.features]
+    sizes = {name.name: len(values) for name, values in zip(model.dense, dense, strict=True)}
+    for feature in features:
+        sizes[feature.name] = len(feature.values if feature.offsets is None else feature.offsets[1:])
+    count = next(iter(sizes.values()))
+    for name, size in sizes.items():
+        if size != count:
+            raise InputError(
+                f"column {name!r}: expected {count} samples like {next(iter(sizes))!r}, got {size}"
+            )
+    if count == 0:
+        raise InputError("columns: expected at least 1 sample, got 0")
+    matrix = np.stack(dense, axis=1) if dense else np.empty((count, 0), np.float32)
+    return Samples(count, matrix, features)
+
+
+def is_frame(columns: object) -> bool:
+    """Whether this is a DataFrame. Does not import pandas."""
+    pandas = sys.modules.get("pandas")
+    return pandas is not None and isinstance(columns, pandas.DataFrame)
+
+
+def _is_series(column: object) -> bool:
+    pandas = sys.modules.get("pandas")
+    return pandas is not None and isinstance(column, pandas.Series)
+
+
+def _dense(name: str, column: Any) -> NDArray[np.float32]:
+    try:
+        if _is_series(column):
+            numbers: NDArray[np.float32] = column.to_numpy(np.float32, na_value=np.nan)
+            return np.where(np.isnan(numbers), np.float32(0), numbers)
+        values = np.asarray(column, np.float32)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"column {name!r}: expected numbers: {error}") from error
+    if values.ndim != 1:
+        raise InputError(f"column {name!r}: expected one number for each sample, got shape {values.shape}")
+    return values
+
+
+def _feature(name: str, column: Any, *, one_hot: bool) -> Feature:
+    if one_hot:
+        if isinstance(column, Bags):
+            raise InputError(f"column {name!r}: expected one value for each sample, got Bags")
+        try:
+            values = np.asarray(column)
+        except ValueError as error:
+            raise InputError(f"column {name!r}: expected one value for each sample: {error}") from error
+        return Feature(name, _values(name, values), None)
+    if isinstance(column, Bags):
+        lengths, values = np.asarray(column.lengths, np.int64), np.asarray(column.values)
+        if lengths.size and lengths.min() < 0:
+            raise InputError(f"column {name!r}: expected lengths of at least 0, got {lengths.min()}")
+        if lengths.sum() != len(values):
+            raise InputError(
+                f"column {name!r}: expected {lengths.sum()} values by lengths, got {len(values)}"
+            )
+    elif isinstance(column, np.ndarray) and column.ndim == 2:
+        lengths, values = np.full(len(column), column.shape[1], np.int64), column.reshape(-1)
+    else:
+        lists = [_list(name, sample, values) for sample, values in enumerate(column)]
+        lengths = np.fromiter(map(len, lists), np.int64, len(lists))
+        values = np.fromiter(chain.from_iterable(lists), object, int(lengths.sum()))
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+    return Feature(name, _values(name, values), offsets)
+
+
+def _list(name: str, sample: int, values: Any) -> Sequence[Any]:
+    if isinstance(values, np.ndarray):
+        return values.tolist()  # type: ignore[no-any-return]
+    if isinstance(values, list | tuple):
+        return values
+    if _is_missing(values):
+        return ()
+    raise InputError(f"column {name!r}, sample {sample}: expected a list of values, got {values!r}")
+
+
+def _is_missing(value: object) -> bool:
+    pandas = sys.modules.get("pandas")
+    is_nan = isinstance(value, float) and math.isnan(value)
+    return value is None or is_nan or (pandas is not None and value is pandas.NA)
+
+
+def _values(name: str, values: NDArray[Any]) -> NDArray[np.uint64] | list[bytes]:
+    """Take integers as ids, and anything else as strings."""
+    if values.ndim != 1:
+        raise InputError(f"column {name!r}: expected one value for each sample, got shape {values.shape}")
+    if values.dtype.kind == "u" or values.size == 0:
+        return values.astype(np.uint64)
+    if values.dtype.kind == "i":
+        return _ids(name, values)
+    if values.dtype.kind == "f":
+        raise InputError(
+            f"column {name!r}: expected integers or strings, got {values.dtype} "
+            "(pandas has integers as floats if some are missing)"
+        )
+    items = values.tolist()
+    if isinstance(items[0], int | np.integer):
+        return _ids(name, values)
+    return [_string(name, sample, item) for sample, item in enumerate(items)]
+
+
+def _ids(name: str, values: NDArray[Any]) -> NDArray[np.uint64]:
+    if values.dtype.kind == "O":
+        for at, item in enumerate(values.tolist()):
+            if not isinstance(item, int | np.integer) or not 0 <= item <= MAX_ID:
+                raise InputError(f"column {name!r}, value {at}: expected an id of at least 0, got {item!r}")
+    elif values.min() < 0:
+        at = int(values.argmin())
+        raise InputError(f"column {name!r}, value {at}: expected an id of at least 0, got {values[at]}")
+    return values.astype(np.uint64)
+
+
+def _string(name: str, at: int, item: object) -> bytes:
+    if isinstance(item, str):
+        return item.encode()
+    if isinstance(item, bytes):
+        return item
+    if _is_missing(item):
+        return b""
+    raise InputError(f"column {name!r}, value {at}: expected integers only or strings only, got {item!r}")

@@ -1,0 +1,213 @@
+"""Scores of a real server are those of the Rust client, to the bit, in any form of the data."""
+
+import asyncio
+
+import numpy as np
+import pandas as pd
+import pytest
+from conftest import MODEL, Case, Scripted, Server
+
+from flechette import (
+    AsyncClient,
+    Bags,
+    Client,
+    DeadlineError,
+    FlechetteError,
+    InputError,
+    InvalidRequestError,
+    NotFoundError,
+)
+
+
+def bits(values: object) -> list[int]:
+    array = np.asarray(values)
+    assert array.dtype == np.float32
+    return array.view(np.uint32).tolist()
+
+
+def test_columns_of_arrays_and_lists_get_the_scores_of_the_rust_client(client: Client, case: Case) -> None:
+    result = client.predict(MODEL, case.columns)
+    assert isinstance(result.scores, np.ndarray)
+    assert bits(result.scores) == bits(case.scores)
+    assert (result.version, result.versions, result.absent) == (1, (1,), case.absent)
+    assert result.logits is None
+
+    def bags(lists: list[list[int]]) -> Bags:
+        return Bags(np.array([one for values in lists for one in values]), np.array(list(map(len, lists))))
+
+    columns = {
+        **case.columns,
+        "item": np.array(case.columns["item"], np.int32),
+        "shop": np.array(case.columns["shop"], object),
+        "price": np.array(case.columns["price"], np.float64),
+        "seen": bags(case.columns["seen"]),
+        "unused": None,
+    }
+    assert bits(client.predict(MODEL, columns).scores) == bits(case.scores)
+    two = client.predict(MODEL, {**columns, "seen": np.tile(np.array([[4, 5]]), (len(case.scores), 1))})
+    lists = {**columns, "seen": [[4, 5]] * len(case.scores)}
+    assert bits(two.scores) == bits(client.predict(MODEL, lists).scores)
+
+
+def test_a_frame_gets_a_series_with_its_index(client: Client, case: Case) -> None:
+    frame = case.frame()
+    scores = client.predict(MODEL, frame).scores
+    assert isinstance(scores, pd.Series)
+    assert scores.index.equals(frame.index)
+    assert bits(scores) == bits(case.scores)
+    frame["score"] = scores
+    frame["shop"] = frame["shop"].astype("category")
+    frame["item"] = frame["item"].astype("Int64")
+    assert bits(client.predict(MODEL, frame).scores) == bits(case.scores)
+
+
+def test_missing_values_of_a_frame_are_zero_the_empty_string_and_the_empty_list(
+    client: Client, case: Case
+) -> None:
+    frame, zero = case.frame(), case.frame()
+    for column, value in {"price": 0.0, "shop": ""}.items():
+        zero.loc[["row 1", "row 3"], column] = value
+    zero["query"] = [[] if i == 5 else words for i, words in enumerate(zero["query"])]
+    frame.loc[["row 1", "row 3"], ["price", "shop"]] = None
+    frame["query"] = [None if i == 5 else words for i, words in enumerate(frame["query"])]
+    assert bits(client.predict(MODEL, frame).scores) == bits(client.predict(MODEL, zero).scores)
+
+
+def test_logits_are_those_of_the_rust_client(client: Client, case: Case) -> None:
+    result = client.predict(MODEL, case.columns, logits=True)
+    assert bits(result.logits) == bits(case.logits)
+    assert bits(result.scores) == bits(case.scores)
+
+
+def test_a_label_names_the_version_that_scores(client: Client, case: Case) -> None:
+    assert client.predict(MODEL, case.columns, label="stable", request_id="user 7").version == 1
+    with pytest.raises(NotFoundError, match='has the labels stable, got "canary"'):
+        client.predict(MODEL, case.columns, label="canary")
+    with pytest.raises(InvalidRequestError, match="expected a version or a label, got both"):
+        client.predict(MODEL, case.columns, version=1, label="stable")
+
+
+def test_every_request_of_a_call_has_its_label_and_id(scripted: tuple[Scripted, str]) -> None:
+    servicer, address = scripted
+    columns = {"item": [1, 2, 3, 4, 5]}
+    with Client(address) as client:
+        client.predict("m", columns, label="canary", request_id="user 7")
+        list(client.predict_stream("m", [{"item": [1]}], label="canary", request_id="user 7"))
+
+    async def score() -> None:
+        async with AsyncClient(address) as client:
+            await client.predict("m", columns, label="canary", request_id="user 7")
+
+    asyncio.run(score())
+    asked = [(request.label, request.request_id) for request in servicer.requests]
+    assert asked == [("canary", "user 7")] * 5
+
+
+def test_a_large_frame_is_split_by_samples_and_by_bytes(case: Case) -> None:
+    times = 40
+    with (
+        Server(case.models, server_max_samples="512", server_max_bytes="4096") as server,
+        Client(server.address) as client,
+    ):
+        assert client.model(MODEL).limits.max_samples == 512
+        frame = case.frame(times)
+        result = client.predict(MODEL, frame, logits=True)
+        assert result.scores.index.equals(frame.index)
+        assert bits(result.scores) == bits(np.tile(case.scores, times))
+        assert bits(result.logits) == bits(np.tile(case.logits, times))
+        assert result.absent == {name: times * count for name, count in case.absent.items()}
+        with pytest.raises(InputError, match=r"batch: the server accepts at most 512 samples and 4096 b"):
+            next(client.predict_stream(MODEL, [frame]))
+        long = {**case.columns, "shop": ["x" * 5000] * len(case.scores)}
+        with pytest.raises(InputError, match=r"sample 0: the server accepts at most 4096 bytes, got 5"):
+            client.predict(MODEL, long)
+
+
+def test_errors_of_the_server_have_their_classes(client: Client, case: Case) -> None:
+    with pytest.raises(NotFoundError, match="serves version 1, got 9"):
+        client.predict(MODEL, case.columns, version=9)
+    with pytest.raises(NotFoundError, match='no model "nobody" is served here'):
+        client.predict("nobody", case.columns)
+    with pytest.raises(InvalidRequestError, match='feature "item"'):
+        client.predict(MODEL, {**case.columns, "item": ["a"] * len(case.scores)})
+    with pytest.raises(DeadlineError):
+        client.predict(MODEL, case.columns, timeout=1e-9)
+    with pytest.raises(FlechetteError, match="timeout: expected more than 0 seconds, got 0"):
+        client.predict(MODEL, case.columns, timeout=0)
+    assert client.predict(MODEL, case.columns, version=1, priority="high").version == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"item": None}, "columns: 'item': missing"),
+        ({"item": [1]}, "column 'item': expected 50 samples like 'price', got 1"),
+        ({"item": [1.5] * 50}, "column 'item': expected integers or strings, got float64"),
+        ({"item": [-1] * 50}, "column 'item', value 0: expected an id of at least 0, got -1"),
+        ({"item": [1, "a"] * 25}, None),
+        ({"item": np.array([1, "a"] * 25, object)}, "column 'item', value 1: expected an id of at least 0"),
+        ({"item": [[1], [2, 3]] * 25}, "column 'item': expected one value for each sample"),
+        ({"shop": np.array(["a", 1] * 25, object)}, "column 'shop', value 1: expected integers only or str"),
+        ({"price": ["x"] * 50}, "column 'price': expected numbers: could not convert string to float: 'x'"),
+        (
+            {"price": np.zeros((50, 2))},
+            r"column 'price': expected one number for each sample, got shape \(50, 2",
+        ),
+        ({"seen": [1] * 50}, "column 'seen', sample 0: expected a list of values, got 1"),
+        ({"seen": Bags([1, 2], [1] * 50)}, "column 'seen': expected 50 values by lengths, got 2"),
+        ({"seen": Bags([1], [2, -1])}, "column 'seen': expected lengths of at least 0, got -1"),
+        (
+            {"price": [float("nan")] * 50},
+            'dense feature "price", sample 0: expected a finite number, got NaN',
+        ),
+        ({"seen": [[1] * 9] * 50}, 'feature "seen", sample 0: expected at most 4 ids, got 9'),
+    ],
+)
+def test_a_wrong_column_is_named(
+    client: Client, case: Case, change: dict[str, object], message: str | None
+) -> None:
+    columns = {**case.columns, **change}
+    columns = {name: column for name, column in columns.items() if column is not None}
+    if message is None:  # numpy makes strings of both
+        message = 'feature "item"'
+    with pytest.raises(InputError, match=message):
+        client.predict(MODEL, columns)
+
+
+def test_the_async_client_gets_the_same_scores(server: Server, case: Case) -> None:
+    async def score() -> None:
+        async with AsyncClient(server.address) as client:
+            assert (await client.model(MODEL)).version == 1
+            results = await asyncio.gather(
+                *(client.predict(MODEL, case.frame(), logits=True) for _ in range(20))
+            )
+            for result in results:
+                assert bits(result.scores) == bits(case.scores)
+                assert bits(result.logits) == bits(case.logits)
+            large = await client.predict(MODEL, case.frame(200))
+            assert bits(large.scores) == bits(np.tile(case.scores, 200))
+            with pytest.raises(NotFoundError):
+                await client.predict("nobody", case.columns)
+            with pytest.raises(DeadlineError):
+                await client.predict(MODEL, case.columns, timeout=1e-9)
+
+    asyncio.run(score())
+
+
+def test_learned_samples_are_durable_and_the_labels_may_be_a_column(case: Case) -> None:
+    frame = case.frame(100)
+    frame["click"] = [i % 2 for i in range(len(frame))]
+    with Server(case.models, learn_enabled="on") as server, Client(server.address) as client:
+        assert client.learn(MODEL, frame, "click") == 5000
+        assert client.learn(MODEL, case.columns, np.zeros(50)) == 50
+        with pytest.raises(InputError, match="labels: expected 50 numbers, one for each sample"):
+            client.learn(MODEL, case.columns, [1])
+        with pytest.raises(InvalidRequestError, match="labels: sample 0") as refused:
+            client.learn(MODEL, case.columns, [2] * 50)
+        assert refused.value.learned == 0
+
+        async def learn() -> int:
+            async with AsyncClient(server.address) as client:
+                return await client.learn(MODEL, frame, "click")
+
+        assert asyncio.run(learn()) == 5000

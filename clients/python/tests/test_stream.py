@@ -1,0 +1,108 @@
+"""Streams of batches: order, a bounded window, errors, and a server that restarts."""
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import MODEL, Case, Scripted, Server
+
+from flechette import (
+    Client,
+    DeadlineError,
+    FlechetteError,
+    InvalidRequestError,
+    Retries,
+    UnavailableError,
+)
+
+
+def test_batches_are_scored_in_order_and_few_are_taken_ahead(client: Client, case: Case) -> None:
+    taken = 0
+
+    def batches() -> Iterator[Any]:
+        nonlocal taken
+        frame = case.frame()
+        for number in range(100):
+            taken += 1
+            yield frame.iloc[number % 50 :]
+
+    for number, result in enumerate(client.predict_stream(MODEL, batches(), logits=True, window=4)):
+        assert taken <= number + 5
+        expected = case.scores[number % 50 :]
+        assert np.asarray(result.scores).tobytes() == expected.tobytes()
+        assert np.asarray(result.logits).tobytes() == case.logits[number % 50 :].tobytes()
+        assert result.scores.index[0] == f"row {number % 50}"
+    assert taken == 100
+
+
+def test_a_refused_batch_raises_its_error(client: Client, case: Case) -> None:
+    wrong = {**case.columns, "seen": [[1] * 9] * 50}
+    results = client.predict_stream(MODEL, [case.columns, wrong, case.columns])
+    assert next(results).version == 1
+    with pytest.raises(InvalidRequestError, match='feature "seen", sample 0: expected at most 4 ids, got 9'):
+        next(results)
+    with pytest.raises(FlechetteError, match="window: expected 1 to 16, got 17"):
+        next(client.predict_stream(MODEL, [], window=17))
+    assert list(client.predict_stream(MODEL, [])) == []
+
+
+def test_a_stream_outlives_a_restart_of_the_server(case: Case) -> None:
+    with Server(case.models) as first, Client(first.address) as client:
+        servers = [first]
+
+        def batches() -> Iterator[Any]:
+            for number in range(60):
+                if number == 20:  # drains, which ends the stream
+                    first.stop()
+                    servers.append(Server(case.models, grpc_address=first.address))
+                if number == 40:  # breaks off
+                    servers[1].process.kill()
+                    servers[1].process.wait()
+                    servers.append(Server(case.models, grpc_address=first.address))
+                yield case.columns
+
+        results = list(client.predict_stream(MODEL, batches()))
+        assert len(results) == 60
+        assert all(result.scores.tobytes() == case.scores.tobytes() for result in results)
+        for server in servers:
+            with server:
+                pass
+
+
+def test_a_batch_that_meets_overload_is_sent_again_in_its_place(case: Case) -> None:
+    queue = {"batcher_queue_samples": "50", "batcher_workers": "1"}
+    # The queue holds one batch, so most of a window is refused at first.
+    retries = Retries(tries=1000, first_wait=0.001, longest_wait=0.01)
+    with (
+        Server(case.models, server_max_samples="50", batcher_max_samples="50", **queue) as server,
+        Client(server.address, retries=retries) as client,
+    ):
+        results = list(client.predict_stream(MODEL, [case.columns] * 50))
+        assert [result.scores.tobytes() for result in results] == [case.scores.tobytes()] * 50
+
+
+def test_a_server_that_does_not_answer_is_not_waited_for(scripted: tuple[Scripted, str]) -> None:
+    servicer, address = scripted
+    release = threading.Event()
+
+    def hold(_: object) -> None:
+        release.wait(20)
+
+    servicer.script = [lambda _: None, hold]
+    with Client(address, timeout=0.5) as client:
+        results = client.predict_stream(MODEL, [{"item": [1]}] * 3)
+        assert next(results).scores.tolist() == [0.5]
+        begun = time.monotonic()
+        with pytest.raises(DeadlineError, match=r"no answer after 0.5 s"):
+            next(results)
+        assert time.monotonic() - begun < 2
+    release.set()
+
+
+def test_a_stream_that_cannot_begin_ends_with_the_last_error() -> None:
+    retries = Retries(tries=3, first_wait=0.01)
+    with Client("127.0.0.1:1", retries=retries) as client, pytest.raises(UnavailableError):
+        next(client.predict_stream(MODEL, [{"item": [1]}]))

@@ -1,0 +1,121 @@
+//! How the client reaches a server: address, certificates, and a token.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::anyhow;
+use tonic::Request;
+use tonic::codegen::http::Uri;
+use tonic::metadata::{Ascii, MetadataValue};
+use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
+
+use crate::cli::{InputError, error_line};
+use crate::server::token_lines;
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Flags of a connection.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Connect {
+    /// Address of the server: http://HOST:PORT, or https://HOST:PORT for TLS
+    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8001")]
+    pub addr: String,
+    /// PEM file with the authority of the server's certificate; without it those of the system are used
+    #[arg(long, value_name = "FILE")]
+    ca: Option<PathBuf>,
+    /// PEM file with a certificate to show to the server
+    #[arg(long, value_name = "FILE", requires = "key")]
+    certificate: Option<PathBuf>,
+    /// PEM file with the private key of --certificate
+    #[arg(long, value_name = "FILE", requires = "certificate")]
+    key: Option<PathBuf>,
+    /// File with a token to send; its first line counts
+    #[arg(long, value_name = "FILE")]
+    token_file: Option<PathBuf>,
+}
+
+impl Connect {
+    /// Connects.
+    ///
+    /// # Errors
+    /// When a flag is wrong, or the server cannot be reached.
+    pub(crate) async fn channel(&self) -> anyhow::Result<Channel> {
+        let addr = &self.addr;
+        let wrong =
+            || InputError(anyhow!("--addr: expected http://HOST:PORT or https://HOST:PORT, got {addr:?}"));
+        let uri: Uri = addr.parse().map_err(|_| wrong())?;
+        let encrypted = match uri.scheme_str() {
+            Some("http") => false,
+            Some("https") => true,
+            _ => return Err(wrong().into()),
+        };
+        if uri.host().is_none_or(str::is_empty) {
+            return Err(wrong().into());
+        }
+        let mut endpoint = Endpoint::from(uri).connect_timeout(CONNECT_TIMEOUT).tcp_nodelay(true);
+        match encrypted {
+            true => endpoint = endpoint.tls_config(self.tls()?).map_err(|error| self.unreachable(&error))?,
+            false => self.no_files_of_tls()?,
+        }
+        endpoint.connect().await.map_err(|error| self.unreachable(&error))
+    }
+
+    fn unreachable(&self, error: &tonic::transport::Error) -> anyhow::Error {
+        anyhow!("{}: cannot connect: {}", self.addr, error_line(error))
+    }
+
+    fn tls(&self) -> Result<ClientTlsConfig, InputError> {
+        let tls = ClientTlsConfig::new().timeout(CONNECT_TIMEOUT);
+        let tls = match &self.ca {
+            Some(ca) => tls.ca_certificate(Certificate::from_pem(read("--ca", ca)?)),
+            None => tls.with_native_roots(),
+        };
+        let Some((certificate, key)) = self.certificate.as_ref().zip(self.key.as_ref()) else {
+            return Ok(tls);
+        };
+        Ok(tls.identity(Identity::from_pem(read("--certificate", certificate)?, read("--key", key)?)))
+    }
+
+    fn no_files_of_tls(&self) -> Result<(), InputError> {
+        for (flag, file) in [("--ca", &self.ca), ("--certificate", &self.certificate)] {
+            if file.is_some() {
+                return Err(InputError(anyhow!(
+                    "{flag}: needs --addr https://HOST:PORT, got {:?}",
+                    self.addr
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// The token of --token-file.
+    ///
+    /// # Errors
+    /// When the file has none.
+    pub(crate) fn token(&self) -> Result<Option<Token>, InputError> {
+        let Some(path) = &self.token_file else { return Ok(None) };
+        let file = read("--token-file", path)?;
+        let wrong = |reason: String| InputError(anyhow!("--token-file: {}: {reason}", path.display()));
+        let token = token_lines(&file).map_err(wrong)?.next().unwrap_or_default();
+        let text = [b"Bearer ", token].concat();
+        let mut value = MetadataValue::try_from(text.as_slice()).map_err(|error| wrong(error.to_string()))?;
+        // It is left out of logs.
+        value.set_sensitive(true);
+        Ok(Some(Token(value)))
+    }
+}
+
+fn read(flag: &'static str, path: &Path) -> Result<Vec<u8>, InputError> {
+    fs::read(path).map_err(|error| InputError(anyhow!("{flag}: {}: {error}", path.display())))
+}
+
+/// What a call sends to be let in.
+#[derive(Clone)]
+pub(crate) struct Token(MetadataValue<Ascii>);
+
+impl Token {
+    pub(crate) fn add_to<T>(&self, request: &mut Request<T>) {
+        request.metadata_mut().insert("authorization", self.0.clone());
+    }
+}

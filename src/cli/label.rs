@@ -1,0 +1,130 @@
+//! `flechette label`: shows the loaded versions and the labels of a served model, or sets a label.
+
+use std::time::Duration;
+
+use anyhow::anyhow;
+use tonic::{Code, Request, Status};
+
+use crate::cli::client::{ANSWER_BYTES, Connect, Token, status_text};
+use crate::cli::{InputError, print};
+use crate::server::proto::ctr_client::CtrClient;
+use crate::server::proto::{GetModelRequest, GetModelResponse, Label, SetLabelRequest};
+use crate::types::{Follow, Version};
+
+/// How long an answer may take. A version that is not loaded is opened and checked first.
+const TIMEOUT: Duration = Duration::from_secs(3600);
+
+/// The version that removes a label.
+const NONE: &str = "none";
+
+/// Flags of `label`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    server: Connect,
+    /// Name of the model
+    #[arg(value_name = "MODEL")]
+    model: String,
+    /// The label to set, such as stable or canary; without it, the labels are listed
+    #[arg(value_name = "LABEL", requires = "version")]
+    label: Option<String>,
+    /// The number of a version, latest, or none to remove the label
+    #[arg(value_name = "VERSION")]
+    version: Option<String>,
+}
+
+/// Lists the labels, or sets one.
+///
+/// # Errors
+/// When the server cannot be reached, or refuses the label or the version.
+pub(crate) fn run(args: Args) -> anyhow::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    print(&runtime.block_on(ask(args))?)
+}
+
+async fn ask(args: Args) -> anyhow::Result<String> {
+    let Args { server, model, label, version } = args;
+    let change = label.zip(version).map(|(label, version)| request(&model, label, &version)).transpose()?;
+    let token = server.token()?;
+    let mut ctr = CtrClient::new(server.channel().await?).max_decoding_message_size(ANSWER_BYTES);
+    let failed = |status: Status| match status.code() {
+        Code::NotFound | Code::InvalidArgument | Code::FailedPrecondition => {
+            InputError(anyhow!("{}", status.message().to_owned())).into()
+        }
+        _ => anyhow!("{}: {}", server.addr, status_text(&status)),
+    };
+    // A token for changes may not be one for GetModel.
+    Ok(match change {
+        None => {
+            let answer = ctr.get_model(call(GetModelRequest { model }, token.as_ref())).await;
+            listed(answer.map_err(failed)?.into_inner())
+        }
+        Some(change) => {
+            let SetLabelRequest { label, version: asked, remove, .. } = change.clone();
+            let answer = ctr.set_label(call(change, token.as_ref())).await;
+            let version = answer.map_err(failed)?.into_inner().version;
+            if remove && version == 0 {
+                format!("{label}: removed\n")
+            } else {
+                line(&Label { label, version, latest: !remove && asked == 0 })
+            }
+        }
+    })
+}
+
+fn call<T>(message: T, token: Option<&Token>) -> Request<T> {
+    let mut request = Request::new(message);
+    request.set_timeout(TIMEOUT);
+    token.iter().for_each(|token| token.add_to(&mut request));
+    request
+}
+
+fn request(model: &str, label: String, version: &str) -> Result<SetLabelRequest, InputError> {
+    let (version, remove) = match (version, Follow::parse(version)) {
+        (NONE, _) => (0, true),
+        (_, Some(Follow::Latest)) => (0, false),
+        (_, Some(Follow::Version(Version(number)))) if number > 0 => (number, false),
+        _ => {
+            let expected = "the number of a version, latest or none";
+            return Err(InputError(anyhow!("VERSION: expected {expected}, got {version:?}")));
+        }
+    };
+    Ok(SetLabelRequest { model: model.to_owned(), label, version, remove })
+}
+
+/// The labels, one a line, and the loaded versions.
+fn listed(model: GetModelResponse) -> String {
+    let labels: String = model.labels.iter().map(line).collect();
+    let versions: Vec<String> = model.versions.iter().map(u64::to_string).collect();
+    format!("{labels}loaded: {}\n", versions.join(", "))
+}
+
+fn line(label: &Label) -> String {
+    let version = match (label.version, label.latest) {
+        (0, _) => "not loaded".to_owned(),
+        (version, true) => format!("{version} (latest)"),
+        (version, false) => version.to_string(),
+    };
+    format!("{}: {version}\n", label.label)
+}
+
+#[cfg(test)]
+#[cfg(not(flechette_loom))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_version_is_a_number_latest_or_none() {
+        let parsed = |text| request("m", "stable".to_owned(), text).map(|r| (r.version, r.remove));
+        assert_eq!(parsed("3").unwrap(), (3, false));
+        assert_eq!(parsed("latest").unwrap(), (0, false));
+        assert_eq!(parsed("none").unwrap(), (0, true));
+        for wrong in ["0", "-1", "newest", ""] {
+            let text = parsed(wrong).unwrap_err().to_string();
+            assert_eq!(
+                text,
+                format!("VERSION: expected the number of a version, latest or none, got {wrong:?}")
+            );
+        }
+    }
+}

@@ -1,0 +1,242 @@
+//! What is wanted of a model, and opening what is not loaded yet.
+
+use std::collections::BTreeSet;
+
+use super::{Known, Look, Versions};
+use crate::cli::serve::LoadedModel;
+use crate::cli::serve::add::{stamp, version_folder};
+use crate::config::{STABLE, Shadow, TrafficConfig, VersionPolicy};
+use crate::engine::LoadedVersion;
+use crate::server::Labels;
+use crate::store;
+use crate::types::{Follow, Version};
+
+/// What should be loaded of a model.
+pub(super) struct Plan {
+    pub wanted: BTreeSet<Version>,
+    pub latest: Version,
+    pub stable: Version,
+    /// The versions that labels other than `stable` name.
+    pub pinned: BTreeSet<Version>,
+    pub shadow: Option<Version>,
+    pub traffic: TrafficConfig,
+    pub missing: Vec<String>,
+    /// The reason why the highest version that was tried now is refused.
+    pub refused: Option<String>,
+}
+
+impl Versions {
+    /// The labels of a model, with those of the present settings.
+    fn labels(&self, name: &str, traffic: &TrafficConfig) -> Result<Labels, String> {
+        let labels = match self.registry.labels(name) {
+            Some(labels) => Labels { settings: traffic.labels.clone(), ..labels },
+            None => {
+                let set =
+                    store::labels::load(&self.loader.models, name).map_err(|error| error.to_string())?;
+                let labels = Labels { settings: traffic.labels.clone(), set };
+                self.registry.set_labels(name, labels.clone());
+                labels
+            }
+        };
+        Ok(labels)
+    }
+
+    /// Opens what is wanted and not loaded yet.
+    pub(super) fn plan(
+        &self,
+        model: &LoadedModel,
+        name: &str,
+        look: Look<'_>,
+        known: &mut Known,
+    ) -> Result<Plan, String> {
+        let traffic = self.loader.live.traffic(name);
+        let mut labels = self.labels(name, &traffic)?;
+        if let Some((label, follow)) = look.label {
+            labels = labels.with(label, follow);
+        }
+        let on_disk = self.on_disk(model, name, known)?;
+        known.refused.retain(|version, _| on_disk.contains(version));
+        let mut opener = Opener { versions: self, model, name, known, urgent: look.urgent };
+        let (mut missing, mut refused) = (Vec::new(), None);
+        let mut policy = opener.policy(&traffic.versions, (&on_disk, look.new), (&mut missing, &mut refused));
+        let main = model.engine.version();
+        if policy.is_empty() {
+            policy.insert(main);
+        }
+        let latest = policy.last().copied().unwrap_or(main);
+        let mut pinned = BTreeSet::new();
+        let mut stable = latest;
+        for (label, follow) in labels.all() {
+            let version = match follow {
+                Follow::Latest => latest,
+                Follow::Version(version) => version,
+            };
+            match opener.load(version) {
+                Ok(()) if label == STABLE => stable = version,
+                Ok(()) if follow == Follow::Latest => {}
+                Ok(()) => drop(pinned.insert(version)),
+                Err(reason) => {
+                    if look.label.is_some_and(|(set, _)| set == label) {
+                        return Err(reason);
+                    }
+                    if label == STABLE {
+                        stable = main;
+                    }
+                    missing.push(format!("label {label}: {reason}"));
+                }
+            }
+        }
+        let shadow = match &traffic.shadow {
+            None => None,
+            Some(Shadow::Follow(follow)) => Some(*follow),
+            Some(Shadow::Label(label)) => labels.all().get(label).copied(),
+        };
+        let shadow = shadow.map(|follow| match follow {
+            Follow::Latest => latest,
+            Follow::Version(version) => version,
+        });
+        let shadow = shadow.filter(|version| match opener.load(*version) {
+            Ok(()) => true,
+            Err(reason) => {
+                missing.push(format!("shadow: {reason}"));
+                false
+            }
+        });
+        let wanted = policy.iter().chain(&pinned).chain(&shadow).chain([&stable]).copied().collect();
+        Ok(Plan { wanted, latest, stable, pinned, shadow, traffic, missing, refused })
+    }
+
+    /// The versions of a model's directory, ascending.
+    fn on_disk(&self, model: &LoadedModel, name: &str, known: &mut Known) -> Result<Vec<Version>, String> {
+        let serving = model.engine.version();
+        match store::versions(&self.loader.models, name) {
+            Ok(versions) => {
+                if std::mem::take(&mut known.unreadable) {
+                    tracing::info!(model = name, version = %serving, "model readable again");
+                }
+                Ok(versions)
+            }
+            Err(reason) => {
+                if !std::mem::replace(&mut known.unreadable, true) {
+                    let effect = "the loaded version goes on";
+                    tracing::warn!(model = name, version = %serving, %reason, "model unreadable: {effect}");
+                }
+                Err(reason.to_string())
+            }
+        }
+    }
+}
+
+/// Loads versions of one model.
+struct Opener<'o> {
+    versions: &'o Versions,
+    model: &'o LoadedModel,
+    name: &'o str,
+    known: &'o mut Known,
+    urgent: bool,
+}
+
+impl Opener<'_> {
+    /// The versions of a policy that are loaded.
+    fn policy(
+        &mut self,
+        policy: &VersionPolicy,
+        (on_disk, new): (&[Version], bool),
+        (missing, refused): (&mut Vec<String>, &mut Option<String>),
+    ) -> BTreeSet<Version> {
+        let mut good = BTreeSet::new();
+        match policy {
+            VersionPolicy::Given(versions) => {
+                for &version in versions {
+                    match self.load(version) {
+                        Ok(()) => drop(good.insert(version)),
+                        Err(reason) => missing.push(reason),
+                    }
+                }
+            }
+            VersionPolicy::Latest(count) => {
+                let mut candidates: BTreeSet<Version> = self.known.beside.keys().copied().collect();
+                candidates.insert(self.model.engine.version());
+                if new {
+                    candidates.extend(on_disk);
+                }
+                for version in candidates.into_iter().rev() {
+                    let first = !self.known.refused.contains_key(&version);
+                    match self.load(version) {
+                        Ok(()) => drop(good.insert(version)),
+                        Err(reason) if first => *refused = refused.take().or(Some(reason)),
+                        Err(_) => {}
+                    }
+                    if good.len() == *count {
+                        break;
+                    }
+                }
+            }
+        }
+        good
+    }
+
+    /// Loads a version, unless it is loaded. A version that was refused is tried again only if its files have
+    /// changed.
+    ///
+    /// # Errors
+    /// Why it is refused.
+    fn load(&mut self, version: Version) -> Result<(), String> {
+        if version == self.model.engine.version() || self.known.beside.contains_key(&version) {
+            return Ok(());
+        }
+        let (loader, name) = (&self.versions.loader, self.name);
+        // Read before the version is opened, so that later changes are noticed.
+        let now = stamp([version_folder(loader, name, version)]);
+        if let Some((then, reason)) = self.known.refused.get(&version)
+            && *then == now
+        {
+            return Err(reason.clone());
+        }
+        let opened = match self.urgent {
+            true => self.open(version),
+            false => self.versions.opening.install(|| self.open(version)),
+        };
+        match opened {
+            Ok(loaded) => {
+                self.known.refused.remove(&version);
+                tracing::debug!(model = name, %version, "version opened");
+                let engine = self.versions.beside(self.model, name, loaded);
+                self.known.beside.insert(version, engine);
+                Ok(())
+            }
+            Err(error) => {
+                let serving = self.model.engine.version();
+                let reason = format!("{error:#}");
+                tracing::warn!(model = name, %version, %serving, %reason, "version refused");
+                self.model.engine.count_refused();
+                let reason = format!("version {version} is refused: {reason}");
+                self.known.refused.insert(version, (now, reason.clone()));
+                Err(reason)
+            }
+        }
+    }
+
+    /// Opens a version, checks all of it, and prepares its rows.
+    fn open(&self, version: Version) -> anyhow::Result<LoadedVersion> {
+        let LoadedModel { engine, memory } = self.model;
+        let (loader, name) = (&self.versions.loader, self.name);
+        let beside = self.known.beside.values().map(|engine| engine.served());
+        let below = beside.chain([engine.served()]).filter(|loaded| loaded.version() < version);
+        let Some(before) = below.max_by_key(|loaded| loaded.version()) else {
+            let mut opened = store::open(&loader.models, name, version, loader.purpose())?;
+            engine.check_schema(&opened)?;
+            memory.load(&mut opened)?;
+            memory.prepare(&mut opened);
+            return Ok(engine.accept(opened)?);
+        };
+        let mut opened = store::open_after(&loader.models, name, version, &before.store)?;
+        engine.check_schema(&opened)?;
+        // Otherwise the base rows are those of the loaded version, and ready.
+        if opened.store.changed_since(&before.store).is_none() {
+            memory.load(&mut opened)?;
+            memory.prepare(&mut opened);
+        }
+        Ok(engine.accept(opened)?)
+    }
+}

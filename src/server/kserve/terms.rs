@@ -1,0 +1,61 @@
+//! The parameters of a request that say when it is computed, `timeout` and `priority` (as in Triton), and by
+//! which version: `label`.
+
+use std::time::Duration;
+
+use crate::batcher::Priority;
+use crate::server::convert::clip;
+use crate::server::inference::ModelInferRequest;
+use crate::server::inference::infer_parameter::ParameterChoice;
+use crate::server::status::CallError;
+
+/// Most characters of a text in an error, before it is shortened.
+const SHOWN: usize = 100;
+
+fn parameter<'a>(request: &'a ModelInferRequest, name: &str) -> Option<&'a ParameterChoice> {
+    request.parameters.get(name).and_then(|parameter| parameter.parameter_choice.as_ref())
+}
+
+/// The time of the request from its arrival, in microseconds. Clients send 0 for no limit.
+pub(crate) fn timeout(request: &ModelInferRequest) -> Option<Duration> {
+    let micros = match parameter(request, "timeout")? {
+        ParameterChoice::Int64Param(micros) => u64::try_from(*micros).ok()?,
+        ParameterChoice::Uint64Param(micros) => *micros,
+        _ => return None,
+    };
+    (micros > 0).then(|| Duration::from_micros(micros))
+}
+
+/// Lower numbers are more urgent, and clients send 0 for the default.
+///
+/// # Errors
+/// [`CallError::Priority`].
+pub(crate) fn priority(request: &ModelInferRequest) -> Result<Priority, CallError> {
+    let refused = |got: String| Err(CallError::Priority { got: clip(got) });
+    match parameter(request, "priority") {
+        None | Some(ParameterChoice::Int64Param(0 | 2) | ParameterChoice::Uint64Param(0 | 2)) => {
+            Ok(Priority::Normal)
+        }
+        Some(ParameterChoice::Int64Param(1) | ParameterChoice::Uint64Param(1)) => Ok(Priority::High),
+        Some(ParameterChoice::Int64Param(3..) | ParameterChoice::Uint64Param(_)) => Ok(Priority::Low),
+        Some(ParameterChoice::Int64Param(number)) => refused(number.to_string()),
+        Some(ParameterChoice::BoolParam(value)) => refused(value.to_string()),
+        Some(ParameterChoice::StringParam(text)) => {
+            // The whole text may be many times as long when it is escaped.
+            refused(format!("{:?}", text.chars().take(SHOWN).collect::<String>()))
+        }
+        Some(ParameterChoice::DoubleParam(number)) => refused(number.to_string()),
+    }
+}
+
+/// The label that the request names; empty: none.
+///
+/// # Errors
+/// [`CallError::LabelParameter`].
+pub(crate) fn label(request: &ModelInferRequest) -> Result<String, CallError> {
+    match parameter(request, "label") {
+        None => Ok(String::new()),
+        Some(ParameterChoice::StringParam(label)) => Ok(label.clone()),
+        Some(_) => Err(CallError::LabelParameter),
+    }
+}

@@ -1,0 +1,77 @@
+//! Setting a label of a model when a client asks for it.
+//!
+//! A label that gets a loaded version changes at once. Otherwise the repository loads the version first, and
+//! changes the label itself.
+
+use std::sync::Arc;
+
+use super::convert::clip;
+use super::models::NotChanged;
+use super::proto::SetLabelRequest;
+use super::repository::{Change, ChangeError};
+use super::status::CallError;
+use super::{Labels, Shared, kserve};
+use crate::config::is_label;
+use crate::types::{Follow, Version};
+
+/// Sets or forgets a label. Returns the version that it names now.
+///
+/// # Errors
+/// When the label has no valid name, the version cannot be loaded, or the labels cannot be written. Then
+/// nothing changes.
+pub(crate) async fn set(
+    shared: &Arc<Shared>,
+    request: SetLabelRequest,
+) -> Result<Option<Version>, CallError> {
+    let SetLabelRequest { model, label, version, remove } = request;
+    if !is_label(&label) {
+        return Err(CallError::LabelName { got: clip(label) });
+    }
+    let follow = match (remove, version) {
+        (true, _) => None,
+        (false, 0) => Some(Follow::Latest),
+        (false, number) => Some(Follow::Version(Version(number))),
+    };
+    if matches!(follow, Some(Follow::Version(_))) {
+        match set_loaded(shared, &model, (&label, follow)).await? {
+            Ok(version) => {
+                settle(shared, &model);
+                return Ok(version);
+            }
+            // It has to be loaded first.
+            Err(NotChanged::NotServed | NotChanged::NotLoaded) => {}
+            Err(error) => return Err(ChangeError::Refused { model, reason: error.to_string() }.into()),
+        }
+    }
+    kserve::change(shared, Change::Label { label: label.clone(), follow }, model.clone()).await?;
+    settle(shared, &model);
+    let named = shared.models.get(&model);
+    let version = named.and_then(|named| named.named().find(|(name, ..)| *name == label)?.2);
+    Ok(version.map(Version))
+}
+
+/// Lets the repository unload versions that no label names any more. Nobody waits for that.
+fn settle(shared: &Shared, model: &str) {
+    shared.repository.get().iter().for_each(|repository| repository.look(model));
+}
+
+/// Sets a label without the repository's thread, which may be opening a large version.
+async fn set_loaded(
+    shared: &Arc<Shared>,
+    model: &str,
+    (label, follow): (&str, Option<Follow>),
+) -> Result<Result<Option<Version>, NotChanged>, CallError> {
+    let repository = shared.repository.get().ok_or(ChangeError::Unsupported)?.clone();
+    let (of_task, name, own_label) = (shared.clone(), model.to_owned(), label.to_owned());
+    let set = tokio::task::spawn_blocking(move || {
+        let keep = |labels: &Labels| repository.keep_labels(&name, &labels.set);
+        of_task.models.set_label(&name, (&own_label, follow), keep)
+    });
+    // The task is not cancelled, and does not panic.
+    let set = set.await.map_err(|error| ChangeError::Unreadable(error.to_string()))?;
+    if let Ok(version) = &set {
+        let version = version.map(|version| version.0);
+        tracing::info!(model, label, version, "label set by a client");
+    }
+    Ok(set)
+}

@@ -1,0 +1,320 @@
+//! A served model: its engines, and which of them scores a request.
+//!
+//! A [`Model`] never changes. When versions are loaded, or labels are set, another one takes its place in the
+//! map (`models.rs`), and engines that it does not have end when nobody uses the old one any more. So a
+//! request sees the engines and labels of one instant, and takes no lock.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::convert::{Inputs, clip};
+use super::pressure::Pressure;
+use super::served::{Queued, Served};
+use super::shadow::Shadowing;
+use super::status::CallError;
+use super::traffic::{Ask, Labels, Split};
+use crate::config::{CANARY, STABLE, TrafficConfig};
+use crate::metrics::{LabelMetrics, Metrics};
+use crate::types::{Batch, Follow, Scores, Version};
+
+/// A served model.
+pub(crate) struct Model {
+    name: String,
+    /// The first is the main one, whose version changes.
+    engines: Vec<Arc<Served>>,
+    /// The calls of all versions.
+    pressure: Arc<Pressure>,
+    /// The version of the main engine, or the one that it takes over.
+    main: Version,
+    /// What [`Follow::Latest`] means.
+    latest: Version,
+    /// `None` until the labels that clients have set were read.
+    labels: Option<Labels>,
+    traffic: TrafficConfig,
+    named: Vec<Named>,
+    /// The engine of `stable`.
+    stable: usize,
+    /// The engine of `canary` and its share, if some requests are for it.
+    canary: Option<(usize, Split)>,
+    shadow: Option<Arc<Shadowing>>,
+    /// Versions that are wanted and cannot be loaded: why.
+    missing: Vec<String>,
+}
+
+/// A label.
+struct Named {
+    label: String,
+    follow: Follow,
+    /// `None` if its version is not loaded.
+    engine: Option<usize>,
+    metrics: Option<LabelMetrics>,
+}
+
+/// The parts of a model that change together.
+pub(crate) struct Parts {
+    /// All engines, the main one first.
+    pub engines: Vec<Arc<Served>>,
+    pub pressure: Arc<Pressure>,
+    pub main: Version,
+    pub latest: Version,
+    pub labels: Option<Labels>,
+    pub traffic: TrafficConfig,
+    pub shadow: Option<Arc<Shadowing>>,
+    pub missing: Vec<String>,
+}
+
+/// Which engine scores a request.
+struct Choice {
+    engine: usize,
+    /// The version that must compute the scores.
+    version: Option<u64>,
+}
+
+impl Model {
+    pub(crate) fn new(name: &str, parts: Parts, metrics: &Metrics) -> Self {
+        let Parts { engines, pressure, main, latest, labels, traffic, shadow, missing } = parts;
+        let mut model = Self {
+            name: name.to_owned(),
+            engines,
+            pressure,
+            main,
+            latest,
+            labels,
+            traffic,
+            named: Vec::new(),
+            stable: 0,
+            canary: None,
+            shadow,
+            missing,
+        };
+        let all = model.labels.clone().unwrap_or_default().all();
+        // A model without labels needs no series of them.
+        let shown = all.len() > 1 || all.get(STABLE) != Some(&Follow::Latest);
+        let named = all.into_iter().map(|(label, follow)| {
+            let metrics = shown.then(|| metrics.label(name, &label));
+            let engine = model.engine_of(follow);
+            let version = engine.map_or(0.0, |engine| model.version_of(engine).0 as f64);
+            metrics.iter().for_each(|metrics| metrics.version.set(version));
+            Named { label, follow, engine, metrics }
+        });
+        model.named = named.collect();
+        let engine = |label| model.named.iter().find(|named| named.label == label)?.engine;
+        // `stable` is only missing if the settings name a version that cannot be loaded.
+        model.stable = engine(STABLE).unwrap_or(0);
+        let canary = engine(CANARY).filter(|canary| *canary != model.stable);
+        model.canary = canary.filter(|_| model.traffic.canary_share > 0.0).map(|engine| {
+            let schema = &model.main().predict.describe().schema;
+            (engine, Split::new(model.traffic.canary_share, &model.traffic.sticky, schema, name))
+        });
+        model
+    }
+
+    /// The parts, for the next model in its place.
+    pub(crate) fn parts(&self) -> Parts {
+        Parts {
+            engines: self.engines.clone(),
+            pressure: self.pressure.clone(),
+            main: self.main,
+            latest: self.latest,
+            labels: self.labels.clone(),
+            traffic: self.traffic.clone(),
+            shadow: self.shadow.clone(),
+            missing: self.missing.clone(),
+        }
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(crate) fn pressure(&self) -> &Arc<Pressure> {
+        &self.pressure
+    }
+
+    /// The engine whose version changes.
+    pub(crate) fn main(&self) -> &Arc<Served> {
+        &self.engines[0]
+    }
+
+    /// The engine of requests that name neither a version nor a label, but for the canary's share.
+    pub(crate) fn stable(&self) -> &Arc<Served> {
+        &self.engines[self.stable]
+    }
+
+    pub(crate) fn engine(&self, engine: usize) -> &Arc<Served> {
+        &self.engines[engine]
+    }
+
+    /// All engines, the main one first.
+    pub(crate) fn engines(&self) -> &[Arc<Served>] {
+        &self.engines
+    }
+
+    pub(crate) fn shadow(&self) -> Option<&Arc<Shadowing>> {
+        self.shadow.as_ref()
+    }
+
+    pub(crate) fn labels(&self) -> Option<&Labels> {
+        self.labels.as_ref()
+    }
+
+    pub(crate) fn missing(&self) -> &[String] {
+        &self.missing
+    }
+
+    /// The version of the main engine, or the one that it takes over.
+    pub(crate) fn main_version(&self) -> Version {
+        self.main
+    }
+
+    fn version_of(&self, engine: usize) -> Version {
+        self.engines[engine].version.unwrap_or(self.main)
+    }
+
+    /// The engine of the version that a label names.
+    pub(crate) fn engine_of(&self, follow: Follow) -> Option<usize> {
+        let version = match follow {
+            Follow::Latest => self.latest,
+            Follow::Version(version) => version,
+        };
+        // While the main engine takes over a version that has an engine, that one is used.
+        let beside = self.engines.iter().position(|served| served.version == Some(version));
+        beside.or_else(|| (version == self.main).then_some(0))
+    }
+
+    /// The version that a label would name, if it is loaded and its engine is not taking over another one.
+    pub(crate) fn settled(&self, follow: Follow) -> Option<Version> {
+        let version = self.version_of(self.engine_of(follow)?);
+        self.engines.iter().any(|served| served.predict.describe().version == version).then_some(version)
+    }
+
+    /// The loaded versions, ascending, each with its engine.
+    pub(crate) fn versions(&self) -> Vec<(u64, &Arc<Served>)> {
+        let mut all: Vec<_> =
+            self.engines.iter().map(|served| (served.predict.describe().version.0, served)).collect();
+        all.sort_by_key(|(version, _)| *version);
+        // During a switch two engines may have the same version.
+        all.dedup_by_key(|(version, _)| *version);
+        all
+    }
+
+    /// Each label with what it names, and with its version if that is loaded.
+    pub(crate) fn named(&self) -> impl Iterator<Item = (&str, Follow, Option<u64>)> {
+        self.named.iter().map(|named| {
+            let version = named.engine.map(|engine| self.engines[engine].predict.describe().version.0);
+            (named.label.as_str(), named.follow, version)
+        })
+    }
+
+    /// The engine that has this version loaded.
+    ///
+    /// # Errors
+    /// [`CallError::NoVersion`].
+    pub(crate) fn find(&self, requested: u64) -> Result<usize, CallError> {
+        let beside = self.engines.iter().position(|served| served.version == Some(Version(requested)));
+        let main = || (self.main().predict.describe().version.0 == requested).then_some(0);
+        beside.or_else(main).ok_or_else(|| self.no_version(requested))
+    }
+
+    fn no_version(&self, requested: u64) -> CallError {
+        let loaded: Vec<String> = self.versions().iter().map(|(version, _)| version.to_string()).collect();
+        CallError::NoVersion { model: self.name.clone(), loaded: loaded.join(", "), requested }
+    }
+
+    /// Queues the batch that `encode` writes at the engine that should score it.
+    ///
+    /// # Errors
+    /// When the version or the label is not there, the request cannot be converted, or the queue is full.
+    pub(crate) fn queue(
+        &self,
+        ask: &Ask,
+        encode: impl FnOnce(&Inputs, &mut Batch) -> Result<(), CallError>,
+    ) -> Result<Queued, CallError> {
+        let split = self.canary.as_ref().filter(|_| ask.version.is_none() && ask.label.is_empty());
+        let by_samples = split.filter(|(_, split)| split.by_samples());
+        let Choice { mut engine, version } = match split {
+            Some(_) if by_samples.is_some() => Choice { engine: self.stable, version: None },
+            Some((canary, split)) if split.takes(&ask.id) => Choice { engine: *canary, version: None },
+            _ => self.choose(ask)?,
+        };
+        let served = &self.engines[engine];
+        let description = served.predict.describe();
+        let inputs = served.inputs(&description.schema);
+        let started = Instant::now();
+        let mut batch = served.batcher.spare();
+        encode(&inputs, &mut batch)?;
+        batch.logits = ask.logits;
+        if let Some((canary, split)) = by_samples
+            && split.takes_batch(&batch)
+        {
+            engine = *canary;
+        }
+        let served = &self.engines[engine];
+        served.metrics.statistics.input.add(1, started.elapsed());
+        let shadow = self.shadow.as_ref().and_then(|shadow| shadow.copy(served, &batch));
+        let ticket = served.batcher.submit(batch, ask.terms)?;
+        let shadow = shadow.and_then(|(shadow, batch)| shadow.submit(batch));
+        self.count(ask, engine);
+        Ok(Queued { ticket, inputs, engine, version, shadow })
+    }
+
+    fn choose(&self, ask: &Ask) -> Result<Choice, CallError> {
+        match (ask.version, ask.label.as_str()) {
+            (None, "") => Ok(Choice { engine: self.stable, version: None }),
+            (Some(version), "") => Ok(Choice { engine: self.find(version)?, version: Some(version) }),
+            (None, label) => self.choose_label(label),
+            (Some(_), label) => Err(CallError::Both { label: clip(label.to_owned()) }),
+        }
+    }
+
+    fn choose_label(&self, label: &str) -> Result<Choice, CallError> {
+        let Some(named) = self.named.iter().find(|named| named.label == label) else {
+            let labels: Vec<&str> = self.named.iter().map(|named| named.label.as_str()).collect();
+            let (model, labels) = (self.name.clone(), labels.join(", "));
+            return Err(CallError::NoLabel { model, labels, got: clip(label.to_owned()) });
+        };
+        match (named.engine, named.follow) {
+            // The main engine may take over another version meanwhile.
+            (Some(0), Follow::Version(version)) if label != STABLE => {
+                Ok(Choice { engine: 0, version: Some(version.0) })
+            }
+            (Some(engine), _) => Ok(Choice { engine, version: None }),
+            (None, Follow::Version(version)) => Err(self.no_version(version.0)),
+            (None, Follow::Latest) => Err(self.no_version(self.latest.0)),
+        }
+    }
+
+    /// Counts a request for its label.
+    fn count(&self, ask: &Ask, engine: usize) {
+        if ask.version.is_some() || self.named.len() <= 1 {
+            return;
+        }
+        let label = match ask.label.as_str() {
+            "" if self.canary.as_ref().is_some_and(|(canary, _)| *canary == engine) => CANARY,
+            "" => STABLE,
+            label => label,
+        };
+        let named = self.named.iter().find(|named| named.label == label);
+        named
+            .and_then(|named| named.metrics.as_ref())
+            .iter()
+            .for_each(|metrics| metrics.requests.increment(1));
+    }
+
+    /// Awaits the scores of a queued request.
+    ///
+    /// # Errors
+    /// When the batch failed, or another version than the requested one has computed it.
+    pub(crate) async fn scores(&self, queued: Queued) -> Result<(Scores, Arc<Inputs>), CallError> {
+        let Queued { ticket, inputs, version, shadow, .. } = queued;
+        let scores = ticket.await?;
+        // The version may have changed while the request was queued.
+        if let Some(requested) = version.filter(|requested| *requested != scores.version.0) {
+            return Err(self.no_version(requested));
+        }
+        if let Some(shadow) = shadow {
+            shadow.with(scores.probabilities.clone());
+        }
+        Ok((scores, inputs))
+    }
+}

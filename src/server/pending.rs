@@ -1,0 +1,97 @@
+//! A request for scores, from its message to its response, in any protocol: find the model, queue the batch,
+//! await the scores. Each request of a loaded model is counted and timed once ([`Account`]).
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tracing::Level;
+
+use super::Shared;
+use super::gate::Call;
+use super::model::Model;
+use super::served::{Account, Queued};
+use super::status::CallError;
+use crate::batcher::{Priority, Terms};
+use crate::schema::Schema;
+use crate::types::Scores;
+
+/// A request for scores, as a protocol has it.
+pub(crate) trait ScoreRequest: Sized + Send + 'static {
+    /// What the response takes from the request.
+    type Form: Send + 'static;
+    /// The response to a call of one request.
+    type Response;
+    /// The message of a stream with a response or an error.
+    type Answer: Send + 'static;
+
+    /// Takes the name of the model out of the request.
+    fn take_model(&mut self) -> String;
+
+    /// The time that the request gives itself from its arrival.
+    fn timeout(&self) -> Option<Duration>;
+
+    fn priority(&self) -> Result<Priority, CallError>;
+
+    /// The client's own name of the request, or an empty text.
+    fn id(&self) -> &str;
+
+    /// Checks the request and queues its batch.
+    fn queue(self, model: &Model, terms: Terms) -> Result<(Queued, Self::Form), CallError>;
+
+    fn response(form: Self::Form, scores: Scores, schema: &Schema) -> Self::Response;
+
+    /// Writes the answer to this request.
+    fn answer(
+        &self,
+    ) -> impl FnOnce(Result<Self::Response, CallError>) -> Self::Answer + Send + 'static + use<Self>;
+}
+
+/// A request in the queue.
+pub(crate) struct Pending<R: ScoreRequest> {
+    account: Account,
+    queued: Queued,
+    form: R::Form,
+    /// The end of the request's own time, if it is before the deadline of the call.
+    due: Option<Instant>,
+}
+
+impl<R: ScoreRequest> Pending<R> {
+    /// Queues a request. Failures are counted, if the model is loaded.
+    pub(crate) fn begin(
+        shared: &Arc<Shared>,
+        mut request: R,
+        call: Option<&Call>,
+    ) -> Result<Self, CallError> {
+        let started = Instant::now();
+        let model = shared.find(request.take_model())?;
+        call.iter().for_each(|call| call.count());
+        let own = request.timeout().and_then(|timeout| started.checked_add(timeout));
+        let deadline = call.and_then(|call| call.deadline).into_iter().chain(own).min();
+        let due = own.filter(|_| own == deadline);
+        let priority = request.priority();
+        let terms = Terms { deadline, priority: priority.as_ref().copied().unwrap_or_default() };
+        // Only lines at this level have it.
+        let id = if tracing::enabled!(Level::DEBUG) { request.id() } else { "" }.to_owned();
+        let mut account = Account::new(model, started, terms, id);
+        let queued = priority.and_then(|_| request.queue(&account.model, terms));
+        match &queued {
+            Ok((queued, _)) => account.queued(queued),
+            Err(_) => account.close(&queued),
+        }
+        let (queued, form) = queued?;
+        Ok(Self { account, queued, form, due })
+    }
+
+    /// Awaits the scores.
+    pub(crate) async fn finish(self) -> Result<R::Response, CallError> {
+        let Self { mut account, queued, form, due } = self;
+        let scores = account.model.scores(queued);
+        let result = match due {
+            None => scores.await,
+            Some(due) => tokio::time::timeout_at(due.into(), scores).await.unwrap_or(Err(CallError::Late)),
+        };
+        account.close(&result);
+        let (scores, inputs) = result?;
+        Ok(R::response(form, scores, &inputs.schema))
+    }
+}

@@ -1,0 +1,148 @@
+//! A value that is read from files, and read again when they change.
+//!
+//! The contents are compared, not the times of change, so links that point elsewhere are noticed too. If the
+//! new contents cannot be used, the value stays as it is, and each later check tries them again. Files that
+//! belong together are often replaced one after the other, so a reason is logged only when two checks in a
+//! row have found it.
+
+use std::fs::{self, File};
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+
+use ring::digest::{Context, Digest, SHA256};
+
+/// Most bytes of a file.
+const FILE_BYTES: u64 = 1 << 20;
+
+/// A file that a setting names, with its contents.
+pub(crate) struct Contents {
+    pub setting: &'static str,
+    path: PathBuf,
+    pub bytes: Vec<u8>,
+}
+
+/// Why a file cannot be used.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{setting}: {}: {reason}", path.display())]
+#[allow(missing_docs)] // the error text says it
+pub struct FileError {
+    pub setting: &'static str,
+    pub path: PathBuf,
+    /// Never has a part of the file.
+    pub reason: String,
+}
+
+impl Contents {
+    fn read(setting: &'static str, path: &Path) -> Result<Self, FileError> {
+        let wrong = |reason| FileError { setting, path: path.to_owned(), reason };
+        // The contents of anything else may have no end, or never begin.
+        if !fs::metadata(path).map_err(|error| wrong(error.to_string()))?.is_file() {
+            return Err(wrong("not a file".to_owned()));
+        }
+        let mut bytes = Vec::new();
+        let read = File::open(path).and_then(|file| file.take(FILE_BYTES + 1).read_to_end(&mut bytes));
+        match read.map_err(|error| wrong(error.to_string()))? as u64 {
+            0..=FILE_BYTES => Ok(Self { setting, path: path.to_owned(), bytes }),
+            _ => Err(wrong(format!("limit {FILE_BYTES} bytes, got more"))),
+        }
+    }
+
+    pub(crate) fn wrong(&self, reason: impl Into<String>) -> FileError {
+        FileError { setting: self.setting, path: self.path.clone(), reason: reason.into() }
+    }
+}
+
+/// The value, and its files.
+pub(crate) struct Watched<T> {
+    files: Vec<(&'static str, PathBuf)>,
+    parse: fn(&[Contents]) -> Result<T, FileError>,
+    value: RwLock<Arc<T>>,
+    seen: Mutex<Seen>,
+}
+
+/// What the last check has found.
+struct Seen {
+    /// Of the contents that the value is from.
+    digest: Digest,
+    /// Why later contents are refused.
+    refused: Option<Refused>,
+}
+
+struct Refused {
+    reason: FileError,
+    logged: bool,
+}
+
+impl<T> Watched<T> {
+    /// Reads the files for the first time.
+    ///
+    /// # Errors
+    /// When a file cannot be read, or cannot be used.
+    pub(crate) fn open(
+        files: Vec<(&'static str, PathBuf)>,
+        parse: fn(&[Contents]) -> Result<T, FileError>,
+    ) -> Result<Self, FileError> {
+        let (digest, contents) = read(&files)?;
+        let value = RwLock::new(Arc::new(parse(&contents)?));
+        Ok(Self { files, parse, value, seen: Mutex::new(Seen { digest, refused: None }) })
+    }
+
+    pub(crate) fn value(&self) -> Arc<T> {
+        self.value.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Reads the files again. Returns a new value if they have changed. `asked` is whether somebody waits for
+    /// the result, which then is logged at once.
+    pub(crate) fn check(&self, asked: bool) -> Option<Arc<T>> {
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let changed = read(&self.files).and_then(|(digest, contents)| {
+            let same = digest.as_ref() == seen.digest.as_ref();
+            if same { Ok(None) } else { Ok(Some((digest, (self.parse)(&contents)?))) }
+        });
+        match changed {
+            Ok(None) => {
+                seen.refused = None;
+                None
+            }
+            Ok(Some((digest, value))) => {
+                let settings: Vec<&str> = self.files.iter().map(|(setting, _)| *setting).collect();
+                tracing::info!(settings = settings.join(", "), "new files are used from now on");
+                let value = Arc::new(value);
+                *self.value.write().unwrap_or_else(PoisonError::into_inner) = value.clone();
+                *seen = Seen { digest, refused: None };
+                Some(value)
+            }
+            Err(reason) => {
+                seen.refuse(reason, asked);
+                None
+            }
+        }
+    }
+}
+
+impl Seen {
+    fn refuse(&mut self, reason: FileError, asked: bool) {
+        let before = self.refused.take().filter(|before| before.reason == reason);
+        let logged = before.as_ref().is_some_and(|before| before.logged);
+        let log = asked || before.is_some() && !logged;
+        if log {
+            tracing::error!("{reason}; the old contents stay in use");
+        }
+        self.refused = Some(Refused { reason, logged: logged || log });
+    }
+}
+
+fn read(files: &[(&'static str, PathBuf)]) -> Result<(Digest, Vec<Contents>), FileError> {
+    let contents: Vec<Contents> =
+        files.iter().map(|(setting, path)| Contents::read(setting, path)).collect::<Result<_, _>>()?;
+    let mut digest = Context::new(&SHA256);
+    for file in &contents {
+        digest.update(&(file.bytes.len() as u64).to_le_bytes());
+        digest.update(&file.bytes);
+    }
+    Ok((digest.finish(), contents))
+}
+
+#[cfg(test)]
+mod tests;

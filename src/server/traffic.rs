@@ -1,0 +1,169 @@
+//! How requests are shared out among the loaded versions of a model: labels, and a share for the canary.
+//!
+//! A request without a version and a label has a key: its id, or the ids of a feature. The key is hashed to a
+//! number from 0 to 1, and the canary gets the keys below its share. So a user stays on one side, and a
+//! larger share only adds users to the canary. Requests without a key are numbered, and the number is the
+//! key.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
+
+use crate::batcher::Terms;
+use crate::config::{STABLE, Sticky};
+use crate::schema::Schema;
+use crate::types::{Batch, Follow};
+
+/// The labels of a model.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Labels {
+    /// Those of the settings.
+    pub settings: BTreeMap<String, Follow>,
+    /// Those that clients have set, which win.
+    pub set: BTreeMap<String, Follow>,
+}
+
+impl Labels {
+    /// All labels. `stable` is always one of them.
+    pub(crate) fn all(&self) -> BTreeMap<String, Follow> {
+        let mut all = self.settings.clone();
+        all.entry(STABLE.to_owned()).or_insert(Follow::Latest);
+        all.extend(self.set.iter().map(|(label, follow)| (label.clone(), *follow)));
+        all
+    }
+
+    /// What `stable` names.
+    pub(crate) fn stable(&self) -> Follow {
+        self.set.get(STABLE).or_else(|| self.settings.get(STABLE)).copied().unwrap_or(Follow::Latest)
+    }
+
+    /// Sets a label, or forgets it.
+    #[must_use]
+    pub(crate) fn with(&self, label: &str, follow: Option<Follow>) -> Self {
+        let mut labels = self.clone();
+        match follow {
+            Some(follow) => labels.set.insert(label.to_owned(), follow),
+            None => labels.set.remove(label),
+        };
+        labels
+    }
+}
+
+/// What a request asks for, besides its samples.
+#[derive(Debug, Default)]
+pub(crate) struct Ask {
+    /// The version that must compute the scores.
+    pub version: Option<u64>,
+    /// The label whose version must compute them. Empty: none.
+    pub label: String,
+    /// The request's id. Empty: none.
+    pub id: String,
+    pub terms: Terms,
+    pub logits: bool,
+}
+
+/// Keeps the requests of one user on one side.
+pub(crate) struct Split {
+    share: f64,
+    /// The feature whose ids are the key; `None`: the request's id is the key.
+    feature: Option<usize>,
+    seed: u64,
+    /// The number of the next request without a key.
+    next: AtomicU64,
+}
+
+impl Split {
+    /// `salt` makes the splits of two models independent.
+    pub(crate) fn new(share: f64, sticky: &Sticky, schema: &Schema, salt: &str) -> Self {
+        let feature = match sticky {
+            Sticky::RequestId => None,
+            Sticky::Feature(name) => schema.features.iter().position(|feature| feature.name == *name),
+        };
+        Self { share, feature, seed: xxh3_64(salt.as_bytes()), next: AtomicU64::new(0) }
+    }
+
+    /// Whether the samples of a request decide.
+    pub(crate) fn by_samples(&self) -> bool {
+        self.feature.is_some()
+    }
+
+    /// Whether the share gets a request with this id.
+    pub(crate) fn takes(&self, id: &str) -> bool {
+        if id.is_empty() { self.takes_next() } else { self.takes_key(id.as_bytes()) }
+    }
+
+    /// Whether the share gets a request with these samples.
+    pub(crate) fn takes_batch(&self, batch: &Batch) -> bool {
+        let column = self.feature.and_then(|feature| batch.features.get(feature));
+        let ids = column.filter(|_| batch.samples > 0).map_or(&[][..], |column| column.sample(0));
+        if ids.is_empty() {
+            return self.takes_next();
+        }
+        let bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
+        self.takes_key(&bytes)
+    }
+
+    /// Whether the share gets the next request without a key.
+    pub(crate) fn takes_next(&self) -> bool {
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        self.takes_key(&number.to_le_bytes())
+    }
+
+    fn takes_key(&self, key: &[u8]) -> bool {
+        // 53 bits, so that the number is below 1.
+        let place = (xxh3_64_with_seed(key, self.seed) >> 11) as f64 / (1u64 << 53) as f64;
+        place < self.share
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(flechette_loom))]
+mod tests {
+    use super::*;
+
+    fn split(share: f64, sticky: &Sticky) -> Split {
+        let schema = crate::schema::preset::criteo(crate::schema::preset::ArchKind::Dlrm, 4, 100);
+        Split::new(share, sticky, &schema, "ads")
+    }
+
+    #[test]
+    fn a_share_of_the_ids_is_taken_and_a_larger_share_adds_ids() {
+        let ids: Vec<String> = (0..10_000).map(|user| format!("user-{user}")).collect();
+        let taken = |share| {
+            let split = split(share, &Sticky::RequestId);
+            ids.iter().filter(|id| split.takes(id)).cloned().collect::<Vec<_>>()
+        };
+        let (fifth, half) = (taken(0.2), taken(0.5));
+        // Five standard deviations.
+        assert!(fifth.len().abs_diff(2000) < 200 && half.len().abs_diff(5000) < 250);
+        assert!(fifth.iter().all(|id| half.contains(id)));
+        assert_eq!(fifth, taken(0.2));
+        assert!(taken(0.0).is_empty() && taken(1.0).len() == ids.len());
+    }
+
+    #[test]
+    fn requests_without_a_key_are_shared_out_too() {
+        let split = split(0.2, &Sticky::RequestId);
+        let taken = (0..10_000).filter(|_| split.takes("")).count();
+        assert!(taken.abs_diff(2000) < 200, "{taken}");
+    }
+
+    #[test]
+    fn the_first_samples_ids_of_a_feature_decide() {
+        let split = split(0.5, &Sticky::Feature("C3".to_owned()));
+        assert!(split.by_samples());
+        let batch = |id: u64, other: u64| {
+            let mut batch = Batch::empty(26);
+            batch.samples = 2;
+            for (feature, column) in batch.features.iter_mut().enumerate() {
+                column.ids = vec![if feature == 2 { id } else { other }, other];
+                column.offsets = vec![0, 1, 2];
+            }
+            batch
+        };
+        let taken = |other| (0..1000).map(|id| split.takes_batch(&batch(id, other))).collect::<Vec<_>>();
+        assert_eq!(taken(1), taken(2));
+        assert!(taken(1).iter().filter(|taken| **taken).count().abs_diff(500) < 100);
+    }
+}

@@ -1,0 +1,141 @@
+//! The labels of a model that clients have set, kept for the next start.
+//!
+//! The file `models/<model>/state/labels.json` is an object, such as `{"stable": 3, "canary": "latest"}`. It
+//! is replaced atomically ([`super::atomic_write`]). A damaged file is an error and not an empty one, because
+//! a label that is forgotten could undo a roll-back.
+
+use std::collections::BTreeMap;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use super::disk::{Disk, SystemDisk};
+use super::hot_rows::STATE;
+use super::{StoreError, atomic_write, bytes};
+use crate::types::{Follow, Version};
+
+/// Most bytes of the file.
+const MAX_BYTES: u64 = 64 << 10;
+
+fn path(models: &Path, name: &str) -> PathBuf {
+    models.join(name).join(STATE).join("labels.json")
+}
+
+/// The labels of a model; none if none were set.
+///
+/// # Errors
+/// [`StoreError`] when the file cannot be read or is damaged.
+pub(crate) fn load(models: &Path, name: &str) -> Result<BTreeMap<String, Follow>, StoreError> {
+    let path = path(models, name);
+    let at = |e| StoreError::at(&path, e);
+    let file = match bytes::open_regular(&path) {
+        Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+            return Ok(BTreeMap::new());
+        }
+        file => file.map_err(at)?,
+    };
+    let mut text = Vec::new();
+    file.take(MAX_BYTES + 1).read_to_end(&mut text).map_err(at)?;
+    let damaged = |reason: String| StoreError::Labels { path: path.clone(), reason };
+    if text.len() as u64 > MAX_BYTES {
+        return Err(damaged(format!("expected at most {MAX_BYTES} bytes")));
+    }
+    let labels: BTreeMap<String, Value> =
+        serde_json::from_slice(&text).map_err(|error| damaged(error.to_string()))?;
+    let follow = |(label, value): (String, Value)| {
+        let follow = match &value {
+            Value::Number(number) => number.as_u64().map(|number| Follow::Version(Version(number))),
+            Value::String(text) => Follow::parse(text),
+            _ => None,
+        };
+        let wrong = || damaged(format!("{label}: expected a number or latest, got {value}"));
+        Ok((label.clone(), follow.ok_or_else(wrong)?))
+    };
+    labels.into_iter().map(follow).collect()
+}
+
+/// Replaces the labels of a model, whose directory must exist.
+///
+/// # Errors
+/// [`StoreError`]. The old file is then unchanged, unless only the last sync failed.
+pub(crate) fn save(models: &Path, name: &str, labels: &BTreeMap<String, Follow>) -> Result<(), StoreError> {
+    save_on(&SystemDisk, models, name, labels)
+}
+
+fn save_on(
+    disk: &dyn Disk,
+    models: &Path,
+    name: &str,
+    labels: &BTreeMap<String, Follow>,
+) -> Result<(), StoreError> {
+    let value = |follow: &Follow| match follow {
+        Follow::Latest => Value::String(follow.to_string()),
+        Follow::Version(version) => Value::Number(version.0.into()),
+    };
+    let object: serde_json::Map<_, _> =
+        labels.iter().map(|(label, follow)| (label.clone(), value(follow))).collect();
+    let text = format!("{:#}\n", Value::Object(object));
+    atomic_write::replace(disk, &path(models, name), |file, path| disk.append(file, path, text.as_bytes()))
+}
+
+#[cfg(test)]
+#[cfg(not(flechette_loom))]
+mod tests {
+    use super::super::atomic_write::failing::Failing;
+    use super::*;
+
+    fn labels(stable: u64) -> BTreeMap<String, Follow> {
+        [("canary".to_owned(), Follow::Latest), ("stable".to_owned(), Follow::Version(Version(stable)))]
+            .into()
+    }
+
+    #[test]
+    fn saved_labels_are_loaded_and_damaged_ones_are_refused() {
+        let models = tempfile::tempdir().unwrap();
+        let load = || load(models.path(), "ctr");
+        assert!(load().unwrap().is_empty());
+        save(models.path(), "ctr", &labels(3)).unwrap();
+        assert_eq!(load().unwrap(), labels(3));
+        for damaged in ["", "{", "[1]", "{\"stable\": -1}", "{\"stable\": \"newest\"}", "{\"stable\": null}"]
+        {
+            std::fs::write(path(models.path(), "ctr"), damaged).unwrap();
+            assert!(load().unwrap_err().to_string().contains("labels.json: damaged: "), "{damaged}");
+        }
+    }
+
+    #[test]
+    fn whatever_fails_there_are_old_or_new_labels() {
+        let models = tempfile::tempdir().unwrap();
+        save(models.path(), "ctr", &labels(1)).unwrap();
+        for at in 0.. {
+            let saved = save_on(&Failing::at(at), models.path(), "ctr", &labels(2));
+            let found = load(models.path(), "ctr").unwrap();
+            assert!([1, 2].map(labels).contains(&found), "{found:?}");
+            if saved.is_ok() {
+                assert!(at > 3 && found == labels(2));
+                return;
+            }
+        }
+    }
+
+    mod fuzz {
+        use super::*;
+        use crate::fuzz::bytes::{Input, mutated};
+        use crate::fuzz::run;
+
+        #[test]
+        fn labels_of_versions() {
+            let models = tempfile::tempdir().unwrap();
+            save(models.path(), "ctr", &labels(3)).unwrap();
+            let seed = std::fs::read(path(models.path(), "ctr")).unwrap();
+            run(mutated([seed], &["latest", "canary", "null", "\"a\": 1,", "[]", "1.5"]), |Input(text)| {
+                std::fs::write(path(models.path(), "ctr"), text).unwrap();
+                let Ok(read) = load(models.path(), "ctr") else { return false };
+                save(models.path(), "ctr", &read).unwrap();
+                assert_eq!(load(models.path(), "ctr").unwrap(), read);
+                true
+            });
+        }
+    }
+}

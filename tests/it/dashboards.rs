@@ -1,0 +1,188 @@
+//! The dashboard of `deploy/grafana/`, the alert rules and the docs name metrics that a live server has, and
+//! that change while it works.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::Path;
+
+use flechette::schema::preset::ArchKind;
+use serde_json::Value;
+
+use crate::certificates::{Authority, Files};
+use crate::program::{Background, Served, Workshop, flechette, metrics_page};
+use crate::prometheus::{Prometheus, RULES, is_installed, promtool};
+use crate::switching::wait;
+
+const DASHBOARD: &str = include_str!("../../deploy/grafana/flechette.json");
+
+/// Metrics that do not change while nothing fails (`alerts.rs` makes servers fail), or that are constant.
+const CONSTANT: &[&str] = &[
+    "flechette_batch_panics_total",
+    "flechette_build_info",
+    "flechette_cache_capacity_bytes",
+    "flechette_device_lost",
+    "flechette_models_not_served",
+    "flechette_publishes_failed_total",
+    "flechette_ready",
+    "flechette_shadow_dropped_total",
+    "flechette_shadow_failed_total",
+    "flechette_switches_refused_total",
+    "flechette_tls_certificate_expiry_seconds",
+    "flechette_training_state",
+    "process_max_fds",
+];
+
+/// Metrics that need other settings, a GPU, or clients that do something unusual.
+const ELSEWHERE: &[&str] = &[
+    "flechette_absent_ids_total",
+    "flechette_cache_collisions_total",
+    "flechette_cache_pointed_total",
+    "flechette_cache_pointers",
+    "flechette_cache_rejected_total",
+    "flechette_device_pinned_bytes",
+    "flechette_device_worker_bytes",
+    "flechette_learn_bytes",
+    "flechette_learn_refused_total",
+    "flechette_learn_samples_total",
+    "flechette_learn_sync_seconds",
+    "flechette_store_mapped_bytes",
+    "flechette_store_ram_bytes",
+    "flechette_switch_rows_dropped_total",
+    "flechette_trace_accesses_total",
+    "flechette_trace_dropped_total",
+];
+
+/// The text of every page that names metrics.
+fn pages() -> String {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let docs = fs::read_dir(root.join("docs")).unwrap().map(|entry| entry.unwrap().path());
+    let text = |path| fs::read_to_string(path).unwrap();
+    docs.map(text).chain([DASHBOARD, RULES].map(str::to_owned)).collect()
+}
+
+/// The names of metrics in a text. Names with a colon are those of recording rules.
+fn names(text: &str, histograms: &BTreeSet<&str>) -> BTreeSet<String> {
+    let words = text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_' || c == ':'));
+    let metric = |word: &&str| {
+        let ours = word.starts_with("flechette_") || word.starts_with("process_");
+        ours && !word.contains(':') && !word.ends_with('_')
+    };
+    words.filter(metric).map(|word| base(word, histograms).to_owned()).collect()
+}
+
+/// The name of the metric of a series, which for a histogram has a suffix.
+fn base<'n>(series: &'n str, histograms: &BTreeSet<&str>) -> &'n str {
+    let suffixes = ["_bucket", "_sum", "_count"];
+    let names = suffixes.iter().filter_map(|suffix| series.strip_suffix(suffix));
+    names.into_iter().find(|name| histograms.contains(name)).unwrap_or(series)
+}
+
+fn histograms(page: &str) -> BTreeSet<&str> {
+    let types = page.lines().filter_map(|line| line.strip_prefix("# TYPE "));
+    types.filter_map(|line| line.strip_suffix(" histogram")).collect()
+}
+
+/// The lines of each metric.
+fn lines(page: &str) -> BTreeMap<&str, Vec<&str>> {
+    let (histograms, mut lines) = (histograms(page), BTreeMap::<_, Vec<_>>::new());
+    for line in page.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
+        let series = line.split(['{', ' ']).next().unwrap();
+        lines.entry(base(series, &histograms)).or_default().push(line);
+    }
+    lines
+}
+
+/// The queries of all panels, with values for their variables.
+fn queries() -> Vec<String> {
+    let dashboard: Value = serde_json::from_str(DASHBOARD).unwrap();
+    let panels = dashboard["panels"].as_array().unwrap().iter();
+    let targets = panels.flat_map(|panel| panel["targets"].as_array().into_iter().flatten());
+    let query = |target: &Value| {
+        let text = target["expr"].as_str().unwrap().replace("$__rate_interval", "5s");
+        text.replace("$job", "flechette").replace("$instance", ".*").replace("$model", ".*")
+    };
+    targets.map(query).collect()
+}
+
+/// A server with TLS, a cache, a canary and a shadow, which trains its model, and a client.
+struct Site {
+    workshop: Workshop,
+    incoming: String,
+    files: Files,
+}
+
+impl Site {
+    fn new() -> Self {
+        let (workshop, files, authority) = (Workshop::new(2000, 400), Files::new(), Authority::new());
+        workshop.train(ArchKind::Dlrm);
+        files.certificate(&authority.sign(2090));
+        files.write("ca.pem", &authority.pem());
+        let incoming = workshop.path("incoming");
+        fs::create_dir(&incoming).unwrap();
+        Self { workshop, incoming, files }
+    }
+
+    fn serve(&self) -> Served {
+        let path = |name: &str| self.files.path(name).display().to_string();
+        let text = format!(
+            "[tls]\ncertificate = \"{}\"\nkey = \"{}\"\n[cache]\nmode = \"on\"\nfraction = 0.05\n\
+             [models.dlrm]\nlabels = \"canary = 1\"\ncanary_share = 0.2\nshadow = 1\nshadow_share = 0.5\n",
+            path("server.pem"),
+            path("server.key")
+        );
+        let config = self.files.write("serve.toml", &text);
+        let (config, incoming) = (config.display(), &self.incoming);
+        let train = "--format criteo-tsv --batch 32 --publish-every 4steps";
+        Served::start(&self.workshop.models, &format!("--config {config} --train dlrm={incoming} {train}"))
+    }
+
+    fn load(&self, served: &Served) -> Background {
+        let (port, file, ca) = (served.grpc.port(), &self.workshop.valid, self.files.path("ca.pem"));
+        let line = format!(
+            "load --addr https://localhost:{port} --ca {} --model dlrm --format criteo-tsv {file} \
+             --batch 16 --concurrency 16 --seconds 120",
+            ca.display()
+        );
+        Background::start(flechette().args(line.split_whitespace()))
+    }
+}
+
+#[test]
+fn every_metric_that_a_page_names_exists_is_described_and_changes_and_every_panel_has_data() {
+    if !is_installed() {
+        return;
+    }
+    let site = Site::new();
+    let served = site.serve();
+    let prometheus = Prometheus::start(&[served.http], RULES);
+    let before = metrics_page(served.http);
+    let load = site.load(&served);
+    fs::rename(&site.workshop.train, format!("{}/1", site.incoming)).unwrap();
+    wait("versions are taken over", || served.sum("flechette_switches_total", "dlrm") >= 2.0);
+    for query in queries() {
+        let answer = || prometheus.query(&query).unwrap_or_else(|error| panic!("{error}"));
+        let elsewhere = ELSEWHERE.iter().any(|name| query.contains(name));
+        wait(&format!("{query} has data"), || !answer().is_empty() || elsewhere);
+    }
+    let after = metrics_page(served.http);
+    drop(load);
+    let (_, body) = after.split_once("\r\n\r\n").unwrap();
+    promtool(&["check", "metrics"], body);
+    let (then, now, named) = (lines(&before), lines(&after), names(&pages(), &histograms(&after)));
+    for name in &named {
+        assert!(now.contains_key(name.as_str()), "{name} is not on the page");
+        assert!(after.contains(&format!("# HELP {name} ")), "{name} has no help");
+        let still = CONSTANT.contains(&name.as_str()) || ELSEWHERE.contains(&name.as_str());
+        let name = name.as_str();
+        assert!(still || then.get(name) != now.get(name), "{name} does not change: {:?}", now[name]);
+    }
+    assert!(named.len() > 50, "{named:?}");
+}
+
+#[test]
+fn every_alert_is_explained_in_the_operators_page() {
+    let page = include_str!("../../docs/operations.md");
+    for alert in RULES.lines().filter_map(|line| line.trim_start().strip_prefix("- alert: ")) {
+        assert!(page.contains(&format!("| `{alert}` |")), "{alert}");
+    }
+}

@@ -1,0 +1,196 @@
+//! Tokens: which calls need one of which role, and how they change while the server runs.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use flechette::config::AuthConfig;
+use flechette::server::ServerParts;
+use prost::bytes::Bytes;
+use tokio::net::TcpStream;
+use tonic::codegen::http::Request;
+use tonic::{Code, Status};
+
+use crate::certificates::Files;
+use crate::fake::until;
+use crate::serving::{Running, http_get_on};
+
+const PREDICT: &str = "predict-0123456789abcdef";
+const ADMIN: &str = "admin-0123456789abcdef";
+const METRICS: &str = "metrics-0123456789abcdef";
+const UNKNOWN: &str = "unknown-0123456789abcdef";
+
+/// Files with one token for each role.
+fn tokens(files: &Files) -> AuthConfig {
+    let file = |name: &str, token: &str| -> Option<PathBuf> { Some(files.write(name, token)) };
+    AuthConfig {
+        predict: file("predict", PREDICT),
+        admin: file("admin", ADMIN),
+        metrics: file("metrics", METRICS),
+    }
+}
+
+async fn start(change: impl FnOnce(&mut ServerParts)) -> (Files, Running) {
+    let files = Files::new();
+    let auth = tokens(&files);
+    let running = Running::start_with(|parts| {
+        parts.auth = auth;
+        change(parts);
+    })
+    .await;
+    (files, running)
+}
+
+/// The status of a call with this path. The end of its message is sent only when a refusal would have come.
+async fn call(running: &Running, path: &str, token: Option<&str>) -> Status {
+    let stream = TcpStream::connect(running.grpc).await.unwrap();
+    let (mut send, connection) = h2::client::Builder::new().handshake::<_, Bytes>(stream).await.unwrap();
+    tokio::spawn(connection);
+    let head = Request::builder().method("POST").uri(format!("http://x/{path}"));
+    let mut head = head.header("content-type", "application/grpc").header("te", "trailers");
+    if let Some(token) = token {
+        head = head.header("authorization", format!("Bearer {token}"));
+    }
+    let (mut answer, mut body) = send.send_request(head.body(()).unwrap(), false).unwrap();
+    let answer = match tokio::time::timeout(Duration::from_millis(100), &mut answer).await {
+        Ok(answer) => answer,
+        Err(_) => {
+            body.send_data(Bytes::new(), true).unwrap();
+            answer.await
+        }
+    };
+    Status::from_header_map(answer.unwrap().headers()).unwrap_or_else(|| Status::new(Code::Ok, ""))
+}
+
+fn let_in(status: &Status) -> bool {
+    !matches!(status.code(), Code::Unauthenticated | Code::PermissionDenied | Code::Unimplemented)
+}
+
+/// Paths of calls, by the role that they need.
+const OPEN: &[&str] = &[
+    "grpc.health.v1.Health/Check",
+    "inference.GRPCInferenceService/ServerLive",
+    "inference.GRPCInferenceService/ServerReady",
+    "inference.GRPCInferenceService/ModelReady",
+];
+const OF_PREDICT: &[&str] = &[
+    "flechette.v1.Ctr/Predict",
+    "flechette.v1.Ctr/Learn",
+    "flechette.v1.Ctr/GetModel",
+    "inference.GRPCInferenceService/ServerMetadata",
+    "inference.GRPCInferenceService/ModelMetadata",
+    "inference.GRPCInferenceService/ModelInfer",
+    "inference.GRPCInferenceService/ModelStreamInfer",
+    "inference.GRPCInferenceService/ModelStatistics",
+    "inference.GRPCInferenceService/RepositoryIndex",
+];
+const OF_ADMIN: &[&str] = &[
+    "flechette.v1.Ctr/SetLabel",
+    "inference.GRPCInferenceService/RepositoryModelLoad",
+    "inference.GRPCInferenceService/RepositoryModelUnload",
+    "grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+    "grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+];
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_call_needs_a_token_of_its_role_before_its_message() {
+    let (_files, running) = start(|_| {}).await;
+    for path in OPEN {
+        for token in [None, Some(UNKNOWN), Some(PREDICT)] {
+            let status = call(&running, path, token).await;
+            assert!(let_in(&status), "{path} with {token:?}: {status:?}");
+        }
+    }
+    for (paths, own, other, setting) in
+        [(OF_PREDICT, PREDICT, METRICS, "auth.predict"), (OF_ADMIN, ADMIN, PREDICT, "auth.admin")]
+    {
+        for path in paths {
+            for (token, code) in [
+                (None, Code::Unauthenticated),
+                (Some(UNKNOWN), Code::Unauthenticated),
+                (Some(other), Code::PermissionDenied),
+            ] {
+                let status = call(&running, path, token).await;
+                assert_eq!(status.code(), code, "{path} with {token:?}: {status:?}");
+                assert!(status.message().contains(setting), "{status:?}");
+                assert!(!status.message().contains("0123456789abcdef"), "{status:?}");
+            }
+            let status = call(&running, path, Some(own)).await;
+            assert!(let_in(&status), "{path}: {status:?}");
+        }
+    }
+    let refused = 2 * (OF_PREDICT.len() + OF_ADMIN.len());
+    let line =
+        |code: &str, count| format!("flechette_requests_total{{model=\"(none)\",code=\"{code}\"}} {count}");
+    let page = page(&running, "/metrics", Some(METRICS)).await.1;
+    assert!(page.contains(&line("UNAUTHENTICATED", refused)), "{page}");
+    assert!(page.contains(&line("PERMISSION_DENIED", refused / 2)), "{page}");
+}
+
+async fn page(running: &Running, path: &str, token: Option<&str>) -> (u16, String) {
+    let line = token.map_or(String::new(), |token| format!("Authorization: Bearer {token}\r\n"));
+    http_get_on(TcpStream::connect(running.http).await.unwrap(), path, &line).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pages_need_a_token_of_metrics_but_health_needs_none() {
+    let (_files, running) = start(|_| {}).await;
+    for path in ["/metrics", "/"] {
+        for (token, code) in [
+            (None, 401),
+            (Some(UNKNOWN), 401),
+            (Some(PREDICT), 403),
+            (Some(ADMIN), 403),
+            (Some(METRICS), 200),
+        ] {
+            let (status, text) = page(&running, path, token).await;
+            assert_eq!(status, code, "{path} with {token:?}: {text}");
+            assert!(code == 200 || text.contains("auth.metrics"), "{text}");
+        }
+    }
+    for path in ["/healthz", "/readyz"] {
+        assert_eq!(page(&running, path, None).await.0, 200);
+    }
+    assert_eq!(page(&running, "/nowhere", None).await.0, 404);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_role_without_a_file_is_open() {
+    let (_files, running) = start(|parts| parts.auth.metrics = None).await;
+    assert_eq!(page(&running, "/metrics", None).await.0, 200);
+    let (_files, running) = start(|parts| parts.auth.predict = None).await;
+    for path in OF_PREDICT {
+        assert!(let_in(&call(&running, path, None).await), "{path}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn reflection_and_administration_can_be_switched_off() {
+    for with_tokens in [false, true] {
+        let (_files, running) = start(|parts| {
+            (parts.server.reflection, parts.server.admin) = (false, false);
+            if !with_tokens {
+                parts.auth = AuthConfig::default();
+            }
+        })
+        .await;
+        for path in OF_ADMIN {
+            let status = call(&running, path, Some(ADMIN)).await;
+            let setting = if path.contains("reflection") { "server.reflection" } else { "server.admin" };
+            assert_eq!(status.code(), Code::Unimplemented, "{path}: {status:?}");
+            assert_eq!(status.message(), format!("{setting} is off"));
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_token_that_is_removed_is_refused_on_open_connections_too() {
+    let (files, running) = start(|_| {}).await;
+    let path = OF_PREDICT[0];
+    files.write("predict", "");
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert!(let_in(&call(&running, path, Some(PREDICT)).await), "a bad file changes nothing");
+    files.write("predict", UNKNOWN);
+    until(async || call(&running, path, Some(PREDICT)).await.code() == Code::Unauthenticated).await;
+    assert!(let_in(&call(&running, path, Some(UNKNOWN)).await));
+    assert_eq!(call(&running, path, Some(ADMIN)).await.code(), Code::PermissionDenied);
+}
