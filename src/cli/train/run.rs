@@ -110,8 +110,8 @@ impl ToServer {
             }
         };
         let Published { version, full, rows, took, .. } = published;
-        let (kind, took) = (if *full { "all" } else { "changed" }, took.as_millis());
-        let text = format!("version {version}: {rows} {kind} rows in {took} ms");
+        let rows = if *full { format!("all {rows} rows") } else { format!("{rows} changed rows") };
+        let text = format!("version {version}: {rows} in {} ms", took.as_millis());
         self.training.record(EventKind::Published, text);
         series.published.increment(1);
         series.publish_seconds.record(published.took);

@@ -113,26 +113,27 @@ fn quantile(took: &[f64; SECONDS.len() + 1], quantile: f64) -> Option<f32> {
 }
 
 /// The AUC over the samples that were trained.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Curve {
     points: Vec<(f64, f64)>,
-    /// Readings of the page for one point.
-    stride: u32,
-    skipped: u32,
+    readings: u64,
+    /// One of `1 << halved` readings is a point.
+    halved: u32,
 }
 
 impl Curve {
     fn add(&mut self, point: (f64, f64)) {
-        self.skipped += 1;
-        if self.skipped < self.stride || self.points.last().is_some_and(|last| last.0 == point.0) {
+        if self.points.last().is_some_and(|last| last.0 == point.0) {
             return;
         }
-        self.skipped = 0;
-        self.points.push(point);
+        if self.readings.is_multiple_of(1 << self.halved) {
+            self.points.push(point);
+        }
+        self.readings += 1;
         if self.points.len() == CURVE {
             let mut at = 0..;
             self.points.retain(|_| at.next().is_some_and(|at| at % 2 == 0));
-            self.stride *= 2;
+            self.halved += 1;
         }
     }
 }
@@ -207,8 +208,7 @@ impl History {
         let mut kept = self.locked();
         for name in point.models.keys() {
             let Some(auc) = auc(page, name) else { continue };
-            let new = || Curve { points: Vec::new(), stride: 1, skipped: 0 };
-            kept.curves.entry(name.clone()).or_insert_with(new).add(auc);
+            kept.curves.entry(name.clone()).or_default().add(auc);
         }
         kept.curves.retain(|name, _| point.models.contains_key(name));
         if kept.points.len() == POINTS {

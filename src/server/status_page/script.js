@@ -256,6 +256,19 @@ function aucPlot(model) {
   return plot("AUC of training", [["last", () => plotsOf(model)?.auc ?? []]], quality, limits);
 }
 
+/** The values of the plots over time, the newest first. Closed at first. */
+function valuesPart(model, fields) {
+  const rows = () => (plotsOf(model)?.intervals ?? []).map((rates, at) => [
+    clock(now.plots.times[at]),
+    ...fields.map(([, field, format]) => derived(rates[field], format)),
+  ]);
+  const columns = [["Time", "time"], ...fields.map(([name]) => [name, "number"])];
+  const part = element("details", {}, element("summary", {}, "Plots as a table"));
+  part.append(table(`Plots of ${model}`, columns, () => part.open ? rows().reverse() : []));
+  part.addEventListener("toggle", () => showModels());
+  return part;
+}
+
 // The section of a model
 
 const CODES = [
@@ -313,7 +326,7 @@ function trainingPart(model) {
     ["State", () => series("training_state", own, state)],
     ["Steps", () => series("training_steps_total", own, count)],
     ["Samples", () => series("training_samples_total", own, count)],
-    ["Samples, last minute", speed],
+    ["Speed, last minute", speed],
     ["AUC", () => series("progressive_auc", own, quality)],
     ["Log loss", () => series("progressive_log_loss", own, quality)],
     ["Calibration", () => series("progressive_calibration", own, quality)],
@@ -352,8 +365,9 @@ function modelTitle(model) {
   );
 }
 
-const REQUESTS = [["scored", "requests_per_second"], ["failed", "failed_per_second"]];
-const LATENCY = [["p50", "p50_seconds"], ["p99", "p99_seconds"]];
+const REQUESTS = [["scored", "requests_per_second", perSecond], ["failed", "failed_per_second", perSecond]];
+const LATENCY = [["p50", "p50_seconds", duration], ["p99", "p99_seconds", duration]];
+const HIT_RATE = [["hit rate", "hit_rate", share]];
 
 function servedModel(model, { cache, training, plots }) {
   const own = { model };
@@ -384,9 +398,9 @@ function servedModel(model, { cache, training, plots }) {
       { class: "plots" },
       overTime("Requests", model, REQUESTS, perSecond),
       overTime("Latency", model, LATENCY, duration),
-      ...(cache ? [overTime("Cache hit rate", model, [["all tables", "hit_rate"]], share, 1)] : []),
+      ...(cache ? [overTime("Cache hit rate", model, HIT_RATE, share, 1)] : []),
       ...(training ? [aucPlot(model)] : []),
-    ));
+    ), valuesPart(model, [...REQUESTS, ...LATENCY, ...(cache ? HIT_RATE : [])]));
   } else {
     node.append(element("p", { class: "note" }, "No plots: the server keeps those of its first 32 models."));
   }
@@ -525,6 +539,7 @@ function showState() {
   const sentences = problems(), list = byId("problems");
   if (JSON.stringify(sentences) !== list.dataset.shown) {
     list.dataset.shown = JSON.stringify(sentences);
+    document.title = (sentences.length ? `(${sentences.length}) ` : "") + "Flechette " + location.host;
     list.replaceChildren(...sentences.map((sentence) => element("li", {}, sentence)));
   }
 }
@@ -537,7 +552,7 @@ async function refresh() {
     // Another program may have another page.
     if (now && now.program !== next.program) location.reload();
     [now, arrived, failure] = [next, performance.now(), ""];
-    set(byId("program"), now.program);
+    set(byId("program"), `${now.program}, ${location.host}`);
     showModels();
     showCommon();
   } catch (error) {
