@@ -23,6 +23,7 @@ LIMIT = 30.0
 # All rules of WCAG 2.2 at the levels A and AA, and axe-core's advice.
 TAGS = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
 SHOWN = "document.querySelectorAll('data[data-series]').length > 0"
+EVENTS = "[...document.querySelectorAll('#events tbody tr')].map((row) => row.cells[1].textContent)"
 FIGURES = """[...document.querySelectorAll('data')].map((data) => ({
     series: data.dataset.series ?? null, value: data.value, text: data.textContent,
     row: data.closest('tr')?.cells[0].textContent ?? null,
@@ -152,6 +153,7 @@ def look(browser: Browser, url: str, folder: str, variant: str, axe: str) -> dic
     found = {"variant": variant, "figures": browser.evaluate(FIGURES)}
     found["overflow"] = browser.evaluate("document.documentElement.scrollWidth - innerWidth")
     found["problems"] = browser.evaluate("document.getElementById('problems').innerText")
+    found["events"] = browser.evaluate(EVENTS)
     found["plots"] = browser.evaluate("[...document.querySelectorAll('svg')].map((svg) => svg.ariaLabel)")
     height = browser.evaluate("document.documentElement.scrollHeight")
     clip = {"x": 0, "y": 0, "width": int(width), "height": height, "scale": 1}

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::program::{Background, Served, flechette, http_page};
 use crate::python::python;
@@ -18,6 +18,13 @@ use crate::switching::wait;
 /// Series whose values are times, or that change without any request.
 const CHANGING: [&str; 3] =
     ["process_", "flechette_freshness_seconds", "flechette_serving_version_age_seconds"];
+
+/// Those of them that rise and fall.
+const RISING_AND_FALLING: [&str; 3] =
+    ["process_threads", "process_open_fds", "process_resident_memory_bytes"];
+
+/// A model that cannot be served. Its name is no text of HTML.
+const BROKEN: &str = "<b>broken\"";
 
 /// The series of a metrics page.
 fn series(page: &str) -> BTreeMap<&str, f64> {
@@ -89,18 +96,6 @@ async fn the_page_has_no_outside_assets_and_may_run_nothing_else() {
     assert!(!page.contains("{style}") && !page.contains("{script}"));
 }
 
-/// What the browser has found.
-fn look(served: &Served, python: &str, folder: &Path, variants: &[&str]) -> Vec<Value> {
-    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/status_page.py");
-    let url = format!("http://{}/", served.http);
-    let mut command = Command::new("timeout");
-    command.args(["--kill-after=5", "300", python, script, "chromium", &url]).arg(folder).args(variants);
-    let output = command.output().unwrap();
-    let log = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{log}");
-    serde_json::from_slice(&output.stdout).unwrap()
-}
-
 /// The number that a text such as `1,234`, `12.5 ms` or `3.0 MiB` stands for, and its precision.
 fn read(text: &str) -> Option<(f64, f64)> {
     let (number, unit) = match text.split_once(' ') {
@@ -120,14 +115,10 @@ fn read(text: &str) -> Option<(f64, f64)> {
         "min" => 60.0,
         _ => return None,
     };
-    let value: f64 = number.parse().ok()?;
-    // Three digits, or the decimals that are shown.
-    let precision = (scale * 0.51 * 0.1f64.powi(decimals as i32)).max(if scale == 1.0 {
-        0.0
-    } else {
-        value * scale * 0.005
-    });
-    Some((value * scale, precision))
+    // Shares below 1 are shown as at most 99.99 %.
+    let digit = if unit == "%" { 1.01 } else { 0.51 };
+    let precision = scale * digit * 0.1f64.powi(decimals as i32);
+    Some((number.parse::<f64>().ok()? * scale, precision))
 }
 
 /// Asserts that a figure has the value that `/metrics` had before and after, and that its text says it.
@@ -141,10 +132,7 @@ fn assert_figure(figure: &Value, before: &BTreeMap<&str, f64>, after: &BTreeMap<
     let (least, most) = (before[name].min(after[name]), before[name].max(after[name]));
     if !is_changing(name) {
         assert_eq!((least, most), (value, value), "{figure}");
-    } else if !["process_threads", "process_open_fds", "process_resident"]
-        .iter()
-        .any(|own| name.starts_with(own))
-    {
+    } else if !RISING_AND_FALLING.contains(&name) {
         assert!((least..=most).contains(&value), "{figure}: {least} to {most}");
     }
     if name.contains("training_state") {
@@ -155,21 +143,20 @@ fn assert_figure(figure: &Value, before: &BTreeMap<&str, f64>, after: &BTreeMap<
     }
 }
 
-/// Asserts that the hit rates of the tables are those of their counters. Returns how many there are.
-fn assert_hit_rates(figures: &[Value], metrics: &BTreeMap<&str, f64>) -> usize {
-    let rates = figures.iter().filter(|figure| figure["series"].is_null() && !figure["row"].is_null());
-    let rates = rates.map(|figure| {
+/// Asserts that the hit rates of the tables are those of their counters.
+fn assert_hit_rates(figures: &[Value], metrics: &BTreeMap<&str, f64>) {
+    let in_row = |figure: &&Value| figure["series"].is_null() && !figure["row"].is_null();
+    let rates: Vec<_> = figures.iter().filter(in_row).collect();
+    assert_eq!(rates.len(), 26, "{rates:#?}");
+    for figure in rates {
         let table = figure["row"].as_str().unwrap();
-        let counter = |name: &str| {
-            metrics[&*format!("flechette_cache_{name}_total{{model=\"{MODEL}\",table=\"{table}\"}}")]
-        };
+        let series = |name| format!("flechette_cache_{name}_total{{model=\"{MODEL}\",table=\"{table}\"}}");
+        let [hits, misses] = ["hits", "misses"].map(|name| metrics[series(name).as_str()]);
         let value: f64 = figure["value"].as_str().unwrap().parse().unwrap();
-        let expected = counter("hits") / (counter("hits") + counter("misses"));
-        assert!((value - expected).abs() < 1e-9, "{figure}: {expected}");
+        assert!((value - hits / (hits + misses)).abs() < 1e-9, "{figure}: {hits}, {misses}");
         let (said, precision) = read(figure["text"].as_str().unwrap()).unwrap();
         assert!((said - value).abs() <= precision, "{figure}");
-    });
-    rates.count()
+    }
 }
 
 /// A page as a user finds it: readable, usable by keyboard, and without errors.
@@ -197,84 +184,119 @@ fn assert_usable(found: &Value, served: &Served) {
     assert_eq!(found["toggled"], true, "{variant}");
 }
 
+/// A server with a model that it trains, another one that it cannot serve, and requests.
+struct Scene {
+    site: Site,
+    served: Served,
+    load: Option<Background>,
+    python: String,
+}
+
+impl Scene {
+    fn new(python: String) -> Self {
+        let site = Site::new(1600);
+        let broken = Path::new(&site.workshop.models).join(BROKEN).join("1");
+        fs::create_dir_all(&broken).unwrap();
+        fs::write(broken.join("MANIFEST.json"), "{}").unwrap();
+        let served =
+            site.follow("--publish-every 2steps --train-threads 1 --cache-mode on --max-malformed 0");
+        let (url, file) = (served.url(), &site.workshop.valid);
+        let line = format!("load --addr {url} --model {MODEL} --format criteo-tsv {file} --batch 8");
+        let line = line + " --rate 20 --seconds 300";
+        let load = Some(Background::start(flechette().args(line.split_whitespace())));
+        let scene = Self { site, served, load, python };
+        (0..5).for_each(|part| scene.site.arrive(part));
+        wait("the model is trained", || scene.of_model("training_samples_total") > 900.0);
+        wait("versions are taken over", || scene.of_model("switches_total") >= 3.0);
+        wait("the cache is hit", || scene.of_model("cache_hits_total") > 1000.0);
+        wait("there are plots", || {
+            let plots = &scene.served.status()["plots"]["models"][MODEL];
+            plots["auc"].as_array().is_some_and(|auc| !auc.is_empty()) && plots["intervals"][1].is_object()
+        });
+        scene
+    }
+
+    /// The sum of a metric of the trained model.
+    fn of_model(&self, metric: &str) -> f64 {
+        self.served.sum(&format!("flechette_{metric}"), MODEL)
+    }
+
+    /// What the browser finds, for each variant.
+    fn look(&self, variants: &[&str]) -> Vec<Value> {
+        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/status_page.py");
+        let shots = Path::new(env!("CARGO_TARGET_TMPDIR")).join("status-page");
+        fs::create_dir_all(&shots).unwrap();
+        let url = format!("http://{}/", self.served.http);
+        let mut command = Command::new("timeout");
+        command.args(["--kill-after=5", "300", &self.python, script, "chromium", &url]);
+        let output = command.arg(&shots).args(variants).output().unwrap();
+        let log = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{log}");
+        for variant in variants {
+            let shot = fs::metadata(shots.join(variant).with_extension("png")).unwrap();
+            assert!(shot.len() > 10_000, "{variant}");
+        }
+        serde_json::from_slice(&output.stdout).unwrap()
+    }
+
+    /// The figures are those of `/metrics` at that instant.
+    fn assert_figures(&mut self) {
+        // Without requests nothing changes any more: the trainer waits for the next file.
+        self.load = None;
+        let page = || self.served.get("/metrics").1;
+        let still = |page: &str| {
+            let series = series(page).into_iter().filter(|(name, _)| !is_changing(name));
+            series.map(|(name, value)| (name.to_owned(), value.to_bits())).collect::<Vec<_>>()
+        };
+        wait("nothing changes", || {
+            let before = still(&page());
+            std::thread::sleep(Duration::from_millis(500));
+            before == still(&page())
+        });
+        let before = page();
+        let found = self.look(&["light-1280"]).remove(0);
+        let after = page();
+        let (before, after) = (series(&before), series(&after));
+        let figures = found["figures"].as_array().unwrap();
+        let of_series: Vec<_> = figures.iter().filter(|figure| !figure["series"].is_null()).collect();
+        of_series.iter().for_each(|figure| assert_figure(figure, &before, &after));
+        assert_hit_rates(figures, &before);
+        for name in
+            ["requests_total", "serving_version", "freshness_seconds", "cache_used_bytes", "progressive_auc"]
+        {
+            let series = format!("flechette_{name}{{");
+            let shown = |figure: &&Value| figure["series"].as_str().unwrap().starts_with(&series);
+            assert!(of_series.iter().any(shown), "{name}");
+        }
+    }
+}
+
 #[test]
 fn in_a_browser_the_page_is_readable_usable_by_keyboard_and_shows_the_figures_of_metrics() {
     if Command::new("chromium").arg("--version").output().is_err() {
         return skip("chromium is not installed");
     }
-    let python = match python() {
-        Ok(python) => python,
+    let mut scene = match python() {
+        Ok(python) => Scene::new(python),
         Err(reason) => return skip(&reason),
     };
-    let site = Site::new(1600);
-    let broken = Path::new(&site.workshop.models).join("broken/1");
-    fs::create_dir_all(&broken).unwrap();
-    fs::write(broken.join("MANIFEST.json"), "{}").unwrap();
-    let served = site.follow("--publish-every 2steps --train-threads 1 --cache-mode on --max-malformed 0");
-    let line = format!(
-        "load --addr {} --model {MODEL} --format criteo-tsv {} --seconds 300 --batch 8 --rate 20",
-        served.url(),
-        site.workshop.valid
-    );
-    let load = Background::start(flechette().args(line.split_whitespace()));
-    (0..5).for_each(|part| site.arrive(part));
-    let of_model = |metric: &str| served.sum(&format!("flechette_{metric}"), MODEL);
-    wait("the model is trained", || of_model("training_samples_total") > 900.0);
-    wait("versions are taken over", || of_model("switches_total") >= 3.0);
-    wait("the cache is hit", || of_model("cache_hits_total") > 1000.0);
-    wait("there are plots", || {
-        let plots = &served.status()["plots"]["models"][MODEL];
-        plots["auc"].as_array().is_some_and(|auc| !auc.is_empty()) && plots["intervals"][1].is_object()
-    });
-
-    let shots = Path::new(env!("CARGO_TARGET_TMPDIR")).join("status-page");
-    fs::create_dir_all(&shots).unwrap();
-    let variants = ["light-1280", "light-375", "dark-1280", "dark-375"];
-    for found in look(&served, &python, &shots, &variants) {
-        assert_usable(&found, &served);
+    for found in scene.look(&["light-1280", "light-375", "dark-1280", "dark-375"]) {
+        assert_usable(&found, &scene.served);
         let plots = found["plots"].as_array().unwrap();
         assert_eq!(plots.len(), 4, "{plots:?}");
         assert!(plots.iter().all(|text| !text.as_str().unwrap().contains("last \u{2013}")), "{plots:?}");
-        assert!(found["problems"].as_str().unwrap().contains("Model broken is not served: "));
-        let shot = fs::metadata(shots.join(found["variant"].as_str().unwrap()).with_extension("png"));
-        assert!(shot.unwrap().len() > 10_000);
+        let (problems, events) = (found["problems"].as_str().unwrap(), found["events"].as_array().unwrap());
+        assert!(problems.contains(&format!("Model {BROKEN} is not served: ")), "{problems}");
+        let kinds = ["loaded", "published", "switched", "refused"];
+        assert!(kinds.iter().all(|kind| events.contains(&json!(kind))), "{events:?}");
     }
+    scene.assert_figures();
 
-    // Without requests nothing changes any more: the trainer waits for the next file.
-    drop(load);
-    let still = || {
-        series(&served.get("/metrics").1)
-            .into_iter()
-            .filter(|(name, _)| !is_changing(name))
-            .map(|(name, value)| (name.to_owned(), value.to_bits()))
-            .collect::<BTreeMap<_, _>>()
-    };
-    wait("nothing changes", || {
-        let before = still();
-        std::thread::sleep(Duration::from_millis(500));
-        before == still()
-    });
-    let before = served.get("/metrics").1;
-    let found = look(&served, &python, &shots, &["light-1280"]).remove(0);
-    let after = served.get("/metrics").1;
-    let (before, after) = (series(&before), series(&after));
-    let figures = found["figures"].as_array().unwrap();
-    let (of_series, _): (Vec<_>, Vec<_>) = figures.iter().partition(|figure| !figure["series"].is_null());
-    of_series.iter().for_each(|figure| assert_figure(figure, &before, &after));
-    assert_eq!(assert_hit_rates(figures, &before), 26);
-    let names =
-        ["requests_total", "serving_version", "freshness_seconds", "cache_used_bytes", "progressive_auc"];
-    for name in names {
-        let shown =
-            |figure: &&&Value| figure["series"].as_str().unwrap().starts_with(&format!("flechette_{name}{{"));
-        assert!(of_series.iter().any(|figure| shown(&figure)), "{name}");
-    }
-
-    fs::write(format!("{}/5", site.incoming), "not a sample\n").unwrap();
-    wait("training fails", || served.status()["models"][0]["training"] == "failed");
-    let found = look(&served, &python, &shots, &["light-375"]).remove(0);
+    fs::write(format!("{}/5", scene.site.incoming), "not a sample\n").unwrap();
+    wait("training fails", || scene.served.status()["models"][0]["training"] == "failed");
+    let found = scene.look(&["light-375"]).remove(0);
     let problems = found["problems"].as_str().unwrap();
     assert!(problems.contains(&format!("Training of {MODEL} has failed: ")), "{problems}");
-    let version = of_model("serving_version");
+    let version = scene.of_model("serving_version");
     assert!(problems.contains(&format!("Version {version} stays served")), "{problems}");
 }

@@ -27,7 +27,8 @@ function set(node, text) {
 /** Shows a text, or a figure with its exact value and the series that it is of. */
 function show(node, cell) {
   if (typeof cell === "string") return set(node, cell);
-  const data = node.firstElementChild ?? node.appendChild(element("data"));
+  if (!node.firstElementChild) node.replaceChildren(element("data"));
+  const data = node.firstElementChild;
   data.value = cell.value ?? "";
   if (cell.key) data.dataset.series = cell.key;
   set(data, cell.text);
@@ -58,7 +59,9 @@ const digits = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
 const few = new Intl.NumberFormat("en-US", { maximumSignificantDigits: 3 });
 const count = (value) => digits.format(value);
 const perSecond = (value) => few.format(value) + "/s";
-const share = (value) => (100 * value).toFixed(value > 0.995 && value < 1 ? 2 : 1) + " %";
+/** A share in percent. Only all is 100 %. */
+const share = (value) => (value > 0.995 && value < 1 ? Math.min(99.99, 100 * value).toFixed(2)
+  : (100 * value).toFixed(1)) + " %";
 const quality = (value) => value.toFixed(4);
 
 function duration(seconds) {
@@ -253,7 +256,7 @@ function aucPlot(model) {
     const high = Math.ceil(20 * Math.max(low + 0.05, ...values)) / 20;
     return { from, to: Math.max(to, from + 1), low, high, left: count(from), right: count(to) + " samples" };
   };
-  return plot("AUC of training", [["last", () => plotsOf(model)?.auc ?? []]], quality, limits);
+  return plot("AUC of training", [["AUC", () => plotsOf(model)?.auc ?? []]], quality, limits);
 }
 
 /** The values of the plots over time, the newest first. Closed at first. */
@@ -545,6 +548,7 @@ function showState() {
 }
 
 async function refresh() {
+  let trouble = "The server does not answer";
   try {
     const answer = await fetch("status.json", { cache: "no-store", signal: AbortSignal.timeout(LIMIT_MS) });
     if (!answer.ok) throw new Error(`status ${answer.status}`);
@@ -552,11 +556,12 @@ async function refresh() {
     // Another program may have another page.
     if (now && now.program !== next.program) location.reload();
     [now, arrived, failure] = [next, performance.now(), ""];
+    trouble = "This page cannot show the answer";
     set(byId("program"), `${now.program}, ${location.host}`);
     showModels();
     showCommon();
   } catch (error) {
-    failure = `The server does not answer (${error.message}). The figures are old.`;
+    failure = `${trouble} (${error.message}). The figures are old.`;
   }
   showState();
 }
@@ -569,6 +574,11 @@ async function run() {
   }
 }
 
-document.addEventListener("visibilitychange", () => document.hidden || refresh());
+document.addEventListener("visibilitychange", () => {
+  if (document.hidden) return;
+  // Nothing was asked for meanwhile.
+  arrived = performance.now();
+  refresh();
+});
 setInterval(showState, 1000);
 run();
