@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::program::{Background, Served, flechette, http_page};
+use crate::program::{Background, Served, flechette, highest_version, http_page};
 use crate::python::python;
 use crate::serve_train::{MODEL, Site};
 use crate::serving::{Running, request};
@@ -199,7 +199,7 @@ impl Scene {
         fs::create_dir_all(&broken).unwrap();
         fs::write(broken.join("MANIFEST.json"), "{}").unwrap();
         let served =
-            site.follow("--publish-every 2steps --train-threads 1 --cache-mode on --max-malformed 0");
+            site.follow("--publish-every 8steps --train-threads 1 --cache-mode on --max-malformed 0");
         let (url, file) = (served.url(), &site.workshop.valid);
         let line = format!("load --addr {url} --model {MODEL} --format criteo-tsv {file} --batch 8");
         let line = line + " --rate 20 --seconds 300";
@@ -207,7 +207,7 @@ impl Scene {
         let scene = Self { site, served, load, python };
         (0..5).for_each(|part| scene.site.arrive(part));
         wait("the model is trained", || scene.of_model("training_samples_total") > 900.0);
-        wait("versions are taken over", || scene.of_model("switches_total") >= 3.0);
+        wait("versions are taken over", || scene.of_model("switches_total") >= 2.0);
         wait("the cache is hit", || scene.of_model("cache_hits_total") > 1000.0);
         wait("there are plots", || {
             let plots = &scene.served.status()["plots"]["models"][MODEL];
@@ -248,6 +248,10 @@ impl Scene {
             let series = series(page).into_iter().filter(|(name, _)| !is_changing(name));
             series.map(|(name, value)| (name.to_owned(), value.to_bits())).collect::<Vec<_>>()
         };
+        wait("the last version is served", || {
+            let last = highest_version(Path::new(&self.site.workshop.models), MODEL);
+            last == Some(self.of_model("serving_version") as u64)
+        });
         wait("nothing changes", || {
             let before = still(&page());
             std::thread::sleep(Duration::from_millis(500));

@@ -2,6 +2,10 @@
 // Reads status.json every two seconds and shows it. Elements are made once and then only change their text,
 // so that focus, selection and scrolling stay. All texts are set as text, never as HTML.
 
+/** Without the name and the password that the address of the page may have, which fetch refuses. */
+const SOURCE = new URL("status.json", location.href);
+SOURCE.username = SOURCE.password = "";
+
 const EVERY_MS = 2000;
 const LIMIT_MS = 10000;
 const STALE_MS = 7000;
@@ -550,7 +554,7 @@ function showState() {
 async function refresh() {
   let trouble = "The server does not answer";
   try {
-    const answer = await fetch("status.json", { cache: "no-store", signal: AbortSignal.timeout(LIMIT_MS) });
+    const answer = await fetch(SOURCE, { cache: "no-store", signal: AbortSignal.timeout(LIMIT_MS) });
     if (!answer.ok) throw new Error(`status ${answer.status}`);
     const next = await answer.json();
     // Another program may have another page.
