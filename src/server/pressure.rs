@@ -110,6 +110,12 @@ impl Pressure {
         }
     }
 
+    /// Whether a call of any priority was refused just now.
+    pub(crate) fn overloaded(&self) -> bool {
+        // A refusal of any priority counts for the lowest one.
+        self.calm[Priority::Low as usize].load(Ordering::Relaxed) < CALM
+    }
+
     /// How long a call would take, if that is too long.
     fn too_long(&self, priority: Priority, deadline: Option<Instant>) -> Option<Duration> {
         let before = self.calls[..=priority as usize].iter().map(|calls| calls.load(Ordering::Relaxed));

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::not_served::Reason;
 use super::{Labels, Loaded, NotChanged, Repository, ServerError, Shared};
 use crate::config::Batchers;
+use crate::metrics::EventKind;
 use crate::predict::Predict;
 use crate::types::{Follow, Version};
 
@@ -80,6 +81,7 @@ impl Registry {
 
     /// Shows why a model is not served. The other models do not wait for it.
     pub(crate) fn refuse(&self, model: &str, reason: String) {
+        self.0.metrics.events.record(EventKind::Refused, model, format!("not served: {reason}"));
         self.0.not_served.set(model, Reason::Refused(reason));
     }
 

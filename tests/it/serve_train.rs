@@ -14,26 +14,26 @@ use flechette::server::proto::PredictRequest;
 use flechette::server::proto::ctr_client::CtrClient;
 
 use crate::program::{Served, Workshop, highest_version, kills, metrics_page, run, run_failing};
-use crate::serving::{channel, http_get};
+use crate::serving::channel;
 use crate::switching::{requests, wait};
 use crate::train_resume::last_version;
 
-const MODEL: &str = "dlrm";
+pub const MODEL: &str = "dlrm";
 const PARTS: usize = 8;
 
 /// Kills of each kind of run.
 const KILLS: usize = 4;
 
 /// A workshop with an empty directory to follow.
-struct Site {
-    workshop: Workshop,
-    incoming: String,
+pub struct Site {
+    pub workshop: Workshop,
+    pub incoming: String,
     /// The flags of training, with the `model.toml`.
     flags: String,
 }
 
 impl Site {
-    fn new(rows: u64) -> Self {
+    pub fn new(rows: u64) -> Self {
         let workshop = Workshop::new(rows, 200);
         let (config, incoming) = (workshop.config(ArchKind::Dlrm, 8, 1000), workshop.path("incoming"));
         fs::create_dir(&incoming).unwrap();
@@ -42,7 +42,7 @@ impl Site {
     }
 
     /// Renames one of the parts of the training data into the directory.
-    fn arrive(&self, part: usize) {
+    pub fn arrive(&self, part: usize) {
         let text = fs::read_to_string(&self.workshop.train).unwrap();
         let lines: Vec<&str> = text.split_inclusive('\n').collect();
         let lines = lines.chunks(lines.len().div_ceil(PARTS)).nth(part).unwrap();
@@ -56,7 +56,7 @@ impl Site {
         Served::start(&self.workshop.models, &line)
     }
 
-    fn follow(&self, more: &str) -> Served {
+    pub fn follow(&self, more: &str) -> Served {
         self.serve(&self.incoming, &format!("--follow-until {} {more}", PARTS - 1))
     }
 
@@ -187,8 +187,16 @@ fn scores_follow_the_versions(more: &str) {
     assert_eq!(shown(&served, "training_steps_total"), 54.0);
     let age = shown(&served, "freshness_seconds");
     assert!((0.0..3600.0).contains(&age), "{age}");
-    let (_, status) = runtime.block_on(http_get(served.http, "/"));
-    assert!(status.contains("ready, training has ended"), "{status}");
+    let status = served.status();
+    let model = &status["models"][0];
+    assert!(model["state"] == "ready" && model["training"] == "ended", "{model}");
+    for kind in ["loaded", "published", "switched", "training_ended"] {
+        let events = status["events"].as_array().unwrap();
+        assert!(
+            events.iter().any(|event| event["kind"] == kind && event["model"] == MODEL),
+            "{kind}: {status}"
+        );
+    }
     served.terminate();
     let (status, log) = served.ended();
     assert!(status.success() && !log.contains("panicked") && !log.contains("ERROR"), "{log}");
@@ -264,10 +272,13 @@ fn when_training_fails_the_server_goes_on_and_ends_with_an_error() {
     wait("training fails", || shows(&served, "training_state", -1.0));
     let version = shown(&served, "serving_version");
     assert_eq!(served.score(MODEL, &site.workshop.valid, "")["version"], version as u64);
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let (_, status) = runtime.block_on(http_get(served.http, "/"));
-    assert!(status.contains("ready, training has failed"), "{status}");
-    assert_eq!(runtime.block_on(http_get(served.http, "/readyz")).0, 200);
+    let status = served.status();
+    let model = &status["models"][0];
+    assert!(model["state"] == "ready" && model["training"] == "failed", "{model}");
+    let mut events = status["events"].as_array().unwrap().iter();
+    let failed = events.find(|event| event["kind"] == "training_failed").unwrap();
+    assert!(failed["text"].as_str().unwrap().contains("incoming/1"), "{failed}");
+    assert_eq!(served.get("/readyz").0, 200);
     served.terminate();
     let (status, log) = served.ended();
     assert_eq!(status.code(), Some(1), "{log}");

@@ -465,7 +465,10 @@ async fn metrics_count_requests_samples_and_errors() {
     }
     let (code, page) = running.get("/").await;
     assert_eq!(code, 200);
-    assert!(page.contains("ads") && page.contains(&running.grpc.to_string()), "{page}");
+    assert!(page.starts_with("<!doctype html>"), "{page}");
+    let status: serde_json::Value = serde_json::from_str(&running.get("/status.json").await.1).unwrap();
+    assert_eq!(status["models"][0]["name"], "ads");
+    assert_eq!(status["grpc"], running.grpc.to_string());
     assert_eq!(running.get("/nowhere").await.0, 404);
 }
 

@@ -86,7 +86,7 @@ pub const CRATE_HOMES: &[(&str, &[&str])] = &[
     ("prost_types", &["server/", "cli/"]),
     ("rustls", &["server/"]),
     ("tokio_rustls", &["server/socket.rs"]),
-    ("ring", &["server/security/"]),
+    ("ring", &["server/security/", "server/status_page"]),
     ("subtle", &["server/security/"]),
     ("x509_cert", &["server/security/"]),
     ("redis", &["store/remote.rs"]),
