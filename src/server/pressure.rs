@@ -5,8 +5,9 @@
 //! network, where no deadline is seen. So while requests are refused, the rate of answers is measured, and
 //! the calls in flight are compared with it: by Little's law, `calls / rate` is how long a new call would
 //! take. If that is more than [`MOST`] or a share of its time, it is refused at once, which costs little.
-//! More calls in flight would not be answered sooner. Only calls of the same priority and of higher ones count,
-//! because those are computed first, and a refusal of a low priority is no sign of overload for higher ones.
+//! More calls in flight would not be answered sooner. Only calls of the same priority and of higher ones
+//! count, because those are computed first, and a refusal of a low priority is no sign of overload for
+//! higher ones.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
