@@ -520,7 +520,7 @@ impl Metrics {
     #[must_use]
     pub(crate) fn render(&self) -> String {
         metrics::with_local_recorder(&self.recorder, || self.process.collect());
-        self.page.render()
+        page::arranged(&self.page.render())
     }
 }
 

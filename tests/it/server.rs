@@ -459,7 +459,7 @@ async fn metrics_count_requests_samples_and_errors() {
         "flechette_batch_samples_sum{model=\"ads\"} 6",
         "flechette_queue_samples{model=\"ads\"} 0",
         "flechette_serving_version{model=\"ads\"} 7",
-        "flechette_cache_hits_total{model=\"ads\",table=\"users\"} 0",
+        "flechette_absent_ids_total{model=\"ads\",table=\"users\"} 0",
     ] {
         running.until_metric(line).await;
     }
