@@ -55,9 +55,10 @@ const ELSEWHERE: &[&str] = &[
 /// The text of every page that names metrics.
 fn pages() -> String {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let docs = fs::read_dir(root.join("docs")).unwrap().map(|entry| entry.unwrap().path());
+    let files = fs::read_dir(root.join("docs")).unwrap().map(|entry| entry.unwrap().path());
+    let pages = files.filter(|path| path.extension().is_some_and(|end| end == "md"));
     let text = |path| fs::read_to_string(path).unwrap();
-    docs.map(text).chain([DASHBOARD, RULES].map(str::to_owned)).collect()
+    pages.map(text).chain([DASHBOARD, RULES].map(str::to_owned)).collect()
 }
 
 /// The names of metrics in a text. Names with a colon are those of recording rules.
