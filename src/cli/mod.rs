@@ -122,7 +122,7 @@ pub fn run(cli: Cli) -> anyhow::Result<()> {
     if let Err(error) = cut_file::report() {
         tracing::warn!(%error, "if a mapped file is cut short, the process ends without a word");
     }
-    match cli.command {
+    let result = match cli.command {
         Command::Init(args) => init::run(args),
         Command::Train(args) => train::run(*args, &config),
         Command::Serve(args) => serve::run(*args, &config, settings),
@@ -136,7 +136,9 @@ pub fn run(cli: Cli) -> anyhow::Result<()> {
         Command::Man(args) => man::man(&args),
         Command::Completions(args) => man::completions(&args),
         Command::Config(args) => config::run(&args, &flags),
-    }
+    };
+    logging::end();
+    result
 }
 
 /// Writes to standard output.
