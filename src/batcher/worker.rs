@@ -42,6 +42,7 @@ fn handle(shared: &Shared, taken: &mut Taken<Job>, merged: &mut Batch) {
         let waited = now.saturating_duration_since(entry.queued);
         shared.metrics.batches.queue_seconds.record(waited);
         shared.metrics.statistics.queue.add(1, waited);
+        entry.item.taken(now);
     }
     compute(shared, &mut taken.batch, merged);
 }
@@ -184,6 +185,7 @@ fn answer_all(shared: &Shared, batch: &mut Vec<Entry<Job>>, scores: &Scores) {
             probabilities: scores.probabilities[start..end].to_vec(),
             logits: if entry.item.batch().logits { scores.logits[start..end].to_vec() } else { Vec::new() },
             absent: own.iter().map(rebased).collect(),
+            times: scores.times,
         };
         spares.extend(shared.answer(entry.item, Ok(scores)));
         (start, absent) = (end, rest);

@@ -116,7 +116,7 @@ pub fn run(cli: Cli) -> anyhow::Result<()> {
     }
     let settings = Layers::load(&flags).map_err(|e| InputError(e.into()))?;
     let config = settings.clone().config().map_err(|e| InputError(e.into()))?;
-    logging::start(&config.log_level, config.log_format)?;
+    logging::start(&config.log.level, config.log.format)?;
     config.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
     #[cfg(target_os = "linux")]
     if let Err(error) = cut_file::report() {

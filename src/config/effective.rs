@@ -28,8 +28,7 @@ impl Layers {
             self.versions().err(),
             self.device().err(),
             self.threads().err(),
-            self.log_level().err(),
-            self.log_format().err(),
+            self.log().err(),
         ];
         problems.extend(sections.into_iter().flatten());
         problems

@@ -102,8 +102,7 @@ pub struct Config {
     pub(crate) versions: VersionsConfig,
     pub(crate) device: DeviceConfig,
     pub(crate) threads: ThreadsConfig,
-    pub(crate) log_level: String,
-    pub(crate) log_format: LogFormat,
+    pub(crate) log: LogConfig,
     /// Keys without effect, one sentence each, to be logged.
     pub(crate) warnings: Vec<String>,
 }
@@ -143,6 +142,16 @@ pub struct ServerConfig {
     /// Between SIGTERM and the drain.
     pub drain_delay: Duration,
     pub drain: Duration,
+}
+
+/// Section `log`.
+#[allow(missing_docs)] // settings.rs has the meaning of each key
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct LogConfig {
+    pub level: String,
+    pub format: LogFormat,
+    /// `None`: no request is slow.
+    pub slow: Option<Duration>,
 }
 
 /// How a line of the log is written.
@@ -357,8 +366,7 @@ impl Layers {
             versions: self.versions()?,
             device: self.device()?,
             threads: self.threads()?,
-            log_level: self.log_level()?,
-            log_format: self.log_format()?,
+            log: self.log()?,
             warnings: self.warnings,
         })
     }

@@ -454,7 +454,8 @@ pub(crate) const SECTIONS: &[Section] = &[
     },
     Section {
         name: "log",
-        about: "What is logged to standard error.",
+        about: "What is logged to standard error; see [operations.md](operations.md#logs). Each warning has \
+                at most 20 lines a minute.",
         settings: &[
             setting(
                 "log.level",
@@ -468,6 +469,13 @@ pub(crate) const SECTIONS: &[Section] = &[
                 Text("text"),
                 "`text` for people; `json` for programs: one object on each line",
             ),
+            setting(
+                "log.slow_seconds",
+                Text("1"),
+                "A request that takes this long or longer, from its headers to its answer, is logged as a \
+                 warning with the time of each stage; 0 logs none",
+            )
+            .reloads(),
         ],
     },
 ];

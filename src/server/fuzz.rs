@@ -54,6 +54,7 @@ impl Running {
             auth: config.auth,
             batchers: config.batchers,
             learning: None,
+            slow: None,
         };
         let mut runtime = tokio::runtime::Builder::new_multi_thread();
         let runtime = runtime.worker_threads(1).thread_name(THREAD).enable_all().build().unwrap();

@@ -14,6 +14,7 @@
 //! 3. The batchers answer queued requests, or abandon them when the time is over. The logs of learned samples
 //!    are closed. HTTP stops last.
 
+mod account;
 mod charge;
 mod connection;
 mod convert;
@@ -30,9 +31,11 @@ mod meter;
 mod model;
 mod models;
 mod not_served;
+mod origin;
 mod pending;
 mod pressure;
 mod registry;
+mod report;
 mod repository;
 mod route;
 mod security;
@@ -71,6 +74,7 @@ use model::Model;
 use models::Models;
 pub(crate) use models::{Loaded, NotChanged};
 use not_served::{NotServed, Reason};
+use report::Slow;
 pub(crate) use repository::{Change, ChangeError, Repository};
 use route::GrpcService;
 use security::{Guard, Security};
@@ -125,6 +129,8 @@ pub struct ServerParts {
     pub batchers: Batchers,
     /// Where samples of Learn calls are stored; `None`: no model takes them.
     pub learning: Option<Learning>,
+    /// A request that takes this long is logged; `None`: none is.
+    pub slow: Option<Duration>,
 }
 
 /// Which models take samples, and where they are stored.
@@ -189,6 +195,7 @@ struct Shared {
     max_requests: usize,
     max_inflight_bytes: usize,
     stream_idle: Duration,
+    slow: Slow,
     grpc_addr: SocketAddr,
     http_addr: SocketAddr,
     draining: AtomicBool,
@@ -261,7 +268,7 @@ impl Server {
     /// When a file of certificates or tokens cannot be used, a port cannot be bound (the error names its key
     /// and address), or a thread cannot be started.
     pub async fn bind(parts: ServerParts) -> Result<Self, ServerError> {
-        let ServerParts { models, metrics, server: config, tls, auth, batchers, learning } = parts;
+        let ServerParts { models, metrics, server: config, tls, auth, batchers, learning, slow } = parts;
         let security = Arc::new(Security::open(&config, tls.as_ref(), &auth, &metrics)?);
         let grpc = listen("server.grpc", config.grpc).await?;
         let http = listen("server.http", config.http).await?;
@@ -278,6 +285,7 @@ impl Server {
             max_requests: config.max_requests,
             max_inflight_bytes: config.max_inflight_bytes,
             stream_idle: config.stream_idle,
+            slow: Slow::new(slow),
             grpc_addr: bound("server.grpc", &grpc, config.grpc)?,
             http_addr: bound("server.http", &http, config.http)?,
             draining: AtomicBool::new(false),

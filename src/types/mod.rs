@@ -10,6 +10,7 @@ mod named;
 mod row_id;
 
 use std::fmt;
+use std::time::Duration;
 
 pub use batch::{Batch, Jagged, RawBatch, RawFeature, RawValues};
 pub use element::Element;
@@ -85,6 +86,15 @@ pub struct AbsentId {
     pub feature: u32,
 }
 
+/// What a batch took, over all threads that have computed it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Times {
+    /// To find and pool the rows.
+    pub lookup: Duration,
+    /// In the dense layers.
+    pub dense: Duration,
+}
+
 /// A model's result for a batch.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Scores {
@@ -97,4 +107,6 @@ pub struct Scores {
     pub logits: Vec<f32>,
     /// Ids that got their table's default row, in sample order.
     pub absent: Vec<AbsentId>,
+    /// For the log and the traces.
+    pub times: Times,
 }

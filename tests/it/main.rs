@@ -65,6 +65,7 @@ mod switching;
 mod tidy;
 mod tls;
 mod tokens;
+mod tracing;
 mod traffic;
 mod train_data;
 mod train_flags;

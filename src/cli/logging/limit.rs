@@ -1,5 +1,5 @@
-//! At most [`LINES`] warnings and errors of one call site in a minute, so that no client and no fault can fill
-//! the disk or hide other lines. At the end of the minute a line says how many were left out.
+//! At most [`LINES`] warnings and errors of one call site in a minute, so that no client and no fault can
+//! fill the disk or hide other lines. At the end of the minute a line says how many were left out.
 //!
 //! This is a filter of the log, so no call site has to do anything. Lines at other levels are not limited: at
 //! `debug` they are wanted, and at `info` they say what an operator has done.
@@ -54,7 +54,10 @@ pub(crate) fn end() {
 
 /// Reports lines until none are left out.
 fn report_when_due() {
-    while let Some(wait) = sites().next_report(Instant::now()) {
+    loop {
+        // The lock is released before the wait.
+        let wait = sites().next_report(Instant::now());
+        let Some(wait) = wait else { return };
         std::thread::sleep(wait);
         report(PERIOD);
     }
@@ -62,6 +65,7 @@ fn report_when_due() {
 
 /// Reports the lines of the periods that began at least this long ago.
 fn report(age: Duration) {
+    // Its lock is released before a line is written, which takes it.
     let due = sites().take_due(Instant::now(), age);
     for Site { at, left_out, .. } in due {
         tracing::warn!(at, left_out, "lines were left out: more than {LINES} in a minute");

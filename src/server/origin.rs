@@ -1,0 +1,169 @@
+//! What a call says of itself in its headers: an id, and the trace that it is a part of.
+//!
+//! `traceparent` is that of [W3C Trace Context](https://www.w3.org/TR/trace-context/). One that does not have
+//! its form is ignored.
+
+use std::borrow::Cow;
+use std::fmt;
+
+use tonic::codegen::http::{HeaderMap, HeaderValue};
+
+/// Most characters of an id in the log.
+const ID_CHARS: usize = 128;
+
+/// The trace that a call is a part of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct TraceParent {
+    pub trace: TraceId,
+    /// The span of the caller.
+    pub span: u64,
+    /// Whether the caller records its span.
+    pub sampled: bool,
+}
+
+/// The id of a trace, never 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct TraceId(pub u128);
+
+impl fmt::Display for TraceId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", self.0)
+    }
+}
+
+impl TraceParent {
+    /// Reads `traceparent`: version, trace, span and flags, in lowercase hexadecimal digits. Later versions
+    /// may have more after the flags.
+    fn parse(text: &[u8]) -> Option<Self> {
+        let (known, more) = text.split_at_checked(55)?;
+        let dashes = [2, 35, 52].iter().all(|at| known[*at] == b'-');
+        let version = hex(&known[..2])?;
+        let ends = more.is_empty() || version > 0 && more[0] == b'-';
+        let (trace, span, flags) = (hex(&known[3..35])?, hex(&known[36..52])?, hex(&known[53..])?);
+        let valid = dashes && ends && version != 0xff && trace != 0 && span != 0;
+        valid.then_some(Self { trace: TraceId(trace), span: span as u64, sampled: flags & 1 == 1 })
+    }
+}
+
+fn hex(digits: &[u8]) -> Option<u128> {
+    digits.iter().try_fold(0, |number, byte| {
+        let digit = match byte {
+            b'0'..=b'9' => byte - b'0',
+            b'a'..=b'f' => byte - b'a' + 10,
+            _ => return None,
+        };
+        Some(number << 4 | u128::from(digit))
+    })
+}
+
+/// Where a call comes from.
+#[derive(Clone, Default)]
+pub(crate) struct Origin {
+    /// `x-request-id`.
+    id: Option<HeaderValue>,
+    pub parent: Option<TraceParent>,
+}
+
+impl Origin {
+    pub(crate) fn of(headers: &HeaderMap) -> Self {
+        let mut parents = headers.get_all("traceparent").iter();
+        let parent = parents.next().filter(|_| parents.next().is_none());
+        let parent = parent.and_then(|parent| TraceParent::parse(parent.as_bytes()));
+        Self { id: headers.get("x-request-id").cloned(), parent }
+    }
+
+    /// The id of a request for the log: its own, or that of its call, or that of its trace; or an empty text.
+    pub(crate) fn id<'a>(&'a self, own: &'a str) -> Cow<'a, str> {
+        let of_call = || self.id.as_ref().map(|id| String::from_utf8_lossy(id.as_bytes()));
+        let given = Some(own).filter(|own| !own.is_empty()).map(Cow::Borrowed).or_else(of_call);
+        match (given, self.parent) {
+            (Some(given), _) => printable(given),
+            (None, Some(parent)) => Cow::Owned(parent.trace.to_string()),
+            (None, None) => Cow::Borrowed(""),
+        }
+    }
+}
+
+/// The first characters of a text, with a replacement for each that a terminal or a viewer of logs could take
+/// for a new line or a command.
+fn printable(text: Cow<'_, str>) -> Cow<'_, str> {
+    // Only characters that are printed as they are stay one character.
+    let printed = |c: char| c.is_ascii_graphic() || c == ' ' || c.escape_debug().len() == 1;
+    if text.len() <= ID_CHARS && text.chars().all(printed) {
+        return text;
+    }
+    let shown = text.chars().take(ID_CHARS).map(|c| if printed(c) { c } else { char::REPLACEMENT_CHARACTER });
+    Cow::Owned(shown.collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PARENT: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+
+    fn headers(pairs: &[(&'static str, &str)]) -> HeaderMap {
+        let value = |text: &str| HeaderValue::from_bytes(text.as_bytes()).unwrap();
+        let mut headers = HeaderMap::new();
+        pairs.iter().for_each(|(name, text)| _ = headers.append(*name, value(text)));
+        headers
+    }
+
+    #[test]
+    fn a_traceparent_is_read_as_the_specification_says() {
+        let parse = |text: &str| TraceParent::parse(text.as_bytes());
+        let trace = TraceId(0x0af7_6519_16cd_43dd_8448_eb21_1c80_319c);
+        let parent = TraceParent { trace, span: 0xb7ad_6b71_6920_3331, sampled: true };
+        assert_eq!(parse(PARENT), Some(parent));
+        assert_eq!(trace.to_string(), PARENT[3..35]);
+        let unsampled = TraceParent { sampled: false, ..parent };
+        assert_eq!(parse(&PARENT.replace("-01", "-00")), Some(unsampled));
+        assert_eq!(parse(&PARENT.replace("-01", "-02")), Some(unsampled));
+        assert_eq!(parse(&PARENT.replace("-01", "-ff")), Some(parent));
+        // A later version may have more fields, and this one may not.
+        let later = PARENT.replacen("00", "cc", 1);
+        assert_eq!(parse(&later), Some(parent));
+        assert_eq!(parse(&format!("{later}-what-comes")), Some(parent));
+        let mut wrong = vec![String::new(), "00".to_owned(), format!("{PARENT}-x"), format!("{later}x")];
+        wrong.extend([format!("{PARENT} "), PARENT.to_uppercase(), PARENT.replacen("00", "ff", 1)]);
+        wrong.push(PARENT.replace("0af7651916cd43dd8448eb211c80319c", &"0".repeat(32)));
+        wrong.push(PARENT.replace("b7ad6b7169203331", &"0".repeat(16)));
+        // Each position of a digit or a dash refuses another character.
+        wrong.extend((0..PARENT.len()).map(|at| format!("{}g{}", &PARENT[..at], &PARENT[at + 1..])));
+        wrong.extend((0..PARENT.len()).map(|at| PARENT[..at].to_owned()));
+        for text in wrong {
+            assert_eq!(parse(&text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn two_traceparents_are_ignored() {
+        let twice = Origin::of(&headers(&[("traceparent", PARENT), ("traceparent", PARENT)]));
+        assert_eq!(twice.parent, None);
+        assert!(Origin::of(&headers(&[("traceparent", PARENT)])).parent.is_some());
+    }
+
+    #[test]
+    fn the_id_is_that_of_the_request_or_of_its_call_or_of_its_trace() {
+        let id = |pairs: &[(&'static str, &str)], own: &str| Origin::of(&headers(pairs)).id(own).into_owned();
+        let (of_call, of_trace) = (("x-request-id", "call-1"), ("traceparent", PARENT));
+        assert_eq!(id(&[of_call, of_trace], "own-1"), "own-1");
+        assert_eq!(id(&[of_call, of_trace], ""), "call-1");
+        assert_eq!(id(&[of_trace], ""), PARENT[3..35]);
+        assert_eq!(id(&[("traceparent", "wrong")], ""), "");
+    }
+
+    #[test]
+    fn an_id_cannot_forge_a_line_of_the_log_and_is_bounded() {
+        let origin = Origin::default();
+        let id = |own: &str| origin.id(own).into_owned();
+        assert_eq!(id("a \"quoted\" id's \\ é 漢"), "a \"quoted\" id's \\ é 漢");
+        for hostile in ["\n", "\r", "\t", "\u{1b}", "\u{0}", "\u{7f}", "\u{85}", "\u{2028}", "\u{202e}"] {
+            let shown = id(&format!("a{hostile}ERROR forged"));
+            assert_eq!(shown, format!("a{}ERROR forged", char::REPLACEMENT_CHARACTER), "{hostile:?}");
+        }
+        assert_eq!(id(&"漢".repeat(10_000)).chars().count(), ID_CHARS);
+        let not_utf8 = HeaderValue::from_bytes(b"a\xffb").unwrap();
+        assert_eq!(Origin { id: Some(not_utf8), ..Origin::default() }.id(""), "a\u{fffd}b");
+    }
+}
