@@ -29,6 +29,7 @@ impl Layers {
             self.device().err(),
             self.threads().err(),
             self.log().err(),
+            self.otel().err(),
         ];
         problems.extend(sections.into_iter().flatten());
         problems

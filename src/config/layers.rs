@@ -14,8 +14,8 @@ use super::models::{common_key, key_of_variable, of_model};
 use super::security::SWITCH;
 use super::settings::{self, Fallback, SECTIONS};
 use super::{
-    BatcherConfig, ConfigError, DeviceConfig, DeviceKind, Flags, LearnConfig, LogConfig, LogFormat,
-    ServerConfig, Source, TableMemory, ThreadsConfig, TraceConfig, VersionsConfig, unknown,
+    BatcherConfig, ConfigError, DeviceConfig, DeviceKind, Flags, LearnConfig, LogConfig, LogFormat, NO_OTEL,
+    OtelConfig, ServerConfig, Source, TableMemory, ThreadsConfig, TraceConfig, VersionsConfig, unknown,
 };
 
 /// Every environment variable of a setting begins with this.
@@ -257,6 +257,25 @@ impl Layers {
         })?;
         let slow = Some(Duration::from_secs_f64(slow)).filter(|slow| !slow.is_zero());
         Ok(LogConfig { level: self.log_level()?, format, slow })
+    }
+
+    /// `None` without `otel.endpoint`.
+    pub(super) fn otel(&self) -> Result<Option<OtelConfig>, ConfigError> {
+        let sample_ratio = self.fraction("otel.sample_ratio")?;
+        let not_empty = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
+        let service_name = self.parse("otel.service_name", || "a name".to_owned(), not_empty)?;
+        for key in ["otel.sample_ratio", "otel.service_name"] {
+            self.require(key, "otel.endpoint")?;
+        }
+        let built_in = cfg!(feature = "otel");
+        let expected = || match built_in {
+            true => "http://HOST:PORT or https://HOST:PORT".to_owned(),
+            false => format!("no value, because {NO_OTEL}"),
+        };
+        let is_url = |text: &str| text.starts_with("http://") || text.starts_with("https://");
+        let url = |text: &str| (built_in && is_url(text)).then(|| text.to_owned());
+        let endpoint = self.given("otel.endpoint", |key| self.parse(key, expected, url))?;
+        Ok(endpoint.map(|endpoint| OtelConfig { endpoint, sample_ratio, service_name }))
     }
 
     fn log_level(&self) -> Result<String, ConfigError> {

@@ -103,6 +103,8 @@ pub struct Config {
     pub(crate) device: DeviceConfig,
     pub(crate) threads: ThreadsConfig,
     pub(crate) log: LogConfig,
+    /// `None`: no spans.
+    pub(crate) otel: Option<OtelConfig>,
     /// Keys without effect, one sentence each, to be logged.
     pub(crate) warnings: Vec<String>,
 }
@@ -153,6 +155,19 @@ pub(crate) struct LogConfig {
     /// `None`: no request is slow.
     pub slow: Option<Duration>,
 }
+
+/// Section `otel`.
+#[allow(missing_docs)] // settings.rs has the meaning of each key
+#[derive(Clone, Debug, PartialEq)]
+pub struct OtelConfig {
+    pub endpoint: String,
+    /// The share of the requests without a trace of their client that are recorded.
+    pub sample_ratio: f64,
+    pub service_name: String,
+}
+
+/// Why spans cannot be configured.
+pub(crate) const NO_OTEL: &str = "this program was built without the cargo feature otel";
 
 /// How a line of the log is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -367,6 +382,7 @@ impl Layers {
             device: self.device()?,
             threads: self.threads()?,
             log: self.log()?,
+            otel: self.otel()?,
             warnings: self.warnings,
         })
     }

@@ -478,6 +478,27 @@ pub(crate) const SECTIONS: &[Section] = &[
             .reloads(),
         ],
     },
+    Section {
+        name: "otel",
+        about: "Spans of requests for a collector of OpenTelemetry; see \
+                [operations.md](operations.md#traces). Only programs that were built with the cargo feature \
+                `otel` have them.",
+        settings: &[
+            setting(
+                "otel.endpoint",
+                Words("none"),
+                "Where spans are sent with OTLP over gRPC, such as `http://127.0.0.1:4317`; without it there \
+                 are none",
+            ),
+            setting(
+                "otel.sample_ratio",
+                Text("0.01"),
+                "The share of the requests that are recorded, 0 to 1, if they come without a `traceparent`; \
+                 with one, its flag decides",
+            ),
+            setting("otel.service_name", Text("flechette"), "The name of the server in traces"),
+        ],
+    },
 ];
 
 /// The settings that each model has for itself. Their full keys have the name of a model in the place of

@@ -55,6 +55,7 @@ impl Running {
             batchers: config.batchers,
             learning: None,
             slow: None,
+            otel: None,
         };
         let mut runtime = tokio::runtime::Builder::new_multi_thread();
         let runtime = runtime.worker_threads(1).thread_name(THREAD).enable_all().build().unwrap();

@@ -1,7 +1,7 @@
 //! What a call says of itself in its headers: an id, and the trace that it is a part of.
 //!
-//! `traceparent` is that of [W3C Trace Context](https://www.w3.org/TR/trace-context/). One that does not have
-//! its form is ignored.
+//! `traceparent` and `tracestate` are those of [W3C Trace Context](https://www.w3.org/TR/trace-context/). A
+//! `traceparent` that does not have their form is ignored, and then so is `tracestate`.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -62,6 +62,9 @@ pub(crate) struct Origin {
     /// `x-request-id`.
     id: Option<HeaderValue>,
     pub parent: Option<TraceParent>,
+    /// `tracestate`, which may come in several headers; none without a parent.
+    #[cfg_attr(not(feature = "otel"), allow(dead_code))] // only spans have it
+    pub state: Vec<HeaderValue>,
 }
 
 impl Origin {
@@ -69,7 +72,9 @@ impl Origin {
         let mut parents = headers.get_all("traceparent").iter();
         let parent = parents.next().filter(|_| parents.next().is_none());
         let parent = parent.and_then(|parent| TraceParent::parse(parent.as_bytes()));
-        Self { id: headers.get("x-request-id").cloned(), parent }
+        let state = || headers.get_all("tracestate").iter().cloned().collect();
+        let state = parent.map_or_else(Vec::new, |_| state());
+        Self { id: headers.get("x-request-id").filter(|id| !id.is_empty()).cloned(), parent, state }
     }
 
     /// The id of a request for the log: its own, or that of its call, or that of its trace; or an empty text.

@@ -127,18 +127,18 @@ impl Slow {
 }
 
 /// Whether the error of each request is reported, and not only an error of the server.
-pub(crate) fn wants_errors(_shared: &Shared) -> bool {
-    tracing::enabled!(Level::DEBUG)
+pub(crate) fn wants_errors(shared: &Shared) -> bool {
+    shared.spans.is_some() || tracing::enabled!(Level::DEBUG)
 }
 
 /// Writes a line with all that is known of a request.
 macro_rules! line {
-    ($level:ident, $report:ident, $stages:ident, $text:literal) => {
+    ($level:ident, $report:ident, $trace:ident, $stages:ident, $text:literal) => {
         tracing::$level!(
             model = $report.model,
             version = $report.version,
             id = &*$report.origin.id($report.id),
-            trace_id = $report.origin.parent.map(|parent| field::display(parent.trace)),
+            trace_id = $trace.map(field::display),
             method = $report.method,
             samples = $report.samples,
             code = ?$report.code,
@@ -157,18 +157,20 @@ macro_rules! line {
 }
 
 impl Report<'_> {
-    /// Writes the lines of the request.
+    /// Makes the spans of the request and writes its lines.
     pub(crate) fn tell(&self, shared: &Shared) {
+        let recorded = shared.spans.as_ref().and_then(|spans| spans.record(self));
         let slow = shared.slow.is(self.times.took());
         if !(slow || self.fault || tracing::enabled!(Level::DEBUG)) {
             return;
         }
+        let trace = recorded.or(self.origin.parent.map(|parent| parent.trace));
         let stages = self.times.stages();
-        line!(debug, self, stages, "request");
+        line!(debug, self, trace, stages, "request");
         if self.fault {
-            line!(error, self, stages, "request failed");
+            line!(error, self, trace, stages, "request failed");
         } else if slow {
-            line!(warn, self, stages, "slow request");
+            line!(warn, self, trace, stages, "slow request");
         }
     }
 }

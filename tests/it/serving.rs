@@ -94,6 +94,7 @@ pub fn parts(model: &Arc<Fake>) -> ServerParts {
         batchers: Batchers { common: batcher_config(), models: BTreeMap::new() },
         learning: None,
         slow: None,
+        otel: None,
     }
 }
 

@@ -19,6 +19,8 @@ use tracing::Level;
 use tracing::subscriber::DefaultGuard;
 
 use crate::fake::{PANIC, until};
+#[cfg(not(feature = "otel"))]
+use crate::program::flechette;
 use crate::program::{Served, Workshop};
 use crate::serving::{Running, channel, request};
 use crate::wire::{Raw, frame};
@@ -250,4 +252,16 @@ fn a_flood_of_warnings_is_a_bounded_number_of_lines_and_how_many_were_left_out()
     let report = log.lines().find(|line| line.contains("lines were left out")).expect(&log);
     let left_out: u64 = report.split_once("left_out=").unwrap().1.split(' ').next().unwrap().parse().unwrap();
     assert!(left_out >= 80 && report.contains("at=\"src/server/report.rs:"), "{report}");
+}
+
+#[cfg(not(feature = "otel"))]
+#[test]
+fn settings_of_spans_are_refused_by_a_program_without_them() {
+    let mut check = flechette();
+    let check = check.args(["config", "check"]).env("FLECHETTE_OTEL_ENDPOINT", "http://127.0.0.1:4317");
+    let output = check.output().unwrap();
+    let error = String::from_utf8(output.stderr).unwrap();
+    let words = "because this program was built without the cargo feature otel";
+    assert!(error.contains("otel.endpoint") && error.contains(words), "{error}");
+    assert_eq!(output.status.code(), Some(2));
 }
