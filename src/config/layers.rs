@@ -264,9 +264,6 @@ impl Layers {
         let sample_ratio = self.fraction("otel.sample_ratio")?;
         let not_empty = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
         let service_name = self.parse("otel.service_name", || "a name".to_owned(), not_empty)?;
-        for key in ["otel.sample_ratio", "otel.service_name"] {
-            self.require(key, "otel.endpoint")?;
-        }
         let built_in = cfg!(feature = "otel");
         let expected = || match built_in {
             true => "http://HOST:PORT or https://HOST:PORT".to_owned(),

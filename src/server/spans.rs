@@ -1,8 +1,8 @@
 //! Spans of requests, for a collector of OpenTelemetry (`otel.endpoint`).
 //!
-//! A span is made when its request has ended, from the instants that its [`Report`] has, with a child for each
-//! stage that took time. It belongs to the trace of the client's `traceparent`, whose flag says whether it is
-//! recorded; without one, `otel.sample_ratio` of the requests are.
+//! A span is made when its request has ended, from the instants that its [`Report`] has, with a child for
+//! each stage that took time. It belongs to the trace of the client's `traceparent`, whose flag says whether
+//! it is recorded; without one, `otel.sample_ratio` of the requests are.
 //!
 //! Nothing waits for the collector. Spans go to a bounded queue ([`Queue`]), and a task ([`Exporter`]) sends
 //! them. Spans that find the queue full, and those that the collector did not take in time, are dropped and
