@@ -44,6 +44,13 @@ impl From<Fault> for Status {
     }
 }
 
+/// How many numbers of variable length end in these bytes: a byte below 0x80 ends one.
+fn ends(bytes: &[u8]) -> usize {
+    // A sum of bytes is computed many at a time. It holds the bytes of a chunk.
+    let goes_on = |chunk: &[u8]| usize::from(chunk.iter().map(|byte| byte >> 7).sum::<u8>());
+    bytes.len() - bytes.chunks(usize::from(u8::MAX)).map(goes_on).sum::<usize>()
+}
+
 /// What the next byte belongs to.
 #[derive(Clone, Copy)]
 enum State {
@@ -129,7 +136,7 @@ impl Meter {
                     let (now, later) = bytes.split_at(left.min(bytes.len()));
                     cost = now.len();
                     if each > 0 {
-                        cost += each * now.iter().filter(|byte| **byte < 0x80).count();
+                        cost += each * ends(now);
                     }
                     bytes = later;
                     self.spend(now.len())?;

@@ -2,10 +2,10 @@
 //!
 //! A batcher refuses requests that would wait too long, but only after their messages were decoded. Under
 //! heavy overload that work alone takes the processor from the model, and requests age in the buffers of the
-//! network, where no deadline is seen. So while requests are refused, the calls in flight are compared with
-//! the measured rate of answers: by Little's law, `calls / rate` is how long a new call would take. If that
-//! is more than [`MOST`] or a share of its time, it is refused at once, which costs little. More calls in
-//! flight would not be answered sooner. Only calls of the same priority and of higher ones count, because
+//! network, where no deadline is seen. So while requests are refused, the rate of answers is measured, and the
+//! calls in flight are compared with it: by Little's law, `calls / rate` is how long a new call would take.
+//! If that is more than [`MOST`] or a share of its time, it is refused at once, which costs little. More calls
+//! in flight would not be answered sooner. Only calls of the same priority and of higher ones count, because
 //! those are computed first, and a refusal of a low priority is no sign of overload for higher ones.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -46,7 +46,8 @@ pub(crate) struct Pressure {
     answered: AtomicU64,
     /// Ticks since the last refusal of each priority or of a higher one. Below [`CALM`] it is overloaded.
     calm: [AtomicU64; 3],
-    /// Answers per second, the bits of an f64.
+    /// Answers per second, the bits of an f64. 0 if it is not known: without overload, answers are as many as
+    /// calls, and not as many as there could be.
     rate: AtomicU64,
 }
 
@@ -116,7 +117,10 @@ impl Pressure {
         if self.calm[priority as usize].load(Ordering::Relaxed) >= CALM || before <= LEAST {
             return None;
         }
-        let rate = f64::from_bits(self.rate.load(Ordering::Relaxed)).max(1.0);
+        let rate = f64::from_bits(self.rate.load(Ordering::Relaxed));
+        if rate == 0.0 {
+            return None;
+        }
         let takes = Duration::from_secs_f64((before as f64 / rate).min(60.0));
         let time =
             deadline.map_or(MOST, |deadline| deadline.saturating_duration_since(Instant::now()) / SHARE);
@@ -127,7 +131,12 @@ impl Pressure {
     pub(crate) fn tick(&self, elapsed: Duration) {
         let last = self.answered.swap(0, Ordering::Relaxed) as f64 / elapsed.as_secs_f64().max(1e-3);
         let known = f64::from_bits(self.rate.load(Ordering::Relaxed));
-        let rate = if known == 0.0 { last } else { known + WEIGHT * (last - known) };
+        let [.., lowest] = &self.calm;
+        let rate = match known {
+            _ if lowest.load(Ordering::Relaxed) >= CALM => 0.0,
+            0.0 => last,
+            known => known + WEIGHT * (last - known),
+        };
         self.rate.store(rate.to_bits(), Ordering::Relaxed);
         for calm in &self.calm {
             // If a refusal falls between both, the overload lasts a tick less.
@@ -148,14 +157,14 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    /// Pressure after a second with so many answers, and then a refusal if the model is overloaded.
+    /// Pressure after a second with so many answers, and with a refusal if the model is overloaded.
     fn after(answers: u64, overloaded: bool) -> Pressure {
         let pressure = Pressure::new();
-        (0..answers).for_each(|_| pressure.answered());
-        pressure.tick(SECOND);
         if overloaded {
             pressure.refused(Priority::Normal);
         }
+        (0..answers).for_each(|_| pressure.answered());
+        pressure.tick(SECOND);
         pressure
     }
 
@@ -169,6 +178,16 @@ mod tests {
     fn a_model_that_refuses_nothing_lets_every_call_in() {
         let soon = Some(Instant::now() + Duration::from_millis(1));
         assert_eq!(takes(&after(1, false), 1_000_000, soon), None);
+    }
+
+    #[test]
+    fn the_rate_before_an_overload_refuses_no_call() {
+        let pressure = after(10, false);
+        pressure.refused(Priority::Normal);
+        assert_eq!(takes(&pressure, 1_000_000, None), None);
+        (0..1000).for_each(|_| pressure.answered());
+        pressure.tick(SECOND);
+        assert_eq!(takes(&pressure, 100, None), Some(Duration::from_millis(100)));
     }
 
     #[test]
@@ -200,7 +219,7 @@ mod tests {
     fn the_overload_ends_some_ticks_after_the_last_refusal() {
         let pressure = after(10, true);
         let now = Some(Instant::now());
-        assert!((1..CALM).all(|_| {
+        assert!((2..CALM).all(|_| {
             pressure.tick(SECOND);
             takes(&pressure, LEAST + 1, now).is_some()
         }));

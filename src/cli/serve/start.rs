@@ -67,7 +67,7 @@ impl Start {
     fn run(self) -> anyhow::Result<Started> {
         let Self { mut config, models, metrics, training, registry, live, wakes } = self;
         let prepare = |flags: BesideFlags| {
-            let server = ToServer { training: metrics.training(flags.name()), wake: wakes.wake.clone() };
+            let server = ToServer::new(metrics.training(flags.name()), wakes.wake.clone());
             Beside::prepare(flags, &config, &models, server)
         };
         let mut training = training.map(prepare).transpose()?;

@@ -22,6 +22,7 @@ use std::time::{Duration, Instant};
 use super::add::Adder;
 use super::changes::{Asks, Requested};
 use super::versions::Look;
+use crate::cli::train::run::NewVersion;
 use crate::predict::Predict;
 use crate::server::Registry;
 use crate::store;
@@ -35,7 +36,7 @@ const LONG: Duration = Duration::from_secs(3600);
 /// What the thread is asked to do.
 pub(crate) enum Ask {
     /// To look for a new version of this model, which may be its first one.
-    Look(String),
+    Look(NewVersion),
     /// To load and unload versions of this model, after its labels were set.
     Labels(String),
     /// To look at all models, because their settings have changed.
@@ -131,7 +132,7 @@ impl Watcher {
             let every = self.adder.loader.live.watch();
             let wait = every.map_or(LONG, |every| (last + every).saturating_duration_since(Instant::now()));
             match woken.recv_timeout(wait) {
-                Ok(Ask::Look(name)) => self.look_at_named(&name),
+                Ok(Ask::Look(new)) => self.look_at_named(&new.model),
                 Ok(Ask::Labels(name)) => self.look_at_labels(&name),
                 Ok(Ask::Traffic) => self.look_again(),
                 Ok(Ask::Change(requested)) => self.change(requested),

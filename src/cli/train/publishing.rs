@@ -165,7 +165,8 @@ impl<'a> Versions<'a> {
             keep,
             compact_at,
         };
-        let (server, name, consumer) = (server.cloned(), args.name.clone(), consume.clone());
+        let (server, in_process) = (server.cloned(), server.cloned());
+        let (name, consumer) = (args.name.clone(), consume.clone());
         let on_publish = move |outcome: Result<Published, String>| {
             if let (Some(consume), Ok(Published { cursor: Some(cursor), .. })) = (&consumer, &outcome) {
                 consume(cursor);
@@ -175,7 +176,10 @@ impl<'a> Versions<'a> {
             }
             report(outcome);
         };
-        let publisher = Publisher::new(options, model.state(), from, Box::new(on_publish))?;
+        let mut publisher = Publisher::new(options, model.state(), from, Box::new(on_publish))?;
+        if let Some(server) = in_process {
+            publisher = publisher.resting_while(Box::new(move || server.looks()));
+        }
         Ok(Self { args, consume, publisher: Some(publisher), best: None, _lock: Some(lock) })
     }
 

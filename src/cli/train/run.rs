@@ -2,6 +2,7 @@
 //! `train` and `serve --train` drive it.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
 
 use anyhow::{Context, anyhow};
@@ -80,11 +81,33 @@ pub(crate) struct Setting<'c> {
 #[derive(Clone)]
 pub(crate) struct ToServer {
     pub training: Arc<Training>,
-    /// Gets the name of a model that has a new version.
-    pub wake: Sender<Ask>,
+    wake: Sender<Ask>,
+    /// Whether the server was asked to look for a version and has not finished.
+    looks: Arc<AtomicBool>,
+}
+
+/// A model that may have a new version. The server drops this when it has looked.
+pub(crate) struct NewVersion {
+    pub model: String,
+    looks: Arc<AtomicBool>,
+}
+
+impl Drop for NewVersion {
+    fn drop(&mut self) {
+        self.looks.store(false, Ordering::Release);
+    }
 }
 
 impl ToServer {
+    pub(crate) fn new(training: Arc<Training>, wake: Sender<Ask>) -> Self {
+        Self { training, wake, looks: Arc::default() }
+    }
+
+    /// Whether the server looks at the last version, or takes it over.
+    pub(crate) fn looks(&self) -> bool {
+        self.looks.load(Ordering::Acquire)
+    }
+
     /// A step was taken.
     pub(crate) fn stepped(&self, samples: usize) {
         self.training.series.steps.increment(1);
@@ -111,8 +134,9 @@ impl ToServer {
         series.pause_seconds.record(published.pause);
         series.publish_bytes.increment(published.bytes);
         series.publish_rows.increment(published.rows);
+        self.looks.store(true, Ordering::Release);
         // Without a receiver the server has ended.
-        let _ = self.wake.send(Ask::Look(model.to_owned()));
+        let _ = self.wake.send(Ask::Look(NewVersion { model: model.to_owned(), looks: self.looks.clone() }));
     }
 }
 

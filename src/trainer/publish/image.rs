@@ -15,6 +15,9 @@ use super::row_set::RowSet;
 /// How many rows ahead memory is prefetched.
 pub(crate) const AHEAD: usize = 8;
 
+/// Rows that are taken at a time from those that wait, so that their records can be prefetched.
+const BLOCK_ROWS: usize = 256;
+
 /// Rows handed to the writer at a time.
 const CHUNK_ROWS: usize = 16 << 10;
 
@@ -161,18 +164,22 @@ impl RowImage {
     /// Copies waiting rows until they make up `bytes` bytes or none waits.
     pub(crate) fn copy_block(&mut self, tables: &[Table], bytes: usize) {
         let mut left = bytes / size_of::<f32>();
+        let mut rows = Vec::with_capacity(BLOCK_ROWS);
         while let (Some(image), Some(table)) = (self.tables.get_mut(self.copying), tables.get(self.copying)) {
             let width = image.shape.width();
-            while let Some(row) = image.waiting.first_from(image.next) {
-                if left < width {
-                    return;
-                }
-                image.waiting.remove(row);
-                image.copy(row, table);
-                left -= width;
-                image.next = row + 1;
+            let most = BLOCK_ROWS.min(left / width.max(1));
+            if most == 0 && image.waiting.len() > 0 {
+                return;
             }
-            self.copying += 1;
+            rows.clear();
+            image.waiting.take_from(image.next, most, &mut rows);
+            let Some(last) = rows.last() else {
+                self.copying += 1;
+                continue;
+            };
+            image.next = last + 1;
+            left -= rows.len() * width;
+            image.copy_rows(&rows, table);
         }
     }
 
@@ -222,6 +229,17 @@ impl TableImage {
             records.extend_from_slice(&self.records[at * width..][..width]);
         }
         self.records = records;
+    }
+
+    /// Copies the records of rows.
+    fn copy_rows(&mut self, rows: &[u64], table: &Table) {
+        for (k, &row) in rows.iter().enumerate() {
+            if let Some(&ahead) = rows.get(k + AHEAD) {
+                prefetch(table.row_values(ahead).unwrap_or_default());
+                (0..self.shape.states.len()).for_each(|state| prefetch(table.state(state, ahead)));
+            }
+            self.copy(row, table);
+        }
     }
 
     /// Copies the record of a row.

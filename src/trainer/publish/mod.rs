@@ -17,6 +17,7 @@ mod capture;
 mod cut;
 mod finish;
 mod image;
+mod rest;
 mod row_set;
 mod segments;
 mod writer;
@@ -36,6 +37,7 @@ use crate::store::{Base, Table};
 use capture::Capture;
 use cut::Cut;
 use image::{RowImage, TableShape};
+pub(crate) use rest::TakingOver;
 use row_set::RowSet;
 pub(crate) use segments::RunObserver;
 use writer::{Outcome, Writer, WriterGone};
@@ -139,6 +141,8 @@ pub(crate) struct Publisher {
     /// epoch.
     published_cursor: Option<String>,
     on_publish: Box<OnPublish>,
+    /// With a server in this process: training rests while a version is on its way to it.
+    taking_over: Option<Box<TakingOver>>,
 }
 
 /// Copying this many bytes takes less time than a small step.
@@ -196,7 +200,24 @@ impl Publisher {
             published_steps: base.map(|_| state.steps),
             published_cursor: None,
             on_publish,
+            taking_over: None,
         })
+    }
+
+    /// Makes room for versions that a server of this process takes over.
+    pub(crate) fn resting_while(mut self, taking_over: Box<TakingOver>) -> Self {
+        (self.taking_over, self.copy_share) = (Some(taking_over), 1);
+        self
+    }
+
+    /// Rests after a step if a version is on its way to the server of this process.
+    fn rest(&mut self) {
+        if let Some(taking_over) = &self.taking_over
+            && (self.in_flight || taking_over())
+        {
+            std::thread::sleep(rest::after(self.returned.elapsed(), self.last_cut.elapsed()));
+        }
+        self.returned = Instant::now();
     }
 
     /// The most steps that a run may take. A run on a working file ends at a cut, unless the rows are
@@ -275,7 +296,7 @@ impl Publisher {
         if self.cut.as_ref().is_some_and(|cut| cut.image.is_complete()) {
             self.send();
         }
-        self.returned = Instant::now();
+        self.rest();
         Ok(())
     }
 
@@ -289,10 +310,12 @@ impl Publisher {
         notes: impl FnOnce() -> Result<CutNotes, String>,
     ) -> Result<(), TrainError> {
         self.poll();
-        if !self.may_cut(state.steps) {
-            return Ok(());
+        if self.may_cut(state.steps) {
+            let cut = |publisher: &mut Self, notes, begun| publisher.cut_captured(state, (notes, begun));
+            self.try_cut(state, notes, cut)?;
         }
-        self.try_cut(state, notes, |publisher, notes, begun| publisher.cut_captured(state, (notes, begun)))
+        self.rest();
+        Ok(())
     }
 
     /// After the last step of a run on a working file, which holds the current rows: cuts if this is due.

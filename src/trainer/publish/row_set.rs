@@ -63,6 +63,17 @@ impl RowSet {
         Some(word as u64 * BITS + u64::from(bits.trailing_zeros()))
     }
 
+    /// Moves the first rows that are not below `row`, at most `most` of them, to the end of `rows`.
+    pub(crate) fn take_from(&mut self, row: u64, most: usize, rows: &mut Vec<u64>) {
+        let mut next = row;
+        for _ in 0..most {
+            let Some(row) = self.first_from(next) else { return };
+            self.remove(row);
+            rows.push(row);
+            next = row + 1;
+        }
+    }
+
     /// The rows of the set, ascending.
     pub(crate) fn iter(&self) -> impl Iterator<Item = u64> + '_ {
         let words = self.words.iter().zip(0_u64..);
@@ -95,7 +106,8 @@ mod tests {
     proptest! {
         #[test]
         fn a_row_set_behaves_like_a_sorted_set(
-            actions in proptest::collection::vec((0_u64..300, any::<bool>()), 0..200)
+            actions in proptest::collection::vec((0_u64..300, any::<bool>()), 0..200),
+            (from, most) in (0_u64..310, 0_usize..40),
         ) {
             let (mut set, mut expected) = (RowSet::new(300).unwrap(), BTreeSet::new());
             for (row, add) in actions {
@@ -108,7 +120,11 @@ mod tests {
                 prop_assert_eq!(set.len(), expected.len());
                 prop_assert_eq!(set.first_from(row), expected.range(row..).next().copied());
             }
-            prop_assert!(set.iter().eq(expected));
+            prop_assert!(set.iter().eq(expected.iter().copied()));
+            let (mut left, mut taken) = (set.clone(), Vec::new());
+            left.take_from(from, most, &mut taken);
+            prop_assert!(taken.iter().copied().eq(expected.range(from..).copied().take(most)));
+            prop_assert_eq!(left.len() + taken.len(), set.len());
         }
     }
 }

@@ -1,0 +1,22 @@
+//! How training beside a server makes room for a version that is on its way to the server.
+//!
+//! Training, writing a version and taking it over all run only when a processor is free. Training at full speed
+//! would take most of that time, and the version would be served late. So from its cut until it is served,
+//! training rests after each step.
+
+use std::time::Duration;
+
+/// A rest takes this many times the time of the step before it, but at most [`LONGEST`].
+const STEPS: u32 = 4;
+const LONGEST: Duration = Duration::from_millis(100);
+
+/// A version that takes longer than this has no more room made for it.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Tells whether the server is taking over a version.
+pub(crate) type TakingOver = dyn Fn() -> bool + Send;
+
+/// How long training rests after a step of this time, this long after the last cut.
+pub(super) fn after(step: Duration, cut: Duration) -> Duration {
+    if cut > PATIENCE { Duration::ZERO } else { (step * STEPS).min(LONGEST) }
+}
