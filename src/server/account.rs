@@ -8,7 +8,7 @@ use tonic::Code;
 use super::Shared;
 use super::gate::{Arrival, Call};
 use super::model::Model;
-use super::report::{self, Report, Times};
+use super::report::{self, Instants, Report};
 use super::served::Queued;
 use super::status::CallError;
 use crate::batcher::{Progress, Steps, Terms};
@@ -52,7 +52,7 @@ impl Sender {
             code: Code::Ok,
             error: None,
             fault: false,
-            times: Times { arrived: *arrived, decoded: *decoded, steps, ended: Instant::now() },
+            times: Instants { arrived: *arrived, decoded: *decoded, steps, ended: Instant::now() },
         }
     }
 }
@@ -115,7 +115,7 @@ impl Account {
 impl Drop for Account {
     fn drop(&mut self) {
         let report = self.sender.report(self.progress.as_ref().map(Progress::steps));
-        let Times { decoded, ended, .. } = report.times;
+        let Instants { decoded, ended, .. } = report.times;
         let expired = self.terms.deadline.is_some_and(|deadline| deadline <= ended);
         let unanswered = if expired { Code::DeadlineExceeded } else { Code::Cancelled };
         let (code, took) = (self.code.unwrap_or(unanswered), ended.saturating_duration_since(decoded));

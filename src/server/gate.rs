@@ -31,7 +31,10 @@ use super::Shared;
 use super::charge::{Charge, Kind};
 use super::meter::{Layout, Metered};
 use super::origin::Origin;
-use super::report::{self, Report, Times};
+use super::report::{self, Instants, Report};
+
+/// Most bytes of a method in the log. Those of the services are shorter.
+const METHOD_BYTES: usize = 128;
 
 /// A call, as the gate passes it to the service in the request's extensions.
 #[derive(Clone)]
@@ -64,9 +67,10 @@ impl Arrival {
         }
     }
 
-    /// The service and the method, as the client has written them.
+    /// The service and the method, as the client has written them, but not all of a long text.
     pub(crate) fn method(&self) -> &str {
-        self.path.as_ref().map_or("", |path| path.path().trim_start_matches('/'))
+        let path = self.path.as_ref().map_or("", |path| path.path().trim_start_matches('/'));
+        path.get(..METHOD_BYTES).unwrap_or(path)
     }
 }
 
@@ -282,7 +286,7 @@ impl Drop for Passage {
             code: self.code,
             error: self.error.as_deref(),
             fault: false,
-            times: Times { arrived: *at, decoded, steps: None, ended },
+            times: Instants { arrived: *at, decoded, steps: None, ended },
         };
         report.tell(&self.shared);
     }

@@ -52,7 +52,7 @@ impl Stages {
 
 /// The instants of a request.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Times {
+pub(crate) struct Instants {
     /// The headers of its call came, or its message in a stream.
     pub arrived: Instant,
     /// Its message was decoded.
@@ -62,7 +62,7 @@ pub(crate) struct Times {
     pub ended: Instant,
 }
 
-impl Times {
+impl Instants {
     pub(crate) fn took(&self) -> Duration {
         self.ended.saturating_duration_since(self.arrived)
     }
@@ -103,7 +103,7 @@ pub(crate) struct Report<'a> {
     pub error: Option<&'a str>,
     /// Whether the server is at fault.
     pub fault: bool,
-    pub times: Times,
+    pub times: Instants,
 }
 
 /// `log.slow_seconds`, which can change while the server runs.

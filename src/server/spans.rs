@@ -28,7 +28,7 @@ use tonic::transport::{ClientTlsConfig, Endpoint};
 
 use super::ServerError;
 use super::origin::{Origin, TraceId, TraceParent};
-use super::report::{Report, Times};
+use super::report::{Instants, Report};
 use crate::config::OtelConfig;
 use crate::metrics::{Metrics, SpanMetrics};
 
@@ -75,7 +75,7 @@ impl Spans {
     /// Makes the spans of a request, if it is recorded. Returns the id of their trace.
     pub(crate) fn record(&self, report: &Report<'_>) -> Option<TraceId> {
         let clock = Clock::now();
-        let Times { arrived, ended, .. } = report.times;
+        let Instants { arrived, ended, .. } = report.times;
         let parent = report.origin.parent.map(|parent| context(parent, report.origin));
         let parent =
             parent.map_or_else(Context::new, |parent| Context::new().with_remote_span_context(parent));
@@ -172,7 +172,7 @@ fn is_of_server(code: Code) -> bool {
 
 /// The stages that took time, with their beginnings and ends. The lookups and the dense layers of a batch may
 /// alternate, and are shown one after the other.
-fn spans_of(times: &Times) -> impl Iterator<Item = (&'static str, Instant, Instant)> {
+fn spans_of(times: &Instants) -> impl Iterator<Item = (&'static str, Instant, Instant)> {
     let stages = times.stages();
     let queued = times.steps.map_or(times.ended, |steps| steps.queued);
     let taken = queued + stages.queue;
