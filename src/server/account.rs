@@ -43,9 +43,8 @@ impl Sender {
     fn report(&self, steps: Option<Steps>) -> Report<'_> {
         let Self { arrival, id, arrived, decoded, .. } = self;
         Report {
-            origin: &arrival.origin,
+            arrival,
             id,
-            method: arrival.method(),
             model: None,
             version: None,
             samples: 0,

@@ -265,7 +265,7 @@ impl http_body::Body for Answers {
 
 impl Drop for Passage {
     fn drop(&mut self) {
-        let Arrival { at, origin, counted, reported, .. } = &*self.arrival;
+        let Arrival { at, counted, reported, .. } = &*self.arrival;
         let counted = counted.load(Ordering::Relaxed);
         if !counted {
             self.shared.metrics.no_model.count(self.code as i32);
@@ -277,9 +277,8 @@ impl Drop for Passage {
         // A call that has reached no model has waited for its message.
         let decoded = if counted { *at } else { ended };
         let report = Report {
-            origin,
+            arrival: &self.arrival,
             id: "",
-            method: self.arrival.method(),
             model: None,
             version: None,
             samples: 0,

@@ -12,7 +12,7 @@ use tonic::Code;
 use tracing::{Level, field};
 
 use super::Shared;
-use super::origin::Origin;
+use super::gate::Arrival;
 use crate::batcher::Steps;
 
 /// Where the time of a request went. The parts add up to all of it.
@@ -88,11 +88,10 @@ impl Instants {
 
 /// A request that has ended.
 pub(crate) struct Report<'a> {
-    pub origin: &'a Origin,
+    /// The arrival of its call.
+    pub arrival: &'a Arrival,
     /// Its own id, or an empty text.
     pub id: &'a str,
-    /// The service and the method.
-    pub method: &'a str,
     /// The model, if it is served.
     pub model: Option<&'a str>,
     /// The version that has scored it.
@@ -137,9 +136,9 @@ macro_rules! line {
         tracing::$level!(
             model = $report.model,
             version = $report.version,
-            id = &*$report.origin.id($report.id),
+            id = &*$report.arrival.origin.id($report.id),
             trace_id = $trace.map(field::display),
-            method = $report.method,
+            method = $report.arrival.method(),
             samples = $report.samples,
             code = ?$report.code,
             error = $report.error,
@@ -164,7 +163,7 @@ impl Report<'_> {
         if !(slow || self.fault || tracing::enabled!(Level::DEBUG)) {
             return;
         }
-        let trace = recorded.or(self.origin.parent.map(|parent| parent.trace));
+        let trace = recorded.or(self.arrival.origin.parent.map(|parent| parent.trace));
         let stages = self.times.stages();
         line!(debug, self, trace, stages, "request");
         if self.fault {

@@ -76,12 +76,12 @@ impl Spans {
     pub(crate) fn record(&self, report: &Report<'_>) -> Option<TraceId> {
         let clock = Clock::now();
         let Instants { arrived, ended, .. } = report.times;
-        let parent = report.origin.parent.map(|parent| context(parent, report.origin));
+        let parent = report.arrival.origin.parent.map(|parent| context(parent, &report.arrival.origin));
         let parent =
             parent.map_or_else(Context::new, |parent| Context::new().with_remote_span_context(parent));
         // The method of a service that does not have it is any text of a client.
         let known = report.code != Code::Unimplemented;
-        let name = if known { report.method.to_owned() } else { "unknown method".to_owned() };
+        let name = if known { report.arrival.method().to_owned() } else { "unknown method".to_owned() };
         let builder = self.tracer.span_builder(name).with_kind(SpanKind::Server);
         let mut span = builder.with_start_time(clock.at(arrived)).start_with_context(&self.tracer, &parent);
         if !span.is_recording() {
@@ -134,14 +134,14 @@ fn context(parent: TraceParent, origin: &Origin) -> SpanContext {
 
 /// Sets the attributes and the status.
 fn describe(span: &mut Span, report: &Report<'_>) {
-    let (service, method) = report.method.split_once('/').unwrap_or(("", report.method));
+    let (service, method) = report.arrival.method().split_once('/').unwrap_or(("", report.arrival.method()));
     span.set_attributes([
         KeyValue::new("rpc.system", "grpc"),
         KeyValue::new("rpc.service", service.to_owned()),
         KeyValue::new("rpc.method", method.to_owned()),
         KeyValue::new("rpc.grpc.status_code", report.code as i64),
     ]);
-    let id = report.origin.id(report.id);
+    let id = report.arrival.origin.id(report.id);
     if !id.is_empty() {
         span.set_attribute(KeyValue::new("flechette.request_id", id.into_owned()));
     }
