@@ -29,8 +29,8 @@ use crate::predict::{Predict, PredictError};
 use crate::types::{Batch, Scores};
 
 pub(crate) use overload::{Computed, TooLate};
+pub(crate) use progress::Progress;
 use progress::Reply;
-pub(crate) use progress::{Progress, Steps};
 pub(crate) use queue::{Entry, Limits, Next, Priority, Queue, Refused, Size, Taken, Terms, Turn, Turns};
 use split::{Job, Split, Then};
 
@@ -72,14 +72,16 @@ pub(crate) enum BatchError {
 /// The future answer to one request. Dropping it cancels the request.
 pub(crate) struct Ticket {
     answer: oneshot::Receiver<Result<Scores, BatchError>>,
-    progress: Progress,
+    /// `None` when it was taken out.
+    progress: Option<Progress>,
     shared: Arc<Shared>,
     turns: Turns,
 }
 
 impl Ticket {
-    pub(crate) fn progress(&self) -> &Progress {
-        &self.progress
+    /// Takes out the progress of the request, which may be asked for when the ticket is gone.
+    pub(crate) fn take_progress(&mut self) -> Option<Progress> {
+        self.progress.take()
     }
 }
 
@@ -262,7 +264,7 @@ impl Batcher {
         for entry in displaced {
             self.shared.answer(entry.item, Err(BatchError::Displaced));
         }
-        Ok(Ticket { answer, progress, shared: self.shared.clone(), turns })
+        Ok(Ticket { answer, progress: Some(progress), shared: self.shared.clone(), turns })
     }
 
     /// Changes the limits of the queue and the longest delay. The most samples of a batch stay, because the

@@ -144,6 +144,7 @@ impl Split {
             whole.absent.extend(part.absent.into_iter().map(moved));
             whole.times.lookup += part.times.lookup;
             whole.times.dense += part.times.dense;
+            whole.times.total += part.times.total;
         }
         Some(whole)
     }

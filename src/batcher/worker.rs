@@ -139,7 +139,7 @@ fn predict(shared: &Shared, batch: &Batch, requests: usize) -> Result<Scores, Ba
     let took = started.elapsed();
     shared.metrics.batches.predict_seconds.record(took);
     shared.metrics.batches.batch_samples.record(batch.samples as f64);
-    let scores = match outcome {
+    let mut scores = match outcome {
         Ok(result) => result?,
         Err(panic) => {
             shared.metrics.batches.panics.increment(1);
@@ -153,6 +153,7 @@ fn predict(shared: &Shared, batch: &Batch, requests: usize) -> Result<Scores, Ba
         return Err(BatchError::Failed(text));
     }
     shared.metrics.statistics.computed(requests, batch.samples, took);
+    scores.times.total = took;
     Ok(scores)
 }
 

@@ -258,7 +258,7 @@ impl Engine {
             [spent.lookup, spent.dense].map(|nanos| Duration::from_nanos(nanos.into_inner()));
         self.metrics.batches.lookup_seconds.record(lookup);
         self.metrics.batches.dense_seconds.record(dense);
-        scores.times = Times { lookup, dense };
+        scores.times = Times { lookup, dense, ..Times::default() };
         Ok(scores)
     }
 

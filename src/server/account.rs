@@ -5,43 +5,43 @@ use std::time::Instant;
 
 use tonic::Code;
 
-use super::Shared;
 use super::gate::{Arrival, Call};
 use super::model::Model;
-use super::report::{self, Instants, Report};
+use super::report::{self, Instants, Report, Steps};
 use super::served::Queued;
 use super::status::CallError;
-use crate::batcher::{Progress, Steps, Terms};
+use crate::batcher::{Progress, Terms};
+use crate::types::{Scores, Times};
 
 /// Who sent a request, and when.
 pub(crate) struct Sender {
-    shared: Arc<Shared>,
     arrival: Arc<Arrival>,
     /// Its own id, or an empty text.
     id: String,
-    arrived: Instant,
     /// When its message was decoded.
     pub decoded: Instant,
+    /// Whether it is one of a stream.
+    of_stream: bool,
 }
 
 impl Sender {
     /// The sender of a request that is decoded now. Its own id may be empty.
-    pub(crate) fn new(shared: &Arc<Shared>, call: &Call, id: String) -> Self {
-        let (shared, arrival, decoded) = (shared.clone(), call.arrival.clone(), Instant::now());
-        // The time between the messages of a stream is its client's.
-        let arrived = if call.charge.is_stream() { decoded } else { arrival.at };
-        Self { shared, arrival, id, arrived, decoded }
+    pub(crate) fn new(call: &Call, id: String) -> Self {
+        let (arrival, of_stream) = (call.arrival.clone(), call.charge.is_stream());
+        Self { arrival, id, decoded: Instant::now(), of_stream }
     }
 
     /// The request found no model.
     pub(crate) fn refused(&self, error: &CallError) {
-        let text = report::wants_errors(&self.shared).then(|| error.to_string());
-        Report { code: error.code(), error: text.as_deref(), ..self.report(None) }.tell(&self.shared);
+        let text = report::wants_errors(&self.arrival.shared).then(|| error.to_string());
+        Report { code: error.code(), error: text.as_deref(), ..self.report(None) }.tell();
     }
 
     /// A request that ends now, of no model.
     fn report(&self, steps: Option<Steps>) -> Report<'_> {
-        let Self { arrival, id, arrived, decoded, .. } = self;
+        let Self { arrival, id, decoded, of_stream } = self;
+        // The time between the messages of a stream is its client's.
+        let arrived = if *of_stream { *decoded } else { arrival.at };
         Report {
             arrival,
             id,
@@ -51,7 +51,7 @@ impl Sender {
             code: Code::Ok,
             error: None,
             fault: false,
-            times: Instants { arrived: *arrived, decoded: *decoded, steps, ended: Instant::now() },
+            times: Instants { arrived, decoded: *decoded, steps, ended: Instant::now() },
         }
     }
 }
@@ -67,6 +67,8 @@ pub(crate) struct Account {
     samples: usize,
     /// `None` until it is queued.
     progress: Option<Progress>,
+    /// Those of its batches, if it was scored.
+    times: Times,
     version: Option<u64>,
     /// `None` if the request is dropped before its answer.
     code: Option<Code>,
@@ -77,9 +79,9 @@ pub(crate) struct Account {
 
 impl Account {
     pub(crate) fn new(model: Arc<Model>, sender: Sender, terms: Terms) -> Self {
-        let (samples, progress, version, code) = (0, None, None, None);
-        let (error, fault) = (None, false);
-        Self { model, engine: 0, sender, terms, samples, progress, version, code, error, fault }
+        let (samples, progress, times) = (0, None, Times::default());
+        let (version, code, error, fault) = (None, None, None, false);
+        Self { model, engine: 0, sender, terms, samples, progress, times, version, code, error, fault }
     }
 
     /// The request's own id.
@@ -88,15 +90,16 @@ impl Account {
     }
 
     /// The request was queued.
-    pub(crate) fn queued(&mut self, queued: &Queued) {
+    pub(crate) fn queued(&mut self, queued: &mut Queued) {
         self.engine = queued.engine;
         self.samples = queued.samples;
-        self.progress = Some(queued.ticket.progress().clone());
+        self.progress = queued.ticket.take_progress();
     }
 
-    /// The request was scored by this version.
-    pub(crate) fn scored(&mut self, version: u64) {
-        self.version = Some(version);
+    /// The request was scored.
+    pub(crate) fn scored(&mut self, scores: &Scores) {
+        self.version = Some(scores.version.0);
+        self.times = scores.times;
         self.code = Some(Code::Ok);
     }
 
@@ -104,7 +107,8 @@ impl Account {
     pub(crate) fn failed(&mut self, error: &CallError) {
         self.code = Some(error.code());
         self.fault = error.is_fault();
-        self.error = (self.fault || report::wants_errors(&self.sender.shared)).then(|| error.to_string());
+        self.error =
+            (self.fault || report::wants_errors(&self.sender.arrival.shared)).then(|| error.to_string());
         if error.retry().is_some() {
             self.model.pressure().refused(self.terms.priority);
         }
@@ -113,7 +117,12 @@ impl Account {
 
 impl Drop for Account {
     fn drop(&mut self) {
-        let report = self.sender.report(self.progress.as_ref().map(Progress::steps));
+        let steps = self.progress.as_ref().map(|progress| Steps {
+            queued: progress.queued,
+            taken: progress.taken(),
+            times: self.times,
+        });
+        let report = self.sender.report(steps);
         let Instants { decoded, ended, .. } = report.times;
         let expired = self.terms.deadline.is_some_and(|deadline| deadline <= ended);
         let unanswered = if expired { Code::DeadlineExceeded } else { Code::Cancelled };
@@ -126,6 +135,6 @@ impl Drop for Account {
         total.add(1, took);
         let Self { samples, version, fault, .. } = *self;
         let (model, error) = (Some(self.model.name()), self.error.as_deref());
-        Report { model, version, samples, code, error, fault, ..report }.tell(&self.sender.shared);
+        Report { model, version, samples, code, error, fault, ..report }.tell();
     }
 }

@@ -47,6 +47,7 @@ pub(crate) struct Call {
 
 /// The headers of a call, and what the gate need not do when it ends.
 pub(crate) struct Arrival {
+    pub shared: Arc<Shared>,
     pub at: Instant,
     pub origin: Origin,
     path: Option<PathAndQuery>,
@@ -57,8 +58,9 @@ pub(crate) struct Arrival {
 }
 
 impl Arrival {
-    fn now(uri: &Uri, headers: &HeaderMap) -> Self {
+    fn now(shared: &Arc<Shared>, uri: &Uri, headers: &HeaderMap) -> Self {
         Self {
+            shared: shared.clone(),
             at: Instant::now(),
             origin: Origin::of(headers),
             path: uri.path_and_query().cloned(),
@@ -139,15 +141,14 @@ where
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
-        let arrival = Arc::new(Arrival::now(request.uri(), request.headers()));
+        let arrival = Arc::new(Arrival::now(&self.shared, request.uri(), request.headers()));
         // Computed before the future runs, because tonic starts its own timer right after this function.
         let deadline = timeout(request.headers()).and_then(|rest| arrival.at.checked_add(rest));
         let method = request.uri().path().rsplit('/').next();
         let kind =
             self.kinds.iter().find(|(name, _)| method == Some(name)).map_or(Kind::Use, |(_, kind)| *kind);
         let (charge, entered) = Charge::enter(&self.shared, deadline, kind);
-        let mut passage =
-            Passage { shared: self.shared.clone(), arrival, code: Code::Cancelled, error: None };
+        let mut passage = Passage { arrival, code: Code::Cancelled, error: None };
         if let Err(status) = entered {
             passage.refused(&status);
             return Box::pin(async move {
@@ -187,7 +188,6 @@ where
 
 /// A call without an answer. If it is dropped without [`Passage::leave`], it was cancelled.
 struct Passage {
-    shared: Arc<Shared>,
     arrival: Arc<Arrival>,
     code: Code,
     /// Kept if it is reported.
@@ -211,7 +211,7 @@ impl Passage {
             self.refused(&status);
             return response;
         }
-        let status = too_large(status.message(), self.shared.limits.max_bytes as u64);
+        let status = too_large(status.message(), self.arrival.shared.limits.max_bytes as u64);
         self.refused(&status);
         status.into_http()
     }
@@ -224,7 +224,7 @@ impl Passage {
 
     /// Whether the gate reports the call with its error.
     fn wants_error(&self) -> bool {
-        !self.arrival.reported.load(Ordering::Relaxed) && report::wants_errors(&self.shared)
+        !self.arrival.reported.load(Ordering::Relaxed) && report::wants_errors(&self.arrival.shared)
     }
 
     /// Leaves when the last answer was sent.
@@ -265,10 +265,10 @@ impl http_body::Body for Answers {
 
 impl Drop for Passage {
     fn drop(&mut self) {
-        let Arrival { at, counted, reported, .. } = &*self.arrival;
+        let Arrival { shared, at, counted, reported, .. } = &*self.arrival;
         let counted = counted.load(Ordering::Relaxed);
         if !counted {
-            self.shared.metrics.no_model.count(self.code as i32);
+            shared.metrics.no_model.count(self.code as i32);
         }
         if reported.load(Ordering::Relaxed) {
             return;
@@ -287,7 +287,7 @@ impl Drop for Passage {
             fault: false,
             times: Instants { arrived: *at, decoded, steps: None, ended },
         };
-        report.tell(&self.shared);
+        report.tell();
     }
 }
 

@@ -57,7 +57,7 @@ pub(crate) struct Pending<R: ScoreRequest> {
 impl<R: ScoreRequest> Pending<R> {
     /// Queues a request. Failures are counted, if the model is loaded.
     pub(crate) fn begin(shared: &Arc<Shared>, mut request: R, call: &Call) -> Result<Self, CallError> {
-        let sender = Sender::new(shared, call, request.take_id());
+        let sender = Sender::new(call, request.take_id());
         call.reported();
         let model = shared.find(request.take_model()).inspect_err(|error| sender.refused(error))?;
         call.count();
@@ -67,8 +67,8 @@ impl<R: ScoreRequest> Pending<R> {
         let priority = request.priority();
         let terms = Terms { deadline, priority: priority.as_ref().copied().unwrap_or_default() };
         let mut account = Account::new(model, sender, terms);
-        let queued = priority.and_then(|_| request.queue(account.id(), &account.model, terms));
-        match &queued {
+        let mut queued = priority.and_then(|_| request.queue(account.id(), &account.model, terms));
+        match &mut queued {
             Ok((queued, _)) => account.queued(queued),
             Err(error) => account.failed(error),
         }
@@ -85,7 +85,7 @@ impl<R: ScoreRequest> Pending<R> {
             Some(due) => tokio::time::timeout_at(due.into(), scores).await.unwrap_or(Err(CallError::Late)),
         };
         match &result {
-            Ok((scores, _)) => account.scored(scores.version.0),
+            Ok((scores, _)) => account.scored(scores),
             Err(error) => account.failed(error),
         }
         let (scores, inputs) = result?;

@@ -13,7 +13,7 @@ use tracing::{Level, field};
 
 use super::Shared;
 use super::gate::Arrival;
-use crate::batcher::Steps;
+use crate::types::Times;
 
 /// Where the time of a request went. The parts add up to all of it.
 #[derive(Clone, Copy, Debug, Default)]
@@ -50,6 +50,16 @@ impl Stages {
     }
 }
 
+/// The steps of a request that was queued.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Steps {
+    pub queued: Instant,
+    /// When a worker took it, or its first part.
+    pub taken: Option<Instant>,
+    /// What its batches took, which other requests may share; 0 if it was not scored.
+    pub times: Times,
+}
+
 /// The instants of a request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Instants {
@@ -70,10 +80,12 @@ impl Instants {
     pub(crate) fn stages(&self) -> Stages {
         let mut stages =
             Stages { message: self.decoded.saturating_duration_since(self.arrived), ..Stages::default() };
-        if let Some(Steps { queued, taken, answered, times }) = self.steps {
-            let answered = answered.unwrap_or(self.ended).min(self.ended);
-            stages.queue = taken.unwrap_or(answered).saturating_duration_since(queued);
-            let computed = taken.map_or(Duration::ZERO, |taken| answered.saturating_duration_since(taken));
+        if let Some(Steps { queued, taken, times }) = self.steps {
+            stages.queue = taken.unwrap_or(self.ended).saturating_duration_since(queued);
+            let since_taken =
+                taken.map_or(Duration::ZERO, |taken| self.ended.saturating_duration_since(taken));
+            // Of a request without scores it is not known how long its batch takes.
+            let computed = if times.total.is_zero() { since_taken } else { times.total.min(since_taken) };
             // Those of several threads may be longer together than the batch.
             let both = (times.lookup + times.dense).max(computed).as_secs_f64().max(f64::MIN_POSITIVE);
             let share = |time: Duration| computed.mul_f64(time.as_secs_f64() / both);
@@ -157,7 +169,8 @@ macro_rules! line {
 
 impl Report<'_> {
     /// Makes the spans of the request and writes its lines.
-    pub(crate) fn tell(&self, shared: &Shared) {
+    pub(crate) fn tell(&self) {
+        let shared = &self.arrival.shared;
         let recorded = shared.spans.as_ref().and_then(|spans| spans.record(self));
         let slow = shared.slow.is(self.times.took());
         if !(slow || self.fault || tracing::enabled!(Level::DEBUG)) {

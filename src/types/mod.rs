@@ -86,13 +86,15 @@ pub struct AbsentId {
     pub feature: u32,
 }
 
-/// What a batch took, over all threads that have computed it.
+/// What a batch took.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Times {
-    /// To find and pool the rows.
+    /// To find and pool the rows, over all threads.
     pub lookup: Duration,
-    /// In the dense layers.
+    /// In the dense layers, over all threads.
     pub dense: Duration,
+    /// From its beginning to its end. The batcher measures it.
+    pub total: Duration,
 }
 
 /// A model's result for a batch.
