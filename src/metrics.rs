@@ -9,6 +9,8 @@
 //! rows (`tables`), `lookup_seconds`, `dense_seconds` and `cache`. Server and engine get the same atomics
 //! from [`Metrics::model`].
 
+mod events;
+mod page;
 mod statistics;
 
 use std::collections::BTreeMap;
@@ -25,13 +27,15 @@ use metrics_process::Collector;
 
 use crate::schema::{Schema, Table};
 
+pub(crate) use events::{Event, EventKind, Events, unix_ms};
+pub(crate) use page::Page;
 pub(crate) use statistics::{Statistics, Total};
 
 /// The `model` label of calls that do not name a loaded model.
 pub(crate) const NO_MODEL: &str = "(none)";
 
 /// The names of the gRPC status codes, by number.
-const CODES: [&str; 17] = [
+pub(crate) const CODES: [&str; 17] = [
     "OK",
     "CANCELLED",
     "UNKNOWN",
@@ -61,7 +65,7 @@ fn code_index(code: i32) -> usize {
 }
 
 /// Upper bounds, in seconds, of the buckets of every duration histogram.
-const SECONDS: &[f64] = &[
+pub(crate) const SECONDS: &[f64] = &[
     0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5,
     10.0,
 ];
@@ -311,6 +315,7 @@ pub struct Metrics {
     /// Memory, processor time, threads and open files, which are read when the page is requested.
     process: Collector,
     pub(crate) server: ServerMetrics,
+    pub(crate) events: Arc<Events>,
     /// Calls that did not name a loaded model.
     pub(crate) no_model: Requests,
     models: Mutex<BTreeMap<String, Arc<ModelMetrics>>>,
@@ -331,9 +336,15 @@ pub(crate) enum TrainingState {
 pub(crate) struct Training {
     pub series: TrainingMetrics,
     state: Mutex<TrainingState>,
+    model: String,
+    events: Arc<Events>,
 }
 
 impl Training {
+    pub(crate) fn record(&self, kind: EventKind, text: impl AsRef<str>) {
+        self.events.record(kind, &self.model, text);
+    }
+
     /// Enters a state.
     pub(crate) fn enter(&self, state: TrainingState) {
         *self.state.lock().unwrap_or_else(PoisonError::into_inner) = state;
@@ -447,7 +458,8 @@ impl Metrics {
         Gauge::register(&recorder, BUILD_INFO.0, version).set(1.0);
         let no_model = Requests::new(&recorder, NO_MODEL);
         let (models, trainings) = <(Mutex<_>, Mutex<_>)>::default();
-        Ok(Self { recorder, page, process, server, no_model, models, trainings })
+        let events = Arc::default();
+        Ok(Self { recorder, page, process, server, events, no_model, models, trainings })
     }
 
     /// The series of a model. They are registered by the first call; later calls return the same ones.
@@ -490,7 +502,12 @@ impl Metrics {
         let mut trainings = self.trainings.lock().unwrap_or_else(PoisonError::into_inner);
         let new = || {
             let series = TrainingMetrics::new(&self.recorder, &[("model", model)]);
-            let training = Training { series, state: Mutex::new(TrainingState::Running) };
+            // Nothing was measured yet.
+            let measured = [&series.auc, &series.log_loss, &series.calibration];
+            measured.into_iter().for_each(|gauge| gauge.set(f64::NAN));
+            let (model, events) = (model.to_owned(), self.events.clone());
+            let state = Mutex::new(TrainingState::Running);
+            let training = Training { series, state, model, events };
             training.enter(TrainingState::Running);
             Arc::new(training)
         };
@@ -516,17 +533,12 @@ impl Metrics {
         Series::register(&self.recorder, CERTIFICATE_EXPIRY.0, &[])
     }
 
-    /// All metrics in Prometheus's text format.
+    /// All metrics in Prometheus's text format. A recorded value of a histogram takes memory until this is
+    /// called, so the server calls it every few seconds.
     #[must_use]
     pub(crate) fn render(&self) -> String {
         metrics::with_local_recorder(&self.recorder, || self.process.collect());
-        self.page.render()
-    }
-
-    /// Adds recorded values to their histograms. A recorded value takes memory until this is called, so the
-    /// server calls it every few seconds.
-    pub(crate) fn fold(&self) {
-        self.page.run_upkeep();
+        page::arranged(&self.page.render())
     }
 }
 

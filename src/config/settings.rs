@@ -198,7 +198,7 @@ pub(crate) const SECTIONS: &[Section] = &[
                 "Tokens for loading and unloading models, for setting labels (`server.admin`), and for \
                  reflection (`server.reflection`)",
             ),
-            setting("auth.metrics", Words("none"), "Tokens for the pages `/metrics` and `/`"),
+            setting("auth.metrics", Words("none"), "Tokens for the pages `/metrics`, `/` and `/status.json`"),
         ],
     },
     Section {

@@ -16,6 +16,7 @@ fn schema() -> Schema {
 fn the_page_has_the_documented_names_and_labels() {
     let metrics = Metrics::new().unwrap();
     let model = metrics.model("m", &schema());
+    model.cache.capacity_bytes.set(1.0);
     model.tables[1].hits.increment(7);
     model.tables[0].absent.increment(2);
     model.requests.count(8);
@@ -41,6 +42,7 @@ fn the_page_has_the_documented_names_and_labels() {
 fn every_metric_is_described() {
     let metrics = Metrics::new().unwrap();
     let model = metrics.model("m", &schema());
+    model.cache.capacity_bytes.set(1.0);
     let batches = &model.batches;
     let durations = [&batches.request_seconds, &batches.queue_seconds, &batches.predict_seconds];
     for histogram in durations.into_iter().chain([&batches.lookup_seconds, &batches.dense_seconds]) {
@@ -69,7 +71,7 @@ fn every_metric_is_described() {
 #[test]
 fn a_model_that_is_registered_twice_has_one_set_of_series() {
     let metrics = Metrics::new().unwrap();
-    metrics.model("m", &schema()).tables[0].misses.increment(1);
-    metrics.model("m", &schema()).tables[0].misses.increment(1);
-    assert!(metrics.render().contains("flechette_cache_misses_total{model=\"m\",table=\"a\"} 2"));
+    metrics.model("m", &schema()).tables[0].absent.increment(1);
+    metrics.model("m", &schema()).tables[0].absent.increment(1);
+    assert!(metrics.render().contains("flechette_absent_ids_total{model=\"m\",table=\"a\"} 2"));
 }

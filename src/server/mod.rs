@@ -45,6 +45,7 @@ mod socket;
 #[cfg_attr(not(feature = "otel"), path = "no_spans.rs")]
 mod spans;
 mod status;
+mod status_page;
 mod stream;
 mod traffic;
 mod web;
@@ -106,9 +107,8 @@ pub mod inference {
 /// The services with a health status: the whole server, and those that score.
 const HEALTH_NAMES: [&str; 3] = ["", "flechette.v1.Ctr", "inference.GRPCInferenceService"];
 
-/// How often readiness is checked, and how often [`Metrics::fold`] is called.
+/// How often readiness is checked.
 const UPDATE_EVERY: Duration = pressure::TICK;
-const FOLD_EVERY: Duration = Duration::from_secs(5);
 
 /// TCP asks a silent peer of a gRPC connection at this interval whether it exists.
 const TCP_KEEPALIVE: Duration = Duration::from_secs(30);
@@ -197,6 +197,7 @@ struct Shared {
     models: Models,
     not_served: NotServed,
     metrics: Arc<Metrics>,
+    history: status_page::History,
     security: Arc<Security>,
     limits: RequestLimits,
     max_requests: usize,
@@ -226,6 +227,15 @@ impl Shared {
 
     fn ready(&self) -> bool {
         self.not_ready().is_none()
+    }
+
+    /// All metrics as they are now, in Prometheus's text format.
+    fn metrics_text(&self) -> String {
+        self.models.all().iter().for_each(|(_, model)| model.main().predict.measure());
+        let server = &self.metrics.server;
+        server.ready.set(f64::from(self.ready()));
+        server.not_served.set(self.not_served.refused().len() as f64);
+        self.metrics.render()
     }
 
     /// The served model of this name.
@@ -290,6 +300,7 @@ impl Server {
             models: served,
             not_served: NotServed::default(),
             metrics,
+            history: status_page::History::default(),
             security,
             limits,
             max_requests: config.max_requests,
@@ -454,17 +465,19 @@ async fn set_health(health: &HealthReporter, ready: bool) {
     }
 }
 
-/// Updates health, the version gauge and the metrics page.
+/// Updates health, the version gauge and the history of the status page.
 async fn update_status(shared: Arc<Shared>, health: HealthReporter) {
     let mut ready = shared.ready();
-    let (mut folded, mut ticked) = (Instant::now(), Instant::now());
+    let (mut sampled, mut ticked) = (None::<Instant>, Instant::now());
+    let mut overloads = status_page::Overloads::default();
     let mut ticks = tokio::time::interval(UPDATE_EVERY);
     loop {
         ticks.tick().await;
         let elapsed = ticked.elapsed();
         ticked = Instant::now();
-        for (_, model) in shared.models.all() {
+        for (name, model) in shared.models.all() {
             model.pressure().tick(elapsed);
+            overloads.look(&name, model.pressure().overloaded(), &shared.metrics.events);
             let version = model.stable().predict.describe().version;
             model.main().metrics.version.set(version.0 as f64);
         }
@@ -473,9 +486,11 @@ async fn update_status(shared: Arc<Shared>, health: HealthReporter) {
             set_health(&health, now_ready).await;
             ready = now_ready;
         }
-        if folded.elapsed() >= FOLD_EVERY {
-            shared.metrics.fold();
-            folded = Instant::now();
+        if sampled.is_none_or(|sampled| sampled.elapsed() >= status_page::EVERY) {
+            sampled = Some(Instant::now());
+            let shared = shared.clone();
+            // With hundreds of tables it takes milliseconds. It fails only when the runtime ends.
+            let _ = tokio::task::spawn_blocking(move || status_page::sample(&shared)).await;
         }
     }
 }

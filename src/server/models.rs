@@ -21,7 +21,7 @@ use super::{Learning, RequestLimits, ServerError};
 use crate::batcher::Batcher;
 use crate::config::{BatcherConfig, Batchers, LearnConfig, MAX_LABELS, TrafficConfig};
 use crate::learnlog::{self, Learner, LearnerOptions, LogError};
-use crate::metrics::{Metrics, ModelMetrics};
+use crate::metrics::{EventKind, Metrics, ModelMetrics};
 use crate::predict::Predict;
 use crate::types::{Follow, Version};
 
@@ -126,6 +126,8 @@ impl Models {
         match self.served.entry(name) {
             Entry::Occupied(taken) => Err(ServerError::DuplicateModel(taken.key().clone())),
             Entry::Vacant(free) => {
+                let text = format!("version {} is served", description.version);
+                self.metrics.events.record(EventKind::Loaded, free.key(), text);
                 free.insert(model);
                 Ok(())
             }
@@ -194,6 +196,11 @@ impl Models {
             self.metrics.label(name, label).version.set(0.0);
         }
         self.replace(name, Parts { labels: Some(labels), ..old.parts() });
+        let text = match version {
+            None => format!("label {label} was removed"),
+            Some(version) => format!("label {label} names version {version}"),
+        };
+        self.metrics.events.record(EventKind::Label, name, text);
         Ok(version)
     }
 
@@ -312,6 +319,11 @@ impl Models {
             self.metrics.label(name, label).version.set(0.0);
         }
         self.metrics.forget(name);
+        self.metrics.events.record(
+            EventKind::Unloaded,
+            name,
+            "its calls are answered, and its memory is free",
+        );
         true
     }
 

@@ -2,11 +2,12 @@
 //!
 //! A batcher refuses requests that would wait too long, but only after their messages were decoded. Under
 //! heavy overload that work alone takes the processor from the model, and requests age in the buffers of the
-//! network, where no deadline is seen. So while requests are refused, the rate of answers is measured, and the
-//! calls in flight are compared with it: by Little's law, `calls / rate` is how long a new call would take.
-//! If that is more than [`MOST`] or a share of its time, it is refused at once, which costs little. More calls
-//! in flight would not be answered sooner. Only calls of the same priority and of higher ones count, because
-//! those are computed first, and a refusal of a low priority is no sign of overload for higher ones.
+//! network, where no deadline is seen. So while requests are refused, the rate of answers is measured, and
+//! the calls in flight are compared with it: by Little's law, `calls / rate` is how long a new call would
+//! take. If that is more than [`MOST`] or a share of its time, it is refused at once, which costs little.
+//! More calls in flight would not be answered sooner. Only calls of the same priority and of higher ones
+//! count, because those are computed first, and a refusal of a low priority is no sign of overload for
+//! higher ones.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -46,8 +47,8 @@ pub(crate) struct Pressure {
     answered: AtomicU64,
     /// Ticks since the last refusal of each priority or of a higher one. Below [`CALM`] it is overloaded.
     calm: [AtomicU64; 3],
-    /// Answers per second, the bits of an f64. 0 if it is not known: without overload, answers are as many as
-    /// calls, and not as many as there could be.
+    /// Answers per second, the bits of an f64. NaN if it is not known: without overload, there are as many
+    /// answers as calls, and not as many as there could be.
     rate: AtomicU64,
 }
 
@@ -59,7 +60,7 @@ impl Pressure {
             calls: [const { AtomicUsize::new(0) }; 3],
             answered: AtomicU64::new(0),
             calm: [const { AtomicU64::new(CALM) }; 3],
-            rate: AtomicU64::new(0),
+            rate: AtomicU64::new(f64::NAN.to_bits()),
         }
     }
 
@@ -110,6 +111,12 @@ impl Pressure {
         }
     }
 
+    /// Whether a call of any priority was refused just now.
+    pub(crate) fn overloaded(&self) -> bool {
+        // A refusal of any priority counts for the lowest one.
+        self.calm[Priority::Low as usize].load(Ordering::Relaxed) < CALM
+    }
+
     /// How long a call would take, if that is too long.
     fn too_long(&self, priority: Priority, deadline: Option<Instant>) -> Option<Duration> {
         let before = self.calls[..=priority as usize].iter().map(|calls| calls.load(Ordering::Relaxed));
@@ -118,10 +125,10 @@ impl Pressure {
             return None;
         }
         let rate = f64::from_bits(self.rate.load(Ordering::Relaxed));
-        if rate == 0.0 {
+        if rate.is_nan() {
             return None;
         }
-        let takes = Duration::from_secs_f64((before as f64 / rate).min(60.0));
+        let takes = Duration::from_secs_f64((before as f64 / rate.max(1.0)).min(60.0));
         let time =
             deadline.map_or(MOST, |deadline| deadline.saturating_duration_since(Instant::now()) / SHARE);
         (takes > time.min(MOST)).then_some(takes)
@@ -133,8 +140,8 @@ impl Pressure {
         let known = f64::from_bits(self.rate.load(Ordering::Relaxed));
         let [.., lowest] = &self.calm;
         let rate = match known {
-            _ if lowest.load(Ordering::Relaxed) >= CALM => 0.0,
-            0.0 => last,
+            _ if lowest.load(Ordering::Relaxed) >= CALM => f64::NAN,
+            known if known.is_nan() || known == 0.0 => last,
             known => known + WEIGHT * (last - known),
         };
         self.rate.store(rate.to_bits(), Ordering::Relaxed);

@@ -7,6 +7,7 @@ use std::time::Duration;
 use super::not_served::Reason;
 use super::{Labels, Loaded, NotChanged, Repository, ServerError, Shared};
 use crate::config::Batchers;
+use crate::metrics::EventKind;
 use crate::predict::Predict;
 use crate::types::{Follow, Version};
 
@@ -81,6 +82,7 @@ impl Registry {
 
     /// Shows why a model is not served. The other models do not wait for it.
     pub(crate) fn refuse(&self, model: &str, reason: String) {
+        self.0.metrics.events.record(EventKind::Refused, model, format!("not served: {reason}"));
         self.0.not_served.set(model, Reason::Refused(reason));
     }
 

@@ -230,9 +230,9 @@ fn a_model_that_is_trained_here_can_be_unloaded_and_comes_back_with_its_newest_v
     );
     let mut repository = Repository::of(&served);
     let shown = |name: &str| served.metric(&format!("flechette_{name}"), &["model=\"dlrm\""]);
-    wait("a version is published", || shown("model_version") > 1.0);
+    wait("a version is published", || shown("serving_version") > 1.0);
     repository.unload(MODEL).unwrap();
-    assert_eq!(shown("model_version"), 0.0);
+    assert_eq!(shown("serving_version"), 0.0);
     wait("training ends", || shown("training_steps_total") > 0.0 && shown("training_state") == 0.0);
     sleep(Duration::from_millis(1500));
     assert!(!repository.ready(MODEL));

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use flechette::schema::preset::ArchKind;
 use flechette::server::proto::GetModelRequest;
 use flechette::server::proto::ctr_client::CtrClient;
+use serde_json::json;
 use tonic::Code;
 
 use crate::program::{Served, Workshop, flechette, run, run_failing};
@@ -58,7 +59,10 @@ fn a_server_answers_while_its_models_load_and_says_that_it_is_not_ready() {
     let status = call(&served, "dlrm").unwrap_err();
     assert!(status.code() == Code::Unavailable && status.message().contains("is loading"), "{status}");
     assert_eq!(call(&served, "other").unwrap_err().code(), Code::NotFound);
-    assert!(served.get("/").1.contains("<td>dlrm<td><td><td><td><td>loading"));
+    let status = served.status();
+    assert_eq!(status["not_ready"], "loading: model dlrm");
+    let model = &status["models"][0];
+    assert_eq!((&model["name"], &model["state"]), (&json!("dlrm"), &json!("loading")), "{model}");
     drop(held);
     wait("the model is loaded", || is_ready(&served));
     assert_eq!(served.score("dlrm", &workshop.valid, "")["version"], 1);
@@ -89,7 +93,11 @@ fn a_model_without_a_good_version_is_named_and_the_others_are_served() {
     let lines: Vec<&str> = text.lines().collect();
     assert!(code == 200 && lines.len() == 2 && lines[0] == "ready", "{text}");
     assert!(lines[1].starts_with("not served: model dcn: ") && lines[1].contains("MANIFEST.json"), "{text}");
-    assert!(served.get("/").1.contains("<td>dcn<td><td><td><td><td>not served: "));
+    let status = served.status();
+    let models = status["models"].as_array().unwrap();
+    let dcn = models.iter().find(|model| model["name"] == "dcn").unwrap();
+    let reason = dcn["reason"].as_str().unwrap();
+    assert!(dcn["state"] == "refused" && reason.contains("MANIFEST.json"), "{dcn}");
     let status = call(&served, "dcn").unwrap_err();
     let unavailable = status.code() == Code::Unavailable;
     assert!(unavailable && status.message().contains("could not be loaded"), "{status}");

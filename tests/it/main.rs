@@ -61,6 +61,8 @@ mod server;
 mod serving;
 mod skip;
 #[cfg(target_os = "linux")]
+mod status_page;
+#[cfg(target_os = "linux")]
 mod store_memory;
 mod stream;
 mod switching;

@@ -275,6 +275,11 @@ impl Served {
         (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
     }
 
+    /// What the status page shows.
+    pub fn status(&self) -> Value {
+        serde_json::from_str(&self.get("/status.json").1).unwrap()
+    }
+
     /// Waits until the server ends. Returns its exit status and its log.
     pub fn ended(mut self) -> (ExitStatus, String) {
         let status = self.child.wait().unwrap();
@@ -295,7 +300,7 @@ pub fn metrics_page(http: SocketAddr) -> String {
 }
 
 /// A page of the HTTP port, with its headers.
-fn http_page(http: SocketAddr, path: &str) -> String {
+pub fn http_page(http: SocketAddr, path: &str) -> String {
     let mut stream = std::net::TcpStream::connect(http).unwrap();
     let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
     std::io::Write::write_all(&mut stream, request.as_bytes()).unwrap();

@@ -14,26 +14,26 @@ use flechette::server::proto::PredictRequest;
 use flechette::server::proto::ctr_client::CtrClient;
 
 use crate::program::{Served, Workshop, highest_version, kills, metrics_page, run, run_failing};
-use crate::serving::{channel, http_get};
+use crate::serving::channel;
 use crate::switching::{requests, wait};
 use crate::train_resume::last_version;
 
-const MODEL: &str = "dlrm";
+pub const MODEL: &str = "dlrm";
 const PARTS: usize = 8;
 
 /// Kills of each kind of run.
 const KILLS: usize = 4;
 
 /// A workshop with an empty directory to follow.
-struct Site {
-    workshop: Workshop,
-    incoming: String,
+pub struct Site {
+    pub workshop: Workshop,
+    pub incoming: String,
     /// The flags of training, with the `model.toml`.
     flags: String,
 }
 
 impl Site {
-    fn new(rows: u64) -> Self {
+    pub fn new(rows: u64) -> Self {
         let workshop = Workshop::new(rows, 200);
         let (config, incoming) = (workshop.config(ArchKind::Dlrm, 8, 1000), workshop.path("incoming"));
         fs::create_dir(&incoming).unwrap();
@@ -42,7 +42,7 @@ impl Site {
     }
 
     /// Renames one of the parts of the training data into the directory.
-    fn arrive(&self, part: usize) {
+    pub fn arrive(&self, part: usize) {
         let text = fs::read_to_string(&self.workshop.train).unwrap();
         let lines: Vec<&str> = text.split_inclusive('\n').collect();
         let lines = lines.chunks(lines.len().div_ceil(PARTS)).nth(part).unwrap();
@@ -56,7 +56,7 @@ impl Site {
         Served::start(&self.workshop.models, &line)
     }
 
-    fn follow(&self, more: &str) -> Served {
+    pub fn follow(&self, more: &str) -> Served {
         self.serve(&self.incoming, &format!("--follow-until {} {more}", PARTS - 1))
     }
 
@@ -136,7 +136,7 @@ fn scores_follow_the_versions(more: &str) {
     let messages: Vec<_> = requests(&site.workshop).into_iter().map(|(message, _)| message).collect();
     let clients: Vec<_> =
         (0..2).map(|_| runtime.spawn(score(served.grpc, messages.clone(), stop.clone()))).collect();
-    wait("the first version is served", || shown(&served, "model_version") == 1.0);
+    wait("the first version is served", || shown(&served, "serving_version") == 1.0);
     // The process has the rows of training in its memory.
     assert!(shown(&served, "store_ram_bytes") == 0.0 && shown(&served, "store_mapped_bytes") > 0.0);
     for part in 0..PARTS {
@@ -144,7 +144,7 @@ fn scores_follow_the_versions(more: &str) {
         if part + 1 < PARTS {
             // With a scratchpad some batches wait in the stages for the next file.
             wait("a part is trained", || shown(&served, "training_samples_total") >= 200.0 * part as f64);
-            wait("a version is served", || shown(&served, "model_version") > part as f64);
+            wait("a version is served", || shown(&served, "serving_version") > part as f64);
         }
         if part == 1 {
             let threads = policies(&served);
@@ -161,7 +161,7 @@ fn scores_follow_the_versions(more: &str) {
         }
     }
     wait("training ends", || shows(&served, "training_state", 0.0));
-    wait("the last version is served", || shown(&served, "model_version") == version_on_disk(&site) as f64);
+    wait("the last version is served", || shown(&served, "serving_version") == version_on_disk(&site) as f64);
     sleep(Duration::from_millis(200));
     stop.store(true, Ordering::Release);
     let mut versions = BTreeMap::new();
@@ -185,10 +185,18 @@ fn scores_follow_the_versions(more: &str) {
     }
     assert_eq!(shown(&served, "training_samples_total"), 1700.0);
     assert_eq!(shown(&served, "training_steps_total"), 54.0);
-    let age = shown(&served, "model_data_age_seconds");
+    let age = shown(&served, "freshness_seconds");
     assert!((0.0..3600.0).contains(&age), "{age}");
-    let (_, status) = runtime.block_on(http_get(served.http, "/"));
-    assert!(status.contains("ready, training has ended"), "{status}");
+    let status = served.status();
+    let model = &status["models"][0];
+    assert!(model["state"] == "ready" && model["training"] == "ended", "{model}");
+    for kind in ["loaded", "published", "switched", "training_ended"] {
+        let events = status["events"].as_array().unwrap();
+        assert!(
+            events.iter().any(|event| event["kind"] == kind && event["model"] == MODEL),
+            "{kind}: {status}"
+        );
+    }
     served.terminate();
     let (status, log) = served.ended();
     assert!(status.success() && !log.contains("panicked") && !log.contains("ERROR"), "{log}");
@@ -225,7 +233,7 @@ fn a_signal_publishes_what_was_trained_and_the_next_start_continues() {
     let served = site.follow(rare);
     (6..PARTS).for_each(|part| site.arrive(part));
     wait("training ends", || shows(&served, "training_state", 0.0));
-    wait("the last version is served", || shown(&served, "model_version") == version_on_disk(&site) as f64);
+    wait("the last version is served", || shown(&served, "serving_version") == version_on_disk(&site) as f64);
     drop(served);
     site.compare_with_train_of_parts("");
 }
@@ -236,7 +244,7 @@ fn a_file_is_trained_once_and_the_server_goes_on() {
     let data = site.workshop.train.clone();
     let served = site.serve(&data, "");
     wait("training ends", || shows(&served, "training_state", 0.0));
-    wait("its version is served", || shown(&served, "model_version") == 2.0);
+    wait("its version is served", || shown(&served, "serving_version") == 2.0);
     served.terminate();
     let (status, log) = served.ended();
     assert!(status.success(), "{log}");
@@ -251,7 +259,7 @@ fn a_file_is_trained_once_and_the_server_goes_on() {
     let more = site.workshop.valid.clone();
     let line = format!("--train {MODEL}={more} --format criteo-tsv");
     let served = Served::start(&site.workshop.models, &line);
-    wait("its version is served", || shown(&served, "model_version") > 3.0);
+    wait("its version is served", || shown(&served, "serving_version") > 3.0);
 }
 
 #[test]
@@ -259,15 +267,18 @@ fn when_training_fails_the_server_goes_on_and_ends_with_an_error() {
     let site = Site::new(1600);
     let served = site.follow("--publish-every 2steps --max-malformed 0");
     site.arrive(0);
-    wait("a version is served", || shown(&served, "model_version") > 1.0);
+    wait("a version is served", || shown(&served, "serving_version") > 1.0);
     fs::write(format!("{}/1", site.incoming), "not a sample\n").unwrap();
     wait("training fails", || shows(&served, "training_state", -1.0));
-    let version = shown(&served, "model_version");
+    let version = shown(&served, "serving_version");
     assert_eq!(served.score(MODEL, &site.workshop.valid, "")["version"], version as u64);
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let (_, status) = runtime.block_on(http_get(served.http, "/"));
-    assert!(status.contains("ready, training has failed"), "{status}");
-    assert_eq!(runtime.block_on(http_get(served.http, "/readyz")).0, 200);
+    let status = served.status();
+    let model = &status["models"][0];
+    assert!(model["state"] == "ready" && model["training"] == "failed", "{model}");
+    let mut events = status["events"].as_array().unwrap().iter();
+    let failed = events.find(|event| event["kind"] == "training_failed").unwrap();
+    assert!(failed["text"].as_str().unwrap().contains("incoming/1"), "{failed}");
+    assert_eq!(served.get("/readyz").0, 200);
     served.terminate();
     let (status, log) = served.ended();
     assert_eq!(status.code(), Some(1), "{log}");

@@ -459,13 +459,16 @@ async fn metrics_count_requests_samples_and_errors() {
         "flechette_batch_samples_sum{model=\"ads\"} 6",
         "flechette_queue_samples{model=\"ads\"} 0",
         "flechette_serving_version{model=\"ads\"} 7",
-        "flechette_cache_hits_total{model=\"ads\",table=\"users\"} 0",
+        "flechette_absent_ids_total{model=\"ads\",table=\"users\"} 0",
     ] {
         running.until_metric(line).await;
     }
     let (code, page) = running.get("/").await;
     assert_eq!(code, 200);
-    assert!(page.contains("ads") && page.contains(&running.grpc.to_string()), "{page}");
+    assert!(page.starts_with("<!doctype html>"), "{page}");
+    let status: serde_json::Value = serde_json::from_str(&running.get("/status.json").await.1).unwrap();
+    assert_eq!(status["models"][0]["name"], "ads");
+    assert_eq!(status["grpc"], running.grpc.to_string());
     assert_eq!(running.get("/nowhere").await.0, 404);
 }
 

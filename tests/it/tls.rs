@@ -85,7 +85,7 @@ async fn the_http_port_can_be_encrypted_and_asks_for_no_certificate() {
     tls.http = true;
     tls.client_ca = Some(files.write("clients.pem", &authority.pem()));
     let running = Running::start_with(|parts| parts.tls = Some(tls)).await;
-    for path in ["/healthz", "/readyz", "/metrics", "/"] {
+    for path in ["/healthz", "/readyz", "/metrics", "/", "/status.json"] {
         let stream = tls_stream(running.http, &authority, "http/1.1").await.unwrap();
         assert_eq!(http_get_on(stream, path, "").await.0, 200, "{path}");
     }

@@ -3,9 +3,12 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use flechette::config::AuthConfig;
 use flechette::server::ServerParts;
 use prost::bytes::Bytes;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tonic::codegen::http::Request;
 use tonic::{Code, Status};
@@ -127,14 +130,18 @@ async fn every_call_needs_a_token_of_its_role_before_its_message() {
 }
 
 async fn page(running: &Running, path: &str, token: Option<&str>) -> (u16, String) {
-    let line = token.map_or(String::new(), |token| format!("Authorization: Bearer {token}\r\n"));
+    page_as(running, path, token.map(|token| format!("Bearer {token}"))).await
+}
+
+async fn page_as(running: &Running, path: &str, authorization: Option<String>) -> (u16, String) {
+    let line = authorization.map_or(String::new(), |value| format!("Authorization: {value}\r\n"));
     http_get_on(TcpStream::connect(running.http).await.unwrap(), path, &line).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn pages_need_a_token_of_metrics_but_health_needs_none() {
     let (_files, running) = start(|_| {}).await;
-    for path in ["/metrics", "/"] {
+    for path in ["/metrics", "/", "/status.json"] {
         for (token, code) in [
             (None, 401),
             (Some(UNKNOWN), 401),
@@ -151,6 +158,28 @@ async fn pages_need_a_token_of_metrics_but_health_needs_none() {
         assert_eq!(page(&running, path, None).await.0, 200);
     }
     assert_eq!(page(&running, "/nowhere", None).await.0, 404);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_browser_sends_the_token_as_the_password_of_any_user() {
+    let (_files, running) = start(|_| {}).await;
+    let mut stream = TcpStream::connect(running.http).await.unwrap();
+    stream.write_all(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").await.unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    for scheme in ["Bearer", "Basic realm="] {
+        assert!(answer.contains(&format!("www-authenticate: {scheme}")), "{answer}");
+    }
+    for (user, password, code) in
+        [("", METRICS, 200), ("me", METRICS, 200), ("", ADMIN, 403), ("", UNKNOWN, 401)]
+    {
+        let authorization = format!("Basic {}", STANDARD.encode(format!("{user}:{password}")));
+        let (status, text) = page_as(&running, "/status.json", Some(authorization)).await;
+        assert_eq!(status, code, "{user}:{password}: {text}");
+    }
+    for wrong in ["Basic", "Basic !", "Basic bm9jb2xvbg==", "Basic Og=="] {
+        assert_eq!(page_as(&running, "/", Some(wrong.to_owned())).await.0, 401, "{wrong}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -24,7 +24,7 @@ use crate::cli::background;
 use crate::config::{Sticky, TrafficConfig};
 use crate::engine::switch::{Changes, NextVersion, Taken};
 use crate::engine::{BesideParts, Engine, LoadedVersion};
-use crate::metrics::Metrics;
+use crate::metrics::{EventKind, Metrics};
 use crate::predict::Predict;
 use crate::server::{Loaded, NotChanged, Registry};
 use crate::types::{Follow, Version};
@@ -163,6 +163,8 @@ impl Versions {
             if let Err(error) = self.switch(model, name, (look, next)) {
                 model.engine.count_refused();
                 tracing::warn!(model = name, version = %target, serving = %main, %error, "version refused");
+                let text = format!("version {target}: {error}");
+                self.loader.metrics.events.record(EventKind::Refused, name, text);
                 let now = stamp([version_folder(&self.loader, name, target)]);
                 known.refused.insert(target, (now, error.to_string()));
                 known.beside.remove(&target);
@@ -208,6 +210,8 @@ impl Versions {
         let taken = if look.urgent { switch() } else { self.opening.install(switch) };
         let Taken { from, to, carried, dropped } = taken?;
         tracing::info!(model = name, %from, version = %to, carried, dropped, "version taken over");
+        let text = format!("version {to} after {from}; {carried} cached rows updated, {dropped} dropped");
+        self.loader.metrics.events.record(EventKind::Switched, name, text);
         Ok(())
     }
 

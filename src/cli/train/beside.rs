@@ -27,7 +27,7 @@ use crate::cli::{InputError, error_line};
 use crate::config::Config;
 use crate::dataset::{Feed, Stop};
 use crate::learnlog;
-use crate::metrics::TrainingState;
+use crate::metrics::{EventKind, TrainingState};
 use crate::schema::Schema;
 use crate::store::{check_name, versions};
 
@@ -259,9 +259,13 @@ impl BesideThread {
         let training = &self.server.training;
         let result = trained.map_err(|error| error_line(error.as_ref()));
         match &result {
-            Ok(()) => training.enter(TrainingState::Ended),
+            Ok(()) => {
+                training.enter(TrainingState::Ended);
+                training.record(EventKind::TrainingEnded, "at the end of the data, or at a signal");
+            }
             Err(reason) => {
                 training.enter(TrainingState::Failed);
+                training.record(EventKind::TrainingFailed, reason);
                 tracing::error!(
                     model = self.args.name,
                     %reason,

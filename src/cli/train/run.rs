@@ -18,7 +18,7 @@ use crate::cli::serve::Ask;
 use crate::config::Config;
 use crate::dataset::{Feed, Stop};
 use crate::device::cuda::Nvidia;
-use crate::metrics::Training;
+use crate::metrics::{EventKind, Training};
 use crate::schema::Schema;
 use crate::store::Opened;
 use crate::trainer::cursor::Cursor;
@@ -125,10 +125,17 @@ impl ToServer {
     /// A version was published, or not.
     pub(crate) fn published(&self, model: &str, outcome: &Result<Published, String>) {
         let series = &self.training.series;
-        let Ok(published) = outcome else {
-            series.not_published.increment(1);
-            return;
+        let published = match outcome {
+            Ok(published) => published,
+            Err(reason) => {
+                series.not_published.increment(1);
+                return self.training.record(EventKind::NotPublished, reason);
+            }
         };
+        let Published { version, full, rows, took, .. } = published;
+        let rows = if *full { format!("all {rows} rows") } else { format!("{rows} changed rows") };
+        let text = format!("version {version}: {rows} in {} ms", took.as_millis());
+        self.training.record(EventKind::Published, text);
         series.published.increment(1);
         series.publish_seconds.record(published.took);
         series.pause_seconds.record(published.pause);

@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use ring::digest::{SHA256, digest};
 use subtle::{Choice, ConditionallySelectable, ConstantTimeEq};
 use tonic::codegen::http::HeaderMap;
@@ -127,7 +129,9 @@ impl Tokens {
         if self.guarded & role.bit() == 0 {
             return Ok(());
         }
-        let token = headers.get(AUTHORIZATION).and_then(|value| bearer(value.as_bytes()));
+        let value = headers.get(AUTHORIZATION).map_or(&[][..], |value| value.as_bytes());
+        let password = (role == Role::Metrics).then(|| password(value)).flatten();
+        let token = password.as_deref().or_else(|| bearer(value));
         let roles = self.roles(token.ok_or(Refusal::Missing(role))?);
         match (roles, roles & role.bit()) {
             (0, _) => Err(Refusal::Unknown(role)),
@@ -151,6 +155,16 @@ impl Tokens {
 fn bearer(value: &[u8]) -> Option<&[u8]> {
     let (scheme, token) = value.split_at_checked(7)?;
     scheme.eq_ignore_ascii_case(b"bearer ").then(|| token.trim_ascii())
+}
+
+/// The password of a header's value: `Basic`, in any case, and a name and a password in Base64. Browsers send
+/// pages' requests with it, and cannot send `Bearer`.
+fn password(value: &[u8]) -> Option<Vec<u8>> {
+    let (scheme, encoded) = value.split_at_checked(6)?;
+    let decoded =
+        STANDARD.decode(encoded.trim_ascii()).ok().filter(|_| scheme.eq_ignore_ascii_case(b"basic "))?;
+    let colon = decoded.iter().position(|byte| *byte == b':')?;
+    Some(decoded[colon + 1..].to_vec())
 }
 
 fn sha256(token: &[u8]) -> Words {

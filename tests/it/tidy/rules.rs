@@ -89,7 +89,7 @@ pub const CRATE_HOMES: &[(&str, &[&str])] = &[
     ("opentelemetry", &["server/spans.rs"]),
     ("opentelemetry_otlp", &["server/spans.rs"]),
     ("opentelemetry_sdk", &["server/spans.rs"]),
-    ("ring", &["server/security/"]),
+    ("ring", &["server/security/", "server/status_page"]),
     ("subtle", &["server/security/"]),
     ("x509_cert", &["server/security/"]),
     ("redis", &["store/remote.rs"]),

@@ -7,6 +7,7 @@ use crate::cli::serve::LoadedModel;
 use crate::cli::serve::add::{stamp, version_folder};
 use crate::config::{STABLE, Shadow, TrafficConfig, VersionPolicy};
 use crate::engine::LoadedVersion;
+use crate::metrics::EventKind;
 use crate::server::Labels;
 use crate::store;
 use crate::types::{Follow, Version};
@@ -120,6 +121,8 @@ impl Versions {
                 if !std::mem::replace(&mut known.unreadable, true) {
                     let effect = "the loaded version goes on";
                     tracing::warn!(model = name, version = %serving, %reason, "model unreadable: {effect}");
+                    let text = format!("unreadable: {reason}; {effect}");
+                    self.loader.metrics.events.record(EventKind::Refused, name, text);
                 }
                 Err(reason.to_string())
             }
@@ -209,6 +212,8 @@ impl Opener<'_> {
                 let serving = self.model.engine.version();
                 let reason = format!("{error:#}");
                 tracing::warn!(model = name, %version, %serving, %reason, "version refused");
+                let text = format!("version {version}: {reason}");
+                loader.metrics.events.record(EventKind::Refused, name, text);
                 self.model.engine.count_refused();
                 let reason = format!("version {version} is refused: {reason}");
                 self.known.refused.insert(version, (now, reason.clone()));

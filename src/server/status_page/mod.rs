@@ -1,0 +1,186 @@
+//! The status page: one HTML document without other files, and the JSON document that it reads every two
+//! seconds.
+//!
+//! The page (`page.html`, `style.css`, `script.js`) has no facts of the server. All figures come from one
+//! rendering of the metrics page, so they are those of `/metrics` at that instant. Its policy for contents
+//! lets the browser run only this script and style, and connect only to this server.
+
+mod history;
+mod overload;
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::LazyLock;
+
+use axum::http::header;
+use axum::response::{IntoResponse, Response};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use ring::digest::{SHA256, digest};
+use serde::Serialize;
+
+use super::model::Model;
+use super::not_served::Reason;
+use super::{Shared, convert};
+use crate::metrics::{Event, Page, TrainingState, unix_ms};
+use crate::types::Follow;
+use history::{Named, Plots};
+
+pub(crate) use history::{EVERY, History};
+pub(crate) use overload::Overloads;
+
+const STYLE: &str = include_str!("style.css");
+const SCRIPT: &str = include_str!("script.js");
+
+/// The page, and its policy for contents.
+static PAGE: LazyLock<(String, String)> = LazyLock::new(|| {
+    let page = include_str!("page.html").replace("{style}", STYLE).replace("{script}", SCRIPT);
+    let hash = |text: &str| format!("'sha256-{}'", STANDARD.encode(digest(&SHA256, text.as_bytes())));
+    let policy = format!(
+        "default-src 'none'; style-src {}; script-src {}; connect-src 'self'; img-src data:; \
+         base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+        hash(STYLE),
+        hash(SCRIPT)
+    );
+    (page, policy)
+});
+
+/// The page.
+pub(crate) fn page() -> impl IntoResponse {
+    let (page, policy) = &*PAGE;
+    let headers = [
+        (header::CONTENT_TYPE, "text/html; charset=utf-8"),
+        (header::CONTENT_SECURITY_POLICY, policy),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (header::REFERRER_POLICY, "no-referrer"),
+        // The next version of the program has another page.
+        (header::CACHE_CONTROL, "no-cache"),
+    ];
+    (headers, page.as_str())
+}
+
+/// What the page shows.
+#[derive(Serialize)]
+struct Document<'d> {
+    unix_ms: u64,
+    program: &'static str,
+    grpc: SocketAddr,
+    http: SocketAddr,
+    /// `None`: the server is ready.
+    not_ready: Option<String>,
+    models: Vec<ModelStatus>,
+    plots: Plots,
+    events: Vec<Event>,
+    /// The series of `/metrics`, but for the buckets of histograms.
+    series: BTreeMap<&'d str, Option<f64>>,
+}
+
+/// A model of the directory, as far as metrics do not say it.
+#[derive(Default, Serialize)]
+struct ModelStatus {
+    name: String,
+    state: &'static str,
+    /// Why it is not served.
+    reason: Option<String>,
+    architecture: &'static str,
+    features: usize,
+    tables: Vec<String>,
+    /// The loaded versions, ascending.
+    versions: Vec<u64>,
+    labels: Vec<LabelStatus>,
+    /// Versions that are wanted and cannot be loaded: why.
+    missing: Vec<String>,
+    training: Option<&'static str>,
+    overloaded: bool,
+}
+
+#[derive(Serialize)]
+struct LabelStatus {
+    label: String,
+    /// `None`: the highest good version.
+    follows: Option<u64>,
+    /// `None`: it is not loaded.
+    version: Option<u64>,
+}
+
+/// What the page shows now, as JSON.
+pub(crate) fn document(shared: &Shared) -> Response {
+    let text = shared.metrics_text();
+    let metrics = Page::read(&text);
+    let served = shared.models.all();
+    let mut models: Vec<ModelStatus> = served.iter().map(|(name, model)| status(name, model)).collect();
+    for (name, reason) in shared.not_served.all() {
+        let (state, reason) = match reason {
+            Reason::Loading => ("loading", None),
+            Reason::Refused(reason) => ("refused", Some(reason)),
+        };
+        match models.iter_mut().find(|model| model.name == name) {
+            // Its further versions are being loaded.
+            Some(model) => model.state = state,
+            None => models.push(ModelStatus { name, state, reason, ..ModelStatus::default() }),
+        }
+    }
+    for model in &mut models {
+        model.training = shared.metrics.training_state(&model.name).map(|state| match state {
+            TrainingState::Running => "running",
+            TrainingState::Ended => "ended",
+            TrainingState::Failed => "failed",
+        });
+    }
+    let document = Document {
+        unix_ms: unix_ms(),
+        program: env!("CARGO_PKG_VERSION"),
+        grpc: shared.grpc_addr,
+        http: shared.http_addr,
+        not_ready: shared.not_ready(),
+        models,
+        plots: shared.history.plots(&metrics, &named(shared)),
+        events: shared.metrics.events.last(),
+        series: metrics.without_buckets(),
+    };
+    let headers = [(header::CONTENT_TYPE, "application/json"), (header::CACHE_CONTROL, "no-store")];
+    // Its maps have text for keys, so this cannot fail.
+    let json = serde_json::to_vec(&document).unwrap_or_default();
+    (headers, json).into_response()
+}
+
+fn status(name: &str, model: &Model) -> ModelStatus {
+    let predict = &model.stable().predict;
+    let schema = predict.describe().schema;
+    let labels = model.named().map(|(label, follow, version)| {
+        let follows = match follow {
+            Follow::Latest => None,
+            Follow::Version(version) => Some(version.0),
+        };
+        LabelStatus { label: label.to_owned(), follows, version }
+    });
+    ModelStatus {
+        name: name.to_owned(),
+        state: if predict.ready() { "ready" } else { "loading" },
+        reason: None,
+        architecture: convert::architecture(&schema),
+        features: schema.features.len(),
+        tables: schema.tables.iter().map(|table| table.name.clone()).collect(),
+        versions: model.versions().iter().map(|(version, _)| *version).collect(),
+        labels: labels.collect(),
+        missing: model.missing().to_vec(),
+        training: None,
+        overloaded: model.pressure().overloaded(),
+    }
+}
+
+/// Keeps the present figures for the plots.
+pub(crate) fn sample(shared: &Shared) {
+    let text = shared.metrics_text();
+    shared.history.add(&Page::read(&text), &named(shared));
+}
+
+/// The served models with the names of their tables.
+fn named(shared: &Shared) -> Vec<Named> {
+    let models = shared.models.all().into_iter();
+    let tables = models.map(|(name, model)| {
+        let schema = model.main().predict.describe().schema;
+        (name, schema.tables.iter().map(|table| table.name.clone()).collect())
+    });
+    tables.collect()
+}
