@@ -1,5 +1,5 @@
-//! When a worker has taken a request. The worker writes it, and whoever waits for the scores can read it at any
-//! time: also of a request that has failed, or whose client is gone.
+//! When a worker has taken a request. The worker writes it, and whoever waits for the scores can read it at
+//! any time: also of a request that has failed, or whose client is gone.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
