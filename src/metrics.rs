@@ -108,9 +108,10 @@ const CERTIFICATE_EXPIRY: Spec = Spec(
 );
 
 /// All metrics, except those of the process, which have the names that Prometheus gives them.
-const ALL: [&[Spec]; 13] = [
+const ALL: [&[Spec]; 14] = [
     &[REQUESTS, MODEL_VERSION, BUILD_INFO, CERTIFICATE_EXPIRY],
     ServerMetrics::SPECS,
+    SpanMetrics::SPECS,
     BatchMetrics::SPECS,
     SwitchMetrics::SPECS,
     LabelMetrics::SPECS,
@@ -149,6 +150,17 @@ series! {
     ready: Gauge, "flechette_ready", "1 if /readyz answers 200, otherwise 0.";
     not_served: Gauge, "flechette_models_not_served",
         "Models of the directory that could not be loaded; the log and /readyz say why.";
+}
+
+series! {
+    /// Counters of spans for a collector of OpenTelemetry. A request has several.
+    #[derive(Debug)]
+    #[cfg_attr(not(feature = "otel"), allow(dead_code))] // only spans count
+    SpanMetrics:
+    exported: Counter, "flechette_spans_exported_total",
+        "Spans that the collector (otel.endpoint) has taken.";
+    dropped: Counter, "flechette_spans_dropped_total",
+        "Spans that were dropped, because the collector did not take them or the queue was full.";
 }
 
 series! {
@@ -508,6 +520,12 @@ impl Metrics {
         let trainings = self.trainings.lock().unwrap_or_else(PoisonError::into_inner);
         let training = trainings.get(model)?;
         Some(*training.state.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// The counters of spans. Without spans the page does not have these series.
+    #[cfg_attr(not(feature = "otel"), allow(dead_code))] // only spans count
+    pub(crate) fn spans(&self) -> SpanMetrics {
+        SpanMetrics::new(&self.recorder, &[])
     }
 
     /// When the server's certificate expires. Without one the page does not have this series.

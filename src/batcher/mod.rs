@@ -9,6 +9,7 @@
 //! the deadline of a request when it takes it, before any work.
 
 mod overload;
+mod progress;
 mod queue;
 mod split;
 mod worker;
@@ -28,6 +29,8 @@ use crate::predict::{Predict, PredictError};
 use crate::types::{Batch, Scores};
 
 pub(crate) use overload::{Computed, TooLate};
+pub(crate) use progress::Progress;
+use progress::Reply;
 pub(crate) use queue::{Entry, Limits, Next, Priority, Queue, Refused, Size, Taken, Terms, Turn, Turns};
 use split::{Job, Split, Then};
 
@@ -69,8 +72,17 @@ pub(crate) enum BatchError {
 /// The future answer to one request. Dropping it cancels the request.
 pub(crate) struct Ticket {
     answer: oneshot::Receiver<Result<Scores, BatchError>>,
+    /// `None` when it was taken out.
+    progress: Option<Progress>,
     shared: Arc<Shared>,
     turns: Turns,
+}
+
+impl Ticket {
+    /// Takes out the progress of the request, which may be asked for when the ticket is gone.
+    pub(crate) fn take_progress(&mut self) -> Option<Progress> {
+        self.progress.take()
+    }
 }
 
 impl Future for Ticket {
@@ -92,8 +104,6 @@ impl Drop for Ticket {
         self.shared.remove(self.turns);
     }
 }
-
-type Reply = oneshot::Sender<Result<Scores, BatchError>>;
 
 /// Shared by workers and callers.
 struct Shared {
@@ -143,8 +153,7 @@ impl Shared {
         let part = match job {
             Job::Part(part) => part,
             Job::Whole(batch, reply) => {
-                // If the receiver is gone, the request was cancelled.
-                let _ = reply.send(outcome);
+                reply.send(outcome);
                 return Some(batch);
             }
         };
@@ -234,9 +243,9 @@ impl Batcher {
     /// [`BatchError::QueueSamples`], [`BatchError::QueueBytes`], [`BatchError::Overloaded`] or
     /// [`BatchError::Closed`]. The ticket returns all other errors.
     pub(crate) fn submit(&self, batch: Batch, terms: Terms) -> Result<Ticket, BatchError> {
-        let (reply, answer) = oneshot::channel();
-        let size = Size::of(&batch, 0..batch.samples);
         let queued = Instant::now();
+        let (reply, answer, progress) = Reply::new(queued);
+        let size = Size::of(&batch, 0..batch.samples);
         let mut state = self.shared.state();
         let Limits { queue: limit, batch: most, .. } = state.queue.limits();
         let displaced = state.queue.admit(size, queued, terms).map_err(|refused| refusal(refused, limit))?;
@@ -255,7 +264,7 @@ impl Batcher {
         for entry in displaced {
             self.shared.answer(entry.item, Err(BatchError::Displaced));
         }
-        Ok(Ticket { answer, shared: self.shared.clone(), turns })
+        Ok(Ticket { answer, progress: Some(progress), shared: self.shared.clone(), turns })
     }
 
     /// Changes the limits of the queue and the longest delay. The most samples of a batch stay, because the

@@ -11,6 +11,7 @@
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Instant;
 
 use super::{BatchError, Entry, Queue, Reply, Size, Turn, Turns};
 use crate::predict::PredictError;
@@ -47,6 +48,14 @@ impl Job {
         match self {
             Self::Whole(batch, _) => batch,
             Self::Part(part) => part.batch(),
+        }
+    }
+
+    /// A worker has taken the request, or the first part of one.
+    pub(crate) fn taken(&self, now: Instant) {
+        match self {
+            Self::Whole(_, reply) => reply.taken(now),
+            Self::Part(part) => part.of.joined().reply.iter().for_each(|reply| reply.taken(now)),
         }
     }
 
@@ -133,6 +142,9 @@ impl Split {
             whole.logits.extend(part.logits);
             let moved = |id: AbsentId| AbsentId { sample: start + id.sample, ..id };
             whole.absent.extend(part.absent.into_iter().map(moved));
+            whole.times.lookup += part.times.lookup;
+            whole.times.dense += part.times.dense;
+            whole.times.total += part.times.total;
         }
         Some(whole)
     }
@@ -207,6 +219,7 @@ impl Part {
 }
 
 fn send(reply: Option<Reply>, answer: Result<Scores, BatchError>) {
-    // If the receiver is gone, the request was cancelled.
-    let _ = reply.map(|reply| reply.send(answer));
+    if let Some(reply) = reply {
+        reply.send(answer);
+    }
 }

@@ -42,6 +42,7 @@ fn handle(shared: &Shared, taken: &mut Taken<Job>, merged: &mut Batch) {
         let waited = now.saturating_duration_since(entry.queued);
         shared.metrics.batches.queue_seconds.record(waited);
         shared.metrics.statistics.queue.add(1, waited);
+        entry.item.taken(now);
     }
     compute(shared, &mut taken.batch, merged);
 }
@@ -138,7 +139,7 @@ fn predict(shared: &Shared, batch: &Batch, requests: usize) -> Result<Scores, Ba
     let took = started.elapsed();
     shared.metrics.batches.predict_seconds.record(took);
     shared.metrics.batches.batch_samples.record(batch.samples as f64);
-    let scores = match outcome {
+    let mut scores = match outcome {
         Ok(result) => result?,
         Err(panic) => {
             shared.metrics.batches.panics.increment(1);
@@ -152,6 +153,7 @@ fn predict(shared: &Shared, batch: &Batch, requests: usize) -> Result<Scores, Ba
         return Err(BatchError::Failed(text));
     }
     shared.metrics.statistics.computed(requests, batch.samples, took);
+    scores.times.total = took;
     Ok(scores)
 }
 
@@ -184,6 +186,7 @@ fn answer_all(shared: &Shared, batch: &mut Vec<Entry<Job>>, scores: &Scores) {
             probabilities: scores.probabilities[start..end].to_vec(),
             logits: if entry.item.batch().logits { scores.logits[start..end].to_vec() } else { Vec::new() },
             absent: own.iter().map(rebased).collect(),
+            times: scores.times,
         };
         spares.extend(shared.answer(entry.item, Ok(scores)));
         (start, absent) = (end, rest);

@@ -1,16 +1,23 @@
-//! The log on standard error.
+//! The log on standard error: its level, its format, and at most so many lines of each warning (`limit.rs`).
 
+mod limit;
+
+use std::backtrace::{Backtrace, BacktraceStatus};
 use std::io::{self, IsTerminal};
+use std::panic::PanicHookInfo;
 use std::sync::OnceLock;
 
 use anyhow::anyhow;
-use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing::Level;
+use tracing_subscriber::filter::{FilterExt, LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{Layer, Registry, fmt, reload};
 
 use super::InputError;
 use crate::config::LogFormat;
+use limit::Limit;
+pub(crate) use limit::end;
 
 /// Changes the level of this process's log, once it has started.
 static LEVEL: OnceLock<reload::Handle<Targets, Registry>> = OnceLock::new();
@@ -26,10 +33,26 @@ pub(crate) fn start(level: &str, format: LogFormat) -> Result<(), InputError> {
         LogFormat::Text => lines.with_ansi(io::stderr().is_terminal()).boxed(),
         LogFormat::Json => lines.json().flatten_event(true).boxed(),
     };
-    if tracing_subscriber::registry().with(lines.with_filter(filter)).try_init().is_ok() {
+    let lines = lines.with_filter(filter.and(Limit));
+    if tracing_subscriber::registry().with(lines).try_init().is_ok() {
         let _ = LEVEL.set(handle);
+        let before = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |panic| match tracing::enabled!(Level::ERROR) {
+            true => log_panic(panic),
+            false => before(panic),
+        }));
     }
     Ok(())
+}
+
+/// Writes a panic as one line of the log, in its format and within its limit.
+fn log_panic(panic: &PanicHookInfo<'_>) {
+    let thread = std::thread::current();
+    let thread = thread.name().unwrap_or("?");
+    let text = panic.to_string().replace('\n', " ");
+    let backtrace = Backtrace::capture();
+    let backtrace = (backtrace.status() == BacktraceStatus::Captured).then(|| backtrace.to_string());
+    tracing::error!(thread, backtrace, "{text}");
 }
 
 /// Changes the level.

@@ -116,13 +116,13 @@ pub fn run(cli: Cli) -> anyhow::Result<()> {
     }
     let settings = Layers::load(&flags).map_err(|e| InputError(e.into()))?;
     let config = settings.clone().config().map_err(|e| InputError(e.into()))?;
-    logging::start(&config.log_level, config.log_format)?;
+    logging::start(&config.log.level, config.log.format)?;
     config.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
     #[cfg(target_os = "linux")]
     if let Err(error) = cut_file::report() {
         tracing::warn!(%error, "if a mapped file is cut short, the process ends without a word");
     }
-    match cli.command {
+    let result = match cli.command {
         Command::Init(args) => init::run(args),
         Command::Train(args) => train::run(*args, &config),
         Command::Serve(args) => serve::run(*args, &config, settings),
@@ -136,7 +136,9 @@ pub fn run(cli: Cli) -> anyhow::Result<()> {
         Command::Man(args) => man::man(&args),
         Command::Completions(args) => man::completions(&args),
         Command::Config(args) => config::run(&args, &flags),
-    }
+    };
+    logging::end();
+    result
 }
 
 /// Writes to standard output.

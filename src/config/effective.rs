@@ -28,8 +28,8 @@ impl Layers {
             self.versions().err(),
             self.device().err(),
             self.threads().err(),
-            self.log_level().err(),
-            self.log_format().err(),
+            self.log().err(),
+            self.otel().err(),
         ];
         problems.extend(sections.into_iter().flatten());
         problems

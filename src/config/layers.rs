@@ -14,8 +14,8 @@ use super::models::{common_key, key_of_variable, of_model};
 use super::security::SWITCH;
 use super::settings::{self, Fallback, SECTIONS};
 use super::{
-    BatcherConfig, ConfigError, DeviceConfig, DeviceKind, Flags, LearnConfig, LogFormat, ServerConfig,
-    Source, TableMemory, ThreadsConfig, TraceConfig, VersionsConfig, unknown,
+    BatcherConfig, ConfigError, DeviceConfig, DeviceKind, Flags, LearnConfig, LogConfig, LogFormat, NO_OTEL,
+    OtelConfig, ServerConfig, Source, TableMemory, ThreadsConfig, TraceConfig, VersionsConfig, unknown,
 };
 
 /// Every environment variable of a setting begins with this.
@@ -249,7 +249,33 @@ impl Layers {
         Ok(ThreadsConfig { compute, io: self.threads_of("threads.io", 4096)? })
     }
 
-    pub(super) fn log_level(&self) -> Result<String, ConfigError> {
+    pub(super) fn log(&self) -> Result<LogConfig, ConfigError> {
+        let format = self.choice("log.format", &[("text", LogFormat::Text), ("json", LogFormat::Json)])?;
+        let seconds = || "a number of seconds from 0 to 3600".to_owned();
+        let slow = self.parse("log.slow_seconds", seconds, |text| {
+            text.parse().ok().filter(|seconds| (0.0..=3600.0).contains(seconds))
+        })?;
+        let slow = Some(Duration::from_secs_f64(slow)).filter(|slow| !slow.is_zero());
+        Ok(LogConfig { level: self.log_level()?, format, slow })
+    }
+
+    /// `None` without `otel.endpoint`.
+    pub(super) fn otel(&self) -> Result<Option<OtelConfig>, ConfigError> {
+        let sample_ratio = self.fraction("otel.sample_ratio")?;
+        let not_empty = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
+        let service_name = self.parse("otel.service_name", || "a name".to_owned(), not_empty)?;
+        let built_in = cfg!(feature = "otel");
+        let expected = || match built_in {
+            true => "http://HOST:PORT or https://HOST:PORT".to_owned(),
+            false => format!("no value, because {NO_OTEL}"),
+        };
+        let is_url = |text: &str| text.starts_with("http://") || text.starts_with("https://");
+        let url = |text: &str| (built_in && is_url(text)).then(|| text.to_owned());
+        let endpoint = self.given("otel.endpoint", |key| self.parse(key, expected, url))?;
+        Ok(endpoint.map(|endpoint| OtelConfig { endpoint, sample_ratio, service_name }))
+    }
+
+    fn log_level(&self) -> Result<String, ConfigError> {
         let expected = || {
             "error, warn, info, debug or trace, or directives such as warn,flechette::server=debug".to_owned()
         };
@@ -259,10 +285,6 @@ impl Layers {
             text.parse::<Targets>().is_ok() && text.split(',').all(|part| directive(part.trim()))
         };
         self.parse("log.level", expected, |text| valid(text).then(|| text.to_owned()))
-    }
-
-    pub(super) fn log_format(&self) -> Result<LogFormat, ConfigError> {
-        self.choice("log.format", &[("text", LogFormat::Text), ("json", LogFormat::Json)])
     }
 
     /// A number of threads; 0 becomes the number of cores.

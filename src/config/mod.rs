@@ -102,8 +102,9 @@ pub struct Config {
     pub(crate) versions: VersionsConfig,
     pub(crate) device: DeviceConfig,
     pub(crate) threads: ThreadsConfig,
-    pub(crate) log_level: String,
-    pub(crate) log_format: LogFormat,
+    pub(crate) log: LogConfig,
+    /// `None`: no spans.
+    pub(crate) otel: Option<OtelConfig>,
     /// Keys without effect, one sentence each, to be logged.
     pub(crate) warnings: Vec<String>,
 }
@@ -144,6 +145,29 @@ pub struct ServerConfig {
     pub drain_delay: Duration,
     pub drain: Duration,
 }
+
+/// Section `log`.
+#[allow(missing_docs)] // settings.rs has the meaning of each key
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct LogConfig {
+    pub level: String,
+    pub format: LogFormat,
+    /// `None`: no request is slow.
+    pub slow: Option<Duration>,
+}
+
+/// Section `otel`.
+#[allow(missing_docs)] // settings.rs has the meaning of each key
+#[derive(Clone, Debug, PartialEq)]
+pub struct OtelConfig {
+    pub endpoint: String,
+    /// The share of the requests without a trace of their client that are recorded.
+    pub sample_ratio: f64,
+    pub service_name: String,
+}
+
+/// Why spans cannot be configured.
+pub(crate) const NO_OTEL: &str = "this program was built without the cargo feature otel";
 
 /// How a line of the log is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -357,8 +381,8 @@ impl Layers {
             versions: self.versions()?,
             device: self.device()?,
             threads: self.threads()?,
-            log_level: self.log_level()?,
-            log_format: self.log_format()?,
+            log: self.log()?,
+            otel: self.otel()?,
             warnings: self.warnings,
         })
     }

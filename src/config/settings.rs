@@ -454,7 +454,8 @@ pub(crate) const SECTIONS: &[Section] = &[
     },
     Section {
         name: "log",
-        about: "What is logged to standard error.",
+        about: "What is logged to standard error; see [operations.md](operations.md#logs). Each warning has \
+                at most 20 lines a minute.",
         settings: &[
             setting(
                 "log.level",
@@ -468,6 +469,34 @@ pub(crate) const SECTIONS: &[Section] = &[
                 Text("text"),
                 "`text` for people; `json` for programs: one object on each line",
             ),
+            setting(
+                "log.slow_seconds",
+                Text("1"),
+                "A request that takes this long or longer, from its headers to its answer, is logged as a \
+                 warning with the time of each stage; 0 logs none",
+            )
+            .reloads(),
+        ],
+    },
+    Section {
+        name: "otel",
+        about: "Spans of requests for a collector of OpenTelemetry; see \
+                [operations.md](operations.md#traces). Only programs that were built with the cargo feature \
+                `otel` have them.",
+        settings: &[
+            setting(
+                "otel.endpoint",
+                Words("none"),
+                "Where spans are sent with OTLP over gRPC, such as `http://127.0.0.1:4317`; without it there \
+                 are none",
+            ),
+            setting(
+                "otel.sample_ratio",
+                Text("0.01"),
+                "The share of the requests that are recorded, 0 to 1, if they come without a `traceparent`; \
+                 with one, its flag decides",
+            ),
+            setting("otel.service_name", Text("flechette"), "The name of the server in traces"),
         ],
     },
 ];

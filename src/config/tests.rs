@@ -137,7 +137,7 @@ fn every_default_is_a_valid_value() {
 
 #[test]
 fn the_log_level_is_a_key_like_any_other() {
-    let level = |env: &[_], file| resolve(&Flags::default(), env, file).unwrap().log_level;
+    let level = |env: &[_], file| resolve(&Flags::default(), env, file).unwrap().log.level;
     assert_eq!(level(&[], ""), "info");
     assert_eq!(level(&[], "[log]\nlevel = \"warn\""), "warn");
     assert_eq!(level(&[("FLECHETTE_LOG_LEVEL", "debug,h2=off")], "[log]\nlevel = \"warn\""), "debug,h2=off");
@@ -270,7 +270,7 @@ fn a_reload_takes_what_can_change_and_names_what_needs_a_restart() {
     assert_eq!(reloaded.restart, ["server.max_requests"]);
     let config = &reloaded.config;
     assert_eq!((config.server.max_requests, config.cache.switch_bytes), (5, 3));
-    assert_eq!((config.batchers.common.max_delay.as_micros(), config.log_level.as_str()), (9, "info"));
+    assert_eq!((config.batchers.common.max_delay.as_micros(), config.log.level.as_str()), (9, "info"));
     // What needs a restart is named until then.
     let again = reloaded.layers.changed_to(&new).unwrap();
     assert!(again.changed.is_empty() && again.restart == ["server.max_requests"]);

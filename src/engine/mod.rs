@@ -19,7 +19,7 @@ mod versions;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rayon::prelude::*;
 
@@ -31,7 +31,7 @@ use crate::predict::{Description, Predict, PredictError};
 use crate::schema::{Lookup, Schema};
 use crate::store::Opened;
 use crate::trace::recorder::Recorder;
-use crate::types::{AbsentId, Batch, Scores, TableId, Version};
+use crate::types::{AbsentId, Batch, Scores, TableId, Times, Version};
 use gpu::{GpuLookupTier, WarmRow};
 use host::Scratch;
 pub(crate) use versions::LoadedVersion;
@@ -248,15 +248,17 @@ impl Engine {
     /// Scores a batch that [`Predict::predict`] has checked. Absent ids are left out.
     fn score(&self, batch: &Batch) -> Result<Scores, PredictError> {
         let spent = Spent::default();
-        let scores = match &self.lookup_tier {
+        let mut scores = match &self.lookup_tier {
             LookupTier::Store => self.score_from_store(batch, &spent),
             LookupTier::Host(cache) => self.score_from_cache(cache, batch, &spent)?,
             LookupTier::Gpu(tier) if tier.is_lost() => self.score_from_store(batch, &spent),
             LookupTier::Gpu(tier) => self.score_on_gpu(tier, batch, &spent)?,
         };
-        let seconds = |nanos: AtomicU64| nanos.into_inner() as f64 * 1e-9;
-        self.metrics.batches.lookup_seconds.record(seconds(spent.lookup));
-        self.metrics.batches.dense_seconds.record(seconds(spent.dense));
+        let [lookup, dense] =
+            [spent.lookup, spent.dense].map(|nanos| Duration::from_nanos(nanos.into_inner()));
+        self.metrics.batches.lookup_seconds.record(lookup);
+        self.metrics.batches.dense_seconds.record(dense);
+        scores.times = Times { lookup, dense, ..Times::default() };
         Ok(scores)
     }
 
@@ -294,7 +296,13 @@ impl Engine {
             logits.clone_from(&probabilities);
             probabilities.iter_mut().for_each(|p| *p = sigmoid(*p));
         }
-        Scores { version: store.version(), probabilities, logits, absent: Vec::new() }
+        Scores {
+            version: store.version(),
+            probabilities,
+            logits,
+            absent: Vec::new(),
+            times: Times::default(),
+        }
     }
 
     /// Every absent id, in sample order: an id that a table of its feature does not hold. An id that is

@@ -53,6 +53,7 @@ fn every_metric_is_described() {
     training.series.publish_seconds.record(0.1);
     training.series.pause_seconds.record(0.1);
     metrics.certificate_expiry().set(1.0);
+    metrics.spans().dropped.increment(1);
     let (_label, shadow) = (metrics.label("m", "stable"), metrics.shadow("m"));
     shadow.difference.record(0.1);
     let page = metrics.render();

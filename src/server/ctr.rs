@@ -54,15 +54,15 @@ impl ScoreRequest for PredictRequest {
         }
     }
 
-    fn id(&self) -> &str {
-        &self.request_id
+    fn take_id(&mut self) -> String {
+        std::mem::take(&mut self.request_id)
     }
 
-    fn queue(mut self, model: &Model, terms: Terms) -> Result<(Queued, ()), CallError> {
+    fn queue(mut self, id: &str, model: &Model, terms: Terms) -> Result<(Queued, ()), CallError> {
         let ask = Ask {
             version: (self.version != 0).then_some(self.version),
             label: std::mem::take(&mut self.label),
-            id: std::mem::take(&mut self.request_id),
+            id,
             terms,
             logits: self.logits,
         };
@@ -128,8 +128,8 @@ impl Ctr for CtrService {
         &self,
         mut request: Request<PredictRequest>,
     ) -> Result<Response<PredictResponse>, Status> {
-        let call: Option<Call> = request.extensions_mut().remove();
-        let pending = Pending::begin(&self.0, request.into_inner(), call.as_ref())?;
+        let call = Call::of(&mut request)?;
+        let pending = Pending::begin(&self.0, request.into_inner(), &call)?;
         Ok(Response::new(pending.finish().await?))
     }
 
@@ -137,24 +137,22 @@ impl Ctr for CtrService {
         &self,
         mut request: Request<Streaming<PredictRequest>>,
     ) -> Result<Response<Self::PredictStreamStream>, Status> {
-        let call = request.extensions_mut().remove();
+        let call = Call::of(&mut request)?;
         Ok(Response::new(Answers::new(self.0.clone(), request.into_inner(), call)))
     }
 
     async fn learn(&self, mut request: Request<LearnRequest>) -> Result<Response<LearnResponse>, Status> {
-        let call = request.extensions_mut().remove::<Call>();
+        let call = Call::of(&mut request)?;
         let mut message = request.into_inner();
         let model = self.0.find(std::mem::take(&mut message.model))?;
         let served = model.main();
         // The gate's timer drops this future at the deadline.
         let mut account = LearnAccount(&served.metrics, Code::Cancelled);
-        if let Some(deadline) = call.as_ref().and_then(|call| call.deadline)
-            && deadline <= Instant::now()
-        {
+        if call.deadline.is_some_and(|deadline| deadline <= Instant::now()) {
             account.1 = Code::DeadlineExceeded;
             return Err(Status::deadline_exceeded("deadline passed before the samples were stored"));
         }
-        call.iter().for_each(Call::count);
+        call.count();
         let result = served.learn(message).await;
         account.1 = result.as_ref().map_or_else(CallError::code, |_| Code::Ok);
         Ok(Response::new(result?))
@@ -164,9 +162,9 @@ impl Ctr for CtrService {
         &self,
         mut request: Request<GetModelRequest>,
     ) -> Result<Response<GetModelResponse>, Status> {
-        let call = request.extensions_mut().remove::<Call>();
+        let call = Call::of(&mut request)?;
         let model = self.0.find(request.into_inner().model)?;
-        call.iter().for_each(Call::count);
+        call.count();
         let served = model.stable();
         served.metrics.requests.count(Code::Ok as i32);
         let limits = Limits {
@@ -189,11 +187,11 @@ impl Ctr for CtrService {
         &self,
         mut request: Request<SetLabelRequest>,
     ) -> Result<Response<SetLabelResponse>, Status> {
-        let call: Option<Call> = request.extensions_mut().remove();
+        let call = Call::of(&mut request)?;
         let request = request.into_inner();
         let model = self.0.models.get(&request.model);
-        let changed = labels::set(&self.0, request).await;
-        if let (Some(call), Some(model)) = (call, model) {
+        let changed = labels::set(&self.0, request, &call.id()).await;
+        if let Some(model) = model {
             call.count();
             let code = changed.as_ref().map_or_else(CallError::code, |_| Code::Ok);
             model.main().metrics.requests.count(code as i32);

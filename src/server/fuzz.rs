@@ -54,6 +54,8 @@ impl Running {
             auth: config.auth,
             batchers: config.batchers,
             learning: None,
+            slow: None,
+            otel: None,
         };
         let mut runtime = tokio::runtime::Builder::new_multi_thread();
         let runtime = runtime.worker_threads(1).thread_name(THREAD).enable_all().build().unwrap();

@@ -21,7 +21,8 @@ use std::time::{Duration, Instant};
 
 use http_body::{Frame, SizeHint};
 use tonic::body::Body;
-use tonic::codegen::http::{HeaderMap, Request, Response};
+use tonic::codegen::http::uri::PathAndQuery;
+use tonic::codegen::http::{HeaderMap, Request, Response, Uri};
 use tonic::codegen::{BoxFuture, Bytes, Service};
 use tonic::server::NamedService;
 use tonic::{Code, Status};
@@ -29,21 +30,74 @@ use tonic::{Code, Status};
 use super::Shared;
 use super::charge::{Charge, Kind};
 use super::meter::{Layout, Metered};
+use super::origin::Origin;
+use super::report::{self, Instants, Report};
+
+/// Most bytes of a method in the log. Those of the services are shorter.
+const METHOD_BYTES: usize = 128;
 
 /// A call, as the gate passes it to the service in the request's extensions.
 #[derive(Clone)]
 pub(crate) struct Call {
     pub deadline: Option<Instant>,
-    /// Whether the service counts the call's status.
-    counted: Arc<AtomicBool>,
+    pub arrival: Arc<Arrival>,
     /// The memory of the call's messages.
     pub charge: Arc<Charge>,
 }
 
+/// The headers of a call, and what the gate need not do when it ends.
+pub(crate) struct Arrival {
+    pub shared: Arc<Shared>,
+    pub at: Instant,
+    pub origin: Origin,
+    path: Option<PathAndQuery>,
+    /// The service counts the call's status.
+    counted: AtomicBool,
+    /// The service reports the call, or each request of the stream.
+    reported: AtomicBool,
+}
+
+impl Arrival {
+    fn now(shared: &Arc<Shared>, uri: &Uri, headers: &HeaderMap) -> Self {
+        Self {
+            shared: shared.clone(),
+            at: Instant::now(),
+            origin: Origin::of(headers),
+            path: uri.path_and_query().cloned(),
+            counted: AtomicBool::new(false),
+            reported: AtomicBool::new(false),
+        }
+    }
+
+    /// The service and the method, as the client has written them, but not all of a long text.
+    pub(crate) fn method(&self) -> &str {
+        let path = self.path.as_ref().map_or("", |path| path.path().trim_start_matches('/'));
+        path.get(..METHOD_BYTES).unwrap_or(path)
+    }
+}
+
 impl Call {
+    /// Takes the call out of a request.
+    ///
+    /// # Errors
+    /// When the request has not passed a gate, which would be a mistake of the server.
+    pub(crate) fn of<T>(request: &mut tonic::Request<T>) -> Result<Self, Status> {
+        request.extensions_mut().remove().ok_or_else(|| Status::internal("the call has passed no gate"))
+    }
+
+    /// The id of the call for the log, or an empty text.
+    pub(crate) fn id(&self) -> String {
+        self.arrival.origin.id("").into_owned()
+    }
+
     /// The service counts the call's status.
     pub(crate) fn count(&self) {
-        self.counted.store(true, Ordering::Relaxed);
+        self.arrival.counted.store(true, Ordering::Relaxed);
+    }
+
+    /// The service reports the call, or each request of the stream.
+    pub(crate) fn reported(&self) {
+        self.arrival.reported.store(true, Ordering::Relaxed);
     }
 }
 
@@ -87,23 +141,23 @@ where
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
+        let arrival = Arc::new(Arrival::now(&self.shared, request.uri(), request.headers()));
         // Computed before the future runs, because tonic starts its own timer right after this function.
-        let deadline = timeout(request.headers()).and_then(|rest| Instant::now().checked_add(rest));
+        let deadline = timeout(request.headers()).and_then(|rest| arrival.at.checked_add(rest));
         let method = request.uri().path().rsplit('/').next();
         let kind =
             self.kinds.iter().find(|(name, _)| method == Some(name)).map_or(Kind::Use, |(_, kind)| *kind);
         let (charge, entered) = Charge::enter(&self.shared, deadline, kind);
-        let call = Call { deadline, counted: Arc::default(), charge: charge.clone() };
-        let mut passage =
-            Passage { shared: self.shared.clone(), counted: call.counted.clone(), code: Code::Cancelled };
+        let mut passage = Passage { arrival, code: Code::Cancelled, error: None };
         if let Err(status) = entered {
-            passage.code = status.code();
+            passage.refused(&status);
             return Box::pin(async move {
                 let _held = (passage, charge);
                 Ok(status.into_http())
             });
         }
         let mut request = request.map(|body| Body::new(Metered::new(body, self.requests, charge.clone())));
+        let call = Call { deadline, arrival: passage.arrival.clone(), charge: charge.clone() };
         request.extensions_mut().insert(call);
         let answer = self.inner.call(request);
         if kind == Kind::Stream {
@@ -134,9 +188,10 @@ where
 
 /// A call without an answer. If it is dropped without [`Passage::leave`], it was cancelled.
 struct Passage {
-    shared: Arc<Shared>,
-    counted: Arc<AtomicBool>,
+    arrival: Arc<Arrival>,
     code: Code,
+    /// Kept if it is reported.
+    error: Option<String>,
 }
 
 impl Passage {
@@ -147,13 +202,29 @@ impl Passage {
             return response;
         };
         self.code = Code::from_bytes(status.as_bytes());
-        if self.code != Code::OutOfRange {
+        if self.code != Code::OutOfRange && !self.wants_error() {
             return response;
         }
-        self.code = Code::ResourceExhausted;
-        let text = Status::from_header_map(response.headers());
-        let text = text.as_ref().map(Status::message).unwrap_or_default();
-        too_large(text, self.shared.limits.max_bytes as u64).into_http()
+        let status = Status::from_header_map(response.headers());
+        let status = status.unwrap_or_else(|| Status::new(self.code, ""));
+        if self.code != Code::OutOfRange {
+            self.refused(&status);
+            return response;
+        }
+        let status = too_large(status.message(), self.arrival.shared.limits.max_bytes as u64);
+        self.refused(&status);
+        status.into_http()
+    }
+
+    /// The call ends with an error.
+    fn refused(&mut self, status: &Status) {
+        self.code = status.code();
+        self.error = self.wants_error().then(|| status.message().to_owned());
+    }
+
+    /// Whether the gate reports the call with its error.
+    fn wants_error(&self) -> bool {
+        !self.arrival.reported.load(Ordering::Relaxed) && report::wants_errors(&self.arrival.shared)
     }
 
     /// Leaves when the last answer was sent.
@@ -194,9 +265,29 @@ impl http_body::Body for Answers {
 
 impl Drop for Passage {
     fn drop(&mut self) {
-        if !self.counted.load(Ordering::Relaxed) {
-            self.shared.metrics.no_model.count(self.code as i32);
+        let Arrival { shared, at, counted, reported, .. } = &*self.arrival;
+        let counted = counted.load(Ordering::Relaxed);
+        if !counted {
+            shared.metrics.no_model.count(self.code as i32);
         }
+        if reported.load(Ordering::Relaxed) {
+            return;
+        }
+        let ended = Instant::now();
+        // A call that has reached no model has waited for its message.
+        let decoded = if counted { *at } else { ended };
+        let report = Report {
+            arrival: &self.arrival,
+            id: "",
+            model: None,
+            version: None,
+            samples: 0,
+            code: self.code,
+            error: self.error.as_deref(),
+            fault: false,
+            times: Instants { arrived: *at, decoded, steps: None, ended },
+        };
+        report.tell();
     }
 }
 

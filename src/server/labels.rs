@@ -14,7 +14,7 @@ use super::{Labels, Shared, kserve};
 use crate::config::is_label;
 use crate::types::{Follow, Version};
 
-/// Sets or forgets a label. Returns the version that it names now.
+/// Sets or forgets a label for the call with this id. Returns the version that it names now.
 ///
 /// # Errors
 /// When the label has no valid name, the version cannot be loaded, or the labels cannot be written. Then
@@ -22,6 +22,7 @@ use crate::types::{Follow, Version};
 pub(crate) async fn set(
     shared: &Arc<Shared>,
     request: SetLabelRequest,
+    id: &str,
 ) -> Result<Option<Version>, CallError> {
     let SetLabelRequest { model, label, version, remove } = request;
     if !is_label(&label) {
@@ -35,6 +36,8 @@ pub(crate) async fn set(
     if matches!(follow, Some(Follow::Version(_))) {
         match set_loaded(shared, &model, (&label, follow)).await? {
             Ok(version) => {
+                let number = version.map(|version| version.0);
+                tracing::info!(model, label, version = number, id, "label set by a client");
                 settle(shared, &model);
                 return Ok(version);
             }
@@ -43,7 +46,8 @@ pub(crate) async fn set(
             Err(error) => return Err(ChangeError::Refused { model, reason: error.to_string() }.into()),
         }
     }
-    kserve::change(shared, Change::Label { label: label.clone(), follow }, model.clone()).await?;
+    kserve::change(shared, Change::Label { label: label.clone(), follow }, model.clone(), id.to_owned())
+        .await?;
     settle(shared, &model);
     let named = shared.models.get(&model);
     let version = named.and_then(|named| named.named().find(|(name, ..)| *name == label)?.2);
@@ -69,9 +73,5 @@ async fn set_loaded(
     });
     // The task is not cancelled, and does not panic.
     let set = set.await.map_err(|error| ChangeError::Unreadable(error.to_string()))?;
-    if let Ok(version) = &set {
-        let version = version.map(|version| version.0);
-        tracing::info!(model, label, version, "label set by a client");
-    }
     Ok(set)
 }

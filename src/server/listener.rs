@@ -40,8 +40,6 @@ pub(crate) struct Limited {
     tls: NextTls,
     permits: Arc<Semaphore>,
     limit: usize,
-    /// Whether the last connection was refused. Only the first refusal in a row is logged.
-    full: bool,
     /// The last time that no connection could be accepted, until accepting works again.
     failed: Option<Instant>,
 }
@@ -49,7 +47,7 @@ pub(crate) struct Limited {
 impl Limited {
     pub(crate) fn new(key: &'static str, incoming: TcpIncoming, tls: NextTls, limit: usize) -> Self {
         let permits = Arc::new(Semaphore::new(limit));
-        Self { key, incoming, tls, permits, limit, full: false, failed: None }
+        Self { key, incoming, tls, permits, limit, failed: None }
     }
 
     /// The next connection, with its permit. Nothing is lost if the future is dropped.
@@ -90,14 +88,12 @@ impl Limited {
     }
 
     /// A permit, or `None` if all are taken.
-    fn permit(&mut self) -> Option<OwnedSemaphorePermit> {
+    fn permit(&self) -> Option<OwnedSemaphorePermit> {
         let permit = self.permits.clone().try_acquire_owned().ok();
-        let full = permit.is_none();
-        if full && !self.full {
+        if permit.is_none() {
             let (port, limit) = (self.key, self.limit);
             tracing::warn!(port, limit, "server.max_connections reached: new connections are closed at once");
         }
-        self.full = full;
         permit
     }
 }

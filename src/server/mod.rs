@@ -14,6 +14,7 @@
 //! 3. The batchers answer queued requests, or abandon them when the time is over. The logs of learned samples
 //!    are closed. HTTP stops last.
 
+mod account;
 mod charge;
 mod connection;
 mod convert;
@@ -30,15 +31,19 @@ mod meter;
 mod model;
 mod models;
 mod not_served;
+mod origin;
 mod pending;
 mod pressure;
 mod registry;
+mod report;
 mod repository;
 mod route;
 mod security;
 mod served;
 mod shadow;
 mod socket;
+#[cfg_attr(not(feature = "otel"), path = "no_spans.rs")]
+mod spans;
 mod status;
 mod status_page;
 mod stream;
@@ -61,7 +66,7 @@ use tonic_health::ServingStatus;
 use tonic_health::pb::health_server::{Health, HealthServer};
 use tonic_health::server::HealthReporter;
 
-use crate::config::{AuthConfig, Batchers, LearnConfig, ServerConfig, TlsConfig};
+use crate::config::{AuthConfig, Batchers, LearnConfig, OtelConfig, ServerConfig, TlsConfig};
 use crate::learnlog::Learner;
 use crate::metrics::Metrics;
 use crate::predict::Predict;
@@ -72,9 +77,11 @@ use model::Model;
 use models::Models;
 pub(crate) use models::{Loaded, NotChanged};
 use not_served::{NotServed, Reason};
+use report::Slow;
 pub(crate) use repository::{Change, ChangeError, Repository};
 use route::GrpcService;
 use security::{Guard, Security};
+use spans::Spans;
 use status::CallError;
 pub(crate) use traffic::Labels;
 
@@ -125,6 +132,10 @@ pub struct ServerParts {
     pub batchers: Batchers,
     /// Where samples of Learn calls are stored; `None`: no model takes them.
     pub learning: Option<Learning>,
+    /// A request that takes this long is logged; `None`: none is.
+    pub slow: Option<Duration>,
+    /// Where spans are sent; `None`: there are none.
+    pub otel: Option<OtelConfig>,
 }
 
 /// Which models take samples, and where they are stored.
@@ -157,6 +168,8 @@ pub enum ServerError {
     Learn { model: String, error: String },
     #[error(transparent)]
     File(#[from] FileError),
+    #[error("otel.endpoint: {0}")]
+    Otel(String),
     #[error("reflection: {0}")]
     Reflection(#[from] tonic_reflection::server::Error),
     #[error("gRPC server: {0}")]
@@ -190,6 +203,8 @@ struct Shared {
     max_requests: usize,
     max_inflight_bytes: usize,
     stream_idle: Duration,
+    slow: Slow,
+    spans: Option<Spans>,
     grpc_addr: SocketAddr,
     http_addr: SocketAddr,
     draining: AtomicBool,
@@ -271,7 +286,8 @@ impl Server {
     /// When a file of certificates or tokens cannot be used, a port cannot be bound (the error names its key
     /// and address), or a thread cannot be started.
     pub async fn bind(parts: ServerParts) -> Result<Self, ServerError> {
-        let ServerParts { models, metrics, server: config, tls, auth, batchers, learning } = parts;
+        let ServerParts { models, metrics, server: config, tls, auth, batchers, learning, slow, otel } =
+            parts;
         let security = Arc::new(Security::open(&config, tls.as_ref(), &auth, &metrics)?);
         let grpc = listen("server.grpc", config.grpc).await?;
         let http = listen("server.http", config.http).await?;
@@ -279,6 +295,7 @@ impl Server {
         let limits = RequestLimits { max_samples, max_bytes, body };
         let served = Models::new(metrics.clone(), batchers, limits, learning);
         models.into_iter().try_for_each(|predict| served.add(predict))?;
+        let spans = otel.map(|otel| Spans::start(&otel, &metrics)).transpose()?;
         let shared = Shared {
             models: served,
             not_served: NotServed::default(),
@@ -289,6 +306,8 @@ impl Server {
             max_requests: config.max_requests,
             max_inflight_bytes: config.max_inflight_bytes,
             stream_idle: config.stream_idle,
+            slow: Slow::new(slow),
+            spans,
             grpc_addr: bound("server.grpc", &grpc, config.grpc)?,
             http_addr: bound("server.http", &http, config.http)?,
             draining: AtomicBool::new(false),
@@ -371,6 +390,9 @@ impl Server {
         shared.closing.send_replace(true);
         let drain = Drain { shared: &shared, health, until: Instant::now() + config.drain };
         let drained = drain.finish(calls).await;
+        if let Some(spans) = &shared.spans {
+            spans.flush().await;
+        }
         updating.abort();
         watching.abort();
         stop_http.send_replace(true);

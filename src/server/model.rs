@@ -227,14 +227,14 @@ impl Model {
     /// When the version or the label is not there, the request cannot be converted, or the queue is full.
     pub(crate) fn queue(
         &self,
-        ask: &Ask,
+        ask: &Ask<'_>,
         encode: impl FnOnce(&Inputs, &mut Batch) -> Result<(), CallError>,
     ) -> Result<Queued, CallError> {
         let split = self.canary.as_ref().filter(|_| ask.version.is_none() && ask.label.is_empty());
         let by_samples = split.filter(|(_, split)| split.by_samples());
         let Choice { mut engine, version } = match split {
             Some(_) if by_samples.is_some() => Choice { engine: self.stable, version: None },
-            Some((canary, split)) if split.takes(&ask.id) => Choice { engine: *canary, version: None },
+            Some((canary, split)) if split.takes(ask.id) => Choice { engine: *canary, version: None },
             _ => self.choose(ask)?,
         };
         let served = &self.engines[engine];
@@ -252,13 +252,14 @@ impl Model {
         let served = &self.engines[engine];
         served.metrics.statistics.input.add(1, started.elapsed());
         let shadow = self.shadow.as_ref().and_then(|shadow| shadow.copy(served, &batch));
+        let samples = batch.samples;
         let ticket = served.batcher.submit(batch, ask.terms)?;
         let shadow = shadow.and_then(|(shadow, batch)| shadow.submit(batch));
         self.count(ask, engine);
-        Ok(Queued { ticket, inputs, engine, version, shadow })
+        Ok(Queued { ticket, samples, inputs, engine, version, shadow })
     }
 
-    fn choose(&self, ask: &Ask) -> Result<Choice, CallError> {
+    fn choose(&self, ask: &Ask<'_>) -> Result<Choice, CallError> {
         match (ask.version, ask.label.as_str()) {
             (None, "") => Ok(Choice { engine: self.stable, version: None }),
             (Some(version), "") => Ok(Choice { engine: self.find(version)?, version: Some(version) }),
@@ -285,7 +286,7 @@ impl Model {
     }
 
     /// Counts a request for its label.
-    fn count(&self, ask: &Ask, engine: usize) {
+    fn count(&self, ask: &Ask<'_>, engine: usize) {
         if ask.version.is_some() || self.named.len() <= 1 {
             return;
         }

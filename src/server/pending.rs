@@ -1,15 +1,14 @@
 //! A request for scores, from its message to its response, in any protocol: find the model, queue the batch,
-//! await the scores. Each request of a loaded model is counted and timed once ([`Account`]).
+//! await the scores. Each request of a loaded model is counted, timed and reported once ([`Account`]).
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tracing::Level;
-
 use super::Shared;
+use super::account::{Account, Sender};
 use super::gate::Call;
 use super::model::Model;
-use super::served::{Account, Queued};
+use super::served::Queued;
 use super::status::CallError;
 use crate::batcher::{Priority, Terms};
 use crate::schema::Schema;
@@ -32,11 +31,11 @@ pub(crate) trait ScoreRequest: Sized + Send + 'static {
 
     fn priority(&self) -> Result<Priority, CallError>;
 
-    /// The client's own name of the request, or an empty text.
-    fn id(&self) -> &str;
+    /// Takes the client's own id out of the request, or an empty text.
+    fn take_id(&mut self) -> String;
 
-    /// Checks the request and queues its batch.
-    fn queue(self, model: &Model, terms: Terms) -> Result<(Queued, Self::Form), CallError>;
+    /// Checks the request with this id, and queues its batch.
+    fn queue(self, id: &str, model: &Model, terms: Terms) -> Result<(Queued, Self::Form), CallError>;
 
     fn response(form: Self::Form, scores: Scores, schema: &Schema) -> Self::Response;
 
@@ -57,26 +56,21 @@ pub(crate) struct Pending<R: ScoreRequest> {
 
 impl<R: ScoreRequest> Pending<R> {
     /// Queues a request. Failures are counted, if the model is loaded.
-    pub(crate) fn begin(
-        shared: &Arc<Shared>,
-        mut request: R,
-        call: Option<&Call>,
-    ) -> Result<Self, CallError> {
-        let started = Instant::now();
-        let model = shared.find(request.take_model())?;
-        call.iter().for_each(|call| call.count());
-        let own = request.timeout().and_then(|timeout| started.checked_add(timeout));
-        let deadline = call.and_then(|call| call.deadline).into_iter().chain(own).min();
+    pub(crate) fn begin(shared: &Arc<Shared>, mut request: R, call: &Call) -> Result<Self, CallError> {
+        let sender = Sender::new(call, request.take_id());
+        call.reported();
+        let model = shared.find(request.take_model()).inspect_err(|error| sender.refused(error))?;
+        call.count();
+        let own = request.timeout().and_then(|timeout| sender.decoded.checked_add(timeout));
+        let deadline = call.deadline.into_iter().chain(own).min();
         let due = own.filter(|_| own == deadline);
         let priority = request.priority();
         let terms = Terms { deadline, priority: priority.as_ref().copied().unwrap_or_default() };
-        // Only lines at this level have it.
-        let id = if tracing::enabled!(Level::DEBUG) { request.id() } else { "" }.to_owned();
-        let mut account = Account::new(model, started, terms, id);
-        let queued = priority.and_then(|_| request.queue(&account.model, terms));
-        match &queued {
+        let mut account = Account::new(model, sender, terms);
+        let mut queued = priority.and_then(|_| request.queue(account.id(), &account.model, terms));
+        match &mut queued {
             Ok((queued, _)) => account.queued(queued),
-            Err(_) => account.close(&queued),
+            Err(error) => account.failed(error),
         }
         let (queued, form) = queued?;
         Ok(Self { account, queued, form, due })
@@ -90,7 +84,10 @@ impl<R: ScoreRequest> Pending<R> {
             None => scores.await,
             Some(due) => tokio::time::timeout_at(due.into(), scores).await.unwrap_or(Err(CallError::Late)),
         };
-        account.close(&result);
+        match &result {
+            Ok((scores, _)) => account.scored(scores),
+            Err(error) => account.failed(error),
+        }
         let (scores, inputs) = result?;
         Ok(R::response(form, scores, &inputs.schema))
     }

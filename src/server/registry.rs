@@ -2,6 +2,7 @@
 //! queues.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::not_served::Reason;
 use super::{Labels, Loaded, NotChanged, Repository, ServerError, Shared};
@@ -93,6 +94,11 @@ impl Registry {
     /// Changes the queues of all models, also of those that are added later: their limits and their delay.
     pub(crate) fn set_batchers(&self, batchers: Batchers) {
         self.0.models.set_batchers(batchers);
+    }
+
+    /// Changes when a request is logged as slow; `None`: none is.
+    pub(crate) fn set_slow(&self, limit: Option<Duration>) {
+        self.0.slow.set(limit);
     }
 
     /// Reads the files of certificates and tokens again. An operator waits for the result, in the log.

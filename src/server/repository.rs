@@ -43,9 +43,10 @@ pub(crate) trait Repository: Send + Sync {
     /// Requests a look at a model, because its labels have changed.
     fn look(&self, model: &str);
 
-    /// Requests a change. Changes are made one after the other. If the receiver is dropped before a change
-    /// has begun, it is not made.
-    fn change(&self, change: Change, model: String) -> oneshot::Receiver<Result<(), ChangeError>>;
+    /// Requests a change for the call with this id. Changes are made one after the other. If the receiver is
+    /// dropped before a change has begun, it is not made.
+    fn change(&self, change: Change, model: String, id: String)
+    -> oneshot::Receiver<Result<(), ChangeError>>;
 }
 
 /// Why a change was not made.

@@ -102,6 +102,17 @@ impl CallError {
         matches!(self, Self::NoModel { .. } | Self::Loading { .. } | Self::Refused { .. })
     }
 
+    /// Whether the server is at fault, and an operator should know.
+    pub(crate) fn is_fault(&self) -> bool {
+        let Self::Batch(error) = self else { return false };
+        matches!(
+            error,
+            BatchError::Failed(_)
+                | BatchError::VersionChanged { .. }
+                | BatchError::Predict(PredictError::Shape { .. } | PredictError::Store(_))
+        )
+    }
+
     /// When the call may be sent again, if it was refused because of overload.
     pub(crate) fn retry(&self) -> Option<Duration> {
         match self {

@@ -28,7 +28,7 @@ type Boxed<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 pub(crate) struct Answers<R: ScoreRequest> {
     shared: Arc<Shared>,
     requests: Streaming<R>,
-    call: Option<Call>,
+    call: Call,
     /// The answers to the requests that were read, in their order.
     pending: VecDeque<Boxed<R::Answer>>,
     /// Ends when no more requests may be read: with a status, or without one when the server drains.
@@ -40,9 +40,9 @@ pub(crate) struct Answers<R: ScoreRequest> {
 }
 
 impl<R: ScoreRequest> Answers<R> {
-    pub(crate) fn new(shared: Arc<Shared>, requests: Streaming<R>, call: Option<Call>) -> Self {
+    pub(crate) fn new(shared: Arc<Shared>, requests: Streaming<R>, call: Call) -> Self {
         let mut closing = shared.closing.subscribe();
-        let deadline = call.as_ref().and_then(|call| call.deadline);
+        let deadline = call.deadline;
         let stopped = Box::pin(async move {
             let drained = stopped(&mut closing);
             let Some(deadline) = deadline else {
@@ -60,11 +60,9 @@ impl<R: ScoreRequest> Answers<R> {
     fn begin(&mut self, request: R) {
         self.progress();
         let answer = request.answer();
-        let pending = Pending::begin(&self.shared, request, self.call.as_ref());
-        if let Some(call) = &self.call {
-            // The request was converted to a batch, which the limits of the queue count, or refused.
-            call.charge.release_first();
-        }
+        let pending = Pending::begin(&self.shared, request, &self.call);
+        // The request was converted to a batch, which the limits of the queue count, or refused.
+        self.call.charge.release_first();
         if let Err(error) = &pending
             && error.is_of_no_model()
         {
@@ -100,14 +98,15 @@ impl<R: ScoreRequest> Answers<R> {
             _ => status,
         };
         self.count(status.code());
+        let (id, method, code, error) =
+            (self.call.id(), self.call.arrival.method(), status.code(), status.message());
+        tracing::debug!(id, method, ?code, error, "the stream is ended");
         self.end = Some(Err(status));
     }
 
     /// Counts a failure that no model has counted.
     fn count(&self, code: Code) {
-        if let Some(call) = &self.call {
-            call.count();
-        }
+        self.call.count();
         self.shared.metrics.no_model.count(code as i32);
     }
 
@@ -121,9 +120,7 @@ impl<R: ScoreRequest> Answers<R> {
                 Poll::Pending => return,
             }
         }
-        if let Some(call) = &self.call {
-            call.charge.pause();
-        }
+        self.call.charge.pause();
     }
 }
 

@@ -52,13 +52,13 @@ impl Labels {
 
 /// What a request asks for, besides its samples.
 #[derive(Debug, Default)]
-pub(crate) struct Ask {
+pub(crate) struct Ask<'a> {
     /// The version that must compute the scores.
     pub version: Option<u64>,
     /// The label whose version must compute them. Empty: none.
     pub label: String,
-    /// The request's id. Empty: none.
-    pub id: String,
+    /// The request's own id. Empty: none.
+    pub id: &'a str,
     pub terms: Terms,
     pub logits: bool,
 }

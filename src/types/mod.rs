@@ -10,6 +10,7 @@ mod named;
 mod row_id;
 
 use std::fmt;
+use std::time::Duration;
 
 pub use batch::{Batch, Jagged, RawBatch, RawFeature, RawValues};
 pub use element::Element;
@@ -85,6 +86,17 @@ pub struct AbsentId {
     pub feature: u32,
 }
 
+/// What a batch took.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Times {
+    /// To find and pool the rows, over all threads.
+    pub lookup: Duration,
+    /// In the dense layers, over all threads.
+    pub dense: Duration,
+    /// From its beginning to its end. The batcher measures it.
+    pub total: Duration,
+}
+
 /// A model's result for a batch.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Scores {
@@ -97,4 +109,6 @@ pub struct Scores {
     pub logits: Vec<f32>,
     /// Ids that got their table's default row, in sample order.
     pub absent: Vec<AbsentId>,
+    /// For the log and the traces.
+    pub times: Times,
 }

@@ -144,8 +144,11 @@ fn with_few_descriptors_the_http_port_answers_beside_many_idle_connections() {
     served.terminate();
     let (status, log) = served.ended();
     assert!(status.success(), "{log}");
-    for words in ["limit of open files (ulimit -n) is too low", "new connections are closed at once"] {
-        assert_eq!(log.matches(words).count(), 1, "{log}");
+    // The most lines of a warning in a minute.
+    for (words, lines) in
+        [("limit of open files (ulimit -n) is too low", 1), ("new connections are closed at once", 20)]
+    {
+        assert_eq!(log.matches(words).count(), lines, "{log}");
     }
 }
 

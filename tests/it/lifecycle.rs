@@ -205,8 +205,9 @@ fn a_hangup_reloads_the_settings_that_can_change_and_names_the_others() {
     fs::write(&config, "[models]\nwatch_seconds = 0\n").unwrap();
     let served = Served::start(&workshop.models, &format!("--config {config}"));
     workshop.train(ArchKind::Dlrm);
-    let changed = "[models]\nwatch_seconds = 1\n[server]\nmax_samples = 7\n[log]\nlevel = \"info,h2=off\"\n";
-    fs::write(&config, changed).unwrap();
+    let log = "[log]\nlevel = \"info,h2=off\"\nslow_seconds = 0\n";
+    let changed = format!("[models]\nwatch_seconds = 1\n[server]\nmax_samples = 7\n{log}");
+    fs::write(&config, &changed).unwrap();
     served.signal("-HUP");
     let version = || served.metric("flechette_serving_version", &["model=\"dlrm\""]);
     wait("the new version is taken over", || version() == 2.0);
@@ -219,7 +220,7 @@ fn a_hangup_reloads_the_settings_that_can_change_and_names_the_others() {
     let (status, log) = served.ended();
     assert!(status.success(), "{log}");
     for words in [
-        "SIGHUP: settings changed changed=\"models.watch_seconds, log.level\"",
+        "SIGHUP: settings changed changed=\"models.watch_seconds, log.level, log.slow_seconds\"",
         "only a restart applies them settings=\"server.max_samples\"",
         "SIGHUP: the settings are wrong, so nothing changes",
         ":2: unknown key models.watch_second; did you mean models.watch_seconds?",

@@ -35,6 +35,8 @@ mod lifecycle;
 mod memory;
 mod mixed_load;
 mod operation;
+#[cfg(feature = "otel")]
+mod otel;
 #[cfg(target_os = "linux")]
 mod out_of_core;
 mod packaging;
@@ -67,6 +69,7 @@ mod switching;
 mod tidy;
 mod tls;
 mod tokens;
+mod tracing;
 mod traffic;
 mod train_data;
 mod train_flags;

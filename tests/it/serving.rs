@@ -93,6 +93,8 @@ pub fn parts(model: &Arc<Fake>) -> ServerParts {
         auth: AuthConfig::default(),
         batchers: Batchers { common: batcher_config(), models: BTreeMap::new() },
         learning: None,
+        slow: None,
+        otel: None,
     }
 }
 

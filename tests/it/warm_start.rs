@@ -168,7 +168,7 @@ fn a_damaged_or_foreign_file_is_named_and_ignored() {
 }
 
 #[test]
-fn a_server_that_cannot_save_warns_once_and_keeps_serving() {
+fn a_server_that_cannot_save_warns_and_keeps_serving() {
     let trained = Trained::new(20);
     let model = trained.state().parent().unwrap().to_owned();
     let serve = |words: &str| {
@@ -178,7 +178,7 @@ fn a_server_that_cannot_save_warns_once_and_keeps_serving() {
         trained.score(&served);
         let log = end(served);
         let warnings: Vec<&str> = log.lines().filter(|line| line.contains("hot rows not saved")).collect();
-        assert!(warnings.len() == 1 && warnings[0].contains(words), "{log}");
+        assert!(warnings.len() > 1 && warnings.iter().all(|line| line.contains(words)), "{log}");
     };
     // A file in place of the directory is an obstacle even for root.
     fs::write(trained.state(), "").unwrap();

@@ -50,6 +50,11 @@ impl Raw {
 
     /// Sends `frames` as the body of a call of any service.
     pub async fn call_path(&self, path: &str, frames: Bytes, headers: &[(&str, &str)]) -> Answer {
+        self.begin(path, headers).await.finish(frames).await
+    }
+
+    /// Sends only the headers of a call.
+    pub async fn begin(&self, path: &str, headers: &[(&str, &str)]) -> Begun {
         let mut request = Request::builder()
             .method("POST")
             .uri(format!("http://x/{path}"))
@@ -59,10 +64,23 @@ impl Raw {
             request = request.header(*name, *value);
         }
         let mut send = self.0.clone().ready().await.unwrap();
-        let (response, mut body) = send.send_request(request.body(()).unwrap(), false).unwrap();
+        let (response, body) = send.send_request(request.body(()).unwrap(), false).unwrap();
+        Begun { response, body }
+    }
+}
+
+/// A call without its body.
+pub struct Begun {
+    response: h2::client::ResponseFuture,
+    body: h2::SendStream<Bytes>,
+}
+
+impl Begun {
+    /// Sends `frames` as the body.
+    pub async fn finish(mut self, frames: Bytes) -> Answer {
         // The server may answer and close the stream before it has read everything, so an error is ignored.
-        let _ = body.send_data(frames, true);
-        let response = response.await.unwrap();
+        let _ = self.body.send_data(frames, true);
+        let response = self.response.await.unwrap();
         let mut headers = response.headers().clone();
         let mut stream = response.into_body();
         let mut bytes = Vec::new();

@@ -21,6 +21,8 @@ use crate::types::Follow;
 pub(crate) struct Requested {
     change: Change,
     model: String,
+    /// The id of the client's call, for the log.
+    id: String,
     reply: oneshot::Sender<Result<(), ChangeError>>,
 }
 
@@ -45,10 +47,15 @@ impl Repository for Asks {
         let _ = self.wake.send(Ask::Labels(model.to_owned()));
     }
 
-    fn change(&self, change: Change, model: String) -> oneshot::Receiver<Result<(), ChangeError>> {
+    fn change(
+        &self,
+        change: Change,
+        model: String,
+        id: String,
+    ) -> oneshot::Receiver<Result<(), ChangeError>> {
         let (reply, answer) = oneshot::channel();
         // If the thread has ended, the reply is dropped, and the answer says so.
-        let _ = self.wake.send(Ask::Change(Requested { change, model, reply }));
+        let _ = self.wake.send(Ask::Change(Requested { change, model, id, reply }));
         answer
     }
 }
@@ -56,17 +63,17 @@ impl Repository for Asks {
 impl Watcher {
     /// Makes a change, unless its client is gone.
     pub(crate) fn change(&mut self, requested: Requested) {
-        let Requested { change, model, reply } = requested;
+        let Requested { change, model, id, reply } = requested;
         if reply.is_closed() {
             return;
         }
         let result = match &change {
-            Change::Load => self.load(&model),
-            Change::Unload => self.unload(&model),
-            Change::Label { label, follow } => self.set_label(&model, label, *follow),
+            Change::Load => self.load(&model, &id),
+            Change::Unload => self.unload(&model, &id),
+            Change::Label { label, follow } => self.set_label(&model, (label, *follow), &id),
         };
         if let Err(reason) = &result {
-            tracing::warn!(model, %reason, "{change:?} requested by a client has failed");
+            tracing::warn!(model, id, %reason, "{change:?} requested by a client has failed");
         }
         // The client may be gone.
         let _ = reply.send(result);
@@ -81,7 +88,12 @@ impl Watcher {
     }
 
     /// Loads the version that a label should name, and sets the label.
-    fn set_label(&mut self, name: &str, label: &str, follow: Option<Follow>) -> Result<(), ChangeError> {
+    fn set_label(
+        &mut self,
+        name: &str,
+        (label, follow): (&str, Option<Follow>),
+        id: &str,
+    ) -> Result<(), ChangeError> {
         self.check_known(name)?;
         let refused = |reason| ChangeError::Refused { model: name.to_owned(), reason };
         let Some(model) = self.adder.served.find(name) else {
@@ -99,7 +111,7 @@ impl Watcher {
         match self.adder.registry.set_label(name, (label, follow), keep) {
             Ok(version) => {
                 let version = version.map(|version| version.0);
-                tracing::info!(model = name, label, version, "label set by a client");
+                tracing::info!(model = name, label, version, id, "label set by a client");
             }
             Err(NotChanged::NotLoaded) => {
                 return settled.and(Err(NotChanged::NotLoaded.to_string())).map_err(refused);
@@ -134,7 +146,7 @@ impl Watcher {
         })
     }
 
-    fn load(&mut self, name: &str) -> Result<(), ChangeError> {
+    fn load(&mut self, name: &str, id: &str) -> Result<(), ChangeError> {
         self.check_known(name)?;
         self.forget_refused(name);
         let refused = |reason| ChangeError::Refused { model: name.to_owned(), reason };
@@ -149,11 +161,11 @@ impl Watcher {
             return Err(refused(format!("{reason:#}")));
         }
         self.unloaded.remove(name);
-        tracing::info!(model = name, "loaded for a client");
+        tracing::info!(model = name, id, "loaded for a client");
         Ok(())
     }
 
-    fn unload(&mut self, name: &str) -> Result<(), ChangeError> {
+    fn unload(&mut self, name: &str, id: &str) -> Result<(), ChangeError> {
         if !self.adder.registry.remove(name) {
             return Err(ChangeError::NotServed { model: name.to_owned() });
         }
@@ -167,7 +179,7 @@ impl Watcher {
         }
         // The memory of the model is released here, unless its hot rows are being saved by another thread.
         drop(model);
-        tracing::info!(model = name, "unloaded for a client");
+        tracing::info!(model = name, id, "unloaded for a client");
         Ok(())
     }
 }

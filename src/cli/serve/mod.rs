@@ -139,6 +139,8 @@ async fn bind(
         auth: config.auth.clone(),
         batchers: config.batchers.clone(),
         learning: Some(learning),
+        slow: config.log.slow,
+        otel: config.otel.clone(),
     };
     Server::bind(parts).await.map_err(|error| match error {
         ServerError::File(error) => InputError(error.into()).into(),

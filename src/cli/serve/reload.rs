@@ -86,10 +86,11 @@ impl Reloader {
         self.layers = layers;
         let traffic = self.live.set(&config);
         self.registry.set_batchers(config.batchers.clone());
+        self.registry.set_slow(config.log.slow);
         // It fails if the thread has ended or has not started.
         let _ = self.wake.send(if traffic { Ask::Traffic } else { Ask::Interval });
         // The configuration has checked the level.
-        let _ = logging::set_level(&config.log_level);
+        let _ = logging::set_level(&config.log.level);
         match changed.as_slice() {
             [] => tracing::info!("SIGHUP: no setting that can change while the server runs has changed"),
             changed => tracing::info!(changed = changed.join(", "), "SIGHUP: settings changed"),

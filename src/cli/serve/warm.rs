@@ -4,8 +4,7 @@
 //! of `cache.counts`. While the server runs and when it stops, a thread saves which rows the caches hold. A
 //! failure is logged and never stops the server.
 
-use std::collections::HashSet;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -60,7 +59,7 @@ impl Saving {
         models: &Path,
         every: Option<Duration>,
     ) -> std::io::Result<Self> {
-        let mut saver = Saver { served: served.clone(), models: models.to_owned(), failing: HashSet::new() };
+        let (served, models) = (served.clone(), models.to_owned());
         let (stop, stopped) = mpsc::channel::<()>();
         let thread = std::thread::Builder::new().name("save-hot-rows".into()).spawn(move || {
             loop {
@@ -68,7 +67,7 @@ impl Saving {
                     Some(every) => stopped.recv_timeout(every),
                     None => stopped.recv().map_err(|_| RecvTimeoutError::Disconnected),
                 };
-                saver.save();
+                served.engines().iter().for_each(|engine| save_once(engine, &models));
                 if waited != Err(RecvTimeoutError::Timeout) {
                     return;
                 }
@@ -89,23 +88,13 @@ impl Drop for Saving {
     }
 }
 
-struct Saver {
-    served: LoadedModels,
-    models: PathBuf,
-    /// Models whose last save failed. Only the first failure in a row is logged.
-    failing: HashSet<String>,
-}
-
 /// Saves the rows that an engine's cache holds.
 pub(crate) fn save_once(engine: &Engine, models: &Path) {
     let model = engine.describe().model;
     if let Err(reason) = save(engine, models) {
-        tracing::warn!(model, %reason, "hot rows not saved: {NOT_SAVED}");
+        tracing::warn!(model, %reason, "hot rows not saved: the next start uses an older save or is cold");
     }
 }
-
-/// What it means that rows are not saved.
-const NOT_SAVED: &str = "the next start uses an older save or is cold";
 
 fn save(engine: &Engine, models: &Path) -> Result<(), String> {
     let mut rows = engine.hot_rows();
@@ -123,22 +112,4 @@ fn save(engine: &Engine, models: &Path) -> Result<(), String> {
     hot.save(models, &model).map_err(|reason| reason.to_string())?;
     tracing::debug!(model, rows = hot.rows.len(), "hot rows saved");
     Ok(())
-}
-
-impl Saver {
-    fn save(&mut self) {
-        for engine in self.served.engines() {
-            let model = engine.describe().model;
-            match save(&engine, &self.models) {
-                Ok(()) => {
-                    self.failing.remove(&model);
-                }
-                Err(reason) if !self.failing.contains(&model) => {
-                    tracing::warn!(model, %reason, "hot rows not saved: {NOT_SAVED}");
-                    self.failing.insert(model);
-                }
-                Err(_) => {}
-            }
-        }
-    }
 }

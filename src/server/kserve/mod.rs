@@ -72,19 +72,19 @@ impl ScoreRequest for ModelInferRequest {
         terms::priority(self)
     }
 
-    fn id(&self) -> &str {
-        &self.id
+    fn take_id(&mut self) -> String {
+        std::mem::take(&mut self.id)
     }
 
-    fn queue(self, model: &Model, terms: Terms) -> Result<(Queued, Form), CallError> {
+    fn queue(self, id: &str, model: &Model, terms: Terms) -> Result<(Queued, Form), CallError> {
         let label = terms::label(&self)?;
-        let Self { model_version, id, inputs, outputs, raw_input_contents, .. } = self;
+        let Self { model_version, inputs, outputs, raw_input_contents, .. } = self;
         let outputs = answers::outputs(&outputs)?;
         let ask = Ask { version: version(model_version)?, label, id, terms, logits: outputs.logit };
         let raw = !raw_input_contents.is_empty();
         let queued =
             model.queue(&ask, |known, batch| tensors::encode(known, inputs, raw_input_contents, batch))?;
-        Ok((queued, Form { model: model.name().to_owned(), id: ask.id, raw, outputs }))
+        Ok((queued, Form { model: model.name().to_owned(), id: id.to_owned(), raw, outputs }))
     }
 
     fn response(form: Form, scores: Scores, schema: &Schema) -> ModelInferResponse {
@@ -104,12 +104,12 @@ impl KserveService {
     /// call.
     fn describe(
         &self,
-        call: Option<Call>,
+        call: &Call,
         name: String,
         text: String,
     ) -> Result<(Arc<Model>, Option<usize>), CallError> {
         let model = self.0.find(name)?;
-        call.iter().for_each(|call| call.count());
+        call.count();
         let engine =
             version(text).and_then(|requested| requested.map(|requested| model.find(requested)).transpose());
         let code = engine.as_ref().map_or_else(CallError::code, |_| Code::Ok);
@@ -161,9 +161,9 @@ impl GrpcInferenceService for KserveService {
         &self,
         mut request: Request<ModelMetadataRequest>,
     ) -> Result<Response<ModelMetadataResponse>, Status> {
-        let call = request.extensions_mut().remove();
+        let call = Call::of(&mut request)?;
         let ModelMetadataRequest { name, version } = request.into_inner();
-        let (model, _) = self.describe(call, name, version)?;
+        let (model, _) = self.describe(&call, name, version)?;
         Ok(Response::new(answers::model_metadata(&model)))
     }
 
@@ -171,8 +171,8 @@ impl GrpcInferenceService for KserveService {
         &self,
         mut request: Request<ModelInferRequest>,
     ) -> Result<Response<ModelInferResponse>, Status> {
-        let call: Option<Call> = request.extensions_mut().remove();
-        let pending = Pending::begin(&self.0, request.into_inner(), call.as_ref())?;
+        let call = Call::of(&mut request)?;
+        let pending = Pending::begin(&self.0, request.into_inner(), &call)?;
         Ok(Response::new(pending.finish().await?))
     }
 
@@ -180,7 +180,7 @@ impl GrpcInferenceService for KserveService {
         &self,
         mut request: Request<Streaming<ModelInferRequest>>,
     ) -> Result<Response<Self::ModelStreamInferStream>, Status> {
-        let call = request.extensions_mut().remove();
+        let call = Call::of(&mut request)?;
         Ok(Response::new(Answers::new(self.0.clone(), request.into_inner(), call)))
     }
 
@@ -188,12 +188,12 @@ impl GrpcInferenceService for KserveService {
         &self,
         mut request: Request<ModelStatisticsRequest>,
     ) -> Result<Response<ModelStatisticsResponse>, Status> {
-        let call = request.extensions_mut().remove();
+        let call = Call::of(&mut request)?;
         let ModelStatisticsRequest { name, version } = request.into_inner();
         let (models, engine) = if name.is_empty() {
             (self.0.models.all().into_iter().map(|(_, model)| model).collect(), None)
         } else {
-            let (model, engine) = self.describe(call, name, version)?;
+            let (model, engine) = self.describe(&call, name, version)?;
             (vec![model], engine)
         };
         let of = |model: &Arc<Model>| match engine {
@@ -213,22 +213,24 @@ impl GrpcInferenceService for KserveService {
 
     async fn repository_model_load(
         &self,
-        request: Request<RepositoryModelLoadRequest>,
+        mut request: Request<RepositoryModelLoadRequest>,
     ) -> Result<Response<RepositoryModelLoadResponse>, Status> {
+        let call = Call::of(&mut request)?;
         let RepositoryModelLoadRequest { repository_name, model_name, parameters } = request.into_inner();
         repository::check(repository_name, parameters.into_keys(), &[])?;
-        repository::change(&self.0, Change::Load, model_name).await?;
+        repository::change(&self.0, Change::Load, model_name, call.id()).await?;
         Ok(Response::new(RepositoryModelLoadResponse {}))
     }
 
     async fn repository_model_unload(
         &self,
-        request: Request<RepositoryModelUnloadRequest>,
+        mut request: Request<RepositoryModelUnloadRequest>,
     ) -> Result<Response<RepositoryModelUnloadResponse>, Status> {
+        let call = Call::of(&mut request)?;
         let RepositoryModelUnloadRequest { repository_name, model_name, parameters } = request.into_inner();
         // No model depends on another one.
         repository::check(repository_name, parameters.into_keys(), &["unload_dependents"])?;
-        repository::change(&self.0, Change::Unload, model_name).await?;
+        repository::change(&self.0, Change::Unload, model_name, call.id()).await?;
         Ok(Response::new(RepositoryModelUnloadResponse {}))
     }
 }

@@ -67,12 +67,17 @@ pub(crate) async fn index(
     Ok(RepositoryIndexResponse { models: models.into_values().collect() })
 }
 
-/// Loads or unloads a model, and waits for it.
+/// Loads or unloads a model for the call with this id, and waits for it.
 ///
 /// # Errors
 /// When the change is not made.
-pub(crate) async fn change(shared: &Shared, change: Change, model: String) -> Result<(), CallError> {
+pub(crate) async fn change(
+    shared: &Shared,
+    change: Change,
+    model: String,
+    id: String,
+) -> Result<(), CallError> {
     let repository = shared.repository.get().ok_or(ChangeError::Unsupported)?;
     // Without an answer the server is draining.
-    Ok(repository.change(change, model).await.unwrap_or(Err(ChangeError::Draining))?)
+    Ok(repository.change(change, model, id).await.unwrap_or(Err(ChangeError::Draining))?)
 }

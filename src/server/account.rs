@@ -1,0 +1,140 @@
+//! A request for scores, from its arrival to its end: what is counted, logged and traced of it.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use tonic::Code;
+
+use super::gate::{Arrival, Call};
+use super::model::Model;
+use super::report::{self, Instants, Report, Steps};
+use super::served::Queued;
+use super::status::CallError;
+use crate::batcher::{Progress, Terms};
+use crate::types::{Scores, Times};
+
+/// Who sent a request, and when.
+pub(crate) struct Sender {
+    arrival: Arc<Arrival>,
+    /// Its own id, or an empty text.
+    id: String,
+    /// When its message was decoded.
+    pub decoded: Instant,
+    /// Whether it is one of a stream.
+    of_stream: bool,
+}
+
+impl Sender {
+    /// The sender of a request that is decoded now. Its own id may be empty.
+    pub(crate) fn new(call: &Call, id: String) -> Self {
+        let (arrival, of_stream) = (call.arrival.clone(), call.charge.is_stream());
+        Self { arrival, id, decoded: Instant::now(), of_stream }
+    }
+
+    /// The request found no model.
+    pub(crate) fn refused(&self, error: &CallError) {
+        let text = report::wants_errors(&self.arrival.shared).then(|| error.to_string());
+        Report { code: error.code(), error: text.as_deref(), ..self.report(None) }.tell();
+    }
+
+    /// A request that ends now, of no model.
+    fn report(&self, steps: Option<Steps>) -> Report<'_> {
+        let Self { arrival, id, decoded, of_stream } = self;
+        // The time between the messages of a stream is its client's.
+        let arrived = if *of_stream { *decoded } else { arrival.at };
+        Report {
+            arrival,
+            id,
+            model: None,
+            version: None,
+            samples: 0,
+            code: Code::Ok,
+            error: None,
+            fault: false,
+            times: Instants { arrived, decoded: *decoded, steps, ended: Instant::now() },
+        }
+    }
+}
+
+/// Counts, times and reports a request for a loaded model when it is dropped, even if its client has
+/// disconnected.
+pub(crate) struct Account {
+    pub model: Arc<Model>,
+    /// The engine that scores it.
+    engine: usize,
+    sender: Sender,
+    terms: Terms,
+    samples: usize,
+    /// `None` until it is queued.
+    progress: Option<Progress>,
+    /// Those of its batches, if it was scored.
+    times: Times,
+    version: Option<u64>,
+    /// `None` if the request is dropped before its answer.
+    code: Option<Code>,
+    /// Kept if it is reported.
+    error: Option<String>,
+    fault: bool,
+}
+
+impl Account {
+    pub(crate) fn new(model: Arc<Model>, sender: Sender, terms: Terms) -> Self {
+        let (samples, progress, times) = (0, None, Times::default());
+        let (version, code, error, fault) = (None, None, None, false);
+        Self { model, engine: 0, sender, terms, samples, progress, times, version, code, error, fault }
+    }
+
+    /// The request's own id.
+    pub(crate) fn id(&self) -> &str {
+        &self.sender.id
+    }
+
+    /// The request was queued.
+    pub(crate) fn queued(&mut self, queued: &mut Queued) {
+        self.engine = queued.engine;
+        self.samples = queued.samples;
+        self.progress = queued.ticket.take_progress();
+    }
+
+    /// The request was scored.
+    pub(crate) fn scored(&mut self, scores: &Scores) {
+        self.version = Some(scores.version.0);
+        self.times = scores.times;
+        self.code = Some(Code::Ok);
+    }
+
+    /// The answer is an error.
+    pub(crate) fn failed(&mut self, error: &CallError) {
+        self.code = Some(error.code());
+        self.fault = error.is_fault();
+        self.error =
+            (self.fault || report::wants_errors(&self.sender.arrival.shared)).then(|| error.to_string());
+        if error.retry().is_some() {
+            self.model.pressure().refused(self.terms.priority);
+        }
+    }
+}
+
+impl Drop for Account {
+    fn drop(&mut self) {
+        let steps = self.progress.as_ref().map(|progress| Steps {
+            queued: progress.queued,
+            taken: progress.taken(),
+            times: self.times,
+        });
+        let report = self.sender.report(steps);
+        let Instants { decoded, ended, .. } = report.times;
+        let expired = self.terms.deadline.is_some_and(|deadline| deadline <= ended);
+        let unanswered = if expired { Code::DeadlineExceeded } else { Code::Cancelled };
+        let (code, took) = (self.code.unwrap_or(unanswered), ended.saturating_duration_since(decoded));
+        let metrics = &self.model.engine(self.engine).metrics;
+        metrics.requests.count(code as i32);
+        metrics.batches.request_seconds.record(took);
+        let statistics = &metrics.statistics;
+        let total = if code == Code::Ok { &statistics.success } else { &statistics.fail };
+        total.add(1, took);
+        let Self { samples, version, fault, .. } = *self;
+        let (model, error) = (Some(self.model.name()), self.error.as_deref());
+        Report { model, version, samples, code, error, fault, ..report }.tell();
+    }
+}
