@@ -38,8 +38,8 @@ fn the_page_has_the_documented_names_and_labels() {
     }
 }
 
-#[test]
-fn every_metric_is_described() {
+/// A page that has every metric, of a model with a cache.
+fn whole_page() -> String {
     let metrics = Metrics::new().unwrap();
     let model = metrics.model("m", &schema());
     model.cache.capacity_bytes.set(1.0);
@@ -49,14 +49,21 @@ fn every_metric_is_described() {
         histogram.record(0.1);
     }
     batches.batch_samples.record(3.0);
+    model.switches.seconds.record(0.1);
+    model.learn.sync_seconds.record(0.1);
     let training = metrics.training("m");
     training.series.publish_seconds.record(0.1);
     training.series.pause_seconds.record(0.1);
     metrics.certificate_expiry().set(1.0);
-    metrics.spans().dropped.increment(1);
     let (_label, shadow) = (metrics.label("m", "stable"), metrics.shadow("m"));
     shadow.difference.record(0.1);
-    let page = metrics.render();
+    metrics.spans().dropped.increment(1);
+    metrics.render()
+}
+
+#[test]
+fn every_metric_is_described() {
+    let page = whole_page();
     for Spec(name, _, help) in ALL.into_iter().flatten() {
         assert!(page.contains(&format!("# HELP {name} {help}")), "{name} in\n{page}");
         assert!(page.contains(&format!("# TYPE {name} ")), "{name} in\n{page}");
@@ -66,6 +73,39 @@ fn every_metric_is_described() {
         assert!(page.contains(&format!("\n{name} ")), "{name} in\n{page}");
     }
     assert!(!page.contains("summary"), "a histogram without buckets:\n{page}");
+}
+
+/// The text of `docs/metrics.md`: a row for each metric of a page.
+fn reference(page: &str) -> String {
+    let mut text = String::from(
+        "# Metrics\n\nAll metrics of `/metrics`, in the order of that page. This page is generated from the \
+         program. [api.md](api.md#http)\nsays which of them matter most, and \
+         [operations.md](operations.md) has alerts and a dashboard for them.\n\n\
+         | metric | type | labels | meaning |\n|---|---|---|---|\n",
+    );
+    for metric in page.split("# HELP ").skip(1) {
+        let (name, rest) = metric.split_once(' ').unwrap();
+        let mut lines = rest.lines();
+        let (help, kind) = (lines.next().unwrap(), lines.next().unwrap().rsplit(' ').next().unwrap());
+        let series = lines.next().unwrap_or_else(|| panic!("{name} has no series"));
+        let labels = series.split_once('{').map_or("", |(_, labels)| labels);
+        let of_label = |part: &str| part.split_once('=').map(|(label, _)| label.to_owned());
+        let mut labels: Vec<_> = labels.split(',').filter_map(of_label).collect();
+        labels.retain(|label| label != "le");
+        text += &format!("| `{name}` | {kind} | {} | {help} |\n", labels.join(", "));
+    }
+    text
+}
+
+#[test]
+fn the_page_of_metrics_is_up_to_date() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/metrics.md");
+    let page = reference(&whole_page());
+    if std::env::var_os("UPDATE_DOCS").is_some() {
+        std::fs::write(path, &page).unwrap();
+    }
+    let found = std::fs::read_to_string(path).unwrap_or_default();
+    assert!(found == page, "docs/metrics.md is stale: run UPDATE_DOCS=1 cargo test --lib metrics");
 }
 
 #[test]

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -58,7 +58,10 @@ const ELSEWHERE: &[&str] = &[
 fn pages() -> String {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let files = fs::read_dir(root.join("docs")).unwrap().map(|entry| entry.unwrap().path());
-    let pages = files.filter(|path| path.extension().is_some_and(|end| end == "md"));
+    // `metrics.md` is generated from the metrics, and names all of them.
+    let named =
+        |path: &PathBuf| path.extension().is_some_and(|end| end == "md") && !path.ends_with("metrics.md");
+    let pages = files.filter(named);
     let text = |path| fs::read_to_string(path).unwrap();
     pages.map(text).chain([DASHBOARD, RULES].map(str::to_owned)).collect()
 }
@@ -170,7 +173,9 @@ fn every_metric_that_a_page_names_exists_is_described_and_changes_and_every_pane
     let after = metrics_page(served.http);
     let (_, body) = after.split_once("\r\n\r\n").unwrap();
     promtool(&["check", "metrics"], body);
-    let (now, named) = (lines(&after), names(&pages(), &histograms(&after)));
+    let (now, mut named) = (lines(&after), names(&pages(), &histograms(&after)));
+    // `otel.rs` looks at these, because they need the feature `otel`.
+    named.retain(|name| !name.starts_with("flechette_spans_"));
     for name in &named {
         assert!(now.contains_key(name.as_str()), "{name} is not on the page");
         assert!(after.contains(&format!("# HELP {name} ")), "{name} has no help");
