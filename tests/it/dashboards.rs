@@ -142,11 +142,11 @@ impl Site {
         Served::start(&self.workshop.models, &format!("--config {config} --train dlrm={incoming} {train}"))
     }
 
-    fn load(&self, served: &Served) -> Background {
+    fn load(&self, served: &Served, flags: &str) -> Background {
         let (port, file, ca) = (served.grpc.port(), &self.workshop.valid, self.files.path("ca.pem"));
         let line = format!(
             "load --addr https://localhost:{port} --ca {} --model dlrm --format criteo-tsv {file} \
-             --batch 16 --concurrency 16 --seconds 120",
+             --batch 16 --seconds 120 {flags}",
             ca.display()
         );
         Background::start(flechette().args(line.split_whitespace()))
@@ -162,9 +162,11 @@ fn every_metric_that_a_page_names_exists_is_described_and_changes_and_every_pane
     let served = site.serve();
     let prometheus = Prometheus::start(&[served.http], RULES);
     let before = metrics_page(served.http);
-    let load = site.load(&served);
+    // Training and taking over need processors that are idle now and then.
+    let some = site.load(&served, "--rate 50");
     fs::rename(&site.workshop.train, format!("{}/1", site.incoming)).unwrap();
     wait("versions are taken over", || served.sum("flechette_switches_total", "dlrm") >= 2.0);
+    let full = site.load(&served, "--concurrency 16");
     for query in queries() {
         let answer = || prometheus.query(&query).unwrap_or_else(|error| panic!("{error}"));
         let elsewhere = ELSEWHERE.iter().any(|name| query.contains(name));
@@ -190,7 +192,7 @@ fn every_metric_that_a_page_names_exists_is_described_and_changes_and_every_pane
         sleep(Duration::from_millis(50));
     }
     assert!(still.is_empty(), "{still:?} do not change");
-    drop(load);
+    drop((some, full));
     assert!(named.len() > 50, "{named:?}");
 }
 

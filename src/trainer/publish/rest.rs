@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 /// A rest takes this many times the time of the step before it, but at most [`LONGEST`].
-const STEPS: u32 = 4;
+const STEPS: u32 = 2;
 const LONGEST: Duration = Duration::from_millis(100);
 
 /// A version that takes longer than this has no more room made for it.
