@@ -540,6 +540,8 @@ impl Drain<'_> {
                 // nobody.
                 model.main().learner.iter().for_each(Learner::join);
             }
+            // Before the answer, which may end the process: the end of a model writes its recorded accesses.
+            drop(shared);
             let _ = end.send(());
         });
         if joining.is_err() || tokio::time::timeout(CLOSE, ended).await.is_err() {
