@@ -20,8 +20,10 @@ const STANDING: Duration = Duration::from_millis(100);
 /// The share of a client's time that a request may wait in a standing queue.
 const SHARE: u32 = 20;
 
-/// The weight of the last batch in the mean time per sample.
-const WEIGHT: f64 = 0.2;
+/// The time per sample is that of the batches of about the last so many seconds of computing. The mean is over
+/// time and not over batches: a pause of the machine during a small batch says little about the batches after
+/// it, which are large because requests have gathered.
+const REMEMBERED: f64 = 1.0;
 
 /// A batch that a worker has computed.
 #[derive(Clone, Copy, Debug)]
@@ -42,7 +44,9 @@ pub(crate) struct TooLate {
 /// What a queue knows about its own speed.
 #[derive(Debug, Default)]
 pub(crate) struct Overload {
-    seconds_per_sample: f64,
+    /// What was computed, the older the less it counts.
+    seconds: f64,
+    samples: f64,
     /// Since when requests of each priority, or of higher ones, have waited without a break.
     since: [Option<Instant>; 3],
 }
@@ -61,7 +65,7 @@ impl Overload {
         if since.is_none_or(|since| now.saturating_duration_since(since) < STANDING) {
             return Ok(());
         }
-        let seconds = samples as f64 * self.seconds_per_sample / limits.workers.max(1) as f64;
+        let seconds = samples as f64 * self.seconds_per_sample() / limits.workers.max(1) as f64;
         let wait = Duration::from_secs_f64(seconds);
         let until = |deadline: Instant| deadline.saturating_duration_since(now);
         let limit = terms.deadline.map_or(limits.default_deadline, until) / SHARE;
@@ -81,8 +85,13 @@ impl Overload {
     }
 
     pub(crate) fn computed(&mut self, Computed { samples, time }: Computed) {
-        let last = time.as_secs_f64() / samples.max(1) as f64;
-        let known = self.seconds_per_sample;
-        self.seconds_per_sample = if known == 0.0 { last } else { known + WEIGHT * (last - known) };
+        let seconds = time.as_secs_f64();
+        let kept = (-seconds / REMEMBERED).exp();
+        self.seconds = kept * self.seconds + seconds;
+        self.samples = kept * self.samples + samples as f64;
+    }
+
+    fn seconds_per_sample(&self) -> f64 {
+        if self.samples > 0.0 { self.seconds / self.samples } else { 0.0 }
     }
 }

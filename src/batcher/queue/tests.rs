@@ -316,6 +316,21 @@ fn a_standing_queue_refuses_what_would_wait_for_a_twentieth_of_its_time() {
 }
 
 #[test]
+fn a_pause_during_one_small_batch_refuses_no_request_after_it() {
+    let (mut queue, now) = (Queue::new(LIMITS), Instant::now());
+    for _ in 0..1000 {
+        queue.finish(Computed { samples: 10, time: Duration::from_millis(1) });
+    }
+    queue.finish(Computed { samples: 1, time: Duration::from_millis(200) });
+    push(&mut queue, entry(1, 10, now)).unwrap();
+    push(&mut queue, entry(2, 10, now)).unwrap();
+    let later = now + Duration::from_millis(200);
+    // The 20 samples before it take 1 ms, and 1.2 ms with the pause. A twentieth of 30 ms is 1.5 ms.
+    let terms = Terms { deadline: Some(later + Duration::from_millis(30)), ..NORMAL };
+    assert_eq!(push(&mut queue, Entry { terms, ..entry(3, 1, later) }), Ok(vec![]));
+}
+
+#[test]
 fn a_queue_that_ran_empty_accepts_again() {
     let (mut queue, now) = slow_queue(Duration::from_millis(100));
     let mut taken = Taken::default();
