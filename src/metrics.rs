@@ -186,6 +186,8 @@ series! {
     done: Counter, "flechette_switches_total", "New versions that were taken over while serving.";
     refused: Counter, "flechette_switches_refused_total",
         "New versions that were refused while serving, because they are damaged or do not fit.";
+    refused_now: Gauge, "flechette_newer_versions_refused",
+        "Refused versions that are newer than the latest one that could be loaded.";
     seconds: Seconds, "flechette_switch_seconds",
         "Time to take over an opened version, including the wait for batches of the old one.";
     carried: Counter, "flechette_switch_rows_carried_total",

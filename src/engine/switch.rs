@@ -101,6 +101,11 @@ impl Engine {
         self.metrics.switches.refused.increment(1);
     }
 
+    /// Exports how many versions are refused now that are newer than the latest loaded one.
+    pub(crate) fn set_refused_now(&self, versions: usize) {
+        self.metrics.switches.refused_now.set(versions as f64);
+    }
+
     /// Takes over a version that [`Self::accept`] has accepted: later batches use it. Must not be called
     /// on a request's path.
     ///

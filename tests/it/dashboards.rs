@@ -24,6 +24,7 @@ const CONSTANT: &[&str] = &[
     "flechette_cache_capacity_bytes",
     "flechette_device_lost",
     "flechette_models_not_served",
+    "flechette_newer_versions_refused",
     "flechette_publishes_failed_total",
     "flechette_ready",
     "flechette_shadow_dropped_total",

@@ -281,8 +281,10 @@ fn a_refused_version_is_reported_once_and_lower_good_ones_are_taken_over() {
     assert_eq!(served.score(MODEL, &workshop.valid, "")["version"], 2);
     sleep(Duration::from_millis(2500));
     assert_eq!(counted(&served, "switches_refused_total"), 1.0, "it is not tried again");
+    assert_eq!(counted(&served, "newer_versions_refused"), 1.0);
     fs::write(&broken, &whole).unwrap();
     wait("the repaired version is taken over", || serves(&served, MODEL, 3));
+    wait("no version is refused", || counted(&served, "newer_versions_refused") == 0.0);
     let page = metrics_page(served.http);
     assert!(page.contains("flechette_serving_version_age_seconds{model=\"dlrm\"}"), "{page}");
     served.terminate();

@@ -128,9 +128,13 @@ impl Versions {
     ) -> Result<(), String> {
         for _ in 0..TRIES {
             let plan = self.plan(model, name, look, known)?;
-            let refused = plan.refused.clone();
+            let (refused, latest) = (plan.refused.clone(), plan.latest);
             match self.apply(model, name, look, (plan, known)) {
-                Ok(()) => return refused.map_or(Ok(()), Err),
+                Ok(()) => {
+                    let newer = known.refused.keys().filter(|version| **version > latest);
+                    model.engine.set_refused_now(newer.count());
+                    return refused.map_or(Ok(()), Err);
+                }
                 // A label was set meanwhile.
                 Err(NotChanged::NotLoaded) => {}
                 Err(error) => {
