@@ -39,7 +39,7 @@ pub(crate) struct Target {
     pub model: String,
     #[command(flatten)]
     format: FormatFlags,
-    /// The file has no label column: a line of criteo-tsv has 39 fields
+    /// The file has no label column: a line of criteo-tsv has 39 fields, and a line of --columns no label
     #[arg(long)]
     unlabelled: bool,
 }

@@ -37,7 +37,7 @@ pub(crate) struct Args {
     /// Data files, the oldest accesses first
     #[arg(long, value_name = "FILE", num_args = 1.., required = true)]
     data: Vec<PathBuf>,
-    /// The files have no label column: a line of criteo-tsv has 39 fields
+    /// The files have no label column: a line of criteo-tsv has 39 fields, and a line of --columns no label
     #[arg(long)]
     unlabelled: bool,
     /// Cache sizes, as fractions of the distinct rows [default: 0.01,0.02,0.05,0.1,0.2,0.5]

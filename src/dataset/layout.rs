@@ -164,8 +164,10 @@ impl Layout {
         let mut layout =
             Self { division: division(format), label, labels: *labels, dense, features, named: None };
         layout.named = match (&fields.columns, format) {
-            (Some(columns), _) => Some(layout.named("--columns", columns)?),
-            (None, Format::CriteoTsv) => Some(layout.named(format.name(), &criteo_columns(&layout.label))?),
+            (Some(columns), _) => Some(layout.without_header("--columns", columns)?),
+            (None, Format::CriteoTsv) => {
+                Some(layout.without_header(format.name(), &criteo_columns(&layout.label))?)
+            }
             (None, _) => None,
         };
         Ok(layout)
@@ -198,7 +200,7 @@ impl Layout {
 
     /// Finds the inputs among the columns of a file without a header. If it has no labels, the label's field
     /// is missing.
-    fn named(&self, origin: &str, names: &[String]) -> Result<Named, DatasetError> {
+    fn without_header(&self, origin: &str, names: &[String]) -> Result<Named, DatasetError> {
         check_columns(names)?;
         let all = names.len();
         let has_label = names.contains(&self.label);

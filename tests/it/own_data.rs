@@ -12,8 +12,10 @@ use flechette::types::{Batch, RawBatch};
 use proptest::prelude::*;
 use serde_json::Value;
 
-use crate::program::{Served, Workshop, flechette, manifest, run, run_failing, run_json};
+use crate::program::{Served, Workshop, flechette, highest_version, manifest, run, run_failing, run_json};
+use crate::switching::{serves, wait};
 use crate::train_data::signal;
+use crate::train_resume::last_version;
 
 /// A sample: label, user, item, price, tags.
 type Sample = (u8, String, String, u32, Vec<String>);
@@ -165,6 +167,22 @@ fn a_csv_with_a_header_and_a_tsv_without_one_train_the_same_bytes_and_get_the_sa
     let data = format!("--model-config {} --format csv {FIELDS} --data {csv}", own.config);
     assert_eq!(run_json(&format!("verify {data} --steps 4 --json"))["equal"], true);
     assert_eq!(run(&format!("plan {data} --sizes 0.5")).status.code(), Some(0));
+}
+
+#[test]
+fn a_server_trains_on_files_with_headers() {
+    let own = Own::new(400);
+    let models = &own.workshop.models;
+    let train = format!("--train own={} --model-config {} --format csv", own.csv, own.config);
+    // In a shell, which would take | as a pipe.
+    let served = Served::start(models, &format!("{train} {}", FIELDS.replace('|', "'|'")));
+    wait("the version of all samples", || highest_version(Path::new(models), "own") == Some(2));
+    wait("the version is served", || serves(&served, "own", 2));
+    served.terminate();
+    served.ended();
+    run_json(&format!("{} --data {}", own.train("alone", "csv"), own.csv));
+    let [beside, alone] = ["own", "alone"].map(|name| last_version(&own.workshop, name));
+    assert!(beside == alone && beside.len() > 3, "{beside:?}, {alone:?}");
 }
 
 #[test]

@@ -51,30 +51,47 @@ pub(super) fn schema(args: &Args, format: Format) -> Result<Schema, InputError> 
     }
     let columns = column_names(format, data.as_deref(), names.columns.as_deref());
     let columns = columns.map_err(|error| InputError(error.into()))?;
-    let dense: Vec<String> =
-        args.dense.iter().flat_map(|names| names.split(',')).map(|name| name.trim().to_owned()).collect();
-    let label = label_of(format, &names.options());
-    let named = || columns.iter().map(String::as_str);
-    for (flag, names) in [("--label", std::slice::from_ref(&label)), ("--dense", &dense), ("--skip", skip)] {
-        for name in names {
+    let dense = args.dense.iter().flat_map(|names| names.split(',')).map(|name| name.trim().to_owned());
+    let inputs = Inputs { columns, label: label_of(format, &names.options()), dense: dense.collect(), skip };
+    inputs.check()?;
+    let features = inputs.features();
+    Ok(preset::own(args.arch, args.dim, args.rows, (inputs.dense, features)))
+}
+
+/// The columns, and what the flags say about them.
+struct Inputs<'a> {
+    columns: Vec<String>,
+    label: String,
+    dense: Vec<String>,
+    skip: &'a [String],
+}
+
+impl Inputs<'_> {
+    /// Checks that the flags name columns, and each for one purpose.
+    fn check(&self) -> Result<(), InputError> {
+        let Self { columns, label, dense, skip } = self;
+        let lists = [("--label", std::slice::from_ref(label)), ("--dense", dense), ("--skip", skip)];
+        for (flag, name) in lists.iter().flat_map(|(flag, names)| names.iter().map(move |name| (flag, name)))
+        {
+            let wrong = |reason: String| Err(InputError(anyhow!("{flag}: {name:?} {reason}")));
             if !(has_name(name) && columns.contains(name)) {
-                return Err(error(format!(
-                    "{flag}: {name:?} is not a column, expected one of {}",
-                    listed(named())
-                )));
+                let exist = listed(columns.iter().map(String::as_str));
+                return wrong(format!("is not a column, expected one of {exist}"));
             }
-            if flag != "--label" && *name == label {
-                return Err(error(format!("{flag}: {name:?} is the label")));
+            if *flag != "--label" && name == label {
+                return wrong("is the label".to_owned());
             }
-            if flag == "--skip" && dense.contains(name) {
-                return Err(error(format!("{flag}: {name:?} is also in --dense")));
+            if *flag == "--skip" && dense.contains(name) {
+                return wrong("is also in --dense".to_owned());
             }
         }
+        Ok(())
     }
-    let is_feature = |name: &&str| {
-        let other = |names: &[String]| names.iter().any(|other| other == name);
-        has_name(name) && *name != label && !other(&dense) && !other(skip)
-    };
-    let features = named().filter(is_feature).map(str::to_owned).collect();
-    Ok(preset::own(args.arch, args.dim, args.rows, (dense, features)))
+
+    /// The columns with names that are nothing else.
+    fn features(&self) -> Vec<String> {
+        let Self { columns, label, dense, skip } = self;
+        let is_other = |name| name == label || dense.contains(name) || skip.contains(name);
+        columns.iter().filter(|name| has_name(name) && !is_other(name)).cloned().collect()
+    }
 }
