@@ -145,11 +145,12 @@ impl Layout {
     pub(crate) fn new(format: Format, schema: &Schema, options: &ReadOptions) -> Result<Self, DatasetError> {
         let ReadOptions { fields, labels, .. } = options;
         let label = label_of(format, fields);
+        let wrong = |flag, reason: String| Err(DatasetError::flag(flag, reason));
         if !has_name(&label) {
-            return Err(DatasetError::flag(
-                "--label",
-                format!("expected the name of a column, got {label:?}"),
-            ));
+            return wrong("--label", format!("expected the name of a column, got {label:?}"));
+        }
+        if let Some(other) = fields.separator.filter(|separator| !separator.is_ascii()) {
+            return wrong("--separator", format!("expected an ASCII character, got {other:?}"));
         }
         let list = |feature: &Feature| match (fields.separator, feature.arity) {
             (Some(separator), Arity::MultiHot { max }) => Some(List { separator: separator as u8, max }),
@@ -158,7 +159,7 @@ impl Layout {
         let features: Vec<_> = schema.features.iter().map(|f| (f.name.clone(), list(f))).collect();
         if fields.separator.is_some() && features.iter().all(|(_, list)| list.is_none()) {
             let reason = "the schema has no feature with several ids (arity = { multi_hot = ... })";
-            return Err(DatasetError::flag("--separator", reason));
+            return wrong("--separator", reason.to_owned());
         }
         let dense = schema.dense.iter().map(|d| d.name.clone()).collect();
         let mut layout =
