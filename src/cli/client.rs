@@ -19,8 +19,9 @@ use tonic::codegen::http::uri::PathAndQuery;
 use tonic::transport::Channel;
 use tonic::{Code, Request, Status};
 
+use crate::cli::format::FormatFlags;
 use crate::cli::{InputError, error_line};
-use crate::dataset::{self, Format, Labels, ReadOptions, Reader};
+use crate::dataset::{self, Labels, ReadOptions, Reader};
 use crate::metrics::code_name;
 use crate::schema::Schema;
 use crate::server::proto::ctr_client::CtrClient;
@@ -36,9 +37,9 @@ pub(crate) struct Target {
     /// Name of the model
     #[arg(long, value_name = "NAME")]
     pub model: String,
-    #[arg(long, value_name = "F", help = format!("Format of the data: {}", Format::names()))]
-    format: Format,
-    /// The file has no label column, so a line of criteo-tsv has 39 fields
+    #[command(flatten)]
+    format: FormatFlags,
+    /// The file has no label column: a line of criteo-tsv has 39 fields, and a line of --columns no label
     #[arg(long)]
     unlabelled: bool,
 }
@@ -119,8 +120,9 @@ impl Client {
     /// # Errors
     /// When the file cannot be opened, or lacks a column of the schema.
     pub(crate) fn open(&self, target: &Target, file: &Path) -> anyhow::Result<Box<dyn Reader + Send>> {
-        let options = ReadOptions { labels: Labels::unless(target.unlabelled), ..ReadOptions::default() };
-        Ok(dataset::open(target.format, &[file.to_owned()], &self.schema, options)?)
+        let (labels, fields) = (Labels::unless(target.unlabelled), target.format.fields());
+        let options = ReadOptions { labels, fields, ..ReadOptions::default() };
+        Ok(dataset::open(target.format.format, &[file.to_owned()], &self.schema, options)?)
     }
 
     /// Samples of a request: `given`, or `default` within the server's limit.

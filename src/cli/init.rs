@@ -1,4 +1,6 @@
-//! `flechette init`: writes the `model.toml` of a known data set.
+//! `flechette init`: writes the `model.toml` of a known data set, or of one's own data.
+
+mod own;
 
 use anyhow::anyhow;
 use clap::ValueEnum;
@@ -6,16 +8,24 @@ use clap::ValueEnum;
 use crate::cache::key::{FlatKeys, KeyWidth};
 use crate::cli::flags::whole;
 use crate::cli::{InputError, print};
+use crate::dataset::Format;
 use crate::schema::preset::{self, ArchKind, SyntheticShape};
 use crate::schema::{MAX_DIM, MAX_FEATURES, MAX_IDS, MAX_ROWS, Schema};
 use crate::types::{Element, TableId};
+use own::OwnFlags;
 
 /// Flags of `init`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Data set that gives the columns of the model
+    /// Data set that gives the columns of the model; csv and tsv are your own data
     #[arg(long)]
     dataset: Dataset,
+    #[command(flatten)]
+    own: OwnFlags,
+    /// Dense inputs: with csv and tsv the names of their columns, a,b; with synthetic their number
+    /// [default: none; synthetic: 4]
+    #[arg(long, value_name = "NAMES")]
+    dense: Option<String>,
     #[arg(long, help = format!("Architecture: {}", ArchKind::names()))]
     arch: ArchKind,
     /// Elements of an embedding row
@@ -33,9 +43,6 @@ pub(crate) struct Args {
     /// Makes all features multi-hot, with at most this many ids per sample [synthetic only; default one-hot]
     #[arg(long, value_name = "MAX", value_parser = whole::<u32>(1, u64::from(MAX_IDS)))]
     multi_hot: Option<u32>,
-    /// Dense inputs [synthetic only; default 4]
-    #[arg(long, value_name = "W", value_parser = whole::<usize>(0, MAX_FEATURES as u64))]
-    dense: Option<usize>,
     /// Bits of a key that identifies any row of any table, 2 to 64. Tables that do not fit get fewer rows:
     /// their ids are hashed, and ids with the same hash share a row
     #[arg(long, value_name = "BITS", value_parser = whole::<u32>(2, 64))]
@@ -56,6 +63,8 @@ enum Coding {
 enum Dataset {
     Criteo,
     Avazu,
+    Csv,
+    Tsv,
     Synthetic,
 }
 
@@ -86,29 +95,41 @@ fn limit_key_bits(schema: &mut Schema, bits: u32, coding: Coding) -> anyhow::Res
     Ok(())
 }
 
-fn schema(args: &Args) -> Result<Schema, InputError> {
-    let synthetic_only = [
-        ("--tables", args.tables.is_some()),
-        ("--multi-hot", args.multi_hot.is_some()),
-        ("--dense", args.dense.is_some()),
+/// Checks that no flag is given that the data set does not use.
+fn check_unused(args: &Args) -> Result<(), InputError> {
+    let own = matches!(args.dataset, Dataset::Csv | Dataset::Tsv);
+    let synthetic = args.dataset == Dataset::Synthetic;
+    let others = [
+        ("--tables", args.tables.is_some() && !synthetic, "synthetic"),
+        ("--multi-hot", args.multi_hot.is_some() && !synthetic, "synthetic"),
+        ("--dense", args.dense.is_some() && !synthetic && !own, "csv, tsv and synthetic"),
     ];
-    if let Some((flag, _)) =
-        synthetic_only.iter().find(|(_, given)| *given && args.dataset != Dataset::Synthetic)
-    {
-        return Err(InputError(anyhow!(
-            "{flag}: only for --dataset synthetic, because the other data sets have fixed columns"
-        )));
+    let of_own = args.own.given().map(|(flag, given)| (flag, given && !own, "csv and tsv"));
+    match others.into_iter().chain(of_own).find(|(_, unused, _)| *unused) {
+        None => Ok(()),
+        Some((flag, _, only)) => Err(InputError(anyhow!("{flag}: only for --dataset {only}"))),
     }
-    let shape = SyntheticShape {
+}
+
+/// The shape of generated data.
+fn shape(args: &Args) -> Result<SyntheticShape, InputError> {
+    let dense = args.dense.as_deref().map(whole(0, MAX_FEATURES as u64)).transpose();
+    Ok(SyntheticShape {
         tables: args.tables.unwrap_or(DEFAULT_TABLES),
         rows: args.rows,
-        dense: args.dense.unwrap_or(DEFAULT_DENSE),
+        dense: dense.map_err(|error| InputError(anyhow!("--dense: {error}")))?.unwrap_or(DEFAULT_DENSE),
         multi_hot: args.multi_hot,
-    };
+    })
+}
+
+fn schema(args: &Args) -> Result<Schema, InputError> {
+    check_unused(args)?;
     let mut schema = match args.dataset {
         Dataset::Criteo => preset::criteo(args.arch, args.dim, args.rows),
         Dataset::Avazu => preset::avazu(args.arch, args.dim, args.rows),
-        Dataset::Synthetic => preset::synthetic(args.arch, args.dim, shape),
+        Dataset::Csv => own::schema(args, Format::Csv)?,
+        Dataset::Tsv => own::schema(args, Format::Tsv)?,
+        Dataset::Synthetic => preset::synthetic(args.arch, args.dim, shape(args)?),
     };
     schema = schema.stored_as(args.element);
     if let Some(bits) = args.lossy_bits {

@@ -11,6 +11,7 @@ pub(crate) mod config;
 pub(crate) mod cut_file;
 pub(crate) mod demo;
 pub(crate) mod flags;
+pub(crate) mod format;
 pub(crate) mod init;
 pub(crate) mod label;
 pub(crate) mod load;

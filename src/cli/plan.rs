@@ -11,6 +11,7 @@ use std::str::FromStr;
 
 use anyhow::{Context, anyhow};
 
+use crate::cli::format::FieldFlags;
 use crate::cli::{InputError, train::read_schema};
 use crate::config::{BYTES_FORM, Config, Flags, parse_bytes};
 use crate::dataset::{self, DatasetError, Format, Labels, ReadOptions};
@@ -31,10 +32,12 @@ pub(crate) struct Args {
     #[arg(long, value_name = "F")]
     #[arg(help = format!("Format of the data: {}; or trace, a server's recordings", Format::names()))]
     format: Source,
+    #[command(flatten)]
+    fields: FieldFlags,
     /// Data files, the oldest accesses first
     #[arg(long, value_name = "FILE", num_args = 1.., required = true)]
     data: Vec<PathBuf>,
-    /// The files have no label column, so a line of criteo-tsv has 39 fields
+    /// The files have no label column: a line of criteo-tsv has 39 fields, and a line of --columns no label
     #[arg(long)]
     unlabelled: bool,
     /// Cache sizes, as fractions of the distinct rows [default: 0.01,0.02,0.05,0.1,0.2,0.5]
@@ -187,7 +190,10 @@ impl Args {
     fn read(&self, schema: &Schema, accesses: &mut impl Accesses) -> anyhow::Result<f64> {
         match self.format {
             Source::Dataset(format) => read_data(self, format, schema, accesses).map(|()| 1.0),
-            Source::Trace => Ok(read_traces(&self.data, schema, accesses).map_err(InputError)?),
+            Source::Trace => {
+                self.fields.options().check_unused("trace")?;
+                Ok(read_traces(&self.data, schema, accesses).map_err(InputError)?)
+            }
         }
     }
 
@@ -225,6 +231,7 @@ fn read_data(
     let options = ReadOptions {
         malformed_lines: args.max_malformed,
         labels: Labels::unless(args.unlabelled),
+        fields: args.fields.options(),
         ..ReadOptions::default()
     };
     let mut reader = dataset::open(format, &args.data, schema, options)?;

@@ -59,3 +59,23 @@ fn a_wrong_number_is_refused_with_what_is_accepted() {
         assert!(error.starts_with("error: invalid value ") && error.contains(words), "{line}: {error}");
     }
 }
+
+#[test]
+fn the_flags_of_a_format_are_those_of_every_command_that_reads_data() {
+    let format = "--format csv --columns _,a,click --label click --separator |";
+    for line in [
+        "train --model-config m --data d --models m --name n",
+        "verify --model-config m --data d",
+        "serve --models m --train n=d",
+        "plan --model-config m --data d",
+        "score --model m d",
+        "load --model m d --seconds 1 --rate 1",
+    ] {
+        let words = format!("flechette {line} {format}");
+        command().try_get_matches_from(words.split(' ')).unwrap_or_else(|error| panic!("{line}: {error}"));
+        let error = usage_error(&format!("{line} --format csv --separator ||"));
+        assert!(error.contains("'--separator <C>': expected one ASCII character"), "{line}: {error}");
+    }
+    let error = usage_error("serve --models m --columns a,b");
+    assert!(error.contains("--train"), "{error}");
+}

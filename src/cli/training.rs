@@ -7,8 +7,9 @@ use anyhow::{Context, anyhow};
 
 use crate::cli::InputError;
 use crate::cli::flags::{number, positive, whole};
+use crate::cli::format::FormatFlags;
 use crate::config::{Config, Flags};
-use crate::dataset::{self, Format, Labels, ReadOptions, Reader};
+use crate::dataset::{self, Labels, ReadOptions, Reader};
 use crate::schema::Schema;
 use crate::trainer::optim::{Kind, Optimizer};
 use crate::trainer::schedule::{Curve, Decay, Schedule};
@@ -16,8 +17,8 @@ use crate::trainer::schedule::{Curve, Decay, Schedule};
 /// Flags of format, optimizer and learning rate.
 #[derive(Debug, clap::Args)]
 pub(crate) struct TrainingFlags {
-    #[arg(long, value_name = "F", help = format!("Format of the data: {}", Format::names()))]
-    pub format: Format,
+    #[command(flatten)]
+    pub format: FormatFlags,
     /// Samples per step
     #[arg(long, value_name = "N", default_value_t = 128, value_parser = whole::<u32>(1, 1 << 20))]
     pub batch: u32,
@@ -132,7 +133,8 @@ impl TrainingFlags {
     /// How files are read.
     pub(crate) fn read_options(&self) -> ReadOptions {
         let malformed_lines = self.max_malformed;
-        ReadOptions { malformed_lines, labels: Labels::Required, ..ReadOptions::default() }
+        let (labels, fields) = (Labels::Required, self.format.fields());
+        ReadOptions { malformed_lines, labels, fields, ..ReadOptions::default() }
     }
 
     /// Opens files in the format of the data.
@@ -140,7 +142,7 @@ impl TrainingFlags {
     /// # Errors
     /// When a file cannot be used.
     pub(crate) fn open(&self, paths: &[PathBuf], schema: &Schema) -> anyhow::Result<Box<dyn Reader + Send>> {
-        Ok(dataset::open(self.format, paths, schema, self.read_options())?)
+        Ok(dataset::open(self.format.format, paths, schema, self.read_options())?)
     }
 
     /// Opens the data for a first pass before training, which `flag` needs.

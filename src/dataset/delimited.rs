@@ -1,4 +1,4 @@
-//! The reader for all formats with one sample per line. It chains files, splits lines into fields, selects
+//! The reader for all text formats: one sample per line. It chains files, splits lines into fields, selects
 //! the columns of the schema and counts malformed lines. A [`Layout`] says which column is in which field.
 //!
 //! A line is appended whole or not at all: everything that can fail is parsed before a text column changes.
@@ -10,8 +10,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::fields::{Fields, Row, number, shown};
 use super::files::Next;
+use super::layout::{Columns, FirstLineError, Layout};
 use super::lines::{Line, Lines};
-use super::{DatasetError, FileRun, Input, ReadOptions, Reader, source};
+use super::{DatasetError, FileRun, Format, Input, ReadOptions, Reader, source};
 use crate::schema::Schema;
 use crate::types::{RawBatch, RawFeature, RawValues};
 
@@ -20,42 +21,9 @@ const REPORTED: u64 = 5;
 /// A batch ends after lines of this many bytes, because the ends of its strings are 32-bit numbers.
 const BATCH_BYTES: usize = 1 << 30;
 
-/// Where the schema's inputs are in a line: fields are indices from 0.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Columns {
-    /// Number of fields of a line.
-    pub(crate) count: usize,
-    pub(crate) label: Option<usize>,
-    /// The field of each dense feature of the schema.
-    pub(crate) dense: Vec<usize>,
-    /// The field of each categorical feature of the schema.
-    pub(crate) features: Vec<usize>,
-}
-
-/// How the lines of a format are divided.
-pub(crate) trait Layout: Send {
-    /// The byte between two fields.
-    const DELIMITER: u8;
-    /// Whether a file's first line names its columns.
-    const HEADER: bool;
-    /// Whether a field may be in double quotes.
-    const QUOTES: bool;
-
-    /// The columns of a file, from its first line.
-    fn columns(&self, path: &Path, first: &[u8]) -> Result<Columns, FirstLineError>;
-}
-
-/// Why the columns cannot be taken from a first line.
-pub(crate) enum FirstLineError {
-    /// The line is malformed; the next one may be good.
-    Line(String),
-    /// The file cannot be read at all.
-    File(DatasetError),
-}
-
 /// Reads files of one layout, one after the other.
-pub(crate) struct Delimited<L> {
-    layout: L,
+pub(crate) struct Delimited {
+    layout: Layout,
     input: Input,
     file: Option<OpenFile>,
     fields: Fields,
@@ -110,17 +78,17 @@ struct OpenFile {
     refused: Option<(u64, String)>,
 }
 
-impl<L: Layout> Delimited<L> {
-    /// Opens the first file of a list. If the layout has a header, the header must match the schema.
+impl Delimited {
+    /// Opens the first file of a list. If the format has a header, the header must match the schema.
     pub(crate) fn open(
-        layout: L,
+        format: Format,
         input: Input,
         schema: &Schema,
         options: ReadOptions,
     ) -> Result<Self, DatasetError> {
         let waits = input.files.endless();
         let mut reader = Self {
-            layout,
+            layout: Layout::new(format, schema, &options)?,
             bytes: input.files.bytes(),
             bytes_read: Arc::default(),
             input,
@@ -136,14 +104,13 @@ impl<L: Layout> Delimited<L> {
             dense: schema.dense.len(),
             features: schema.features.len(),
         };
-        if !waits {
-            reader.open_next()?;
+        if !waits && reader.open_next()?.is_none() {
+            reader.read_header()?;
         }
         Ok(reader)
     }
 
-    /// Opens the next file, if there is one, and reads its header, if the layout has one. Returns why no file
-    /// was opened.
+    /// Opens the next file, if there is one. Returns why no file was opened.
     ///
     /// # Errors
     /// Also when no line of the previous file had the right number of fields.
@@ -169,16 +136,41 @@ impl<L: Layout> Delimited<L> {
         let lines = Lines::new(bytes, self.options.line_bytes);
         let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into();
         let file = OpenFile { path, name, lines, samples: 0, columns: None, columns_line: 1, refused: None };
-        let file = self.file.insert(file);
-        if L::HEADER {
-            read_header(&self.layout, file, &mut self.labelled, self.options.line_bytes)?;
-        }
+        self.file = Some(file);
         Ok(None)
+    }
+
+    /// Takes the open file's columns from its header, if it has one and it was not read yet. Returns false if
+    /// the reader was told to stop before.
+    fn read_header(&mut self) -> Result<bool, DatasetError> {
+        let Some(OpenFile { path, lines, columns, .. }) = &mut self.file else { return Ok(true) };
+        if !self.layout.has_header() || lines.number() > 0 {
+            return Ok(true);
+        }
+        let found = match lines.next() {
+            Err(error) if is_stop(&error) => return Ok(false),
+            Err(cause) => return Err(DatasetError::Read { path: path.clone(), line: 0, cause }),
+            Ok(None) => return Ok(true),
+            Ok(Some(Line::TooLong)) => Err(FirstLineError::Line(too_long(self.options.line_bytes))),
+            Ok(Some(Line::Text(first))) => {
+                let row = self.fields.split(self.layout.division, first).map_err(FirstLineError::Line);
+                row.and_then(|row| {
+                    columns_of(columns, &mut self.labelled, &self.layout, path, &row).map(|_| true)
+                })
+            }
+        };
+        found.map_err(|error| match error {
+            FirstLineError::Line(reason) => DatasetError::Header { path: path.clone(), reason },
+            FirstLineError::File(error) => error,
+        })
     }
 
     /// Appends the next good line, if necessary of a later file.
     fn append_next(&mut self, out: &mut RawBatch, labels: &mut Vec<f32>) -> Result<Taken, DatasetError> {
         loop {
+            if !self.read_header()? {
+                return Ok(Taken::Stopped);
+            }
             let Some(OpenFile { path, lines, columns, columns_line, .. }) = &mut self.file else {
                 match self.open_next()? {
                     None => continue,
@@ -200,10 +192,10 @@ impl<L: Layout> Delimited<L> {
                     Some(ended) => return Ok(ended),
                 },
                 Some(Line::TooLong) => Err(FirstLineError::Line(too_long(self.options.line_bytes))),
-                Some(Line::Text(line)) => columns_of(columns, &mut self.labelled, &self.layout, path, line)
-                    .and_then(|columns| {
-                        self.fields.split(L::DELIMITER, L::QUOTES, line);
-                        let row = self.fields.of(line);
+                Some(Line::Text(line)) => {
+                    let row = self.fields.split(self.layout.division, line);
+                    row.map_err(FirstLineError::Line).and_then(|row| {
+                        let columns = columns_of(columns, &mut self.labelled, &self.layout, path, &row)?;
                         if row.len() != columns.count {
                             let (expected, got) = (columns.count, row.len());
                             let reason =
@@ -212,7 +204,8 @@ impl<L: Layout> Delimited<L> {
                         }
                         append(&row, columns, out, labels).map_err(FirstLineError::Line)?;
                         Ok(line.len())
-                    }),
+                    })
+                }
             };
             match taken {
                 Ok(bytes) => {
@@ -273,7 +266,7 @@ impl<L: Layout> Delimited<L> {
     }
 }
 
-impl<L: Layout> Reader for Delimited<L> {
+impl Reader for Delimited {
     fn read(&mut self, max_samples: usize, out: &mut RawBatch) -> Result<usize, DatasetError> {
         let (mut labels, mut bytes) = match self.begun.take() {
             None => (self.begin(max_samples, out), 0),
@@ -324,39 +317,14 @@ fn is_stop(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::WouldBlock
 }
 
-/// Takes a file's columns from its first line, unless the file is empty. A header is waited for without an
-/// end, because a file without its columns cannot be left open.
-fn read_header<L: Layout>(
-    layout: &L,
-    file: &mut OpenFile,
-    labelled: &mut Option<bool>,
-    limit: usize,
-) -> Result<(), DatasetError> {
-    let OpenFile { path, lines, columns, .. } = file;
-    let found = loop {
-        break match lines.next() {
-            Err(error) if is_stop(&error) => continue,
-            Err(cause) => return Err(DatasetError::Read { path: path.clone(), line: 0, cause }),
-            Ok(None) => return Ok(()),
-            Ok(Some(Line::TooLong)) => Err(FirstLineError::Line(too_long(limit))),
-            Ok(Some(Line::Text(first))) => columns_of(columns, labelled, layout, path, first).map(|_| ()),
-        };
-    };
-    match found {
-        Ok(()) => Ok(()),
-        Err(FirstLineError::Line(reason)) => Err(DatasetError::Header { path: path.clone(), reason }),
-        Err(FirstLineError::File(error)) => Err(error),
-    }
-}
-
 /// A file's columns. If they are not `known` yet, they are taken from this line: the header or the first good
 /// line.
-fn columns_of<'a, L: Layout>(
+fn columns_of<'a>(
     known: &'a mut Option<Columns>,
     labelled: &mut Option<bool>,
-    layout: &L,
+    layout: &Layout,
     path: &Path,
-    line: &[u8],
+    line: &Row<'_>,
 ) -> Result<&'a Columns, FirstLineError> {
     match known {
         Some(columns) => Ok(columns),
@@ -365,7 +333,9 @@ fn columns_of<'a, L: Layout>(
             agree(labelled, &columns, path).map_err(FirstLineError::File)?;
             let (path, count) = (path.display(), columns.count);
             match columns.label {
-                None if !L::HEADER => tracing::info!("{path}: {count} fields per line, without a label"),
+                None if !layout.has_header() => {
+                    tracing::info!("{path}: {count} fields per line, without a label")
+                }
                 label => tracing::debug!("{path}: {count} fields per line, label in field {label:?}"),
             }
             Ok(known.insert(columns))
@@ -394,6 +364,13 @@ fn append(row: &Row<'_>, columns: &Columns, out: &mut RawBatch, labels: &mut Vec
         Some(b"1") => Some(1.0),
         Some(other) => return Err(format!("expected label 0 or 1, got {}", shown(other))),
     };
+    for field in &columns.features {
+        let Some(list) = field.list else { continue };
+        let ids = list.count(row.field(field.index));
+        if ids > list.max as usize {
+            return Err(format!("field {}: expected at most {} ids, got {ids}", field.index + 1, list.max));
+        }
+    }
     let before = out.dense.len();
     for &i in &columns.dense {
         let Some(value) = number(row.field(i)) else {
@@ -402,10 +379,17 @@ fn append(row: &Row<'_>, columns: &Columns, out: &mut RawBatch, labels: &mut Vec
         };
         out.dense.push(value);
     }
-    for (column, &i) in out.features.iter_mut().zip(&columns.features) {
+    for (column, field) in out.features.iter_mut().zip(&columns.features) {
         let RawValues::Text { bytes, ends } = &mut column.values else { continue };
-        bytes.extend_from_slice(row.field(i));
-        ends.push(bytes.len() as u32);
+        let mut push = |id: &[u8]| {
+            bytes.extend_from_slice(id);
+            ends.push(bytes.len() as u32);
+        };
+        match (row.field(field.index), field.list) {
+            (id, None) => push(id),
+            ([], Some(_)) => {}
+            (ids, Some(list)) => ids.split(|&byte| byte == list.separator).for_each(push),
+        }
         column.offsets.push(ends.len() as u32);
     }
     labels.extend(label);

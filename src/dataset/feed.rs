@@ -124,7 +124,7 @@ impl Feed {
                 return Ok(Box::new(reader));
             }
         };
-        open_input(self.format, Input { files, stop }, &self.schema, self.options)
+        open_input(self.format, Input { files, stop }, &self.schema, self.options.clone())
     }
 
     /// What ended before a place.

@@ -1,6 +1,16 @@
-//! The fields of one line: split at the delimiter, unquoted if the format has quotes, parsed as numbers.
+//! The fields of one line: split at the delimiter, unquoted if the format has quotes (RFC 4180, but a field
+//! does not go on in the next line), parsed as numbers.
 
 use memchr::{memchr, memchr_iter};
+
+/// How a line is divided into fields.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Division {
+    /// The byte between two fields.
+    pub delimiter: u8,
+    /// Whether a field may be in double quotes.
+    pub quotes: bool,
+}
 
 /// Where a line's fields end, and a copy of the line without quotes if it had any.
 #[derive(Default)]
@@ -16,26 +26,30 @@ pub(crate) struct Row<'a> {
 }
 
 impl Fields {
-    /// Finds the fields of a line. With `quotes`, a field may be in double quotes.
-    pub(crate) fn split(&mut self, delimiter: u8, quotes: bool, line: &[u8]) {
+    /// Finds the fields of a line.
+    ///
+    /// # Errors
+    /// When a quote is not closed.
+    pub(crate) fn split<'a>(
+        &'a mut self,
+        Division { delimiter, quotes }: Division,
+        line: &'a [u8],
+    ) -> Result<Row<'a>, String> {
         self.ends.clear();
         self.unquoted = None;
         if quotes && memchr(b'"', line).is_some() {
-            self.unquoted = Some(unquote(delimiter, line, &mut self.ends));
-            return;
+            let unquoted = unquote(delimiter, line, &mut self.ends);
+            self.unquoted = Some(unquoted.ok_or("a double quote is not closed in the line")?);
+        } else {
+            self.ends.extend(memchr_iter(delimiter, line));
+            self.ends.push(line.len());
         }
-        self.ends.extend(memchr_iter(delimiter, line));
-        self.ends.push(line.len());
-    }
-
-    /// The fields of `line`, which must be the line that was split last.
-    pub(crate) fn of<'a>(&'a self, line: &'a [u8]) -> Row<'a> {
-        Row { bytes: self.unquoted.as_deref().unwrap_or(line), ends: &self.ends }
+        Ok(Row { bytes: self.unquoted.as_deref().unwrap_or(line), ends: &self.ends })
     }
 }
 
-/// A line without its quotes (RFC 4180). Appends the end of each field to `ends`.
-fn unquote(delimiter: u8, line: &[u8], ends: &mut Vec<usize>) -> Vec<u8> {
+/// A line without its quotes; `None` if one is not closed. Appends the end of each field to `ends`.
+fn unquote(delimiter: u8, line: &[u8], ends: &mut Vec<usize>) -> Option<Vec<u8>> {
     let mut bytes = Vec::with_capacity(line.len());
     let mut quoted = false;
     let mut at = 0;
@@ -55,7 +69,7 @@ fn unquote(delimiter: u8, line: &[u8], ends: &mut Vec<usize>) -> Vec<u8> {
         }
     }
     ends.push(bytes.len());
-    bytes
+    (!quoted).then_some(bytes)
 }
 
 impl<'a> Row<'a> {
@@ -66,6 +80,10 @@ impl<'a> Row<'a> {
     pub(crate) fn field(&self, i: usize) -> &'a [u8] {
         let begin = if i == 0 { 0 } else { self.ends[i - 1] + 1 };
         &self.bytes[begin..self.ends[i]]
+    }
+
+    pub(crate) fn fields(&self) -> impl Iterator<Item = &'a [u8]> {
+        (0..self.len()).map(|i| self.field(i))
     }
 }
 

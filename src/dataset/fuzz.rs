@@ -11,12 +11,13 @@ use super::synthetic::{write_avazu_csv, write_criteo_tsv};
 use super::*;
 use crate::fuzz::bytes::{Input, mutated};
 use crate::fuzz::run;
+use crate::schema::Arity;
 use crate::schema::preset::{self, ArchKind};
 use crate::types::Batch;
 
 const WORDS: &[&str] = &[
     "\t", ",", "\n", "\r\n", "\"", "\"\"", "click", "hour,", "\u{feff}", "-", "1e30", "nan", "\0",
-    "\t\t\t\t", ",,,,",
+    "\t\t\t\t", ",,,,", "|", "||||", "_", "price",
 ];
 
 /// All samples of a file.
@@ -29,7 +30,12 @@ struct Contents {
 
 /// Reads a file in batches of this size.
 fn read(file: &Case, schema: &Schema, at_once: usize) -> Result<Contents, DatasetError> {
-    let options = ReadOptions { malformed_lines: 5, line_bytes: 2000, labels: file.labels };
+    let options = ReadOptions {
+        malformed_lines: 5,
+        line_bytes: 2000,
+        labels: file.labels,
+        fields: file.fields.clone(),
+    };
     let mut reader = open(file.format, std::slice::from_ref(&file.path), schema, options)?;
     let (mut raw, mut part) = (RawBatch::default(), Batch::default());
     let (mut batch, mut labels) = (Batch::empty(schema.features.len()), Vec::new());
@@ -48,6 +54,7 @@ struct Case {
     path: PathBuf,
     format: Format,
     labels: Labels,
+    fields: FieldOptions,
 }
 
 fn criteo(rows: u64) -> Vec<u8> {
@@ -57,11 +64,15 @@ fn criteo(rows: u64) -> Vec<u8> {
 }
 
 fn check(format: Format, schema: &Schema, inputs: impl Strategy<Value = Input>) {
+    check_with(&FieldOptions::default(), format, schema, inputs);
+}
+
+fn check_with(fields: &FieldOptions, format: Format, schema: &Schema, inputs: impl Strategy<Value = Input>) {
     let dir = tempfile::tempdir().unwrap();
     let labels =
         proptest::sample::select(&[Labels::Expected, Labels::Expected, Labels::Required, Labels::None][..]);
     run((inputs, labels), |(Input(text), labels)| {
-        let case = Case { path: dir.path().join("data"), format, labels };
+        let case = Case { path: dir.path().join("data"), format, labels, fields: fields.clone() };
         fs::write(&case.path, text).unwrap();
         let whole = read(&case, schema, 1000);
         let pieces = read(&case, schema, 3);
@@ -93,6 +104,31 @@ fn avazu_csv() {
     let mut text = Vec::new();
     write_avazu_csv(6, 1, &mut text).unwrap();
     check(Format::AvazuCsv, &preset::avazu(ArchKind::Dlrm, 4, 1000), mutated([text], WORDS));
+}
+
+/// A feature with one id, one with at most three, and a dense input.
+fn own() -> Schema {
+    let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+    let mut schema = preset::own(ArchKind::Dlrm, 4, 1000, (names(&["price"]), names(&["user", "tags"])));
+    schema.features[1].arity = Arity::MultiHot { max: 3 };
+    schema
+}
+
+#[test]
+fn own_csv() {
+    let text = "note,click,user,price,tags\n,1,a,3,x|y\n\"a, b\",0,\"\"\"q\"\"\",,\nc,1,b,1e3,\"x|y|z\"\n";
+    for separator in [None, Some('|')] {
+        let fields = FieldOptions { label: Some("click".to_owned()), separator, columns: None };
+        check_with(&fields, Format::Csv, &own(), mutated([text], WORDS));
+    }
+}
+
+#[test]
+fn own_tsv_without_a_header() {
+    let columns = ["_", "label", "user", "price", "tags"].map(str::to_owned).to_vec();
+    let fields = FieldOptions { columns: Some(columns), separator: Some('|'), label: None };
+    let seeds = ["n\t1\ta\t3\tx|y\nn\t0\t\"\t\t\nm\t1\tb\t-2.5\tx|y|z\n", "n\ta\t3\tx\nn\tb\t\t\n"];
+    check_with(&fields, Format::Tsv, &own(), mutated(seeds, WORDS));
 }
 
 #[test]

@@ -6,10 +6,13 @@ use std::ops::Range;
 
 use memchr::memchr;
 
+/// The first bytes of a file that some programs for tables write.
+const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 /// Bytes of one read.
 const CHUNK_BYTES: usize = 256 << 10;
 
-/// One line, without its line feed and without a carriage return before it.
+/// One line, without its line feed, without a carriage return before it, and without a byte order mark at the
+/// beginning of the file.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Line<'a> {
     Text(&'a [u8]),
@@ -49,6 +52,8 @@ impl Lines {
         let Some(range) = range else { return Ok(Some(Line::TooLong)) };
         let line = &self.buffer[range];
         let line = line.strip_suffix(b"\r").unwrap_or(line);
+        let marked = if self.number == 1 { line.strip_prefix(BYTE_ORDER_MARK) } else { None };
+        let line = marked.unwrap_or(line);
         Ok(Some(if line.len() > self.limit { Line::TooLong } else { Line::Text(line) }))
     }
 

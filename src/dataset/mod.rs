@@ -10,8 +10,6 @@
 //! **Labels.** A line with a missing field does not show which field is missing. So the caller says with
 //! [`Labels`] whether the files have a label column, and that fixes the number of fields per line.
 
-mod avazu;
-mod criteo;
 mod delimited;
 mod feed;
 mod fields;
@@ -20,7 +18,9 @@ mod files;
 #[cfg(test)]
 #[cfg(not(flechette_loom))]
 mod fuzz;
+mod header;
 mod held_out;
+mod layout;
 mod learned;
 mod lines;
 mod shuffle;
@@ -29,9 +29,13 @@ mod stop;
 mod stoppable;
 pub mod synthetic;
 
+use delimited::Delimited;
 pub(crate) use feed::{Feed, FeedFiles, FileAt, Place};
 pub(crate) use files::{Files, Follow};
+pub(crate) use header::column_names;
 pub(crate) use held_out::HeldOut;
+pub use layout::FieldOptions;
+pub(crate) use layout::{has_name, label_of, listed};
 pub(crate) use learned::Learned;
 pub(crate) use shuffle::Shuffle;
 pub use stop::Stop;
@@ -130,16 +134,22 @@ pub trait Reader {
 /// The format of a file's lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
-    /// Tab-separated without header: label (see [`Labels`]), 13 integers, 26 strings.
+    /// Tab-separated without a header: label (see [`Labels`]), 13 integers `I1` to `I13`, 26 strings `C1` to
+    /// `C26`.
     CriteoTsv,
     /// Comma-separated with a header; column `click` is the label.
     AvazuCsv,
+    /// Comma-separated, fields may be in double quotes. With a header, or with [`FieldOptions::columns`].
+    Csv,
+    /// Tab-separated, without quotes. With a header, or with [`FieldOptions::columns`].
+    Tsv,
     /// Generated: a "file" is a description such as `rows=1000,seed=1,skew=medium`.
     Synthetic,
 }
 
 named! {
-    Format: CriteoTsv = "criteo-tsv", AvazuCsv = "avazu-csv", Synthetic = "synthetic";
+    Format:
+    CriteoTsv = "criteo-tsv", AvazuCsv = "avazu-csv", Csv = "csv", Tsv = "tsv", Synthetic = "synthetic";
     DatasetError = |name| DatasetError::UnknownFormat { name }
 }
 
@@ -148,10 +158,12 @@ named! {
 pub enum Labels {
     /// Every file must have a label column.
     Required,
-    /// A file with a header may lack the label column, with a warning. A file without a header must have it.
+    /// A file with a header may lack the label column, with a warning. A file without a header has a label if
+    /// its columns are named with one.
     #[default]
     Expected,
-    /// No labels are read. A file without a header has no label field; a label column in a header is ignored.
+    /// No labels are read. A file without a header has no label field, also if its columns are named with
+    /// one; a label column in a header is ignored.
     None,
 }
 
@@ -164,7 +176,7 @@ impl Labels {
 }
 
 /// How a reader treats its input.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReadOptions {
     /// Malformed lines that are skipped, over all files, before the input is refused.
     pub malformed_lines: u64,
@@ -172,11 +184,14 @@ pub struct ReadOptions {
     pub line_bytes: usize,
     /// Whether the files have labels.
     pub labels: Labels,
+    /// How fields are named and divided.
+    pub fields: FieldOptions,
 }
 
 impl Default for ReadOptions {
     fn default() -> Self {
-        Self { malformed_lines: 100, line_bytes: 1 << 20, labels: Labels::default() }
+        let (labels, fields) = (Labels::default(), FieldOptions::default());
+        Self { malformed_lines: 100, line_bytes: 1 << 20, labels, fields }
     }
 }
 
@@ -200,14 +215,14 @@ pub enum DatasetError {
     TooManyMalformed { path: PathBuf, line: u64, reason: String, limit: u64 },
     #[error("{}: no line has the expected number of fields; line {line}: {reason}", path.display())]
     FieldCount { path: PathBuf, line: u64, reason: String },
-    /// The schema names an input that the data does not have. `origin` is the format, or the file with the
-    /// header.
+    /// The schema names an input that the data does not have. `origin` is the format, `--columns`, or the
+    /// file with the header.
     #[error("{origin}: {input:?} of the schema is not a column, expected one of {columns}")]
     UnknownColumn { origin: String, input: String, columns: String },
     #[error("{}: header: {reason}", path.display())]
     Header { path: PathBuf, reason: String },
-    #[error("{}: header: labels are needed, but there is no column {column:?}", path.display())]
-    NoLabels { path: PathBuf, column: &'static str },
+    #[error("{origin}: labels are needed, but there is no column {column:?} (--label), only {columns}")]
+    NoLabels { origin: String, column: String, columns: String },
     #[error(
         "{}: {} labels, unlike the files before it", path.display(), if *labelled { "has" } else { "has no" }
     )]
@@ -216,6 +231,9 @@ pub enum DatasetError {
     Synthetic { text: String, reason: String },
     #[error("--follow: synthetic data has no files")]
     Follow,
+    /// A flag of [`FieldOptions`] is wrong.
+    #[error("{flag}: {reason}")]
+    Flag { flag: &'static str, reason: String },
     /// The log of learned samples cannot be read.
     #[error("{0}")]
     Learned(Box<dyn Error + Send + Sync>),
@@ -224,6 +242,12 @@ pub enum DatasetError {
     /// The data is not that of the earlier run.
     #[error("{origin}: has {got} samples, but {expected} were trained on before")]
     Shorter { origin: String, expected: u64, got: u64 },
+}
+
+impl DatasetError {
+    pub(crate) fn flag(flag: &'static str, reason: impl Into<String>) -> Self {
+        Self::Flag { flag, reason: reason.into() }
+    }
 }
 
 impl From<LogError> for DatasetError {
@@ -269,8 +293,10 @@ pub(crate) fn open_input(
     }
     Ok(match (format, input.files) {
         (Format::Synthetic, Files::Followed(_)) => return Err(DatasetError::Follow),
-        (Format::Synthetic, Files::List(paths)) => Box::new(synthetic::open(&Vec::from(paths), schema)?),
-        (Format::CriteoTsv, files) => Box::new(criteo::open(Input { files, ..input }, schema, options)?),
-        (Format::AvazuCsv, files) => Box::new(avazu::open(Input { files, ..input }, schema, options)?),
+        (Format::Synthetic, Files::List(paths)) => {
+            options.fields.check_unused(format.name())?;
+            Box::new(synthetic::open(&Vec::from(paths), schema)?)
+        }
+        (_, files) => Box::new(Delimited::open(format, Input { files, ..input }, schema, options)?),
     })
 }

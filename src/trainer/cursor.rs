@@ -9,7 +9,7 @@ use std::fmt::Debug;
 use serde::{Deserialize, Serialize};
 
 use super::schedule::Schedule;
-use crate::dataset::{FileAt, HeldOut, Place, Shuffle};
+use crate::dataset::{FieldOptions, FileAt, HeldOut, Place, Shuffle};
 
 /// Where a training run is.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -34,6 +34,8 @@ pub(crate) struct Cursor {
 pub(crate) struct Run {
     /// Format of the data.
     pub format: String,
+    #[serde(default, skip_serializing_if = "FieldOptions::is_empty")]
+    pub fields: FieldOptions,
     /// Names of the files, without their directories; empty for a followed directory.
     pub files: Vec<String>,
     /// Samples per step.
@@ -107,6 +109,9 @@ impl Run {
             if expected == got { Ok(()) } else { Err(differs()) }
         }
         same("--format", &self.format, &other.format)?;
+        same("--columns", &self.fields.columns, &other.fields.columns)?;
+        same("--label", &self.fields.label, &other.fields.label)?;
+        same("--separator", &self.fields.separator, &other.fields.separator)?;
         for (expected, got) in self.files.iter().zip(&other.files) {
             same("--data", expected, got)?;
         }

@@ -258,8 +258,9 @@ fn a_directory_and_a_missing_file_are_refused_by_name() {
     assert!(refusal(&directory.path().join("none")).contains("none: cannot be opened: No such file"));
     assert!(matches!(read(Format::AvazuCsv, &[], &criteo()), Err(DatasetError::NoFiles)));
     assert_eq!(read_criteo(b"").unwrap().batch.samples, 0);
-    let message = "tsv".parse::<Format>().err().unwrap().to_string();
-    assert_eq!(message, "unknown format \"tsv\", expected criteo-tsv, avazu-csv or synthetic");
+    let message = "parquet".parse::<Format>().err().unwrap().to_string();
+    let names = "criteo-tsv, avazu-csv, csv, tsv or synthetic";
+    assert_eq!(message, format!("unknown format \"parquet\", expected {names}"));
 }
 
 #[test]
@@ -277,8 +278,9 @@ fn a_feature_that_is_no_column_is_refused() {
     schema.features[4].name = "C27".into();
     let (_directory, path) = file(b"");
     let refusal = read(Format::CriteoTsv, std::slice::from_ref(&path), &schema).err().unwrap().to_string();
-    assert_eq!(refusal, "criteo-tsv: \"C27\" of the schema is not a column, expected one of C1 to C26");
-    for name in ["c1", "C0", "C01", "C+1", "C", "I1"] {
+    let expected = "criteo-tsv: \"C27\" of the schema is not a column, expected one of I1, I2, ";
+    assert!(refusal.starts_with(expected) && refusal.ends_with(", C25, C26"), "{refusal}");
+    for name in ["c1", "C0", "C01", "C+1", "C", "label", ""] {
         schema.features[4].name = name.into();
         assert!(read(Format::CriteoTsv, std::slice::from_ref(&path), &schema).is_err(), "{name}");
     }
@@ -309,7 +311,7 @@ fn avazu_columns_are_found_by_the_header() {
     assert_eq!((&bare.batch, &bare.labels), (&whole.batch, &None));
     assert_eq!(read_text(b"").unwrap().batch.samples, 0);
     let refusal = read_text(b"id,click,hour\n1,0,2\n").err().unwrap().to_string();
-    assert!(refusal.contains("\"C1\" of the schema is not a column, expected one of id, click, hour"));
+    assert!(refusal.contains("\"C1\" of the schema is not a column, expected one of id, hour"));
     let refusal = read_text(b"id,id\n").err().unwrap().to_string();
     assert!(refusal.ends_with("header: column \"id\" occurs twice"), "{refusal}");
 }

@@ -39,6 +39,7 @@ mod operation;
 mod otel;
 #[cfg(target_os = "linux")]
 mod out_of_core;
+mod own_data;
 mod packaging;
 mod plan;
 mod plan_counts;

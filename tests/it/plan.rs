@@ -152,7 +152,7 @@ fn invalid_flags_and_files_are_refused_by_name() {
     assert!(with("--plot plan.png").contains("--plot: expected a name that ends in .svg, got plan.png"));
     assert!(plan("--format criteo-tsv --data /nowhere").contains("/nowhere"));
     let error = plan(&format!("--format criteo --data {train}"));
-    assert!(error.contains("expected criteo-tsv, avazu-csv, synthetic or trace"), "{error}");
+    assert!(error.contains("expected criteo-tsv, avazu-csv, csv, tsv, synthetic or trace"), "{error}");
     let empty = workshop.path("empty.tsv");
     fs::write(&empty, "").unwrap();
     assert!(plan(&format!("--format criteo-tsv --data {empty}")).contains("--data: no accesses"));

@@ -1,5 +1,6 @@
-//! The commands of README.md and of docs/security.md do what these pages say.
+//! The commands of README.md, docs/security.md and docs/your-data.md do what these pages say.
 
+use std::fs;
 use std::net::TcpListener;
 use std::os::unix::fs::symlink;
 use std::path::Path;
@@ -7,13 +8,19 @@ use std::process::{Command, Output};
 
 use flechette::schema::preset::ArchKind;
 
-use crate::program::{Workshop, highest_version};
-use crate::skip::skip;
+use crate::program::{Workshop, highest_version, manifest};
+use crate::python::python;
+use crate::skip::{skip, skip_part};
 
 /// The first block of commands of a section.
 fn commands(page: &str, section: &str) -> String {
+    block(page, section, "sh")
+}
+
+/// The first block of a section in this language.
+fn block(page: &str, section: &str, language: &str) -> String {
     let section = page.split_once(&format!("\n## {section}\n")).expect("the section").1;
-    section.split_once("```sh\n").unwrap().1.split_once("```").unwrap().0.to_owned()
+    section.split_once(&format!("```{language}\n")).unwrap().1.split_once("```").unwrap().0.to_owned()
 }
 
 /// A port that is free now.
@@ -89,5 +96,59 @@ fn the_example_of_security_makes_certificates_and_tokens_with_which_a_client_is_
     let served = out.strip_prefix("ready\n").unwrap_or_else(|| panic!("{out}{log}"));
     for words in [" rows/s, version ", "flechette_tls_certificate_expiry_seconds ", "code=\"OK\"}"] {
         assert!(served.contains(words), "{words}: {out}{log}");
+    }
+}
+
+/// The numbers in the lines of a file.
+fn numbers(path: &Path, column: usize) -> Vec<f32> {
+    let text = fs::read_to_string(path).unwrap();
+    let number = |line: &str| line.rsplit(',').nth(column).unwrap().parse().ok();
+    text.lines().filter_map(number).collect()
+}
+
+#[test]
+fn own_data_is_trained_served_and_scored_by_the_commands_of_its_page() {
+    let page = include_str!("../../docs/your-data.md");
+    let dir = tempfile::tempdir().unwrap();
+    let (grpc, http) = (free_port(), free_port());
+    // As written, except for the port and for the time, which depends on other tests. Python scores before
+    // the server ends.
+    let sections = ["A small file", "Train, serve, score", "Without a header"];
+    let script = sections.map(|section| commands(page, section)).concat();
+    let counts = ["flechette score ", "sleep 2\n", "kill $! "].map(|text| script.matches(text).count());
+    assert_eq!(counts, [1, 1, 1]);
+    let score = format!("flechette score --addr http://127.0.0.1:{grpc} ");
+    let waits = format!(
+        "for n in $(seq 120); do {score} --model shop --format csv --label clicked test.csv \
+         >/dev/null 2>&1 && break; sleep 0.5; done\n"
+    );
+    let script = script.replace("flechette score ", &score).replace("sleep 2\n", &waits);
+    let python = python();
+    let script = match &python {
+        Err(_) => script,
+        Ok(python) => {
+            let program = block(page, "From Python", "python").replace(":8001", &format!(":{grpc}"));
+            let client = concat!(env!("CARGO_MANIFEST_DIR"), "/clients/python/src");
+            let scores = format!("PYTHONPATH={client} {python} - <<'END'\n{program}END\nkill $! ");
+            script.replace("kill $! ", &scores)
+        }
+    };
+    let output = run_script(dir.path(), &script, (grpc, http));
+    let (out, log) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{out}{log}");
+    for words in ["trained 5000 rows x 1 epoch(s)", "0 lines skipped", "wrote models/no_header/1"] {
+        assert!(log.contains(words), "{words}: {out}{log}");
+    }
+    let auc = out.split_once("\nAUC ").unwrap_or_else(|| panic!("{out}{log}")).1.split(',').next().unwrap();
+    assert!(auc.parse::<f32>().unwrap() > 0.55, "{out}");
+    let scores = numbers(&dir.path().join("scores.txt"), 0);
+    assert_eq!(scores.len(), 1000);
+    let checksums = |name| manifest(dir.path().join("models").to_str().unwrap(), name, 1)["files"].clone();
+    let [with, without] = ["shop", "no_header"].map(checksums);
+    assert_eq!(with["tables/shop.safetensors"], without["tables/shop.safetensors"]);
+    assert!(with["tables/shop.safetensors"].is_object(), "{with}");
+    match python {
+        Ok(_) => assert_eq!(numbers(&dir.path().join("scored.csv"), 0), scores),
+        Err(reason) => skip_part(&reason),
     }
 }

@@ -138,7 +138,7 @@ impl Args {
             None => FeedFiles::List(flags.data.clone()),
         };
         Feed {
-            format: self.run.training.format,
+            format: self.run.training.format.format,
             files,
             schema: schema.clone(),
             options: self.run.training.read_options(),
@@ -172,7 +172,8 @@ impl Args {
     pub(crate) fn cursor_run(&self, feed: &Feed) -> anyhow::Result<Run> {
         let optimizer = self.run.training.optimizer()?;
         Ok(Run {
-            format: self.run.training.format.to_string(),
+            format: self.run.training.format.format.to_string(),
+            fields: self.run.training.format.fields(),
             files: feed.names(),
             batch: self.run.training.batch,
             seed: self.run.training.seed,

@@ -2,13 +2,23 @@ use proptest::prelude::*;
 
 use super::*;
 
+const CSV: Division = Division { delimiter: b',', quotes: true };
+
 #[test]
 fn quotes_are_removed() {
-    let mut ends = Vec::new();
-    let bytes = unquote(b',', br#"a,"b,""c""",,d"#, &mut ends);
-    let row = Row { bytes: &bytes, ends: &ends };
-    let fields: Vec<_> = (0..ends.len()).map(|i| row.field(i)).collect();
-    assert_eq!(fields, [&b"a"[..], br#"b,"c""#, b"", b"d"]);
+    let mut fields = Fields::default();
+    let row = fields.split(CSV, br#"a,"b,""c""",,d"#).unwrap();
+    assert_eq!(row.fields().collect::<Vec<_>>(), [&b"a"[..], br#"b,"c""#, b"", b"d"]);
+    let row = fields.split(Division { delimiter: b'\t', quotes: false }, b"\"a\tb").unwrap();
+    assert_eq!(row.fields().collect::<Vec<_>>(), [&b"\"a"[..], b"b"]);
+}
+
+#[test]
+fn a_quote_that_is_not_closed_is_refused() {
+    for line in [&b"a,\"b"[..], b"\"", b"\"a\"\"", b"a\",b"] {
+        let reason = Fields::default().split(CSV, line).err();
+        assert_eq!(reason.as_deref(), Some("a double quote is not closed in the line"));
+    }
 }
 
 #[test]

@@ -36,6 +36,12 @@ fn the_last_line_needs_no_line_feed_and_carriage_returns_are_removed() {
 }
 
 #[test]
+fn a_byte_order_mark_is_removed_at_the_beginning_only() {
+    let text = |s: &str| Some(s.as_bytes().to_vec());
+    assert_eq!(split("\u{feff}a\n\u{feff}b".as_bytes(), 10, 2), [text("a"), text("\u{feff}b")]);
+}
+
+#[test]
 fn a_line_longer_than_the_limit_is_reported_and_the_next_one_is_read() {
     let long = [b"ok\n".to_vec(), vec![b'x'; 1_000_000], b"\nok".to_vec()].concat();
     let ok = Some(b"ok".to_vec());

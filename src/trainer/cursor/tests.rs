@@ -5,6 +5,7 @@ fn cursor() -> Cursor {
     let decay = Decay { curve: Curve::Poly2, start: 5, steps: 9, end: 1e-300 };
     let run = Run {
         format: "criteo-tsv".to_owned(),
+        fields: FieldOptions::default(),
         files: vec!["a.tsv".to_owned(), "b.tsv".to_owned()],
         batch: 128,
         seed: u64::MAX,
@@ -39,6 +40,11 @@ fn another_run_is_refused_by_the_flag_that_differs() {
     let other = refused(&|run| run.files[1] = "c.tsv".to_owned());
     assert_eq!(other, "--data: expected \"b.tsv\", as before, got \"c.tsv\"");
     assert!(refused(&|run| run.files.truncate(1)).starts_with("--data: expected [\"a.tsv\", \"b.tsv\"]"));
+    let other = refused(&|run| run.fields.label = Some("click".to_owned()));
+    assert_eq!(other, "--label: expected None, as before, got Some(\"click\")");
+    assert!(refused(&|run| run.fields.separator = Some('|')).starts_with("--separator: "));
+    let columns = refused(&|run| run.fields.columns = Some(vec!["a".to_owned()]));
+    assert!(columns.starts_with("--columns: expected None, as before, got Some([\"a\"])"), "{columns}");
     assert!(refused(&|run| run.batch = 64).starts_with("--batch: expected 128"));
     assert!(refused(&|run| run.shuffle = None).starts_with("--shuffle: "));
     assert!(refused(&|run| run.lr = 0.2).starts_with("--lr: expected 0.1"));

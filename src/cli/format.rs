@@ -1,0 +1,69 @@
+//! The flags that say how data files are read, shared by all commands that read data.
+
+use std::convert::Infallible;
+
+use crate::dataset::{FieldOptions, Format};
+
+/// Flags of a data format.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct FormatFlags {
+    #[arg(long, value_name = "F", help = format!("Format of the data: {}", Format::names()))]
+    pub format: Format,
+    #[command(flatten)]
+    fields: FieldFlags,
+}
+
+/// Flags of the fields of a line.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct FieldFlags {
+    #[command(flatten)]
+    names: NameFlags,
+    /// ASCII character between the ids of a multi-hot feature; without it, a field is one id
+    #[arg(long, value_name = "C", value_parser = separator)]
+    separator: Option<char>,
+}
+
+/// Flags of the names of columns.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct NameFlags {
+    /// Names of the fields, for files without a header: a,b,c; _ is a field that is not read
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = name)]
+    pub columns: Option<Vec<String>>,
+    /// Name of the label's column [default: click for avazu-csv, otherwise label]
+    #[arg(long, value_name = "NAME", value_parser = name)]
+    pub label: Option<String>,
+}
+
+/// Parses a name. It is checked with the other names.
+pub(crate) fn name(text: &str) -> Result<String, Infallible> {
+    Ok(text.trim().to_owned())
+}
+
+fn separator(text: &str) -> Result<char, String> {
+    let mut chars = text.chars();
+    match (chars.next(), chars.next()) {
+        (Some(separator), None) if separator.is_ascii() => Ok(separator),
+        _ => Err("expected one ASCII character, such as |".to_owned()),
+    }
+}
+
+impl FormatFlags {
+    /// How the fields of a line are named and divided.
+    pub(crate) fn fields(&self) -> FieldOptions {
+        self.fields.options()
+    }
+}
+
+impl FieldFlags {
+    /// How the fields of a line are named and divided.
+    pub(crate) fn options(&self) -> FieldOptions {
+        FieldOptions { separator: self.separator, ..self.names.options() }
+    }
+}
+
+impl NameFlags {
+    /// How the fields of a line are named.
+    pub(crate) fn options(&self) -> FieldOptions {
+        FieldOptions { columns: self.columns.clone(), label: self.label.clone(), separator: None }
+    }
+}
