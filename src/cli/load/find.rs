@@ -2,9 +2,10 @@
 //!
 //! The search measures windows of `--seconds`. The first one is a closed loop of one client, and its
 //! requests per second are the first rate. Then the rate is doubled until a window fails, or halved until one
-//! passes, and the interval between the two is bisected. At most 20 doublings or halvings lie between the
-//! least and the greatest rate, and 5 bisections follow. A window ends with its last answer, at most
-//! `--timeout` after its last request.
+//! passes, and the interval between the two is bisected. A rate fails if two windows fail, because a pause of
+//! the machine can make one of them fail. At most 20 doublings or halvings lie between the least and the
+//! greatest rate, and 5 bisections follow. A window ends with its last answer, at most `--timeout` after its
+//! last request.
 
 use std::time::Duration;
 
@@ -19,6 +20,8 @@ use crate::cli::print;
 const LEAST_RATE: f64 = 1.0;
 /// The search ends when the lowest rate that failed is at most this many times the highest that passed.
 const CLOSE: f64 = 1.05;
+/// Windows that must fail before a rate has failed.
+const WINDOWS: usize = 2;
 /// Statuses of requests of which there were too many. Any other status ends the search.
 const OVERLOAD: [&str; 2] = ["DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED"];
 
@@ -67,19 +70,23 @@ pub(super) fn run(
     }
     let (mut bracket, mut windows, mut found) = (Bracket::default(), Vec::new(), None);
     while let Some(rate) = bracket.next(first.requests_per_s()) {
-        let report = drive(Pace::Rate(rate), args.seconds)?;
-        if report.tally.errors.keys().any(|code| !OVERLOAD.contains(code)) {
-            report.tally.result()?;
+        let mut passed = false;
+        for _ in 0..WINDOWS {
+            let report = drive(Pace::Rate(rate), args.seconds)?;
+            if report.tally.errors.keys().any(|code| !OVERLOAD.contains(code)) {
+                report.tally.result()?;
+            }
+            passed = passes(&report, limit);
+            if !args.json {
+                print(&line(&report, rate, passed))?;
+            }
+            windows.push(report);
+            if passed {
+                found = Some(windows.len() - 1);
+                break;
+            }
         }
-        let passes = passes(&report, limit);
-        bracket.add(rate, passes);
-        if !args.json {
-            print(&line(&report, rate, passes))?;
-        }
-        if passes {
-            found = Some(windows.len());
-        }
-        windows.push(report);
+        bracket.add(rate, passed);
     }
     let found = found.map(|window| &windows[window]);
     print(&if args.json { json(limit, found, &windows) } else { summary(limit, found) })?;
