@@ -1,5 +1,7 @@
 //! Value parsers of flags. Their errors say what is accepted.
 
+use std::time::Duration;
+
 use crate::config::{BYTES_FORM, parse_bytes};
 
 /// Parses a whole number from `least` to `most`.
@@ -28,6 +30,19 @@ pub(crate) fn number(
     }
 }
 
+/// Parses a time from `least` to `most` seconds, such as `20ms`.
+pub(crate) fn seconds(
+    least: f64,
+    most: f64,
+) -> impl Fn(&str) -> Result<Duration, String> + Clone + Send + Sync + 'static {
+    move |text| {
+        let number = |unit: &str| text.strip_suffix(unit)?.trim().parse::<f64>().ok();
+        let time = number("ms").map(|ms| ms / 1000.0).or_else(|| number("s"));
+        let time = time.filter(|time| (least..=most).contains(time)).map(Duration::from_secs_f64);
+        time.ok_or_else(|| format!("expected a time from {least}s to {most}s, such as 20ms or 1.5s"))
+    }
+}
+
 /// Parses a positive number.
 pub(crate) fn positive(text: &str) -> Result<f64, String> {
     let number = text.parse().ok().filter(|number: &f64| number.is_finite() && *number > 0.0);
@@ -37,4 +52,12 @@ pub(crate) fn positive(text: &str) -> Result<f64, String> {
 /// Parses a number of bytes, such as `64Mi`.
 pub(crate) fn bytes(text: &str) -> Result<u64, String> {
     parse_bytes(text).ok_or_else(|| format!("expected {BYTES_FORM}"))
+}
+
+/// Parses a positive number with the units of bytes, such as `1M`.
+pub(crate) fn positive_count(text: &str) -> Result<f64, String> {
+    let number = text.parse().ok().or_else(|| parse_bytes(text).map(|number| number as f64));
+    let number = number.filter(|number: &f64| (0.001..=1e18).contains(number));
+    number
+        .ok_or_else(|| "expected a number from 0.001 to 1e18, plain or with the unit K, M, G or T".to_owned())
 }

@@ -1,27 +1,28 @@
 //! `flechette plan`: the hit rates of caches of several sizes on a data set or a recorded trace, and how
-//! often each row is used.
+//! often each row is used. With `--scores-per-s` also how many servers that rate needs.
 //!
 //! Simulated caches need every access in memory. Counts alone do not: with `--counts-bytes` the data is read
 //! once and only counts are kept, within the given bytes.
 
-use std::fs::File;
-use std::io::{BufReader, Write};
+mod input;
+mod serve;
+
+use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 
 use anyhow::{Context, anyhow};
 
 use crate::cli::format::FieldFlags;
 use crate::cli::{InputError, train::read_schema};
 use crate::config::{BYTES_FORM, Config, Flags, parse_bytes};
-use crate::dataset::{self, DatasetError, Format, Labels, ReadOptions};
+use crate::dataset::{Format, Labels, ReadOptions};
 use crate::planner::counts::{Counts, Ranked};
 use crate::planner::plot;
 use crate::planner::report::{DEFAULT_SIZES, Plan};
-use crate::planner::trace::{TooLong, TraceBuilder};
+use crate::planner::trace::TraceBuilder;
 use crate::schema::Schema;
-use crate::trace::format::{Ended, FormatError, Header, Opened, TraceReader};
-use crate::types::{Batch, RawBatch, TableId};
+use input::{Accesses, Source, read_data, read_traces};
+use serve::ServeFlags;
 
 /// Flags of `plan`.
 #[derive(Debug, clap::Args)]
@@ -50,11 +51,16 @@ pub(crate) struct Args {
     /// takes 24 bytes. Counts are exact while all rows fit; beyond that the report says by how much a count
     /// may be too high
     #[arg(long, value_name = "BYTES", value_parser = counts_bytes, requires = "counts")]
-    #[arg(conflicts_with_all = ["sizes", "plot"])]
+    #[arg(conflicts_with_all = ["sizes", "plot", "tables", "scores_per_s"])]
     counts_bytes: Option<usize>,
     /// File for a plot of hit rate against cache size, as SVG
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
+    /// Also prints the hit rates of static caches, one for each table, and the hit rates of each table
+    #[arg(long)]
+    tables: bool,
+    #[command(flatten)]
+    serve: ServeFlags,
     /// Seed of the policy that evicts at random
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
@@ -74,33 +80,6 @@ impl Args {
         Flags { threads: self.threads.clone(), ..Flags::default() }
     }
 }
-
-/// What the accesses are read from.
-#[derive(Clone, Copy, Debug)]
-enum Source {
-    Dataset(Format),
-    /// A server's recordings.
-    Trace,
-}
-
-impl FromStr for Source {
-    type Err = String;
-
-    fn from_str(name: &str) -> Result<Self, String> {
-        match (name, name.parse()) {
-            ("trace", _) => Ok(Self::Trace),
-            (_, Ok(format)) => Ok(Self::Dataset(format)),
-            (_, Err(DatasetError::UnknownFormat { .. })) => {
-                let known = Format::ALL.map(Format::name).join(", ");
-                Err(format!("unknown format {name:?}, expected {known} or trace"))
-            }
-            (_, Err(error)) => Err(error.to_string()),
-        }
-    }
-}
-
-/// Samples of one batch.
-const READ: usize = 4096;
 
 /// Least value of `--counts-bytes`.
 const LEAST_COUNTS_BYTES: u64 = 1024;
@@ -141,7 +120,9 @@ fn simulate(args: &Args, config: &Config) -> anyhow::Result<()> {
     if let Some(path) = &args.plot {
         std::fs::write(path, plot::svg(&plan)?).with_context(|| format!("--plot: {}", path.display()))?;
     }
-    args.print(&plan.text(), || plan.json())
+    let demand = args.serve.demand(&schema, &trace)?;
+    let tables = if args.tables { plan.tables_text() } else { String::new() };
+    args.print(&(plan.text(demand.as_ref()) + &tables), || plan.json(demand.as_ref()))
 }
 
 fn count(args: &Args, path: &Path, bytes: usize) -> anyhow::Result<()> {
@@ -154,42 +135,20 @@ fn count(args: &Args, path: &Path, bytes: usize) -> anyhow::Result<()> {
     args.print(&text, || json)
 }
 
-/// Receives accesses.
-trait Accesses {
-    /// Receives the accesses of every sample of a batch.
-    fn append(&mut self, batch: &Batch) -> Result<(), TooLong>;
-    /// Receives one access.
-    fn push(&mut self, table: TableId, row: u64) -> Result<(), TooLong>;
-}
-
-impl Accesses for TraceBuilder {
-    fn append(&mut self, batch: &Batch) -> Result<(), TooLong> {
-        self.append(batch)
-    }
-
-    fn push(&mut self, table: TableId, row: u64) -> Result<(), TooLong> {
-        self.push(table, row)
-    }
-}
-
-impl Accesses for Counts {
-    fn append(&mut self, batch: &Batch) -> Result<(), TooLong> {
-        self.append(batch);
-        Ok(())
-    }
-
-    fn push(&mut self, table: TableId, row: u64) -> Result<(), TooLong> {
-        self.push(table, row);
-        Ok(())
-    }
-}
-
 impl Args {
     /// Reads all data. Returns the share of the rows whose accesses the data contains: 1, or the rate of a
     /// trace.
     fn read(&self, schema: &Schema, accesses: &mut impl Accesses) -> anyhow::Result<f64> {
         match self.format {
-            Source::Dataset(format) => read_data(self, format, schema, accesses).map(|()| 1.0),
+            Source::Dataset(format) => {
+                let options = ReadOptions {
+                    malformed_lines: self.max_malformed,
+                    labels: Labels::unless(self.unlabelled),
+                    fields: self.fields.options(),
+                    ..ReadOptions::default()
+                };
+                read_data((format, &self.data), options, schema, accesses).map(|()| 1.0)
+            }
             Source::Trace => {
                 self.fields.options().check_unused("trace")?;
                 Ok(read_traces(&self.data, schema, accesses).map_err(InputError)?)
@@ -220,91 +179,4 @@ fn parse_sizes(text: &str) -> Result<Vec<f64>, InputError> {
         size.ok_or_else(|| InputError(anyhow!("--sizes: expected fractions from 0 to 1, got {part:?}")))
     };
     text.split(',').map(size).collect()
-}
-
-fn read_data(
-    args: &Args,
-    format: Format,
-    schema: &Schema,
-    accesses: &mut impl Accesses,
-) -> anyhow::Result<()> {
-    let options = ReadOptions {
-        malformed_lines: args.max_malformed,
-        labels: Labels::unless(args.unlabelled),
-        fields: args.fields.options(),
-        ..ReadOptions::default()
-    };
-    let mut reader = dataset::open(format, &args.data, schema, options)?;
-    let (mut raw, mut batch) = (RawBatch::default(), Batch::default());
-    while reader.read(READ, &mut raw)? > 0 {
-        let refused = |error: anyhow::Error| InputError(error.context("--data"));
-        schema.encode(&raw, &mut batch).map_err(|e| refused(e.into()))?;
-        schema.check_absent(&batch).map_err(|e| refused(e.into()))?;
-        accesses.append(&batch).map_err(|e| refused(e.into()))?;
-    }
-    if reader.skipped() > 0 {
-        tracing::warn!("{} malformed lines skipped", reader.skipped());
-    }
-    Ok(())
-}
-
-/// Reads recordings one after the other and returns their rate. A truncated file is read up to its last whole
-/// block.
-fn read_traces(files: &[PathBuf], schema: &Schema, accesses: &mut impl Accesses) -> anyhow::Result<f64> {
-    let mut rate = None;
-    for path in files {
-        let (shown, named) = (path.display(), || format!("--data: {}", path.display()));
-        let file = BufReader::new(File::open(path).with_context(named)?);
-        let reader = match TraceReader::open(file).with_context(named)? {
-            Opened::Whole(reader) => reader,
-            Opened::Cut { bytes } => {
-                tracing::warn!("{shown}: ends within its header, after {bytes} bytes: no accesses were read");
-                continue;
-            }
-        };
-        check_header(reader.header(), schema, &mut rate).with_context(named)?;
-        let mut count = 0_u64;
-        let ended = reader.read(|table, row| {
-            count += 1;
-            Ok::<(), RecordError>(accesses.push(table, row)?)
-        });
-        if let Ended::Cut { read, rest } = ended.with_context(named)? {
-            tracing::warn!(
-                "{shown}: ends within a block: {count} accesses in the first {read} bytes were read, the \
-                 last {rest} bytes were not"
-            );
-        }
-    }
-    Ok(rate.unwrap_or(1.0))
-}
-
-/// Why a recording cannot be read.
-#[derive(Debug, thiserror::Error)]
-enum RecordError {
-    #[error(transparent)]
-    Format(#[from] FormatError),
-    #[error(transparent)]
-    Long(#[from] TooLong),
-}
-
-/// Checks that a recording has this schema's tables and the rate of the files before it.
-fn check_header(header: &Header, schema: &Schema, rate: &mut Option<f64>) -> anyhow::Result<()> {
-    let wanted = Header::of(schema, header.rate).tables;
-    let (got, expected) = (header.tables.len(), wanted.len());
-    anyhow::ensure!(got == expected, "recorded for {got} tables, but the schema has {expected}");
-    if let Some((got, wanted)) = header.tables.iter().zip(&wanted).find(|(got, wanted)| got != wanted) {
-        anyhow::bail!(
-            "recorded for table {:?} of {} rows, but the schema has {:?} of {}",
-            got.name,
-            got.rows,
-            wanted.name,
-            wanted.rows
-        );
-    }
-    match rate.replace(header.rate) {
-        Some(before) if before != header.rate => {
-            anyhow::bail!("recorded at rate {}, but the files before it at {before}", header.rate)
-        }
-        _ => Ok(()),
-    }
 }

@@ -4,13 +4,16 @@
 //! [`simulate`] runs it through caches of several sizes and policies, as one flat cache of all tables and as
 //! one static cache for each table. Both are compared with the optimal policy, which knows the future.
 //! [`curve`] gives the hit rate of LRU at every size, and so the size from which more memory gains little.
-//! [`report`] writes the results as text or JSON, [`plot`] as SVG.
+//! [`capacity`] says how many replicas a rate of scores needs with each cache. [`report`] writes the results
+//! as text or JSON, [`plot`] as SVG.
 //!
 //! [`counts`] counts how often each row is used, to fill a cache before its first request. It needs no trace
 //! and stays within the memory that it is given.
 
+pub(crate) mod capacity;
 pub(crate) mod counts;
 pub(crate) mod curve;
+mod grid;
 pub(crate) mod plot;
 pub(crate) mod report;
 mod row_accesses;

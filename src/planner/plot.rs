@@ -1,18 +1,25 @@
 //! The plot of a plan: hit rate against cache size, as SVG.
 //!
 //! The axis of sizes is logarithmic. Solid lines are the flat policies and the optimum at the given sizes,
-//! the dashed line is the per-table LRU, and the filled area is the flat LRU at every size.
+//! the dashed line is the per-table LRU, and the filled area is the flat LRU at every size. The legend is
+//! beside the chart, so that it covers no line.
 
 use std::io;
 
 use plotters::coord::combinators::{BindKeyPoints, IntoLogRange};
+use plotters::element::DashedPathElement;
 use plotters::prelude::*;
 
 use super::curve::PAYING_GAIN;
-use super::report::{Plan, bytes, percent};
+use super::grid::{bytes, percent};
+use super::report::Plan;
 use super::simulate::{Hits, Policy, SizeHits};
 
-const SIZE: (u32, u32) = (860, 480);
+const SIZE: (u32, u32) = (1080, 500);
+const CHART_WIDTH: u32 = 800;
+const GREY: RGBColor = RGBColor(0x44, 0x44, 0x44);
+/// How much of its colour the area has.
+const AREA_MIX: f64 = 0.1;
 /// Points of the filled area.
 const CURVE_POINTS: usize = 400;
 
@@ -62,62 +69,88 @@ fn draw(
     let shares = (-6i32..=0).flat_map(|power| [1.0, 2.0, 5.0].map(|digit| digit * 10f64.powi(power)));
     let ticks: Vec<_> = shares.map(|share| share * most).filter(|at| (least..=most).contains(at)).collect();
     let rows_axis = || (least..most).log_scale().with_key_points(ticks.clone());
-    let mut chart = ChartBuilder::on(page)
-        .caption(format!("Hit rate against cache size, {} rows", plan.rows()), ("sans-serif", 16))
+    let (chart_page, legend_page) = page.split_horizontally(CHART_WIDTH);
+    let mut chart = ChartBuilder::on(&chart_page)
+        .caption("Hit rate by cache size", ("sans-serif", 16))
         .margin(12)
         .margin_right(40)
         .x_label_area_size(44)
-        .y_label_area_size(52)
-        .top_x_label_area_size(24)
+        .y_label_area_size(64)
+        .top_x_label_area_size(44)
         .build_cartesian_2d(rows_axis(), 0.0..1.0)?
         .set_secondary_coord(rows_axis(), 0.0..1.0);
     chart
         .configure_mesh()
         .max_light_lines(0)
         .bold_line_style(RGBColor(0xdd, 0xdd, 0xdd))
-        .x_desc("cache size, share of all distinct rows (log scale)")
+        .x_desc(format!("cache size, % of the {} distinct rows (log scale)", plan.rows()))
+        .y_desc("hit rate, % of all accesses")
         .x_label_formatter(&|rows| format!("{} %", percent(rows / most)))
         .y_label_formatter(&|rate| format!("{:.0} %", rate * 100.0))
         .draw()?;
-    chart.configure_secondary_axes().x_label_formatter(&|rows| bytes(plan.bytes(*rows as usize))).draw()?;
+    chart
+        .configure_secondary_axes()
+        .x_desc("cache.bytes of a server")
+        .x_label_formatter(&|rows| bytes(plan.bytes(*rows as usize)))
+        .draw()?;
 
     let step = (most / least).ln() / CURVE_POINTS as f64;
     let sizes = (0..=CURVE_POINTS).map(|i| least * (step * i as f64).exp());
     let lru = sizes.map(|rows| (rows, plan.curve.rate(rows.round() as usize)));
-    chart.draw_series(AreaSeries::new(lru, 0.0, COLOURS[0].mix(0.1)))?;
+    chart.draw_series(AreaSeries::new(lru, 0.0, COLOURS[Policy::Lru as usize].mix(AREA_MIX)))?;
 
-    for Series { name, colour, dashed, points } in series(plan) {
-        let points = points.into_iter().map(|(rows, rate)| (rows.max(least), rate));
+    let all = series(plan);
+    for Series { colour, dashed, points, .. } in &all {
+        let points = points.iter().map(|&(rows, rate)| (rows.max(least), rate));
         chart.draw_series(points.clone().map(|at| Circle::new(at, 3, colour.filled())))?;
         let style = colour.stroke_width(2);
-        let drawn = match dashed {
+        match dashed {
             true => chart.draw_series(DashedLineSeries::new(points, 6, 4, style))?,
             false => chart.draw_series(LineSeries::new(points, style))?,
         };
-        drawn.label(name).legend(move |(x, y)| match dashed {
-            true => PathElement::new([(x, y), (x + 6, y)], style),
-            false => PathElement::new([(x, y), (x + 20, y)], style),
-        });
     }
-
-    let enough = plan.curve.enough(PAYING_GAIN);
-    let (at, grey) = (enough as f64, RGBColor(0x44, 0x44, 0x44));
-    let share = percent((at / most * 1000.0).round() / 1000.0);
-    let line = [(at.max(least), 0.0), (at.max(least), 1.0)];
-    chart
-        .draw_series(DashedLineSeries::new(line, 2, 4, grey.stroke_width(1)))?
-        .label(format!("dotted: past {share} % ({}), more gains little", bytes(plan.bytes(enough))))
-        .legend(move |(x, y)| PathElement::new([(x + 10, y - 6), (x + 10, y + 6)], grey));
-    chart
-        .configure_series_labels()
-        .position(SeriesLabelPosition::LowerRight)
-        .background_style(WHITE.mix(0.85))
-        .border_style(RGBColor(0xdd, 0xdd, 0xdd))
-        .draw()?;
+    let at = (plan.curve.enough(PAYING_GAIN) as f64).max(least);
+    chart.draw_series(DashedLineSeries::new([(at, 0.0), (at, 1.0)], 2, 4, GREY.stroke_width(1)))?;
+    legend(plan, &all, &legend_page)?;
     page.present()
 }
 
-fn series<'a>(plan: &'a Plan<'_>) -> impl Iterator<Item = Series> + 'a {
+/// Draws a sample and a text for everything in the chart.
+fn legend(
+    plan: &Plan<'_>,
+    series: &[Series],
+    page: &DrawingArea<SVGBackend<'_>, plotters::coord::Shift>,
+) -> Result<(), PlotError> {
+    let mut tops = (80..).step_by(22);
+    let mut text = |text: &str| -> Result<i32, PlotError> {
+        let top = tops.next().unwrap_or_default();
+        page.draw(&Text::new(text.to_owned(), (44, top - 5), ("sans-serif", 13)))?;
+        Ok(top)
+    };
+    for Series { name, colour, dashed, .. } in series {
+        let y = text(name)?;
+        let (ends, style) = ([(4, y), (34, y)], colour.stroke_width(2));
+        match dashed {
+            true => page.draw(&DashedPathElement::new(ends, 6, 4, style))?,
+            false => page.draw(&PathElement::new(ends, style))?,
+        }
+    }
+    let y = text("a simulated size")?;
+    page.draw(&Circle::new((19, y), 3, GREY.filled()))?;
+    let y = text("flat lru at every size")?;
+    page.draw(&Rectangle::new(
+        [(4, y - 7), (34, y + 7)],
+        COLOURS[Policy::Lru as usize].mix(AREA_MIX).filled(),
+    ))?;
+    let enough = plan.curve.enough(PAYING_GAIN);
+    let share = percent((enough as f64 / plan.rows().max(1) as f64 * 1000.0).round() / 1000.0);
+    let y = text(&format!("from {share} % ({}) on,", bytes(plan.bytes(enough))))?;
+    text(&format!("doubling a flat lru gains < {} %", percent(PAYING_GAIN)))?;
+    page.draw(&DashedPathElement::new([(19, y - 9), (19, y + 31)], 2, 4, GREY.stroke_width(1)))
+}
+
+/// The lines of the chart.
+fn series(plan: &Plan<'_>) -> Vec<Series> {
     let of = |name: String, colour, dashed, hits: &dyn Fn(&SizeHits) -> &Hits| {
         let sizes = plan.sizes.iter().filter(|size| size.rows >= 1);
         let mut points: Vec<(f64, f64)> =
@@ -126,12 +159,12 @@ fn series<'a>(plan: &'a Plan<'_>) -> impl Iterator<Item = Series> + 'a {
         Series { name, colour, dashed, points }
     };
     let flat = Policy::ALL.into_iter().zip(COLOURS);
-    let flat =
-        flat.map(move |(p, colour)| of(format!("flat {}", p.name()), colour, false, &|s| s.flat.of(p)));
-    let optimal = of("flat optimal".to_owned(), BLACK, false, &|size| &size.flat.optimal);
+    let flat = flat.map(|(p, colour)| of(format!("flat {}", p.name()), colour, false, &|s| s.flat.of(p)));
+    let optimal = of("flat optimal (knows the future)".to_owned(), BLACK, false, &|size| &size.flat.optimal);
     let lru = COLOURS[Policy::Lru as usize];
-    let per_table = of("per-table lru".to_owned(), lru, true, &|size| size.per_table.of(Policy::Lru));
-    flat.chain([optimal, per_table])
+    let per_table =
+        of("lru, a static cache per table".to_owned(), lru, true, &|size| size.per_table.of(Policy::Lru));
+    flat.chain([optimal, per_table]).collect()
 }
 
 #[cfg(test)]

@@ -4,12 +4,14 @@ use std::fmt::Write;
 
 use serde_json::{Value, json};
 
+use super::capacity::Demand;
 use super::curve::{Curve, PAYING_GAIN};
+use super::grid::{Grid, bytes, percent, points};
 use super::simulate::{CacheHits, Hits, Policy, SizeHits, simulate};
 use super::trace::Trace;
 
 /// Most bytes that a cached row takes in addition to its own: 20 in the index, 2 for admission.
-pub(crate) const ENTRY_BYTES: f64 = 22.0;
+const ENTRY_BYTES: f64 = 22.0;
 /// The server's cache evicts until this share of its capacity is in use (its default low watermark).
 const IN_USE: f64 = 0.9;
 /// Default of `--sizes`: fractions of all distinct rows.
@@ -17,10 +19,19 @@ pub(crate) const DEFAULT_SIZES: [f64; 6] = [0.01, 0.02, 0.05, 0.1, 0.2, 0.5];
 /// Most tables that get their own line in the text. The other tables share one line.
 const MOST_TABLES: usize = 40;
 
+/// What is reported of each table: the name, and the hits at a size.
+type OfTables = (&'static str, fn(&SizeHits) -> &Hits);
+const OF_TABLES: [OfTables; 4] = [
+    ("flat lru", |size| size.flat.of(Policy::Lru)),
+    ("flat server", |size| size.flat.of(Policy::ServerDefault)),
+    ("flat optimal", |size| &size.flat.optimal),
+    ("per-table lru", |size| size.per_table.of(Policy::Lru)),
+];
+
 /// A simulated trace.
 #[derive(Debug)]
 pub(crate) struct Plan<'t> {
-    trace: &'t Trace,
+    pub trace: &'t Trace,
     /// Hits by cache size, in the order of the given fractions.
     pub sizes: Vec<SizeHits>,
     /// Hit rate of the flat LRU cache at every size.
@@ -46,17 +57,18 @@ impl<'t> Plan<'t> {
         self.trace.rows.len()
     }
 
-    /// Bytes of a cache for `rows` of the trace's rows, at their mean size, with index entries. For a sampled
-    /// trace this is scaled up to all rows.
+    /// The `cache.bytes` of a server whose cache always has room for `rows` of the trace's rows, at their
+    /// mean size. For a sampled trace this is scaled up to all rows.
     #[must_use]
     pub(crate) fn bytes(&self, rows: usize) -> f64 {
-        rows as f64 * (self.trace.mean_row_bytes() + ENTRY_BYTES) / self.trace.rate
+        let used = rows as f64 * (self.trace.mean_row_bytes() + ENTRY_BYTES) / self.trace.rate;
+        (used / IN_USE).ceil()
     }
 
     /// The object that `plan --json` prints. The key `optimal` of a size is the rate of the optimal flat
     /// cache.
     #[must_use]
-    pub(crate) fn json(&self) -> Value {
+    pub(crate) fn json(&self, demand: Option<&Demand>) -> Value {
         let rates = |hits: &CacheHits| -> serde_json::Map<String, Value> {
             Policy::ALL.iter().map(|&p| (p.name().to_owned(), json!(self.rate(hits.of(p))))).collect()
         };
@@ -64,30 +76,69 @@ impl<'t> Plan<'t> {
             let mut per_table = rates(&size.per_table);
             per_table.insert("optimal".into(), json!(self.rate(&size.per_table.optimal)));
             json!({
-                "fraction": size.fraction, "rows": size.rows, "flat": rates(&size.flat),
-                "per_table": per_table, "optimal": self.rate(&size.flat.optimal),
+                "fraction": size.fraction, "rows": size.rows, "bytes": self.bytes(size.rows) as u64,
+                "flat": rates(&size.flat), "per_table": per_table, "optimal": self.rate(&size.flat.optimal),
             })
         };
-        json!({
+        let enough = self.curve.enough(PAYING_GAIN);
+        let mut json = json!({
             "accesses": self.trace.accesses.len(), "ids": self.rows(),
+            "enough": {
+                "rows": enough, "bytes": self.bytes(enough) as u64, "hit_rate": self.curve.rate(enough),
+            },
             "sizes": self.sizes.iter().map(size).collect::<Vec<_>>(),
+            "tables": (0..self.trace.tables.len()).map(|t| self.table_json(t)).collect::<Vec<_>>(),
+        });
+        if let Some(demand) = demand {
+            json["capacity"] = demand.json(self);
+        }
+        json
+    }
+
+    /// A table of the trace, with its hit rates at each size.
+    fn table_json(&self, t: usize) -> Value {
+        let table = &self.trace.tables[t];
+        let size = |size: &SizeHits| {
+            let rate = |hits: &Hits| json!(hits.tables[t] as f64 / table.accesses.max(1) as f64);
+            let mut json: serde_json::Map<String, Value> = OF_TABLES
+                .iter()
+                .map(|(name, hits)| (name.replace([' ', '-'], "_"), rate(hits(size))))
+                .collect();
+            json.insert("own_cache".to_owned(), json!(size.table_rows[t]));
+            json
+        };
+        json!({
+            "name": table.name, "row_bytes": table.row_bytes, "rows": table.keys.len(),
+            "accesses": table.accesses, "sizes": self.sizes.iter().map(size).collect::<Vec<_>>(),
         })
     }
 
-    /// The report as text.
+    /// The report as text: the flat cache, and what `demand` needs.
     #[must_use]
-    pub(crate) fn text(&self) -> String {
+    pub(crate) fn text(&self, demand: Option<&Demand>) -> String {
         let mut text = self.heading();
         text +=
             "\nflat cache of all tables: hit rate in % (server: the default policy of `flechette serve`)\n";
         text += &self.by_size(|size| &size.flat).lines();
-        text += "\none static cache for each table, each with the same share of its rows: hit rate in %\n";
+        text = text + "\n" + &self.advice();
+        if let Some(demand) = demand {
+            text = text + "\n" + &demand.text(self);
+        }
+        text
+    }
+
+    /// The hit rates of static caches, and those of each table, as text.
+    #[must_use]
+    pub(crate) fn tables_text(&self) -> String {
+        let mut text =
+            "\none static cache for each table, each with the same share of its rows: hit rate in %\n"
+                .to_owned();
         text += &self.by_size(|size| &size.per_table).lines();
         for size in &self.sizes {
             let _ = writeln!(text, "\nby table at {} % of the rows: hit rate in %", percent(size.fraction));
             text += &self.by_table(size).lines();
         }
-        text + "\n" + &self.advice()
+        text
     }
 
     fn heading(&self) -> String {
@@ -120,7 +171,8 @@ impl<'t> Plan<'t> {
 
     fn by_size<'a>(&'a self, hits: impl Fn(&'a SizeHits) -> &'a CacheHits) -> Grid {
         let policies = Policy::ALL.iter().map(|policy| policy.name());
-        let mut grid = Grid::new(["size %", "rows", "memory"].into_iter().chain(policies).chain(["optimal"]));
+        let mut grid =
+            Grid::new(["size %", "rows", "cache.bytes"].into_iter().chain(policies).chain(["optimal"]));
         for size in &self.sizes {
             let CacheHits { policies, optimal } = hits(size);
             let rates = policies.iter().chain([optimal]).map(|hits| points(self.rate(hits)));
@@ -131,14 +183,8 @@ impl<'t> Plan<'t> {
     }
 
     fn by_table(&self, size: &SizeHits) -> Grid {
-        let hits = [
-            ("flat lru", size.flat.of(Policy::Lru)),
-            ("flat server", size.flat.of(Policy::ServerDefault)),
-            ("flat optimal", &size.flat.optimal),
-            ("per-table lru", size.per_table.of(Policy::Lru)),
-        ];
         let head = ["table", "rows", "accesses", "own cache"];
-        let mut grid = Grid::new(head.into_iter().chain(hits.iter().map(|(name, _)| *name)));
+        let mut grid = Grid::new(head.into_iter().chain(OF_TABLES.map(|(name, _)| name)));
         let mut order: Vec<usize> = (0..self.trace.tables.len()).collect();
         order.sort_by_key(|&t| std::cmp::Reverse(self.trace.tables[t].accesses));
         let (shown, others) = order.split_at(order.len().min(MOST_TABLES));
@@ -150,7 +196,7 @@ impl<'t> Plan<'t> {
             let accesses = sum(&|t| self.trace.tables[t].accesses);
             let own_cache = sum(&|t| size.table_rows[t] as u64);
             let rate = |hits: &Hits| points(sum(&|t| hits.tables[t]) as f64 / accesses.max(1) as f64);
-            let rates = hits.map(|(_, hits)| rate(hits));
+            let rates = OF_TABLES.map(|(_, hits)| rate(hits(size)));
             [name].into_iter().chain([rows, accesses, own_cache].map(|n| n.to_string())).chain(rates)
         };
         for t in shown {
@@ -166,70 +212,16 @@ impl<'t> Plan<'t> {
     fn advice(&self) -> String {
         let rows = self.curve.enough(PAYING_GAIN);
         let share = rows as f64 / self.rows().max(1) as f64;
-        let bytes_in_all = self.bytes(rows);
+        let cache = self.bytes(rows);
         format!(
-            "more memory stops paying at {rows} rows ({} % of all, {}, cache.bytes = {:.0}): from there \
-             on, doubling a flat LRU cache gains less than {} % of the accesses; at this size it hits {} %\n",
+            "more memory stops paying at {rows} rows ({} % of all), cache.bytes = {cache} ({}):\n\
+             it hits {} % with lru; doubling it or any larger cache gains less than {} % of the accesses\n",
             points(share),
-            bytes(bytes_in_all),
-            (bytes_in_all / IN_USE).ceil(),
-            percent(PAYING_GAIN),
+            bytes(cache),
             points(self.curve.rate(rows)),
+            percent(PAYING_GAIN),
         )
     }
-}
-
-/// A table of text. The first column is left-aligned, the others are right-aligned.
-struct Grid(Vec<Vec<String>>);
-
-impl Grid {
-    fn new<'a>(head: impl IntoIterator<Item = &'a str>) -> Self {
-        Self(vec![head.into_iter().map(str::to_owned).collect()])
-    }
-
-    fn add(&mut self, line: impl IntoIterator<Item = String>) {
-        self.0.push(line.into_iter().collect());
-    }
-
-    fn lines(&self) -> String {
-        let columns = self.0[0].len();
-        let width = |c: usize| self.0.iter().map(|line| line[c].chars().count()).max().unwrap_or(0);
-        let widths: Vec<usize> = (0..columns).map(width).collect();
-        let mut text = String::new();
-        for line in &self.0 {
-            for (c, (cell, width)) in line.iter().zip(&widths).enumerate() {
-                let _ = match c {
-                    0 => write!(text, "{cell:<width$}"),
-                    _ => write!(text, "  {cell:>width$}"),
-                };
-            }
-            text.push('\n');
-        }
-        text
-    }
-}
-
-/// A share as a percentage with up to three decimals.
-pub(crate) fn percent(share: f64) -> String {
-    let text = format!("{:.3}", share * 100.0);
-    text.trim_end_matches('0').trim_end_matches('.').to_owned()
-}
-
-/// A share as a percentage with one decimal.
-fn points(share: f64) -> String {
-    format!("{:.1}", share * 100.0)
-}
-
-/// Bytes in a binary unit.
-pub(crate) fn bytes(bytes: f64) -> String {
-    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
-    let mut scaled = bytes;
-    let mut unit = 0;
-    while scaled >= 1024.0 && unit + 1 < UNITS.len() {
-        scaled /= 1024.0;
-        unit += 1;
-    }
-    if unit == 0 { format!("{scaled:.0} B") } else { format!("{scaled:.1} {}", UNITS[unit]) }
 }
 
 #[cfg(test)]

@@ -1,8 +1,9 @@
-//! The hit rate that `plan` predicts, compared with that of a server's cache with the default policy, which
+//! The hit rate that `plan` predicts, compared with that of a server's cache of the planned bytes, which
 //! processes skewed accesses in batches.
 
 use crate::cache::{CacheOptions, CacheShape, EvictStep, FlatCache, Query, TableShape};
 use crate::dataset::{self, Format, ReadOptions};
+use crate::planner::report::Plan;
 use crate::planner::simulate::{Policy, share};
 use crate::planner::trace::{Trace, TraceBuilder};
 use crate::schema::preset::{self, ArchKind, SyntheticShape};
@@ -12,8 +13,6 @@ const TABLES: usize = 8;
 const ROW_BYTES: usize = 64;
 /// Samples of a batch.
 const BATCH: usize = 64;
-/// The server's cache keeps at least this share of its slots in use.
-const IN_USE: f64 = 0.9;
 
 fn trace(skew: &str) -> Trace {
     let shape = SyntheticShape { tables: TABLES, rows: 3000, dense: 0, multi_hot: None };
@@ -35,20 +34,12 @@ fn simulated(trace: &Trace, policy: Policy, rows: usize) -> f64 {
     hits as f64 / trace.accesses.len() as f64
 }
 
-/// The hit rate that a server's cache reports if it has room for `rows` rows.
+/// The hit rate that a server's cache reports with the planned `cache.bytes` for `rows` rows.
 fn served(trace: &Trace, rows: usize) -> f64 {
     let options = CacheOptions { background: false, ..CacheOptions::default() };
     let tables = trace.tables.iter().map(|t| TableShape { rows: t.keys.len() as u64, row_bytes: ROW_BYTES });
-    let tables: Vec<TableShape> = tables.collect();
-    let shape = |bytes| CacheShape { bytes, tables: tables.clone() };
-    let has_room = |bytes: usize| {
-        FlatCache::new(&shape(bytes), &options).is_ok_and(|cache| {
-            let stats = cache.stats();
-            stats.pool_bytes >= (rows * ROW_BYTES) as u64 && stats.entry_capacity >= rows as u64
-        })
-    };
-    let bytes = (1..).map(|kib| kib << 10).find(|bytes| has_room(*bytes)).unwrap();
-    let cache = FlatCache::new(&shape(bytes), &options).unwrap();
+    let bytes = Plan::of(trace, &[], 0).bytes(rows) as usize;
+    let cache = FlatCache::new(&CacheShape { bytes, tables: tables.collect() }, &options).unwrap();
     let mut query = Query::default();
     for batch in trace.accesses.chunks(TABLES * BATCH) {
         let pin = cache.pin();
@@ -75,7 +66,7 @@ fn a_server_hits_at_most_a_point_less_than_predicted_and_than_the_best_policy() 
         let trace = trace(skew);
         for fraction in [0.05, 0.2] {
             let rows = share(fraction, trace.keys());
-            let got = served(&trace, (rows as f64 / IN_USE).ceil() as usize);
+            let got = served(&trace, rows);
             let policies = Policy::ALL.map(|policy| simulated(&trace, policy, rows));
             let best = policies.into_iter().fold(0.0, f64::max);
             let predicted = simulated(&trace, Policy::ServerDefault, rows);

@@ -22,6 +22,7 @@ mod demo;
 mod fairness;
 mod fake;
 mod files;
+mod find_p99;
 mod following;
 mod formats;
 mod kserve;

@@ -71,6 +71,21 @@ fn slow_optimal(accesses: &[(usize, u64)], capacity: usize) -> usize {
     hits
 }
 
+/// `cache.bytes` for rows of 4 elements: 22 bytes more for each row, and a tenth of the cache stays free.
+fn cache_bytes(rows: usize) -> u64 {
+    (rows as f64 * (16.0 + 22.0) / 0.9).ceil() as u64
+}
+
+/// From `enough` on, doubling an LRU cache gains less than 1 % of the accesses; one row less is not enough.
+fn check_enough(enough: &Value, accesses: &[(usize, u64)]) {
+    let rate = |rows: usize| slow_lru(accesses, rows) as f64 / accesses.len() as f64;
+    let rows = enough["rows"].as_u64().unwrap() as usize;
+    assert_eq!(enough["bytes"], cache_bytes(rows));
+    assert!((enough["hit_rate"].as_f64().unwrap() - rate(rows)).abs() < 1e-12, "{enough}");
+    assert!(rate(2 * rows) - rate(rows) < 0.01, "{enough}");
+    assert!(rate(2 * (rows - 1)) - rate(rows - 1) >= 0.01, "{enough}");
+}
+
 fn rate(size: &Value, kind: &str, policy: &str) -> f64 {
     size[kind][policy].as_f64().unwrap()
 }
@@ -84,19 +99,30 @@ fn json_agrees_with_a_slow_simulation_of_the_same_file() {
     let json = run_json(&format!(
         "plan --model-config {config} --format criteo-tsv --data {train} --sizes 0.02,0.1,0,1 --json"
     ));
-    assert_eq!(json.as_object().unwrap().keys().collect::<Vec<_>>(), ["accesses", "ids", "sizes"]);
+    let keys: Vec<_> = json.as_object().unwrap().keys().collect();
+    assert_eq!(keys, ["accesses", "enough", "ids", "sizes", "tables"]);
     assert_eq!(json["accesses"], accesses.len());
     assert_eq!(json["ids"], distinct(&accesses));
     let of_column = |c: usize| accesses.iter().copied().filter(|a| a.0 == c).collect::<Vec<_>>();
     let columns: Vec<_> = (0..26).map(of_column).collect();
-    for (size, fraction) in json["sizes"].as_array().unwrap().iter().zip([0.02, 0.1, 0.0, 1.0]) {
+    check_enough(&json["enough"], &accesses);
+    for (i, fraction) in [0.02, 0.1, 0.0, 1.0].into_iter().enumerate() {
+        let size = &json["sizes"][i];
         let share = |rows: usize| (fraction * rows as f64).floor() as usize;
         let close = |got: f64, hits: usize| (got - hits as f64 / accesses.len() as f64).abs() < 1e-12;
         let rows = share(distinct(&accesses));
         assert_eq!(size["fraction"], fraction);
         assert_eq!(size["rows"], rows);
+        assert_eq!(size["bytes"], cache_bytes(rows));
         assert!(close(rate(size, "flat", "lru"), slow_lru(&accesses, rows)), "{size}");
         assert!(close(size["optimal"].as_f64().unwrap(), slow_optimal(&accesses, rows)), "{size}");
+        for (column, table) in columns.iter().zip(json["tables"].as_array().unwrap()) {
+            let own = share(distinct(column));
+            let expected = slow_lru(column, own) as f64 / column.len() as f64;
+            let of_size = &table["sizes"][i];
+            assert_eq!((&table["rows"], &of_size["own_cache"]), (&distinct(column).into(), &own.into()));
+            assert!((of_size["per_table_lru"].as_f64().unwrap() - expected).abs() < 1e-12, "{table}");
+        }
         let apart = columns.iter().map(|column| slow_lru(column, share(distinct(column)))).sum();
         assert!(close(rate(size, "per_table", "lru"), apart), "{size}");
         let apart = columns.iter().map(|column| slow_optimal(column, share(distinct(column)))).sum();
@@ -121,11 +147,11 @@ fn text_counts_and_plot_are_written() {
     ));
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let text = String::from_utf8(output.stdout).unwrap();
-    // There are 26 tables, and a wide table for each. The output lists 40 of the 52 and sums up the others.
     assert!(text.starts_with("1000 samples, 52000 accesses of "), "{text}");
-    for words in ["by table at 20 % of the rows", "12 others", "wtinylfu", "more memory stops paying at"] {
+    for words in ["cache.bytes", "wtinylfu", "more memory stops paying at"] {
         assert!(text.contains(words), "{words} in\n{text}");
     }
+    assert!(text.lines().count() <= 24 && text.lines().all(|line| line.len() <= 100), "{text}");
     assert!(fs::read_to_string(&plot).unwrap().starts_with("<svg "));
     let ranked = Counts::read(Path::new(&counts));
     let both = [accesses(train, 300), accesses(valid, 300)].concat();
@@ -139,6 +165,53 @@ fn text_counts_and_plot_are_written() {
 }
 
 #[test]
+fn tables_are_printed_if_they_are_asked_for() {
+    let workshop = Workshop::new(500, 1);
+    let config = workshop.config(ArchKind::WideDeep, 4, 300);
+    let plan = format!("plan --model-config {config} --format criteo-tsv --data {}", workshop.train);
+    let text = |flags: &str| String::from_utf8(run(&format!("{plan} {flags}")).stdout).unwrap();
+    let tables = text("--tables");
+    assert!(tables.starts_with(&text("")), "{tables}");
+    // There are 26 tables, and a wide table for each. The output lists 40 of the 52 and sums up the others.
+    for words in ["one static cache for each table", "by table at 20 % of the rows", "\nC1 ", "12 others"] {
+        assert!(tables.contains(words), "{words} in\n{tables}");
+    }
+}
+
+#[test]
+fn replicas_suffice_for_the_wanted_scores_and_fit_the_screen() {
+    let workshop = Workshop::new(1000, 1);
+    let config = workshop.config(ArchKind::Dlrm, 16, 5000);
+    let plan = format!("plan --model-config {config} --format criteo-tsv --data {}", workshop.train);
+    let wanted = "--scores-per-s 1M --replica-scores-per-s 60_000";
+    let json = run_json(&format!("{plan} {wanted} --replica-reads-per-s 500K --table-bytes 10T --json"));
+    let capacity = &json["capacity"];
+    assert_eq!((&capacity["scores_per_s"], &capacity["rows_per_score"]), (&1e6.into(), &26.0.into()));
+    let number = |value: &Value| value.as_f64().unwrap();
+    let mut before = u64::MAX;
+    for (size, planned) in capacity["sizes"].as_array().unwrap().iter().zip(json["sizes"].as_array().unwrap())
+    {
+        let hit_rate = rate(planned, "flat", "server");
+        assert!((number(&size["hit_rate"]) - hit_rate).abs() < 1e-9, "{size}");
+        // Rows of 64 bytes are in one page each.
+        let reads = 26e6 * (1.0 - hit_rate);
+        assert!((number(&size["disk_reads_per_s"]) / reads - 1.0).abs() < 1e-9, "{size}");
+        let replicas = (reads / 5e5).ceil().max(17.0) as u64;
+        assert_eq!(size["replicas"], replicas, "{size}");
+        let scale = 1e13 / (26.0 * 5000.0 * 64.0);
+        let cache = number(&planned["bytes"]) * scale;
+        assert!((number(&size["memory_bytes"]) / (cache * replicas as f64) - 1.0).abs() < 1e-6, "{size}");
+        assert!(replicas <= before);
+        before = replicas;
+    }
+    for flags in ["", "--replica-reads-per-s 500K --table-bytes 10T"] {
+        let text = String::from_utf8(run(&format!("{plan} {wanted} {flags}")).stdout).unwrap();
+        assert!(text.contains("1.00 M scores/s of 26.0 rows each"), "{text}");
+        assert!(text.lines().count() <= 30 && text.lines().all(|line| line.len() <= 100), "{text}");
+    }
+}
+
+#[test]
 fn invalid_flags_and_files_are_refused_by_name() {
     let workshop = Workshop::new(10, 1);
     let config = workshop.config(ArchKind::Dlrm, 4, 100);
@@ -148,6 +221,16 @@ fn invalid_flags_and_files_are_refused_by_name() {
     for sizes in ["1.5", "0.1,,0.2", "-0.1", "NaN", "some"] {
         let error = with(&format!("--sizes={sizes}"));
         assert!(error.contains("--sizes: expected fractions from 0 to 1"), "{error}");
+    }
+    for (flags, words) in [
+        ("--scores-per-s 1M", "required arguments"),
+        ("--table-bytes 1T", "required arguments"),
+        ("--scores-per-s 0 --replica-scores-per-s 1", "expected a number from 0.001 to 1e18"),
+        ("--scores-per-s 1M --replica-scores-per-s fast", "expected a number from 0.001 to 1e18"),
+        ("--tables --counts-bytes 1Mi --counts /nowhere", "cannot be used with"),
+    ] {
+        let error = with(flags);
+        assert!(error.contains(words), "{error}");
     }
     assert!(with("--plot plan.png").contains("--plot: expected a name that ends in .svg, got plan.png"));
     assert!(plan("--format criteo-tsv --data /nowhere").contains("/nowhere"));
@@ -174,6 +257,11 @@ fn a_server_records_the_accesses_of_the_file_that_it_scores() {
     let trace = &traces[0];
     let planned = run_json(&format!("plan --model-config {config} --format trace --data {trace} --json"));
     assert_eq!(planned, whole);
+
+    let rate = format!("--format trace --data {trace} --scores-per-s 1M --replica-scores-per-s 1K");
+    let error = run_failing(2, &format!("plan --model-config {config} {rate}"));
+    assert!(error.contains("--rows-per-score: expected"), "{error}");
+    run_json(&format!("plan --model-config {config} {rate} --rows-per-score 26 --json"));
 
     // Records again after a restart, with a tenth of the rows.
     let traces = record(&workshop, 0.1, &state);

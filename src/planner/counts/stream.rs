@@ -10,7 +10,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use super::super::report::percent;
+use super::super::grid::percent;
 use super::super::row_accesses::RowAccesses;
 use super::summary::{Counted, Summary};
 use super::{CountsError, file};

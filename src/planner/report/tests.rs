@@ -9,7 +9,7 @@ proptest! {
     ) {
         let trace = trace(&wanted);
         let plan = Plan::of(&trace, &fractions, 0);
-        let json = plan.json();
+        let json = plan.json(None);
         prop_assert_eq!(json["accesses"].as_u64(), Some(wanted.len() as u64));
         prop_assert_eq!(json["ids"].as_u64(), Some(trace.rows.len() as u64));
         prop_assert_eq!(json["sizes"].as_array().unwrap().len(), fractions.len());
@@ -32,7 +32,8 @@ proptest! {
     #[test]
     fn text_names_every_size_and_table(wanted in accesses(100)) {
         let trace = trace(&wanted);
-        let text = Plan::of(&trace, &[0.25, 1.0], 0).text();
+        let plan = Plan::of(&trace, &[0.25, 1.0], 0);
+        let text = plan.text(None) + &plan.tables_text();
         for word in ["by table at 25 % of the rows", "by table at 100 % of the rows", "stops paying at"] {
             prop_assert!(text.contains(word), "{word} in\n{text}");
         }
@@ -53,18 +54,11 @@ fn only_the_most_used_tables_have_their_own_line() {
         (0..=table).for_each(|_| builder.push(TableId(table), 3).unwrap());
     }
     let trace = builder.finish(0.5);
-    let text = Plan::of(&trace, &[1.0], 0).text();
+    let plan = Plan::of(&trace, &[1.0], 0);
+    let text = plan.text(None) + &plan.tables_text();
     // Tables 0 to 59 have 1 to 60 accesses of one row. The first access of each table misses.
     let line = text.lines().find(|line| line.starts_with("60 others")).unwrap();
     let cells: Vec<&str> = line.split_whitespace().collect();
     assert_eq!(cells[2..], ["60", "1830", "60", "96.7", "96.7", "96.7", "96.7"], "{line}");
     assert!(text.contains("a sample of 50 % of the rows"), "{text}");
-}
-
-#[test]
-fn numbers_are_formatted_in_plain_units() {
-    assert_eq!(percent(0.005), "0.5");
-    assert_eq!(percent(1.0), "100");
-    assert_eq!(bytes(1000.0), "1000 B");
-    assert_eq!(bytes(84.0 * 1024.0 * 1024.0), "84.0 MiB");
 }
