@@ -18,7 +18,7 @@ fn cached_changed_rows_are_carried_over_and_others_are_not_inserted() {
     assert_eq!(cache.stats().entries, 100);
 }
 
-/// Switches to version 1, which changes rows 0, 5, 10 and so on, while batches run that began before it. The
+/// Switches to version 1, which changes rows 1, 6, 11 and so on, while batches run that began before it. The
 /// switch begins when the rows 0 to 49 are cached.
 fn switch_under_batches(
     cache: &FlatCache,
@@ -32,8 +32,9 @@ fn switch_under_batches(
     let first = cache.pin();
     std::thread::scope(|scope| {
         let switching = scope.spawn(switch);
-        // A batch that began before may insert rows until it sees that their admission has stopped.
-        let admitted = (91..95).cycle().take(30_000).take_while(|&id| {
+        // A batch that began before may insert rows until it sees that their admission has stopped. These rows
+        // do not change, so they are not counted.
+        let admitted = (92..96).cycle().take(30_000).take_while(|&id| {
             std::thread::sleep(std::time::Duration::from_millis(1));
             first.insert(&miss(TableId(0), id), &row(id)).unwrap() != Insertion::NotAdmitted
         });
