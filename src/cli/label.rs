@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use anyhow::anyhow;
+use serde_json::{Map, Value, json};
 use tonic::{Code, Request, Status};
 
 use crate::cli::client::{ANSWER_BYTES, Connect, Token, status_text};
@@ -31,6 +32,9 @@ pub(crate) struct Args {
     /// The number of a version, latest, or none to remove the label
     #[arg(value_name = "VERSION")]
     version: Option<String>,
+    /// Prints one line of JSON: labels, and loaded versions if no label is set
+    #[arg(long)]
+    json: bool,
 }
 
 /// Lists the labels, or sets one.
@@ -43,7 +47,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
 }
 
 async fn ask(args: Args) -> anyhow::Result<String> {
-    let Args { server, model, label, version } = args;
+    let Args { server, model, label, version, json } = args;
     let change = label.zip(version).map(|(label, version)| request(&model, label, &version)).transpose()?;
     let token = server.token()?;
     let mut ctr = CtrClient::new(server.channel().await?).max_decoding_message_size(ANSWER_BYTES);
@@ -57,16 +61,20 @@ async fn ask(args: Args) -> anyhow::Result<String> {
     Ok(match change {
         None => {
             let answer = ctr.get_model(call(GetModelRequest { model }, token.as_ref())).await;
-            listed(answer.map_err(failed)?.into_inner())
+            let model = answer.map_err(failed)?.into_inner();
+            if json { listed_json(&model) } else { listed(&model) }
         }
         Some(change) => {
             let SetLabelRequest { label, version: asked, remove, .. } = change.clone();
             let answer = ctr.set_label(call(change, token.as_ref())).await;
             let version = answer.map_err(failed)?.into_inner().version;
-            if remove && version == 0 {
-                format!("{label}: removed\n")
-            } else {
-                line(&Label { label, version, latest: !remove && asked == 0 })
+            let removed = remove && version == 0;
+            let set = Label { label, version, latest: !remove && asked == 0 };
+            match (json, removed) {
+                (true, true) => format!("{}\n", json!({"labels": {set.label: null}})),
+                (true, false) => format!("{}\n", json!({"labels": labels_json(&[set])})),
+                (false, true) => format!("{}: removed\n", set.label),
+                (false, false) => line(&set),
             }
         }
     })
@@ -93,10 +101,23 @@ fn request(model: &str, label: String, version: &str) -> Result<SetLabelRequest,
 }
 
 /// The labels, one a line, and the loaded versions.
-fn listed(model: GetModelResponse) -> String {
+fn listed(model: &GetModelResponse) -> String {
     let labels: String = model.labels.iter().map(line).collect();
     let versions: Vec<String> = model.versions.iter().map(u64::to_string).collect();
     format!("{labels}loaded: {}\n", versions.join(", "))
+}
+
+fn listed_json(model: &GetModelResponse) -> String {
+    format!("{}\n", json!({"labels": labels_json(&model.labels), "loaded": model.versions}))
+}
+
+/// The version of each label, null if it is not loaded, and whether the label follows the latest one.
+fn labels_json(labels: &[Label]) -> Map<String, Value> {
+    let one = |Label { label, version, latest }: &Label| {
+        let version = Some(version).filter(|version| **version > 0);
+        (label.clone(), json!({"version": version, "latest": latest}))
+    };
+    labels.iter().map(one).collect()
 }
 
 fn line(label: &Label) -> String {

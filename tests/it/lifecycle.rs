@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 use flechette::schema::preset::ArchKind;
 use flechette::server::proto::GetModelRequest;
 use flechette::server::proto::ctr_client::CtrClient;
-use serde_json::json;
+use serde_json::{Value, json};
 use tonic::Code;
 
-use crate::program::{Served, Workshop, flechette, run, run_failing};
+use crate::program::{Served, Workshop, flechette, run, run_failing, run_json};
 use crate::serving::channel;
 use crate::switching::{publish, wait};
 
@@ -255,6 +255,8 @@ fn settings_can_be_checked_and_printed_without_a_server() {
     fs::write(&file, "[server]\nmodels = \"/nowhere\"\nhttp = \"127.0.0.1:1\"\n").unwrap();
     let valid = run(&format!("config check --config {file}"));
     assert!(valid.status.success() && valid.stdout == b"the settings are valid\n", "{valid:?}");
+    let valid = run_json(&format!("config check --config {file} --json"));
+    assert_eq!(valid, json!({"valid": true, "errors": [], "warnings": []}));
     let printed = run(&format!("config print --config {file} --http 127.0.0.1:2 --cache-bytes 1MiB"));
     let printed = String::from_utf8(printed.stdout).unwrap();
     for line in [
@@ -266,7 +268,13 @@ fn settings_can_be_checked_and_printed_without_a_server() {
         assert!(printed.lines().any(|printed| printed == line), "{line}: {printed}");
     }
     fs::write(&file, "[servers]\n[cache]\nmode = \"maybe\"\n").unwrap();
-    let wrong = run(&format!("config check --config {file} --grpc nowhere"));
+    let wrong = run(&format!("config check --config {file} --grpc nowhere --json"));
+    let report: Value = serde_json::from_slice(&wrong.stdout).unwrap();
+    assert_eq!(
+        (&report["valid"], report["errors"].as_array().unwrap().len()),
+        (&json!(false), 3),
+        "{report}"
+    );
     let errors = String::from_utf8(wrong.stderr).unwrap();
     let words = ["unknown section servers; did you mean server?", "server.grpc (flag --grpc)", "cache.mode"];
     assert_eq!((wrong.status.code(), errors.lines().count()), (Some(2), 3), "{errors}");

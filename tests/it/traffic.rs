@@ -18,6 +18,7 @@ use flechette::server::inference::{
 };
 use flechette::server::proto::ctr_client::CtrClient;
 use flechette::server::proto::{PredictRequest, SetLabelRequest};
+use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 use tonic::transport::Channel;
 use tonic::{Code, Status};
@@ -218,6 +219,13 @@ fn a_label_names_a_version_or_the_latest_and_survives_new_versions_and_a_restart
     assert_eq!(client.label(""), "canary: 3 (latest)\nstable: 3 (latest)\nloaded: 3\n");
     assert_eq!(client.label("old 1"), "old: 1\n");
     assert_eq!(client.label(""), "canary: 3 (latest)\nold: 1\nstable: 3 (latest)\nloaded: 1, 3\n");
+    let latest = json!({"version": 3, "latest": true});
+    let old = json!({"version": 1, "latest": false});
+    let all = json!({"labels": {"canary": latest, "old": old, "stable": latest}, "loaded": [1, 3]});
+    let listed: Value = serde_json::from_str(&client.label("--json")).unwrap();
+    assert_eq!(listed, all);
+    let set: Value = serde_json::from_str(&client.label("old 1 --json")).unwrap();
+    assert_eq!(set, json!({"labels": {"old": old}}));
     assert_eq!(client.by_label(&world, "old").unwrap(), 1);
     assert_eq!(client.set_label("stable", 2).unwrap(), 2);
     assert_eq!(client.scored_by(&world, |_| {}).unwrap(), 2);
