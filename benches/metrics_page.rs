@@ -42,7 +42,8 @@ fn main() -> anyhow::Result<()> {
         let figures = |times: &Sorted| [times.at(0.5), times.at(0.0), times.at(1.0)];
         let report = serde_json::json!({
             "bench": "metrics_page", "place": place(), "tables": tables, "series": series,
-            "bytes": page.len(), "metrics_ms": figures(&metrics), "healthz_ms": figures(&healthz), "goal_ms": 5,
+            "bytes": page.len(), "metrics_ms": figures(&metrics), "healthz_ms": figures(&healthz),
+            "goal_ms": 5,
         });
         println!("{report}");
     }

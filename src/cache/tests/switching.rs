@@ -32,8 +32,8 @@ fn switch_under_batches(
     let first = cache.pin();
     std::thread::scope(|scope| {
         let switching = scope.spawn(switch);
-        // A batch that began before may insert rows until it sees that their admission has stopped. These rows
-        // do not change, so they are not counted.
+        // A batch that began before may insert rows until it sees that their admission has stopped. These
+        // rows do not change, so they are not counted.
         let admitted = (92..96).cycle().take(30_000).take_while(|&id| {
             std::thread::sleep(std::time::Duration::from_millis(1));
             first.insert(&miss(TableId(0), id), &row(id)).unwrap() != Insertion::NotAdmitted
