@@ -39,6 +39,19 @@ pub(crate) struct Model {
     shadow: Option<Arc<Shadowing>>,
     /// Versions that are wanted and cannot be loaded: why.
     missing: Vec<String>,
+    held: Held,
+}
+
+/// Counts the models in one place of the map, and so the calls that have found one of them: each model has
+/// it, until the calls are waited for. Then the next model has a new one.
+#[derive(Clone, Default)]
+pub(crate) struct Held(Arc<()>);
+
+impl Held {
+    /// Whether another model or call has it.
+    pub(crate) fn by_others(&self) -> bool {
+        Arc::strong_count(&self.0) > 1
+    }
 }
 
 /// A label.
@@ -61,6 +74,7 @@ pub(crate) struct Parts {
     pub traffic: TrafficConfig,
     pub shadow: Option<Arc<Shadowing>>,
     pub missing: Vec<String>,
+    pub held: Held,
 }
 
 /// Which engine scores a request.
@@ -72,7 +86,7 @@ struct Choice {
 
 impl Model {
     pub(crate) fn new(name: &str, parts: Parts, metrics: &Metrics) -> Self {
-        let Parts { engines, pressure, main, latest, labels, traffic, shadow, missing } = parts;
+        let Parts { engines, pressure, main, latest, labels, traffic, shadow, missing, held } = parts;
         let mut model = Self {
             name: name.to_owned(),
             engines,
@@ -86,6 +100,7 @@ impl Model {
             canary: None,
             shadow,
             missing,
+            held,
         };
         let all = model.labels.clone().unwrap_or_default().all();
         // A model without labels needs no series of them.
@@ -120,6 +135,7 @@ impl Model {
             traffic: self.traffic.clone(),
             shadow: self.shadow.clone(),
             missing: self.missing.clone(),
+            held: self.held.clone(),
         }
     }
 

@@ -4,7 +4,7 @@
 //! call does not wait for a model that is being added, whose batcher is started before. A model that is
 //! removed is out of the map before its batchers are closed, so that the calls which have found it are
 //! answered. The same holds for one version of a model: a new [`Model`] without it takes the old one's place,
-//! and its batcher is closed when no call has the old one any more.
+//! and its batcher is closed when no call has the old one, or a model before it, any more.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use dashmap::DashMap;
 use dashmap::mapref::entry::Entry;
 
-use super::model::{Model, Parts};
+use super::model::{Held, Model, Parts};
 use super::pressure::Pressure;
 use super::served::Served;
 use super::shadow::{ShadowOptions, Shadowing};
@@ -121,6 +121,7 @@ impl Models {
             traffic: TrafficConfig::default(),
             shadow: None,
             missing: Vec::new(),
+            held: Held::default(),
         };
         let model = Arc::new(Model::new(&name, parts, &self.metrics));
         match self.served.entry(name) {
@@ -241,9 +242,17 @@ impl Models {
         parts.shadow = self.shadow((shadow, parts.traffic.shadow_share), config, &old)?;
         let left = Some(old.main_version()).filter(|left| *left != main);
         let left_to_another = left.is_some() && parts.engines.iter().any(|served| served.version == left);
+        let ends = |served: &&Arc<Served>| !parts.engines.iter().any(|other| Arc::ptr_eq(other, served));
+        let ended: Vec<_> = old.engines().iter().filter(ends).cloned().collect();
+        let ends = |shadow: &&Arc<Shadowing>| !parts.shadow.iter().any(|other| Arc::ptr_eq(other, shadow));
+        let shadow = old.shadow().filter(ends).cloned();
+        let waits = left_to_another || !ended.is_empty();
+        let held = waits.then(|| std::mem::take(&mut parts.held));
         self.replace(name, parts);
-        drop((batchers, changing));
-        self.retire(name, old, left_to_another);
+        drop((batchers, changing, old));
+        held.iter().for_each(wait_for_calls);
+        ended.iter().for_each(|served| served.batcher.join());
+        shadow.iter().for_each(|shadow| shadow.end());
         Ok(())
     }
 
@@ -284,26 +293,6 @@ impl Models {
         }
     }
 
-    /// Ends what the model of this name has no more, when no call has the old one.
-    fn retire(&self, name: &str, old: Arc<Model>, wait: bool) {
-        let now = self.get(name);
-        let ended = |served: &&Arc<Served>| {
-            !now.iter().any(|now| now.engines().iter().any(|other| Arc::ptr_eq(other, served)))
-        };
-        let engines: Vec<_> = old.engines().iter().filter(ended).cloned().collect();
-        let shadow = old.shadow().filter(|shadow| {
-            !now.iter().any(|now| now.shadow().is_some_and(|other| Arc::ptr_eq(other, shadow)))
-        });
-        let shadow = shadow.cloned();
-        drop(now);
-        if wait || !engines.is_empty() {
-            wait_for_last(&old);
-        }
-        drop(old);
-        engines.iter().for_each(|served| served.batcher.join());
-        shadow.iter().for_each(|shadow| shadow.end());
-    }
-
     /// Ends serving a model. Returns when its calls are answered and its threads have ended, or `false` if no
     /// model of this name is served. Blocks, so it must not be called in an async task.
     pub(crate) fn remove(&self, name: &str) -> bool {
@@ -311,12 +300,15 @@ impl Models {
         let removed = self.served.remove(name);
         drop(changing);
         let Some((_, model)) = removed else { return false };
-        wait_for_last(&model);
-        model.engines().iter().for_each(|served| served.batcher.join());
-        model.main().learner.iter().for_each(Learner::join);
-        model.shadow().iter().for_each(|shadow| shadow.end());
-        for (label, ..) in model.named() {
-            self.metrics.label(name, label).version.set(0.0);
+        let Parts { engines, shadow, held, .. } = model.parts();
+        let labels: Vec<String> = model.named().map(|(label, ..)| label.to_owned()).collect();
+        drop(model);
+        wait_for_calls(&held);
+        engines.iter().for_each(|served| served.batcher.join());
+        engines.iter().filter_map(|served| served.learner.as_ref()).for_each(Learner::join);
+        shadow.iter().for_each(|shadow| shadow.end());
+        for label in labels {
+            self.metrics.label(name, &label).version.set(0.0);
         }
         self.metrics.forget(name);
         self.metrics.events.record(
@@ -347,10 +339,14 @@ impl Models {
     }
 }
 
-/// Waits until no call has a model that is not in the map any more.
-fn wait_for_last(model: &Arc<Model>) {
+/// Waits until no call has found one of the models that had this.
+fn wait_for_calls(held: &Held) {
     let until = Instant::now() + MAX_WAIT;
-    while Arc::strong_count(model) > 1 && Instant::now() < until {
+    while held.by_others() && Instant::now() < until {
         std::thread::sleep(WAIT_STEP);
     }
 }
+
+#[cfg(test)]
+#[cfg(not(flechette_loom))]
+mod tests;

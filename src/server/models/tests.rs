@@ -1,0 +1,68 @@
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
+use std::thread;
+
+use super::*;
+use crate::fake::{Fake, batcher_config};
+
+/// A model that serves version 2, and a further engine for it.
+fn served() -> (Models, Arc<Fake>) {
+    let metrics = Arc::new(Metrics::new().unwrap());
+    let batchers = Batchers { common: batcher_config(), models: BTreeMap::new() };
+    let limits = RequestLimits { max_samples: 100, max_bytes: 1 << 20, body: Duration::from_secs(1) };
+    let models = Models::new(metrics, batchers, limits, None);
+    let version_2 = || {
+        let fake = Fake::new();
+        fake.version.store(2, Ordering::SeqCst);
+        fake
+    };
+    models.add(version_2()).unwrap();
+    models.set_labels(NAME, Labels::default());
+    (models, version_2())
+}
+
+const NAME: &str = "ads";
+
+/// The main engine takes over version 4, and another one serves version 2.
+fn leaves_version_2(beside: Arc<Fake>) -> Loaded {
+    Loaded {
+        beside: vec![beside],
+        main: Version(4),
+        latest: Version(4),
+        traffic: TrafficConfig::default(),
+        shadow: None,
+        missing: Vec::new(),
+    }
+}
+
+#[test]
+fn the_main_engine_leaves_a_version_when_also_the_calls_before_the_last_label_are_answered() {
+    let (models, beside) = served();
+    // A call that has found the main engine for version 2.
+    let call = models.get(NAME).unwrap();
+    let stable = Some(Follow::Version(Version(2)));
+    assert_eq!(models.set_label(NAME, ("stable", stable), |_| Ok(())).unwrap(), Some(Version(2)));
+    thread::scope(|scope| {
+        let leaves = scope.spawn(|| models.set_versions(NAME, leaves_version_2(beside)).unwrap());
+        thread::sleep(Duration::from_millis(50));
+        assert!(!leaves.is_finished(), "the call is not answered");
+        drop(call);
+        leaves.join().unwrap();
+    });
+    assert_eq!(models.get(NAME).unwrap().main_version(), Version(4));
+}
+
+#[test]
+fn a_model_ends_when_also_the_calls_before_the_last_label_are_answered() {
+    let (models, _) = served();
+    let call = models.get(NAME).unwrap();
+    models.set_label(NAME, ("old", Some(Follow::Version(Version(2)))), |_| Ok(())).unwrap();
+    thread::scope(|scope| {
+        let removed = scope.spawn(|| models.remove(NAME));
+        thread::sleep(Duration::from_millis(50));
+        assert!(!removed.is_finished(), "the call is not answered");
+        drop(call);
+        assert!(removed.join().unwrap());
+    });
+    assert!(models.get(NAME).is_none());
+}
