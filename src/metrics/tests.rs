@@ -79,8 +79,8 @@ fn every_metric_is_described() {
 fn reference(page: &str) -> String {
     let mut text = String::from(
         "# Metrics\n\nAll metrics of `/metrics`, in the order of that page. This page is generated from the \
-         program. [api.md](api.md#http)\nsays which of them matter most, and \
-         [operations.md](operations.md) has alerts and a dashboard for them.\n\n\
+         program.\n\
+         [operations.md](operations.md#prometheus) has alerts and a dashboard for them.\n\n\
          | metric | type | labels | meaning |\n|---|---|---|---|\n",
     );
     for metric in page.split("# HELP ").skip(1) {

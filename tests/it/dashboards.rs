@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -33,6 +33,9 @@ const CONSTANT: &[&str] = &[
     "flechette_tls_certificate_expiry_seconds",
     "flechette_training_state",
     "process_max_fds",
+    "process_start_time_seconds",
+    "process_threads",
+    "process_virtual_memory_max_bytes",
 ];
 
 /// Metrics that need other settings, a GPU, or clients that do something unusual.
@@ -59,10 +62,7 @@ const ELSEWHERE: &[&str] = &[
 fn pages() -> String {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let files = fs::read_dir(root.join("docs")).unwrap().map(|entry| entry.unwrap().path());
-    // `metrics.md` is generated from the metrics, and names all of them.
-    let named =
-        |path: &PathBuf| path.extension().is_some_and(|end| end == "md") && !path.ends_with("metrics.md");
-    let pages = files.filter(named);
+    let pages = files.filter(|path| path.extension().is_some_and(|end| end == "md"));
     let text = |path| fs::read_to_string(path).unwrap();
     pages.map(text).chain([DASHBOARD, RULES].map(str::to_owned)).collect()
 }
