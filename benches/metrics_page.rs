@@ -7,19 +7,14 @@
 mod harness;
 
 use std::fs;
-use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
-use std::time::Duration;
 
 use anyhow::Context as _;
-use harness::program::{Serving, output, program};
+use harness::program::{Serving, get, output, program};
 use harness::{Options, Sorted, place};
 
 /// The unit of the times in `/proc/PID/stat`: `USER_HZ` is 100 on every architecture of Linux.
 const TICKS_PER_SECOND: f64 = 100.0;
-/// How long an answer may take.
-const PATIENCE: Duration = Duration::from_secs(10);
 
 fn main() -> anyhow::Result<()> {
     let options = Options::read(0);
@@ -94,16 +89,4 @@ fn processor_seconds(process: u32) -> anyhow::Result<f64> {
     let fields: Vec<&str> = stat.rsplit(')').next().context("stat")?.split_whitespace().collect();
     let ticks = |at: usize| fields.get(at).and_then(|field| field.parse::<f64>().ok()).context("stat");
     Ok((ticks(11)? + ticks(12)?) / TICKS_PER_SECOND)
-}
-
-/// The body of a page.
-fn get(address: SocketAddr, path: &str) -> anyhow::Result<String> {
-    let mut stream = TcpStream::connect(address)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
-    write!(stream, "GET {path} HTTP/1.1\r\nHost: bench\r\nConnection: close\r\n\r\n")?;
-    let mut text = String::new();
-    stream.read_to_string(&mut text)?;
-    let (head, body) = text.split_once("\r\n\r\n").context("no end of the header")?;
-    anyhow::ensure!(head.starts_with("HTTP/1.1 200"), "{path}: {head}");
-    Ok(body.to_owned())
 }

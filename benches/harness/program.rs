@@ -1,10 +1,14 @@
 //! The program as a child process.
 
-use std::io::{BufRead, BufReader, Lines};
-use std::net::SocketAddr;
+use std::io::{BufRead, BufReader, Lines, Read, Write};
+use std::net::{SocketAddr, TcpStream};
 use std::process::{Child, ChildStderr, Command, Stdio};
+use std::time::Duration;
 
 use anyhow::Context;
+
+/// How long an answer over HTTP may take.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The program with a command line.
 pub fn program(line: &str) -> Command {
@@ -64,4 +68,16 @@ impl Serving {
             read = read + &line + "\n";
         }
     }
+}
+
+/// The body of a page that a server answers over HTTP.
+pub fn get(address: SocketAddr, path: &str) -> anyhow::Result<String> {
+    let mut stream = TcpStream::connect(address)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: bench\r\nConnection: close\r\n\r\n")?;
+    let mut text = String::new();
+    stream.read_to_string(&mut text)?;
+    let (head, body) = text.split_once("\r\n\r\n").context("no end of the header")?;
+    anyhow::ensure!(head.starts_with("HTTP/1.1 200"), "{path}: {head}");
+    Ok(body.to_owned())
 }

@@ -1,7 +1,6 @@
 //! `serve` as a child process, and `load` against it.
 
-use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use serde_json::Value;
 
-use crate::harness::program::{Running, Serving, output};
+use crate::harness::program::{Running, Serving, get, output};
 use crate::program::{MODEL, Published, data, number, program, show_trouble};
 
 /// Samples of a request.
@@ -179,11 +178,7 @@ fn load(grpc: SocketAddr, flags: &str, requests: usize, seed: usize) -> anyhow::
 }
 
 fn metrics(http: SocketAddr) -> anyhow::Result<String> {
-    let mut stream = TcpStream::connect(http)?;
-    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")?;
-    let mut page = String::new();
-    stream.read_to_string(&mut page)?;
-    Ok(page)
+    get(http, "/metrics")
 }
 
 fn sum(page: &str, name: &str) -> f64 {

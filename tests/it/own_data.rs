@@ -1,7 +1,7 @@
 //! One's own data: `csv` and `tsv`, with a header and without, from `init` to scores.
 
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
@@ -14,7 +14,7 @@ use serde_json::Value;
 
 use crate::program::{Served, Workshop, flechette, highest_version, manifest, run, run_failing, run_json};
 use crate::switching::{serves, wait};
-use crate::train_data::signal;
+use crate::train_data::interrupt_after_a_skipped_line;
 use crate::train_resume::last_version;
 
 /// A sample: label, user, item, price, tags.
@@ -295,15 +295,7 @@ fn a_signal_ends_training_that_waits_for_a_header() {
         .unwrap();
     let mut stdin = child.stdin.take().unwrap();
     stdin.write_all(HEADER.as_bytes()).unwrap();
-    // The report of the malformed line shows that training has begun.
-    let mut log = BufReader::new(child.stderr.take().unwrap());
-    let mut report = String::new();
-    while !report.contains("skipped") {
-        assert!(log.read_line(&mut report).unwrap() > 0, "{report}");
-    }
-    signal(&child, "-INT");
-    log.read_to_string(&mut report).unwrap();
-    assert_eq!(child.wait().unwrap().code(), Some(130), "{report}");
+    interrupt_after_a_skipped_line(&mut child);
     drop(stdin);
 }
 

@@ -196,6 +196,20 @@ fn a_signal_ends_training_at_a_batch_and_the_model_is_saved() {
     }
 }
 
+/// Waits for the report of a malformed line, which shows that training has begun, and interrupts it. Returns
+/// its log.
+pub fn interrupt_after_a_skipped_line(child: &mut Child) -> String {
+    let mut log = BufReader::new(child.stderr.take().unwrap());
+    let mut report = String::new();
+    while !report.contains("skipped") {
+        assert!(log.read_line(&mut report).unwrap() > 0, "{report}");
+    }
+    signal(child, "-INT");
+    log.read_to_string(&mut report).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(130), "{report}");
+    report
+}
+
 #[test]
 fn a_signal_before_the_first_step_writes_nothing_and_says_so() {
     let (workshop, line) = workshop(10);
@@ -208,14 +222,7 @@ fn a_signal_before_the_first_step_writes_nothing_and_says_so() {
     // The first line is malformed, and its report shows that training has begun.
     let mut stdin = child.stdin.take().unwrap();
     stdin.write_all(b"not a sample\n").unwrap();
-    let mut log = BufReader::new(child.stderr.take().unwrap());
-    let mut report = String::new();
-    while !report.contains("skipped") {
-        assert!(log.read_line(&mut report).unwrap() > 0, "{report}");
-    }
-    signal(&child, "-INT");
-    log.read_to_string(&mut report).unwrap();
-    assert_eq!(child.wait().unwrap().code(), Some(130), "{report}");
+    let report = interrupt_after_a_skipped_line(&mut child);
     assert!(report.contains("stopped by a signal: no step was taken, so no version was written"), "{report}");
     assert!(!fs::exists(format!("{}/m/1", workshop.models)).unwrap());
     drop(stdin);
