@@ -8,7 +8,7 @@
 //! So rows that are updated often take little memory. Other rows may occur several times in the image; only
 //! the last record counts ([`RowImage::sort`]).
 
-use super::image::{AHEAD, RowImage, TableShape};
+use super::image::{AHEAD, RowImage};
 use crate::mem::mix64;
 use crate::mem::prefetch::prefetch_line;
 use crate::types::{RowId, TableId};
@@ -30,8 +30,9 @@ fn hash(table: TableId, row: u64) -> usize {
 }
 
 impl Capture {
-    pub(crate) fn new(shapes: &[TableShape]) -> Self {
-        Self { image: RowImage::empty(shapes), places: vec![0; PLACES] }
+    /// A capture into an empty image.
+    pub(crate) fn new(image: RowImage) -> Self {
+        Self { image, places: vec![0; PLACES] }
     }
 
     /// Copies the records of rows that a step has updated.
@@ -65,9 +66,14 @@ impl Capture {
         &self.image
     }
 
-    /// Takes the captured rows.
-    pub(crate) fn take(&mut self, shapes: &[TableShape]) -> RowImage {
-        std::mem::replace(&mut self.image, RowImage::empty(shapes))
+    /// Takes the captured rows, and goes on with an empty image.
+    pub(crate) fn take(&mut self, empty: RowImage) -> RowImage {
+        std::mem::replace(&mut self.image, empty)
+    }
+
+    /// The captured rows.
+    pub(crate) fn into_image(self) -> RowImage {
+        self.image
     }
 }
 
@@ -78,6 +84,7 @@ mod tests {
 
     use proptest::prelude::*;
 
+    use super::super::image::TableShape;
     use super::*;
     use crate::store::RowSource;
 
@@ -87,7 +94,8 @@ mod tests {
             updates in proptest::collection::vec((0_u64..40, any::<f32>()), 0..200), forgets in 1_usize..50
         ) {
             let shapes = [TableShape { dim: 2, states: vec![("sum", 1)] }];
-            let (mut capture, mut expected) = (Capture::new(&shapes), BTreeMap::new());
+            let empty = || RowImage::empty(&shapes, &[40]).unwrap();
+            let (mut capture, mut expected) = (Capture::new(empty()), BTreeMap::new());
             for (n, (row, value)) in updates.into_iter().enumerate() {
                 if n % forgets == 0 {
                     capture.places.fill(0);
@@ -95,7 +103,7 @@ mod tests {
                 capture.copy(TableId(0), row, &[value, 1.0, 2.0]);
                 expected.insert(row, [value.to_bits(), 1_f32.to_bits(), 2_f32.to_bits()]);
             }
-            let mut image = capture.take(&shapes);
+            let mut image = capture.take(empty());
             prop_assert_eq!(capture.image().len(), 0);
             image.sort();
             prop_assert!(image.rows(0).iter().eq(expected.keys()));

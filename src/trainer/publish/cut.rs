@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use super::image::RowImage;
 use super::row_set::RowSet;
 use super::writer::Job;
-use super::{CutNotes, Published, Publisher, no_rows};
+use super::{CutNotes, Published, Publisher};
 use crate::rowlog::WorkingFile;
 use crate::store::{Rows, Table};
 use crate::trainer::TrainError;
@@ -60,8 +60,7 @@ impl Publisher {
             let rows = tables.iter().map(Rows::from).collect();
             return self.publish_all(state, rows, notes, begun);
         }
-        let (dense, changed) = (state.checkpoint()?, self.take_changed(state)?);
-        let image = RowImage::new(&self.shapes, changed);
+        let (dense, image) = (state.checkpoint()?, self.take_changed(state)?);
         self.cut = Some(Cut { image, dense, notes, begun, pause: begun.elapsed(), waited: Duration::ZERO });
         Ok(())
     }
@@ -73,8 +72,9 @@ impl Publisher {
         (notes, begun): (CutNotes, Instant),
     ) -> Result<(), TrainError> {
         let dense = state.checkpoint()?;
+        let empty = self.empty_image()?;
         let Some(capture) = &mut self.capture else { return Ok(()) };
-        let image = capture.take(&self.shapes);
+        let image = capture.take(empty);
         self.note_cut(state);
         self.cut = Some(Cut { image, dense, notes, begun, pause: begun.elapsed(), waited: Duration::ZERO });
         self.send();
@@ -92,23 +92,22 @@ impl Publisher {
             let rows = (0..self.rows.len()).map(|t| Rows::Source(file, TableId(t as u32))).collect();
             return self.publish_all(state, rows, notes, begun);
         }
-        let (dense, changed) = (state.checkpoint()?, self.take_changed(state)?);
-        let mut image = RowImage::new(&self.shapes, changed);
+        let (dense, mut image) = (state.checkpoint()?, self.take_changed(state)?);
         if let Err(error) = image.fill(|table, rows, records| file.read(table, rows, records)) {
-            self.take_back(&image);
+            self.take_back(image);
             return Err(error.into());
         }
         self.cut = Some(Cut { image, dense, notes, begun, pause: begun.elapsed(), waited: Duration::ZERO });
         self.send();
-        self.begin_capture();
-        Ok(())
+        self.begin_capture()
     }
 
-    /// Takes the changed rows, and notes that a cut was made.
-    fn take_changed(&mut self, state: &TrainState) -> Result<Vec<RowSet>, TrainError> {
-        let none = if self.spare.is_empty() { no_rows(&self.rows)? } else { std::mem::take(&mut self.spare) };
+    /// Takes the changed rows into an image, and notes that a cut was made.
+    fn take_changed(&mut self, state: &TrainState) -> Result<RowImage, TrainError> {
+        let mut image = self.empty_image()?;
+        image.take_rows(&mut self.changed);
         self.note_cut(state);
-        Ok(std::mem::replace(&mut self.changed, none))
+        Ok(image)
     }
 
     fn note_cut(&mut self, state: &TrainState) {
@@ -131,23 +130,19 @@ impl Publisher {
         let took = begun.elapsed();
         self.note_cut(state);
         let base = written?;
-        self.changed = no_rows(&self.rows)?;
+        self.changed.iter_mut().for_each(RowSet::clear);
         let (rows, bytes) = (self.rows.iter().sum(), self.writer.bytes(base));
         let (version, steps) = (base.version, state.steps);
         let pause = took;
         let published = Published { version, full: true, rows, bytes, took, pause, steps, cursor };
         self.written(base, published);
-        self.begin_capture();
-        Ok(())
+        self.begin_capture()
     }
 
     /// Hands a complete image to the writer.
     pub(crate) fn send(&mut self) {
         let (Some(cut), Some(base)) = (self.cut.take(), self.base) else { return };
-        let Cut { mut image, dense, notes, begun, pause, .. } = cut;
-        if self.capture.is_none() {
-            self.spare = image.take_sets();
-        }
+        let Cut { image, dense, notes, begun, pause, .. } = cut;
         self.in_flight = self.writer.send(Job { image, dense, notes, base, begun, pause });
     }
 }

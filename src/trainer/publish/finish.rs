@@ -57,7 +57,7 @@ impl Publisher {
     ) -> Result<Base, TrainError> {
         // The rows of a cut that is being copied stay changed: the last version has them.
         if let Some(cut) = self.cut.take() {
-            self.take_back(&cut.image);
+            self.take_back(cut.image);
         }
         let mut failed = None;
         for attempt in 0..=LAST_ATTEMPTS {

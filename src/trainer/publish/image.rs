@@ -3,8 +3,12 @@
 //! Train waits only while its next batch's rows are copied. At the cut, the set of changed rows is taken.
 //! After it, a block of these rows is copied between any two steps, until all are copied. A step first copies
 //! the rows that it is about to update, if they still wait (copy on write). So every row is copied as it was
-//! at the cut, by the thread that trains, without a lock.
+//! at the cut, by the thread that trains, without a lock. (With a thread for each table, a step would wait
+//! for the slowest of them. That made the longest waits twice as long.)
+//!
+//! An image keeps its memory for the next cut. New memory would cost a page fault every few records.
 
+use crate::mem::OutOfHostMemory;
 use crate::mem::prefetch::{prefetch, prefetch_line};
 use crate::store::{RowSource, SourceShape, StoreError, Table, TakeChunk};
 use crate::trainer::casting::Casting;
@@ -15,9 +19,6 @@ use super::row_set::RowSet;
 /// How many rows ahead memory is prefetched.
 pub(crate) const AHEAD: usize = 8;
 
-/// Rows that are taken at a time from those that wait, so that their records can be prefetched.
-const BLOCK_ROWS: usize = 256;
-
 /// Rows handed to the writer at a time.
 const CHUNK_ROWS: usize = 16 << 10;
 
@@ -25,8 +26,8 @@ const CHUNK_ROWS: usize = 16 << 10;
 #[derive(Debug)]
 pub(crate) struct RowImage {
     tables: Vec<TableImage>,
-    /// The table whose rows are copied next.
-    copying: usize,
+    /// Memory for the sorted records of a table.
+    scratch: Vec<f32>,
 }
 
 /// The shape of a table's records.
@@ -63,22 +64,42 @@ impl TableShape {
 }
 
 impl RowImage {
-    /// An image of these rows. Nothing is copied yet.
-    pub(crate) fn new(shapes: &[TableShape], changed: Vec<RowSet>) -> Self {
-        let table = |(waiting, shape): (RowSet, &TableShape)| TableImage {
-            // Memory is taken when it is first written, so this takes no time.
-            rows: Vec::with_capacity(waiting.len()),
-            records: Vec::with_capacity(waiting.len() * shape.width()),
-            shape: shape.clone(),
-            waiting,
-            next: 0,
+    /// An image without rows, for tables of these shapes and numbers of rows.
+    ///
+    /// # Errors
+    /// [`OutOfHostMemory`] for the sets of waiting rows.
+    pub(crate) fn empty(shapes: &[TableShape], rows: &[u64]) -> Result<Self, OutOfHostMemory> {
+        let table = |(shape, &rows): (&TableShape, &u64)| {
+            Ok(TableImage {
+                shape: shape.clone(),
+                rows: Vec::new(),
+                records: Vec::new(),
+                waiting: RowSet::new(rows)?,
+                next: 0,
+            })
         };
-        Self { tables: changed.into_iter().zip(shapes).map(table).collect(), copying: 0 }
+        let tables = shapes.iter().zip(rows).map(table).collect::<Result<_, _>>()?;
+        Ok(Self { tables, scratch: Vec::new() })
     }
 
-    /// An image without rows. [`Self::set`] adds them.
-    pub(crate) fn empty(shapes: &[TableShape]) -> Self {
-        Self::new(shapes, shapes.iter().map(|_| RowSet::default()).collect())
+    /// Takes the changed rows, which then wait to be copied. The image must be empty.
+    pub(crate) fn take_rows(&mut self, changed: &mut [RowSet]) {
+        for (table, changed) in self.tables.iter_mut().zip(changed) {
+            std::mem::swap(&mut table.waiting, changed);
+            // Memory is taken when it is first written, so this takes no time.
+            table.rows.reserve_exact(table.waiting.len());
+            table.records.reserve_exact(table.waiting.len() * table.shape.width());
+        }
+    }
+
+    /// Forgets all rows, but keeps their memory.
+    pub(crate) fn clear(&mut self) {
+        for TableImage { rows, records, waiting, next, .. } in &mut self.tables {
+            rows.clear();
+            records.clear();
+            waiting.clear();
+            *next = 0;
+        }
     }
 
     /// Sets the record at an index of a table, which may be one past the last.
@@ -103,7 +124,8 @@ impl RowImage {
 
     /// Sorts the rows of each table, and keeps the last record of each.
     pub(crate) fn sort(&mut self) {
-        self.tables.iter_mut().for_each(TableImage::sort);
+        let Self { tables, scratch } = self;
+        tables.iter_mut().for_each(|table| table.sort(scratch));
     }
 
     /// The copied rows of a table.
@@ -115,11 +137,6 @@ impl RowImage {
     pub(crate) fn all_rows(&self, table: usize) -> impl Iterator<Item = u64> + '_ {
         let TableImage { rows, waiting, .. } = &self.tables[table];
         rows.iter().copied().chain(waiting.iter())
-    }
-
-    /// Takes the sets of waiting rows. They are empty if the image is complete.
-    pub(crate) fn take_sets(&mut self) -> Vec<RowSet> {
-        self.tables.iter_mut().map(|table| std::mem::take(&mut table.waiting)).collect()
     }
 
     /// Number of copied rows of all tables.
@@ -155,31 +172,23 @@ impl RowImage {
                     prefetch(values);
                 }
                 if image.waiting.remove(row) {
+                    image.rows.push(row);
                     image.copy(row, table);
                 }
             }
         }
     }
 
-    /// Copies waiting rows until they make up `bytes` bytes or none waits.
+    /// Copies waiting rows until they make up `bytes` bytes or none waits, but at least one.
     pub(crate) fn copy_block(&mut self, tables: &[Table], bytes: usize) {
-        let mut left = bytes / size_of::<f32>();
-        let mut rows = Vec::with_capacity(BLOCK_ROWS);
-        while let (Some(image), Some(table)) = (self.tables.get_mut(self.copying), tables.get(self.copying)) {
-            let width = image.shape.width();
-            let most = BLOCK_ROWS.min(left / width.max(1));
-            if most == 0 && image.waiting.len() > 0 {
-                return;
-            }
-            rows.clear();
-            image.waiting.take_from(image.next, most, &mut rows);
-            let Some(last) = rows.last() else {
-                self.copying += 1;
+        let mut left = bytes;
+        for (image, table) in self.tables.iter_mut().zip(tables) {
+            if image.waiting.len() == 0 {
                 continue;
-            };
-            image.next = last + 1;
-            left -= rows.len() * width;
-            image.copy_rows(&rows, table);
+            }
+            let record = image.shape.record_bytes().max(1);
+            let most = if left == bytes { (left / record).max(1) } else { left / record };
+            left = left.saturating_sub(image.copy_waiting(table, most) * record);
         }
     }
 
@@ -213,38 +222,43 @@ impl RowImage {
 }
 
 impl TableImage {
-    fn sort(&mut self) {
+    fn sort(&mut self, scratch: &mut Vec<f32>) {
         if self.rows.is_sorted_by(|row, next| row < next) {
             return;
         }
         let width = self.shape.width();
         let mut order: Vec<(u64, usize)> = self.rows.iter().copied().zip(0..).collect();
         order.sort_unstable();
-        let mut records = Vec::with_capacity(self.records.len());
+        scratch.clear();
+        scratch.reserve_exact(self.records.len());
         self.rows.clear();
         // Of a row that occurs several times, the last record counts.
         for same in order.chunk_by(|a, b| a.0 == b.0) {
             let (row, at) = same[same.len() - 1];
             self.rows.push(row);
-            records.extend_from_slice(&self.records[at * width..][..width]);
+            scratch.extend_from_slice(&self.records[at * width..][..width]);
         }
-        self.records = records;
+        std::mem::swap(&mut self.records, scratch);
     }
 
-    /// Copies the records of rows.
-    fn copy_rows(&mut self, rows: &[u64], table: &Table) {
-        for (k, &row) in rows.iter().enumerate() {
-            if let Some(&ahead) = rows.get(k + AHEAD) {
+    /// Copies the first waiting rows, at most `most`. Returns how many.
+    fn copy_waiting(&mut self, table: &Table, most: usize) -> usize {
+        let first = self.rows.len();
+        self.waiting.take_from(self.next, most, &mut self.rows);
+        for k in first..self.rows.len() {
+            if let Some(&ahead) = self.rows.get(k + AHEAD) {
                 prefetch(table.row_values(ahead).unwrap_or_default());
                 (0..self.shape.states.len()).for_each(|state| prefetch(table.state(state, ahead)));
             }
-            self.copy(row, table);
+            self.copy(self.rows[k], table);
         }
+        let copied = &self.rows[first..];
+        self.next = copied.last().map_or(self.next, |last| last + 1);
+        copied.len()
     }
 
-    /// Copies the record of a row.
+    /// Copies the record of a row, which is already in `rows`.
     fn copy(&mut self, row: u64, table: &Table) {
-        self.rows.push(row);
         self.records.extend_from_slice(table.row_values(row).unwrap_or_default());
         for state in 0..self.shape.states.len() {
             self.records.extend_from_slice(table.state(state, row));

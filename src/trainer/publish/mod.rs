@@ -10,8 +10,9 @@
 //! The first version of a run has no base on disk that deltas could apply to, so it has all rows. Train waits
 //! until it is written.
 //!
-//! The copies take memory. When the changed rows take a sixteenth of the tables' bytes, and at least
-//! [`LEAST_COPIED`], a cut is due before its time, and Train waits if the writer is still busy.
+//! The copies take memory, which is kept for the next cut. When the changed rows take a sixteenth of the
+//! tables' bytes, and at least [`LEAST_COPIED`], a cut is due before its time, and Train waits if the writer
+//! is still busy.
 
 mod capture;
 mod cut;
@@ -108,8 +109,8 @@ pub(crate) struct Publisher {
     /// With rows in a working file: the rows that changed since the last cut, with their records. `None`:
     /// the next cut reads its rows from the file.
     capture: Option<Capture>,
-    /// Empty sets, for the next cut. To make new ones would take time.
-    spare: Vec<RowSet>,
+    /// The image of an earlier cut, without its rows.
+    spare: Option<RowImage>,
     /// Whether training shows the records of the rows that a step has updated.
     may_capture: bool,
     /// The last version, if deltas apply to it.
@@ -177,9 +178,9 @@ impl Publisher {
         let shapes: Vec<TableShape> = tables.iter().map(|table| shape(table.dim)).collect();
         let bytes = rows.iter().zip(&shapes).map(|(&rows, shape)| rows as usize * shape.record_bytes());
         Ok(Self {
-            changed: no_rows(&rows)?,
+            changed: rows.iter().map(|&rows| RowSet::new(rows)).collect::<Result<_, _>>()?,
             capture: None,
-            spare: no_rows(&rows)?,
+            spare: Some(RowImage::empty(&shapes, &rows)?),
             may_capture: false,
             most_copied: (bytes.sum::<usize>() / MOST_COPIED).max(LEAST_COPIED),
             shapes,
@@ -231,18 +232,38 @@ impl Publisher {
 
     /// Begins to capture rows, if training shows them and the next version can be a delta. From now on
     /// every changed row must be shown.
-    fn begin_capture(&mut self) {
+    ///
+    /// # Errors
+    /// [`TrainError::Memory`].
+    fn begin_capture(&mut self) -> Result<(), TrainError> {
         let none_marked = self.changed.iter().all(|rows| rows.len() == 0);
         if self.may_capture && self.capture.is_none() && self.base.is_some() && none_marked {
-            self.capture = Some(Capture::new(&self.shapes));
+            self.capture = Some(Capture::new(self.empty_image()?));
         }
+        Ok(())
     }
 
     /// Moves the captured rows to the set of changed rows, so that the next cut reads them from the file.
     fn end_capture(&mut self) {
         if let Some(capture) = self.capture.take() {
-            self.mark_rows(capture.image());
+            self.mark_rows(capture.into_image());
         }
+    }
+
+    /// An image without rows. It has the memory of an earlier one, if there was one.
+    ///
+    /// # Errors
+    /// [`TrainError::Memory`].
+    fn empty_image(&mut self) -> Result<RowImage, TrainError> {
+        match self.spare.take() {
+            Some(image) => Ok(image),
+            None => Ok(RowImage::empty(&self.shapes, &self.rows)?),
+        }
+    }
+
+    fn recycle(&mut self, mut image: RowImage) {
+        image.clear();
+        self.spare = Some(image);
     }
 
     /// Copies the rows that a step is about to update, if a cut needs them. With rows in memory it must be
@@ -424,12 +445,13 @@ impl Publisher {
         };
         (self.in_flight, self.waited) = (false, false);
         match outcome {
-            Outcome::Written { base, published } => {
+            Outcome::Written { image, base, published } => {
+                self.recycle(image);
                 self.written(base, published);
                 None
             }
             Outcome::Failed { image, error, overtaken } => {
-                self.take_back(&image);
+                self.take_back(image);
                 if overtaken {
                     // Another writer made a version, so the next one must have all rows.
                     self.base = None;
@@ -449,20 +471,17 @@ impl Publisher {
 
     /// Returns the rows of an image to the changed rows. Their records may be older than captured ones, so
     /// the next cut reads them from memory or from the file.
-    fn take_back(&mut self, image: &RowImage) {
+    fn take_back(&mut self, image: RowImage) {
         self.end_capture();
         self.mark_rows(image);
     }
 
-    fn mark_rows(&mut self, image: &RowImage) {
+    fn mark_rows(&mut self, image: RowImage) {
         for (t, changed) in self.changed.iter_mut().enumerate() {
             image.all_rows(t).for_each(|row| changed.insert(row));
         }
+        self.recycle(image);
     }
-}
-
-fn no_rows(rows: &[u64]) -> Result<Vec<RowSet>, TrainError> {
-    Ok(rows.iter().map(|&rows| RowSet::new(rows)).collect::<Result<_, _>>()?)
 }
 
 #[cfg(test)]

@@ -30,6 +30,14 @@ impl RowSet {
         self.len
     }
 
+    /// Removes all rows.
+    pub(crate) fn clear(&mut self) {
+        if self.len > 0 {
+            self.words.fill(0);
+            self.len = 0;
+        }
+    }
+
     /// Adds a row of the table.
     pub(crate) fn insert(&mut self, row: u64) {
         let (word, bit) = (&mut self.words[(row / BITS) as usize], 1 << (row % BITS));

@@ -26,6 +26,7 @@ pub(crate) struct Job {
 /// How writing a cut ended.
 pub(crate) enum Outcome {
     Written {
+        image: RowImage,
         base: Base,
         published: Published,
     },
@@ -113,7 +114,7 @@ fn write(options: &PublishOptions, job: Job) -> Outcome {
             let (version, rows, bytes) = (base.version, image.len() as u64, bytes(options, base));
             let (took, steps) = (begun.elapsed(), dense.training.steps);
             let published = Published { version, full, rows, bytes, took, pause, steps, cursor };
-            Outcome::Written { base, published }
+            Outcome::Written { image, base, published }
         }
         Err(error) => {
             use StoreError::{Base as BadBase, BaseDiffers, BaseOvertaken, MissingDirectory, MissingFile};
