@@ -129,8 +129,9 @@ pub(crate) static KSERVE: Layout = Layout {
 const PARAMETER_BYTES: usize = 4 * size_of::<(String, InferParameter)>() + 2 * SMALL;
 const PARAMETER: Field = Field::Flat(PARAMETER_BYTES, &PARAMETERS);
 
-/// An entry in the vector of outputs, and the smallest allocation of its name.
-const OUTPUT_BYTES: usize = grown(size_of::<InferRequestedOutputTensor>()) + SMALL;
+/// An entry in the vector of outputs, which has room for four at first, and the smallest allocation of its
+/// name.
+const OUTPUT_BYTES: usize = 4 * size_of::<InferRequestedOutputTensor>() + SMALL;
 
 /// An entry in the vector of tensors, and the smallest allocations of its name, its datatype, its shape and
 /// the eight vectors of its contents.

@@ -233,6 +233,18 @@ fn raw(mut request: ModelInferRequest) -> ModelInferRequest {
 }
 
 #[test]
+fn a_request_with_one_output_costs_what_it_takes() {
+    let output = InferRequestedOutputTensor { name: "logit".to_owned(), ..Default::default() };
+    let request = ModelInferRequest {
+        model_version: "7".to_owned(),
+        outputs: vec![output],
+        raw_input_contents: vec![Bytes::from_static(b"raw bytes"); 5],
+        ..Default::default()
+    };
+    assert!(decoded::<ModelInferRequest>(&KSERVE, &request.encode_to_vec()).is_some());
+}
+
+#[test]
 fn model_infer() {
     let known = inputs();
     let typed = [infer_request_of(1, false), infer_request_of(3, true), infer_request_of(40, false)];
