@@ -4,7 +4,7 @@
 //! After it, a block of these rows is copied between any two steps, until all are copied. A step first copies
 //! the rows that it is about to update, if they still wait (copy on write). So every row is copied as it was
 //! at the cut, by the thread that trains, without a lock. (With a thread for each table, a step would wait
-//! for the slowest of them. That made the longest waits twice as long.)
+//! for the slowest of them.)
 //!
 //! An image keeps its memory for the next cut. New memory would cost a page fault every few records.
 
@@ -179,16 +179,13 @@ impl RowImage {
         }
     }
 
-    /// Copies waiting rows until they make up `bytes` bytes or none waits, but at least one.
+    /// Copies waiting rows until they make up at least `bytes` bytes or none waits.
     pub(crate) fn copy_block(&mut self, tables: &[Table], bytes: usize) {
         let mut left = bytes;
         for (image, table) in self.tables.iter_mut().zip(tables) {
-            if image.waiting.len() == 0 {
-                continue;
-            }
             let record = image.shape.record_bytes().max(1);
-            let most = if left == bytes { (left / record).max(1) } else { left / record };
-            left = left.saturating_sub(image.copy_waiting(table, most) * record);
+            let copied = image.copy_waiting(table, left.div_ceil(record));
+            left = left.saturating_sub(copied * record);
         }
     }
 
