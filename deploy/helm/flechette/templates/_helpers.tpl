@@ -21,9 +21,28 @@ readOnlyRootFilesystem: true
 capabilities: {drop: [ALL]}
 {{- end -}}
 
-{{/* A TOML value. Helm reads whole numbers of values as floats. */}}
+{{/* A TOML value: a map is an inline table. JSON writes numbers, strings and booleans as TOML does. */}}
 {{- define "flechette.toml" -}}
-{{- if kindIs "string" . }}{{ . | toJson }}
-{{- else if kindIs "float64" . }}{{ if eq (floor .) . }}{{ int64 . }}{{ else }}{{ . }}{{ end }}
-{{- else }}{{ . | toJson }}{{ end }}
+{{- $parts := list -}}
+{{- if kindIs "map" . -}}
+{{- range $key, $value := . -}}
+{{- $parts = append $parts (printf "%s = %s" (include "flechette.key" $key) (include "flechette.toml" $value)) -}}
+{{- end -}}
+{{- printf "{%s}" (join ", " $parts) -}}
+{{- else if kindIs "slice" . -}}
+{{- range . }}{{ $parts = append $parts (include "flechette.toml" .) }}{{ end -}}
+{{- printf "[%s]" (join ", " $parts) -}}
+{{- else -}}
+{{- toJson . -}}
+{{- end -}}
+{{- end -}}
+
+{{/* A TOML key. One with other characters than these needs quotes. */}}
+{{- define "flechette.key" -}}
+{{- if regexMatch "^[A-Za-z0-9_-]+$" . }}{{ . }}{{ else }}{{ toJson . }}{{ end -}}
+{{- end -}}
+
+{{/* How the HTTP port is called: http or https. */}}
+{{- define "flechette.scheme" -}}
+{{- ternary "https" "http" (eq (dig "tls" "http" "off" .Values.settings) "on") -}}
 {{- end -}}
