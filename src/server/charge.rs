@@ -34,6 +34,8 @@ pub(crate) struct Charge {
     /// Set when the message has arrived.
     priority: OnceLock<Priority>,
     kind: Kind,
+    /// The client has ended the call before its message was complete.
+    cancelled: AtomicBool,
     /// `None` for a call with a single message.
     stream: Option<OfStream>,
 }
@@ -89,6 +91,7 @@ impl Charge {
             place: OnceLock::new(),
             priority: OnceLock::new(),
             kind,
+            cancelled: AtomicBool::new(false),
             stream: (kind == Kind::Stream).then(OfStream::default),
         });
         let entered = match kind {
@@ -153,6 +156,15 @@ impl Charge {
     /// The call got its scores.
     pub(crate) fn answered(&self) {
         self.model().inspect(|model| model.answered());
+    }
+
+    /// The client has ended the call before its message was complete.
+    pub(crate) fn cancel(&self) {
+        self.cancelled.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_cancelled(&self) -> bool {
+        self.cancelled.load(Ordering::Relaxed)
     }
 
     pub(crate) fn is_stream(&self) -> bool {

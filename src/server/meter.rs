@@ -91,8 +91,9 @@ impl Varint {
 #[derive(Clone, Copy)]
 struct Level {
     layout: &'static Layout,
-    /// Bytes of it that were not read yet.
-    left: usize,
+    /// Where it ends, in bytes from the begin of the outermost message. No message ends after the one around
+    /// it.
+    end: usize,
 }
 
 /// Parses the messages of one call.
@@ -103,6 +104,8 @@ struct Meter {
     /// The message, the message in it that the next byte belongs to, and so on. The first `depth` are in use.
     levels: [Level; DEPTH],
     depth: usize,
+    /// Bytes of the outermost message that were read.
+    at: usize,
     /// Entries of the fields with limits in the current message, by [`Limit::counter`].
     entries: [usize; LIMITS],
     /// What the current message costs so far.
@@ -113,8 +116,9 @@ struct Meter {
 impl Meter {
     fn new(layout: &'static Layout, max_bytes: usize) -> Self {
         let state = State::Prefix { read: 0, length: 0 };
-        let levels = [Level { layout, left: 0 }; DEPTH];
-        Self { state, max_bytes, levels, depth: 1, entries: [0; LIMITS], cost: 0, asked: Asked::default() }
+        let levels = [Level { layout, end: 0 }; DEPTH];
+        let (entries, asked) = ([0; LIMITS], Asked::default());
+        Self { state, max_bytes, levels, depth: 1, at: 0, entries, cost: 0, asked }
     }
 
     /// Parses the next bytes of the body. Returns the memory that they take, encoded and decoded. Calls
@@ -129,7 +133,7 @@ impl Meter {
                     break;
                 }
                 State::Prefix { read, length } => {
-                    self.prefix(read, length, *first);
+                    cost += self.prefix(read, length, *first);
                     bytes = rest;
                 }
                 State::Bytes { left, each } => {
@@ -147,9 +151,15 @@ impl Meter {
                     }
                 }
                 State::Key(_) | State::Length(..) | State::Number(..) => {
-                    self.spend(1)?;
-                    cost += self.number(*first)?;
-                    bytes = rest;
+                    if let Some((field, length)) = self.short(bytes) {
+                        self.spend(2)?;
+                        cost = 2 + self.delimited(field, length)?;
+                        bytes = &bytes[2..];
+                    } else {
+                        self.spend(1)?;
+                        cost += self.number(*first)?;
+                        bytes = rest;
+                    }
                 }
             }
             all += cost;
@@ -166,24 +176,46 @@ impl Meter {
         matches!(self.state, State::Prefix { read: 0, .. })
     }
 
-    fn prefix(&mut self, read: u8, length: u32, byte: u8) {
+    /// Bytes of the innermost message that were not read yet.
+    fn left(&self) -> usize {
+        self.level().end - self.at
+    }
+
+    /// Adds a byte of a prefix. Returns the cost of the message that it begins.
+    fn prefix(&mut self, read: u8, length: u32, byte: u8) -> usize {
         let length = if read == 0 { 0 } else { length << 8 | u32::from(byte) };
         self.state = State::Prefix { read: read + 1, length };
-        if read == 4 {
-            self.levels[0].left = length as usize;
-            self.entries = [0; LIMITS];
-            self.asked = Asked::default();
-            self.state = match length as usize {
-                0 => State::Prefix { read: 0, length: 0 },
-                message if message > self.max_bytes => State::Refused,
-                _ => State::Key(Varint::default()),
-            };
+        if read < 4 {
+            return 0;
         }
+        (self.levels[0].end, self.at) = (length as usize, 0);
+        self.entries = [0; LIMITS];
+        self.asked = Asked::default();
+        let (state, cost) = match length as usize {
+            0 => (State::Prefix { read: 0, length: 0 }, 0),
+            message if message > self.max_bytes => (State::Refused, 0),
+            _ => (State::Key(Varint::default()), self.levels[0].layout.spare),
+        };
+        self.state = state;
+        cost
     }
 
     /// The innermost message.
     fn level(&self) -> &Level {
         &self.levels[self.depth - 1]
+    }
+
+    /// The field and its length, if the next two bytes are its key and its length, as in most cases. Reading
+    /// both at once is faster.
+    fn short(&self, bytes: &[u8]) -> Option<(u64, u64)> {
+        match (self.state, bytes) {
+            (State::Key(Varint { bits: 0, .. }), [key @ 8..0x80, length @ ..0x80, ..])
+                if key & 7 == 2 && self.left() >= 2 =>
+            {
+                Some((u64::from(key >> 3), u64::from(*length)))
+            }
+            _ => None,
+        }
     }
 
     /// Adds a byte of a key, a length or a number. Returns the cost of the entry that it completes.
@@ -213,7 +245,7 @@ impl Meter {
             }
             State::Prefix { .. } | State::Bytes { .. } | State::Refused => {}
         }
-        if self.level().left == 0 {
+        if self.left() == 0 {
             return Err(Fault::Malformed("it ends within a field"));
         }
         Ok(cost)
@@ -246,8 +278,8 @@ impl Meter {
 
     /// Begins the value of a field with this length. Returns its cost.
     fn delimited(&mut self, field: u64, length: u64) -> Result<usize, Fault> {
-        let Level { layout, left } = *self.level();
-        let length = usize::try_from(length).ok().filter(|length| *length <= left);
+        let layout = self.level().layout;
+        let length = usize::try_from(length).ok().filter(|length| *length <= self.left());
         let length = length.ok_or(Fault::Malformed("a field is longer than its message"))?;
         let mut each = 0;
         let cost = match layout.field(field) {
@@ -274,10 +306,10 @@ impl Meter {
             }
             Field::Messages(entry, inner, limit) => {
                 limit.map_or(Ok(()), |limit| self.count(limit))?;
-                self.levels[self.depth] = Level { layout: inner, left: length };
+                self.levels[self.depth] = Level { layout: inner, end: self.at + length };
                 self.depth += 1;
                 self.next();
-                return Ok(entry);
+                return Ok(entry + inner.spare);
             }
         };
         if length == 0 {
@@ -296,20 +328,20 @@ impl Meter {
     }
 
     fn spend(&mut self, bytes: usize) -> Result<(), Fault> {
-        for level in &mut self.levels[..self.depth] {
-            let left = level.left.checked_sub(bytes);
-            level.left = left.ok_or(Fault::Malformed("a field is longer than its message"))?;
+        if bytes > self.left() {
+            return Err(Fault::Malformed("a field is longer than its message"));
         }
+        self.at += bytes;
         Ok(())
     }
 
     /// Ends a field: the key of a field or the next message follows.
     fn next(&mut self) {
         self.asked.end();
-        while self.depth > 1 && self.level().left == 0 {
+        while self.depth > 1 && self.left() == 0 {
             self.depth -= 1;
         }
-        self.state = match self.levels[0].left {
+        self.state = match self.left() {
             0 => State::Prefix { read: 0, length: 0 },
             _ => State::Key(Varint::default()),
         };
@@ -322,6 +354,8 @@ pub(crate) struct Metered {
     body: Body,
     meter: Meter,
     charge: Arc<Charge>,
+    /// A message has arrived completely.
+    complete: bool,
     /// When the message must be complete; `None` between the messages of a stream.
     due: Option<Instant>,
     /// Set when the body is first waited for. Most bodies arrive with their headers.
@@ -332,7 +366,7 @@ impl Metered {
     pub(crate) fn new(body: Body, layout: &'static Layout, charge: Arc<Charge>) -> Self {
         let meter = Meter::new(layout, charge.shared.limits.max_bytes);
         let due = (!charge.is_stream()).then(|| Instant::now() + charge.shared.limits.body);
-        Self { body, meter, charge, due, late: None }
+        Self { body, meter, charge, complete: false, due, late: None }
     }
 
     /// Waits for the rest of a message, but not for too long.
@@ -344,6 +378,15 @@ impl Metered {
         let since = if self.charge.is_stream() { "first byte" } else { "headers" };
         let text = format!("message: it must be complete {limit} s (server.body_seconds) after its {since}");
         Poll::Ready(Status::deadline_exceeded(text))
+    }
+
+    /// The body has ended, or failed, before the message was complete.
+    fn cut_short(&self) -> Option<Status> {
+        if http_body::Body::is_end_stream(&self.body) {
+            return Some(Status::invalid_argument("message: missing or incomplete"));
+        }
+        self.charge.cancel();
+        None
     }
 
     /// Sets the limit of a stream's next message, if a part of it has arrived. `restart`: that part is its
@@ -374,13 +417,18 @@ impl http_body::Body for Metered {
         if polled.is_pending() {
             return this.poll_late(cx).map(|status| Some(Err(status)));
         }
-        let Poll::Ready(Some(Ok(frame))) = &polled else { return polled };
+        let Poll::Ready(Some(Ok(frame))) = &polled else {
+            let expected = !this.complete && !this.charge.is_stream();
+            let error = if expected { this.cut_short() } else { None };
+            return error.map_or(polled, |error| Poll::Ready(Some(Err(error))));
+        };
         let Some(bytes) = frame.data_ref() else { return polled };
         let mut ended = false;
         let charged = this.meter.feed(bytes, |message| {
             ended = true;
             this.charge.ended(message);
         });
+        this.complete |= ended;
         if this.charge.is_stream() {
             this.set_due(ended);
         }

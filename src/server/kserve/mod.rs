@@ -83,7 +83,7 @@ impl ScoreRequest for ModelInferRequest {
         let ask = Ask { version: version(model_version)?, label, id, terms, logits: outputs.logit };
         let raw = !raw_input_contents.is_empty();
         let queued =
-            model.queue(&ask, |known, batch| tensors::encode(known, inputs, raw_input_contents, batch))?;
+            model.queue(&ask, |known, batch| tensors::encode(known, &inputs, &raw_input_contents, batch))?;
         Ok((queued, Form { model: model.name().to_owned(), id: id.to_owned(), raw, outputs }))
     }
 

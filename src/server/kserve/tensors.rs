@@ -12,6 +12,7 @@
 //! contents are converted from the message to the raw batch directly.
 
 use std::fmt;
+use std::sync::LazyLock;
 
 use prost::bytes::Bytes;
 
@@ -100,24 +101,29 @@ pub(crate) fn dense_name(schema: &Schema) -> &'static str {
     if schema.features.iter().any(|feature| feature.name == "dense") { ":dense" } else { "dense" }
 }
 
-/// An input tensor with its elements.
-struct Tensor {
-    name: String,
-    datatype: String,
-    shape: Vec<i64>,
-    elements: Elements,
+/// An input tensor of a message, with its elements.
+#[derive(Clone, Copy)]
+struct Tensor<'m> {
+    name: &'m str,
+    datatype: &'m str,
+    shape: &'m [i64],
+    elements: Elements<'m>,
 }
 
-enum Elements {
-    Raw(Bytes),
-    Typed(InferTensorContents),
+#[derive(Clone, Copy)]
+enum Elements<'m> {
+    Raw(&'m [u8]),
+    Typed(&'m InferTensorContents),
 }
+
+/// Of a tensor without contents.
+static NO_CONTENTS: LazyLock<InferTensorContents> = LazyLock::new(InferTensorContents::default);
 
 /// The tensors of a request by what they are, in the order of the schema.
-struct Tensors {
-    dense: Option<Tensor>,
-    values: Vec<Option<Tensor>>,
-    lengths: Vec<Option<Tensor>>,
+struct Tensors<'m> {
+    dense: Option<Tensor<'m>>,
+    values: Vec<Option<Tensor<'m>>>,
+    lengths: Vec<Option<Tensor<'m>>>,
 }
 
 /// Overwrites `out` with the batch of a request's tensors.
@@ -126,8 +132,8 @@ struct Tensors {
 /// When the tensors are not a batch of this model, or exceed a limit.
 pub(crate) fn encode(
     inputs: &Inputs,
-    tensors: Vec<InferInputTensor>,
-    raw: Vec<Bytes>,
+    tensors: &[InferInputTensor],
+    raw: &[Bytes],
     out: &mut Batch,
 ) -> Result<(), CallError> {
     let tensors = Tensors::sort(inputs, with_elements(tensors, raw)?)?;
@@ -136,28 +142,30 @@ pub(crate) fn encode(
 }
 
 /// The tensors with their elements: all raw, or all typed.
-fn with_elements(tensors: Vec<InferInputTensor>, raw: Vec<Bytes>) -> Result<Vec<Tensor>, TensorError> {
+fn with_elements<'m>(
+    tensors: &'m [InferInputTensor],
+    raw: &'m [Bytes],
+) -> Result<Vec<Tensor<'m>>, TensorError> {
     let is_raw = !raw.is_empty();
     if is_raw && raw.len() != tensors.len() {
         return Err(TensorError::RawCount { inputs: tensors.len(), got: raw.len() });
     }
-    let mut raw = raw.into_iter();
-    let tensor = |tensor: InferInputTensor| {
+    let mut raw = raw.iter();
+    let tensor = |tensor: &'m InferInputTensor| {
         let InferInputTensor { name, datatype, shape, parameters, contents } = tensor;
         if parameters.contains_key("shared_memory_region") {
-            return Err(TensorError::SharedMemory { name: clip(name) });
+            return Err(TensorError::SharedMemory { name: clip(name.clone()) });
         }
-        let contents = contents.unwrap_or_default();
-        let elements = match raw.next() {
-            Some(_) if lens(&contents).iter().any(|len| *len > 0) => {
-                return Err(TensorError::BothContents { name: clip(name) });
+        let elements = match (raw.next(), contents) {
+            (Some(_), Some(contents)) if lens(contents).iter().any(|len| *len > 0) => {
+                return Err(TensorError::BothContents { name: clip(name.clone()) });
             }
-            Some(bytes) => Elements::Raw(bytes),
-            None => Elements::Typed(contents),
+            (Some(bytes), _) => Elements::Raw(bytes),
+            (None, contents) => Elements::Typed(contents.as_ref().unwrap_or(&NO_CONTENTS)),
         };
         Ok(Tensor { name, datatype, shape, elements })
     };
-    tensors.into_iter().map(tensor).collect()
+    tensors.iter().map(tensor).collect()
 }
 
 /// The number of elements in each field.
@@ -174,8 +182,8 @@ fn lens(contents: &InferTensorContents) -> [usize; 8] {
     ]
 }
 
-impl Tensors {
-    fn sort(inputs: &Inputs, tensors: Vec<Tensor>) -> Result<Self, TensorError> {
+impl<'m> Tensors<'m> {
+    fn sort(inputs: &Inputs, tensors: Vec<Tensor<'m>>) -> Result<Self, TensorError> {
         let schema = &inputs.schema;
         let none = || schema.features.iter().map(|_| None).collect::<Vec<_>>();
         let mut sorted = Self { dense: None, values: none(), lengths: none() };
@@ -183,7 +191,7 @@ impl Tensors {
         // Clients often send the tensors in the order of the schema, so the next feature is a good guess.
         let mut likely = 0;
         for tensor in tensors {
-            let name = tensor.name.as_str();
+            let name = tensor.name;
             let place = if Some(name) == dense {
                 Some(&mut sorted.dense)
             } else if let Some(feature) = name.strip_suffix(LENGTHS) {
@@ -196,8 +204,8 @@ impl Tensors {
                 index.map(|index| &mut sorted.values[index])
             };
             match place {
-                None => return Err(TensorError::Unknown { name: clip(tensor.name) }),
-                Some(Some(_)) => return Err(TensorError::Duplicate { name: tensor.name }),
+                None => return Err(TensorError::Unknown { name: clip(name.to_owned()) }),
+                Some(Some(_)) => return Err(TensorError::Duplicate { name: name.to_owned() }),
                 Some(place) => *place = Some(tensor),
             }
         }
@@ -226,13 +234,13 @@ impl Tensors {
         let per_sample = self.lengths.iter().zip(&self.values).find_map(|(l, v)| l.as_ref().or(v.as_ref()));
         // A schema has at least one feature, and none is missing.
         let Some(tensor) = self.dense.as_ref().or(per_sample) else { return Ok(0) };
-        let name = || tensor.name.clone();
+        let name = || tensor.name.to_owned();
         let Some(&got) = tensor.shape.first().filter(|size| **size >= 0) else {
             let expected = match &self.dense {
                 Some(_) => vec![-1, inputs.schema.dense_width() as i64],
                 None => vec![-1; tensor.shape.len().max(1)],
             };
-            let got = Dims::of(&tensor.shape);
+            let got = Dims::of(tensor.shape);
             return Err(TensorError::Shape { name: name(), expected: Dims(expected), got });
         };
         if got == 0 {
@@ -274,15 +282,15 @@ struct Column {
 impl Column {
     fn fill(
         &self,
-        values: Tensor,
-        lengths: Option<Tensor>,
+        values: Tensor<'_>,
+        lengths: Option<Tensor<'_>>,
         column: &mut RawFeature,
     ) -> Result<(), TensorError> {
         let samples = self.samples;
         column.offsets.clear();
         values.check_datatype(&["INT64", "BYTES"])?;
         let Some(lengths) = lengths else {
-            let each = match values.shape[..] {
+            let each = match *values.shape {
                 [_, each] if !self.one_hot => each.max(0),
                 _ => 1,
             };
@@ -294,37 +302,37 @@ impl Column {
             column.offsets.extend((0..=samples).map(|sample| (sample * each as usize) as u32));
             return Ok(());
         };
-        let count = match values.shape[..] {
+        let count = match *values.shape {
             [count] if count >= 0 => count,
             _ => return Err(values.wrong_shape(&[-1])),
         };
         let count = usize::try_from(count).unwrap_or(usize::MAX);
-        let (lengths_name, name) = (lengths.name.clone(), values.name.clone());
         values.values(count, &mut column.values)?;
         let sum = lengths.ends(samples, &mut column.offsets)?;
         if sum != count as u64 {
-            return Err(TensorError::LengthSum { name: lengths_name, feature: name, values: count, sum });
+            let (name, feature) = (lengths.name.to_owned(), values.name.to_owned());
+            return Err(TensorError::LengthSum { name, feature, values: count, sum });
         }
         Ok(())
     }
 }
 
-impl Tensor {
+impl Tensor<'_> {
     fn check_shape(&self, expected: &[i64]) -> Result<(), TensorError> {
         if self.shape == expected { Ok(()) } else { Err(self.wrong_shape(expected)) }
     }
 
     fn wrong_shape(&self, expected: &[i64]) -> TensorError {
-        let (expected, got) = (Dims(expected.to_vec()), Dims::of(&self.shape));
-        TensorError::Shape { name: self.name.clone(), expected, got }
+        let (expected, got) = (Dims(expected.to_vec()), Dims::of(self.shape));
+        TensorError::Shape { name: self.name.to_owned(), expected, got }
     }
 
     fn check_datatype(&self, expected: &'static [&'static str]) -> Result<(), TensorError> {
-        if expected.contains(&self.datatype.as_str()) {
+        if expected.contains(&self.datatype) {
             return Ok(());
         }
-        let got = clip(self.datatype.clone());
-        Err(TensorError::Datatype { name: self.name.clone(), expected: OneOf(expected), got })
+        let got = clip(self.datatype.to_owned());
+        Err(TensorError::Datatype { name: self.name.to_owned(), expected: OneOf(expected), got })
     }
 
     /// Checks the number of typed elements, `got` in the field of the datatype and `all` in all fields.
@@ -359,38 +367,44 @@ impl Tensor {
     }
 
     /// Writes the dense values of some samples.
-    fn numbers(self, [samples, width]: [usize; 2], out: &mut Vec<f32>) -> Result<(), TensorError> {
+    fn numbers(&self, [samples, width]: [usize; 2], out: &mut Vec<f32>) -> Result<(), TensorError> {
         self.check_datatype(&["FP32"])?;
         self.check_shape(&[samples as i64, width as i64])?;
         let count = samples * width;
         match self.elements {
-            Elements::Raw(bytes) => out.extend(Self::raw(&self.name, &bytes, count)?.map(f32::from_le_bytes)),
+            Elements::Raw(bytes) => out.extend(Self::raw(self.name, bytes, count)?.map(f32::from_le_bytes)),
             Elements::Typed(contents) => {
-                let counts = (contents.fp32_contents.len(), lens(&contents).iter().sum());
-                Self::check_typed(&self.name, "fp32_contents", count, counts)?;
-                *out = contents.fp32_contents;
+                let counts = (contents.fp32_contents.len(), lens(contents).iter().sum());
+                Self::check_typed(self.name, "fp32_contents", count, counts)?;
+                out.extend_from_slice(&contents.fp32_contents);
             }
         }
         Ok(())
     }
 
     /// Writes the ends of `samples` lengths, after a 0. Returns their sum.
-    fn ends(self, samples: usize, out: &mut Vec<u32>) -> Result<u64, TensorError> {
+    fn ends(&self, samples: usize, out: &mut Vec<u32>) -> Result<u64, TensorError> {
         self.check_datatype(&["INT32"])?;
         self.check_shape(&[samples as i64])?;
-        let lengths: Vec<i32> = match self.elements {
-            Elements::Raw(bytes) => Self::raw(&self.name, &bytes, samples)?.map(i32::from_le_bytes).collect(),
-            Elements::Typed(contents) => {
-                let counts = (contents.int_contents.len(), lens(&contents).iter().sum());
-                Self::check_typed(&self.name, "int_contents", samples, counts)?;
-                contents.int_contents
-            }
-        };
-        let mut sum = 0_u64;
         out.push(0);
-        for (element, &got) in lengths.iter().enumerate() {
+        match self.elements {
+            Elements::Raw(bytes) => {
+                self.add_ends(Self::raw(self.name, bytes, samples)?.map(i32::from_le_bytes), out)
+            }
+            Elements::Typed(contents) => {
+                let counts = (contents.int_contents.len(), lens(contents).iter().sum());
+                Self::check_typed(self.name, "int_contents", samples, counts)?;
+                self.add_ends(contents.int_contents.iter().copied(), out)
+            }
+        }
+    }
+
+    /// Adds the ends of these lengths. Returns their sum.
+    fn add_ends(&self, lengths: impl Iterator<Item = i32>, out: &mut Vec<u32>) -> Result<u64, TensorError> {
+        let mut sum = 0_u64;
+        for (element, got) in lengths.enumerate() {
             let Ok(length) = u32::try_from(got) else {
-                return Err(TensorError::NegativeLength { name: self.name, element, got });
+                return Err(TensorError::NegativeLength { name: self.name.to_owned(), element, got });
             };
             sum += u64::from(length);
             // A sum that does not fit is refused, because it is not the number of values.
@@ -400,53 +414,53 @@ impl Tensor {
     }
 
     /// Writes `count` values of a feature, by their datatype, which was checked.
-    fn values(self, count: usize, out: &mut RawValues) -> Result<(), TensorError> {
+    fn values(&self, count: usize, out: &mut RawValues) -> Result<(), TensorError> {
         if self.datatype == "BYTES" { self.strings(count, out) } else { self.ids(count, out) }
     }
 
-    fn ids(self, count: usize, out: &mut RawValues) -> Result<(), TensorError> {
-        let name = self.name;
+    fn ids(&self, count: usize, out: &mut RawValues) -> Result<(), TensorError> {
         let mut ids = match std::mem::replace(out, RawValues::Ids(Vec::new())) {
             RawValues::Ids(ids) => ids,
             RawValues::Text { .. } => Vec::new(),
         };
         ids.clear();
         match self.elements {
-            Elements::Raw(bytes) => ids.extend(Self::raw(&name, &bytes, count)?.map(u64::from_le_bytes)),
+            Elements::Raw(bytes) => ids.extend(Self::raw(self.name, bytes, count)?.map(u64::from_le_bytes)),
             Elements::Typed(contents) => {
-                let counts = (contents.int64_contents.len(), lens(&contents).iter().sum());
-                Self::check_typed(&name, "int64_contents", count, counts)?;
+                let counts = (contents.int64_contents.len(), lens(contents).iter().sum());
+                Self::check_typed(self.name, "int64_contents", count, counts)?;
                 ids.extend(contents.int64_contents.iter().map(|id| id.cast_unsigned()));
             }
         }
         if let Some(element) = ids.iter().position(|id| id.cast_signed() < 0) {
-            return Err(TensorError::NegativeId { name, element, got: ids[element].cast_signed() });
+            let (name, got) = (self.name.to_owned(), ids[element].cast_signed());
+            return Err(TensorError::NegativeId { name, element, got });
         }
         *out = RawValues::Ids(ids);
         Ok(())
     }
 
-    fn strings(self, count: usize, out: &mut RawValues) -> Result<(), TensorError> {
-        let name = self.name;
+    fn strings(&self, count: usize, out: &mut RawValues) -> Result<(), TensorError> {
         match self.elements {
             Elements::Typed(contents) => {
-                let counts = (contents.bytes_contents.len(), lens(&contents).iter().sum());
-                Self::check_typed(&name, "bytes_contents", count, counts)?;
+                let counts = (contents.bytes_contents.len(), lens(contents).iter().sum());
+                Self::check_typed(self.name, "bytes_contents", count, counts)?;
                 fill_text(&contents.bytes_contents, out);
                 Ok(())
             }
-            Elements::Raw(bytes) => raw_strings(name, &bytes, count, out),
+            Elements::Raw(bytes) => raw_strings(self.name, bytes, count, out),
         }
     }
 }
 
 /// Writes raw strings. Each begins with its length, in 4 bytes.
-fn raw_strings(name: String, mut raw: &[u8], count: usize, out: &mut RawValues) -> Result<(), TensorError> {
+fn raw_strings(name: &str, mut raw: &[u8], count: usize, out: &mut RawValues) -> Result<(), TensorError> {
+    let name = || name.to_owned();
     let (bytes, ends) = no_text(out);
     while let Some((length, rest)) = raw.split_first_chunk() {
         let (needed, element) = (u32::from_le_bytes(*length) as usize, ends.len());
         let Some((string, rest)) = rest.split_at_checked(needed) else {
-            return Err(TensorError::RawElement { name, element, needed, left: rest.len() });
+            return Err(TensorError::RawElement { name: name(), element, needed, left: rest.len() });
         };
         bytes.extend_from_slice(string);
         // A message is at most 1 GiB, so the ends fit in 32 bits.
@@ -454,10 +468,15 @@ fn raw_strings(name: String, mut raw: &[u8], count: usize, out: &mut RawValues) 
         raw = rest;
     }
     if !raw.is_empty() {
-        return Err(TensorError::RawElement { name, element: ends.len(), needed: 4, left: raw.len() });
+        return Err(TensorError::RawElement {
+            name: name(),
+            element: ends.len(),
+            needed: 4,
+            left: raw.len(),
+        });
     }
     if ends.len() != count {
-        return Err(TensorError::Count { name, expected: count, got: ends.len() });
+        return Err(TensorError::Count { name: name(), expected: count, got: ends.len() });
     }
     Ok(())
 }

@@ -15,6 +15,8 @@ pub(super) const DEPTH: usize = 3;
 /// The fields of a message that take more memory than their encoding. All requests of a service have one
 /// layout: a field that is larger in one of them costs as much in all.
 pub(crate) struct Layout {
+    /// Memory of its vectors that no entry is charged for: see [`spare`]. Each message costs it.
+    pub(super) spare: usize,
     fields: &'static [(u64, Field)],
 }
 
@@ -81,7 +83,13 @@ const fn grown(bytes: usize) -> usize {
     2 * bytes
 }
 
-/// The smallest allocation of a string or a vector.
+/// What the first entry of a vector takes besides, because there is room for four at first and [`grown`]
+/// charges for two.
+const fn spare(bytes: usize) -> usize {
+    2 * bytes
+}
+
+/// The smallest allocation of a string, or of a vector of numbers.
 const SMALL: usize = size_of::<Bytes>();
 
 const fn numbers(bytes: usize) -> Field {
@@ -96,6 +104,7 @@ const SLICES: Field = Field::Slices(grown(size_of::<Bytes>()));
 
 /// Requests of `flechette.v1.Ctr`: `model`, `dense`, `features`, `labels`, `priority`.
 pub(crate) static CTR: Layout = Layout {
+    spare: spare(size_of::<FeatureColumn>()) + SMALL,
     fields: &[
         (1, Field::Model),
         (4, fixed(4)),
@@ -106,14 +115,18 @@ pub(crate) static CTR: Layout = Layout {
 };
 
 /// An entry in the vector of columns, and the smallest allocations of its name and its three vectors.
-pub(super) const COLUMN_BYTES: usize = grown(size_of::<FeatureColumn>()) + 4 * SMALL + 128;
+const COLUMN_BYTES: usize = grown(size_of::<FeatureColumn>()) + 4 * SMALL;
 
 /// `lengths`, `ids`, `strings`.
-static COLUMN: Layout = Layout { fields: &[(2, numbers(4)), (3, numbers(8)), (4, SLICES)] };
+static COLUMN: Layout =
+    Layout { spare: spare(size_of::<Bytes>()), fields: &[(2, numbers(4)), (3, numbers(8)), (4, SLICES)] };
 
 /// Requests of `inference.GRPCInferenceService`: the model's name, `parameters` of a repository request or
 /// the id of another one, `parameters`, `inputs`, `outputs`, `raw_input_contents`.
 pub(crate) static KSERVE: Layout = Layout {
+    spare: spare(size_of::<InferInputTensor>())
+        + spare(size_of::<InferRequestedOutputTensor>())
+        + spare(size_of::<Bytes>()),
     fields: &[
         (1, Field::Model),
         (3, PARAMETER),
@@ -129,20 +142,20 @@ pub(crate) static KSERVE: Layout = Layout {
 const PARAMETER_BYTES: usize = 4 * size_of::<(String, InferParameter)>() + 2 * SMALL;
 const PARAMETER: Field = Field::Flat(PARAMETER_BYTES, &PARAMETERS);
 
-/// An entry in the vector of outputs, which has room for four at first, and the smallest allocation of its
-/// name.
-const OUTPUT_BYTES: usize = 4 * size_of::<InferRequestedOutputTensor>() + SMALL;
+/// An entry in the vector of outputs, and the smallest allocation of its name.
+const OUTPUT_BYTES: usize = grown(size_of::<InferRequestedOutputTensor>()) + SMALL;
 
 /// An entry in the vector of tensors, and the smallest allocations of its name, its datatype, its shape and
 /// the eight vectors of its contents.
-const TENSOR_BYTES: usize = grown(size_of::<InferInputTensor>()) + 11 * SMALL + 128;
+const TENSOR_BYTES: usize = grown(size_of::<InferInputTensor>()) + 11 * SMALL;
 
 /// `shape`, `parameters`, `contents`.
 static TENSOR: Layout =
-    Layout { fields: &[(3, numbers(8)), (4, PARAMETER), (5, Field::Messages(0, &CONTENTS, None))] };
+    Layout { spare: 0, fields: &[(3, numbers(8)), (4, PARAMETER), (5, Field::Messages(0, &CONTENTS, None))] };
 
 /// Elements of eight datatypes.
 static CONTENTS: Layout = Layout {
+    spare: spare(size_of::<Bytes>()),
     fields: &[
         (1, numbers(1)),
         (2, numbers(4)),
@@ -156,4 +169,4 @@ static CONTENTS: Layout = Layout {
 };
 
 /// `parameters`.
-static OUTPUT: Layout = Layout { fields: &[(2, PARAMETER)] };
+static OUTPUT: Layout = Layout { spare: 0, fields: &[(2, PARAMETER)] };

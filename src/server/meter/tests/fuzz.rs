@@ -232,16 +232,31 @@ fn raw(mut request: ModelInferRequest) -> ModelInferRequest {
     request
 }
 
+/// A vector has room for four entries when it gets its first one.
 #[test]
-fn a_request_with_one_output_costs_what_it_takes() {
-    let output = InferRequestedOutputTensor { name: "logit".to_owned(), ..Default::default() };
-    let request = ModelInferRequest {
-        model_version: "7".to_owned(),
-        outputs: vec![output],
-        raw_input_contents: vec![Bytes::from_static(b"raw bytes"); 5],
-        ..Default::default()
+fn a_request_with_one_entry_of_a_kind_costs_what_it_takes() {
+    let costs = |request: &ModelInferRequest| {
+        assert!(decoded::<ModelInferRequest>(&KSERVE, &request.encode_to_vec()).is_some());
     };
-    assert!(decoded::<ModelInferRequest>(&KSERVE, &request.encode_to_vec()).is_some());
+    let none = ModelInferRequest::default;
+    let contents = |contents| InferInputTensor { contents: Some(contents), ..Default::default() };
+    let bytes = || vec![Bytes::from_static(b"x")];
+    let strings = InferTensorContents { bytes_contents: bytes(), ..Default::default() };
+    let outputs = vec![InferRequestedOutputTensor { name: "logit".to_owned(), ..Default::default() }];
+    costs(&ModelInferRequest { inputs: vec![InferInputTensor::default()], ..none() });
+    costs(&ModelInferRequest { inputs: vec![contents(strings.clone())], ..none() });
+    costs(&ModelInferRequest { outputs: outputs.clone(), ..none() });
+    costs(&ModelInferRequest { raw_input_contents: bytes(), ..none() });
+    let inputs = vec![contents(strings)];
+    costs(&ModelInferRequest { inputs, outputs, raw_input_contents: bytes(), ..none() });
+    let columns = [
+        FeatureColumn::default(),
+        FeatureColumn { lengths: vec![1], ids: vec![1], strings: bytes(), ..Default::default() },
+    ];
+    for column in columns {
+        let request = PredictRequest { dense: vec![1.0], features: vec![column], ..Default::default() };
+        assert!(decoded::<PredictRequest>(&CTR, &request.encode_to_vec()).is_some());
+    }
 }
 
 #[test]
@@ -255,15 +270,15 @@ fn model_infer() {
         let (_, memory) = measured(|| (request.timeout(), request.priority().map_err(Status::from).is_ok()));
         assert!(memory <= 1 << 14, "{memory} for the parameters");
         let _ = answers::outputs(&request.outputs).map_err(|error| Status::from(CallError::from(error)));
-        let encode = |request: ModelInferRequest, batch: &mut Batch| {
-            tensors::encode(&known, request.inputs, request.raw_input_contents, batch)
+        let encode = |request: &ModelInferRequest, batch: &mut Batch| {
+            tensors::encode(&known, &request.inputs, &request.raw_input_contents, batch)
         };
         let of_request = (message.len(), cost);
-        let batch = converted(of_request, |batch| encode(request.clone(), batch));
+        let batch = converted(of_request, |batch| encode(&request, batch));
         if let Some(batch) = &batch
             && request.raw_input_contents.is_empty()
         {
-            let of_raw = converted(of_request, |batch| encode(raw(request), batch));
+            let of_raw = converted(of_request, |batch| encode(&raw(request.clone()), batch));
             assert_eq!(of_raw.as_ref(), Some(batch), "typed and raw contents");
         }
         batch.is_some()
