@@ -181,11 +181,14 @@ pub struct SetLabelRequest {
     #[prost(bool, tag = "4")]
     pub remove: bool,
 }
-#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct SetLabelResponse {
     /// The version that the label names now. 0 if it names none.
     #[prost(uint64, tag = "1")]
     pub version: u64,
+    /// Why the change is lost at a restart: the file of the labels cannot be written. Empty: it is kept.
+    #[prost(string, tag = "2")]
+    pub not_kept: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct DenseInput {

@@ -461,16 +461,20 @@ class SetLabelResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     VERSION_FIELD_NUMBER: _builtins.int
+    NOT_KEPT_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     """The version that the label names now. 0 if it names none."""
+    not_kept: _builtins.str
+    """Why the change is lost at a restart: the file of the labels cannot be written. Empty: it is kept."""
     def __init__(
         self,
         *,
         version: _builtins.int = ...,
+        not_kept: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["not_kept", b"not_kept", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
