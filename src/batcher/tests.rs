@@ -11,7 +11,7 @@ use crate::trainer::initialise;
 use crate::trainer::optim::{Kind, Optimizer};
 use crate::trainer::tests::engines;
 use crate::trainer::tests::samples::{generate, schema};
-use crate::types::{AbsentId, Jagged};
+use crate::types::{AbsentId, Jagged, Scores};
 
 fn start(model: &Arc<Fake>, change: impl FnOnce(&mut BatcherConfig)) -> Arc<Batcher> {
     let mut config = batcher_config();

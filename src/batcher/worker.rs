@@ -10,7 +10,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::PoisonError;
 use std::time::Instant;
 
-use super::{BatchError, Computed, Entry, Job, Next, Shared, Taken};
+use super::{BatchError, CORES, Computed, Entry, Job, Next, Shared, Taken, send_all};
 use crate::types::{AbsentId, Batch, Jagged, Scores};
 
 /// Computes batches until the queue is closed and empty.
@@ -21,7 +21,9 @@ pub(crate) fn run(shared: &Shared) {
     while wait_for_batch(shared, computed, &mut taken) {
         let samples = taken.batch.iter().map(|entry| entry.size.samples).sum();
         let begun = Instant::now();
+        let computing = CORES.compute();
         let outcome = catch_unwind(AssertUnwindSafe(|| handle(shared, &mut taken, &mut merged)));
+        drop(computing);
         if let Err(panic) = outcome {
             shared.metrics.batches.panics.increment(1);
             tracing::error!(panic = panic_text(&*panic), "a worker panicked: its requests get an error");
@@ -172,7 +174,7 @@ fn merge(batch: &[Entry<Job>], merged: &mut Batch) {
 
 /// Answers each entry with the scores and absent ids of its range of samples.
 fn answer_all(shared: &Shared, batch: &mut Vec<Entry<Job>>, scores: &Scores) {
-    let mut spares = Vec::with_capacity(batch.len());
+    let (mut spares, mut answers) = (Vec::with_capacity(batch.len()), Vec::with_capacity(batch.len()));
     let mut start = 0;
     let mut absent = scores.absent.as_slice();
     for entry in batch.drain(..) {
@@ -188,8 +190,15 @@ fn answer_all(shared: &Shared, batch: &mut Vec<Entry<Job>>, scores: &Scores) {
             absent: own.iter().map(rebased).collect(),
             times: scores.times,
         };
-        spares.extend(shared.answer(entry.item, Ok(scores)));
+        match entry.item {
+            Job::Part(part) => shared.finish(&part, Ok(scores)),
+            Job::Whole(batch, reply) => {
+                spares.push(batch);
+                answers.push((reply, Ok(scores)));
+            }
+        }
         (start, absent) = (end, rest);
     }
     shared.recycle(spares.into_iter());
+    send_all(shared.runtime.get(), answers);
 }
