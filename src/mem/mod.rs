@@ -1,5 +1,5 @@
 //! Memory and hashing: huge pages, prefetch, host memory that a device can share, hash tables with number
-//! keys, the bits of words, and pseudo-random numbers.
+//! keys, the bits of words, pseudo-random numbers, and amounts of memory in words.
 
 pub(crate) mod available;
 mod bits;
@@ -9,6 +9,7 @@ mod mix64;
 mod number_map;
 pub(crate) mod prefetch;
 pub(crate) mod probe_table;
+mod shown;
 
 pub(crate) use bits::set_bits;
 pub(crate) use host::{HostBlock, HostMemory, OutOfHostMemory};
@@ -16,3 +17,4 @@ pub(crate) use huge::{Huge, huge_pages};
 pub use mix64::SplitMix64;
 pub(crate) use mix64::{finalize64, fold, mix64};
 pub(crate) use number_map::NumberMap;
+pub(crate) use shown::bytes;

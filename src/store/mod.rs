@@ -51,7 +51,7 @@ pub use contents::Contents;
 pub(crate) use contents::{Checkpoint, DenseTensor, RowSource, Rows, SourceShape, TakeChunk};
 pub(crate) use format::{Base, Training};
 pub(crate) use retention::version_bytes;
-pub(crate) use snapshot::{Dense, Opened, models, open_after, open_highest, open_latest, versions};
+pub(crate) use snapshot::{Dense, Latest, Opened, models, open_after, open_highest, open_latest, versions};
 pub use snapshot::{Purpose, open};
 pub(crate) use table::{BadRow, State};
 pub use table::{Table, rows_of};

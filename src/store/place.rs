@@ -4,6 +4,7 @@
 //! more. Mapped rows are in the page cache, which processes share and the system can reclaim.
 
 use crate::config::TableMemory;
+use crate::mem;
 use crate::mem::available::{available_bytes, memory_bytes};
 use crate::types::Version;
 
@@ -37,13 +38,16 @@ impl Place {
         let (Some(memory), Some(available)) = (memory, available) else {
             return place(false, "the system does not say how much memory it has".to_owned());
         };
-        let free = memory / FREE_PART;
+        let (free, shown) = (memory / FREE_PART, |amount: u64| mem::bytes(amount as f64));
         if bytes > memory / 2 {
-            place(false, format!("they take more than half of {memory} bytes of memory"))
+            place(false, format!("they take more than half of {} of memory", shown(memory)))
         } else if bytes.saturating_add(free) > available {
-            place(false, format!("{available} bytes of memory are available, and {free} stay free"))
+            place(
+                false,
+                format!("{} of memory are available, and {} stay free", shown(available), shown(free)),
+            )
         } else {
-            place(true, format!("{available} bytes of memory are available"))
+            place(true, format!("{} of memory are available", shown(available)))
         }
     }
 
@@ -53,9 +57,9 @@ impl Place {
         let Self { bytes, reason: Some(reason), .. } = self else { return };
         let memory = if self.in_ram { "ram" } else { "mapped" };
         if delta {
-            tracing::debug!(model, %version, memory, bytes, reason, "tables of a delta opened");
+            tracing::debug!(model, version = version.0, memory, bytes, reason, "tables of a delta opened");
         } else {
-            tracing::info!(model, %version, memory, bytes, reason, "tables opened");
+            tracing::info!(model, version = version.0, memory, bytes, reason, "tables opened");
         }
     }
 }

@@ -107,7 +107,6 @@ impl Dense {
 pub(crate) struct Latest {
     pub opened: Opened,
     /// Highest version first.
-    #[cfg_attr(not(test), expect(dead_code))] // tests read it
     pub refused: Vec<Refusal>,
 }
 
@@ -319,7 +318,7 @@ pub(crate) fn open_highest(
         match accepted {
             Ok(opened) => return Ok(Latest { opened, refused }),
             Err(reason) => {
-                tracing::warn!(model = name, %version, %reason, "version refused");
+                tracing::warn!(model = name, version = version.0, %reason, "version refused");
                 refused.push(Refusal { version, reason });
             }
         }

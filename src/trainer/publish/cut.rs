@@ -127,14 +127,15 @@ impl Publisher {
         let parts = VersionParts { rows, base: None, cursor: cursor.as_deref(), quality: quality() };
         let options = &self.options;
         let written = dense.publish(&*options.disk, &options.models, &options.name, parts);
-        let took = begun.elapsed();
+        let (at, took) = (Instant::now(), begun.elapsed());
         self.note_cut(state);
         let base = written?;
         self.changed.iter_mut().for_each(RowSet::clear);
         let (rows, bytes) = (self.rows.iter().sum(), self.writer.bytes(base));
         let (version, steps) = (base.version, state.steps);
         let pause = took;
-        let published = Published { version, full: true, rows, bytes, took, pause, steps, cursor };
+        let full = true;
+        let published = Published { version, full, rows, bytes, written: at, took, pause, steps, cursor };
         self.written(base, published);
         self.begin_capture()
     }

@@ -86,6 +86,8 @@ pub(crate) struct Published {
     pub full: bool,
     pub rows: u64,
     pub bytes: u64,
+    /// When all files were in place. From then on a server may take it over.
+    pub written: Instant,
     /// From the cut to the end of writing.
     pub took: Duration,
     /// The longest that a step waited for the cut.
@@ -430,7 +432,7 @@ impl Publisher {
             Ok(Some(outcome)) => outcome,
             Ok(None) => {
                 if !patience.is_zero() {
-                    tracing::warn!("still writing the last version");
+                    tracing::warn!(model = self.options.name, "still writing the last version");
                 }
                 return None;
             }

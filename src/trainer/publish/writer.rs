@@ -108,12 +108,13 @@ fn write(options: &PublishOptions, job: Job) -> Outcome {
     let (full, cursor) = (needs_full(options, base, &image), notes.cursor.clone());
     match publish(options, &image, (&dense, notes), (base, full)) {
         Ok(base) => {
+            let written = Instant::now();
             if let Err(error) = retain(&options.models, &options.name, options.keep) {
-                tracing::warn!(%error, "old versions are not removed");
+                tracing::warn!(model = options.name, %error, "old versions are not removed");
             }
             let (version, rows, bytes) = (base.version, image.len() as u64, bytes(options, base));
             let (took, steps) = (begun.elapsed(), dense.training.steps);
-            let published = Published { version, full, rows, bytes, took, pause, steps, cursor };
+            let published = Published { version, full, rows, bytes, written, took, pause, steps, cursor };
             Outcome::Written { image, base, published }
         }
         Err(error) => {
