@@ -15,6 +15,7 @@ mod statistics;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 use metrics::{
     Counter, Gauge, Histogram, Key, KeyName, Label, Level, Metadata, NoopRecorder, Recorder, SharedString,
@@ -345,6 +346,11 @@ pub(crate) struct Training {
 impl Training {
     pub(crate) fn record(&self, kind: EventKind, text: impl AsRef<str>) {
         self.events.record(kind, &self.model, text);
+    }
+
+    /// Records what happened a moment ago.
+    pub(crate) fn record_since(&self, kind: EventKind, text: impl AsRef<str>, at: Instant) {
+        self.events.record_since(kind, (&self.model, text.as_ref()), at);
     }
 
     /// Enters a state.

@@ -73,7 +73,8 @@ fn show(args: &Args, dir: &Path) -> anyhow::Result<()> {
     write_data(&train, args.rows, 1)?;
     write_data(&test, TEST_ROWS, 2)?;
 
-    say(&format!("flechette init --dataset criteo --arch dlrm --dim {DIM} --rows {TABLE_ROWS} > model.toml"));
+    let init = format!("flechette init --dataset criteo --arch dlrm --dim {DIM} --rows {TABLE_ROWS}");
+    say(&format!("{init} > {}", schema.display()));
     fs::write(&schema, preset::criteo(ArchKind::Dlrm, DIM, TABLE_ROWS).to_toml())?;
     let shared = ["--format", "criteo-tsv"];
     command(
@@ -90,11 +91,9 @@ fn show(args: &Args, dir: &Path) -> anyhow::Result<()> {
     command(&load, &[&shared[..], &target].concat())?;
     server.print_hits();
 
-    say(&format!(
-        "serving: gRPC {}, http://{}/ and http://{}/metrics",
-        server.grpc, server.http, server.http
-    ));
     if !args.once {
+        let (grpc, http) = (server.grpc, server.http);
+        say(&format!("serving: gRPC {grpc}, http://{http}/ and http://{http}/metrics"));
         println!("stop it with Ctrl-C");
     }
     server.end(args.once)

@@ -9,7 +9,7 @@ use tonic::{Code, Request, Status};
 use crate::cli::client::{ANSWER_BYTES, Connect, Token, status_text};
 use crate::cli::{InputError, print};
 use crate::server::proto::ctr_client::CtrClient;
-use crate::server::proto::{GetModelRequest, GetModelResponse, Label, SetLabelRequest};
+use crate::server::proto::{GetModelRequest, GetModelResponse, Label, SetLabelRequest, SetLabelResponse};
 use crate::types::{Follow, Version};
 
 /// How long an answer may take. A version that is not loaded is opened and checked first.
@@ -67,7 +67,10 @@ async fn ask(args: Args) -> anyhow::Result<String> {
         Some(change) => {
             let SetLabelRequest { label, version: asked, remove, .. } = change.clone();
             let answer = ctr.set_label(call(change, token.as_ref())).await;
-            let version = answer.map_err(failed)?.into_inner().version;
+            let SetLabelResponse { version, not_kept } = answer.map_err(failed)?.into_inner();
+            if !not_kept.is_empty() {
+                eprintln!("warning: the change is lost at a restart of the server: {not_kept}");
+            }
             let removed = remove && version == 0;
             let set = Label { label, version, latest: !remove && asked == 0 };
             match (json, removed) {

@@ -90,7 +90,7 @@ pub(crate) const SECTIONS: &[Section] = &[
                 Words("1GiB, or the least value if that is more"),
                 "Most memory for the messages of all calls in flight, encoded and decoded, and for answers \
                  that have not left; at least what the largest message may take, 33 × `server.max_bytes` \
-                 and 28MB",
+                 and 26MB",
             ),
             setting(
                 "server.max_connections",

@@ -421,7 +421,7 @@ fn limits_that_cannot_hold_the_largest_message_are_refused() {
         |keys: &str| resolve(&Flags::default(), &[], &format!("[server]\nmax_bytes = \"64MiB\"\n{keys}"));
     let chosen = config("").unwrap();
     assert_eq!(chosen.batchers.common.queue_bytes, 768 << 20);
-    assert_eq!(chosen.server.max_inflight_bytes, 33 * (64 << 20) + 27_870_192);
+    assert_eq!(chosen.server.max_inflight_bytes, 33 * (64 << 20) + 25_311_088);
     for (keys, key, least) in [
         ("[batcher]\nqueue_bytes = \"767MiB\"", "batcher.queue_bytes", chosen.batchers.common.queue_bytes),
         ("max_inflight_bytes = \"2GiB\"", "server.max_inflight_bytes", chosen.server.max_inflight_bytes),

@@ -39,6 +39,9 @@ impl<D: fmt::Display> fmt::Display for Choice<D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Host { why: Why::Wanted } => write!(f, "device host"),
+            Self::Host { why: Why::NoGpu(CudaError::NoDevice { found: Probe::NoDriver }) } => {
+                write!(f, "device host: this machine has no GPU with an NVIDIA driver")
+            }
             Self::Host { why: Why::NoGpu(error) } => {
                 write!(f, "device host, because device.kind is auto and no GPU is usable: {error}")
             }

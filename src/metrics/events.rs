@@ -3,9 +3,10 @@
 //! A few of each kind are kept, so that versions that are published every second do not push out the one
 //! that was refused an hour ago.
 
+use std::cmp::Reverse;
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
 
@@ -40,6 +41,9 @@ const KINDS: usize = EventKind::OverloadEnded as usize + 1;
 /// Something that happened to a model.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Event {
+    /// When it happened. It may be recorded later than a younger event.
+    #[serde(skip)]
+    at: Instant,
     /// Ascending in the order in which events were recorded.
     number: u64,
     unix_ms: u64,
@@ -64,21 +68,27 @@ impl Events {
     }
 
     pub(crate) fn record(&self, kind: EventKind, model: &str, text: impl AsRef<str>) {
+        self.record_since(kind, (model, text.as_ref()), Instant::now());
+    }
+
+    /// Records what happened a moment ago to a model.
+    pub(crate) fn record_since(&self, kind: EventKind, (model, text): (&str, &str), at: Instant) {
         let mut kept = self.locked();
         let number = kept.recorded;
         kept.recorded += 1;
-        let text: String = text.as_ref().chars().take(TEXT).collect();
+        let text: String = text.chars().take(TEXT).collect();
         let events = &mut kept.kinds[kind as usize];
         if events.len() == EACH {
             events.pop_front();
         }
-        events.push_back(Event { number, unix_ms: unix_ms(), kind, model: model.to_owned(), text });
+        let unix_ms = unix_ms().saturating_sub(at.elapsed().as_millis() as u64);
+        events.push_back(Event { at, number, unix_ms, kind, model: model.to_owned(), text });
     }
 
-    /// Those that are kept, the newest first.
+    /// Those that are kept, the newest first, in the order in which they happened.
     pub(crate) fn last(&self) -> Vec<Event> {
         let mut all: Vec<Event> = self.locked().kinds.iter().flatten().cloned().collect();
-        all.sort_by_key(|event| std::cmp::Reverse(event.number));
+        all.sort_by_key(|event| Reverse((event.at, event.number)));
         all
     }
 }
@@ -101,6 +111,16 @@ mod tests {
         assert_eq!(last.len(), EACH + 1);
         assert_eq!((last[0].kind, last[0].text.as_str()), (EventKind::Published, "999"));
         assert_eq!(last[EACH].kind, EventKind::Refused);
+    }
+
+    #[test]
+    fn an_event_that_is_recorded_late_is_where_it_happened() {
+        let events = Events::default();
+        let published = Instant::now();
+        events.record(EventKind::Switched, "ads", "version 2 after 1");
+        events.record_since(EventKind::Published, ("ads", "version 2"), published);
+        let kinds: Vec<EventKind> = events.last().iter().map(|event| event.kind).collect();
+        assert_eq!(kinds, [EventKind::Switched, EventKind::Published]);
     }
 
     #[test]

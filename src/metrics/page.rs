@@ -67,8 +67,11 @@ const CAPACITY: &str = "flechette_cache_capacity_bytes";
 
 /// The labels of a series, without the bound of a bucket.
 fn labels(series: &str) -> &str {
-    let labels = series.split_once('{').and_then(|(_, rest)| rest.rsplit_once('}')).unwrap_or_default().0;
-    labels.rsplit_once("le=\"").map_or(labels, |(others, _)| others.trim_end_matches(','))
+    let (name, rest) = series.split_once('{').unwrap_or_default();
+    let labels = rest.rsplit_once('}').unwrap_or_default().0;
+    // Other labels may end in these letters too, such as `table`. The bound is the last one.
+    let bound = labels.rsplit_once("le=\"").filter(|_| name.ends_with("_bucket"));
+    bound.map_or(labels, |(others, _)| others.trim_end_matches(','))
 }
 
 #[cfg(test)]
@@ -86,14 +89,18 @@ mod tests {
             flechette_cache_capacity_bytes{model=\"b\"} 9\nflechette_cache_capacity_bytes{model=\"a\"} 0\n\n\
             # TYPE flechette_cache_entries gauge\nflechette_cache_entries{model=\"a\"} 0\n\n\
             # TYPE flechette_cache_hits_total counter\n\
-            flechette_cache_hits_total{model=\"b\",table=\"t\"} 1\n\
+            flechette_cache_hits_total{model=\"b\",table=\"t2\"} 1\n\
+            flechette_cache_hits_total{model=\"b\",table=\"x,le=\"} 1\n\
+            flechette_cache_hits_total{model=\"b\",table=\"t1\"} 1\n\
             flechette_cache_hits_total{model=\"a\",table=\"t\"} 1\n\n";
         let arranged = arranged(page);
         let series: Vec<_> = arranged.lines().filter(|line| !line.starts_with('#')).collect();
         let expected = [
             "flechette_cache_capacity_bytes{model=\"a\"} 0",
             "flechette_cache_capacity_bytes{model=\"b\"} 9",
-            "flechette_cache_hits_total{model=\"b\",table=\"t\"} 1",
+            "flechette_cache_hits_total{model=\"b\",table=\"t1\"} 1",
+            "flechette_cache_hits_total{model=\"b\",table=\"t2\"} 1",
+            "flechette_cache_hits_total{model=\"b\",table=\"x,le=\"} 1",
             "flechette_z_bucket{model=\"a\",le=\"1\"} 1",
             "flechette_z_bucket{model=\"a\",le=\"+Inf\"} 2",
             "flechette_z_sum{model=\"a\"} 3",

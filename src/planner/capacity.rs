@@ -21,10 +21,11 @@
 
 use serde_json::{Value, json};
 
-use super::grid::{Grid, bytes, count, percent, points};
+use super::grid::{Grid, count, percent, points};
 use super::report::Plan;
 use super::simulate::{Hits, Policy};
 use super::trace::Trace;
+use crate::mem::bytes;
 
 /// Bytes of one read of a mapped table.
 const PAGE_BYTES: usize = 4096;

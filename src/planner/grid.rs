@@ -43,18 +43,6 @@ pub(super) fn points(share: f64) -> String {
     format!("{:.1}", share * 100.0)
 }
 
-/// Bytes in a binary unit.
-pub(crate) fn bytes(bytes: f64) -> String {
-    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
-    let mut scaled = bytes;
-    let mut unit = 0;
-    while scaled >= 1024.0 && unit + 1 < UNITS.len() {
-        scaled /= 1024.0;
-        unit += 1;
-    }
-    if unit == 0 { format!("{scaled:.0} B") } else { format!("{scaled:.1} {}", UNITS[unit]) }
-}
-
 /// A number with three digits and a unit of 1000s, such as `5.20 M`.
 pub(super) fn count(number: f64) -> String {
     const UNITS: [&str; 5] = ["", " K", " M", " G", " T"];
@@ -80,8 +68,6 @@ mod tests {
     fn numbers_are_formatted_in_plain_units() {
         assert_eq!(percent(0.005), "0.5");
         assert_eq!(percent(1.0), "100");
-        assert_eq!(bytes(1000.0), "1000 B");
-        assert_eq!(bytes(84.0 * 1024.0 * 1024.0), "84.0 MiB");
         let counts = [7.0, 999.4, 999.6, 5_200_000.0, 12_345.0, 999_950_000.0].map(count);
         assert_eq!(counts, ["7", "999", "1.00 K", "5.20 M", "12.3 K", "1.00 G"]);
     }

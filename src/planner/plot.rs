@@ -11,9 +11,10 @@ use plotters::element::DashedPathElement;
 use plotters::prelude::*;
 
 use super::curve::PAYING_GAIN;
-use super::grid::{bytes, percent};
+use super::grid::percent;
 use super::report::Plan;
 use super::simulate::{Hits, Policy, SizeHits};
+use crate::mem::bytes;
 
 const SIZE: (u32, u32) = (1080, 500);
 const CHART_WIDTH: u32 = 800;

@@ -6,9 +6,10 @@ use serde_json::{Value, json};
 
 use super::capacity::Demand;
 use super::curve::{Curve, PAYING_GAIN};
-use super::grid::{Grid, bytes, percent, points};
+use super::grid::{Grid, percent, points};
 use super::simulate::{CacheHits, Hits, Policy, SizeHits, simulate};
 use super::trace::Trace;
+use crate::mem::bytes;
 
 /// Most bytes that a cached row takes in addition to its own: 20 in the index, 2 for admission.
 const ENTRY_BYTES: f64 = 22.0;

@@ -189,13 +189,16 @@ impl Ctr for CtrService {
     ) -> Result<Response<SetLabelResponse>, Status> {
         let call = Call::of(&mut request)?;
         let request = request.into_inner();
-        let model = self.0.models.get(&request.model);
+        let name = request.model.clone();
+        let model = self.0.models.get(&name);
         let changed = labels::set(&self.0, request, &call.id()).await;
         if let Some(model) = model {
             call.count();
             let code = changed.as_ref().map_or_else(CallError::code, |_| Code::Ok);
             model.main().metrics.requests.count(code as i32);
         }
-        Ok(Response::new(SetLabelResponse { version: changed?.map_or(0, |version| version.0) }))
+        let version = changed?.map_or(0, |version| version.0);
+        let not_kept = self.0.models.get(&name).and_then(|model| model.labels()?.not_kept.clone());
+        Ok(Response::new(SetLabelResponse { version, not_kept: not_kept.unwrap_or_default() }))
     }
 }

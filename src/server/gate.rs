@@ -175,6 +175,12 @@ where
                     Err(_) => Status::deadline_exceeded("deadline passed before the answer").into_http(),
                 },
             };
+            // tonic answers `INTERNAL` then, as if the server had failed.
+            let response = if charge.is_cancelled() {
+                Status::cancelled("the client has ended the call before its message was complete").into_http()
+            } else {
+                response
+            };
             let mut response = passage.leave(response);
             if !response.headers().contains_key("grpc-status") {
                 charge.answered();

@@ -17,8 +17,7 @@ use crate::types::{Follow, Version};
 /// Sets or forgets a label for the call with this id. Returns the version that it names now.
 ///
 /// # Errors
-/// When the label has no valid name, the version cannot be loaded, or the labels cannot be written. Then
-/// nothing changes.
+/// When the label has no valid name, or the version cannot be loaded. Then nothing changes.
 pub(crate) async fn set(
     shared: &Arc<Shared>,
     request: SetLabelRequest,

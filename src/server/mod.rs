@@ -66,6 +66,7 @@ use tonic_health::ServingStatus;
 use tonic_health::pb::health_server::{Health, HealthServer};
 use tonic_health::server::HealthReporter;
 
+use crate::batcher::CORES;
 use crate::config::{AuthConfig, Batchers, LearnConfig, OtelConfig, ServerConfig, TlsConfig};
 use crate::learnlog::Learner;
 use crate::metrics::Metrics;
@@ -477,9 +478,12 @@ async fn update_status(shared: Arc<Shared>, health: HealthReporter) {
         ticked = Instant::now();
         for (name, model) in shared.models.all() {
             model.pressure().tick(elapsed);
-            overloads.look(&name, model.pressure().overloaded(), &shared.metrics.events);
-            let version = model.stable().predict.describe().version;
-            model.main().metrics.version.set(version.0 as f64);
+            let overloaded = model.pressure().overloaded();
+            if overloaded {
+                CORES.overloaded(2 * UPDATE_EVERY);
+            }
+            overloads.look(&name, overloaded, &shared.metrics.events);
+            model.main().metrics.version.set(model.stable_version().0 as f64);
         }
         let now_ready = shared.ready();
         if now_ready != ready {

@@ -39,6 +39,8 @@ pub(crate) struct Model {
     shadow: Option<Arc<Shadowing>>,
     /// Versions that are wanted and cannot be loaded: why.
     missing: Vec<String>,
+    /// Versions that are newer than `latest` and are refused: why.
+    newer: Vec<String>,
     held: Held,
 }
 
@@ -74,6 +76,7 @@ pub(crate) struct Parts {
     pub traffic: TrafficConfig,
     pub shadow: Option<Arc<Shadowing>>,
     pub missing: Vec<String>,
+    pub newer: Vec<String>,
     pub held: Held,
 }
 
@@ -86,7 +89,7 @@ struct Choice {
 
 impl Model {
     pub(crate) fn new(name: &str, parts: Parts, metrics: &Metrics) -> Self {
-        let Parts { engines, pressure, main, latest, labels, traffic, shadow, missing, held } = parts;
+        let Parts { engines, pressure, main, latest, labels, traffic, shadow, missing, newer, held } = parts;
         let mut model = Self {
             name: name.to_owned(),
             engines,
@@ -100,6 +103,7 @@ impl Model {
             canary: None,
             shadow,
             missing,
+            newer,
             held,
         };
         let all = model.labels.clone().unwrap_or_default().all();
@@ -135,6 +139,7 @@ impl Model {
             traffic: self.traffic.clone(),
             shadow: self.shadow.clone(),
             missing: self.missing.clone(),
+            newer: self.newer.clone(),
             held: self.held.clone(),
         }
     }
@@ -178,9 +183,19 @@ impl Model {
         &self.missing
     }
 
+    /// Why an older version is served: the newer ones are refused.
+    pub(crate) fn newer_refused(&self) -> &[String] {
+        &self.newer
+    }
+
     /// The version of the main engine, or the one that it takes over.
     pub(crate) fn main_version(&self) -> Version {
         self.main
+    }
+
+    /// The version of requests that name neither a version nor a label, but for the canary's share.
+    pub(crate) fn stable_version(&self) -> Version {
+        self.stable().predict.describe().version
     }
 
     fn version_of(&self, engine: usize) -> Version {

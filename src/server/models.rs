@@ -42,6 +42,8 @@ pub(crate) struct Loaded {
     pub shadow: Option<Arc<dyn Predict>>,
     /// Why versions that are wanted cannot be loaded.
     pub missing: Vec<String>,
+    /// Why versions that are newer than `latest` are refused.
+    pub newer: Vec<String>,
 }
 
 /// Why the versions or labels of a model cannot be changed.
@@ -54,8 +56,6 @@ pub(crate) enum NotChanged {
     NotLoaded,
     #[error("the model has {MAX_LABELS} labels, which is the limit")]
     TooManyLabels,
-    #[error("the labels cannot be kept: {0}")]
-    NotKept(String),
     #[error(transparent)]
     Failed(#[from] ServerError),
 }
@@ -121,6 +121,7 @@ impl Models {
             traffic: TrafficConfig::default(),
             shadow: None,
             missing: Vec::new(),
+            newer: Vec::new(),
             held: Held::default(),
         };
         let model = Arc::new(Model::new(&name, parts, &self.metrics));
@@ -171,6 +172,7 @@ impl Models {
     }
 
     /// Sets or forgets a label for all later requests. `keep` makes the labels that clients have set durable.
+    /// If it fails, the label still changes until a restart: whoever rolls a version back needs it now.
     ///
     /// # Errors
     /// [`NotChanged`]. Then nothing changes.
@@ -183,7 +185,7 @@ impl Models {
         let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
         let old = self.get(name).ok_or(NotChanged::NotServed)?;
         // Without them, the model was loaded just now.
-        let labels = old.labels().ok_or(NotChanged::NotLoaded)?.with(label, follow);
+        let mut labels = old.labels().ok_or(NotChanged::NotLoaded)?.with(label, follow);
         let all = labels.all();
         if all.len() > MAX_LABELS {
             return Err(NotChanged::TooManyLabels);
@@ -192,7 +194,10 @@ impl Models {
             None => None,
             Some(follow) => Some(old.settled(*follow).ok_or(NotChanged::NotLoaded)?),
         };
-        keep(&labels).map_err(NotChanged::NotKept)?;
+        labels.not_kept = keep(&labels).err();
+        if let Some(reason) = &labels.not_kept {
+            tracing::warn!(model = name, label, reason, "a label that a client has set is lost at a restart");
+        }
         if version.is_none() {
             self.metrics.label(name, label).version.set(0.0);
         }
@@ -215,8 +220,8 @@ impl Models {
     pub(crate) fn set_versions(&self, name: &str, loaded: Loaded) -> Result<(), NotChanged> {
         let changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
         let old = self.get(name).ok_or(NotChanged::NotServed)?;
-        let Loaded { beside, main, latest, traffic, shadow, missing } = loaded;
-        let mut parts = Parts { main, latest, traffic, missing, ..old.parts() };
+        let Loaded { beside, main, latest, traffic, shadow, missing, newer } = loaded;
+        let mut parts = Parts { main, latest, traffic, missing, newer, ..old.parts() };
         parts.engines.truncate(1);
         let batchers = self.batchers();
         let config = batchers.of(name);

@@ -46,8 +46,8 @@ async fn metrics(State(shared): State<Arc<Shared>>) -> impl IntoResponse {
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], shared.metrics_text())
 }
 
-/// The first line says whether the server is ready. Each further line is a model that cannot be served, or a
-/// version that is wanted and cannot be loaded.
+/// The first line says whether the server is ready. Each further line is a model that cannot be served, a
+/// version that is wanted and cannot be loaded, or a model of which an older version is served.
 async fn ready(State(shared): State<Arc<Shared>>) -> impl IntoResponse {
     let (status, mut text) = match shared.not_ready() {
         None => (StatusCode::OK, "ready\n".to_owned()),
@@ -59,6 +59,10 @@ async fn ready(State(shared): State<Arc<Shared>>) -> impl IntoResponse {
     for (name, model) in shared.models.all() {
         for reason in model.missing() {
             let _ = writeln!(text, "not loaded: model {name}: {reason}");
+        }
+        if !model.newer_refused().is_empty() {
+            let (version, reasons) = (model.stable_version(), model.newer_refused().join("; "));
+            let _ = writeln!(text, "older version: model {name} serves version {version}: {reasons}");
         }
     }
     (status, text)

@@ -66,7 +66,9 @@ impl Adder {
                 Ok(true)
             }
             Err(error) => {
-                let reason = error_line(error.as_ref());
+                let line = error_line(error.as_ref());
+                // Whoever shows the reason names the model.
+                let reason = line.strip_prefix(&format!("model {name:?}: ")).unwrap_or(&line).to_owned();
                 tracing::warn!(model = name, %reason, "model refused; it is tried again if its files change");
                 self.registry.refuse(name, reason);
                 self.refused.insert(name.to_owned(), now);

@@ -60,6 +60,21 @@ impl Repository for Asks {
     }
 }
 
+/// A change, for the log.
+fn words(change: &Change) -> String {
+    match change {
+        Change::Load => "loading the model".to_owned(),
+        Change::Unload => "unloading the model".to_owned(),
+        Change::Label { label, follow: None } => format!("removing label {label}"),
+        Change::Label { label, follow: Some(Follow::Latest) } => {
+            format!("setting label {label} to the latest version")
+        }
+        Change::Label { label, follow: Some(Follow::Version(version)) } => {
+            format!("setting label {label} to version {version}")
+        }
+    }
+}
+
 impl Watcher {
     /// Makes a change, unless its client is gone.
     pub(crate) fn change(&mut self, requested: Requested) {
@@ -73,7 +88,7 @@ impl Watcher {
             Change::Label { label, follow } => self.set_label(&model, (label, *follow), &id),
         };
         if let Err(reason) = &result {
-            tracing::warn!(model, id, %reason, "{change:?} requested by a client has failed");
+            tracing::warn!(model, id, %reason, "{}, requested by a client, has failed", words(&change));
         }
         // The client may be gone.
         let _ = reply.send(result);
@@ -181,5 +196,20 @@ impl Watcher {
         drop(model);
         tracing::info!(model = name, id, "unloaded for a client");
         Ok(())
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(flechette_loom))]
+mod tests {
+    use super::*;
+    use crate::types::Version;
+
+    #[test]
+    fn a_change_is_logged_in_words() {
+        let label = |follow| words(&Change::Label { label: "stable".to_owned(), follow });
+        assert_eq!(label(Some(Follow::Version(Version(7)))), "setting label stable to version 7");
+        assert_eq!(label(Some(Follow::Latest)), "setting label stable to the latest version");
+        assert_eq!(label(None), "removing label stable");
     }
 }

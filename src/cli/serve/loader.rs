@@ -1,10 +1,12 @@
 //! Loads a model: its highest good version, its lookup tier, its cache's first rows.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use anyhow::Context;
 
+use super::add::{Stamp, stamp, version_folder};
 use super::cache::{self, BuiltTier, TierBuilder};
 use super::{Live, LoadedModel, warm};
 use crate::cli::training::compute_threads;
@@ -13,14 +15,14 @@ use crate::config::{Config, DeviceKind, TraceConfig, VersionPolicy};
 use crate::device::cuda::Nvidia;
 use crate::device::{self, Choice, cuda};
 use crate::engine::{Engine, EngineParts, read_weights};
-use crate::metrics::{Metrics, ModelMetrics};
+use crate::metrics::{EventKind, Metrics, ModelMetrics};
 use crate::model::Model;
 use crate::schema::Schema;
 use crate::server::Labels;
 use crate::store::hot_rows::STATE;
-use crate::store::{self, Opened, Purpose};
+use crate::store::{self, Latest, Opened, Purpose, Refusal};
 use crate::trace::recorder::{Recorder, RecorderOptions};
-use crate::types::Follow;
+use crate::types::{Follow, Version};
 
 /// The GPU to use, or `None` for the host.
 fn choose_device(config: &Config) -> anyhow::Result<Option<Arc<Nvidia>>> {
@@ -35,6 +37,14 @@ fn choose_device(config: &Config) -> anyhow::Result<Option<Arc<Nvidia>>> {
         Choice::Host { .. } => None,
         Choice::Cuda(device) => Some(Arc::new(device)),
     })
+}
+
+/// A version that was refused when its model was loaded.
+pub(crate) struct Refused {
+    pub version: Version,
+    /// Its files as they were before.
+    pub stamp: Stamp,
+    pub reason: String,
 }
 
 /// Loads models. All models share these fields.
@@ -85,22 +95,31 @@ impl Loader {
         Purpose::ServeFrom(self.tiers.memory())
     }
 
-    /// Opens the version that `stable` names: the highest good one of the policy, unless it was set.
-    fn open_stable(&self, name: &str) -> anyhow::Result<Opened> {
+    /// Opens the version that `stable` names: the highest good one of the policy, unless it was set. The
+    /// versions above it are refused.
+    fn open_stable(&self, name: &str) -> anyhow::Result<(Opened, Vec<Refused>)> {
         let traffic = self.live.traffic(name);
         let set = store::labels::load(&self.models, name)?;
-        let stable = Labels { settings: traffic.labels, set }.stable();
+        let stable = Labels { settings: traffic.labels, set, not_kept: None }.stable();
         let versions = match (stable, traffic.versions) {
             (Follow::Version(version), _) => vec![version],
             (Follow::Latest, VersionPolicy::Given(versions)) => versions.into_iter().collect(),
             (Follow::Latest, VersionPolicy::Latest(_)) => store::versions(&self.models, name)?,
         };
+        // Read before the versions are opened, so that later changes are noticed.
+        let stamps = versions.iter().map(|version| (*version, stamp([version_folder(self, name, *version)])));
+        let mut stamps: BTreeMap<Version, Stamp> = stamps.collect();
         let opened = store::open_highest(&self.models, name, &versions, (self.purpose(), check_weights));
         let labelled = || format!("label stable names version {stable}; flechette label sets it");
-        match stable {
-            Follow::Version(_) => Ok(opened.with_context(labelled)?.opened),
-            Follow::Latest => Ok(opened?.opened),
-        }
+        let Latest { opened, refused } = match stable {
+            Follow::Version(_) => opened.with_context(labelled)?,
+            Follow::Latest => opened?,
+        };
+        let refused = refused.into_iter().map(|Refusal { version, reason }| {
+            let stamp = stamps.remove(&version).unwrap_or_default();
+            Refused { version, stamp, reason: reason.to_string() }
+        });
+        Ok((opened, refused.collect()))
     }
 
     /// The engine of the version of a model that `stable` names. Fills its cache, unless `cache.warm` is off.
@@ -109,7 +128,7 @@ impl Loader {
     /// When the model has no good version, or its cache or recorder cannot be built.
     pub(crate) fn load(&self, name: &str) -> anyhow::Result<LoadedModel> {
         let Self { config, models, .. } = self;
-        let mut opened = self.open_stable(name)?;
+        let (mut opened, refused) = self.open_stable(name)?;
         let BuiltTier { tier, memory, ranked } = self.tiers.build(name, &mut opened)?;
         memory.prepare(&mut opened);
         let metrics = self.metrics.model(name, &opened.schema);
@@ -130,7 +149,13 @@ impl Loader {
         }
         let cache_bytes = engine.cache_stats().map(|stats| stats.total_bytes);
         let version = engine.version();
-        tracing::info!(model = name, %version, table_bytes, cache_bytes = cache_bytes.unwrap_or(0), "loaded");
+        tracing::info!(
+            model = name,
+            version = version.0,
+            table_bytes,
+            cache_bytes = cache_bytes.unwrap_or(0),
+            "loaded"
+        );
         if config.cache.warm && cache_bytes.is_some() {
             warm::fill(&engine, models, ranked);
         }
@@ -138,7 +163,11 @@ impl Loader {
             Some(recorder) => engine.with_recorder(recorder),
             None => engine,
         });
-        Ok(LoadedModel { engine, memory })
+        for Refused { version, reason, .. } in &refused {
+            engine.count_refused();
+            self.metrics.events.record(EventKind::Refused, name, format!("version {version}: {reason}"));
+        }
+        Ok(LoadedModel { engine, memory, refused: refused.into() })
     }
 }
 

@@ -30,6 +30,7 @@ use anyhow::{Context, anyhow};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 
+use crate::batcher::CORES;
 use crate::cli::InputError;
 use crate::cli::train::beside::{Beside, BesideFlags, OptionalBeside};
 use crate::cli::train::interrupt::OnSignal;
@@ -41,7 +42,7 @@ use crate::server::{Learning, Server, ServerError, ServerParts, terminated};
 use crate::store;
 use add::Adder;
 use cache::RowMemory;
-use loader::Loader;
+use loader::{Loader, Refused};
 use reload::{Live, Reloader};
 use start::{Start, Started};
 
@@ -154,7 +155,10 @@ async fn bind(
 /// When the system cannot start a thread.
 pub fn runtime(config: &Config) -> anyhow::Result<tokio::runtime::Runtime> {
     let mut builder = tokio::runtime::Builder::new_multi_thread();
-    builder.worker_threads(config.threads.io).enable_all().build().context("threads.io")
+    builder.worker_threads(config.threads.io).on_thread_park(|| {
+        CORES.wait_for_one();
+    });
+    builder.enable_all().build().context("threads.io")
 }
 
 /// Loaded models, ready to be served.
@@ -168,6 +172,8 @@ pub struct Serving {
 pub(crate) struct LoadedModel {
     engine: Arc<Engine>,
     memory: RowMemory,
+    /// The versions that were refused when it was loaded.
+    refused: Arc<[Refused]>,
 }
 
 /// All loaded models. Models are added and removed while the server runs.

@@ -18,6 +18,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use super::add::{Stamp, stamp, version_folder};
+use super::loader::Refused;
 use super::shadow::Background;
 use super::{LoadedModel, Loader};
 use crate::cli::background;
@@ -49,6 +50,16 @@ struct Known {
     again: bool,
 }
 
+impl Known {
+    fn at_load(model: &LoadedModel) -> Self {
+        let refused = model
+            .refused
+            .iter()
+            .map(|Refused { version, stamp, reason }| (*version, (stamp.clone(), refusal(*version, reason))));
+        Self { refused: refused.collect(), ..Self::default() }
+    }
+}
+
 #[derive(PartialEq)]
 struct Told {
     beside: Vec<Version>,
@@ -57,6 +68,12 @@ struct Told {
     shadow: Option<Version>,
     traffic: TrafficConfig,
     missing: Vec<String>,
+    newer: Vec<String>,
+}
+
+/// The sentence about a refused version.
+fn refusal(version: Version, reason: &str) -> String {
+    format!("version {version} is refused: {reason}")
 }
 
 /// What to look for.
@@ -112,7 +129,7 @@ impl Versions {
     /// Why the highest version that was tried now is refused, or why the version of `look.label` is.
     pub(crate) fn settle(&mut self, model: &LoadedModel, look: Look<'_>) -> Result<(), String> {
         let name = model.engine.describe().model;
-        let mut known = self.known.remove(&name).unwrap_or_default();
+        let mut known = self.known.remove(&name).unwrap_or_else(|| Known::at_load(model));
         known.again |= !look.new;
         let settled = self.settle_known(model, &name, look, &mut known);
         self.known.insert(name, known);
@@ -166,11 +183,12 @@ impl Versions {
             self.tell(model, name, (&plan, known), (target, beside))?;
             if let Err(error) = self.switch(model, name, (look, next)) {
                 model.engine.count_refused();
-                tracing::warn!(model = name, version = %target, serving = %main, %error, "version refused");
+                tracing::warn!(model = name, version = target.0, serving = main.0, %error, "version refused");
                 let text = format!("version {target}: {error}");
                 self.loader.metrics.events.record(EventKind::Refused, name, text);
                 let now = stamp([version_folder(&self.loader, name, target)]);
-                known.refused.insert(target, (now, error.to_string()));
+                let reason = refusal(target, &error.to_string());
+                known.refused.insert(target, (now, reason));
                 known.beside.remove(&target);
             }
         }
@@ -184,6 +202,13 @@ impl Versions {
         self.tell(model, name, (&plan, known), (main, beside.clone()))?;
         known.beside.retain(|version, _| beside.contains(version));
         Ok(())
+    }
+
+    /// Why the versions above the latest one are refused, unless `missing` says it already.
+    fn newer(known: &Known, plan: &Plan) -> Vec<String> {
+        let newer = known.refused.iter().filter(|(version, _)| **version > plan.latest);
+        let reasons = newer.map(|(_, (_, reason))| reason);
+        reasons.filter(|reason| !plan.missing.iter().any(|known| known.ends_with(*reason))).cloned().collect()
     }
 
     /// The switch of the main engine to a loaded version.
@@ -213,7 +238,7 @@ impl Versions {
         let switch = || model.engine.switch(next);
         let taken = if look.urgent { switch() } else { self.opening.install(switch) };
         let Taken { from, to, carried, dropped } = taken?;
-        tracing::info!(model = name, %from, version = %to, carried, dropped, "version taken over");
+        tracing::info!(model = name, from = from.0, version = to.0, carried, dropped, "version taken over");
         let text = format!("version {to} after {from}; {carried} cached rows updated, {dropped} dropped");
         self.loader.metrics.events.record(EventKind::Switched, name, text);
         Ok(())
@@ -235,6 +260,7 @@ impl Versions {
             shadow: *shadow,
             traffic: traffic.clone(),
             missing: missing.clone(),
+            newer: Self::newer(known, plan),
         };
         if known.told.as_ref() == Some(&told) && !known.again {
             return Ok(());
@@ -263,6 +289,7 @@ impl Versions {
             traffic: traffic.clone(),
             shadow: known.shadow.as_ref().map(|(_, shadow)| shadow.clone()),
             missing: missing.clone(),
+            newer: told.newer.clone(),
         };
         self.registry.set_versions(name, loaded)?;
         (known.told, known.again) = (Some(told), false);

@@ -307,7 +307,11 @@ impl BesideThread {
         let mut run = Run::begin(&self.args, feed, start, setting)?;
         if let Some(run) = run.as_mut().filter(|_| first) {
             let version = run.write()?;
-            tracing::info!(model = self.args.name, %version, "the first version has the initial weights");
+            tracing::info!(
+                model = self.args.name,
+                version = version.0,
+                "the first version has the initial weights"
+            );
         }
         Ok(run)
     }
@@ -339,7 +343,7 @@ impl BesideThread {
             return Ok(());
         }
         let version = run.write().context("the last version")?;
-        tracing::info!(model, samples, %version, "training has ended {why}");
+        tracing::info!(model, samples, version = version.0, "training has ended {why}");
         Ok(())
     }
 }

@@ -67,7 +67,7 @@ impl<'a> Epochs<'a> {
     pub(crate) fn telling(mut self, server: Option<&ToServer>) -> Self {
         self.server = server.cloned();
         if server.is_some() {
-            self.meter = self.meter.into_log();
+            self.meter = self.meter.into_log(&self.args.name);
         }
         self
     }

@@ -72,14 +72,15 @@ pub(crate) fn schema_of(file: Option<&Path>, from: Option<&Opened>) -> anyhow::R
 }
 
 /// Logs where training continues, and warns if it is not to the bit.
-pub(crate) fn log(opened: &Opened, optimizer: Optimizer) {
-    let version = opened.store.version();
+pub(crate) fn log(model: &str, opened: &Opened, optimizer: Optimizer) {
+    let version = opened.store.version().0;
     if is_exact(opened, optimizer) {
         let steps = opened.training.map(|training| training.steps);
-        tracing::info!(%version, steps, "training continues to the bit");
+        tracing::info!(model, version, steps, "training continues to the bit");
     } else {
         tracing::warn!(
-            %version,
+            model,
+            version,
             optimizer = opened.metadata.get("optimizer").map_or("unknown", String::as_str),
             "training continues from the rows and dense weights only; steps and optimizer state start at 0, \
              because another optimizer wrote the version, or it has no checkpoint"

@@ -18,8 +18,8 @@ const LINE: Duration = Duration::from_secs(10);
 /// The samples and the time of training, and the line that shows them.
 pub(crate) struct Meter {
     bar: Option<ProgressBar>,
-    /// Whether lines go to the log, without progress.
-    in_log: bool,
+    /// The model, if lines go to the log, without progress.
+    in_log: Option<String>,
     epochs: u32,
     epoch: u32,
     /// The share of all work at the first step of this run, which is above 0 if the run continues another.
@@ -45,7 +45,7 @@ impl Meter {
         let progressive = Progressive::new(window);
         Self {
             bar,
-            in_log: false,
+            in_log: None,
             epochs,
             epoch: 1,
             first_share: None,
@@ -60,9 +60,9 @@ impl Meter {
 
     /// Without progress, and with all other lines in the log.
     #[must_use]
-    pub(crate) fn into_log(self) -> Self {
+    pub(crate) fn into_log(self, model: &str) -> Self {
         self.finish();
-        Self { bar: None, in_log: true, ..self }
+        Self { bar: None, in_log: Some(model.to_owned()), ..self }
     }
 
     /// Begins an epoch, of which `samples` samples were trained on before this run.
@@ -93,7 +93,7 @@ impl Meter {
         let share =
             progress.place.share.map(|share| (f64::from(self.epoch - 1) + share) / f64::from(self.epochs));
         let first = *self.first_share.get_or_insert(share.unwrap_or(0.0));
-        if self.in_log || self.shown.elapsed() < if self.bar.is_some() { REFRESH } else { LINE } {
+        if self.in_log.is_some() || self.shown.elapsed() < if self.bar.is_some() { REFRESH } else { LINE } {
             return;
         }
         self.shown = Instant::now();
@@ -122,10 +122,10 @@ impl Meter {
 
     /// Prints a line between those of progress.
     pub(crate) fn print(&self, line: &str) {
-        match &self.bar {
-            Some(bar) => bar.suspend(|| eprintln!("{line}")),
-            None if self.in_log => tracing::info!("{line}"),
-            None => eprintln!("{line}"),
+        match (&self.bar, &self.in_log) {
+            (Some(bar), _) => bar.suspend(|| eprintln!("{line}")),
+            (None, Some(model)) => tracing::info!(model, "{line}"),
+            (None, None) => eprintln!("{line}"),
         }
     }
 

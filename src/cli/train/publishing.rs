@@ -174,7 +174,7 @@ impl<'a> Versions<'a> {
             if let Some(server) = &server {
                 server.published(&name, &outcome);
             }
-            report(outcome);
+            report(&name, outcome);
         };
         let mut publisher = Publisher::new(options, model.state(), from, Box::new(on_publish))?;
         if let Some(server) = in_process {
@@ -242,14 +242,14 @@ impl<'a> Versions<'a> {
 }
 
 /// Logs a published version.
-fn report(outcome: Result<Published, String>) {
+fn report(model: &str, outcome: Result<Published, String>) {
     match outcome {
         Ok(Published { version, full, rows, bytes, took, pause, steps, .. }) => {
             let kind = if full { "full" } else { "delta" };
-            let (took_ms, pause_ms) = (took.as_millis() as u64, pause.as_secs_f64() * 1e3);
-            tracing::info!(version, kind, steps, rows, bytes, took_ms, pause_ms, "published");
+            let (took_ms, pause_ms) = (took.as_millis() as u64, pause.as_micros() as f64 / 1e3);
+            tracing::info!(model, version, kind, steps, rows, bytes, took_ms, pause_ms, "published");
         }
-        Err(reason) => tracing::warn!("not published: {reason}; the next version has its rows"),
+        Err(reason) => tracing::warn!(model, "not published: {reason}; the next version has its rows"),
     }
 }
 

@@ -59,7 +59,8 @@ impl Start {
                     return Ok((Self::Resumed(opened, cursor), schema));
                 }
                 ResumePoint::Beginning(reason) => {
-                    tracing::info!("nothing was published yet ({reason}): training starts at the beginning");
+                    let effect = "training starts at the beginning";
+                    tracing::info!(model = args.name, "nothing was published yet ({reason}): {effect}");
                 }
             }
         }
@@ -132,10 +133,10 @@ impl ToServer {
                 return self.training.record(EventKind::NotPublished, reason);
             }
         };
-        let Published { version, full, rows, took, .. } = published;
+        let Published { version, full, rows, took, written, .. } = published;
         let rows = if *full { format!("all {rows} rows") } else { format!("{rows} changed rows") };
         let text = format!("version {version}: {rows} in {} ms", took.as_millis());
-        self.training.record(EventKind::Published, text);
+        self.training.record_since(EventKind::Published, text, *written);
         series.published.increment(1);
         series.publish_seconds.record(published.took);
         series.pause_seconds.record(published.pause);
@@ -179,7 +180,8 @@ impl<'a> Run<'a> {
                     epochs.meter.print(&format!("the run is complete: {written}"));
                     return Ok(None);
                 }
-                tracing::info!(%version, epoch = cursor.epoch, samples = cursor.samples, "the run continues");
+                let (model, epoch, samples) = (&args.name, cursor.epoch, cursor.samples);
+                tracing::info!(model, version = version.0, epoch, samples, "the run continues");
                 Some(opened)
             }
         };

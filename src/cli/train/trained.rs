@@ -38,7 +38,7 @@ impl Trained {
     ) -> anyhow::Result<Self> {
         let (optimizer, seed) = (args.run.training.optimizer()?, args.run.training.seed);
         if let Some(opened) = &from {
-            super::from::log(opened, optimizer);
+            super::from::log(&args.name, opened, optimizer);
         }
         let frequencies = args.run.pipeline.frequencies(schema)?;
         let (replicas, lambda) = (args.run.replicas, args.run.lambda);

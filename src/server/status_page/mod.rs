@@ -90,6 +90,10 @@ struct ModelStatus {
     labels: Vec<LabelStatus>,
     /// Versions that are wanted and cannot be loaded: why.
     missing: Vec<String>,
+    /// Versions that are newer than all that can be served: why they are refused.
+    newer_refused: Vec<String>,
+    /// The version of requests that name none.
+    serving: u64,
     training: Option<&'static str>,
     overloaded: bool,
 }
@@ -164,6 +168,8 @@ fn status(name: &str, model: &Model) -> ModelStatus {
         versions: model.versions().iter().map(|(version, _)| *version).collect(),
         labels: labels.collect(),
         missing: model.missing().to_vec(),
+        newer_refused: model.newer_refused().to_vec(),
+        serving: model.stable_version().0,
         training: None,
         overloaded: model.pressure().overloaded(),
     }

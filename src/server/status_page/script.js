@@ -62,6 +62,7 @@ function part(make) {
 const digits = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
 const few = new Intl.NumberFormat("en-US", { maximumSignificantDigits: 3 });
 const count = (value) => digits.format(value);
+const versions = (value) => count(value) + (value === 1 ? " version" : " versions");
 const perSecond = (value) => few.format(value) + "/s";
 /** A share in percent. Only all is 100 %. */
 const share = (value) => (value > 0.995 && value < 1 ? Math.min(99.99, 100 * value).toFixed(2)
@@ -85,11 +86,14 @@ function bytes(value) {
   return (at === 0 ? count(value) : value.toFixed(1)) + " " + units[at];
 }
 
+/** The time of day in UTC, as in the log; with the date, unless that is today. */
 function clock(unixMs) {
-  const time = new Date(unixMs), text = time.toLocaleTimeString("en-GB");
-  const today = time.toDateString() === new Date(now.unix_ms).toDateString();
-  return today ? text : time.toLocaleDateString("en-CA") + " " + text;
+  const parts = (ms) => new Date(ms).toISOString().slice(0, 19).split("T");
+  const [date, text] = parts(unixMs);
+  return date === parts(now.unix_ms)[0] ? text : `${date} ${text}`;
 }
+
+const utc = (unixMs) => clock(unixMs) + " UTC";
 
 const NONE = "\u2013";
 
@@ -130,6 +134,15 @@ function table(title, columns, rows) {
   const heads = columns.map(([text, kind]) => element("th", { scope: "col", class: kind ?? "" }, text));
   const body = element("tbody");
   const whole = element("table", {}, element("thead", {}, element("tr", {}, ...heads)), body);
+  // It can be scrolled by keyboard.
+  const attributes = { class: "scroll", tabindex: "0", role: "region", "aria-label": title };
+  const scroll = element("div", attributes, whole);
+  // A shadow shows that there are rows below.
+  const shade = () => {
+    const below = scroll.scrollHeight - scroll.clientHeight - scroll.scrollTop;
+    scroll.classList.toggle("more", below > 1);
+  };
+  scroll.addEventListener("scroll", shade);
   update(() => {
     const wanted = rows();
     while (body.rows.length > wanted.length) body.deleteRow(-1);
@@ -144,9 +157,9 @@ function table(title, columns, rows) {
         show(node, cell.alarm === undefined ? cell : cell.text);
       });
     });
+    shade();
   });
-  // It can be scrolled by keyboard.
-  return element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": title }, whole);
+  return scroll;
 }
 
 function showShare(node, cell) {
@@ -155,8 +168,16 @@ function showShare(node, cell) {
   show(node.lastElementChild, cell);
 }
 
+/** A part that can be folded. In a wide window it is open at first. */
+function unfolded(title, ...children) {
+  const part = folded(title, ...children);
+  part.open = matchMedia("(min-width: 60rem)").matches;
+  return part;
+}
+
+/** A part that is folded at first, so that the last events are not far below. */
 function folded(title, ...children) {
-  return element("details", { open: "" }, element("summary", {}, title), ...children);
+  return element("details", {}, element("summary", {}, title), ...children);
 }
 
 function chip(text) {
@@ -236,8 +257,14 @@ function plot(title, lines, format, axes) {
   return element("figure", {}, caption, element("div", { class: "axes" }, y, box, x));
 }
 
+/** The lower end of an axis of shares: near the lowest one, so that a fall from 99 % to 95 % is seen. */
+function lowest(shares) {
+  const least = shares.length ? Math.min(...shares) : 0;
+  return [0.99, 0.98, 0.95, 0.9, 0.8, 0.5].find((low) => least > low) ?? 0;
+}
+
 /** A plot over the last minutes of fields of the history: at most ten, and at least one. */
-function overTime(title, model, fields, format, high) {
+function overTime(title, model, fields, format, ofShares) {
   const points = (field) => () => {
     const intervals = plotsOf(model)?.intervals ?? [];
     return intervals.map((rates, at) => [now.plots.times[at], rates[field]]);
@@ -246,8 +273,8 @@ function overTime(title, model, fields, format, high) {
   const limits = (values) => {
     const to = now.unix_ms, oldest = now.plots.times[0] ?? to;
     const minutes = Math.min(10, Math.max(1, Math.ceil((to - oldest) / 60000)));
-    const most = high ?? (round(Math.max(0, ...values)) || 1);
-    return { from: to - 60000 * minutes, to, low: 0, high: most, left: `${minutes} min ago`, right: "now" };
+    const most = ofShares ? 1 : round(Math.max(0, ...values)) || 1, low = ofShares ? lowest(values) : 0;
+    return { from: to - 60000 * minutes, to, low, high: most, left: `${minutes} min ago`, right: "now" };
   };
   return plot(title, lines, format, limits);
 }
@@ -269,7 +296,7 @@ function valuesPart(model, fields) {
     clock(now.plots.times[at]),
     ...fields.map(([, field, format]) => derived(rates[field], format)),
   ]);
-  const columns = [["Time", "time"], ...fields.map(([name]) => [name, "number"])];
+  const columns = [["Time (UTC)", "time"], ...fields.map(([name]) => [name, "number"])];
   const part = element("details", {}, element("summary", {}, "Plots as a table"));
   part.append(table(`Plots of ${model}`, columns, () => part.open ? rows().reverse() : []));
   part.addEventListener("toggle", () => showModels());
@@ -313,12 +340,16 @@ function labelRows(model) {
 function versionsPart(model) {
   const own = { model };
   const columns = [["Label"], ["Version", "number"], ["Follows"]];
-  return folded(
+  const loaded = () => {
+    const all = statusOf(model).versions ?? [];
+    return (all.length === 1 ? "version " : "versions ") + all.join(", ");
+  };
+  return unfolded(
     "Versions",
     figures([
-      ["Loaded", () => (statusOf(model).versions ?? []).join(", ")],
-      ["Taken over", () => series("switches_total", own, count)],
-      ["Refused", () => series("switches_refused_total", own, count)],
+      ["Loaded", loaded],
+      ["Taken over", () => series("switches_total", own, versions)],
+      ["Refused", () => series("switches_refused_total", own, versions)],
       ["Loaded for", () => series("serving_version_age_seconds", own, duration)],
     ]),
     table(`Labels of ${model}`, columns, () => labelRows(model)),
@@ -329,7 +360,7 @@ function trainingPart(model) {
   const own = { model };
   const state = (value) => value > 0 ? "running" : value < 0 ? "failed" : "ended";
   const speed = () => derived(plotsOf(model)?.last_minute.trained_per_second, perSecond);
-  return folded("Training", figures([
+  return unfolded("Training", figures([
     ["State", () => series("training_state", own, state)],
     ["Steps", () => series("training_steps_total", own, count)],
     ["Samples", () => series("training_samples_total", own, count)],
@@ -337,8 +368,8 @@ function trainingPart(model) {
     ["AUC", () => series("progressive_auc", own, quality)],
     ["Log loss", () => series("progressive_log_loss", own, quality)],
     ["Calibration", () => series("progressive_calibration", own, quality)],
-    ["Published", () => series("publishes_total", own, count)],
-    ["Not published", () => series("publishes_failed_total", own, count)],
+    ["Published", () => series("publishes_total", own, versions)],
+    ["Not published", () => series("publishes_failed_total", own, versions)],
   ]));
 }
 
@@ -363,6 +394,7 @@ function modelTitle(model) {
     { class: "title" },
     element("h2", {}, model),
     chip(() => statusOf(model).state === "ready" ? ["ready", "good"] : ["loading", "warn"]),
+    chip(() => statusOf(model).newer_refused?.length ? ["older version", "warn"] : ["", ""]),
     chip(() => statusOf(model).overloaded ? ["overloaded", "bad"] : ["", ""]),
     chip(() => {
       const state = statusOf(model).training;
@@ -405,7 +437,7 @@ function servedModel(model, { cache, training, plots }) {
       { class: "plots" },
       overTime("Requests", model, REQUESTS, perSecond),
       overTime("Latency", model, LATENCY, duration),
-      ...(cache ? [overTime("Cache hit rate", model, HIT_RATE, share, 1)] : []),
+      ...(cache ? [overTime("Cache hit rate", model, HIT_RATE, share, true)] : []),
       ...(training ? [aucPlot(model)] : []),
     ), valuesPart(model, [...REQUESTS, ...LATENCY, ...(cache ? HIT_RATE : [])]));
   } else {
@@ -419,15 +451,15 @@ function servedModel(model, { cache, training, plots }) {
     cache ? "Hit rate by table" : "Tables",
     table(`Tables of ${model}`, ofTable, () => tableRows(model, cache)),
   );
+  const requests = folded("Requests by status", table(`Requests of ${model}`, ofStatus, () => byCode(model)));
   const others = element(
     "div",
     {},
     ...(training ? [trainingPart(model)] : []),
     cache ? cachePart(model) : element("p", { class: "note" }, "No cache: rows are read from the tables."),
-    versionsPart(model),
-    folded("Requests by status", table(`Requests of ${model}`, ofStatus, () => byCode(model))),
   );
-  node.append(element("div", { class: "columns" }, tables, others));
+  const left = element("div", {}, versionsPart(model), tables, requests);
+  node.append(element("div", { class: "columns" }, left, others));
   return node;
 }
 
@@ -484,7 +516,7 @@ function showModels() {
 
 function showCommon() {
   common ??= part(() => {
-    const columns = [["Time", "time"], ["Event"], ["Model", "name"], ["What", "text"]];
+    const columns = [["Time (UTC)", "time"], ["Event"], ["Model", "name"], ["What", "text"]];
     const alarms = ["refused", "not_published", "training_failed", "overload_began"];
     const what = (kind) => ({ alarm: alarms.includes(kind), text: kind.replaceAll("_", " ") });
     const row = ({ unix_ms, kind, model, text }) => [clock(unix_ms), what(kind), model, text];
@@ -497,14 +529,14 @@ function showCommon() {
     byId("server").append(figures([
       ["gRPC", () => now.grpc],
       ["HTTP", () => now.http],
-      ["Started", plain("process_start_time_seconds", (time) => clock(1000 * time))],
+      ["Started", plain("process_start_time_seconds", (time) => utc(1000 * time))],
       ["Memory", plain("process_resident_memory_bytes", bytes)],
       ["Processor time", plain("process_cpu_seconds_total", duration)],
       ["Threads", plain("process_threads", count)],
       ["Open files", plain("process_open_fds", count)],
       ["Limit of open files", plain("process_max_fds", count)],
       ["Models not served", () => series("models_not_served", {}, count)],
-      ...(expiry in now.series ? [["Certificate expires", plain(expiry, (time) => clock(1000 * time))]] : []),
+      ...(expiry in now.series ? [["Certificate expires", plain(expiry, (time) => utc(1000 * time))]] : []),
     ]));
     return null;
   });
@@ -512,12 +544,18 @@ function showCommon() {
 }
 
 /** What somebody has to look at, as sentences. */
-function problems() {
+function problems(stale) {
   const found = failure ? [failure] : [];
+  if (stale && !failure) found.push("The server does not answer.");
+  if (found.length && now) found[0] += ` All figures and states are those of ${utc(now.unix_ms)}.`;
   if (now?.not_ready) found.push(`The server is not ready: ${now.not_ready}`);
-  for (const { name, state, reason, missing, training, overloaded } of now?.models ?? []) {
+  for (const model of now?.models ?? []) {
+    const { name, state, reason, missing, newer_refused, serving, training, overloaded } = model;
     if (state === "refused") found.push(`Model ${name} is not served: ${reason}`);
     found.push(...missing.map((reason) => `Model ${name}: not loaded: ${reason}`));
+    if (newer_refused.length) {
+      found.push(`Model ${name} serves an older version, ${serving}: ${newer_refused.join("; ")}`);
+    }
     if (overloaded) found.push(`Model ${name} refuses requests because of load.`);
     if (value("device_lost", { model: name })) {
       found.push(`Model ${name}: the device has failed; the host computes.`);
@@ -534,16 +572,20 @@ function problems() {
 
 function showState() {
   const stale = performance.now() - arrived > STALE_MS && !document.hidden;
-  const silent = Math.round((performance.now() - arrived) / 1000);
-  const since = stale ? `no answer for ${silent} s; ` : "";
-  set(byId("age"), now ? `${since}figures of ${clock(now.unix_ms)}` : "");
+  const seconds = Math.round((performance.now() - arrived) / 1000);
+  const since = stale ? `no answer for ${seconds} s; ` : "";
+  set(byId("age"), now ? `${since}figures of ${utc(now.unix_ms)}` : "");
   byId("age").className = stale ? "stale" : "";
-  const [text, kind] = failure || stale ? ["no answer", "bad"]
+  const silent = failure !== "" || stale, sentences = problems(stale), list = byId("problems");
+  // What the chips of the models say is old then.
+  byId("models").classList.toggle("old", silent);
+  const some = sentences.length === 1 ? "1 problem" : `${sentences.length} problems`;
+  const [text, kind] = silent ? ["no connection", "old"]
     : !now ? ["asking the server", ""]
-    : now.not_ready ? ["not ready", "warn"] : ["ready", "good"];
+    : now.not_ready ? ["not ready", "warn"]
+    : sentences.length ? [`ready, ${some}`, "warn"] : ["ready", "good"];
   set(byId("state"), text);
   byId("state").className = "chip " + kind;
-  const sentences = problems(), list = byId("problems");
   if (JSON.stringify(sentences) !== list.dataset.shown) {
     list.dataset.shown = JSON.stringify(sentences);
     document.title = (sentences.length ? `(${sentences.length}) ` : "") + "Flechette " + location.host;
@@ -565,7 +607,7 @@ async function refresh() {
     showModels();
     showCommon();
   } catch (error) {
-    failure = `${trouble} (${error.message}). The figures are old.`;
+    failure = `${trouble} (${error.message}).`;
   }
   showState();
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{Known, Look, Versions};
+use super::{Known, Look, Versions, refusal};
 use crate::cli::serve::LoadedModel;
 use crate::cli::serve::add::{stamp, version_folder};
 use crate::config::{STABLE, Shadow, TrafficConfig, VersionPolicy};
@@ -34,7 +34,7 @@ impl Versions {
             None => {
                 let set =
                     store::labels::load(&self.loader.models, name).map_err(|error| error.to_string())?;
-                let labels = Labels { settings: traffic.labels.clone(), set };
+                let labels = Labels { settings: traffic.labels.clone(), set, not_kept: None };
                 self.registry.set_labels(name, labels.clone());
                 labels
             }
@@ -113,14 +113,14 @@ impl Versions {
         match store::versions(&self.loader.models, name) {
             Ok(versions) => {
                 if std::mem::take(&mut known.unreadable) {
-                    tracing::info!(model = name, version = %serving, "model readable again");
+                    tracing::info!(model = name, version = serving.0, "model readable again");
                 }
                 Ok(versions)
             }
             Err(reason) => {
                 if !std::mem::replace(&mut known.unreadable, true) {
                     let effect = "the loaded version goes on";
-                    tracing::warn!(model = name, version = %serving, %reason, "model unreadable: {effect}");
+                    tracing::warn!(model = name, version = serving.0, %reason, "model unreadable: {effect}");
                     let text = format!("unreadable: {reason}; {effect}");
                     self.loader.metrics.events.record(EventKind::Refused, name, text);
                 }
@@ -203,19 +203,19 @@ impl Opener<'_> {
         match opened {
             Ok(loaded) => {
                 self.known.refused.remove(&version);
-                tracing::debug!(model = name, %version, "version opened");
+                tracing::debug!(model = name, version = version.0, "version opened");
                 let engine = self.versions.beside(self.model, name, loaded);
                 self.known.beside.insert(version, engine);
                 Ok(())
             }
             Err(error) => {
-                let serving = self.model.engine.version();
+                let (number, serving) = (version.0, self.model.engine.version().0);
                 let reason = format!("{error:#}");
-                tracing::warn!(model = name, %version, %serving, %reason, "version refused");
+                tracing::warn!(model = name, version = number, serving, %reason, "version refused");
                 let text = format!("version {version}: {reason}");
                 loader.metrics.events.record(EventKind::Refused, name, text);
                 self.model.engine.count_refused();
-                let reason = format!("version {version} is refused: {reason}");
+                let reason = refusal(version, &reason);
                 self.known.refused.insert(version, (now, reason.clone()));
                 Err(reason)
             }
@@ -224,7 +224,7 @@ impl Opener<'_> {
 
     /// Opens a version, checks all of it, and prepares its rows.
     fn open(&self, version: Version) -> anyhow::Result<LoadedVersion> {
-        let LoadedModel { engine, memory } = self.model;
+        let LoadedModel { engine, memory, .. } = self.model;
         let (loader, name) = (&self.versions.loader, self.name);
         let beside = self.known.beside.values().map(|engine| engine.served());
         let below = beside.chain([engine.served()]).filter(|loaded| loaded.version() < version);
