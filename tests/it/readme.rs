@@ -1,10 +1,12 @@
 //! The commands of README.md, docs/security.md and docs/your-data.md do what these pages say.
 
 use std::fs;
+use std::iter::repeat_with;
 use std::net::TcpListener;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::{Command, Output};
+use std::sync::atomic::{AtomicU16, Ordering};
 
 use flechette::schema::preset::ArchKind;
 
@@ -23,9 +25,14 @@ fn block(page: &str, section: &str, language: &str) -> String {
     section.split_once(&format!("```{language}\n")).unwrap().1.split_once("```").unwrap().0.to_owned()
 }
 
-/// A port that is free now.
+/// A port that is free now, and that no other test is given. The kernel gives ports from 32,768 on to sockets
+/// that ask for any port, as those of the tests beside this one do all the time: a port below stays free.
 pub fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    // Test programs that run side by side begin at different ports.
+    let first = (std::process::id() % 100) as u16 * 100;
+    let ports = repeat_with(|| 20_000 + (first + NEXT.fetch_add(1, Ordering::Relaxed)) % 12_000);
+    ports.take(12_000).find(|&port| TcpListener::bind(("127.0.0.1", port)).is_ok()).expect("a free port")
 }
 
 /// Runs a script in a directory, with a server on these ports.
