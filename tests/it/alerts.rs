@@ -17,8 +17,12 @@ use crate::certificates::{Authority, Files};
 use crate::pretend::Machine;
 use crate::program::{Background, Served, Workshop, flechette};
 use crate::prometheus::{Prometheus, RULES, faster, is_installed, promtool, replaced};
+use crate::switching::wait;
 
 const MODEL: &str = "dlrm";
+
+/// The alert that no server causes, but that there is none.
+const ABSENT: &str = "FlechetteAbsent";
 
 /// How long the servers are well while Prometheus watches.
 const CALM: Duration = Duration::from_secs(8);
@@ -114,6 +118,13 @@ fn overloaded(workshop: &Workshop) -> Case {
     Case::new(served, &["FlechetteSlow"]).keep(load)
 }
 
+/// Its clients do not wait until a batch of 400 samples is computed.
+fn with_impatient_clients(workshop: &Workshop) -> Case {
+    let served = Served::start(&workshop.models, "--threads 1");
+    let load = load(&served, &workshop.valid, "--batch 400 --concurrency 8 --timeout 0.001");
+    Case::new(served, &["FlechetteGivenUp"]).keep(load)
+}
+
 /// It takes one call at a time.
 fn narrow(workshop: &Workshop) -> Case {
     let config = config(workshop, "narrow.toml", "[server]\nmax_requests = 1\n");
@@ -194,7 +205,8 @@ fn with_an_old_certificate(workshop: &Workshop) -> Case {
     let (certificate, key) = (tls.certificate.display(), tls.key.display());
     let text = format!("[tls]\ncertificate = \"{certificate}\"\nkey = \"{key}\"\n");
     let served = Served::start(&workshop.models, &config(workshop, "tls.toml", &text));
-    Case::new(served, &["FlechetteCertificateExpires"]).keep(files)
+    let expected = &["FlechetteCertificateExpires", "FlechetteCertificateExpiresSoon"];
+    Case::new(served, expected).keep(files)
 }
 
 #[test]
@@ -211,6 +223,7 @@ fn every_alert_fires_for_a_server_that_fails_in_that_way_and_for_no_other() {
         without_models,
         with_a_damaged_model,
         overloaded,
+        with_impatient_clients,
         narrow,
         with_other_ids,
         with_a_damaged_version,
@@ -255,7 +268,7 @@ fn every_alert_fires_for_a_server_that_fails_in_that_way_and_for_no_other() {
     }
     let known: BTreeSet<&str> = expected.iter().map(|(_, alert)| *alert).collect();
     let alerts = RULES.lines().filter_map(|line| line.trim_start().strip_prefix("- alert: "));
-    assert_eq!(known, alerts.collect());
+    assert_eq!(known, alerts.filter(|alert| *alert != ABSENT).collect());
     // On a slow machine, others may be slow too, refuse calls, and not answer Prometheus in time. Most have a
     // model that is not trained any more.
     let others_too = ["FlechetteSlow", "FlechetteShedding", "FlechetteDown", "FlechetteModelStale"];
@@ -263,6 +276,16 @@ fn every_alert_fires_for_a_server_that_fails_in_that_way_and_for_no_other() {
         !others_too.contains(&name.as_str()) && !expected.contains(&(instance.clone(), name.as_str()))
     });
     assert!(others.is_empty(), "fired for other servers: {others:#?}");
+}
+
+#[test]
+fn an_alert_fires_for_a_prometheus_that_finds_no_server() {
+    if !is_installed() {
+        return;
+    }
+    let prometheus = Prometheus::start(&[], &faster(RULES));
+    let firing = format!("ALERTS{{alertname=\"{ABSENT}\", alertstate=\"firing\"}}");
+    wait("the alert fires", || prometheus.query(&firing).is_ok_and(|alerts| alerts.len() == 1));
 }
 
 #[test]

@@ -209,6 +209,40 @@ async fn calls_without_a_body_are_ended_and_free_their_places() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn calls_that_their_clients_do_not_complete_are_no_failures_of_the_server() {
+    let running = Running::start().await;
+    let whole = frame(&request(1, 3).0.encode_to_vec());
+    let half = whole.slice(..whole.len() / 2);
+    let counted = async |code: &str, calls: usize| {
+        let line = format!("flechette_requests_total{{model=\"(none)\",code=\"{code}\"}} {calls}");
+        running.until_metric(&line).await;
+    };
+    for (number, sent) in [Bytes::new(), half.clone()].into_iter().enumerate() {
+        let mut raw = connect(running.grpc, 65_535).await;
+        let mut reset = raw.send_request(head(), false).unwrap().1;
+        reset.send_data(sent.clone(), false).unwrap();
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        reset.send_reset(h2::Reason::CANCEL);
+        counted("CANCELLED", 2 * number + 1).await;
+        let mut raw = connect(running.grpc, 65_535).await;
+        let mut lost = raw.send_request(head(), false).unwrap();
+        lost.1.send_data(sent.clone(), false).unwrap();
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        drop((lost, raw));
+        counted("CANCELLED", 2 * number + 2).await;
+        let mut raw = connect(running.grpc, 65_535).await;
+        let (answer, mut ended) = raw.send_request(head(), false).unwrap();
+        ended.send_data(sent, true).unwrap();
+        let (code, message) = status(answer).await;
+        assert_eq!((code, message.as_str()), (Code::InvalidArgument, "message: missing or incomplete"));
+        counted("INVALID_ARGUMENT", number + 1).await;
+    }
+    let page = running.get("/metrics").await.1;
+    let failed = |line: &&str| line.contains("code=\"INTERNAL\"") || line.contains("code=\"UNKNOWN\"");
+    assert!(page.lines().filter(failed).all(|line| line.ends_with(" 0")), "{page}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stream_may_be_silent_between_its_messages_but_not_within_one() {
     let running = Running::start_with(|parts| parts.server.body = Duration::from_millis(800)).await;
     let mut raw = connect(running.grpc, 65_535).await;
@@ -489,7 +523,7 @@ fn limits_that_cannot_hold_the_largest_message_are_refused_at_start() {
     let config = models.path().join("serve.toml");
     for (keys, needed) in [
         ("[server]\nmax_bytes = \"64MiB\"\n[batcher]\nqueue_bytes = \"256MiB\"", 12 * (64u64 << 20)),
-        ("[server]\nmax_bytes = \"64MiB\"\nmax_inflight_bytes = \"1GiB\"", 33 * (64 << 20) + 27_870_192),
+        ("[server]\nmax_bytes = \"64MiB\"\nmax_inflight_bytes = \"1GiB\"", 33 * (64 << 20) + 25_311_088),
     ] {
         std::fs::write(&config, keys).unwrap();
         let (models, config) = (models.path().display(), config.display());

@@ -5,7 +5,7 @@
 //! It runs for 10 s, or for as long as FLECHETTE_TEST_MIXED_SECONDS says. Memory is only compared in a run
 //! of a minute or more.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -19,6 +19,7 @@ use flechette::server::inference::grpc_inference_service_client::GrpcInferenceSe
 use flechette::server::proto::PredictRequest;
 use flechette::server::proto::ctr_client::CtrClient;
 use flechette::server::proto::predict_stream_response::Result as StreamResult;
+use flechette::types::Batch;
 use prost::Message;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
@@ -30,7 +31,7 @@ use crate::attacks::{connect, frame, head_of};
 use crate::kserve::{raw, typed};
 use crate::program::{Served, Workshop, bytes_of, seconds};
 use crate::serving::channel;
-use crate::switching::{Answers, MODEL, bits, expected, publish_all_changed, requests, serves, wait};
+use crate::switching::{Answers, MODEL, bits, expected, folder, publish_all_changed, requests, serves, wait};
 
 /// The mean memory of the first and of the last third of the time after the warm-up may differ by this share,
 /// or by so many bytes: the tables of a version take about a megabyte, and at a given instant there is one
@@ -290,16 +291,30 @@ fn run_for() -> Duration {
 const SETTINGS: &str = "[server]\nbody_seconds = 1\nwrite_seconds = 1\nhandshake_seconds = 1\n\
                         [models]\nwatch_seconds = 1\n[batcher]\nmax_delay_us = ";
 
-/// Publishes a version and reads the settings again every second. Returns the samples of the server's memory
-/// after the warm-up.
-fn change(workshop: &Workshop, served: &Served, settings: &str) -> (u64, Vec<f64>) {
+/// What happened to a server in a run.
+struct Changes {
+    /// The right scores of every version.
+    scores: BTreeMap<u64, Vec<Vec<u32>>>,
+    /// Samples of the server's memory after the warm-up.
+    memory: Vec<f64>,
+}
+
+/// Every second, publishes a version, removes an old one, and has the settings read again.
+fn change(workshop: &Workshop, served: &Served, settings: &str, batches: &[Batch]) -> Changes {
+    let Workshop { models, .. } = workshop;
     let (begun, mut memory) = (Instant::now(), Vec::new());
+    let mut scores = BTreeMap::from([(1, expected(models, 1, batches))]);
     for version in 2.. {
         if begun.elapsed() >= run_for() {
-            return (version - 1, memory);
+            return Changes { scores, memory };
         }
         let second = Instant::now();
-        publish_all_changed(&workshop.models, version);
+        publish_all_changed(models, version);
+        scores.insert(version, expected(models, version, batches));
+        // The first one is the pattern of the others.
+        if version > 3 {
+            fs::remove_dir_all(folder(models, MODEL, version - 2)).unwrap();
+        }
         fs::write(settings, format!("{SETTINGS}{}\n", version % 7 * 100)).unwrap();
         served.signal("-HUP");
         wait("a version is taken over", || serves(served, MODEL, version));
@@ -354,24 +369,23 @@ fn mixed_load_gets_right_answers_and_memory_stays_flat() {
         runtime.spawn(drop_connections(load.clone())),
         runtime.spawn(load_and_unload(load.clone())),
     ];
-    let (last, memory) = change(&workshop, &served, &settings);
+    let Changes { scores: right, memory } = change(&workshop, &served, &settings, &batches);
     load.stop.store(true, Ordering::Release);
     bad.into_iter().for_each(|client| runtime.block_on(client).unwrap());
-    let (mut oracles, mut compared) = (BTreeMap::new(), 0);
+    let (mut versions, mut compared) = (BTreeSet::new(), 0);
     for client in good {
         let answers = runtime.block_on(client).unwrap();
         assert!(!answers.is_empty());
         for ((version, request), scores) in answers {
             compared += 1;
-            let oracle =
-                oracles.entry(version).or_insert_with(|| expected(&workshop.models, version, &batches));
-            assert!(oracle[request] == scores, "version {version}, request {request}");
+            versions.insert(version);
+            assert!(right[&version][request] == scores, "version {version}, request {request}");
         }
     }
     let [done, refused] = [&load.done, &load.refused].map(|count| count.load(Ordering::Relaxed));
-    let versions = oracles.len();
+    let (versions, all) = (versions.len(), right.len());
     println!(
-        "{compared} different answers of {versions} versions of {last}; {done} bad acts, {refused} refusals"
+        "{compared} different answers of {versions} versions of {all}; {done} bad acts, {refused} refusals"
     );
     if run_for() >= Duration::from_secs(60) {
         check_memory(&memory);

@@ -46,11 +46,21 @@ fn damaged_versions_are_named_and_the_last_good_one_serves() {
 
     let served = Served::start(models, "");
     assert_eq!(served.score("dlrm", &workshop.valid, "")["version"], 1);
+    assert_eq!(served.metric("flechette_newer_versions_refused", &[]), 2.0);
+    assert_eq!(served.metric("flechette_switches_refused_total", &[]), 2.0);
+    let (code, text) = served.get("/readyz");
+    let older = "ready\nolder version: model dlrm serves version 1: version 2 is refused: ";
+    assert!(code == 200 && text.starts_with(older) && text.contains("; version 3 is refused: "), "{text}");
+    let status = served.status();
+    let kinds: Vec<_> = status["events"].as_array().unwrap().iter().map(|event| &event["kind"]).collect();
+    assert_eq!(kinds, ["loaded", "refused", "refused"], "{status}");
     served.terminate();
     let (status, log) = served.ended();
     assert!(status.success());
     for (version, path, fault) in [(3, &truncated, "truncated"), (2, &corrupt, "corrupt")] {
-        let line = log.lines().find(|line| line.contains(&format!("version={version}"))).expect(&log);
+        let of_version = |line: &&str| line.contains(&format!("version={version}"));
+        assert_eq!(log.lines().filter(of_version).count(), 1, "{log}");
+        let line = log.lines().find(of_version).unwrap();
         assert!(line.contains("version refused") && line.contains(fault), "{line}");
         assert!(line.contains(path.to_str().unwrap()), "{line}");
     }
@@ -87,6 +97,10 @@ fn the_log_has_an_object_on_each_line_if_its_format_is_json() {
     let lines: Vec<Value> = log.iter().map(|line| serde_json::from_str(line).unwrap()).collect();
     let serving = lines.iter().find(|line| line["message"] == "serving").unwrap();
     assert_eq!((&serving["level"], &serving["models"]), (&json!("INFO"), &json!(1)), "{serving}");
+    for message in ["loaded", "tables opened"] {
+        let line = lines.iter().find(|line| line["message"] == message).unwrap();
+        assert_eq!(line["version"], json!(1), "{line}");
+    }
 }
 
 #[test]

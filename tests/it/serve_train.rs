@@ -197,10 +197,30 @@ fn scores_follow_the_versions(more: &str) {
             "{kind}: {status}"
         );
     }
+    let events: Vec<(String, String)> = status["events"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|event| [&event["kind"], &event["text"]].map(|text| text.as_str().unwrap().to_owned()).into())
+        .collect();
+    for (at, (_, text)) in events.iter().enumerate().filter(|(_, (kind, _))| kind == "switched") {
+        let version = text.split(' ').take(2).collect::<Vec<_>>().join(" ") + ":";
+        let published = |(kind, text): &(String, String)| kind == "published" && text.starts_with(&version);
+        assert!(events[at..].iter().any(published), "{version} was taken over before: {events:#?}");
+    }
     served.terminate();
     let (status, log) = served.ended();
     assert!(status.success() && !log.contains("panicked") && !log.contains("ERROR"), "{log}");
     assert!(log.contains("training has ended at the end of the data"), "{log}");
+    let published: Vec<&str> = log.lines().filter(|line| line.contains("published model=\"dlrm\"")).collect();
+    assert!(!published.is_empty() && log.matches(": published ").count() == published.len(), "{log}");
+    for line in published {
+        let pause = line.split_once(" pause_ms=").unwrap().1;
+        assert!(pause.split_once('.').unwrap().1.len() <= 3, "{line}");
+    }
+    let of_file = |line: &&str| line.contains("before training on them: AUC");
+    assert!(log.lines().filter(of_file).all(|line| line.contains(" model=\"dlrm\"")), "{log}");
+    assert!(log.lines().any(|line| of_file(&line)), "{log}");
     site.compare_with_train_of_parts(more);
 }
 

@@ -26,13 +26,28 @@ SHOWN = "document.querySelectorAll('data[data-series]').length > 0"
 EVENTS = "[...document.querySelectorAll('#events tbody tr')].map((row) => row.cells[1].textContent)"
 FIGURES = """[...document.querySelectorAll('data')].map((data) => ({
     series: data.dataset.series ?? null, value: data.value, text: data.textContent,
+    section: data.closest('section')?.ariaLabel ?? null,
     row: data.closest('tr')?.cells[0].textContent ?? null,
     title: data.closest('dl div')?.querySelector('dt').textContent ?? null,
 }))"""
-# Contrast can be computed only for what no scrolling hides.
-UNHIDDEN = """for (const node of document.querySelectorAll('.scroll, thead th')) {
-    Object.assign(node.style, { maxHeight: 'none', overflow: 'visible', position: 'static' });
-}"""
+# Contrast can be computed only for what no folding or scrolling hides. The page draws its tables again and again, so
+# their own styles would be lost.
+UNHIDDEN = """for (const node of document.querySelectorAll('details')) node.open = true;
+const sheet = new CSSStyleSheet();
+sheet.replaceSync(`.scroll { max-height: none !important; overflow: visible !important; }
+    thead th { position: static !important; }`);
+document.adoptedStyleSheets = [...document.adoptedStyleSheets, sheet];"""
+# What the page says of its state: the chips with their colours, and the sentences.
+STATE = """(() => {
+    const chips = [...document.querySelectorAll('.chip')].map((chip) => {
+        const before = getComputedStyle(chip, '::before').content.replace('none', '').replaceAll('"', '');
+        return [before + chip.textContent, getComputedStyle(chip).color];
+    });
+    return { chips, problems: [...document.querySelectorAll('#problems li')].map((li) => li.textContent) };
+})()"""
+MUTED = "getComputedStyle(document.querySelector('dt')).color"
+# The lower ends of axes for shares, and a time, which must not depend on the zone of the browser.
+VALUES = "[lowest([]), lowest([0.96, 0.995]), lowest([0.3]), utc(0)]"
 FOCUSED = """(() => {
     const node = document.activeElement, box = node.getBoundingClientRect(), style = getComputedStyle(node);
     return {
@@ -125,7 +140,18 @@ def toggled_by_keyboard(browser: Browser) -> bool:
     for _ in range(2):
         browser.press("Enter", 13, "\r")
         states.append(browser.evaluate(opened))
-    return states == [False, True, False]
+    return states == [states[0], not states[0], states[0]]
+
+
+def cut_off(browser: Browser) -> dict:
+    """What the page says when it gets no answer any more."""
+    conditions = {"latency": 0, "downloadThroughput": -1, "uploadThroughput": -1}
+    browser.call("Network.emulateNetworkConditions", offline=True, **conditions)
+    wait(lambda: browser.evaluate("failure") != "", "the page has no connection")
+    browser.evaluate("showState()")
+    state = browser.evaluate(STATE) | {"muted": browser.evaluate(MUTED)}
+    browser.call("Network.emulateNetworkConditions", offline=False, **conditions)
+    return state
 
 
 def brief(rules: list) -> list:
@@ -148,12 +174,16 @@ def look(browser: Browser, url: str, folder: str, variant: str, axe: str) -> dic
     features = [{"name": name, "value": value} for name, value in features.items()]
     browser.call("Emulation.setEmulatedMedia", features=features)
     browser.call("Emulation.setDeviceMetricsOverride", **size)
+    browser.call("Emulation.setTimezoneOverride", timezoneId="Asia/Tokyo")
     browser.call("Page.navigate", url=url)
     wait(lambda: browser.evaluate(SHOWN), f"{url} shows figures")
     found = {"variant": variant, "figures": browser.evaluate(FIGURES)}
     found["overflow"] = browser.evaluate("document.documentElement.scrollWidth - innerWidth")
     found["problems"] = browser.evaluate("document.getElementById('problems').innerText")
     found["events"] = browser.evaluate(EVENTS)
+    found["state"], found["values"] = browser.evaluate(STATE), browser.evaluate(VALUES)
+    found["events_top"] = browser.evaluate("document.getElementById('events').offsetTop")
+    found["scrolls"] = browser.evaluate("document.querySelector('#events .scroll').className")
     found["plots"] = browser.evaluate("[...document.querySelectorAll('svg')].map((svg) => svg.ariaLabel)")
     height = browser.evaluate("document.documentElement.scrollHeight")
     clip = {"x": 0, "y": 0, "width": int(width), "height": height, "scale": 1}
@@ -172,6 +202,7 @@ def look(browser: Browser, url: str, folder: str, variant: str, axe: str) -> dic
 
     found["console"] = of("Runtime.exceptionThrown") + of("Runtime.consoleAPICalled") + of("Log.entryAdded")
     found["requests"] = sorted({sent["request"]["url"] for sent in of("Network.requestWillBeSent")})
+    found["cut_off"] = cut_off(browser)
     return found
 
 

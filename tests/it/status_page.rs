@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
+use flechette::schema::preset::ArchKind;
 use serde_json::{Value, json};
 
 use crate::program::{Background, Served, flechette, highest_version, http_page};
@@ -25,6 +26,9 @@ const RISING_AND_FALLING: [&str; 3] =
 
 /// A model that cannot be served. Its name is no text of HTML.
 const BROKEN: &str = "<b>broken\"";
+
+/// A model with a good version, and a newer one that is refused.
+const OLDER: &str = "wide_deep";
 
 /// The series of a metrics page.
 fn series(page: &str) -> BTreeMap<&str, f64> {
@@ -113,6 +117,7 @@ fn read(text: &str) -> Option<(f64, f64)> {
         "MiB" => 1048576.0,
         "GiB" => 1073741824.0,
         "min" => 60.0,
+        "version" | "versions" => 1.0,
         _ => return None,
     };
     // Shares below 1 are shown as at most 99.99 %.
@@ -145,7 +150,10 @@ fn assert_figure(figure: &Value, before: &BTreeMap<&str, f64>, after: &BTreeMap<
 
 /// Asserts that the hit rates of the tables are those of their counters.
 fn assert_hit_rates(figures: &[Value], metrics: &BTreeMap<&str, f64>) {
-    let in_row = |figure: &&Value| figure["series"].is_null() && !figure["row"].is_null();
+    let section = format!("Model {MODEL}");
+    let in_row = |figure: &&Value| {
+        figure["section"] == section && figure["series"].is_null() && !figure["row"].is_null()
+    };
     let rates: Vec<_> = figures.iter().filter(in_row).collect();
     assert_eq!(rates.len(), 26, "{rates:#?}");
     for figure in rates {
@@ -182,9 +190,47 @@ fn assert_usable(found: &Value, served: &Served) {
         );
     }
     assert_eq!(found["toggled"], true, "{variant}");
+    let narrow = variant.as_str().unwrap().ends_with("375");
+    // The last events are not far below the three models.
+    let top = found["events_top"].as_f64().unwrap();
+    assert!(top < if narrow { 3600.0 } else { 1800.0 }, "{variant}: {top}");
+    assert!(!narrow || found["scrolls"] == "scroll more", "{variant}: rows are hidden without a sign");
+    assert_eq!(found["values"], json!([0, 0.95, 0, "1970-01-01 00:00:00 UTC"]), "{variant}");
 }
 
-/// A server with a model that it trains, another one that it cannot serve, and requests.
+/// The chips and sentences of a page with an answer, and of one that gets none any more.
+fn assert_states(found: &Value) {
+    let problems = found["problems"].as_str().unwrap();
+    let older = format!("Model {OLDER} serves an older version, 1: version 2 is refused: ");
+    assert!(problems.contains(&older), "{problems}");
+    let texts = |state: &Value| -> Vec<String> {
+        let chips = state["chips"].as_array().unwrap().iter();
+        chips.map(|chip| chip[0].as_str().unwrap().to_owned()).collect()
+    };
+    let (now, cut_off) = (&found["state"], &found["cut_off"]);
+    assert_eq!(
+        texts(now),
+        ["ready, 2 problems", "ready", "training", "ready", "older version", "not served"]
+    );
+    let old = [
+        "no connection",
+        "was: ready",
+        "was: training",
+        "was: ready",
+        "was: older version",
+        "was: not served",
+    ];
+    assert_eq!(texts(cut_off), old);
+    let chips = cut_off["chips"].as_array().unwrap();
+    assert!(chips.iter().all(|chip| chip[1] == cut_off["muted"]), "{cut_off}");
+    let sentence = cut_off["problems"][0].as_str().unwrap();
+    assert!(
+        sentence.starts_with("The server does not answer (") && sentence.ends_with(" UTC."),
+        "{sentence}"
+    );
+}
+
+/// A server with a model that it trains, one that it cannot serve, one of an older version, and requests.
 struct Scene {
     site: Site,
     served: Served,
@@ -198,6 +244,10 @@ impl Scene {
         let broken = Path::new(&site.workshop.models).join(BROKEN).join("1");
         fs::create_dir_all(&broken).unwrap();
         fs::write(broken.join("MANIFEST.json"), "{}").unwrap();
+        site.workshop.train(ArchKind::WideDeep);
+        let refused = Path::new(&site.workshop.models).join(OLDER).join("2");
+        fs::create_dir_all(&refused).unwrap();
+        fs::write(refused.join("MANIFEST.json"), "{}").unwrap();
         let served =
             site.follow("--publish-every 8steps --train-threads 1 --cache-mode on --max-malformed 0");
         let (url, file) = (served.url(), &site.workshop.valid);
@@ -286,9 +336,10 @@ fn in_a_browser_the_page_is_readable_usable_by_keyboard_and_shows_the_figures_of
     };
     for found in scene.look(&["light-1280", "light-375", "dark-1280", "dark-375"]) {
         assert_usable(&found, &scene.served);
+        assert_states(&found);
         let plots = found["plots"].as_array().unwrap();
-        assert_eq!(plots.len(), 4, "{plots:?}");
-        assert!(plots.iter().all(|text| !text.as_str().unwrap().contains("last \u{2013}")), "{plots:?}");
+        assert_eq!(plots.len(), 7, "{plots:?}");
+        assert!(plots[..4].iter().all(|text| !text.as_str().unwrap().contains("last \u{2013}")), "{plots:?}");
         let (problems, events) = (found["problems"].as_str().unwrap(), found["events"].as_array().unwrap());
         assert!(problems.contains(&format!("Model {BROKEN} is not served: ")), "{problems}");
         let kinds = ["loaded", "published", "switched", "refused"];

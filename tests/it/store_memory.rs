@@ -60,7 +60,7 @@ fn scores_are_the_trainers_in_memory_and_mapped_and_the_log_and_the_metrics_say_
         served.terminate();
         let (status, log) = served.ended();
         let line = log.lines().find(|line| line.contains("memory=\"ram\""));
-        let reason = if memory == "auto" { "bytes of memory are available" } else { "store.memory is ram" };
+        let reason = if memory == "auto" { "iB of memory are available" } else { "store.memory is ram" };
         let said = line.is_some_and(|line| line.contains(reason));
         assert!(status.success() && said == (place == "ram"), "{memory}: {log}");
     }

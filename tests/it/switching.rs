@@ -30,7 +30,7 @@ pub const MODEL: &str = "dlrm";
 const CLIENTS: usize = 4;
 const REQUESTS: usize = 8;
 
-fn folder(models: &str, model: &str, version: u64) -> PathBuf {
+pub fn folder(models: &str, model: &str, version: u64) -> PathBuf {
     Path::new(models).join(model).join(version.to_string())
 }
 
@@ -149,9 +149,9 @@ pub fn expected(models: &str, version: u64, batches: &[Batch]) -> Vec<Vec<u32>> 
     let alone = tempfile::tempdir().unwrap();
     fs::create_dir(alone.path().join(MODEL)).unwrap();
     // A delta needs the versions before it.
-    for link in 1..=version {
-        let to = alone.path().join(MODEL).join(link.to_string());
-        std::os::unix::fs::symlink(folder(models, MODEL, link), to).unwrap();
+    for link in (1..=version).map(|link| folder(models, MODEL, link)).filter(|link| link.exists()) {
+        let to = alone.path().join(MODEL).join(link.file_name().unwrap());
+        std::os::unix::fs::symlink(link, to).unwrap();
     }
     let flags = Flags {
         device: Some("host".into()),
@@ -282,9 +282,16 @@ fn a_refused_version_is_reported_once_and_lower_good_ones_are_taken_over() {
     sleep(Duration::from_millis(2500));
     assert_eq!(counted(&served, "switches_refused_total"), 1.0, "it is not tried again");
     assert_eq!(counted(&served, "newer_versions_refused"), 1.0);
+    let (code, text) = served.get("/readyz");
+    let older = "ready\nolder version: model dlrm serves version 2: version 3 is refused: ";
+    assert!(code == 200 && text.starts_with(older) && text.contains("C4.safetensors"), "{text}");
+    let model = &served.status()["models"][0];
+    let refused = model["newer_refused"][0].as_str().unwrap();
+    assert!(model["serving"] == 2 && refused.starts_with("version 3 is refused: "), "{model}");
     fs::write(&broken, &whole).unwrap();
     wait("the repaired version is taken over", || serves(&served, MODEL, 3));
     wait("no version is refused", || counted(&served, "newer_versions_refused") == 0.0);
+    assert_eq!(served.get("/readyz"), (200, "ready\n".to_owned()));
     let page = metrics_page(served.http);
     assert!(page.contains("flechette_serving_version_age_seconds{model=\"dlrm\"}"), "{page}");
     served.terminate();

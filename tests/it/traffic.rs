@@ -250,6 +250,32 @@ fn a_label_names_a_version_or_the_latest_and_survives_new_versions_and_a_restart
     client.ends_well();
 }
 
+/// A roll-back must work also where nothing can be written.
+#[test]
+fn a_label_that_cannot_be_kept_counts_until_a_restart() {
+    let world = World::new(2);
+    let client = world.serve("", "");
+    let file = Path::new(&world.workshop.models).join(MODEL).join("state/labels.json");
+    fs::create_dir_all(file.join("in the way")).unwrap();
+    let output = run(&format!("label --addr {} {MODEL} stable 1", client.served.url()));
+    let warning = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success(), "{warning}");
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), "stable: 1\n");
+    let lost = "warning: the change is lost at a restart of the server: ";
+    assert!(warning.starts_with(lost) && warning.contains("labels.json"), "{warning}");
+    assert_eq!(client.scored_by(&world, |_| {}).unwrap(), 1);
+    publish_other(&world.workshop.models, 3);
+    wait("a new version is loaded", || client.loaded() == "1, 3");
+    assert_eq!(client.scored_by(&world, |_| {}).unwrap(), 1);
+    fs::remove_dir_all(&file).unwrap();
+    let output = run(&format!("label --addr {} {MODEL} stable 1", client.served.url()));
+    assert!(output.status.success() && output.stderr.is_empty(), "what can be kept again has no warning");
+    client.ends_well();
+    let client = world.serve("", "");
+    assert_eq!(client.scored_by(&world, |_| {}).unwrap(), 1);
+    client.ends_well();
+}
+
 #[test]
 fn wrong_labels_and_versions_are_refused_and_change_nothing() {
     let world = World::new(2);
