@@ -206,9 +206,10 @@ impl Versions {
 
     /// Why the versions above the latest one are refused, unless `missing` says it already.
     fn newer(known: &Known, plan: &Plan) -> Vec<String> {
-        let newer = known.refused.iter().filter(|(version, _)| **version > plan.latest);
-        let reasons = newer.map(|(_, (_, reason))| reason);
-        reasons.filter(|reason| !plan.missing.iter().any(|known| known.ends_with(*reason))).cloned().collect()
+        let missing = |version| plan.missing.iter().any(|missing| missing.version == version);
+        let newer =
+            known.refused.iter().filter(|(version, _)| **version > plan.latest && !missing(**version));
+        newer.map(|(_, (_, reason))| reason.clone()).collect()
     }
 
     /// The switch of the main engine to a loaded version.
@@ -252,7 +253,8 @@ impl Versions {
         (plan, known): (&Plan, &mut Known),
         (main, beside): (Version, Vec<Version>),
     ) -> Result<(), NotChanged> {
-        let Plan { latest, shadow, traffic, missing, .. } = plan;
+        let Plan { latest, shadow, traffic, .. } = plan;
+        let missing: Vec<String> = plan.missing.iter().map(|missing| missing.text.clone()).collect();
         let told = Told {
             beside,
             main,
@@ -288,7 +290,7 @@ impl Versions {
             latest: *latest,
             traffic: traffic.clone(),
             shadow: known.shadow.as_ref().map(|(_, shadow)| shadow.clone()),
-            missing: missing.clone(),
+            missing,
             newer: told.newer.clone(),
         };
         self.registry.set_versions(name, loaded)?;

@@ -21,9 +21,17 @@ pub(super) struct Plan {
     pub pinned: BTreeSet<Version>,
     pub shadow: Option<Version>,
     pub traffic: TrafficConfig,
-    pub missing: Vec<String>,
+    /// The versions that are wanted and refused.
+    pub missing: Vec<Missing>,
     /// The reason why the highest version that was tried now is refused.
     pub refused: Option<String>,
+}
+
+/// A version that is wanted and refused.
+pub(super) struct Missing {
+    pub version: Version,
+    /// Who wants it, and why it is refused.
+    pub text: String,
 }
 
 impl Versions {
@@ -83,7 +91,7 @@ impl Versions {
                     if label == STABLE {
                         stable = main;
                     }
-                    missing.push(format!("label {label}: {reason}"));
+                    missing.push(Missing { version, text: format!("label {label}: {reason}") });
                 }
             }
         }
@@ -99,7 +107,7 @@ impl Versions {
         let shadow = shadow.filter(|version| match opener.load(*version) {
             Ok(()) => true,
             Err(reason) => {
-                missing.push(format!("shadow: {reason}"));
+                missing.push(Missing { version: *version, text: format!("shadow: {reason}") });
                 false
             }
         });
@@ -145,7 +153,7 @@ impl Opener<'_> {
         &mut self,
         policy: &VersionPolicy,
         (on_disk, new): (&[Version], bool),
-        (missing, refused): (&mut Vec<String>, &mut Option<String>),
+        (missing, refused): (&mut Vec<Missing>, &mut Option<String>),
     ) -> BTreeSet<Version> {
         let mut good = BTreeSet::new();
         match policy {
@@ -153,7 +161,7 @@ impl Opener<'_> {
                 for &version in versions {
                     match self.load(version) {
                         Ok(()) => drop(good.insert(version)),
-                        Err(reason) => missing.push(reason),
+                        Err(text) => missing.push(Missing { version, text }),
                     }
                 }
             }
