@@ -187,7 +187,7 @@ fn publish_full_versions(workshop: &Workshop, served: &Served) {
 }
 
 /// Trains on from version 1 in another process, which publishes deltas and now and then a full version.
-fn publish_by_training(workshop: &Workshop, _: &Served) {
+fn publish_by_training(workshop: &Workshop, served: &Served) {
     let Workshop { models, train, .. } = workshop;
     let line = format!(
         "train --from latest --models {models} --name {MODEL} --format criteo-tsv --data {train} --batch 8 \
@@ -198,6 +198,8 @@ fn publish_by_training(workshop: &Workshop, _: &Served) {
     trainer.args(line.split_whitespace()).env("FLECHETTE_VERSIONS_KEEP", "100000");
     let mut trainer = trainer.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     sleep(published_for());
+    // Versions are opened when a processor is free, so they wait for the tests beside this one.
+    wait("four versions are taken over", || counted(served, "switches_total") >= 4.0);
     signal(&trainer, "-INT");
     assert_eq!(trainer.wait().unwrap().code(), Some(130));
 }
