@@ -33,9 +33,9 @@ pub trait StepObserver {
         false
     }
 
-    /// Called with all rows of a table that the last batch has updated. `record` returns the record of the
-    /// row at an index of `rows`.
-    fn rows<'r>(&mut self, _table: TableId, _rows: &[u64], _record: &dyn Fn(usize) -> &'r [f32]) {}
+    /// Called with all rows that the last batch has updated, or with some of them if the batch was split.
+    /// No table occurs twice. This is called on a thread of the pool that trains.
+    fn rows(&mut self, _tables: &[UpdatedRows<'_>]) {}
 
     /// Called when the step is complete, after its rows were shown.
     ///
@@ -44,6 +44,16 @@ pub trait StepObserver {
     fn stepped(&mut self, _train_state: &TrainState) -> Result<(), TrainError> {
         Ok(())
     }
+}
+
+/// The rows of a table that a step has updated.
+pub struct UpdatedRows<'r> {
+    /// The table.
+    pub table: TableId,
+    /// The rows, ascending.
+    pub rows: &'r [u64],
+    /// Returns the record of the row at an index of `rows`.
+    pub record: Box<dyn Fn(usize) -> &'r [f32] + Send + Sync + 'r>,
 }
 
 impl<F: FnMut(&Progress<'_>)> StepObserver for F {
@@ -110,9 +120,9 @@ impl<'a> Train<'a> {
             update.tables(records, &prepared.casting);
         });
         if self.observer.wants_rows() {
-            for ((claim, casted), t) in claims.iter().zip(prepared.casting.tables()).zip(0..) {
-                self.show(TableId(t), casted.rows(), claim);
-            }
+            let tables = claims.iter().zip(prepared.casting.tables()).zip(0..);
+            let updated = tables.map(|((claim, casted), t)| updated(TableId(t), casted.rows(), claim));
+            self.observer.rows(&updated.collect::<Vec<_>>());
         }
         self.observer.stepped(self.train_state)
     }
@@ -165,10 +175,6 @@ impl<'a> Train<'a> {
         observer.learnt(&prepared.batch, &progress)
     }
 
-    fn show(&mut self, table: TableId, rows: &[u64], claim: &Claim<'_>) {
-        self.observer.rows(table, rows, &|k| claim.row(k).unwrap_or_default());
-    }
-
     /// Gathers one group of samples of a batch that was split. After the last group, the forward and
     /// backward pass of the whole batch follow.
     fn gather(&mut self, part: &PreparedBatch, at: usize, whole: &PreparedBatch) -> Result<(), TrainError> {
@@ -215,7 +221,8 @@ impl<'a> Train<'a> {
             let records = ClaimRecords { rows, first, shape: shapes[table] };
             self.train_state.row_update().rows(records, casted, of_table.clone());
             if self.observer.wants_rows() {
-                self.show(TableId(table as u32), &casted.rows()[of_table], &claim);
+                let rows = &casted.rows()[of_table];
+                self.observer.rows(&[updated(TableId(table as u32), rows, &claim)]);
             }
         }
         if whole.starts.last() == Some(&rows.end) {
@@ -223,6 +230,11 @@ impl<'a> Train<'a> {
         }
         Ok(())
     }
+}
+
+/// The rows of a claim, for the observer.
+fn updated<'r>(table: TableId, rows: &'r [u64], claim: &'r Claim<'_>) -> UpdatedRows<'r> {
+    UpdatedRows { table, rows, record: Box::new(|k| claim.row(k).unwrap_or_default()) }
 }
 
 /// The function that finds the row of an occurrence of lookup number `l`, for

@@ -10,7 +10,7 @@ use std::fmt;
 use super::super::reference::ReferenceTrainer;
 use super::super::train_state::TrainState;
 use super::super::{Progress, TrainError};
-use super::train::StepObserver;
+use super::train::{StepObserver, UpdatedRows};
 use crate::rowlog::WorkingFile;
 use crate::types::{Batch, TableId};
 
@@ -96,10 +96,12 @@ impl StepObserver for Verifier {
         self.first.is_none()
     }
 
-    fn rows<'r>(&mut self, table: TableId, rows: &[u64], record: &dyn Fn(usize) -> &'r [f32]) {
-        let different = |(k, &row): (usize, &u64)| !same_row(&self.oracle, table, row, record(k));
-        if let Some((_, &row)) = rows.iter().enumerate().find(|&row| different(row)) {
-            self.differs(Some(table), row, self.oracle.steps());
+    fn rows(&mut self, tables: &[UpdatedRows<'_>]) {
+        for &UpdatedRows { table, rows, ref record } in tables {
+            let different = |(k, &row): (usize, &u64)| !same_row(&self.oracle, table, row, record(k));
+            if let Some((_, &row)) = rows.iter().enumerate().find(|&row| different(row)) {
+                self.differs(Some(table), row, self.oracle.steps());
+            }
         }
     }
 

@@ -7,58 +7,51 @@
 //! A record is copied over an older record of the same row if that is found in a small table, which forgets.
 //! So rows that are updated often take little memory. Other rows may occur several times in the image; only
 //! the last record counts ([`RowImage::sort`]).
+//!
+//! The threads that have updated the rows copy them, a table each, while records are in their caches.
 
-use super::image::{AHEAD, RowImage};
-use crate::mem::mix64;
+use rayon::prelude::*;
+
+use super::image::{AHEAD, RowImage, TableImage};
 use crate::mem::prefetch::prefetch_line;
-use crate::types::{RowId, TableId};
+use crate::trainer::pipeline::train::UpdatedRows;
 
 /// The rows that changed since the last cut, and their records.
 pub(crate) struct Capture {
     image: RowImage,
-    /// By a hash of a row, the place of its record in the image. Places of other rows, and of earlier images,
-    /// are told by the row at the place.
-    places: Vec<u32>,
+    places: Vec<Places>,
 }
 
-/// Places that are remembered. They fit in a processor's cache.
-const PLACES: usize = 1 << 20;
+/// The places of a table's records in the image, by a hash of the row. Places of other rows, and of earlier
+/// images, are told by the row at the place.
+struct Places(Vec<u32>);
 
-/// The index of a row's place.
-fn hash(table: TableId, row: u64) -> usize {
-    mix64(RowId::new(table, row).number()) as usize % PLACES
-}
+/// Places of all tables. They fit in a processor's cache.
+const PLACES: u64 = 1 << 20;
+
+/// Places of a table that has more rows, at least.
+const LEAST_PLACES: u64 = 1 << 10;
 
 impl Capture {
-    /// A capture into an empty image.
-    pub(crate) fn new(image: RowImage) -> Self {
-        Self { image, places: vec![0; PLACES] }
+    /// A capture into an empty image, for tables of this many rows.
+    pub(crate) fn new(image: RowImage, rows: &[u64]) -> Self {
+        let all = rows.iter().map(|&rows| u128::from(rows)).sum::<u128>().max(1);
+        let share = |rows: u64| (u128::from(rows) * u128::from(PLACES) / all) as u64;
+        let places = |&rows: &u64| Places(vec![0; share(rows).max(LEAST_PLACES).min(rows).max(1) as usize]);
+        Self { image, places: rows.iter().map(places).collect() }
     }
 
-    /// Copies the records of rows that a step has updated.
-    pub(crate) fn copy_all<'r>(&mut self, table: TableId, rows: &[u64], record: impl Fn(usize) -> &'r [f32]) {
-        for (k, &row) in rows.iter().enumerate() {
-            // Places and records are all over memory: without this, copying waits for most of them.
-            if let Some(&row) = rows.get(k + 2 * AHEAD) {
-                prefetch_line(&self.places[hash(table, row)]);
+    /// Copies the records of rows that a step has updated. No table may occur twice.
+    pub(crate) fn copy_all(&mut self, updated: &[UpdatedRows<'_>]) {
+        let Self { image, places } = self;
+        let mut tables: Vec<_> = places.iter_mut().zip(image.tables_mut()).map(Some).collect();
+        let to = |from: &UpdatedRows<'_>| tables.get_mut(from.table.index()).and_then(Option::take);
+        let jobs: Vec<_> = updated.iter().map(to).zip(updated).collect();
+        jobs.into_par_iter().with_max_len(1).for_each(|(to, from)| {
+            if let Some((places, image)) = to {
+                places.copy(from, image);
             }
-            if let Some(&row) = rows.get(k + AHEAD) {
-                self.image.prefetch(table, self.places[hash(table, row)] as usize);
-            }
-            self.copy(table, row, record(k));
-        }
-    }
-
-    fn copy(&mut self, table: TableId, row: u64, record: &[f32]) {
-        let hash = hash(table, row);
-        let rows = self.image.rows(table.index());
-        let mut at = self.places[hash] as usize;
-        if rows.get(at) != Some(&row) {
-            at = rows.len();
-            // A place that does not fit is forgotten.
-            self.places[hash] = at as u32;
-        }
-        self.image.set(table, at, (row, record));
+        });
     }
 
     /// The captured rows. They are in no order, and a row may occur several times.
@@ -77,6 +70,32 @@ impl Capture {
     }
 }
 
+impl Places {
+    fn hash(&self, row: u64) -> usize {
+        (row % self.0.len() as u64) as usize
+    }
+
+    fn copy(&mut self, UpdatedRows { rows, record, .. }: &UpdatedRows<'_>, image: &mut TableImage) {
+        for (k, &row) in rows.iter().enumerate() {
+            // Places and records are all over memory: without this, copying waits for most of them.
+            if let Some(&row) = rows.get(k + 2 * AHEAD) {
+                prefetch_line(&self.0[self.hash(row)]);
+            }
+            if let Some(&row) = rows.get(k + AHEAD) {
+                image.prefetch(self.0[self.hash(row)] as usize);
+            }
+            let hash = self.hash(row);
+            let mut at = self.0[hash] as usize;
+            if image.rows().get(at) != Some(&row) {
+                at = image.rows().len();
+                // A place that does not fit is forgotten.
+                self.0[hash] = at as u32;
+            }
+            image.set(at, row, record(k));
+        }
+    }
+}
+
 #[cfg(test)]
 #[cfg(not(flechette_loom))]
 mod tests {
@@ -87,6 +106,7 @@ mod tests {
     use super::super::image::TableShape;
     use super::*;
     use crate::store::RowSource;
+    use crate::types::TableId;
 
     proptest! {
         #[test]
@@ -95,12 +115,14 @@ mod tests {
         ) {
             let shapes = [TableShape { dim: 2, states: vec![("sum", 1)] }];
             let empty = || RowImage::empty(&shapes, &[40]).unwrap();
-            let (mut capture, mut expected) = (Capture::new(empty()), BTreeMap::new());
+            let (mut capture, mut expected) = (Capture::new(empty(), &[40]), BTreeMap::new());
             for (n, (row, value)) in updates.into_iter().enumerate() {
                 if n % forgets == 0 {
-                    capture.places.fill(0);
+                    capture.places[0].0.fill(0);
                 }
-                capture.copy(TableId(0), row, &[value, 1.0, 2.0]);
+                let record: &[f32] = &[value, 1.0, 2.0];
+                let updated = UpdatedRows { table: TableId(0), rows: &[row], record: Box::new(|_| record) };
+                capture.copy_all(&[updated]);
                 expected.insert(row, [value.to_bits(), 1_f32.to_bits(), 2_f32.to_bits()]);
             }
             let mut image = capture.take(empty());

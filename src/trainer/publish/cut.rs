@@ -35,6 +35,11 @@ impl Publisher {
         cut: impl FnOnce(&mut Self, CutNotes, Instant) -> Result<(), TrainError>,
     ) -> Result<(), TrainError> {
         let begun = Instant::now();
+        if !self.told_early && !self.is_due(state.steps) {
+            self.told_early = true;
+            let (model, most) = (&self.options.name, self.most_copied);
+            tracing::info!(model, most, "versions come early: the changed rows take the most bytes allowed");
+        }
         let reason = match notes() {
             Ok(notes) => match cut(self, notes, begun) {
                 Err(TrainError::Store(error)) => error.to_string(),

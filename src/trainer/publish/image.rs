@@ -38,8 +38,9 @@ pub(crate) struct TableShape {
     pub states: Vec<(&'static str, usize)>,
 }
 
+/// The changed rows of a table and their records.
 #[derive(Debug)]
-struct TableImage {
+pub(crate) struct TableImage {
     shape: TableShape,
     /// The copied rows, ascending after [`RowImage::sort`].
     rows: Vec<u64>,
@@ -102,24 +103,9 @@ impl RowImage {
         }
     }
 
-    /// Sets the record at an index of a table, which may be one past the last.
-    pub(crate) fn set(&mut self, table: TableId, at: usize, (row, record): (u64, &[f32])) {
-        let TableImage { rows, records, .. } = &mut self.tables[table.index()];
-        if at == rows.len() {
-            rows.push(row);
-            records.extend_from_slice(record);
-        } else {
-            records[at * record.len()..][..record.len()].copy_from_slice(record);
-        }
-    }
-
-    /// Prefetches what [`Self::set`] reads and writes.
-    pub(crate) fn prefetch(&self, table: TableId, at: usize) {
-        let TableImage { rows, records, shape, .. } = &self.tables[table.index()];
-        if let Some(row) = rows.get(at) {
-            prefetch_line(row);
-            prefetch(&records[at * shape.width()..][..shape.width()]);
-        }
+    /// Its tables.
+    pub(crate) fn tables_mut(&mut self) -> impl Iterator<Item = &mut TableImage> {
+        self.tables.iter_mut()
     }
 
     /// Sorts the rows of each table, and keeps the last record of each.
@@ -219,6 +205,31 @@ impl RowImage {
 }
 
 impl TableImage {
+    /// The copied rows.
+    pub(crate) fn rows(&self) -> &[u64] {
+        &self.rows
+    }
+
+    /// Sets the row and the record at an index, which may be one past the last. A row that is there already
+    /// must be the same.
+    pub(crate) fn set(&mut self, at: usize, row: u64, record: &[f32]) {
+        if at == self.rows.len() {
+            self.rows.push(row);
+            self.records.extend_from_slice(record);
+        } else {
+            self.records[at * record.len()..][..record.len()].copy_from_slice(record);
+        }
+    }
+
+    /// Prefetches what [`Self::set`] reads and writes.
+    pub(crate) fn prefetch(&self, at: usize) {
+        if let Some(row) = self.rows.get(at) {
+            prefetch_line(row);
+            let width = self.shape.width();
+            prefetch(&self.records[at * width..][..width]);
+        }
+    }
+
     fn sort(&mut self, scratch: &mut Vec<f32>) {
         if self.rows.is_sorted_by(|row, next| row < next) {
             return;

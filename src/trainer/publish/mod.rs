@@ -11,7 +11,7 @@
 //! until it is written.
 //!
 //! The copies take memory, which is kept for the next cut. When the changed rows take a sixteenth of the
-//! tables' bytes, and at least [`LEAST_COPIED`], a cut is due before its time, and Train waits if the writer
+//! tables' bytes, and at least [`LEAST_COPIED`], a cut is made before its time, and Train waits if the writer
 //! is still busy.
 
 mod capture;
@@ -133,8 +133,10 @@ pub(crate) struct Publisher {
     returned: Instant,
     /// The time between two attempts to write a version, unless the interval says otherwise.
     retry_after: Duration,
-    /// Bytes of changed rows at which a cut is due before its time.
+    /// Bytes of changed rows at which a cut is made before its time.
     most_copied: usize,
+    /// Whether the log says that cuts are made before their time.
+    told_early: bool,
     /// Steps at the last cut, and when it was.
     last_steps: u64,
     last_cut: Instant,
@@ -152,7 +154,7 @@ pub(crate) struct Publisher {
 const BLOCK_BYTES: usize = 64 << 10;
 const COPY_SHARE: u32 = 2;
 
-/// A cut is due before its time when the changed rows take this share of the tables' bytes, but not below
+/// A cut is made before its time when the changed rows take this share of the tables' bytes, but not below
 /// [`LEAST_COPIED`] bytes.
 const MOST_COPIED: usize = 16;
 const LEAST_COPIED: usize = 64 << 20;
@@ -185,6 +187,7 @@ impl Publisher {
             spare: Some(RowImage::empty(&shapes, &rows)?),
             may_capture: false,
             most_copied: (bytes.sum::<usize>() / MOST_COPIED).max(LEAST_COPIED),
+            told_early: false,
             shapes,
             rows,
             base,
@@ -240,7 +243,7 @@ impl Publisher {
     fn begin_capture(&mut self) -> Result<(), TrainError> {
         let none_marked = self.changed.iter().all(|rows| rows.len() == 0);
         if self.may_capture && self.capture.is_none() && self.base.is_some() && none_marked {
-            self.capture = Some(Capture::new(self.empty_image()?));
+            self.capture = Some(Capture::new(self.empty_image()?, &self.rows));
         }
         Ok(())
     }
@@ -392,17 +395,21 @@ impl Publisher {
         matches!(self.options.every, Every::Time(_))
     }
 
-    /// Whether a cut is due and the writer is free.
+    /// Whether a cut should be made now and the writer is free.
     fn may_cut(&self, steps: u64) -> bool {
-        let due = match self.options.every {
-            // A step whose cut had to wait for the writer is not forgotten.
-            Every::Steps(every) => steps / every > self.last_steps / every,
-            Every::Time(every) => steps > self.last_steps && self.last_cut.elapsed() >= every,
-        };
         // Without a base, the next version has all rows, and none are copied.
         let early =
             || self.base.is_some() && self.holds_most() && self.last_cut.elapsed() >= self.retry_after;
-        !self.in_flight && (due || early())
+        !self.in_flight && (self.is_due(steps) || early())
+    }
+
+    /// Whether the time or the step of the next cut has come.
+    fn is_due(&self, steps: u64) -> bool {
+        match self.options.every {
+            // A step whose cut had to wait for the writer is not forgotten.
+            Every::Steps(every) => steps / every > self.last_steps / every,
+            Every::Time(every) => steps > self.last_steps && self.last_cut.elapsed() >= every,
+        }
     }
 
     /// Whether the changed rows take their share of memory.

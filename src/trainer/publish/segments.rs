@@ -18,10 +18,10 @@ use crate::dataset::Stop;
 use crate::store::Table;
 use crate::trainer::casting::Casting;
 use crate::trainer::in_memory::{AroundSteps, run_around};
-use crate::trainer::pipeline::train::StepObserver;
+use crate::trainer::pipeline::train::{StepObserver, UpdatedRows};
 use crate::trainer::train_state::TrainState;
 use crate::trainer::{Data, Pipeline, Progress, ReferenceTrainer, TrainError};
-use crate::types::{Batch, TableId};
+use crate::types::Batch;
 
 /// What happens at each step of a run, and at its cuts.
 pub(crate) trait RunObserver {
@@ -155,9 +155,9 @@ impl StepObserver for Cutting<'_> {
         self.publisher.capture.is_some()
     }
 
-    fn rows<'r>(&mut self, table: TableId, rows: &[u64], record: &dyn Fn(usize) -> &'r [f32]) {
+    fn rows(&mut self, tables: &[UpdatedRows<'_>]) {
         if let Some(capture) = &mut self.publisher.capture {
-            capture.copy_all(table, rows, record);
+            capture.copy_all(tables);
         }
     }
 

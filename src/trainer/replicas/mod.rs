@@ -51,7 +51,7 @@ use rayon::prelude::*;
 use super::TrainError;
 use super::casting::Casting;
 use super::pipeline::item::PreparedBatch;
-use super::pipeline::train::StepObserver;
+use super::pipeline::train::{StepObserver, UpdatedRows};
 use super::train_state::{Labelled, TrainState};
 use super::update::RecordShape;
 use crate::model::Model;
@@ -207,11 +207,13 @@ impl Replicas {
 
     /// Shows the first replica's copies of the rows of the last batch to the observer.
     pub(crate) fn show(&self, window: &Window, cast: &PreparedBatch, watch: &mut dyn StepObserver) {
-        for (casted, t) in cast.casting.tables().iter().zip(0..) {
+        let tables = cast.casting.tables().iter().zip(0..);
+        let updated = tables.map(|(casted, t)| {
             let places = self.whole.places(t);
-            let record = |k: usize| &self.first_cache()[window.record(t, places[k]).range()];
-            watch.rows(TableId(t as u32), casted.rows(), &record);
-        }
+            let record = move |k: usize| &self.first_cache()[window.record(t, places[k]).range()];
+            UpdatedRows { table: TableId(t as u32), rows: casted.rows(), record: Box::new(record) }
+        });
+        watch.rows(&updated.collect::<Vec<_>>());
     }
 
     pub(crate) fn first_cache(&self) -> &[f32] {

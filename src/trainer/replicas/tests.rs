@@ -10,7 +10,7 @@ use crate::trainer::optim::Kind;
 use crate::trainer::pipeline::item::{Item, Transfers, Work};
 use crate::trainer::pipeline::scratchpad::{ScratchpadMemory, Sizes, SlotLayout};
 use crate::trainer::pipeline::tests::{Case, Trained, assert_same, bits, cases, schema};
-use crate::trainer::pipeline::train::Train;
+use crate::trainer::pipeline::train::{Train, UpdatedRows};
 use crate::trainer::{
     Pipeline, Policy, Progress, ReferenceTrainer, ScratchpadSize, initialise, initialise_on_disk,
 };
@@ -282,8 +282,10 @@ impl StepObserver for Observed {
         true
     }
 
-    fn rows<'r>(&mut self, table: TableId, rows: &[u64], record: &dyn Fn(usize) -> &'r [f32]) {
-        self.rows.extend(rows.iter().enumerate().map(|(k, &row)| ((table, row), record(k).to_vec())));
+    fn rows(&mut self, tables: &[UpdatedRows<'_>]) {
+        for UpdatedRows { table, rows, record } in tables {
+            self.rows.extend(rows.iter().enumerate().map(|(k, &row)| ((*table, row), record(k).to_vec())));
+        }
     }
 
     fn stepped(&mut self, network: &TrainState) -> Result<(), TrainError> {

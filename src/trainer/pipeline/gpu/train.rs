@@ -12,7 +12,7 @@ use rayon::prelude::*;
 
 use super::super::item::{PreparedBatch, TablePart};
 use super::super::scratchpad::SlotLayout;
-use super::super::train::Train;
+use super::super::train::{Train, UpdatedRows};
 use crate::model::{Tape, View};
 use crate::schema::{Lookup, Pooling, Schema};
 use crate::trainer::TrainError;
@@ -127,7 +127,8 @@ impl Train<'_> {
     fn show_on(&mut self, table: TableId, rows: &[u64], list: &[u32]) -> Result<(), TrainError> {
         let SlotLayout { size, words } = self.tables[table.index()];
         let records = self.scratchpad.read(size, list)?;
-        self.observer.rows(table, rows, &|k| &records[k * words..][..words]);
+        let record = Box::new(|k: usize| &records[k * words..][..words]);
+        self.observer.rows(&[UpdatedRows { table, rows, record }]);
         Ok(())
     }
 

@@ -1,5 +1,6 @@
 use super::*;
 use crate::trainer::pipeline::tests::{Case, schema};
+use crate::trainer::pipeline::train::UpdatedRows;
 use crate::trainer::{Data, Policy, Progress, ScratchpadSize, initialise};
 
 const BATCH: usize = 16;
@@ -28,8 +29,9 @@ fn first_updates() -> Vec<Option<u64>> {
         fn wants_rows(&self) -> bool {
             true
         }
-        fn rows<'r>(&mut self, table: TableId, rows: &[u64], _: &dyn Fn(usize) -> &'r [f32]) {
-            for &row in rows.iter().filter(|_| table == TableId(0)) {
+        fn rows(&mut self, tables: &[UpdatedRows<'_>]) {
+            let first = tables.iter().filter(|updated| updated.table == TableId(0));
+            for &row in first.flat_map(|updated| updated.rows) {
                 self.0[row as usize].get_or_insert(self.1);
             }
         }
