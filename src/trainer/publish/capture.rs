@@ -8,7 +8,7 @@
 //! So rows that are updated often take little memory. Other rows may occur several times in the image; only
 //! the last record counts ([`RowImage::sort`]).
 //!
-//! The threads that have updated the rows copy them, a table each, while records are in their caches.
+//! The threads that train copy the records, a table each, while these are still in the processor's caches.
 
 use rayon::prelude::*;
 
@@ -29,7 +29,7 @@ struct Places(Vec<u32>);
 /// Places of all tables. They fit in a processor's cache.
 const PLACES: u64 = 1 << 20;
 
-/// Places of a table that has more rows, at least.
+/// The least places of a table that has more rows.
 const LEAST_PLACES: u64 = 1 << 10;
 
 impl Capture {
