@@ -24,7 +24,7 @@ pub(crate) struct Args {
     /// Writes the latest good version as a full version, if it is a delta
     #[arg(long)]
     compact: bool,
-    /// Prints one line of JSON for each version
+    /// Prints one line of JSON
     #[arg(long, conflicts_with = "compact")]
     json: bool,
 }
@@ -42,16 +42,14 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         Some(name) => vec![name.clone()],
         None => store::models(&args.models).map_err(wrong)?,
     };
-    let mut text = String::new();
-    for name in &names {
-        let listed = list(&args.models, name).map_err(wrong)?;
-        if args.json {
-            listed.iter().for_each(|listed| text.push_str(&format!("{}\n", line_json(name, listed))));
-        } else {
-            text.push_str(&table(name, &listed));
-        }
+    let listed = names.iter().map(|name| list(&args.models, name).map_err(wrong));
+    let listed: Vec<Vec<Listed>> = listed.collect::<Result<_, _>>()?;
+    let models = names.iter().zip(&listed);
+    if args.json {
+        let models = models.map(|(name, listed)| json!({ "name": name, "versions": versions_json(listed) }));
+        return print(&format!("{}\n", json!({ "models": models.collect::<Vec<_>>() })));
     }
-    print(&text)
+    print(&models.map(|(name, listed)| table(name, listed)).collect::<String>())
 }
 
 fn compact(args: &Args, name: &str) -> anyhow::Result<()> {
@@ -72,20 +70,22 @@ fn compact(args: &Args, name: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn line_json(name: &str, listed: &Listed) -> serde_json::Value {
-    let Listed { version, used, labels, summary, refusal } = listed;
-    let summary = summary.as_ref();
-    let training = summary.and_then(|summary| summary.training);
-    json!({
-        "model": name, "version": version.0, "kind": summary.map(kind),
-        "base": summary.and_then(|summary| summary.base).map(|base| base.version),
-        "steps": training.map(|training| training.steps),
-        "samples": training.map(|training| training.samples),
-        "last_batch_unix_ms": training.map(|training| training.last_batch_unix_ms),
-        "bytes": summary.map(|summary| summary.bytes), "quality": summary.map(|summary| &summary.quality),
-        "good": refusal.is_none(), "refused": refusal.as_ref().map(ToString::to_string), "used": used,
-        "labels": labels,
-    })
+fn versions_json(listed: &[Listed]) -> Vec<serde_json::Value> {
+    let version = |Listed { version, served, labels, summary, refusal }: &Listed| {
+        let summary = summary.as_ref();
+        let training = summary.and_then(|summary| summary.training);
+        json!({
+            "version": version.0, "kind": summary.map(kind),
+            "base": summary.and_then(|summary| summary.base).map(|base| base.version),
+            "step": training.map(|training| training.steps),
+            "samples": training.map(|training| training.samples),
+            "last_batch_unix_ms": training.map(|training| training.last_batch_unix_ms),
+            "bytes": summary.map(|summary| summary.bytes), "quality": summary.map(|summary| &summary.quality),
+            "good": refusal.is_none(), "refused": refusal.as_ref().map(ToString::to_string),
+            "served": served, "labels": labels,
+        })
+    };
+    listed.iter().map(version).collect()
 }
 
 fn kind(summary: &Summary) -> &'static str {
@@ -95,20 +95,20 @@ fn kind(summary: &Summary) -> &'static str {
 /// The versions of a model, one a line, under a header.
 fn table(name: &str, listed: &[Listed]) -> String {
     let mut text = format!(
-        "{name}\n{:>8} {:5} {:>6} {:>10} {:>13} {:>13} {:>8}  {:4} {:4} {:10} {}\n",
+        "{name}\n{:>8} {:5} {:>6} {:>10} {:>13} {:>13} {:>8}  {:4} {:6} {:10} {}\n",
         "VERSION",
         "KIND",
         "BASE",
-        "STEPS",
+        "STEP",
         "SAMPLES",
         "BYTES",
         "TRAINED",
         "GOOD",
-        "USED",
+        "SERVED",
         "LABELS",
         "QUALITY"
     );
-    for Listed { version, used, labels, summary, refusal } in listed {
+    for Listed { version, served, labels, summary, refusal } in listed {
         let number = |number: Option<u64>| number.map_or("-".to_owned(), |number| number.to_string());
         let summary = summary.as_ref();
         let training = summary.and_then(|summary| summary.training);
@@ -119,7 +119,7 @@ fn table(name: &str, listed: &[Listed]) -> String {
         // Writing to a string cannot fail.
         let _ = writeln!(
             text,
-            "{:>8} {:5} {:>6} {:>10} {:>13} {:>13} {:>8}  {:4} {:4} {:10} {}",
+            "{:>8} {:5} {:>6} {:>10} {:>13} {:>13} {:>8}  {:4} {:6} {:10} {}",
             version.0,
             summary.map_or("-", kind),
             number(summary.and_then(|summary| summary.base).map(|base| base.version)),
@@ -128,7 +128,7 @@ fn table(name: &str, listed: &[Listed]) -> String {
             number(summary.map(|summary| summary.bytes)),
             training.map_or("-".to_owned(), |training| ago(training.last_batch_unix_ms)),
             yes(refusal.is_none()),
-            yes(*used),
+            yes(*served),
             if labels.is_empty() { "-".to_owned() } else { labels.join(",") },
             refusal.as_ref().map_or(quality, ToString::to_string),
         );

@@ -5,7 +5,7 @@
 //! the same sequence and skipping the samples that were trained ([`Place`]). A followed directory has no
 //! end and its first files may be gone, so there the place is a file and a number of its samples.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
@@ -97,6 +97,17 @@ impl Feed {
         let files = self.open_files(&Place::begin(1))?;
         let part = OnePart::new(files, held_out, Part::HeldOut);
         Ok(Some(Box::new(Stoppable::new(Box::new(part), self.stop.only_interrupts()))))
+    }
+
+    /// Opens a file that is not trained on. An interrupt ends it, also while it waits for a pipe.
+    ///
+    /// # Errors
+    /// [`DatasetError`].
+    pub(crate) fn open_other(&self, path: &Path) -> Result<Box<dyn Reader + Send>, DatasetError> {
+        let stop = self.stop.only_interrupts();
+        let input = Input { files: Files::List([path.to_owned()].into()), stop: stop.clone() };
+        let reader = open_input(self.format, input, &self.schema, self.options.clone())?;
+        Ok(Box::new(Stoppable::new(reader, stop)))
     }
 
     /// The names of the files, without their directories; empty for a followed directory or a log. Generated

@@ -26,7 +26,7 @@ mod lines;
 mod shuffle;
 mod source;
 mod stop;
-mod stoppable;
+pub(crate) mod stoppable;
 pub mod synthetic;
 
 use delimited::Delimited;

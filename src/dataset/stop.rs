@@ -27,6 +27,12 @@ impl Stop {
         self.interrupted.load(Ordering::SeqCst)
     }
 
+    /// Whether readers are paused, and not stopped for good.
+    #[must_use]
+    pub(crate) fn paused(&self) -> bool {
+        self.paused.load(Ordering::SeqCst) && !self.interrupted()
+    }
+
     /// Stops readers for good.
     pub(crate) fn interrupt(&self) {
         self.interrupted.store(true, Ordering::SeqCst);

@@ -9,6 +9,7 @@
 //!
 //! A version's memory and its files are released with the last reference to it. Several engines may share it.
 
+use std::fs::File;
 use std::sync::PoisonError;
 use std::time::Instant;
 
@@ -26,6 +27,8 @@ pub(crate) struct Served {
     pub trained_unix_ms: Option<u64>,
     /// When it was loaded.
     pub loaded: Instant,
+    /// Shows `flechette versions` that the version is served.
+    _mark: Option<File>,
 }
 
 /// A loaded version, which the engines that use it share.
@@ -36,7 +39,8 @@ impl Served {
     pub(crate) fn new(opened: Opened, weights: Weights<f32>) -> (Schema, LoadedVersion) {
         let Opened { schema, store, training, .. } = opened;
         let trained_unix_ms = training.map(|training| training.last_batch_unix_ms);
-        (schema, Arc::new(Self { weights, store, trained_unix_ms, loaded: Instant::now() }))
+        let (loaded, mark) = (Instant::now(), store.mark_served());
+        (schema, Arc::new(Self { weights, store, trained_unix_ms, loaded, _mark: mark }))
     }
 
     /// The number of the version.

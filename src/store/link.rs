@@ -16,7 +16,7 @@ use xxhash_rust::xxh3::Xxh3;
 
 use super::bytes::{Bytes, FileBytes, open_regular};
 use super::contents::check_ascending;
-use super::disk::is_at;
+use super::disk::{is_at, lock_if_free};
 use super::format::{self, Base, Checksum, Dtype, FormatError, Manifest};
 use super::snapshot::{
     CURSOR, DENSE, DENSE_STATES, Dense, KEYS, MANIFEST, MODEL, Purpose, TABLES, WEIGHT, parse_schema,
@@ -41,6 +41,21 @@ pub(crate) struct LinkHold {
     pub base: Base,
     /// Locked for reading; `None` on a file system without locks.
     _lock: Option<File>,
+    dir: PathBuf,
+}
+
+impl LinkHold {
+    /// Says that the version is served, while the file is open, by a shared lock on its manifest. `None` on a
+    /// file system without locks.
+    pub(crate) fn mark_served(&self) -> Option<File> {
+        let manifest = File::open(self.dir.join(MANIFEST)).ok()?;
+        lock_shared(&manifest).ok().filter(|&locked| locked).map(|_| manifest)
+    }
+}
+
+/// Whether a process serves a version.
+pub(crate) fn is_served(dir: &Path) -> bool {
+    File::open(dir.join(MANIFEST)).is_ok_and(|manifest| !lock_if_free(&manifest))
 }
 
 /// A version whose manifest was read.
@@ -76,9 +91,9 @@ impl Link {
     /// [`StoreError`].
     pub(crate) fn open(dir: PathBuf, version: Version) -> Result<Self, StoreError> {
         require_dir(&dir)?;
-        let lock = lock_shared(&dir)?;
+        let lock = lock_dir(&dir)?;
         let (manifest, xxh3_128) = read_manifest(&dir)?;
-        let hold = LinkHold { base: Base { version: version.0, xxh3_128 }, _lock: lock };
+        let hold = LinkHold { base: Base { version: version.0, xxh3_128 }, _lock: lock, dir: dir.clone() };
         Ok(Self { version, manifest, hold: Arc::new(hold), in_ram: false, dir })
     }
 
@@ -355,20 +370,30 @@ impl<'a> TableReader<'a> {
 }
 
 /// Locks a version's directory for reading; `None` on a file system without locks.
-fn lock_shared(dir: &Path) -> Result<Option<File>, StoreError> {
+fn lock_dir(dir: &Path) -> Result<Option<File>, StoreError> {
     let removing = || StoreError::Removing { path: dir.to_owned() };
     let file = File::open(dir).map_err(|e| StoreError::at(dir, e))?;
-    let limit = Instant::now() + LOCK_WAIT;
-    loop {
-        match file.try_lock_shared() {
-            Ok(()) => break,
-            Err(fs::TryLockError::WouldBlock) if Instant::now() < limit => thread::sleep(LOCK_RETRY),
-            Err(fs::TryLockError::WouldBlock) => return Err(removing()),
-            Err(fs::TryLockError::Error(_)) => return Ok(None),
-        }
+    if !lock_shared(&file).map_err(|Held| removing())? {
+        return Ok(None);
     }
     // Retention may have removed the directory before the lock was taken.
     if is_at(&file, dir).unwrap_or(false) { Ok(Some(file)) } else { Err(removing()) }
+}
+
+/// Another process has a lock, and keeps it.
+struct Held;
+
+/// Locks a file for reading. Returns false on a file system without locks.
+fn lock_shared(file: &File) -> Result<bool, Held> {
+    let limit = Instant::now() + LOCK_WAIT;
+    loop {
+        match file.try_lock_shared() {
+            Ok(()) => return Ok(true),
+            Err(fs::TryLockError::WouldBlock) if Instant::now() < limit => thread::sleep(LOCK_RETRY),
+            Err(fs::TryLockError::WouldBlock) => return Err(Held),
+            Err(fs::TryLockError::Error(_)) => return Ok(false),
+        }
+    }
 }
 
 fn open_file(path: &Path) -> Result<File, StoreError> {

@@ -4,8 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use super::format::{Base, Training};
-use super::link::read_manifest;
-use super::retention::in_use;
+use super::link::{is_served, read_manifest};
 use super::snapshot::{Opened, Purpose, open, open_after, versions};
 use super::{EmbeddingStore, StoreError, labels};
 use crate::types::{Follow, Version};
@@ -14,8 +13,8 @@ use crate::types::{Follow, Version};
 #[derive(Debug)]
 pub(crate) struct Listed {
     pub version: Version,
-    /// Whether a process uses the version now, for example to serve it.
-    pub used: bool,
+    /// Whether a process serves the version now.
+    pub served: bool,
     /// The labels that name the version.
     pub labels: Vec<String>,
     /// What its manifest says, if it can be read.
@@ -44,9 +43,8 @@ pub(crate) fn list(models: &Path, name: &str) -> Result<Vec<Listed>, StoreError>
     let mut before: Option<EmbeddingStore> = None;
     let mut listed = Vec::new();
     for version in versions(models, name)? {
-        // Before this process locks it.
-        let used = in_use(models, name, version);
-        let manifest = read_manifest(&models.join(name).join(version.to_string()));
+        let dir = models.join(name).join(version.to_string());
+        let (served, manifest) = (is_served(&dir), read_manifest(&dir));
         let opened = match &before {
             Some(before) => open_after(models, name, version, before),
             None => open(models, name, version, Purpose::Serve),
@@ -66,7 +64,7 @@ pub(crate) fn list(models: &Path, name: &str) -> Result<Vec<Listed>, StoreError>
         });
         let own = named.iter().filter(|(_, follow)| **follow == Follow::Version(version));
         let labels = own.map(|(label, _)| label.clone()).collect();
-        listed.push(Listed { version, used, labels, summary, refusal });
+        listed.push(Listed { version, served, labels, summary, refusal });
     }
     Ok(listed)
 }

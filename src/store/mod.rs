@@ -20,6 +20,7 @@
 //! The store does not depend on the trainer's working file (`rowlog`), which implements [`RowSource`].
 
 use std::fmt;
+use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -116,6 +117,13 @@ impl EmbeddingStore {
         };
         let tables = self.tables.iter().zip(&earlier.tables).enumerate();
         builds_on.then(|| tables.flat_map(rows).collect())
+    }
+
+    /// Says to other processes that the version is served, while the file is open. `None` without files or
+    /// locks.
+    #[must_use]
+    pub(crate) fn mark_served(&self) -> Option<File> {
+        self.links.last()?.mark_served()
     }
 
     /// What a delta of this version names as its base; `None` for rows that are not of a version on disk.

@@ -106,12 +106,6 @@ fn remove(model: &Path, version: Version) -> bool {
     fs::rename(&path, &removal).is_ok() && fs::remove_dir_all(&removal).is_ok()
 }
 
-/// Whether a process reads or writes a version now.
-pub(crate) fn in_use(models: &Path, name: &str, version: Version) -> bool {
-    let dir = File::open(models.join(name).join(version.to_string()));
-    dir.is_ok_and(|dir| !lock_if_free(&dir))
-}
-
 fn tensors(dense: &BTreeMap<String, Dense>) -> Vec<DenseTensor<'_>> {
     let named = dense.iter();
     named

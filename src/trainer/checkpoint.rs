@@ -11,6 +11,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use rayon::prelude::*;
 
 use super::TrainError;
+use super::cursor::OtherRun;
 use super::optim::{Betas, Kind, Optimizer};
 use super::reference::ReferenceTrainer;
 use super::train_state::{Parts, TrainState};
@@ -147,6 +148,28 @@ pub(crate) fn is_exact(opened: &Opened, optimizer: Optimizer) -> bool {
     };
     let written_by = opened.metadata.get("optimizer");
     written_by.is_some_and(|by| *by == kind.to_string()) && opened.store.tables().iter().all(has_states)
+}
+
+/// Checks that an optimizer continues from a version to the bit: the version has its state, and was trained
+/// with the same settings.
+///
+/// # Errors
+/// The flag of the first difference.
+pub(crate) fn check_optimizer(opened: &Opened, optimizer: Optimizer) -> Result<(), OtherRun> {
+    let now = notes(optimizer);
+    let differs = |(key, flag)| {
+        let (before, now) = (opened.metadata.get(key)?, now.get(key)?);
+        (before != now).then(|| OtherRun { flag, expected: before.clone(), got: now.clone() })
+    };
+    let flags = [("optimizer", "--optimizer"), ("eps", "--eps"), ("beta1", "--beta1"), ("beta2", "--beta2")];
+    match flags.into_iter().find_map(differs) {
+        Some(other) => Err(other),
+        None if !is_exact(opened, optimizer) => {
+            let expected = format!("{} with its state", optimizer.kind);
+            Err(OtherRun { flag: "--optimizer", expected, got: "a version without it".to_owned() })
+        }
+        None => Ok(()),
+    }
 }
 
 /// The state of a version except its rows, and its tables. The tables have optimizer state only if training

@@ -30,7 +30,7 @@ pub mod schedule;
 mod train_state;
 pub mod update;
 
-pub(crate) use checkpoint::{VersionParts, is_exact, resume, resume_on_disk};
+pub(crate) use checkpoint::{VersionParts, check_optimizer, is_exact, resume, resume_on_disk};
 pub use checkpoint::{initialise, initialise_on_disk};
 pub use in_memory::run_in_memory;
 pub use pipeline::clocks::StageName;

@@ -5,6 +5,7 @@
 use std::fs;
 use std::path::Path;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use flechette::cli::serve::{Serving, runtime};
 use flechette::config::{Config, Flags};
@@ -14,7 +15,7 @@ use serde_json::Value;
 
 use crate::pretend::Machine;
 use crate::program::{Served, Workshop, run_json};
-use crate::switching::{publish_all_changed, wait};
+use crate::switching::{check_every_answer, publish_all_changed, published_for, wait};
 
 /// The configuration of a server on free ports and a device.
 fn config(device: &str, settings: &str) -> Config {
@@ -220,6 +221,31 @@ fn a_gpu_takes_over_new_versions_with_and_without_pointers() {
                 assert!(sum(&http, "flechette_switch_rows_carried_total") > 0.0);
             });
         }
+    });
+}
+
+#[test]
+fn every_answer_of_a_gpu_is_of_the_version_that_it_names() {
+    Machine::whole().runs(|_| {
+        execute_kernels();
+        let workshop = Workshop::new(300, 400);
+        workshop.train(ArchKind::Dlrm);
+        let models = workshop.models.clone();
+        let settings = "[cache]\nfraction = 0.05\npointers = 0.5\nadmission = \"all\"\n";
+        served("cuda", &models.clone(), settings, move |grpc, http| {
+            let grpc = grpc.strip_prefix("http://").unwrap().parse().unwrap();
+            let begun = Instant::now();
+            let versions = check_every_answer(grpc, &workshop, || {
+                for version in (2..).take_while(|version| *version < 5 || begun.elapsed() < published_for()) {
+                    publish_all_changed(&models, version);
+                    wait("the version is taken over", || {
+                        sum(&http, "flechette_serving_version") == version as f64
+                    });
+                }
+            });
+            assert!(versions >= 3, "{versions}");
+            assert_eq!(sum(&http, "flechette_device_lost"), 0.0);
+        });
     });
 }
 

@@ -43,10 +43,10 @@ fn a_model_of_every_format_is_listed_served_with_its_scores_and_trained_on() {
     for (fixture, format) in formats {
         let models = copied(&fixture);
         let dir = models.path().to_str().unwrap();
-        let listed = String::from_utf8(run(&format!("versions --models {dir} --json")).stdout).unwrap();
-        for line in listed.lines() {
-            let version: Value = serde_json::from_str(line).unwrap();
-            assert_eq!(version["good"], true, "{line}");
+        let listed = run_json(&format!("versions --models {dir} --json"));
+        assert_eq!(listed["models"][0]["name"], "small");
+        for version in listed["models"][0]["versions"].as_array().unwrap() {
+            assert_eq!(version["good"], true, "{version}");
             let manifest = format!("{dir}/small/{}/MANIFEST.json", version["version"]);
             let manifest: Value = serde_json::from_str(&fs::read_to_string(manifest).unwrap()).unwrap();
             assert_eq!(manifest["format"], format);
@@ -65,6 +65,15 @@ fn a_model_of_every_format_is_listed_served_with_its_scores_and_trained_on() {
         // The bits depend on the kind of processor.
         let near = scores.iter().zip(&expected).all(|(score, expected)| (score - expected).abs() < 1e-6);
         assert!(near, "format {format}: {scores:?}, expected {expected:?}");
+        if format > 1 {
+            // Its cursor is that of one epoch over 200 samples.
+            let resumed = run_json(&format!(
+                "train --resume --format synthetic --data rows=200,seed=1,skew=medium --batch 32 --epochs 2 \
+                 --models {dir} --name small --json"
+            ));
+            assert_eq!((&resumed["version"], &resumed["steps"]), (&3.into(), &14.into()));
+            fs::remove_dir_all(format!("{dir}/small/3")).unwrap();
+        }
         let trained = run_json(&format!(
             "train --from latest --format synthetic --data rows=64,seed=2,skew=medium --batch 32 \
              --models {dir} --name small --json"

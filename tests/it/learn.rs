@@ -17,8 +17,9 @@ use flechette::types::RawBatch;
 use tonic::{Code, Status};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use crate::program::{Served, Workshop, flechette, run_failing, run_json};
+use crate::program::{Served, Workshop, flechette, highest_version, run, run_failing, run_json};
 use crate::serving::{Running, channel, request};
+use crate::switching::wait;
 
 /// A server whose models take samples, or only those in `only`.
 pub async fn learning(models: &Path, config: LearnConfig, only: &[&str]) -> Running {
@@ -231,6 +232,53 @@ fn training_on_the_log_writes_the_bytes_of_training_on_a_file() {
     let report = run_json(&line("log", "--learned --learned-until-end --resume"));
     assert_eq!(report["rows"], 1700, "of the whole run");
     drop(served);
+}
+
+/// Waits until the highest version of the model on disk was trained with this many samples.
+fn wait_for_samples(models: &str, samples: u64) {
+    wait("the learned samples are in a version", || {
+        let listed = run_json(&format!("versions --models {models} --name log --json"));
+        let versions = listed["models"][0]["versions"].as_array().unwrap();
+        versions.last().unwrap()["samples"] == samples
+    });
+}
+
+#[test]
+fn a_server_trains_on_what_clients_send_to_it_also_after_a_kill() {
+    let (workshop, schema, _) = workshop(1500);
+    let Workshop { models, train, valid, .. } = &workshop;
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let served = || {
+        let flags = "--train log=learn --format criteo-tsv --batch 32 --publish-every 200ms";
+        Served::start(models, flags)
+    };
+    let killed = served();
+    // 200 samples were trained before.
+    assert_eq!(runtime.block_on(send_file(&killed, &schema, train)), 1500);
+    wait_for_samples(models, 200 + 1500 / 32 * 32);
+    // Without a warning.
+    drop(killed);
+
+    let served = served();
+    assert_eq!(runtime.block_on(send_file(&served, &schema, valid)), 200);
+    wait_for_samples(models, 200 + 1700 / 32 * 32);
+    let version = highest_version(Path::new(models), "log").unwrap();
+    wait("the server takes the version over", || {
+        served.metric("flechette_serving_version", &["model=\"log\""]) == version as f64
+    });
+    let both = workshop.path("both.tsv");
+    let whole = [fs::read(train).unwrap(), fs::read(valid).unwrap()].concat();
+    let lines = whole.split_inclusive(|&byte| byte == b'\n').take(1700 / 32 * 32);
+    fs::write(&both, lines.flatten().copied().collect::<Vec<u8>>()).unwrap();
+    run_json(&format!(
+        "train --from latest --format criteo-tsv --data {both} --models {models} --name file --batch 32 \
+         --json"
+    ));
+    drop(served);
+    let full = run(&format!("versions --models {models} --name log --compact"));
+    assert!(full.status.success(), "{}", String::from_utf8_lossy(&full.stderr));
+    let version = highest_version(Path::new(models), "log").unwrap();
+    assert_eq!(trained(models, "log", version), trained(models, "file", 2));
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! `serve --train`: one process trains a model and serves it. Clients score meanwhile, and no request fails.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fs;
 use std::net::SocketAddr;
@@ -13,7 +14,7 @@ use flechette::schema::preset::ArchKind;
 use flechette::server::proto::PredictRequest;
 use flechette::server::proto::ctr_client::CtrClient;
 
-use crate::program::{Served, Workshop, highest_version, kills, metrics_page, run, run_failing};
+use crate::program::{Served, Workshop, bytes_of, highest_version, kills, metrics_page, run, run_failing};
 use crate::serving::channel;
 use crate::switching::{requests, wait};
 use crate::train_resume::last_version;
@@ -90,7 +91,11 @@ fn shown(served: &Served, metric: &str) -> f64 {
 }
 
 fn version_on_disk(site: &Site) -> u64 {
-    highest_version(Path::new(&site.workshop.models), MODEL).unwrap()
+    version_at(&site.workshop.models)
+}
+
+fn version_at(models: &str) -> u64 {
+    highest_version(Path::new(models), MODEL).unwrap()
 }
 
 type Answers = BTreeMap<(u64, usize), Vec<f32>>;
@@ -111,6 +116,31 @@ async fn score(served: SocketAddr, requests: Vec<PredictRequest>, stop: Arc<Atom
         assert!(*first == answer.scores, "version {last}, request {number}: two answers");
     }
     answers
+}
+
+#[test]
+fn a_server_that_trains_takes_the_memory_that_the_pages_state() {
+    const ROWS: u64 = 90_000;
+    let workshop = Workshop::new(10, 10);
+    let (config, models) = (workshop.config(ArchKind::Dlrm, 16, ROWS), &workshop.models);
+    // Rows and Adagrad's state, both f32.
+    let bytes = 26 * ROWS * 16 * 4 * 2;
+    let data = "rows=40000,seed=3,skew=uniform";
+    let line = format!(
+        "--train {MODEL}={data} --model-config {config} --format synthetic --batch 512 --publish-every 1s"
+    );
+    let served = Served::start(models, &line);
+    let most = Cell::new(0);
+    wait("training ends", || {
+        most.set(bytes_of(served.id(), "RssAnon").unwrap().max(most.get()));
+        shows(&served, "training_state", 0.0)
+    });
+    let most = most.get();
+    assert!(version_at(models) >= 3, "versions were published meanwhile");
+    let stated = bytes * 115 / 100 + (128 << 20);
+    println!("{most} bytes for {bytes} bytes of rows and state; at most {stated} are stated");
+    assert!(most <= stated, "{most} bytes, stated {stated}");
+    assert!(most >= bytes, "the rows are in memory");
 }
 
 /// The number of the policy `SCHED_IDLE`, of threads that run only when a processor is free.

@@ -235,8 +235,8 @@ fn a_label_names_a_version_or_the_latest_and_survives_new_versions_and_a_restart
     assert_eq!(client.scored_by(&world, |_| {}).unwrap(), 2);
     let listed = run(&format!("versions --models {} --name {MODEL}", world.workshop.models));
     let listed = String::from_utf8(listed.stdout).unwrap();
-    let used: Vec<&str> = listed.lines().skip(2).filter(|line| line.contains(" yes  yes ")).collect();
-    assert!(used.len() == 3 && used[0].contains(" old ") && used[1].contains(" stable "), "{listed}");
+    let served: Vec<&str> = listed.lines().skip(2).filter(|line| line.contains(" yes  yes ")).collect();
+    assert!(served.len() == 3 && served[0].contains(" old ") && served[1].contains(" stable "), "{listed}");
     client.ends_well();
 
     let client = world.serve("", "");

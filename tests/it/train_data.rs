@@ -3,12 +3,13 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::process::{Child, Command, Stdio};
+use std::path::Path;
+use std::process::{Child, ChildStdin, Command, Stdio};
 
 use flechette::schema::preset::ArchKind;
 use serde_json::Value;
 
-use crate::program::{Workshop, flechette, manifest, run, run_failing, run_json};
+use crate::program::{Workshop, flechette, highest_version, manifest, run, run_failing, run_json};
 
 /// A workshop, and the command that trains in it.
 fn workshop(rows: u64) -> (Workshop, String) {
@@ -67,6 +68,20 @@ fn every_epoch_is_validated_and_training_stops_early_or_keeps_the_best_version()
         );
         let version = kept["version"].as_u64().unwrap();
         assert_eq!(fs::read_dir(format!("{}/{name}-best", workshop.models)).unwrap().count() as u64, version);
+        // With versions on the way, others follow that of the best epoch, so it is written again.
+        let kept = run_json(&format!(
+            "{line} --name {name}-on-the-way --save-best --early-stop 2 --publish-every 1steps"
+        ));
+        assert_eq!(
+            (&kept["best_epoch"], &kept["logloss"]),
+            (&(best as u64 + 1).into(), &losses[best].into())
+        );
+        let latest = highest_version(Path::new(&workshop.models), &format!("{name}-on-the-way")).unwrap();
+        assert_eq!(kept["version"], latest);
+        assert_eq!(
+            contents(&workshop, &format!("{name}-on-the-way"), latest),
+            contents(&workshop, &format!("{name}-best"), version)
+        );
         let until_best = line.replace("--epochs 6", &format!("--epochs {}", best + 1));
         run_json(&format!("{until_best} --name {name}-until"));
         assert_eq!(
@@ -213,18 +228,52 @@ pub fn interrupt_after_a_skipped_line(child: &mut Child) -> String {
 #[test]
 fn a_signal_before_the_first_step_writes_nothing_and_says_so() {
     let (workshop, line) = workshop(10);
-    let mut child = flechette()
-        .args(format!("{line} --name m --data -").split_whitespace())
-        .stdin(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    // The first line is malformed, and its report shows that training has begun.
-    let mut stdin = child.stdin.take().unwrap();
-    stdin.write_all(b"not a sample\n").unwrap();
+    let (mut child, stdin) = start_with_input(&format!("{line} --name m --data -"), "");
     let report = interrupt_after_a_skipped_line(&mut child);
     assert!(report.contains("stopped by a signal: no step was taken, so no version was written"), "{report}");
     assert!(!fs::exists(format!("{}/m/1", workshop.models)).unwrap());
+    drop(stdin);
+}
+
+/// Starts `train` with standard input as a file, which has a text and then a malformed line.
+fn start_with_input(line: &str, text: &str) -> (Child, ChildStdin) {
+    let mut child = flechette();
+    let child = child.args(line.split_whitespace()).stdin(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = child.stdout(Stdio::piped()).spawn().unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    stdin.write_all(text.as_bytes()).unwrap();
+    stdin.write_all(b"not a sample\n").unwrap();
+    (child, stdin)
+}
+
+#[test]
+fn a_version_that_the_gate_refuses_is_not_written_at_a_signal_either() {
+    let (workshop, line) = workshop(256);
+    let text = fs::read_to_string(&workshop.train).unwrap();
+    let gate = "--publish-every 1000s --publish-gate logloss=0.001 --gate-samples 200";
+    let (mut child, stdin) = start_with_input(&format!("{line} --name m --data - {gate}"), &text);
+    let report = interrupt_after_a_skipped_line(&mut child);
+    let refused = "stopped by a signal: not published: --publish-gate: log loss of the last 200 samples";
+    assert!(report.contains(refused) && report.contains("--resume continues from the last"), "{report}");
+    assert!(!fs::exists(format!("{}/m/1", workshop.models)).unwrap());
+    drop(stdin);
+}
+
+#[test]
+fn a_signal_during_the_last_validation_leaves_its_quality_out() {
+    let (workshop, line) = workshop(256);
+    let text = fs::read_to_string(&workshop.valid).unwrap();
+    let line = format!("{line} --name m --data {} --valid /dev/stdin", workshop.train);
+    let (mut child, stdin) = start_with_input(&line, &text);
+    let report = interrupt_after_a_skipped_line(&mut child);
+    let mut json = String::new();
+    child.stdout.take().unwrap().read_to_string(&mut json).unwrap();
+    let json: Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(
+        (&json["interrupted"], &json["version"], &json["auc"]),
+        (&true.into(), &1.into(), &Value::Null)
+    );
+    assert!(report.contains("stopped by a signal: wrote "), "{report}");
     drop(stdin);
 }
 

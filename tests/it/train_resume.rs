@@ -124,7 +124,13 @@ fn a_run_cannot_resume_as_another_run_or_beside_a_run_that_publishes() {
         "{other}"
     );
     let optimizer = run_failing(2, &line("--resume --optimizer adam --epochs 2"));
-    assert!(optimizer.contains("expected the optimizer adagrad with its state"), "{optimizer}");
+    let expected = "is of another run: --optimizer: expected adagrad, as before, got adam";
+    assert!(optimizer.contains(expected), "{optimizer}");
+    let eps = run_failing(2, &line("--resume --eps 1e-6 --epochs 2"));
+    assert!(
+        eps.contains("is of another run: --eps: expected 0.0000000001, as before, got 0.000001"),
+        "{eps}"
+    );
 
     let follow = workshop.path("none");
     fs::create_dir(&follow).unwrap();
@@ -134,19 +140,22 @@ fn a_run_cannot_resume_as_another_run_or_beside_a_run_that_publishes() {
     );
     let mut publisher = flechette();
     let mut publisher = publisher.args(waiting.split_whitespace()).stderr(Stdio::null()).spawn().unwrap();
-    let lock = Path::new(models).join("m/state/trainer.lock");
+    let lock = fs::File::open(Path::new(models).join("m/state/trainer.lock")).unwrap();
     let limit = Instant::now() + Duration::from_secs(60);
-    let refused = loop {
-        let output = run(&line("--publish-every 2steps --from latest --epochs 2"));
-        let text = String::from_utf8(output.stderr).unwrap();
-        if !output.status.success() {
-            break text;
-        }
-        assert!(Instant::now() < limit, "the other process never locks {}", lock.display());
-    };
+    while lock.try_lock_shared().is_ok() {
+        lock.unlock().unwrap();
+        assert!(publisher.try_wait().unwrap().is_none() && Instant::now() < limit, "it takes no lock");
+        sleep(Duration::from_millis(100));
+    }
+    // A run finds the lock before it reads the last version, which cannot be read now.
+    let latest = highest_version(Path::new(models), "m").unwrap();
+    fs::write(Path::new(models).join(format!("m/{latest}/MANIFEST.json")), "{").unwrap();
+    for flags in ["--from latest", "--resume"] {
+        let held = run_failing(2, &line(&format!("--publish-every 2steps {flags}")));
+        assert!(held.contains("another process trains \"m\" and publishes"), "{flags}: {held}");
+    }
     publisher.kill().unwrap();
     publisher.wait().unwrap();
-    assert!(refused.contains("another process trains \"m\" and publishes"), "{refused}");
 }
 
 #[test]

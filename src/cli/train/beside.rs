@@ -8,18 +8,18 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
 use anyhow::{Context, anyhow};
+use clap::error::ErrorKind;
 use clap::{ArgMatches, Command, FromArgMatches};
 
 use super::data::Source;
 use super::from::FromVersion;
 use super::interrupt::OnSignal;
 use super::run::{Run, Setting, Start, ToServer};
-use super::{Args, RunFlags, check};
+use super::{Args, Checked, RunFlags, check};
 use crate::cli::background;
 use crate::cli::flags::whole;
 use crate::cli::training::ComputeFlags;
@@ -28,23 +28,19 @@ use crate::config::Config;
 use crate::dataset::{Feed, Stop};
 use crate::learnlog;
 use crate::metrics::{EventKind, TrainingState};
-use crate::schema::Schema;
 use crate::store::{check_name, versions};
 
 /// How often versions are published without `--publish-every`.
 const PUBLISH_EVERY: Duration = Duration::from_secs(5);
 
-/// How long the end of the server waits for the last version.
-const LAST_VERSION: Duration = Duration::from_secs(60);
-
-/// Flags of `serve --train`.
+/// The flags of `serve --train` as they are given.
 #[derive(Debug, clap::Args)]
-pub(crate) struct BesideFlags {
-    /// Trains a model of this name while it is served. SOURCE is a directory, whose files are trained in the
-    /// order of their names as they are renamed into it, or a data file, which is trained once, or `learn`:
-    /// the samples that clients send with Learn
-    #[arg(long, value_name = "NAME=SOURCE", requires = "format")]
-    train: Target,
+struct GivenFlags {
+    /// Trains a model of this name while it is served. SOURCE is a directory (or follow:DIR), whose files are
+    /// trained in the order of their names as they are renamed into it, or data files, which are trained
+    /// once, or `learn`: the samples that clients send with Learn
+    #[arg(long, value_name = "NAME=SOURCE", num_args = 1.., requires = "format")]
+    train: Vec<String>,
     /// The model.toml that `init` wrote; needed if the model has no version yet
     #[arg(long, value_name = "FILE")]
     model_config: Option<PathBuf>,
@@ -54,8 +50,18 @@ pub(crate) struct BesideFlags {
     /// Ends training after the file of this name, or before a file whose name is greater
     #[arg(long, value_name = "NAME")]
     follow_until: Option<String>,
+    /// How long the end of the server waits for the last version to be published
+    #[arg(long, value_name = "S", default_value_t = 60, value_parser = whole::<u64>(1, 86_400))]
+    last_version_seconds: u64,
     #[command(flatten)]
     run: RunFlags,
+}
+
+/// Flags of `serve --train`.
+#[derive(Debug)]
+pub(crate) struct BesideFlags {
+    target: Target,
+    given: GivenFlags,
 }
 
 /// [`BesideFlags`] if `--train` is given. Each of them requires it. clap cannot derive this, because flags
@@ -66,7 +72,7 @@ pub(crate) struct OptionalBeside(pub Option<BesideFlags>);
 impl clap::Args for OptionalBeside {
     fn augment_args(command: Command) -> Command {
         // For an update, no flag is required.
-        let flags = BesideFlags::augment_args_for_update(Command::new("beside"));
+        let flags = GivenFlags::augment_args_for_update(Command::new("beside"));
         let needs_train = |flag: &clap::Arg| {
             let flag = flag.clone().help_heading("Training beside the server");
             if flag.get_id() == "train" { flag } else { flag.requires("train") }
@@ -81,8 +87,13 @@ impl clap::Args for OptionalBeside {
 
 impl FromArgMatches for OptionalBeside {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
-        let given = matches.contains_id("train");
-        Ok(Self(given.then(|| BesideFlags::from_arg_matches(matches)).transpose()?))
+        if !matches.contains_id("train") {
+            return Ok(Self(None));
+        }
+        let given = GivenFlags::from_arg_matches(matches)?;
+        let wrong = |reason| clap::Error::raw(ErrorKind::ValueValidation, format!("--train: {reason}\n"));
+        let target = Target::parse(&given.train).map_err(wrong)?;
+        Ok(Self(Some(BesideFlags { target, given })))
     }
 
     fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
@@ -98,30 +109,33 @@ struct Target {
     source: Source,
 }
 
-impl FromStr for Target {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let parts = text.split_once('=').filter(|(name, _)| !name.is_empty());
-        let (name, source) = parts.ok_or("expected NAME=SOURCE, such as ctr=incoming")?;
-        Ok(Self { name: name.to_owned(), source: Source::parse(source)? })
+impl Target {
+    /// # Errors
+    /// When the first word has no name, or the words no source.
+    fn parse(words: &[String]) -> Result<Self, String> {
+        let mut words = words.iter().map(String::as_str);
+        let parts = words.next().and_then(|first| first.split_once('=')).filter(|(name, _)| !name.is_empty());
+        let (name, first) = parts.ok_or("expected NAME=SOURCE, such as ctr=incoming")?;
+        let source: Vec<&str> = std::iter::once(first).chain(words).collect();
+        Ok(Self { name: name.to_owned(), source: Source::parse(&source)? })
     }
 }
 
 impl BesideFlags {
     /// The model's name.
     pub(crate) fn name(&self) -> &str {
-        &self.train.name
+        &self.target.name
     }
 
     /// The model's name, if it is trained on the samples that clients send.
     pub(crate) fn learns(&self) -> Option<String> {
-        (self.train.source == Source::Learned).then(|| self.train.name.clone())
+        (self.target.source == Source::Learned).then(|| self.target.name.clone())
     }
 
     /// The flags of `train` that mean the same, with which the model's last version continues.
     fn into_args(self, models: &Path) -> anyhow::Result<Args> {
-        let Self { train: Target { name, source }, model_config, follow_until, run, .. } = self;
+        let Self { target: Target { name, source }, given } = self;
+        let GivenFlags { model_config, follow_until, run, .. } = given;
         // A directory without this model has no versions.
         let from = versions(models, &name).is_ok_and(|versions| !versions.is_empty());
         if model_config.is_none() && !from {
@@ -160,6 +174,8 @@ pub(crate) struct Beside {
     /// How training has ended; the text says why it has failed.
     ended: Receiver<Result<(), String>>,
     on_signal: Option<OnSignal>,
+    /// How long the end of the server waits for the last version.
+    last_version: Duration,
 }
 
 impl Beside {
@@ -173,7 +189,8 @@ impl Beside {
         models: &Path,
         server: ToServer,
     ) -> anyhow::Result<Self> {
-        let threads = flags.train_threads.unwrap_or(config.threads.compute);
+        let last_version = Duration::from_secs(flags.given.last_version_seconds);
+        let threads = flags.given.train_threads.unwrap_or(config.threads.compute);
         let args = flags.into_args(models)?;
         let stop = Stop::default();
         let ((ready, prepared), (begin, begun), (end, ended)) = (channel(), channel(), channel());
@@ -182,7 +199,7 @@ impl Beside {
         spawned.spawn(move || thread.run(Server { ready, begun }, &end)).context("--train: thread")?;
         // The thread answers, or drops its end. The time depends on the size of the model.
         prepared.recv().context("--train: the thread has ended")?.context("--train")?;
-        Ok(Self { stop, begin: Some(begin), ended, on_signal: None })
+        Ok(Self { stop, begin: Some(begin), ended, on_signal: None, last_version })
     }
 
     /// Lets training begin. From now on the first signal stops it, and a second one ends the process.
@@ -205,14 +222,14 @@ impl Beside {
     pub(crate) fn end(self) -> anyhow::Result<()> {
         self.stop.interrupt();
         drop(self.begin);
-        match self.ended.recv_timeout(LAST_VERSION) {
+        match self.ended.recv_timeout(self.last_version) {
             Ok(Ok(())) => Ok(()),
             Ok(Err(reason)) => Err(anyhow!("training has failed: {reason}")),
             Err(RecvTimeoutError::Disconnected) => Ok(()),
             Err(RecvTimeoutError::Timeout) => Err(anyhow!(
-                "training did not end in {} s, so its last version is missing; the next start continues from \
-                 the version before",
-                LAST_VERSION.as_secs()
+                "training did not end in {} s (--last-version-seconds), so its last version is missing; the \
+                 next start continues from the version before",
+                self.last_version.as_secs()
             )),
         }
     }
@@ -279,7 +296,7 @@ impl BesideThread {
 
     /// The server gets an error before the model is ready. Later ones are returned.
     fn prepare_and_train(&self, server: Server) -> anyhow::Result<()> {
-        let (start, schema) = match self.check() {
+        let Checked { start, schema, lock: _lock } = match self.check() {
             Ok(checked) => checked,
             Err(error) => {
                 server.waits(Err(error));
@@ -316,7 +333,7 @@ impl BesideThread {
         Ok(run)
     }
 
-    fn check(&self) -> anyhow::Result<(Start, Schema)> {
+    fn check(&self) -> anyhow::Result<Checked> {
         let Self { args, stop, .. } = self;
         args.run.training.optimizer()?;
         check_name("model", &args.name).map_err(|e| InputError(anyhow!("{e}")))?;

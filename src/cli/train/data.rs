@@ -51,24 +51,31 @@ pub(crate) struct DataFlags {
 pub(crate) enum Source {
     /// The files of a directory, as they are renamed into it.
     Followed(PathBuf),
-    /// A file, once.
-    File(PathBuf),
+    /// Files, once, in this order.
+    Files(Vec<PathBuf>),
     /// The samples that clients send to the server.
     Learned,
 }
 
 impl Source {
-    /// The source of this name.
+    /// The source of these words.
     ///
     /// # Errors
     /// When this program has no such source.
-    pub(crate) fn parse(text: &str) -> Result<Self, String> {
-        let path = PathBuf::from(text);
-        match text {
-            "" => Err("expected a directory or a file after the =".to_owned()),
-            "learn" => Ok(Self::Learned),
-            _ if path.is_dir() => Ok(Self::Followed(path)),
-            _ => Ok(Self::File(path)),
+    pub(crate) fn parse(words: &[&str]) -> Result<Self, String> {
+        let &[first, ref more @ ..] = words else { return Err(NO_SOURCE.to_owned()) };
+        let (followed, dir) = match first.strip_prefix("follow:") {
+            Some(dir) => (true, dir),
+            None => (Path::new(first).is_dir(), first),
+        };
+        match (first, more) {
+            _ if words.contains(&"") || dir.is_empty() => Err(NO_SOURCE.to_owned()),
+            ("learn", []) => Ok(Self::Learned),
+            (_, []) if followed => Ok(Self::Followed(dir.into())),
+            (_, more) if followed || first == "learn" => {
+                Err(format!("expected one source, or files, got {} after {first}", more.join(" ")))
+            }
+            _ => Ok(Self::Files(words.iter().map(PathBuf::from).collect())),
         }
     }
 
@@ -78,7 +85,7 @@ impl Source {
         let learned = matches!(self, Self::Learned);
         let (data, follow) = match self {
             Self::Followed(dir) => (Vec::new(), Some(dir)),
-            Self::File(file) => (vec![file], None),
+            Self::Files(files) => (files, None),
             Self::Learned => (Vec::new(), None),
         };
         DataFlags {
@@ -93,6 +100,8 @@ impl Source {
         }
     }
 }
+
+const NO_SOURCE: &str = "expected a directory, files or learn after the =";
 
 /// Gets the cursor of a version, and removes the samples before it.
 pub(crate) type Consumer = Arc<dyn Fn(&str) + Send + Sync>;
@@ -223,5 +232,27 @@ impl Args {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(flechette_loom))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_source_is_a_followed_directory_files_or_learned_samples() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().to_str().unwrap();
+        assert_eq!(Source::parse(&[path]), Ok(Source::Followed(path.into())));
+        assert_eq!(Source::parse(&["follow:later"]), Ok(Source::Followed("later".into())));
+        assert_eq!(Source::parse(&["learn"]), Ok(Source::Learned));
+        assert_eq!(Source::parse(&["a.tsv"]), Ok(Source::Files(vec!["a.tsv".into()])));
+        assert_eq!(Source::parse(&["a", "learn"]), Ok(Source::Files(vec!["a".into(), "learn".into()])));
+        for wrong in
+            [&[][..], &[""], &["follow:"], &["a", ""], &["learn", "a"], &[path, "a"], &["follow:d", "a"]]
+        {
+            assert!(Source::parse(wrong).is_err(), "{wrong:?}");
+        }
     }
 }

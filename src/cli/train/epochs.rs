@@ -228,16 +228,26 @@ impl<'a> Epochs<'a> {
         ));
         self.validated.push((epoch, quality));
         if better && save_best {
-            let notes = self.cut_notes(model.state());
-            let version = versions.write(model, &notes)?;
-            versions.keep(version)?;
-            if let Some(best) = &mut self.validation.best {
-                best.version = Some(version.0);
-            }
+            self.write_best(model, versions)?;
         }
         let bad = u64::from(self.validation.bad_epochs);
         if early_stop.is_some_and(|limit| bad >= u64::from(limit)) {
             self.meter.print(&format!("early stop: {bad} epoch(s) without a smaller log loss"));
+        }
+        Ok(())
+    }
+
+    /// Writes a version of the epoch that is the best so far, if the gate lets it through.
+    fn write_best(&mut self, model: &mut Trained, versions: &mut Versions<'_>) -> anyhow::Result<()> {
+        if let Err(reason) = self.args.run.publish.check(&self.meter.progressive) {
+            self.meter.print(&format!("the best version so far is not published: {reason}"));
+            return Ok(());
+        }
+        let notes = self.cut_notes(model.state());
+        let version = versions.write(model, &notes)?;
+        versions.keep(version)?;
+        if let Some(best) = &mut self.validation.best {
+            best.version = Some(version.0);
         }
         Ok(())
     }

@@ -18,10 +18,10 @@ use crate::types::Version;
 /// Samples per batch of the evaluation.
 const EVALUATION_BATCH: usize = 4096;
 
-/// The validation data; `None` without any.
+/// The validation data; `None` without any. An interrupt ends it early.
 fn open(args: &Args, feed: &Feed) -> anyhow::Result<Option<Box<dyn Reader + Send>>> {
     match &args.valid {
-        Some(valid) => Ok(Some(args.run.training.open(std::slice::from_ref(valid), &feed.schema)?)),
+        Some(valid) => Ok(Some(feed.open_other(valid)?)),
         None => Ok(feed.open_held_out()?),
     }
 }

@@ -35,6 +35,18 @@ pub(crate) struct Meter {
     pub progressive: Progressive,
 }
 
+/// What is done of the work.
+struct Done {
+    /// Of all epochs, if the length of the data is known.
+    share: Option<f64>,
+    /// The share at the first step of this run.
+    first_share: f64,
+    /// Samples of this epoch, and those that this run trained, in these seconds.
+    of_epoch: u64,
+    of_run: u64,
+    seconds: f64,
+}
+
 impl Meter {
     pub(crate) fn new(epochs: u32, window: usize) -> Self {
         let bar = stderr().is_terminal().then(ProgressBar::new_spinner);
@@ -97,17 +109,14 @@ impl Meter {
             return;
         }
         self.shown = Instant::now();
-        let seconds = (self.trained + self.epoch_began.elapsed()).as_secs_f64();
-        let rate = (self.samples + progress.samples) as f64 / seconds;
-        let mut line = format!("epoch {} of {}, ", self.epoch, self.epochs);
+        let mut line = self.line(&Done {
+            share,
+            first_share: first,
+            of_epoch: self.before + progress.samples,
+            of_run: self.samples + progress.samples,
+            seconds: (self.trained + self.epoch_began.elapsed()).as_secs_f64(),
+        });
         // Writing to a string cannot fail.
-        if let Some(share) = share {
-            let _ = write!(line, "{:.0} %, ", 100.0 * share);
-            if share > first {
-                let _ = write!(line, "{} left, ", time(seconds * (1.0 - share).max(0.0) / (share - first)));
-            }
-        }
-        let _ = write!(line, "{} samples, {rate:.0} samples/s", self.before + progress.samples);
         if let Some(quality) = self.progressive.quality() {
             let _ = write!(line, ", {}", shown(&quality));
         }
@@ -118,6 +127,22 @@ impl Meter {
             }
             None => eprintln!("{line}"),
         }
+    }
+
+    /// Epoch, share done, time left and speed.
+    fn line(&self, done: &Done) -> String {
+        let &Done { share, first_share, of_epoch, of_run, seconds } = done;
+        let mut line = format!("epoch {} of {}, ", self.epoch, self.epochs);
+        // Writing to a string cannot fail.
+        if let Some(share) = share {
+            let _ = write!(line, "{:.0} %, ", 100.0 * share);
+            if share > first_share {
+                let left = seconds * (1.0 - share).max(0.0) / (share - first_share);
+                let _ = write!(line, "{} left, ", time(left));
+            }
+        }
+        let _ = write!(line, "{of_epoch} samples, {:.0} samples/s", of_run as f64 / seconds);
+        line
     }
 
     /// Prints a line between those of progress.
@@ -149,4 +174,38 @@ fn time(seconds: f64) -> String {
     let seconds = seconds.min(1e9) as u64;
     let (hours, minutes) = (seconds / 3600, seconds / 60 % 60);
     if hours > 0 { format!("{hours} h {minutes} min") } else { format!("{minutes} min {} s", seconds % 60) }
+}
+
+#[cfg(test)]
+#[cfg(not(flechette_loom))]
+mod tests {
+    use super::*;
+
+    /// The line of a run in the second of two epochs, with these samples of it and of the run.
+    fn line(first_share: f64, share: Option<f64>, of_epoch: u64, of_run: u64) -> String {
+        let mut meter = Meter::new(2, 10);
+        meter.begin(2, of_epoch);
+        meter.line(&Done { share, first_share, of_epoch, of_run, seconds: 30.0 })
+    }
+
+    #[test]
+    fn share_time_left_and_speed_are_those_of_all_epochs() {
+        assert_eq!(
+            line(0.0, Some(0.75), 500, 1500),
+            "epoch 2 of 2, 75 %, 0 min 10 s left, 500 samples, 50 samples/s"
+        );
+    }
+
+    #[test]
+    fn a_run_that_continues_counts_only_its_own_samples_and_share() {
+        assert_eq!(
+            line(0.5, Some(0.75), 500, 300),
+            "epoch 2 of 2, 75 %, 0 min 30 s left, 500 samples, 10 samples/s"
+        );
+    }
+
+    #[test]
+    fn data_of_unknown_length_has_no_share() {
+        assert_eq!(line(0.0, None, 500, 1500), "epoch 2 of 2, 500 samples, 50 samples/s");
+    }
 }

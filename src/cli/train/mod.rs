@@ -13,6 +13,7 @@ mod resume;
 pub(crate) mod run;
 mod trained;
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -127,48 +128,60 @@ pub(crate) fn run(args: Args, config: &Config) -> anyhow::Result<()> {
     args.run.publish.check_needs()?;
     check_name("model", &args.name).map_err(|e| InputError(anyhow!("--name: {e}")))?;
     let stop = Stop::default();
-    let (start, schema) = check(&args, &stop)?;
+    let checked = check(&args, &stop)?;
     let device = training_device(config)?;
-    compute_threads(config)?.install(|| train(&args, config, &stop, (start, &schema), device))
+    compute_threads(config)?.install(|| train(&args, config, &stop, checked, device))
+}
+
+/// A run whose flags and data can be used.
+struct Checked {
+    start: Start,
+    schema: Schema,
+    /// Keeps other trainers from publishing versions of the model.
+    lock: Option<File>,
 }
 
 /// Checks everything that can be checked before the model is initialised.
 ///
 /// # Errors
 /// When flags or data are wrong, or no version can be written.
-fn check(args: &Args, stop: &Stop) -> anyhow::Result<(Start, Schema)> {
+fn check(args: &Args, stop: &Stop) -> anyhow::Result<Checked> {
+    // A model is locked before its last version is read, so that no other trainer publishes a later one. The
+    // directory of a new model is made only for a run that can begin.
+    let exists = args.models.join(&args.name).is_dir();
+    let held = if exists { publishing::lock(args)? } else { None };
     let (start, schema) = Start::of(args, stop)?;
     args.check_data(&schema)?;
     evaluate::check_out(args)?;
     prepare_models(&args.models)?;
     check_writable(&args.models, &args.name).map_err(|e| InputError(anyhow!("--models: {e}")))?;
-    Ok((start, schema))
+    let lock = if held.is_some() { held } else { publishing::lock(args)? };
+    Ok(Checked { start, schema, lock })
 }
 
 fn train(
     args: &Args,
     config: &Config,
     stop: &Stop,
-    (start, schema): (Start, &Schema),
+    checked: Checked,
     device: Option<Arc<Nvidia>>,
 ) -> anyhow::Result<()> {
     let _on_signal = OnSignal::set(stop)?;
-    let feed = args.feed(schema, stop);
+    let Checked { start, schema, lock: _lock } = checked;
+    let feed = args.feed(&schema, stop);
     let setting = Setting { config, device, server: None };
     let Some(mut run) = Run::begin(args, &feed, start, setting)? else { return Ok(()) };
     run.train()?;
-    let interrupted = stop.interrupted();
+    let mut interrupted = stop.interrupted();
     if run.epochs.meter.samples() == 0 && !args.resume {
         let nothing = "no step was taken, so no version was written".to_owned();
         return Err(if interrupted { Interrupted(nothing).into() } else { args.data.no_samples() });
     }
     // After an interrupt the trained state is needed to continue, not the best one.
     let version = match run.epochs.best_version().filter(|_| !interrupted) {
-        Some(best) => best,
+        Some(best) => run.versions.make_latest(best)?,
         None => {
-            if !interrupted {
-                run.check_gate().map_err(|reason| anyhow!("not published: {reason}"))?;
-            }
+            run.check_gate().map_err(|reason| not_published(&reason, interrupted))?;
             run.write()?
         }
     };
@@ -180,6 +193,10 @@ fn train(
         let quality = evaluate::written(args, &feed, &mut model, version);
         quality.with_context(|| format!("wrote {written}, but could not evaluate it"))?
     };
+    // The validation data may not have been read to its end.
+    let evaluated = !stop.interrupted();
+    let quality = quality.filter(|_| evaluated);
+    interrupted |= !evaluated;
     let report = Report { epochs: &epochs, model: &model, version, quality, interrupted };
     eprint!("{}", report.text());
     if args.json {
@@ -191,6 +208,15 @@ fn train(
     }
     eprintln!("wrote {written}");
     Ok(())
+}
+
+/// The last version is not published.
+fn not_published(reason: &str, interrupted: bool) -> anyhow::Error {
+    if interrupted {
+        let how = "the same command with --resume continues from the last version";
+        return Interrupted(format!("not published: {reason}; {how}")).into();
+    }
+    anyhow!("not published: {reason}")
 }
 
 /// Reads and checks a `model.toml`.

@@ -2,7 +2,6 @@
 //! end.
 
 use std::fs::{self, File, TryLockError};
-use std::path::Path;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +18,7 @@ use crate::config::{Config, VersionsConfig};
 use crate::dataset::Stop;
 use crate::store::disk::SystemDisk;
 use crate::store::hot_rows::STATE;
-use crate::store::{self, Base, EmbeddingStore, Opened, Purpose, versions};
+use crate::store::{self, Base, EmbeddingStore, Opened, Purpose, retention, versions};
 use crate::trainer::progressive::Progressive;
 use crate::trainer::publish::{CutNotes, Every, PublishOptions, Published, Publisher, RunObserver};
 use crate::trainer::{Data, TrainError, is_exact};
@@ -32,8 +31,8 @@ pub(crate) struct PublishFlags {
     /// rows that changed take a sixteenth of the tables and 64 MiB. `serve --train` has the default 5s
     #[arg(long, value_name = "INTERVAL")]
     publish_every: Option<Interval>,
-    /// Publishes no version whose progressive AUC is less, or log loss is more, than a bound: auc=0.7 or
-    /// logloss=0.5
+    /// Publishes no version whose progressive AUC is less, or log loss is more, than a bound, or whose log
+    /// loss is not finite: auc=0.7 or logloss=0.5
     #[arg(long, value_name = "BOUND")]
     publish_gate: Option<Gate>,
     /// Samples before the cut that --publish-gate looks at; at most --window
@@ -112,16 +111,17 @@ impl PublishFlags {
         };
         let (samples, quality) = (last.quality.rows, last.quality);
         match (gate, quality.auc) {
+            _ if !quality.log_loss.is_finite() => {
+                refused(&format!("log loss of the last {samples} samples: not finite"))
+            }
             (Gate::Auc(_), None) => refused(&format!("all labels of the last {samples} samples are equal")),
             (Gate::Auc(least), Some(auc)) if auc.is_nan() || auc < least => refused(&format!(
                 "AUC of the last {samples} samples: expected at least {least}, got {auc:.4}"
             )),
-            (Gate::LogLoss(most), _) if quality.log_loss.is_nan() || quality.log_loss > most => {
-                refused(&format!(
-                    "log loss of the last {samples} samples: expected at most {most}, got {:.4}",
-                    quality.log_loss
-                ))
-            }
+            (Gate::LogLoss(most), _) if quality.log_loss > most => refused(&format!(
+                "log loss of the last {samples} samples: expected at most {most}, got {:.4}",
+                quality.log_loss
+            )),
             _ => Ok(()),
         }
     }
@@ -136,15 +136,13 @@ pub(crate) struct Versions<'a> {
     publisher: Option<Publisher>,
     /// The version of the best epoch: while it is open, retention does not remove it.
     best: Option<EmbeddingStore>,
-    /// Keeps other trainers from publishing versions of the model.
-    _lock: Option<File>,
 }
 
 impl<'a> Versions<'a> {
     /// `from` is the version that training continues from. A server in this process is told what happens.
     ///
     /// # Errors
-    /// When another process publishes versions of the model.
+    /// When the thread that writes cannot start, or memory does not suffice.
     pub(crate) fn new(
         args: &'a Args,
         config: &Config,
@@ -153,9 +151,8 @@ impl<'a> Versions<'a> {
     ) -> anyhow::Result<Self> {
         let consume = args.consumer();
         let Some(Interval(every)) = args.run.publish.publish_every else {
-            return Ok(Self { args, consume, publisher: None, best: None, _lock: None });
+            return Ok(Self { args, consume, publisher: None, best: None });
         };
-        let lock = lock(&args.models, &args.name)?;
         let VersionsConfig { keep, compact_at } = config.versions;
         let options = PublishOptions {
             models: args.models.clone(),
@@ -180,7 +177,7 @@ impl<'a> Versions<'a> {
         if let Some(server) = in_process {
             publisher = publisher.resting_while(Box::new(move || server.looks()));
         }
-        Ok(Self { args, consume, publisher: Some(publisher), best: None, _lock: Some(lock) })
+        Ok(Self { args, consume, publisher: Some(publisher), best: None })
     }
 
     /// Trains on the data once. Returns the number of samples.
@@ -228,6 +225,21 @@ impl<'a> Versions<'a> {
         Ok(Version(base.version))
     }
 
+    /// Ends publishing, and makes a version the latest one: if others followed it, writes a full version with
+    /// its contents. Returns the number of the latest version.
+    ///
+    /// # Errors
+    /// When the version cannot be read or written.
+    pub(crate) fn make_latest(&mut self, version: Version) -> anyhow::Result<Version> {
+        // Waits for a version that is being written.
+        self.publisher = None;
+        let Args { models, name, .. } = self.args;
+        if versions(models, name)?.pop() == Some(version) {
+            return Ok(version);
+        }
+        Ok(Version(retention::compact(models, name, version)?.version))
+    }
+
     /// Keeps the version of the best epoch on disk.
     ///
     /// # Errors
@@ -261,8 +273,15 @@ pub(crate) fn base_of(args: &Args, opened: &Opened) -> anyhow::Result<Option<Bas
     Ok(opened.store.base().filter(|base| exact && highest == Some(Version(base.version))))
 }
 
-/// Locks the model for a trainer that publishes.
-fn lock(models: &Path, name: &str) -> anyhow::Result<File> {
+/// Locks the model for a trainer that publishes; `None` for a run that does not.
+///
+/// # Errors
+/// When another process publishes versions of the model.
+pub(crate) fn lock(args: &Args) -> anyhow::Result<Option<File>> {
+    if args.run.publish.publish_every.is_none() {
+        return Ok(None);
+    }
+    let Args { models, name, .. } = args;
     let state = models.join(name).join(STATE);
     fs::create_dir_all(&state).with_context(|| format!("{}", state.display()))?;
     let path = state.join("trainer.lock");
@@ -276,7 +295,7 @@ fn lock(models: &Path, name: &str) -> anyhow::Result<File> {
             Err(InputError(held).into())
         }
         // Without locks on the file system, a second trainer is found when its version has a taken number.
-        Ok(()) | Err(TryLockError::Error(_)) => Ok(file),
+        Ok(()) | Err(TryLockError::Error(_)) => Ok(Some(file)),
     }
 }
 
@@ -294,6 +313,32 @@ mod tests {
         for wrong in ["", "5", "0s", "-1s", "steps", "1.5s", "5m"] {
             assert!(every(wrong).is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn a_gate_refuses_what_is_worse_than_its_bound_or_not_finite() {
+        let flags = |gate: &str| PublishFlags {
+            publish_every: None,
+            publish_gate: Some(gate.parse().unwrap()),
+            gate_samples: 4,
+        };
+        let refusal = |gate: &str, scores: [f32; 4], labels: [f32; 4]| {
+            let mut last = Progressive::new(10);
+            last.push(&scores, &labels);
+            flags(gate).check(&last).err()
+        };
+        let (good, bad, labels) = ([0.1, 0.9, 0.2, 0.8], [0.9, 0.1, 0.8, 0.2], [0.0, 1.0, 0.0, 1.0]);
+        for gate in ["auc=0.7", "logloss=0.5"] {
+            assert_eq!(refusal(gate, good, labels), None);
+            assert!(refusal(gate, bad, labels).is_some_and(|reason| reason.contains("expected at")));
+            let infinite = refusal(gate, [1.0, 0.9, 0.2, f32::NAN], labels);
+            assert_eq!(
+                infinite.as_deref(),
+                Some("--publish-gate: log loss of the last 4 samples: not finite")
+            );
+        }
+        assert!(refusal("auc=0.7", good, [1.0; 4]).is_some_and(|reason| reason.contains("are equal")));
+        assert!(refusal("logloss=5", good, [1.0; 4]).is_none());
     }
 
     #[test]

@@ -7,6 +7,7 @@ use super::from::FromVersion;
 use crate::cli::InputError;
 use crate::dataset::Stop;
 use crate::store::{self, Opened, Purpose, StoreError};
+use crate::trainer::check_optimizer;
 use crate::trainer::cursor::Cursor;
 
 /// Where a run with `--resume` begins.
@@ -47,7 +48,8 @@ impl ResumePoint {
         let cursor: Cursor = serde_json::from_str(text)
             .map_err(|error| wrong(format!("version {version}: checkpoint/cursor.json: {error}")))?;
         let run = args.cursor_run(&args.feed(&latest.schema, stop))?;
-        match cursor.run.check(&run) {
+        let optimizer = args.run.training.optimizer()?;
+        match cursor.run.check(&run).and_then(|()| check_optimizer(&latest, optimizer)) {
             Ok(()) => Ok(Self::At(Box::new(latest), Box::new(cursor))),
             Err(other) => {
                 let reason = format!("version {version} is of another run: {other}");

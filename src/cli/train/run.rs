@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
 
-use anyhow::{Context, anyhow};
+use anyhow::Context;
 
 use super::Args;
 use super::epochs::Epochs;
@@ -13,7 +13,6 @@ use super::from::schema_of;
 use super::publishing::{Versions, base_of};
 use super::resume::ResumePoint;
 use super::trained::Trained;
-use crate::cli::InputError;
 use crate::cli::serve::Ask;
 use crate::config::Config;
 use crate::dataset::{Feed, Stop};
@@ -22,7 +21,6 @@ use crate::metrics::{EventKind, Training};
 use crate::schema::Schema;
 use crate::store::Opened;
 use crate::trainer::cursor::Cursor;
-use crate::trainer::is_exact;
 use crate::trainer::progressive::ProgressiveQuality;
 use crate::trainer::publish::Published;
 use crate::types::Version;
@@ -47,15 +45,6 @@ impl Start {
             match ResumePoint::find(args, stop)? {
                 ResumePoint::At(opened, cursor) => {
                     let schema = schema_of(args.model_config.as_deref(), Some(&opened))?;
-                    let optimizer = args.run.training.optimizer()?;
-                    if !is_exact(&opened, optimizer) {
-                        let version = opened.store.version();
-                        let reason = anyhow!(
-                            "--resume: version {version}: expected the optimizer {} with its state",
-                            opened.metadata.get("optimizer").map_or("unknown", String::as_str)
-                        );
-                        return Err(InputError(reason).into());
-                    }
                     return Ok((Self::Resumed(opened, cursor), schema));
                 }
                 ResumePoint::Beginning(reason) => {
@@ -152,15 +141,14 @@ impl ToServer {
 pub(crate) struct Run<'a> {
     pub epochs: Epochs<'a>,
     pub model: Trained,
-    versions: Versions<'a>,
+    pub versions: Versions<'a>,
 }
 
 impl<'a> Run<'a> {
     /// Initialises the model or opens its version. `None` if the run is complete, which is logged.
     ///
     /// # Errors
-    /// When the version is of another run, memory or disk do not suffice, or another process trains the
-    /// model.
+    /// When the version is of another run, or memory or disk do not suffice.
     pub(crate) fn begin(
         args: &'a Args,
         feed: &'a Feed,

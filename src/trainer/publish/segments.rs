@@ -57,7 +57,7 @@ impl Publisher {
             let data = Data { reader: &mut *reader, batch, steps: u64::MAX };
             let mut cutting = Cutting { publisher: self, observer, watch: &watch, samples };
             samples += run_around(reference, data, &mut cutting)?;
-            if !watch.paused() {
+            if !stop.paused() {
                 return Ok(samples);
             }
             self.settle(&reference.state, &reference.tables, || observer.notes(&reference.state))?;
@@ -86,7 +86,7 @@ impl Publisher {
             let data = Data { reader: &mut *reader, batch, steps };
             let mut cutting = Cutting { publisher: self, observer, watch: &watch, samples };
             samples += pipeline.run(state, data, &mut cutting)?;
-            let ended = !watch.paused() && state.steps - before < steps;
+            let ended = !stop.paused() && state.steps - before < steps;
             self.cut_after_run(state, pipeline, observer)?;
             if ended {
                 return Ok(samples);
@@ -168,7 +168,7 @@ impl StepObserver for Cutting<'_> {
         } else {
             publisher.poll();
             if publisher.may_cut(state.steps) {
-                watch.pause();
+                watch.stop.pause();
             }
         }
         watch.stepped(publisher.waits_on_disk());
@@ -187,7 +187,6 @@ struct Shared {
     steps: AtomicU64,
     /// Whether something waits for the next step.
     waits: AtomicBool,
-    paused: AtomicBool,
     ended: AtomicBool,
 }
 
@@ -196,7 +195,6 @@ impl Watch {
         let shared = Arc::new(Shared {
             steps: AtomicU64::new(0),
             waits: AtomicBool::new(false),
-            paused: AtomicBool::new(false),
             ended: AtomicBool::new(false),
         });
         let (of_thread, flag) = (shared.clone(), stop.clone());
@@ -211,19 +209,9 @@ impl Watch {
         self.shared.waits.store(waits, Ordering::Relaxed);
     }
 
-    /// Whether the watch, and not an interrupt or the end of the data, ended the run.
-    fn paused(&self) -> bool {
-        self.shared.paused.load(Ordering::SeqCst) && !self.stop.interrupted()
-    }
-
-    /// Ends the run.
-    fn pause(&self) {
-        self.shared.pause(&self.stop);
-    }
-
+    /// Lets the reader go on.
     fn resume(&self, waits: bool) {
         self.stepped(waits);
-        self.shared.paused.store(false, Ordering::SeqCst);
         self.stop.resume();
     }
 }
@@ -251,13 +239,8 @@ impl Shared {
             }
             if self.waits.load(Ordering::Relaxed) && since.elapsed() >= IDLE {
                 since = Instant::now();
-                self.pause(stop);
+                stop.pause();
             }
         }
-    }
-
-    fn pause(&self, stop: &Stop) {
-        self.paused.store(true, Ordering::SeqCst);
-        stop.pause();
     }
 }

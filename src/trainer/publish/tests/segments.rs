@@ -4,6 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::dataset::Stop;
+use crate::dataset::stoppable::Stoppable;
 use crate::trainer::in_memory::{AroundSteps, run_around};
 use crate::trainer::pipeline::policy::Policy;
 use crate::trainer::pipeline::tests::{Case, assert_same, cases, schema};
@@ -183,4 +184,26 @@ fn rows_of_a_version_that_cannot_be_written_are_in_the_next_one_also_with_a_scra
         assert!(bits(&run.resumed(one, &case)) == expected[one.steps as usize], "{one:?}");
     }
     assert_eq!(published.last().map(|one| one.steps), Some(40));
+}
+
+#[test]
+fn a_pause_of_the_reader_never_ends_training_whoever_asks_for_it() {
+    let case = Case { samples: 40 * 16, ..Case::new(ScratchpadSize::Fraction(0.3), Policy::Lru) };
+    let stop = Stop::default();
+    let mut data = Stoppable::new(Box::new(case.data()), stop.clone());
+    let ended = std::sync::atomic::AtomicBool::new(false);
+    let mut run = OnDisk::new(&case, 16);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !ended.load(std::sync::atomic::Ordering::SeqCst) {
+                stop.pause();
+                std::thread::sleep(Duration::from_millis(3));
+            }
+        });
+        let OnDisk { state, pipeline, publisher, .. } = &mut run;
+        let data = Data { reader: &mut data, batch: case.batch, steps: u64::MAX };
+        let samples = publisher.train_on_disk(state, pipeline, data, (&mut Slow(Duration::ZERO), &stop));
+        ended.store(true, std::sync::atomic::Ordering::SeqCst);
+        assert_eq!(samples.unwrap(), case.samples as u64);
+    });
 }
