@@ -34,6 +34,7 @@ mod contents;
 #[cfg(test)]
 pub(crate) mod crash;
 pub(crate) mod disk;
+mod finite;
 pub(crate) mod format;
 pub(crate) mod hot_rows;
 pub(crate) mod labels;
