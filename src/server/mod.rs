@@ -20,6 +20,7 @@ mod connection;
 mod convert;
 mod ctr;
 mod descriptors;
+mod ended;
 #[cfg(test)]
 #[cfg(not(flechette_loom))]
 mod fuzz;
@@ -485,16 +486,19 @@ async fn update_status(shared: Arc<Shared>, health: HealthReporter) {
             overloads.look(&name, overloaded, &shared.metrics.events);
             model.main().metrics.version.set(model.stable_version().0 as f64);
         }
+    let mut sampling: Option<JoinHandle<()>> = None;
         let now_ready = shared.ready();
         if now_ready != ready {
             set_health(&health, now_ready).await;
             ready = now_ready;
         }
-        if sampled.is_none_or(|sampled| sampled.elapsed() >= status_page::EVERY) {
+        let due = sampled.is_none_or(|sampled| sampled.elapsed() >= status_page::EVERY);
+        if due && sampling.as_ref().is_none_or(JoinHandle::is_finished) {
             sampled = Some(Instant::now());
             let shared = shared.clone();
-            // With hundreds of tables it takes milliseconds. It fails only when the runtime ends.
-            let _ = tokio::task::spawn_blocking(move || status_page::sample(&shared)).await;
+            // With hundreds of tables it takes milliseconds. Not awaited: all blocking threads may wait for a
+            // disk, and readiness must go on.
+            sampling = Some(tokio::task::spawn_blocking(move || status_page::sample(&shared)));
         }
     }
 }

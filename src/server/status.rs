@@ -14,8 +14,8 @@ use crate::config::LABEL_FORM;
 use crate::learnlog::LearnError;
 use crate::predict::PredictError;
 
-/// When a call may be sent again that found the queue full.
-const FULL_QUEUE: Duration = Duration::from_millis(100);
+/// When a call may be sent again that found a queue, or all places, full.
+pub(crate) const FULL: Duration = Duration::from_millis(100);
 
 /// Most bytes of an error message, so that it fits in the headers of every client.
 const MESSAGE_BYTES: usize = 1024;
@@ -119,7 +119,8 @@ impl CallError {
             Self::Batch(BatchError::Overloaded(late)) => Some(late.wait),
             Self::Batch(
                 BatchError::QueueSamples { .. } | BatchError::QueueBytes { .. } | BatchError::Displaced,
-            ) => Some(FULL_QUEUE),
+            )
+            | Self::Change(ChangeError::Busy) => Some(FULL),
             _ => None,
         }
     }

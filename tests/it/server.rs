@@ -390,6 +390,30 @@ async fn health_and_readiness_follow_the_models() {
     }
 }
 
+#[test]
+fn health_follows_the_models_while_every_blocking_thread_waits_for_a_disk() {
+    let (answer, disk) = std::sync::mpsc::channel::<()>();
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .max_blocking_threads(1)
+        .enable_all()
+        .build()
+        .unwrap();
+    runtime.block_on(async {
+        tokio::task::spawn_blocking(move || disk.recv());
+        let running = Running::start().await;
+        running.model.ready.store(false, Ordering::SeqCst);
+        let mut health = HealthClient::new(channel(running.grpc).await);
+        let mut asked = 0;
+        while health.check(HealthCheckRequest::default()).await.unwrap().into_inner().status != 2 {
+            asked += 1;
+            assert!(asked < 1000, "health never follows");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        drop(answer);
+    });
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn reflection_lists_the_services_and_describes_the_messages() {
     use tonic_reflection::pb::v1::ServerReflectionRequest;
