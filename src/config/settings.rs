@@ -255,7 +255,7 @@ pub(crate) const SECTIONS: &[Section] = &[
                 Text("10000"),
                 "How long a client is assumed to wait that sends no deadline. While requests come faster \
                  than they are computed, a request is refused at once if it would wait longer than 1/20 of \
-                 its time",
+                 its time. Without a deadline it waits for its scores for at most six times as long",
             )
             .reloads(),
         ],

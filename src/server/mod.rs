@@ -48,6 +48,7 @@ mod spans;
 mod status;
 mod status_page;
 mod stream;
+mod stuck;
 mod traffic;
 mod web;
 
@@ -84,8 +85,10 @@ pub(crate) use repository::{Change, ChangeError, Repository};
 use route::GrpcService;
 use security::{Guard, Security};
 use spans::Spans;
+use served::Served;
 use status::CallError;
 pub(crate) use traffic::Labels;
+use stuck::Stuck;
 
 pub(crate) use registry::Registry;
 pub use security::FileError;
@@ -266,9 +269,16 @@ impl Shared {
         if models.is_empty() {
             return Some("no model is served".to_owned());
         }
-        let names = models.into_iter().filter(|(_, model)| !model.stable().predict.ready());
-        let names: Vec<String> = names.map(|(name, _)| name).collect();
-        (!names.is_empty()).then(|| format!("not ready: {}", names.join(", ")))
+        let names = |are: fn(&Served) -> bool| {
+            let names = models.iter().filter(|(_, model)| are(model.stable()));
+            names.map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(", ")
+        };
+        let not_ready = names(|served| !served.predict.ready());
+        if !not_ready.is_empty() {
+            return Some(format!("not ready: {not_ready}"));
+        }
+        let stuck = names(|served| served.batcher.is_stuck());
+        (!stuck.is_empty()).then(|| format!("stuck: a call of model {stuck} does not end"))
     }
 }
 
@@ -476,6 +486,8 @@ async fn update_status(shared: Arc<Shared>, health: HealthReporter) {
     loop {
         ticks.tick().await;
         let elapsed = ticked.elapsed();
+    let mut sampling: Option<JoinHandle<()>> = None;
+    let mut stuck = Stuck::default();
         ticked = Instant::now();
         for (name, model) in shared.models.all() {
             model.pressure().tick(elapsed);
@@ -489,6 +501,7 @@ async fn update_status(shared: Arc<Shared>, health: HealthReporter) {
     let mut sampling: Option<JoinHandle<()>> = None;
         let now_ready = shared.ready();
         if now_ready != ready {
+            stuck.look(&name, &model);
             set_health(&health, now_ready).await;
             ready = now_ready;
         }

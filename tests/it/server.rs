@@ -390,6 +390,24 @@ async fn health_and_readiness_follow_the_models() {
     }
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_model_that_is_stuck_is_not_ready_and_holds_no_call_without_a_deadline() {
+    let running = Running::start_with(|parts| {
+        parts.batchers.common.default_deadline = Duration::from_millis(50);
+    })
+    .await;
+    running.model.hold();
+    let status = running.send(request(1, 1).0).await.unwrap().unwrap_err();
+    assert_eq!(status.code(), Code::Unavailable);
+    assert_eq!(status.message(), "no scores after 0.3 s, the most for a request without a deadline");
+    let stuck = (503, "stuck: a call of model ads does not end\n".to_owned());
+    until(async || running.get("/readyz").await == stuck).await;
+    running.model.release();
+    until(async || running.get("/readyz").await.0 == 200).await;
+    let (message, scores) = request(1, 2);
+    assert_eq!(running.send(message).await.unwrap().unwrap(), scores);
+}
+
 #[test]
 fn health_follows_the_models_while_every_blocking_thread_waits_for_a_disk() {
     let (answer, disk) = std::sync::mpsc::channel::<()>();
