@@ -50,6 +50,7 @@ mod status_page;
 mod stream;
 mod stuck;
 mod traffic;
+mod ungated;
 mod web;
 
 use std::io;
@@ -84,11 +85,12 @@ use report::Slow;
 pub(crate) use repository::{Change, ChangeError, Repository};
 use route::GrpcService;
 use security::{Guard, Security};
-use spans::Spans;
 use served::Served;
+use spans::Spans;
 use status::CallError;
-pub(crate) use traffic::Labels;
 use stuck::Stuck;
+pub(crate) use traffic::Labels;
+use ungated::{Limit, Ungated};
 
 pub(crate) use registry::Registry;
 pub use security::FileError;
@@ -461,10 +463,13 @@ fn services(
             .register_encoded_file_descriptor_set(proto::DESCRIPTORS)
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
     };
+    let message = Limit { time: config.body, setting: "server.body_seconds" };
+    let stream = Limit { time: config.stream_idle, setting: "server.stream_idle_seconds" };
+    let old = reflection().build_v1alpha()?.max_decoding_message_size(SMALL_MESSAGE);
     let chain = route::Unknown
-        .or(reflection().build_v1alpha()?.max_decoding_message_size(SMALL_MESSAGE))
-        .or(reflection().build_v1()?.max_decoding_message_size(SMALL_MESSAGE))
-        .or(health.max_decoding_message_size(SMALL_MESSAGE))
+        .or(Ungated::new(old, stream))
+        .or(Ungated::new(reflection().build_v1()?.max_decoding_message_size(SMALL_MESSAGE), stream))
+        .or(Ungated::new(health.max_decoding_message_size(SMALL_MESSAGE), message))
         .or(gate::Gate::new(kserve, shared.clone(), &meter::KSERVE, kserve::KINDS))
         .or(gate::Gate::new(ctr, shared.clone(), &meter::CTR, ctr::KINDS));
     Ok(Guard::new(chain, shared.clone()))
@@ -481,13 +486,13 @@ async fn set_health(health: &HealthReporter, ready: bool) {
 async fn update_status(shared: Arc<Shared>, health: HealthReporter) {
     let mut ready = shared.ready();
     let (mut sampled, mut ticked) = (None::<Instant>, Instant::now());
+    let mut sampling: Option<JoinHandle<()>> = None;
+    let mut stuck = Stuck::default();
     let mut overloads = status_page::Overloads::default();
     let mut ticks = tokio::time::interval(UPDATE_EVERY);
     loop {
         ticks.tick().await;
         let elapsed = ticked.elapsed();
-    let mut sampling: Option<JoinHandle<()>> = None;
-    let mut stuck = Stuck::default();
         ticked = Instant::now();
         for (name, model) in shared.models.all() {
             model.pressure().tick(elapsed);
@@ -496,12 +501,11 @@ async fn update_status(shared: Arc<Shared>, health: HealthReporter) {
                 CORES.overloaded(2 * UPDATE_EVERY);
             }
             overloads.look(&name, overloaded, &shared.metrics.events);
+            stuck.look(&name, &model);
             model.main().metrics.version.set(model.stable_version().0 as f64);
         }
-    let mut sampling: Option<JoinHandle<()>> = None;
         let now_ready = shared.ready();
         if now_ready != ready {
-            stuck.look(&name, &model);
             set_health(&health, now_ready).await;
             ready = now_ready;
         }
