@@ -2,24 +2,26 @@
 //!
 //! Each [`Metrics`] owns a recorder, so nothing here is global and every test has its own metrics.
 //! [`Metrics::model`] registers all series of a model and returns atomics ([`ModelMetrics`]), which the hot
-//! path keeps and increments. Label values are from loaded models and their schemas, never from clients, so
-//! their number is bounded. Calls that name no loaded model are counted under `NO_MODEL`.
+//! path keeps and increments. A series is never removed, so the number of label values is bounded: they are
+//! from loaded models and their schemas, and of the labels that clients set, only the first ones have series
+//! (`label_names.rs`). Calls that name no loaded model are counted under `NO_MODEL`.
 //!
 //! The server counts requests. The batcher counts the queue, batches and `predict_seconds`. The engine counts
 //! rows (`tables`), `lookup_seconds`, `dense_seconds` and `cache`. Server and engine get the same atomics
 //! from [`Metrics::model`].
 
 mod events;
+mod label_names;
 mod page;
 mod statistics;
+mod without_gauges;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use metrics::{
-    Counter, Gauge, Histogram, Key, KeyName, Label, Level, Metadata, NoopRecorder, Recorder, SharedString,
-    Unit,
+    Counter, Gauge, Histogram, Key, KeyName, Label, Level, Metadata, NoopRecorder, Recorder, Unit,
 };
 use metrics_exporter_prometheus::{
     BuildError, Matcher, PrometheusBuilder, PrometheusHandle, PrometheusRecorder,
@@ -31,6 +33,9 @@ use crate::schema::{Schema, Table};
 pub(crate) use events::{Event, EventKind, Events, unix_ms};
 pub(crate) use page::Page;
 pub(crate) use statistics::{Statistics, Total};
+
+use label_names::LabelNames;
+use without_gauges::WithoutGauges;
 
 /// The `model` label of calls that do not name a loaded model.
 pub(crate) const NO_MODEL: &str = "(none)";
@@ -206,7 +211,9 @@ series! {
     requests: Counter, "flechette_label_requests_total",
         "Requests that a label's version scored: because they named the label, or because they named \
          neither a version nor a label.";
-    version: Gauge, "flechette_label_version", "The version that a label names; 0 if it is not loaded.";
+    version: Gauge, "flechette_label_version",
+        "The version that a label names; 0 if it is not loaded. Of each model, stable, canary and the first \
+         64 other names have series.";
 }
 
 series! {
@@ -322,6 +329,7 @@ pub struct Metrics {
     /// Calls that did not name a loaded model.
     pub(crate) no_model: Requests,
     models: Mutex<BTreeMap<String, Arc<ModelMetrics>>>,
+    label_names: LabelNames,
     /// The models that are trained in this process.
     trainings: Mutex<BTreeMap<String, Arc<Training>>>,
 }
@@ -407,7 +415,8 @@ impl ModelMetrics {
         let sizes = [&cache.used_bytes, &cache.capacity_bytes, &cache.entries, &cache.pointers];
         let memory = [&device.lost, &device.worker_bytes, &device.pinned_bytes];
         let tables = [&store.ram_bytes, &store.mapped_bytes];
-        let others = [&self.version, &self.batches.queue_samples, &self.switches.age_seconds];
+        let switches = [&self.switches.age_seconds, &self.switches.refused_now];
+        let others = [&self.version, &self.batches.queue_samples].into_iter().chain(switches);
         for gauge in sizes.into_iter().chain(memory).chain(tables).chain(others) {
             gauge.set(0.0);
         }
@@ -466,8 +475,8 @@ impl Metrics {
         Gauge::register(&recorder, BUILD_INFO.0, version).set(1.0);
         let no_model = Requests::new(&recorder, NO_MODEL);
         let (models, trainings) = <(Mutex<_>, Mutex<_>)>::default();
-        let events = Arc::default();
-        Ok(Self { recorder, page, process, server, events, no_model, models, trainings })
+        let (events, label_names) = <(Arc<_>, LabelNames)>::default();
+        Ok(Self { recorder, page, process, server, events, no_model, models, label_names, trainings })
     }
 
     /// The series of a model. They are registered by the first call; later calls return the same ones.
@@ -488,9 +497,12 @@ impl Metrics {
         Arc::new(ModelMetrics::new(&NoopRecorder, name, schema))
     }
 
-    /// The series of a label. Later calls return the same ones.
+    /// The series of a label, which are not shown if the model has had too many. Later calls return the same
+    /// ones.
     pub(crate) fn label(&self, model: &str, label: &str) -> LabelMetrics {
-        LabelMetrics::new(&self.recorder, &[("model", model), ("label", label)])
+        let shown = self.label_names.has_room(model, label);
+        let recorder: &dyn Recorder = if shown { &self.recorder } else { &NoopRecorder };
+        LabelMetrics::new(recorder, &[("model", model), ("label", label)])
     }
 
     /// The series of the shadow of a model. Later calls return the same ones.
@@ -552,29 +564,6 @@ impl Metrics {
 
 /// Names and values.
 type Labels<'a> = &'a [(&'static str, &'a str)];
-
-/// Registers gauges that are not shown, because another engine of the model sets those that are.
-struct WithoutGauges<'r>(&'r PrometheusRecorder);
-
-impl Recorder for WithoutGauges<'_> {
-    fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
-
-    fn describe_gauge(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
-
-    fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
-
-    fn register_counter(&self, key: &Key, metadata: &Metadata<'_>) -> Counter {
-        self.0.register_counter(key, metadata)
-    }
-
-    fn register_gauge(&self, _: &Key, _: &Metadata<'_>) -> Gauge {
-        Gauge::noop()
-    }
-
-    fn register_histogram(&self, key: &Key, metadata: &Metadata<'_>) -> Histogram {
-        self.0.register_histogram(key, metadata)
-    }
-}
 
 static METADATA: Metadata<'static> = Metadata::new(module_path!(), Level::INFO, Some(module_path!()));
 

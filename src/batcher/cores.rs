@@ -34,7 +34,7 @@ struct State {
 }
 
 impl Cores {
-    fn new(count: usize, most: Duration) -> Self {
+    pub(crate) fn new(count: usize, most: Duration) -> Self {
         Self { count, most, state: Mutex::default(), free: Condvar::new() }
     }
 

@@ -8,6 +8,7 @@
 //! Dropping a ticket cancels its request: it leaves the queue, if no worker has taken it yet. A worker checks
 //! the deadline of a request when it takes it, before any work.
 
+mod calls;
 mod cores;
 mod overload;
 mod progress;
@@ -17,10 +18,11 @@ mod worker;
 
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::{Context, Poll};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
@@ -30,7 +32,9 @@ use crate::metrics::ModelMetrics;
 use crate::predict::{Predict, PredictError};
 use crate::types::Batch;
 
+use calls::Calls;
 pub(crate) use cores::CORES;
+use cores::Cores;
 pub(crate) use overload::{Computed, TooLate};
 pub(crate) use progress::Progress;
 use progress::{Outcome, Reply, send_all};
@@ -39,6 +43,9 @@ use split::{Job, Part, Split, Then};
 
 /// Most bytes of a merged batch, so that the 32-bit offsets of [`crate::types::Jagged`] cannot overflow.
 const BATCH_BYTES: usize = 256 << 20;
+
+/// How many times as long as a client without a deadline is assumed to wait, a call of the model may take.
+const PATIENCE: u32 = 6;
 
 /// Answered batches that are kept to reuse their memory: most batches, and most bytes of each.
 const SPARES: usize = 128;
@@ -118,6 +125,12 @@ struct Shared {
     spares: Mutex<Vec<Batch>>,
     /// Where tickets are awaited.
     runtime: OnceLock<Handle>,
+    /// What the workers compute on; `None` if they only use a processor that is free.
+    cores: Option<&'static Cores>,
+    workers: usize,
+    calls: Calls,
+    /// [`Batcher::patience`] in microseconds.
+    patience_us: AtomicU64,
 }
 
 struct State {
@@ -215,6 +228,28 @@ impl Batcher {
         metrics: Arc<ModelMetrics>,
         config: &BatcherConfig,
     ) -> std::io::Result<Self> {
+        Self::start_on(Some(&CORES), model, metrics, config)
+    }
+
+    /// Starts the workers of a model that only uses processors that are free, so the network does not wait
+    /// for it.
+    ///
+    /// # Errors
+    /// When the system cannot start a thread.
+    pub(crate) fn start_idle(
+        model: Arc<dyn Predict>,
+        metrics: Arc<ModelMetrics>,
+        config: &BatcherConfig,
+    ) -> std::io::Result<Self> {
+        Self::start_on(None, model, metrics, config)
+    }
+
+    fn start_on(
+        cores: Option<&'static Cores>,
+        model: Arc<dyn Predict>,
+        metrics: Arc<ModelMetrics>,
+        config: &BatcherConfig,
+    ) -> std::io::Result<Self> {
         let description = model.describe();
         let samples = config.max_samples.min(description.max_samples).max(1);
         let limits = Limits {
@@ -232,6 +267,10 @@ impl Batcher {
             metrics,
             spares: Mutex::default(),
             runtime: OnceLock::new(),
+            cores,
+            workers: config.workers.max(1),
+            calls: Calls::default(),
+            patience_us: AtomicU64::new(patience_us(config)),
         });
         let batcher = Self { shared, workers: Mutex::default() };
         for _ in 0..config.workers.max(1) {
@@ -298,8 +337,20 @@ impl Batcher {
         };
         state.queue.set_limits(limits);
         drop(state);
+        self.shared.patience_us.store(patience_us(config), Ordering::Relaxed);
         // A worker may wait for the old delay.
         self.shared.wake.notify_all();
+    }
+
+    /// How long a call of the model may take, and a client without a deadline waits for its scores.
+    pub(crate) fn patience(&self) -> Duration {
+        Duration::from_micros(self.shared.patience_us.load(Ordering::Relaxed))
+    }
+
+    /// Whether each worker is in a call of the model that does not end.
+    pub(crate) fn is_stuck(&self) -> bool {
+        let since = Instant::now().checked_sub(self.patience());
+        since.is_some_and(|since| self.shared.calls.open_since(since) >= self.shared.workers)
     }
 
     /// Refuses new requests. Queued requests are still computed.
@@ -337,6 +388,10 @@ impl Drop for Batcher {
     fn drop(&mut self) {
         self.close();
     }
+}
+
+fn patience_us(config: &BatcherConfig) -> u64 {
+    config.default_deadline.saturating_mul(PATIENCE).as_micros() as u64
 }
 
 fn refusal(refused: Refused, limit: Size) -> BatchError {

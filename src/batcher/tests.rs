@@ -404,3 +404,40 @@ async fn a_score_that_is_not_finite_fails_only_its_request() {
         assert_eq!(*model.calls.lock().unwrap(), [1, 9, 2, 3, 4]);
     }
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_network_waits_for_a_batch_but_not_for_one_on_a_free_processor() {
+    for on_free_processors in [false, true] {
+        let cores: &'static Cores = Box::leak(Box::new(Cores::new(1, Duration::from_secs(3600))));
+        let model = Fake::new();
+        let metrics = Metrics::new().unwrap().model("ads", &model.schema);
+        let own = (!on_free_processors).then_some(cores);
+        let batcher = Batcher::start_on(own, model.clone(), metrics, &batcher_config()).unwrap();
+        model.hold();
+        let ticket = batcher.submit(batch(1, 0).0, ANY).unwrap();
+        until(async || model.begun() == 1).await;
+        assert_eq!(cores.wait_for_one(), on_free_processors, "whether a core is free");
+        model.release();
+        ticket.await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_model_is_stuck_while_each_of_its_workers_is_in_a_call_that_does_not_end() {
+    let model = Fake::new();
+    let batcher = start(&model, |config| {
+        config.workers = 2;
+        config.max_samples = 1;
+        config.default_deadline = Duration::from_millis(20);
+    });
+    model.hold();
+    let first = batcher.submit(batch(1, 0).0, ANY).unwrap();
+    tokio::time::sleep(2 * batcher.patience()).await;
+    assert!(!batcher.is_stuck(), "another worker is free");
+    let second = batcher.submit(batch(1, 2).0, ANY).unwrap();
+    until(async || batcher.is_stuck()).await;
+    model.release();
+    first.await.unwrap();
+    second.await.unwrap();
+    until(async || !batcher.is_stuck()).await;
+}

@@ -10,7 +10,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::PoisonError;
 use std::time::Instant;
 
-use super::{BatchError, CORES, Computed, Entry, Job, Next, Shared, Taken, send_all};
+use super::{BatchError, Computed, Cores, Entry, Job, Next, Shared, Taken, send_all};
 use crate::types::{AbsentId, Batch, Jagged, Scores};
 
 /// Computes batches until the queue is closed and empty.
@@ -21,7 +21,7 @@ pub(crate) fn run(shared: &Shared) {
     while wait_for_batch(shared, computed, &mut taken) {
         let samples = taken.batch.iter().map(|entry| entry.size.samples).sum();
         let begun = Instant::now();
-        let computing = CORES.compute();
+        let computing = shared.cores.map(Cores::compute);
         let outcome = catch_unwind(AssertUnwindSafe(|| handle(shared, &mut taken, &mut merged)));
         drop(computing);
         if let Err(panic) = outcome {
@@ -137,7 +137,9 @@ fn compute_one_by_one(shared: &Shared, batch: &mut Vec<Entry<Job>>, merged: &mut
 /// of scores.
 fn predict(shared: &Shared, batch: &Batch, requests: usize) -> Result<Scores, BatchError> {
     let started = Instant::now();
+    let call = shared.calls.begin();
     let outcome = catch_unwind(AssertUnwindSafe(|| shared.model.predict(batch)));
+    drop(call);
     let took = started.elapsed();
     shared.metrics.batches.predict_seconds.record(took);
     shared.metrics.batches.batch_samples.record(batch.samples as f64);

@@ -83,7 +83,8 @@ pub(crate) const SECTIONS: &[Section] = &[
                 "server.max_requests",
                 Text("8192"),
                 "Most calls in flight, over all connections. As many more may be in flight before their \
-                 model is known, or while their refusal leaves",
+                 model is known, or while their refusal leaves. A connection gets at most three times what \
+                 is free for its streams and its calls without a known model",
             ),
             setting(
                 "server.max_inflight_bytes",
@@ -124,12 +125,13 @@ pub(crate) const SECTIONS: &[Section] = &[
                 "server.grpc_idle_seconds",
                 Text("3600"),
                 "A gRPC connection without a call for this long is closed with GOAWAY, after which clients \
-                 connect again; 0 keeps it open",
+                 connect again; 0 keeps it open. Health watches and reflection do not count",
             ),
             setting(
                 "server.stream_idle_seconds",
                 Text("300"),
-                "A stream of requests that gets none for this long is ended",
+                "A stream of requests that gets none for this long is ended, and one of reflection after \
+                 this long",
             ),
             setting("server.max_streams", Text("1024"), "Most concurrent calls of one gRPC connection"),
             setting(
@@ -255,7 +257,7 @@ pub(crate) const SECTIONS: &[Section] = &[
                 Text("10000"),
                 "How long a client is assumed to wait that sends no deadline. While requests come faster \
                  than they are computed, a request is refused at once if it would wait longer than 1/20 of \
-                 its time",
+                 its time. Without a deadline it waits for its scores for at most six times as long",
             )
             .reloads(),
         ],

@@ -115,3 +115,31 @@ fn a_model_that_is_registered_twice_has_one_set_of_series() {
     metrics.model("m", &schema()).tables[0].absent.increment(1);
     assert!(metrics.render().contains("flechette_absent_ids_total{model=\"m\",table=\"a\"} 2"));
 }
+
+#[test]
+fn the_labels_that_clients_name_have_a_limited_number_of_series() {
+    let metrics = Metrics::new().unwrap();
+    for name in 0..1000 {
+        let label = metrics.label("m", &format!("label-{name}"));
+        label.version.set(0.0);
+        label.requests.increment(1);
+    }
+    for name in ["canary", "label-0"] {
+        metrics.label("m", name).version.set(7.0);
+    }
+    let page = metrics.render();
+    assert_eq!(page.matches("flechette_label_requests_total{").count(), 65, "{page}");
+    for name in ["canary", "label-0"] {
+        let line = format!("flechette_label_version{{model=\"m\",label=\"{name}\"}} 7");
+        assert!(page.contains(&line), "{page}");
+    }
+}
+
+#[test]
+fn a_model_that_is_unloaded_refuses_no_newer_version_any_more() {
+    let metrics = Metrics::new().unwrap();
+    metrics.model("m", &schema()).switches.refused_now.set(1.0);
+    metrics.forget("m");
+    let page = metrics.render();
+    assert!(page.contains("flechette_newer_versions_refused{model=\"m\"} 0"), "{page}");
+}

@@ -37,6 +37,11 @@ impl Sender {
         Report { code: error.code(), error: text.as_deref(), ..self.report(None) }.tell();
     }
 
+    /// Whether an error is reported with its reason.
+    fn reports(&self, fault: bool) -> bool {
+        fault || report::wants_errors(&self.arrival.shared)
+    }
+
     /// A request that ends now, of no model.
     fn report(&self, steps: Option<Steps>) -> Report<'_> {
         let Self { arrival, id, decoded, of_stream } = self;
@@ -107,8 +112,7 @@ impl Account {
     pub(crate) fn failed(&mut self, error: &CallError) {
         self.code = Some(error.code());
         self.fault = error.is_fault();
-        self.error =
-            (self.fault || report::wants_errors(&self.sender.arrival.shared)).then(|| error.to_string());
+        self.error = self.sender.reports(self.fault).then(|| error.to_string());
         if error.retry().is_some() {
             self.model.pressure().refused(self.terms.priority);
         }
@@ -124,9 +128,8 @@ impl Drop for Account {
         });
         let report = self.sender.report(steps);
         let Instants { decoded, ended, .. } = report.times;
-        let expired = self.terms.deadline.is_some_and(|deadline| deadline <= ended);
-        let unanswered = if expired { Code::DeadlineExceeded } else { Code::Cancelled };
-        let (code, took) = (self.code.unwrap_or(unanswered), ended.saturating_duration_since(decoded));
+        let code = self.code.unwrap_or_else(|| unanswered(self.terms.deadline, ended));
+        let took = ended.saturating_duration_since(decoded);
         let metrics = &self.model.engine(self.engine).metrics;
         metrics.requests.count(code as i32);
         metrics.batches.request_seconds.record(took);
@@ -137,4 +140,49 @@ impl Drop for Account {
         let (model, error) = (Some(self.model.name()), self.error.as_deref());
         Report { model, version, samples, code, error, fault, ..report }.tell();
     }
+}
+
+/// Counts and reports a Learn call for a loaded model when it is dropped.
+pub(crate) struct LearnAccount {
+    model: Arc<Model>,
+    sender: Sender,
+    deadline: Option<Instant>,
+    samples: usize,
+    /// `None` if the call is dropped before its answer.
+    code: Option<Code>,
+    error: Option<String>,
+    fault: bool,
+}
+
+impl LearnAccount {
+    pub(crate) fn new(model: Arc<Model>, sender: Sender, call: &Call, samples: u32) -> Self {
+        let (deadline, samples) = (call.deadline, samples as usize);
+        Self { model, sender, deadline, samples, code: None, error: None, fault: false }
+    }
+
+    pub(crate) fn ended<T>(&mut self, result: &Result<T, CallError>) {
+        let Err(error) = result else {
+            self.code = Some(Code::Ok);
+            return;
+        };
+        (self.code, self.fault) = (Some(error.code()), error.is_fault());
+        self.error = self.sender.reports(self.fault).then(|| error.to_string());
+    }
+}
+
+impl Drop for LearnAccount {
+    fn drop(&mut self) {
+        let report = self.sender.report(None);
+        let code = self.code.unwrap_or_else(|| unanswered(self.deadline, report.times.ended));
+        self.model.main().metrics.requests.count(code as i32);
+        let Self { samples, fault, .. } = *self;
+        let (model, error) = (Some(self.model.name()), self.error.as_deref());
+        Report { model, samples, code, error, fault, ..report }.tell();
+    }
+}
+
+/// The code of a request without an answer.
+fn unanswered(deadline: Option<Instant>, ended: Instant) -> Code {
+    let expired = deadline.is_some_and(|deadline| deadline <= ended);
+    if expired { Code::DeadlineExceeded } else { Code::Cancelled }
 }

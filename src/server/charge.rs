@@ -9,6 +9,9 @@
 //! have no name yet, and those whose refusal has not left, have no place. There are at most as many of them
 //! as places. The place and the memory of a stream belong to no model, because it has requests for any. Those
 //! of a call that changes a model belong to none either, so that an overloaded one can be changed.
+//!
+//! So a client could open calls without a message, or silent streams, until nothing is free. Therefore a
+//! connection gets at most [`SHARE`] times what is free for its calls without a model, as a model does.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -18,10 +21,12 @@ use std::time::Instant;
 use tonic::Status;
 
 use super::Shared;
-use super::pressure::Pressure;
+use super::connection::{Link, Unnamed};
+use super::pressure::{Pressure, overloaded};
+use super::status::FULL;
 use crate::batcher::Priority;
 
-/// How much a model may hold, in what is free.
+/// How much a model, or a connection without naming one, may hold, in what is free.
 const SHARE: usize = 3;
 
 /// A call in flight: its place, and its memory, which counts towards `server.max_inflight_bytes`. Both are
@@ -31,6 +36,8 @@ pub(crate) struct Charge {
     deadline: Option<Instant>,
     bytes: AtomicUsize,
     place: OnceLock<Place>,
+    /// `None` when the call has a model, or a place of its own.
+    unnamed: Mutex<Option<Unnamed>>,
     /// Set when the message has arrived.
     priority: OnceLock<Priority>,
     kind: Kind,
@@ -77,29 +84,41 @@ impl Charge {
     /// Counts a call, or a stream, whose messages are released one by one.
     ///
     /// # Errors
-    /// When there are too many calls.
+    /// When there are too many calls, in all or of this connection. Then it is not counted.
     pub(crate) fn enter(
         shared: &Arc<Shared>,
+        link: &Arc<Link>,
         deadline: Option<Instant>,
         kind: Kind,
-    ) -> (Arc<Self>, Result<(), Status>) {
+    ) -> Result<Arc<Self>, Status> {
         let (limit, all) = (shared.max_requests, shared.in_flight.fetch_add(1, Ordering::AcqRel) + 1);
-        let charge = Arc::new(Self {
+        let (unnamed, of_connection) = link.begin_unnamed();
+        let charge = Self {
             shared: shared.clone(),
             deadline,
             bytes: AtomicUsize::new(0),
             place: OnceLock::new(),
+            unnamed: Mutex::new(Some(unnamed)),
             priority: OnceLock::new(),
             kind,
             cancelled: AtomicBool::new(false),
             stream: (kind == Kind::Stream).then(OfStream::default),
-        });
-        let entered = match kind {
-            Kind::Stream => charge.take_place(None, ""),
-            _ if all > 2 * limit => Err(full(limit, all, "")),
-            _ => Ok(()),
         };
-        (charge, entered)
+        let (most, all) = match kind {
+            Kind::Stream => (limit, charge.take_place(None, "")?),
+            Kind::Use | Kind::Change => (2 * limit, all),
+        };
+        if all > most {
+            return Err(full(limit, all, ""));
+        }
+        // A connection may always have one.
+        if of_connection > 1 && is_beyond_share(of_connection, most, all) {
+            let others = format!(
+                ", {of_connection} of them without a model and of this connection; the rest is for others"
+            );
+            return Err(full(limit, all, &others));
+        }
+        Ok(Arc::new(charge))
     }
 
     /// The name of the call's model was read.
@@ -109,9 +128,17 @@ impl Charge {
     pub(crate) fn name(&self, name: &str) -> Result<(), Status> {
         // The service refuses unknown models.
         match self.shared.models.get(name) {
-            Some(model) if self.kind == Kind::Use => self.take_place(Some(model.pressure().clone()), name),
-            _ => Ok(()),
+            Some(model) if self.kind == Kind::Use => {
+                self.take_place(Some(model.pressure().clone()), name)?;
+                self.end_unnamed();
+            }
+            _ => {}
         }
+        Ok(())
+    }
+
+    fn end_unnamed(&self) {
+        self.unnamed.lock().unwrap_or_else(PoisonError::into_inner).take();
     }
 
     /// A message of this priority has arrived completely.
@@ -121,6 +148,7 @@ impl Charge {
     pub(crate) fn admit(&self, priority: Priority) -> Result<(), Status> {
         if self.place.get().is_none() {
             self.take_place(None, "")?;
+            self.end_unnamed();
         }
         match self.model() {
             Some(model) if self.priority.set(priority).is_ok() => model.admit(priority, self.deadline),
@@ -128,7 +156,8 @@ impl Charge {
         }
     }
 
-    fn take_place(&self, model: Option<Arc<Pressure>>, name: &str) -> Result<(), Status> {
+    /// Returns how many places are taken.
+    fn take_place(&self, model: Option<Arc<Pressure>>, name: &str) -> Result<usize, Status> {
         let (limit, all) = (self.shared.max_requests, self.shared.places.fetch_add(1, Ordering::AcqRel) + 1);
         let held = model.as_ref().map_or(0, |model| model.enter());
         // Gives the place back if it is dropped here.
@@ -136,7 +165,7 @@ impl Charge {
         if all > limit {
             return Err(full(limit, all, ""));
         }
-        if self.is_beyond_share(held, limit, all) {
+        if self.takes_from_others(held, limit, all) {
             let others = format!(", {held} of them for model {name:?}; the rest is for other models");
             return Err(full(limit, all, &others));
         }
@@ -146,7 +175,7 @@ impl Charge {
         {
             model.add_bytes(self.bytes.load(Ordering::Relaxed));
         }
-        Ok(())
+        Ok(all)
     }
 
     fn model(&self) -> Option<&Arc<Pressure>> {
@@ -213,21 +242,22 @@ impl Charge {
         let all = self.shared.in_flight_bytes.fetch_add(bytes, Ordering::AcqRel) + bytes;
         // A model may always have one call.
         let held = self.model().map_or(0, |model| model.add_bytes(bytes));
-        let beyond = held > own && self.is_beyond_share(held, limit, all);
+        let beyond = held > own && self.takes_from_others(held, limit, all);
         if all <= limit && !beyond {
             return Ok(());
         }
         self.release(bytes);
         let others = if beyond { "; the rest is for other models" } else { "" };
-        Err(Status::resource_exhausted(format!(
+        let text = format!(
             "bytes of calls in flight: limit {limit} (server.max_inflight_bytes), got {all}, {own} of them \
              for this call's message so far{others}"
-        )))
+        );
+        Err(overloaded(text, FULL))
     }
 
     /// Whether a model that holds this much takes it from others.
-    fn is_beyond_share(&self, held: usize, limit: usize, all: usize) -> bool {
-        held > SHARE.saturating_mul(limit.saturating_sub(all)) && self.shared.models.are_several()
+    fn takes_from_others(&self, held: usize, limit: usize, all: usize) -> bool {
+        is_beyond_share(held, limit, all) && self.shared.models.are_several()
     }
 }
 
@@ -241,7 +271,11 @@ impl Drop for Charge {
     }
 }
 
+fn is_beyond_share(held: usize, limit: usize, all: usize) -> bool {
+    held > SHARE.saturating_mul(limit.saturating_sub(all))
+}
+
 fn full(limit: usize, all: usize, others: &str) -> Status {
     let text = format!("calls in flight: limit {limit} (server.max_requests), got {all}{others}");
-    Status::resource_exhausted(text)
+    overloaded(text, FULL)
 }

@@ -4,7 +4,10 @@
 //!   `server.handshake_seconds`.
 //! * An answer must leave within `server.write_seconds`, otherwise its connection is closed. A client that
 //!   reads nothing, or grants no window, would hold memory and places for other calls.
-//! * A connection without calls for `server.grpc_idle_seconds` gets GOAWAY, and is closed soon after.
+//! * A connection without calls for `server.grpc_idle_seconds` gets GOAWAY, and is closed soon after. Open
+//!   health watches and reflection streams do not keep it (`ungated.rs`).
+//! * The calls of a connection that have no model yet leave a part of what is free to other connections
+//!   (`charge.rs`).
 //!
 //! The bytes of an answer count towards `server.max_inflight_bytes` until they are written to the socket or
 //! dropped. HTTP/2 keeps them as [`Bytes`], so their owner ([`Unsent`]) sees both. It also keeps the call's
@@ -181,7 +184,7 @@ fn http2(max_streams: u32) -> http2::Builder<TokioExecutor> {
 /// What a connection's client does.
 enum State {
     Good,
-    /// No call is open, for the limit of idle connections.
+    /// No call is open but those that stay aside, for the limit of idle connections.
     Idle,
     /// The time of this setting is over.
     Overdue(&'static str),
@@ -195,12 +198,16 @@ pub(crate) struct Link {
     /// Bytes that may be read before the task gives way. The task accepts the calls that have arrived only
     /// when there is nothing more to read.
     may_read: AtomicUsize,
+    /// Calls that have no model.
+    unnamed: AtomicUsize,
     activity: Mutex<Activity>,
 }
 
 struct Activity {
     calls: usize,
-    /// The end of the last call.
+    /// Those of them that do not keep the connection open.
+    aside: usize,
+    /// The last begin or end of a call.
     idle_since: Instant,
     /// The start of each message that has not left, by the order of their starts.
     unsent: BTreeMap<u64, Instant>,
@@ -210,9 +217,29 @@ struct Activity {
 impl Link {
     fn new() -> Self {
         let now = Instant::now();
-        let activity = Activity { calls: 0, idle_since: now, unsent: BTreeMap::new(), next: 0 };
-        let [received, may_read] = [(); 2].map(|()| AtomicUsize::new(0));
-        Self { opened: now, received, may_read, activity: Mutex::new(activity) }
+        let activity = Activity { calls: 0, aside: 0, idle_since: now, unsent: BTreeMap::new(), next: 0 };
+        let [received, may_read, unnamed] = [(); 3].map(|()| AtomicUsize::new(0));
+        Self { opened: now, received, may_read, unnamed, activity: Mutex::new(activity) }
+    }
+
+    /// That of the connection that a call has come on.
+    pub(crate) fn of<T>(request: &Request<T>) -> Option<&Arc<Self>> {
+        request.extensions().get()
+    }
+
+    /// A call does not keep the connection open, if there are fewer than `most` such calls.
+    pub(crate) fn step_aside(self: &Arc<Self>, most: usize) -> Option<Aside> {
+        let mut activity = self.activity();
+        (activity.aside < most).then(|| {
+            activity.aside += 1;
+            Aside(self.clone())
+        })
+    }
+
+    /// A call has no model. Returns how many there are.
+    pub(crate) fn begin_unnamed(self: &Arc<Self>) -> (Unnamed, usize) {
+        let all = self.unnamed.fetch_add(1, Ordering::Relaxed) + 1;
+        (Unnamed(self.clone()), all)
     }
 
     fn activity(&self) -> MutexGuard<'_, Activity> {
@@ -251,7 +278,7 @@ impl Link {
             return State::Overdue("server.write_seconds");
         }
         let idle = limits.idle.is_some_and(|limit| now >= activity.idle_since + limit);
-        if idle && activity.calls == 0 { State::Idle } else { State::Good }
+        if idle && activity.calls <= activity.aside { State::Idle } else { State::Good }
     }
 }
 
@@ -267,8 +294,9 @@ impl<S: GrpcService> hyper::service::Service<Request<Incoming>> for Calls<S> {
     type Error = Infallible;
     type Future = Answering;
 
-    fn call(&self, request: Request<Incoming>) -> Answering {
+    fn call(&self, mut request: Request<Incoming>) -> Answering {
         let call = OpenCall::new(self.shared.clone(), self.link.clone());
+        request.extensions_mut().insert(self.link.clone());
         // Every service of the chain is always ready.
         Answering { answer: self.service.clone().call(request.map(Body::new)), call: Some(call) }
     }
@@ -285,8 +313,9 @@ impl Future for Answering {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut response = ready!(self.answer.as_mut().poll(cx))?;
-        let charge = response.extensions_mut().remove::<Arc<Charge>>();
-        let call = self.call.take().map(|call| Arc::new(OpenCall { _charge: charge, ..call }));
+        let held = response.extensions_mut();
+        let (charge, aside) = (held.remove::<Arc<Charge>>(), held.remove::<Arc<Aside>>());
+        let call = self.call.take().map(|call| Arc::new(OpenCall { _charge: charge, _aside: aside, ..call }));
         Poll::Ready(Ok(response.map(|body| Answer { body, call })))
     }
 }
@@ -297,6 +326,7 @@ struct OpenCall {
     open: OpenStream,
     /// The place of a call that the gate let in.
     _charge: Option<Arc<Charge>>,
+    _aside: Option<Arc<Aside>>,
 }
 
 /// Counts as a call of its connection.
@@ -304,8 +334,11 @@ struct OpenStream(Arc<Link>);
 
 impl OpenCall {
     fn new(shared: Arc<Shared>, link: Arc<Link>) -> Self {
-        link.activity().calls += 1;
-        Self { shared, open: OpenStream(link), _charge: None }
+        let mut activity = link.activity();
+        activity.calls += 1;
+        activity.idle_since = Instant::now();
+        drop(activity);
+        Self { shared, open: OpenStream(link), _charge: None, _aside: None }
     }
 }
 
@@ -314,6 +347,24 @@ impl Drop for OpenStream {
         let mut activity = self.0.activity();
         activity.calls -= 1;
         activity.idle_since = Instant::now();
+    }
+}
+
+/// A call that does not keep its connection open.
+pub(crate) struct Aside(Arc<Link>);
+
+impl Drop for Aside {
+    fn drop(&mut self) {
+        self.0.activity().aside -= 1;
+    }
+}
+
+/// A call of a connection that has no model.
+pub(crate) struct Unnamed(Arc<Link>);
+
+impl Drop for Unnamed {
+    fn drop(&mut self) {
+        self.0.unnamed.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use tonic::{Code, Request, Response, Status, Streaming};
 
+use super::account::{LearnAccount, Sender};
 use super::charge::Kind;
 use super::gate::Call;
 use super::model::Model;
@@ -25,7 +26,6 @@ use super::traffic::Ask;
 use super::{Shared, convert, labels};
 use crate::batcher::{Priority, Terms};
 use crate::learnlog::name_of;
-use crate::metrics::ModelMetrics;
 use crate::schema::Schema;
 use crate::types::{Follow, Scores};
 
@@ -108,15 +108,6 @@ impl Served {
     }
 }
 
-/// Counts one Learn call when it is dropped.
-struct LearnAccount<'a>(&'a ModelMetrics, Code);
-
-impl Drop for LearnAccount<'_> {
-    fn drop(&mut self) {
-        self.0.requests.count(self.1 as i32);
-    }
-}
-
 /// The service.
 pub(crate) struct CtrService(pub Arc<Shared>);
 
@@ -144,17 +135,18 @@ impl Ctr for CtrService {
     async fn learn(&self, mut request: Request<LearnRequest>) -> Result<Response<LearnResponse>, Status> {
         let call = Call::of(&mut request)?;
         let mut message = request.into_inner();
-        let model = self.0.find(std::mem::take(&mut message.model))?;
-        let served = model.main();
-        // The gate's timer drops this future at the deadline.
-        let mut account = LearnAccount(&served.metrics, Code::Cancelled);
-        if call.deadline.is_some_and(|deadline| deadline <= Instant::now()) {
-            account.1 = Code::DeadlineExceeded;
-            return Err(Status::deadline_exceeded("deadline passed before the samples were stored"));
-        }
+        let sender = Sender::new(&call, String::new());
+        call.reported();
+        let name = std::mem::take(&mut message.model);
+        let model = self.0.find(name).inspect_err(|error| sender.refused(error))?;
         call.count();
-        let result = served.learn(message).await;
-        account.1 = result.as_ref().map_or_else(CallError::code, |_| Code::Ok);
+        let mut account = LearnAccount::new(model.clone(), sender, &call, message.samples);
+        // The gate's timer drops this future at the deadline.
+        let result = match call.deadline {
+            Some(deadline) if deadline <= Instant::now() => Err(CallError::Late),
+            _ => model.main().learn(message).await,
+        };
+        account.ended(&result);
         Ok(Response::new(result?))
     }
 

@@ -29,6 +29,7 @@ use tonic::{Code, Status};
 
 use super::Shared;
 use super::charge::{Charge, Kind};
+use super::connection::Link;
 use super::meter::{Layout, Metered};
 use super::origin::Origin;
 use super::report::{self, Instants, Report};
@@ -147,15 +148,19 @@ where
         let method = request.uri().path().rsplit('/').next();
         let kind =
             self.kinds.iter().find(|(name, _)| method == Some(name)).map_or(Kind::Use, |(_, kind)| *kind);
-        let (charge, entered) = Charge::enter(&self.shared, deadline, kind);
+        let entered = Link::of(&request).ok_or_else(|| Status::internal("the call has no connection"));
+        let entered = entered.and_then(|link| Charge::enter(&self.shared, link, deadline, kind));
         let mut passage = Passage { arrival, code: Code::Cancelled, error: None };
-        if let Err(status) = entered {
-            passage.refused(&status);
-            return Box::pin(async move {
-                let _held = (passage, charge);
-                Ok(status.into_http())
-            });
-        }
+        let charge = match entered {
+            Ok(charge) => charge,
+            Err(status) => {
+                passage.refused(&status);
+                return Box::pin(async move {
+                    let _passage = passage;
+                    Ok(status.into_http())
+                });
+            }
+        };
         let mut request = request.map(|body| Body::new(Metered::new(body, self.requests, charge.clone())));
         let call = Call { deadline, arrival: passage.arrival.clone(), charge: charge.clone() };
         request.extensions_mut().insert(call);

@@ -1,18 +1,22 @@
 //! Setting a label of a model when a client asks for it.
 //!
-//! A label that gets a loaded version changes at once. Otherwise the repository loads the version first, and
-//! changes the label itself.
+//! A label that gets a loaded version changes at once, and is then made durable. Otherwise the repository
+//! loads the version first, and changes the label itself.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::convert::clip;
 use super::models::NotChanged;
 use super::proto::SetLabelRequest;
 use super::repository::{Change, ChangeError};
 use super::status::CallError;
-use super::{Labels, Shared, kserve};
+use super::{Shared, kserve};
 use crate::config::is_label;
 use crate::types::{Follow, Version};
+
+/// How long a client waits for the disk. After that the answer says that the label is not kept.
+const DISK_WAIT: Duration = Duration::from_secs(5);
 
 /// Sets or forgets a label for the call with this id. Returns the version that it names now.
 ///
@@ -58,19 +62,27 @@ fn settle(shared: &Shared, model: &str) {
     shared.repository.get().iter().for_each(|repository| repository.look(model));
 }
 
-/// Sets a label without the repository's thread, which may be opening a large version.
+/// Sets a label without the repository's thread, which may be opening a large version, and writes it.
 async fn set_loaded(
     shared: &Arc<Shared>,
     model: &str,
     (label, follow): (&str, Option<Follow>),
 ) -> Result<Result<Option<Version>, NotChanged>, CallError> {
     let repository = shared.repository.get().ok_or(ChangeError::Unsupported)?.clone();
-    let (of_task, name, own_label) = (shared.clone(), model.to_owned(), label.to_owned());
-    let set = tokio::task::spawn_blocking(move || {
-        let keep = |labels: &Labels| repository.keep_labels(&name, &labels.set);
-        of_task.models.set_label(&name, (&own_label, follow), keep)
-    });
-    // The task is not cancelled, and does not panic.
-    let set = set.await.map_err(|error| ChangeError::Unreadable(error.to_string()))?;
+    // Not in a blocking task, because all of those may wait for the disk.
+    let set = shared.models.set_label(model, (label, follow));
+    if set.is_ok() {
+        let (of_task, name) = (shared.clone(), model.to_owned());
+        let keeping = tokio::task::spawn_blocking(move || {
+            of_task.models.keep_labels(&name, |labels| repository.keep_labels(&name, &labels.set));
+        });
+        if tokio::time::timeout(DISK_WAIT, keeping).await.is_err() {
+            tracing::warn!(
+                model,
+                label,
+                "a label that a client has set is not written yet: the disk is slow"
+            );
+        }
+    }
     Ok(set)
 }

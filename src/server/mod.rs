@@ -20,6 +20,7 @@ mod connection;
 mod convert;
 mod ctr;
 mod descriptors;
+mod ended;
 #[cfg(test)]
 #[cfg(not(flechette_loom))]
 mod fuzz;
@@ -47,7 +48,9 @@ mod spans;
 mod status;
 mod status_page;
 mod stream;
+mod stuck;
 mod traffic;
+mod ungated;
 mod web;
 
 use std::io;
@@ -82,9 +85,12 @@ use report::Slow;
 pub(crate) use repository::{Change, ChangeError, Repository};
 use route::GrpcService;
 use security::{Guard, Security};
+use served::Served;
 use spans::Spans;
 use status::CallError;
+use stuck::Stuck;
 pub(crate) use traffic::Labels;
+use ungated::{Limit, Ungated};
 
 pub(crate) use registry::Registry;
 pub use security::FileError;
@@ -265,9 +271,16 @@ impl Shared {
         if models.is_empty() {
             return Some("no model is served".to_owned());
         }
-        let names = models.into_iter().filter(|(_, model)| !model.stable().predict.ready());
-        let names: Vec<String> = names.map(|(name, _)| name).collect();
-        (!names.is_empty()).then(|| format!("not ready: {}", names.join(", ")))
+        let names = |are: fn(&Served) -> bool| {
+            let names = models.iter().filter(|(_, model)| are(model.stable()));
+            names.map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(", ")
+        };
+        let not_ready = names(|served| !served.predict.ready());
+        if !not_ready.is_empty() {
+            return Some(format!("not ready: {not_ready}"));
+        }
+        let stuck = names(|served| served.batcher.is_stuck());
+        (!stuck.is_empty()).then(|| format!("stuck: a call of model {stuck} does not end"))
     }
 }
 
@@ -450,10 +463,13 @@ fn services(
             .register_encoded_file_descriptor_set(proto::DESCRIPTORS)
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
     };
+    let message = Limit { time: config.body, setting: "server.body_seconds" };
+    let stream = Limit { time: config.stream_idle, setting: "server.stream_idle_seconds" };
+    let old = reflection().build_v1alpha()?.max_decoding_message_size(SMALL_MESSAGE);
     let chain = route::Unknown
-        .or(reflection().build_v1alpha()?.max_decoding_message_size(SMALL_MESSAGE))
-        .or(reflection().build_v1()?.max_decoding_message_size(SMALL_MESSAGE))
-        .or(health.max_decoding_message_size(SMALL_MESSAGE))
+        .or(Ungated::new(old, stream))
+        .or(Ungated::new(reflection().build_v1()?.max_decoding_message_size(SMALL_MESSAGE), stream))
+        .or(Ungated::new(health.max_decoding_message_size(SMALL_MESSAGE), message))
         .or(gate::Gate::new(kserve, shared.clone(), &meter::KSERVE, kserve::KINDS))
         .or(gate::Gate::new(ctr, shared.clone(), &meter::CTR, ctr::KINDS));
     Ok(Guard::new(chain, shared.clone()))
@@ -470,6 +486,8 @@ async fn set_health(health: &HealthReporter, ready: bool) {
 async fn update_status(shared: Arc<Shared>, health: HealthReporter) {
     let mut ready = shared.ready();
     let (mut sampled, mut ticked) = (None::<Instant>, Instant::now());
+    let mut sampling: Option<JoinHandle<()>> = None;
+    let mut stuck = Stuck::default();
     let mut overloads = status_page::Overloads::default();
     let mut ticks = tokio::time::interval(UPDATE_EVERY);
     loop {
@@ -483,6 +501,7 @@ async fn update_status(shared: Arc<Shared>, health: HealthReporter) {
                 CORES.overloaded(2 * UPDATE_EVERY);
             }
             overloads.look(&name, overloaded, &shared.metrics.events);
+            stuck.look(&name, &model);
             model.main().metrics.version.set(model.stable_version().0 as f64);
         }
         let now_ready = shared.ready();
@@ -490,11 +509,13 @@ async fn update_status(shared: Arc<Shared>, health: HealthReporter) {
             set_health(&health, now_ready).await;
             ready = now_ready;
         }
-        if sampled.is_none_or(|sampled| sampled.elapsed() >= status_page::EVERY) {
+        let due = sampled.is_none_or(|sampled| sampled.elapsed() >= status_page::EVERY);
+        if due && sampling.as_ref().is_none_or(JoinHandle::is_finished) {
             sampled = Some(Instant::now());
             let shared = shared.clone();
-            // With hundreds of tables it takes milliseconds. It fails only when the runtime ends.
-            let _ = tokio::task::spawn_blocking(move || status_page::sample(&shared)).await;
+            // With hundreds of tables it takes milliseconds. Not awaited: all blocking threads may wait for a
+            // disk, and readiness must go on.
+            sampling = Some(tokio::task::spawn_blocking(move || status_page::sample(&shared)));
         }
     }
 }

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use dashmap::DashMap;
 use dashmap::mapref::entry::Entry;
 
+use super::ended::Ended;
 use super::model::{Held, Model, Parts};
 use super::pressure::Pressure;
 use super::served::Served;
@@ -26,8 +27,8 @@ use crate::predict::Predict;
 use crate::types::{Follow, Version};
 
 /// How long the removal of a model or a version waits for calls in flight, before its batcher refuses what
-/// they queue.
-const MAX_WAIT: Duration = Duration::from_secs(10);
+/// they queue, and then for the end of its threads.
+const MAX_WAIT: Duration = Duration::from_secs(if cfg!(test) { 2 } else { 10 });
 const WAIT_STEP: Duration = Duration::from_millis(1);
 
 /// What is loaded of a model besides its main engine, and how its requests are shared out.
@@ -63,8 +64,10 @@ pub(crate) enum NotChanged {
 /// The served models by name.
 pub(crate) struct Models {
     served: DashMap<String, Arc<Model>>,
-    /// Held while a model takes the place of another one.
+    /// Held while a model takes the place of another one. Nobody waits for a disk meanwhile.
     changing: Mutex<()>,
+    /// Held while labels are made durable.
+    keeping: Mutex<()>,
     metrics: Arc<Metrics>,
     /// Held while engines are added, so that they get the present settings.
     batchers: Mutex<Batchers>,
@@ -80,8 +83,9 @@ impl Models {
         limits: RequestLimits,
         learning: Option<Learning>,
     ) -> Self {
-        let (served, changing, batchers) = (DashMap::new(), Mutex::default(), Mutex::new(batchers));
-        Self { served, changing, metrics, batchers, limits, learning }
+        let (served, batchers) = (DashMap::new(), Mutex::new(batchers));
+        let [changing, keeping] = [(); 2].map(Mutex::new);
+        Self { served, changing, keeping, metrics, batchers, limits, learning }
     }
 
     /// Opens the log of a model, if the model takes samples.
@@ -171,8 +175,7 @@ impl Models {
         }
     }
 
-    /// Sets or forgets a label for all later requests. `keep` makes the labels that clients have set durable.
-    /// If it fails, the label still changes until a restart: whoever rolls a version back needs it now.
+    /// Sets or forgets a label for all later requests. It is lost at a restart before [`Self::keep_labels`].
     ///
     /// # Errors
     /// [`NotChanged`]. Then nothing changes.
@@ -180,7 +183,6 @@ impl Models {
         &self,
         name: &str,
         (label, follow): (&str, Option<Follow>),
-        keep: impl FnOnce(&Labels) -> Result<(), String>,
     ) -> Result<Option<Version>, NotChanged> {
         let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
         let old = self.get(name).ok_or(NotChanged::NotServed)?;
@@ -194,10 +196,7 @@ impl Models {
             None => None,
             Some(follow) => Some(old.settled(*follow).ok_or(NotChanged::NotLoaded)?),
         };
-        labels.not_kept = keep(&labels).err();
-        if let Some(reason) = &labels.not_kept {
-            tracing::warn!(model = name, label, reason, "a label that a client has set is lost at a restart");
-        }
+        labels.not_kept = Some("the disk has not answered yet".to_owned());
         if version.is_none() {
             self.metrics.label(name, label).version.set(0.0);
         }
@@ -208,6 +207,25 @@ impl Models {
         };
         self.metrics.events.record(EventKind::Label, name, text);
         Ok(version)
+    }
+
+    /// Makes the labels of a model durable that clients have set. If `keep` fails, they still hold until a
+    /// restart: whoever rolls a version back needs that now. Waits for the disk.
+    pub(crate) fn keep_labels(&self, name: &str, keep: impl FnOnce(&Labels) -> Result<(), String>) {
+        // One after the other, each with the labels of that time, so that the last ones stay.
+        let _keeping = self.keeping.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(labels) = self.get(name).and_then(|model| model.labels().cloned()) else { return };
+        let not_kept = keep(&labels).err();
+        if let Some(reason) = &not_kept {
+            tracing::warn!(model = name, reason, "labels that clients have set are lost at a restart");
+        }
+        let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(old) = self.get(name)
+            && let Some(now) = old.labels().filter(|now| now.set == labels.set)
+        {
+            let labels = Some(Labels { not_kept, ..now.clone() });
+            self.replace(name, Parts { labels, ..old.parts() });
+        }
     }
 
     /// Serves these versions from now on. Engines that are not among them end when their calls are answered,
@@ -256,8 +274,7 @@ impl Models {
         self.replace(name, parts);
         drop((batchers, changing, old));
         held.iter().for_each(wait_for_calls);
-        ended.iter().for_each(|served| served.batcher.join());
-        shadow.iter().for_each(|shadow| shadow.end());
+        Ended { engines: ended, shadow }.join(name, MAX_WAIT);
         Ok(())
     }
 
@@ -298,8 +315,9 @@ impl Models {
         }
     }
 
-    /// Ends serving a model. Returns when its calls are answered and its threads have ended, or `false` if no
-    /// model of this name is served. Blocks, so it must not be called in an async task.
+    /// Ends serving a model. Returns when its calls are answered and its threads have ended, or after some
+    /// time if one is stuck; `false` if no model of this name is served. Blocks, so it must not be called in
+    /// an async task.
     pub(crate) fn remove(&self, name: &str) -> bool {
         let changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
         let removed = self.served.remove(name);
@@ -309,18 +327,17 @@ impl Models {
         let labels: Vec<String> = model.named().map(|(label, ..)| label.to_owned()).collect();
         drop(model);
         wait_for_calls(&held);
-        engines.iter().for_each(|served| served.batcher.join());
-        engines.iter().filter_map(|served| served.learner.as_ref()).for_each(Learner::join);
-        shadow.iter().for_each(|shadow| shadow.end());
+        let ended = Ended { engines, shadow }.join(name, MAX_WAIT);
         for label in labels {
             self.metrics.label(name, &label).version.set(0.0);
         }
         self.metrics.forget(name);
-        self.metrics.events.record(
-            EventKind::Unloaded,
-            name,
-            "its calls are answered, and its memory is free",
-        );
+        let text = if ended {
+            "its calls are answered, and its memory is free"
+        } else {
+            "but a call of it has not ended, so its memory is not free"
+        };
+        self.metrics.events.record(EventKind::Unloaded, name, text);
         true
     }
 

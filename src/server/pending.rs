@@ -50,8 +50,30 @@ pub(crate) struct Pending<R: ScoreRequest> {
     account: Account,
     queued: Queued,
     form: R::Form,
-    /// The end of the request's own time, if it is before the deadline of the call.
-    due: Option<Instant>,
+    /// When the wait for the scores ends, if that is before the deadline of the call.
+    due: Option<Due>,
+}
+
+/// The end of a wait.
+struct Due {
+    at: Instant,
+    error: CallError,
+}
+
+impl Due {
+    /// The end of the request's own time, or the most time of a request that has no deadline: if the model is
+    /// stuck, its scores never come.
+    fn of(own: Option<Instant>, deadline: Option<Instant>, model: &Model, queued: &Queued) -> Option<Self> {
+        match (own, deadline) {
+            (Some(at), deadline) => (own == deadline).then_some(Self { at, error: CallError::Late }),
+            (None, Some(_)) => None,
+            (None, None) => {
+                let limit = model.engine(queued.engine).batcher.patience();
+                let at = Instant::now().checked_add(limit)?;
+                Some(Self { at, error: CallError::NoScores { limit } })
+            }
+        }
+    }
 }
 
 impl<R: ScoreRequest> Pending<R> {
@@ -63,7 +85,6 @@ impl<R: ScoreRequest> Pending<R> {
         call.count();
         let own = request.timeout().and_then(|timeout| sender.decoded.checked_add(timeout));
         let deadline = call.deadline.into_iter().chain(own).min();
-        let due = own.filter(|_| own == deadline);
         let priority = request.priority();
         let terms = Terms { deadline, priority: priority.as_ref().copied().unwrap_or_default() };
         let mut account = Account::new(model, sender, terms);
@@ -73,6 +94,7 @@ impl<R: ScoreRequest> Pending<R> {
             Err(error) => account.failed(error),
         }
         let (queued, form) = queued?;
+        let due = Due::of(own, deadline, &account.model, &queued);
         Ok(Self { account, queued, form, due })
     }
 
@@ -82,7 +104,7 @@ impl<R: ScoreRequest> Pending<R> {
         let scores = account.model.scores(queued);
         let result = match due {
             None => scores.await,
-            Some(due) => tokio::time::timeout_at(due.into(), scores).await.unwrap_or(Err(CallError::Late)),
+            Some(Due { at, error }) => tokio::time::timeout_at(at.into(), scores).await.unwrap_or(Err(error)),
         };
         match &result {
             Ok((scores, _)) => account.scored(scores),

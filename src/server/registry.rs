@@ -43,7 +43,7 @@ impl Registry {
         self.0.models.set_labels(model, labels);
     }
 
-    /// As [`super::models::Models::set_label`].
+    /// Sets or forgets a label, and makes it durable, as [`super::models::Models`] does.
     ///
     /// # Errors
     /// As there.
@@ -53,7 +53,9 @@ impl Registry {
         change: (&str, Option<Follow>),
         keep: impl FnOnce(&Labels) -> Result<(), String>,
     ) -> Result<Option<Version>, NotChanged> {
-        self.0.models.set_label(model, change, keep)
+        let version = self.0.models.set_label(model, change)?;
+        self.0.models.keep_labels(model, keep);
+        Ok(version)
     }
 
     /// As [`super::models::Models::set_versions`].

@@ -67,6 +67,10 @@ pub(crate) enum ChangeError {
     Parameter(String),
     #[error("this server cannot load or unload models")]
     Unsupported,
+    #[error("too many changes of models wait for the one that is being made")]
+    Busy,
+    #[error("model {model:?}: the change failed inside the server, whose log says why")]
+    Panicked { model: String },
     #[error("the server is draining: its models do not change any more")]
     Draining,
 }
@@ -79,6 +83,8 @@ impl ChangeError {
             Self::Refused { .. } => Code::FailedPrecondition,
             Self::Name(_) | Self::Parameter(_) => Code::InvalidArgument,
             Self::Unsupported => Code::Unimplemented,
+            Self::Busy => Code::ResourceExhausted,
+            Self::Panicked { .. } => Code::Internal,
             Self::Unreadable(_) | Self::Draining => Code::Unavailable,
         }
     }

@@ -47,6 +47,11 @@ impl Served {
         Self { learner, ..self }
     }
 
+    /// Whether it can score, and its worker is not stuck.
+    pub(crate) fn ready(&self) -> bool {
+        self.predict.ready() && !self.batcher.is_stuck()
+    }
+
     /// The inputs of `schema`. They are rebuilt when the model serves a version with a new schema.
     pub(crate) fn inputs(&self, schema: &Arc<Schema>) -> Arc<Inputs> {
         let known = self.inputs.read().unwrap_or_else(PoisonError::into_inner).clone();

@@ -61,7 +61,7 @@ impl Shadowing {
         let description = predict.describe();
         let (name, schema) = (description.model.as_str(), &description.schema);
         let batcher = options.batcher(config);
-        let batcher = Batcher::start(predict.clone(), Metrics::hidden(name, schema), &batcher);
+        let batcher = Batcher::start_idle(predict.clone(), Metrics::hidden(name, schema), &batcher);
         Ok(Self {
             version: description.version,
             batcher: batcher.map_err(ServerError::Thread)?,

@@ -14,8 +14,8 @@ use crate::config::LABEL_FORM;
 use crate::learnlog::LearnError;
 use crate::predict::PredictError;
 
-/// When a call may be sent again that found the queue full.
-const FULL_QUEUE: Duration = Duration::from_millis(100);
+/// When a call may be sent again that found a queue, or all places, full.
+pub(crate) const FULL: Duration = Duration::from_millis(100);
 
 /// Most bytes of an error message, so that it fits in the headers of every client.
 const MESSAGE_BYTES: usize = 1024;
@@ -47,6 +47,8 @@ pub(crate) enum CallError {
     UnknownPriority { got: i32 },
     #[error("deadline passed before the answer")]
     Late,
+    #[error("no scores after {} s, the most for a request without a deadline", .limit.as_secs_f64())]
+    NoScores { limit: Duration },
     #[error(transparent)]
     Convert(#[from] ConvertError),
     #[error(transparent)]
@@ -82,7 +84,7 @@ impl CallError {
             | Self::UnknownPriority { .. } => Code::InvalidArgument,
             Self::Change(error) => error.code(),
             Self::NoLearning { .. } => Code::FailedPrecondition,
-            Self::Loading { .. } | Self::Refused { .. } => Code::Unavailable,
+            Self::Loading { .. } | Self::Refused { .. } | Self::NoScores { .. } => Code::Unavailable,
             Self::Learn(error) if error.is_full() => Code::ResourceExhausted,
             Self::Learn(_) => Code::Unavailable,
             Self::Batch(
@@ -104,13 +106,17 @@ impl CallError {
 
     /// Whether the server is at fault, and an operator should know.
     pub(crate) fn is_fault(&self) -> bool {
-        let Self::Batch(error) = self else { return false };
-        matches!(
-            error,
-            BatchError::Failed(_)
-                | BatchError::VersionChanged { .. }
-                | BatchError::Predict(PredictError::Shape { .. } | PredictError::Store(_))
-        )
+        match self {
+            Self::NoScores { .. } => true,
+            Self::Learn(error @ LearnError::Log(_)) => !error.is_full(),
+            Self::Batch(error) => matches!(
+                error,
+                BatchError::Failed(_)
+                    | BatchError::VersionChanged { .. }
+                    | BatchError::Predict(PredictError::Shape { .. } | PredictError::Store(_))
+            ),
+            _ => false,
+        }
     }
 
     /// When the call may be sent again, if it was refused because of overload.
@@ -119,7 +125,8 @@ impl CallError {
             Self::Batch(BatchError::Overloaded(late)) => Some(late.wait),
             Self::Batch(
                 BatchError::QueueSamples { .. } | BatchError::QueueBytes { .. } | BatchError::Displaced,
-            ) => Some(FULL_QUEUE),
+            )
+            | Self::Change(ChangeError::Busy) => Some(FULL),
             _ => None,
         }
     }

@@ -17,12 +17,13 @@ use xxhash_rust::xxh3::Xxh3;
 use super::bytes::{Bytes, FileBytes, open_regular};
 use super::contents::check_ascending;
 use super::disk::{is_at, lock_if_free};
+use super::finite::RowCheck;
 use super::format::{self, Base, Checksum, Dtype, FormatError, Manifest};
 use super::snapshot::{
     CURSOR, DENSE, DENSE_STATES, Dense, KEYS, MANIFEST, MODEL, Purpose, TABLES, WEIGHT, parse_schema,
     require_dir, states_file, table_file,
 };
-use super::table::State;
+use super::table::{BadRow, State};
 use super::{StoreError, check_name};
 use crate::schema::{self, Schema};
 use crate::types::{Element, Version};
@@ -114,7 +115,7 @@ impl Link {
     /// [`StoreError`] when the file is damaged or not a valid schema, or the manifest lists other files than
     /// those of this schema.
     pub(crate) fn schema(&self) -> Result<(String, Schema), StoreError> {
-        let (path, text) = self.checked(MODEL, false)?;
+        let Checked { path, data: text, .. } = self.checked(MODEL, false, None)?;
         let model_toml = String::from_utf8(text.bytes().to_vec())
             .map_err(|e| StoreError::Schema { path: path.clone(), reason: e.to_string() })?;
         let schema = parse_schema(&model_toml).map_err(|reason| StoreError::Schema { path, reason })?;
@@ -168,7 +169,7 @@ impl Link {
         if !self.has(CURSOR) {
             return Ok(None);
         }
-        let (path, text) = self.checked(CURSOR, false)?;
+        let Checked { path, data: text, .. } = self.checked(CURSOR, false, None)?;
         let text = String::from_utf8(text.bytes().to_vec());
         text.map(Some).map_err(|e| StoreError::Schema { path, reason: e.to_string() })
     }
@@ -176,11 +177,18 @@ impl Link {
     /// The rows of a table. For training they are f32 with optimizer state, if the version has a checkpoint.
     ///
     /// # Errors
-    /// [`StoreError`] for a damaged file, and for tensors that do not fit the schema.
+    /// [`StoreError`] for a damaged file, for tensors that do not fit the schema, and for a served row that
+    /// is not finite.
     pub(crate) fn table(&self, declared: &schema::Table, purpose: Purpose) -> Result<TableParts, StoreError> {
-        let served = self.tensors(&table_file(&declared.name), self.in_ram)?;
+        let shape = (declared.element, declared.dim);
+        let served = self.checked(&table_file(&declared.name), self.in_ram, Some(shape))?;
+        let (bad, served) = (served.bad, parsed(served)?);
         let mut table = TableReader::new(declared, self.manifest.base.is_some(), served.0.clone());
         table.read(served, declared.element)?;
+        if let Some(bad) = bad {
+            let source = BadRow { row: table.row_at(bad.row), ..bad };
+            return Err(StoreError::Row { path: table.path, source });
+        }
         let states = states_file(&declared.name);
         if purpose == Purpose::Train && self.has(&states) {
             table.read(self.tensors(&states, false)?, Element::F32)?;
@@ -192,8 +200,14 @@ impl Link {
         self.manifest.files.contains_key(file)
     }
 
-    /// Checks the length and the checksum of a file, and reads it into memory or maps it.
-    fn checked(&self, file: &str, in_ram: bool) -> Result<(PathBuf, FileBytes), StoreError> {
+    /// Checks the length and the checksum of a file, and reads it into memory or maps it. With the type and
+    /// the number of a row's elements, also checks the rows.
+    fn checked(
+        &self,
+        file: &str,
+        in_ram: bool,
+        rows: Option<(Element, usize)>,
+    ) -> Result<Checked, StoreError> {
         let path = self.dir.join(file);
         let Some(entry) = self.manifest.files.get(file) else {
             return Err(StoreError::MissingFile { path });
@@ -204,11 +218,23 @@ impl Link {
         if got != entry.bytes {
             return Err(StoreError::Size { path, expected: entry.bytes, got });
         }
-        let (data, got) = if in_ram { read(&open, got as usize, at)? } else { map(&open).map_err(at)? };
+        let check = |data: &FileBytes| rows.and_then(|rows| RowCheck::of_file(data.bytes(), rows));
+        let (data, got, check) = if in_ram {
+            let (data, got) = read(&open, got as usize, at)?;
+            let mut check = check(&data);
+            check.iter_mut().for_each(|check| check.feed(data.bytes()));
+            (data, got, check)
+        } else {
+            let data = FileBytes::map(&open).map_err(at)?;
+            let mut check = check(&data);
+            // The file may be larger than memory, so it is read only once.
+            let got = checksum(&open, |piece| check.iter_mut().for_each(|check| check.feed(piece)));
+            (data, got.map_err(at)?, check)
+        };
         if got != entry.xxh3_128 {
             return Err(StoreError::Checksum { path, expected: entry.xxh3_128, got });
         }
-        Ok((path, data))
+        Ok(Checked { path, data, bad: check.and_then(RowCheck::bad) })
     }
 
     /// Checks that every file in the manifest belongs to the schema.
@@ -225,11 +251,22 @@ impl Link {
     }
 
     fn tensors(&self, file: &str, in_ram: bool) -> Result<TensorFile, StoreError> {
-        let (path, data) = self.checked(file, in_ram)?;
-        match format::parse_header(data.bytes()) {
-            Ok(tensors) => Ok((path, data, tensors)),
-            Err(source) => Err(StoreError::Format { path, source }),
-        }
+        parsed(self.checked(file, in_ram, None)?)
+    }
+}
+
+/// A file whose length and checksum are those of the manifest.
+struct Checked {
+    path: PathBuf,
+    data: FileBytes,
+    /// The first row that is not finite, by its position.
+    bad: Option<BadRow>,
+}
+
+fn parsed(Checked { path, data, .. }: Checked) -> Result<TensorFile, StoreError> {
+    match format::parse_header(data.bytes()) {
+        Ok(tensors) => Ok((path, data, tensors)),
+        Err(source) => Err(StoreError::Format { path, source }),
     }
 }
 
@@ -348,6 +385,12 @@ impl<'a> TableReader<'a> {
         Err(StoreError::Tensor { path: path.to_owned(), tensor: tensor.name.clone(), expected, got })
     }
 
+    /// The row at this position of the file.
+    fn row_at(&self, position: u64) -> u64 {
+        let keys: &[u64] = self.keys.as_ref().map_or(&[], |keys| bytemuck::cast_slice(keys.as_slice()));
+        keys.get(position as usize).copied().unwrap_or(position)
+    }
+
     fn finish(self, purpose: Purpose) -> Result<TableParts, StoreError> {
         let missing = |path: &Path, tensor: &str| StoreError::Tensor {
             path: path.to_owned(),
@@ -418,20 +461,17 @@ fn read(
     Ok((bytes, Checksum(hash.digest128())))
 }
 
-/// A mapped file, and its checksum.
-fn map(file: &File) -> io::Result<(FileBytes, Checksum)> {
-    let checksum = checksum(file)?;
-    Ok((FileBytes::map(file)?, checksum))
-}
-
-/// The checksum of a whole file, read through a buffer.
-fn checksum(mut file: &File) -> io::Result<Checksum> {
+/// The checksum of a whole file, read through a buffer. `take` gets the bytes too.
+fn checksum(mut file: &File, mut take: impl FnMut(&[u8])) -> io::Result<Checksum> {
     let mut hash = Xxh3::new();
     let mut buffer = vec![0; CHUNK_BYTES];
     loop {
         match file.read(&mut buffer) {
             Ok(0) => return Ok(Checksum(hash.digest128())),
-            Ok(bytes) => hash.update(&buffer[..bytes]),
+            Ok(bytes) => {
+                hash.update(&buffer[..bytes]);
+                take(&buffer[..bytes]);
+            }
             Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
             Err(e) => return Err(e),
         }

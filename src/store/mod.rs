@@ -35,6 +35,7 @@ mod contents;
 #[cfg(test)]
 pub(crate) mod crash;
 pub(crate) mod disk;
+mod finite;
 pub(crate) mod format;
 pub(crate) mod hot_rows;
 pub(crate) mod labels;

@@ -25,6 +25,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::net::{TcpSocket, TcpStream};
 use tonic::Code;
 use tonic::codegen::http::{HeaderMap, Request};
+use tonic_types::StatusExt;
 
 use crate::fake::{Fake, until};
 use crate::kserve::typed;
@@ -184,28 +185,149 @@ fn without_descriptors_a_port_waits_and_serves_again_when_there_are_some() {
     assert_eq!(log.matches("connections cannot be accepted").count(), 1, "{log}");
 }
 
+/// Whether the call may be sent again after a time that the status gives.
+fn has_retry(status: &tonic::Status) -> bool {
+    status.get_details_retry_info().is_some_and(|info| info.retry_delay.is_some())
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn calls_without_a_body_are_ended_and_free_their_places() {
+async fn calls_without_a_body_are_ended_and_leave_room_to_other_connections() {
     let running = Running::start_with(|parts| {
         parts.server.max_requests = 8;
         parts.server.body = Duration::from_millis(2500);
     })
     .await;
     let mut raw = connect(running.grpc, 65_535).await;
-    // As many calls as there are places may wait for the name of their model.
+    // As many calls as there are places may wait for the name of their model, 16 in all, but a connection
+    // gets at most three times what is free.
     let mut held: Vec<_> = (0..16).map(|_| raw.send_request(head(), false).unwrap()).collect();
     // The body of one of them does not end.
     held[0].1.send_data(frame(&request(1, 3).0.encode_to_vec()), false).unwrap();
-    // Another call before all of them have arrived would take one of their places.
-    tokio::time::sleep(Duration::from_millis(500)).await;
-    assert!(!is_served(&running).await);
+    for (answer, _body) in held.split_off(12) {
+        let headers = answer.await.unwrap();
+        let status = tonic::Status::from_header_map(headers.headers()).unwrap();
+        assert_eq!(status.code(), Code::ResourceExhausted, "{status}");
+        assert!(status.message().contains("without a model and of this connection"), "{status}");
+        assert!(has_retry(&status), "{status:?}");
+    }
+    assert!(is_served(&running).await);
     for (answer, _body) in held {
         let (code, message) = status(answer).await;
         assert_eq!(code, Code::DeadlineExceeded, "{message}");
         assert!(message.contains("2.5 s (server.body_seconds)"), "{message}");
     }
     assert!(is_served(&running).await);
-    running.until_metric("flechette_requests_total{model=\"(none)\",code=\"DEADLINE_EXCEEDED\"} 16").await;
+    running.until_metric("flechette_requests_total{model=\"(none)\",code=\"DEADLINE_EXCEEDED\"} 12").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn connections_that_reopen_calls_without_a_body_keep_others_and_the_drain_waiting_for_nothing() {
+    let running = Running::start_with(|parts| {
+        parts.server.max_requests = 100;
+        parts.server.body = Duration::from_millis(300);
+    })
+    .await;
+    let mut attack = tokio::task::JoinSet::new();
+    for _ in 0..2 {
+        let raw = connect(running.grpc, 65_535).await;
+        for _ in 0..200 {
+            let raw = raw.clone();
+            attack.spawn(async move {
+                // Until the connection ends.
+                while let Ok(mut raw) = raw.clone().ready().await {
+                    let Ok((answer, _body)) = raw.send_request(head(), false) else { return };
+                    let _ = answer.await;
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                }
+            });
+        }
+    }
+    let ended = "flechette_requests_total{model=\"(none)\",code=\"DEADLINE_EXCEEDED\"}";
+    until(async || running.value(ended).await > 0.0).await;
+    let mut served = 0;
+    for _ in 0..100 {
+        served += usize::from(is_served(&running).await);
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    assert_eq!(served, 100);
+    assert_eq!(running.stop().await.unwrap().unwrap().unfinished, 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn silent_streams_of_a_connection_leave_places_to_other_connections() {
+    let running = Running::start_with(|parts| parts.server.max_requests = 8).await;
+    let mut raw = connect(running.grpc, 65_535).await;
+    let mut open = || raw.send_request(head_of("flechette.v1.Ctr/PredictStream"), false).unwrap();
+    let mut held: Vec<_> = (0..8).map(|_| open()).collect();
+    let (code, message) = status(held.pop().unwrap().0).await;
+    assert_eq!(code, Code::ResourceExhausted, "{message}");
+    assert!(is_served(&running).await);
+}
+
+const CHECK: &str = "grpc.health.v1.Health/Check";
+const WATCH: &str = "grpc.health.v1.Health/Watch";
+const REFLECTION: &str = "grpc.reflection.v1.ServerReflection/ServerReflectionInfo";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn health_and_reflection_without_a_message_are_ended() {
+    let running = Running::start_with(|parts| {
+        parts.server.body = Duration::from_millis(300);
+        parts.server.stream_idle = Duration::from_millis(300);
+    })
+    .await;
+    let mut raw = connect(running.grpc, 65_535).await;
+    for path in [CHECK, WATCH] {
+        let (answer, _body) = raw.send_request(head_of(path), false).unwrap();
+        let (code, message) = status(answer).await;
+        assert_eq!(code, Code::DeadlineExceeded, "{message}");
+        assert!(message.contains("0.3 s (server.body_seconds)"), "{message}");
+    }
+    let (answer, _body) = raw.send_request(head_of(REFLECTION), false).unwrap();
+    let ended = async {
+        let mut answers = answer.await.unwrap().into_body();
+        while answers.data().await.is_some() {}
+    };
+    tokio::time::timeout(Duration::from_secs(20), ended).await.expect("an end in time");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connection_with_nothing_but_a_health_watch_is_closed_when_it_is_idle() {
+    let running = Running::start_with(|parts| {
+        parts.server.grpc_idle = Some(Duration::from_millis(300));
+        parts.server.handshake = Duration::from_millis(300);
+    })
+    .await;
+    let mut raw = connect(running.grpc, 65_535).await;
+    let (answer, mut body) = raw.send_request(head_of(WATCH), false).unwrap();
+    body.send_data(frame(&[]), true).unwrap();
+    let mut statuses = answer.await.unwrap().into_body();
+    assert!(statuses.data().await.unwrap().is_ok());
+    // Other calls keep the connection open, and the watch with it.
+    for _ in 0..20 {
+        let (answer, mut body) = raw.send_request(head(), false).unwrap();
+        body.send_data(frame(&request(1, 3).0.encode_to_vec()), true).unwrap();
+        answer.await.unwrap();
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let ended = tokio::time::timeout(Duration::from_secs(20), statuses.data()).await;
+    assert!(!matches!(ended.expect("closed in time"), Some(Ok(_))));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_open_health_calls_of_a_connection_have_a_limit() {
+    let running = Running::start().await;
+    let mut raw = connect(running.grpc, 65_535).await;
+    let mut held: Vec<_> = (0..33).map(|_| raw.send_request(head_of(CHECK), false).unwrap()).collect();
+    let (code, message) = status(held.pop().unwrap().0).await;
+    assert_eq!(code, Code::ResourceExhausted, "{message}");
+    held.pop().unwrap().1.send_reset(h2::Reason::CANCEL);
+    let check = async || {
+        let (answer, mut body) =
+            raw.clone().ready().await.unwrap().send_request(head_of(CHECK), false).unwrap();
+        body.send_data(frame(&[]), true).unwrap();
+        !answer.await.unwrap().headers().contains_key("grpc-status")
+    };
+    until(check).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -387,6 +509,8 @@ async fn answers_that_are_not_read_count_towards_the_bytes_in_flight() {
         body.send_data(frame(&request(60, 1).0.encode_to_vec()), true).unwrap();
         let answer = answer.await.unwrap();
         refused = answer.headers().get("grpc-status").is_some_and(|code| code == "8");
+        let status = tonic::Status::from_header_map(answer.headers()).filter(|_| refused);
+        assert!(status.is_none_or(|status| has_retry(&status)), "a call may be sent again");
         held.push(answer);
     }
     raw = connect(running.grpc, 0).await;

@@ -169,6 +169,31 @@ fn weights_that_are_not_finite_are_refused_with_the_name_of_their_tensor() {
 }
 
 #[test]
+fn rows_that_are_not_finite_are_refused_with_their_table_and_number() {
+    let workshop = Workshop::new(300, 50);
+    workshop.train(ArchKind::Dlrm);
+    let with = |bad: f32| {
+        // Rows have 8 elements.
+        move |file: &str, i: usize, value: f32| {
+            if file.ends_with("C3.safetensors") && i == 13 { bad } else { value }
+        }
+    };
+    publish(&workshop.models, 2, with(f32::NAN));
+    let served = Served::start(&workshop.models, "");
+    assert_eq!(served.score("dlrm", &workshop.valid, "")["version"], 1);
+    publish(&workshop.models, 3, with(f32::INFINITY));
+    wait("it is refused", || served.sum("flechette_switches_refused_total", "dlrm") == 2.0);
+    served.terminate();
+    let (_, log) = served.ended();
+    for version in ["version=2", "version=3"] {
+        let refused = |line: &&str| line.contains("version refused") && line.contains(version);
+        let line = log.lines().find(refused).expect(&log);
+        let words = "C3.safetensors: row 1: element 5: expected a finite number";
+        assert!(line.contains(words), "{line}");
+    }
+}
+
+#[test]
 fn a_server_that_will_drain_serves_on_for_the_delay_but_is_not_ready() {
     let workshop = Workshop::new(300, 50);
     workshop.train(ArchKind::Dlrm);

@@ -391,6 +391,48 @@ async fn health_and_readiness_follow_the_models() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_model_that_is_stuck_is_not_ready_and_holds_no_call_without_a_deadline() {
+    let running = Running::start_with(|parts| {
+        parts.batchers.common.default_deadline = Duration::from_millis(50);
+    })
+    .await;
+    running.model.hold();
+    let status = running.send(request(1, 1).0).await.unwrap().unwrap_err();
+    assert_eq!(status.code(), Code::Unavailable);
+    assert_eq!(status.message(), "no scores after 0.3 s, the most for a request without a deadline");
+    let stuck = (503, "stuck: a call of model ads does not end\n".to_owned());
+    until(async || running.get("/readyz").await == stuck).await;
+    running.model.release();
+    until(async || running.get("/readyz").await.0 == 200).await;
+    let (message, scores) = request(1, 2);
+    assert_eq!(running.send(message).await.unwrap().unwrap(), scores);
+}
+
+#[test]
+fn health_follows_the_models_while_every_blocking_thread_waits_for_a_disk() {
+    let (answer, disk) = std::sync::mpsc::channel::<()>();
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .max_blocking_threads(1)
+        .enable_all()
+        .build()
+        .unwrap();
+    runtime.block_on(async {
+        tokio::task::spawn_blocking(move || disk.recv());
+        let running = Running::start().await;
+        running.model.ready.store(false, Ordering::SeqCst);
+        let mut health = HealthClient::new(channel(running.grpc).await);
+        let mut asked = 0;
+        while health.check(HealthCheckRequest::default()).await.unwrap().into_inner().status != 2 {
+            asked += 1;
+            assert!(asked < 1000, "health never follows");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        drop(answer);
+    });
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn reflection_lists_the_services_and_describes_the_messages() {
     use tonic_reflection::pb::v1::ServerReflectionRequest;
     use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;

@@ -265,3 +265,18 @@ fn settings_of_spans_are_refused_by_a_program_without_them() {
     assert!(error.contains("otel.endpoint") && error.contains(words), "{error}");
     assert_eq!(output.status.code(), Some(2));
 }
+
+#[tokio::test]
+async fn a_learn_call_is_counted_and_logged_once_with_its_id_and_model() {
+    let (log, _guard) = Log::begin(Level::DEBUG);
+    let dir = tempfile::tempdir().unwrap();
+    let learning = crate::learn::learning(dir.path(), crate::learn::CONFIG, &[]).await;
+    let mut call = Request::new(crate::learn::labelled(request(1, 1).0, 7.0));
+    call.metadata_mut().insert("x-request-id", "l-1".parse().unwrap());
+    let status = learning.client.clone().learn(call).await.unwrap_err();
+    assert_eq!(status.code(), Code::InvalidArgument);
+    let line = log.only("request").await;
+    let said = ["model", "id", "code"].map(|field| line[field].as_str().unwrap().to_owned());
+    assert_eq!(said, ["ads", "l-1", "InvalidArgument"], "{line}");
+    assert!(line["error"].as_str().unwrap().contains("label"), "{line}");
+}

@@ -4,15 +4,16 @@
 //! is unloaded is not served again before a client loads it, whatever happens in its directory, or before a
 //! restart.
 
-use std::collections::BTreeMap;
-use std::path::PathBuf;
-use std::sync::mpsc::Sender;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{SyncSender, TrySendError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::oneshot;
 
 use super::versions::Look;
 use super::warm;
-use super::watch::{Ask, Watcher};
+use super::watch::{Ask, Watcher, unless_it_panics};
 use crate::server::{Change, ChangeError, Labels, NotChanged, Repository};
 use crate::store;
 use crate::types::Follow;
@@ -26,11 +27,38 @@ pub(crate) struct Requested {
     reply: oneshot::Sender<Result<(), ChangeError>>,
 }
 
+/// A look at a model, because its labels have changed. A model waits for one at most.
+pub(crate) struct LookAt {
+    model: String,
+    waiting: Arc<Mutex<BTreeSet<String>>>,
+}
+
+impl LookAt {
+    /// The model. From now on, changes of its labels need another look.
+    pub(crate) fn begin(self) -> String {
+        self.model.clone()
+    }
+}
+
+impl Drop for LookAt {
+    fn drop(&mut self) {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.model);
+    }
+}
+
 /// Passes requests to the thread.
 pub(crate) struct Asks {
     /// The directory of the models.
-    pub models: PathBuf,
-    pub wake: Sender<Ask>,
+    models: PathBuf,
+    wake: SyncSender<Ask>,
+    /// The models that wait for a look.
+    waiting: Arc<Mutex<BTreeSet<String>>>,
+}
+
+impl Asks {
+    pub(crate) fn new(models: &Path, wake: SyncSender<Ask>) -> Self {
+        Self { models: models.to_owned(), wake, waiting: Arc::default() }
+    }
 }
 
 impl Repository for Asks {
@@ -43,8 +71,11 @@ impl Repository for Asks {
     }
 
     fn look(&self, model: &str) {
-        // It fails if the thread has ended.
-        let _ = self.wake.send(Ask::Labels(model.to_owned()));
+        if self.waiting.lock().unwrap_or_else(PoisonError::into_inner).insert(model.to_owned()) {
+            let look = LookAt { model: model.to_owned(), waiting: self.waiting.clone() };
+            // It fails if the thread has ended, or has so much to do that the next look comes later.
+            let _ = self.wake.try_send(Ask::Labels(look));
+        }
     }
 
     fn change(
@@ -55,7 +86,11 @@ impl Repository for Asks {
     ) -> oneshot::Receiver<Result<(), ChangeError>> {
         let (reply, answer) = oneshot::channel();
         // If the thread has ended, the reply is dropped, and the answer says so.
-        let _ = self.wake.send(Ask::Change(Requested { change, model, id, reply }));
+        if let Err(TrySendError::Full(Ask::Change(Requested { reply, .. }))) =
+            self.wake.try_send(Ask::Change(Requested { change, model, id, reply }))
+        {
+            let _ = reply.send(Err(ChangeError::Busy));
+        }
         answer
     }
 }
@@ -75,23 +110,31 @@ fn words(change: &Change) -> String {
     }
 }
 
-impl Watcher {
-    /// Makes a change, unless its client is gone.
-    pub(crate) fn change(&mut self, requested: Requested) {
-        let Requested { change, model, id, reply } = requested;
+impl Requested {
+    /// Makes the change, unless its client is gone, and answers the client.
+    fn settle(self, make: impl FnOnce(&Change, &str, &str) -> Result<(), ChangeError>) {
+        let Self { change, model, id, reply } = self;
         if reply.is_closed() {
             return;
         }
-        let result = match &change {
-            Change::Load => self.load(&model, &id),
-            Change::Unload => self.unload(&model, &id),
-            Change::Label { label, follow } => self.set_label(&model, (label, *follow), &id),
-        };
+        let result = unless_it_panics(|| make(&change, &model, &id));
+        let result = result.unwrap_or_else(|| Err(ChangeError::Panicked { model: model.clone() }));
         if let Err(reason) = &result {
             tracing::warn!(model, id, %reason, "{}, requested by a client, has failed", words(&change));
         }
         // The client may be gone.
         let _ = reply.send(result);
+    }
+}
+
+impl Watcher {
+    /// Makes a change, unless its client is gone.
+    pub(crate) fn change(&mut self, requested: Requested) {
+        requested.settle(|change, model, id| match change {
+            Change::Load => self.load(model, id),
+            Change::Unload => self.unload(model, id),
+            Change::Label { label, follow } => self.set_label(model, (label, *follow), id),
+        });
     }
 
     /// Checks that the directory has a model.
@@ -202,8 +245,41 @@ impl Watcher {
 #[cfg(test)]
 #[cfg(not(flechette_loom))]
 mod tests {
+    use std::sync::mpsc::sync_channel;
+
     use super::*;
     use crate::types::Version;
+
+    fn load(asks: &Asks) -> oneshot::Receiver<Result<(), ChangeError>> {
+        asks.change(Change::Load, "ads".to_owned(), String::new())
+    }
+
+    #[test]
+    fn a_change_that_panics_is_answered_and_the_thread_goes_on() {
+        let (wake, woken) = sync_channel(2);
+        let mut answer = load(&Asks::new(Path::new("models"), wake));
+        let Ok(Ask::Change(requested)) = woken.try_recv() else { panic!("no change") };
+        requested.settle(|_, _, _| panic!("on purpose"));
+        let error = answer.try_recv().unwrap().unwrap_err();
+        assert_eq!(error.code(), tonic::Code::Internal, "{error}");
+    }
+
+    #[test]
+    fn what_waits_for_the_thread_is_bounded() {
+        let (wake, woken) = sync_channel(2);
+        let asks = Asks::new(Path::new("models"), wake);
+        (0..10).for_each(|_| asks.look("ads"));
+        let mut waits = load(&asks);
+        let mut refused = load(&asks);
+        assert!(waits.try_recv().is_err(), "it waits for the thread");
+        let error = refused.try_recv().unwrap().unwrap_err();
+        assert!(matches!(error, ChangeError::Busy), "{error}");
+        let Ok(Ask::Labels(look)) = woken.try_recv() else { panic!("no look") };
+        assert_eq!(look.begin(), "ads");
+        assert!(matches!(woken.try_recv(), Ok(Ask::Change(_))));
+        asks.look("ads");
+        assert!(matches!(woken.try_recv(), Ok(Ask::Labels(_))), "another look after the begin of the first");
+    }
 
     #[test]
     fn a_change_is_logged_in_words() {

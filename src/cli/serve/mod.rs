@@ -10,11 +10,13 @@
 //! - `warm`: hot rows, saved and loaded;
 //! - `versions`: which versions of a model are loaded; `shadow`: the engine of a shadow;
 //! - `watch`: new versions and new models, while the server runs; `reload`: new settings at SIGHUP;
-//! - `changes`: models that clients load and unload.
+//! - `changes`: models that clients load and unload;
+//! - `ending`: a thread that the end of the server waits for.
 
 mod add;
 mod cache;
 mod changes;
+mod ending;
 mod loader;
 mod reload;
 mod shadow;
@@ -25,6 +27,7 @@ mod watch;
 
 use std::path::Path;
 use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
 
 use anyhow::{Context, anyhow};
 use tokio::signal::unix::{SignalKind, signal};
@@ -49,6 +52,9 @@ use start::{Start, Started};
 pub(crate) use warm::Saving;
 use watch::Wakes;
 pub(crate) use watch::{Ask, Watching};
+
+/// How long the end of the server waits for blocking tasks.
+const RUNTIME_WAIT: Duration = Duration::from_secs(1);
 
 /// Flags of `serve`.
 #[derive(Debug, clap::Args)]
@@ -75,7 +81,8 @@ pub(crate) fn run(args: Args, config: &Config, settings: Layers) -> anyhow::Resu
     let metrics = Arc::new(Metrics::new().context("metrics")?);
     let learns = training.as_ref().and_then(BesideFlags::learns);
     let _second_signal = OnSignal::set_flag(&Arc::default())?;
-    runtime(config)?.block_on(async {
+    let runtime = runtime(config)?;
+    let ended = runtime.block_on(async {
         let terminated = terminated().context("signals")?;
         let hangup = signal(SignalKind::hangup()).context("signals")?;
         let learning =
@@ -117,7 +124,10 @@ pub(crate) fn run(args: Args, config: &Config, settings: Layers) -> anyhow::Resu
         drop(saving);
         tracing::info!(unfinished = drained.unfinished, "stopped");
         trained
-    })
+    });
+    // A blocking task may wait for a disk that does not answer. The end of the process ends it.
+    runtime.shutdown_timeout(RUNTIME_WAIT);
+    ended
 }
 
 /// The result of the thread that loads the models.

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::Sender;
+use std::sync::mpsc::{SyncSender, TrySendError};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -63,7 +63,7 @@ pub(crate) struct Reloader {
     pub live: Arc<Live>,
     pub registry: Registry,
     /// Wakes the thread that watches the models, so that it waits for its new interval.
-    pub wake: Sender<Ask>,
+    pub wake: SyncSender<Ask>,
 }
 
 impl Reloader {
@@ -87,8 +87,12 @@ impl Reloader {
         let traffic = self.live.set(&config);
         self.registry.set_batchers(config.batchers.clone());
         self.registry.set_slow(config.log.slow);
-        // It fails if the thread has ended or has not started.
-        let _ = self.wake.send(if traffic { Ask::Traffic } else { Ask::Interval });
+        // It also fails if the thread has ended.
+        if let Err(TrySendError::Full(_)) =
+            self.wake.try_send(if traffic { Ask::Traffic } else { Ask::Interval })
+        {
+            tracing::warn!("SIGHUP: many changes of models wait, so the settings of models are used later");
+        }
         // The configuration has checked the level.
         let _ = logging::set_level(&config.log.level);
         match changed.as_slice() {

@@ -6,15 +6,18 @@
 
 use std::path::Path;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::LoadedModels;
+use super::ending::Ending;
 use crate::engine::Engine;
 use crate::predict::Predict;
 use crate::schema::Schema;
 use crate::store::hot_rows::{HotRows, MAX_ROWS};
 use crate::types::TableId;
+
+/// How long the end of the server waits for the disk. What is not saved by then makes the next start colder.
+const END_WAIT: Duration = Duration::from_secs(30);
 
 /// Fills an engine's cache with the saved rows of its model, or with `ranked` if there are none.
 pub(crate) fn fill(engine: &Engine, models: &Path, ranked: Vec<(TableId, u64)>) {
@@ -46,7 +49,7 @@ fn by_table(saved: HotRows, schema: &Schema) -> Vec<(TableId, u64)> {
 /// A thread that saves the rows of the caches at intervals, and a last time when this is dropped.
 pub struct Saving {
     stop: Option<Sender<()>>,
-    thread: Option<JoinHandle<()>>,
+    thread: Ending,
 }
 
 impl Saving {
@@ -61,7 +64,7 @@ impl Saving {
     ) -> std::io::Result<Self> {
         let (served, models) = (served.clone(), models.to_owned());
         let (stop, stopped) = mpsc::channel::<()>();
-        let thread = std::thread::Builder::new().name("save-hot-rows".into()).spawn(move || {
+        let thread = Ending::start("save-hot-rows", move || {
             loop {
                 let waited = match every {
                     Some(every) => stopped.recv_timeout(every),
@@ -73,17 +76,15 @@ impl Saving {
                 }
             }
         })?;
-        Ok(Self { stop: Some(stop), thread: Some(thread) })
+        Ok(Self { stop: Some(stop), thread })
     }
 }
 
 impl Drop for Saving {
     fn drop(&mut self) {
         self.stop = None;
-        if let Some(thread) = self.thread.take()
-            && thread.join().is_err()
-        {
-            tracing::error!("the thread that saves hot rows panicked");
+        if !self.thread.wait(END_WAIT) {
+            tracing::warn!("hot rows not saved: the disk takes longer than {} s", END_WAIT.as_secs());
         }
     }
 }

@@ -9,18 +9,20 @@
 //! complete. A model that is new in the directory, or that could not be loaded before, is loaded and served
 //! like those at start, unless a client has unloaded it.
 //!
-//! Nothing that happens here fails a request: the served version goes on until the next one is ready.
+//! Nothing that happens here fails a request: the served version goes on until the next one is ready. A panic
+//! ends what the thread was asked to do, and not the thread.
 
 use std::collections::HashSet;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
-use std::thread::JoinHandle;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender};
 use std::time::{Duration, Instant};
 
 use super::add::Adder;
-use super::changes::{Asks, Requested};
+use super::changes::{Asks, LookAt, Requested};
+use super::ending::Ending;
 use super::versions::Look;
 use crate::cli::train::run::NewVersion;
 use crate::predict::Predict;
@@ -30,6 +32,9 @@ use crate::store;
 /// How long the end of the server waits for a version that is being opened.
 const END_WAIT: Duration = Duration::from_secs(1);
 
+/// Most requests that wait for the thread, which may be opening a large version.
+const WAITING: usize = 1024;
+
 /// How long the thread sleeps if it reads no directory at intervals.
 const LONG: Duration = Duration::from_secs(3600);
 
@@ -38,7 +43,7 @@ pub(crate) enum Ask {
     /// To look for a new version of this model, which may be its first one.
     Look(NewVersion),
     /// To load and unload versions of this model, after its labels were set.
-    Labels(String),
+    Labels(LookAt),
     /// To look at all models, because their settings have changed.
     Traffic,
     /// To load or unload a model.
@@ -49,21 +54,21 @@ pub(crate) enum Ask {
     Stop,
 }
 
-/// The way to the thread.
+/// The way to the thread. What finds no room is not sent.
 pub(crate) struct Wakes {
-    pub wake: Sender<Ask>,
+    pub wake: SyncSender<Ask>,
     woken: Receiver<Ask>,
 }
 
 impl Wakes {
     pub(crate) fn new() -> Self {
-        let (wake, woken) = mpsc::channel();
+        let (wake, woken) = mpsc::sync_channel(WAITING);
         Self { wake, woken }
     }
 
     /// Lets clients load and unload the models of a directory. What they ask for waits for the thread.
     pub(crate) fn open(&self, registry: &Registry, models: &Path) {
-        registry.set_repository(Arc::new(Asks { models: models.to_owned(), wake: self.wake.clone() }));
+        registry.set_repository(Arc::new(Asks::new(models, self.wake.clone())));
     }
 }
 
@@ -71,10 +76,8 @@ impl Wakes {
 pub struct Watching {
     stop: Arc<AtomicBool>,
     /// Wakes the thread.
-    wake: Sender<Ask>,
-    /// Closed when the thread ends.
-    ended: Receiver<()>,
-    thread: Option<JoinHandle<()>>,
+    wake: SyncSender<Ask>,
+    thread: Ending,
 }
 
 impl Watching {
@@ -85,31 +88,20 @@ impl Watching {
     pub(crate) fn start(adder: Adder, wakes: Wakes) -> std::io::Result<Self> {
         let Wakes { wake, woken } = wakes;
         let stop = Arc::new(AtomicBool::new(false));
-        let (end, ended) = mpsc::channel::<()>();
         let unloaded = HashSet::new();
         let mut watcher = Watcher { adder, stop: stop.clone(), unloaded, unreadable: false };
-        let thread = std::thread::Builder::new().name("watch-models".into()).spawn(move || {
-            let _end = end;
-            watcher.watch(&woken);
-        })?;
-        Ok(Self { stop, wake, ended, thread: Some(thread) })
+        let thread = Ending::start("watch-models", move || watcher.watch(&woken))?;
+        Ok(Self { stop, wake, thread })
     }
 }
 
 impl Drop for Watching {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::SeqCst);
-        // It fails if the thread has ended.
-        let _ = self.wake.send(Ask::Stop);
+        // It fails if the thread has ended, or has so much to do that it will see that it stops.
+        let _ = self.wake.try_send(Ask::Stop);
         // Opening a large version takes long, and its result is not needed any more.
-        if self.ended.recv_timeout(END_WAIT) == Err(RecvTimeoutError::Timeout) {
-            return;
-        }
-        if let Some(thread) = self.thread.take()
-            && thread.join().is_err()
-        {
-            tracing::error!("the thread that watches the models panicked");
-        }
+        self.thread.wait(END_WAIT);
     }
 }
 
@@ -132,19 +124,24 @@ impl Watcher {
             let every = self.adder.loader.live.watch();
             let wait = every.map_or(LONG, |every| (last + every).saturating_duration_since(Instant::now()));
             match woken.recv_timeout(wait) {
-                Ok(Ask::Look(new)) => self.look_at_named(&new.model),
-                Ok(Ask::Labels(name)) => self.look_at_labels(&name),
-                Ok(Ask::Traffic) => self.look_again(),
-                Ok(Ask::Change(requested)) => self.change(requested),
-                Ok(Ask::Interval) => {}
-                Ok(Ask::Stop) => return,
+                Ok(Ask::Stop) | Err(RecvTimeoutError::Disconnected) => return,
+                Ok(ask) => unless_it_panics(|| self.do_asked(ask)).unwrap_or(()),
                 Err(RecvTimeoutError::Timeout) if every.is_none() => {}
                 Err(RecvTimeoutError::Timeout) => {
-                    self.look();
+                    unless_it_panics(|| self.look()).unwrap_or(());
                     last = Instant::now();
                 }
-                Err(RecvTimeoutError::Disconnected) => return,
             }
+        }
+    }
+
+    fn do_asked(&mut self, ask: Ask) {
+        match ask {
+            Ask::Look(new) => self.look_at_named(&new.model),
+            Ask::Labels(look) => self.look_at_labels(&look.begin()),
+            Ask::Traffic => self.look_again(),
+            Ask::Change(requested) => self.change(requested),
+            Ask::Interval | Ask::Stop => {}
         }
     }
 
@@ -220,4 +217,14 @@ impl Watcher {
             tracing::info!(model = name, "new model served");
         }
     }
+}
+
+/// The result of some work, or `None` if it has panicked. The log has the panic already.
+pub(crate) fn unless_it_panics<T>(work: impl FnOnce() -> T) -> Option<T> {
+    // What the work has changed is read again from the directory and from the registry.
+    let result = catch_unwind(AssertUnwindSafe(work));
+    if result.is_err() {
+        tracing::error!("a change of the served models panicked: it is not made, and the models go on");
+    }
+    result.ok()
 }

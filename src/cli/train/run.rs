@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::Sender;
+use std::sync::mpsc::SyncSender;
 
 use anyhow::Context;
 
@@ -71,7 +71,7 @@ pub(crate) struct Setting<'c> {
 #[derive(Clone)]
 pub(crate) struct ToServer {
     pub training: Arc<Training>,
-    wake: Sender<Ask>,
+    wake: SyncSender<Ask>,
     /// Whether the server was asked to look for a version and has not finished.
     looks: Arc<AtomicBool>,
 }
@@ -89,7 +89,7 @@ impl Drop for NewVersion {
 }
 
 impl ToServer {
-    pub(crate) fn new(training: Arc<Training>, wake: Sender<Ask>) -> Self {
+    pub(crate) fn new(training: Arc<Training>, wake: SyncSender<Ask>) -> Self {
         Self { training, wake, looks: Arc::default() }
     }
 
@@ -132,8 +132,10 @@ impl ToServer {
         series.publish_bytes.increment(published.bytes);
         series.publish_rows.increment(published.rows);
         self.looks.store(true, Ordering::Release);
-        // Without a receiver the server has ended.
-        let _ = self.wake.send(Ask::Look(NewVersion { model: model.to_owned(), looks: self.looks.clone() }));
+        // Without a receiver the server has ended. If many changes of models wait, the next look finds the
+        // version.
+        let _ =
+            self.wake.try_send(Ask::Look(NewVersion { model: model.to_owned(), looks: self.looks.clone() }));
     }
 }
 

@@ -144,8 +144,8 @@ impl GrpcInferenceService for KserveService {
         let requested = version(text)?;
         // An unknown model is not an error: clients ask whether it is there.
         let ready = self.0.models.get(&name).is_some_and(|model| match requested {
-            None => model.stable().predict.ready(),
-            Some(version) => model.find(version).is_ok_and(|engine| model.engine(engine).predict.ready()),
+            None => model.stable().ready(),
+            Some(version) => model.find(version).is_ok_and(|engine| model.engine(engine).ready()),
         });
         Ok(Response::new(ModelReadyResponse { ready }))
     }

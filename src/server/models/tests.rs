@@ -3,7 +3,9 @@ use std::sync::atomic::Ordering;
 use std::thread;
 
 use super::*;
+use crate::batcher::Terms;
 use crate::fake::{Fake, batcher_config};
+use crate::types::{Batch, Jagged};
 
 /// A model that serves version 2, and a further engine for it.
 fn served() -> (Models, Arc<Fake>) {
@@ -42,7 +44,7 @@ fn the_main_engine_leaves_a_version_when_also_the_calls_before_the_last_label_ar
     // A call that has found the main engine for version 2.
     let call = models.get(NAME).unwrap();
     let stable = Some(Follow::Version(Version(2)));
-    assert_eq!(models.set_label(NAME, ("stable", stable), |_| Ok(())).unwrap(), Some(Version(2)));
+    assert_eq!(models.set_label(NAME, ("stable", stable)).unwrap(), Some(Version(2)));
     thread::scope(|scope| {
         let leaves = scope.spawn(|| models.set_versions(NAME, leaves_version_2(beside)).unwrap());
         thread::sleep(Duration::from_millis(50));
@@ -57,7 +59,7 @@ fn the_main_engine_leaves_a_version_when_also_the_calls_before_the_last_label_ar
 fn a_model_ends_when_also_the_calls_before_the_last_label_are_answered() {
     let (models, _) = served();
     let call = models.get(NAME).unwrap();
-    models.set_label(NAME, ("old", Some(Follow::Version(Version(2)))), |_| Ok(())).unwrap();
+    models.set_label(NAME, ("old", Some(Follow::Version(Version(2))))).unwrap();
     thread::scope(|scope| {
         let removed = scope.spawn(|| models.remove(NAME));
         thread::sleep(Duration::from_millis(50));
@@ -66,4 +68,51 @@ fn a_model_ends_when_also_the_calls_before_the_last_label_are_answered() {
         assert!(removed.join().unwrap());
     });
     assert!(models.get(NAME).is_none());
+}
+
+#[test]
+fn labels_hold_and_change_while_the_disk_does_not_answer() {
+    let (models, _) = served();
+    let follow = Some(Follow::Version(Version(2)));
+    let labels = || models.get(NAME).unwrap().labels().unwrap().clone();
+    models.set_label(NAME, ("old", follow)).unwrap();
+    models.keep_labels(NAME, |kept| {
+        assert!(kept.set.contains_key("old"));
+        assert!(labels().not_kept.is_some(), "the disk has not answered");
+        // A roll-back meanwhile.
+        models.set_label(NAME, ("stable", follow)).unwrap();
+        assert_eq!(labels().stable(), Follow::Version(Version(2)));
+        Ok(())
+    });
+    assert!(labels().not_kept.is_some(), "the second label is not kept");
+    models.keep_labels(NAME, |_| Err("disk gone".to_owned()));
+    assert_eq!(labels().not_kept.as_deref(), Some("disk gone"));
+    models.keep_labels(NAME, |kept| {
+        assert_eq!(kept.set.len(), 2);
+        Ok(())
+    });
+    assert_eq!(labels().not_kept, None);
+}
+
+#[test]
+fn a_model_whose_call_is_stuck_can_be_unloaded_and_loaded_again() {
+    let (models, _) = served();
+    let stuck = Fake::new();
+    stuck.hold();
+    models.remove(NAME);
+    models.add(stuck.clone()).unwrap();
+    let ticket = {
+        let model = models.get(NAME).unwrap();
+        let mut batch = Batch { samples: 1, dense: vec![0.5, 0.5], ..Batch::empty(3) };
+        batch.features.iter_mut().for_each(|column| Jagged::push(column, &[1]));
+        model.main().batcher.submit(batch, Terms::default()).unwrap()
+    };
+    while stuck.begun() == 0 {
+        thread::yield_now();
+    }
+    assert!(models.remove(NAME));
+    models.add(Fake::new()).unwrap();
+    assert!(models.get(NAME).is_some());
+    stuck.release();
+    drop(ticket);
 }

@@ -43,7 +43,7 @@ pub const IMPORTS: &[(&str, &[&str])] = &[
     ("sync", &[]),
     ("config", &["types"]),
     ("schema", &["types", "mem"]),
-    ("metrics", &["schema"]),
+    ("metrics", &["config", "schema"]),
     ("predict", &["types", "schema"]),
     ("compute", &["types", "mem", "schema"]),
     ("device", &["mem", "config", "compute"]),

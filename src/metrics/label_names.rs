@@ -1,0 +1,25 @@
+//! Which labels have series. Clients choose the names of labels, and a series is never removed.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Mutex, PoisonError};
+
+use crate::config::{CANARY, MAX_LABELS, STABLE};
+
+/// Most names of a model in the life of the process, besides `stable` and `canary`.
+const MOST: usize = 4 * MAX_LABELS;
+
+/// The names that have series, by model.
+#[derive(Default)]
+pub(crate) struct LabelNames(Mutex<BTreeMap<String, BTreeSet<String>>>);
+
+impl LabelNames {
+    /// Whether a label has series. A new name gets them if there is room.
+    pub(crate) fn has_room(&self, model: &str, label: &str) -> bool {
+        if label == STABLE || label == CANARY {
+            return true;
+        }
+        let mut models = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let names = models.entry(model.to_owned()).or_default();
+        names.contains(label) || names.len() < MOST && names.insert(label.to_owned())
+    }
+}
