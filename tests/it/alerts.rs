@@ -292,7 +292,9 @@ fn an_alert_fires_for_a_prometheus_that_finds_no_server() {
 fn the_rules_pass_promtool() {
     if is_installed() {
         promtool(&["check", "rules", "flechette.rules.yml"], "");
-        promtool(&["check", "config", "prometheus.yml"], "");
+        for config in ["prometheus.yml", "compose.yml"] {
+            promtool(&["check", "config", config], "");
+        }
         promtool(&["test", "rules", "flechette.test.yml"], "");
     }
 }
