@@ -11,16 +11,14 @@
 
 mod events;
 mod page;
+mod register;
 mod statistics;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-use metrics::{
-    Counter, Gauge, Histogram, Key, KeyName, Label, Level, Metadata, NoopRecorder, Recorder, SharedString,
-    Unit,
-};
+use metrics::{Counter, Gauge, Histogram, KeyName, NoopRecorder, Recorder, Unit};
 use metrics_exporter_prometheus::{
     BuildError, Matcher, PrometheusBuilder, PrometheusHandle, PrometheusRecorder,
 };
@@ -30,6 +28,7 @@ use crate::schema::{Schema, Table};
 
 pub(crate) use events::{Event, EventKind, Events, unix_ms};
 pub(crate) use page::Page;
+use register::{Labels, Series, WithoutGauges};
 pub(crate) use statistics::{Statistics, Total};
 
 /// The `model` label of calls that do not name a loaded model.
@@ -109,9 +108,10 @@ const CERTIFICATE_EXPIRY: Spec = Spec(
 );
 
 /// All metrics, except those of the process, which have the names that Prometheus gives them.
-const ALL: [&[Spec]; 14] = [
+const ALL: [&[Spec]; 15] = [
     &[REQUESTS, MODEL_VERSION, BUILD_INFO, CERTIFICATE_EXPIRY],
     ServerMetrics::SPECS,
+    ConnectionMetrics::SPECS,
     SpanMetrics::SPECS,
     BatchMetrics::SPECS,
     SwitchMetrics::SPECS,
@@ -151,6 +151,16 @@ series! {
     ready: Gauge, "flechette_ready", "1 if /readyz answers 200, otherwise 0.";
     not_served: Gauge, "flechette_models_not_served",
         "Models of the directory that could not be loaded; the log and /readyz say why.";
+}
+
+series! {
+    /// Series of the connections of a port.
+    ConnectionMetrics:
+    open: Gauge, "flechette_connections", "Open connections, by port.";
+    most: Gauge, "flechette_connections_max",
+        "Most open connections of a port: server.max_connections, or fewer if few files may be open.";
+    refused: Counter, "flechette_connections_refused_total",
+        "Connections that were closed at once, because the port had its most.";
 }
 
 series! {
@@ -530,6 +540,11 @@ impl Metrics {
         Some(*training.state.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
+    /// The series of the connections of a port. Later calls return the same ones.
+    pub(crate) fn connections(&self, port: &str) -> ConnectionMetrics {
+        ConnectionMetrics::new(&self.recorder, &[("port", port)])
+    }
+
     /// The counters of spans. Without spans the page does not have these series.
     #[cfg_attr(not(feature = "otel"), allow(dead_code))] // only spans count
     pub(crate) fn spans(&self) -> SpanMetrics {
@@ -549,52 +564,6 @@ impl Metrics {
         page::arranged(&self.page.render())
     }
 }
-
-/// Names and values.
-type Labels<'a> = &'a [(&'static str, &'a str)];
-
-/// Registers gauges that are not shown, because another engine of the model sets those that are.
-struct WithoutGauges<'r>(&'r PrometheusRecorder);
-
-impl Recorder for WithoutGauges<'_> {
-    fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
-
-    fn describe_gauge(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
-
-    fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
-
-    fn register_counter(&self, key: &Key, metadata: &Metadata<'_>) -> Counter {
-        self.0.register_counter(key, metadata)
-    }
-
-    fn register_gauge(&self, _: &Key, _: &Metadata<'_>) -> Gauge {
-        Gauge::noop()
-    }
-
-    fn register_histogram(&self, key: &Key, metadata: &Metadata<'_>) -> Histogram {
-        self.0.register_histogram(key, metadata)
-    }
-}
-
-static METADATA: Metadata<'static> = Metadata::new(module_path!(), Level::INFO, Some(module_path!()));
-
-/// What registers with the recorder under a name.
-trait Series {
-    fn register(recorder: &dyn Recorder, name: &'static str, labels: Labels) -> Self;
-}
-
-macro_rules! registers {
-    ($($series:ident: $register:ident),+) => {$(
-        impl Series for $series {
-            fn register(recorder: &dyn Recorder, name: &'static str, labels: Labels) -> Self {
-                let labels = labels.iter().map(|(name, value)| Label::new(*name, (*value).to_owned()));
-                recorder.$register(&Key::from_parts(name, labels.collect::<Vec<_>>()), &METADATA)
-            }
-        }
-    )+};
-}
-
-registers!(Counter: register_counter, Gauge: register_gauge, Histogram: register_histogram);
 
 #[cfg(test)]
 mod tests;

@@ -73,7 +73,7 @@ use crate::metrics::Metrics;
 use crate::predict::Predict;
 
 use connection::GrpcPort;
-use listener::{AnswerTimes, HttpPort, Limited};
+use listener::{AnswerTimes, HttpPort, Limit, Limited};
 use model::Model;
 use models::Models;
 pub(crate) use models::{Loaded, NotChanged};
@@ -358,7 +358,7 @@ impl Server {
                 "server.http",
                 TcpIncoming::from(http),
                 Box::new(move || security.http()),
-                shares.http,
+                Limit::new(shares.http, shared.metrics.connections("http")),
             ),
             times: AnswerTimes { first: config.handshake.min(config.http_idle), next: config.http_idle },
         };
@@ -374,7 +374,8 @@ impl Server {
             max_streams: config.max_streams,
             stop: shared.closing.subscribe(),
         };
-        let port = Limited::new("server.grpc", incoming, Box::new(move || tls.grpc()), shares.grpc);
+        let limit = Limit::new(shares.grpc, shared.metrics.connections("grpc"));
+        let port = Limited::new("server.grpc", incoming, Box::new(move || tls.grpc()), limit);
         let mut calls = tokio::spawn(calls.serve(port));
         tokio::select! {
             () = shutdown => {}
