@@ -52,6 +52,8 @@ CERTIFICATE = {"certificate": "/secrets/a.pem", "key": "/secrets/a.key"}
 CASES = {
     "required values only": REQUIRED,
     "every value": EVERYTHING,
+    "a least number of pods": {**REQUIRED, "disruptionBudget": {"minAvailable": 0}},
+    "other ports": {**REQUIRED, "settings": {"server": {"grpc": "[::]:9001", "http": "0.0.0.0:9002"}}},
     "a network policy without an init container": {**REQUIRED, "networkPolicy": {"enabled": True}},
     "spans": {
         **REQUIRED,
@@ -70,6 +72,8 @@ CASES = {
 REFUSED = [
     ({}, "minLength"),
     ({"image": IMAGE}, "models.claim or models.init"),
+    ({"image": IMAGE, "models": {"claim": "a", "init": {"image": "b"}}}, "cannot write to models.claim"),
+    ({**REQUIRED, "settings": {"server": {"grpc": "0.0.0.0"}}}, "grpc"),
     ({**REQUIRED, "replica": 3}, "replica"),
     ({**REQUIRED, "settings": {"server": {"drain_seconds": "soon"}}}, "drain_seconds"),
     # YAML reads `on` without quotes as a boolean.

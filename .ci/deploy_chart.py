@@ -68,6 +68,23 @@ def check_tls(found, values):
         assert endpoint.get("tlsConfig") == tls_config, endpoint
 
 
+def check_ports(found):
+    """The ports of the container are those that the program listens on, and the others go there by their names."""
+    server = tomllib.loads(settings(found))["server"]
+    pod = found["Deployment"]["spec"]["template"]["spec"]
+    ports = {port["name"]: port["containerPort"] for port in pod["containers"][0]["ports"]}
+    assert ports == {name: int(server[name].rsplit(":", 1)[1]) for name in ["grpc", "http"]}, ports
+    for kind in ["Service", "HeadlessService"]:
+        for port in found[kind]["spec"]["ports"]:
+            assert port["targetPort"] in ports, port
+
+
+def check_disruption_budget(found, values):
+    """It has one of the two numbers, that of the values."""
+    written = {key: value for key, value in found["PodDisruptionBudget"]["spec"].items() if key != "selector"}
+    assert written == values.get("disruptionBudget", {"maxUnavailable": 1}), written
+
+
 def check_network_policies():
     """The connections that pods may open. Without the policy type Egress these are all."""
     ports = [
@@ -117,6 +134,8 @@ def check_case(case, values):
             kubernetes_validate.validate(document, version, strict=True)
     check_settings(found, values)
     check_tls(found, values)
+    check_ports(found)
+    check_disruption_budget(found, values)
     security = found["Deployment"]["spec"]["template"]["spec"]["securityContext"]
     # Without it, Kubernetes visits every file of a volume at each start of a pod.
     assert security["fsGroupChangePolicy"] == "OnRootMismatch", security

@@ -66,7 +66,23 @@ def check_compose():
         if option.startswith(f"--config.file={target}/")
     ]
     assert len(config) == 1 and config[0].is_file(), f"{option}: no such file"
+    check_prometheus(services, config[0])
     check_dashboards(services["grafana"])
+
+
+def check_prometheus(services, path):
+    """Prometheus has a network of its own, finds the server by its name, and is set up as outside of containers."""
+    for name, service in services.items():
+        # Whoever is in the network namespace of another container loses the network when that one restarts.
+        assert "network_mode" not in service, f"{name}: {service['network_mode']}"
+    config, outside = (yaml.safe_load(file.read_text()) for file in [path, DEPLOY / "prometheus/prometheus.yml"])
+    [job], [other] = config["scrape_configs"], outside["scrape_configs"]
+    [target] = job["static_configs"][0]["targets"]
+    host, port = target.split(":")
+    assert host in services and f"127.0.0.1:{port}:{port}" in services[host]["ports"], f"{path}: {target}"
+    job["static_configs"], outside_targets = other["static_configs"], other["static_configs"][0]["targets"]
+    assert outside_targets == [f"127.0.0.1:{port}"], outside_targets
+    assert config == outside, f"{path} differs from prometheus.yml in more than the target"
 
 
 def check_dashboards(grafana):
@@ -76,8 +92,8 @@ def check_dashboards(grafana):
     [provider] = yaml.safe_load((provisioning / "dashboards/flechette.yaml").read_text())["providers"]
     assert any(target.startswith(f"{provider['options']['path']}/") for target in targets), provider
     [source] = yaml.safe_load((provisioning / "datasources/prometheus.yaml").read_text())["datasources"]
-    # Prometheus has the network of the server.
-    assert source["url"] == "http://flechette:9090", source
+    # The name of the service.
+    assert source["url"] == "http://prometheus:9090", source
 
 
 def check_compose_docs():

@@ -13,16 +13,14 @@
 mod events;
 mod label_names;
 mod page;
+mod register;
 mod statistics;
-mod without_gauges;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-use metrics::{
-    Counter, Gauge, Histogram, Key, KeyName, Label, Level, Metadata, NoopRecorder, Recorder, Unit,
-};
+use metrics::{Counter, Gauge, Histogram, KeyName, NoopRecorder, Recorder, Unit};
 use metrics_exporter_prometheus::{
     BuildError, Matcher, PrometheusBuilder, PrometheusHandle, PrometheusRecorder,
 };
@@ -31,11 +29,10 @@ use metrics_process::Collector;
 use crate::schema::{Schema, Table};
 
 pub(crate) use events::{Event, EventKind, Events, unix_ms};
-pub(crate) use page::Page;
-pub(crate) use statistics::{Statistics, Total};
-
 use label_names::LabelNames;
-use without_gauges::WithoutGauges;
+pub(crate) use page::Page;
+use register::{Labels, Series, WithoutGauges};
+pub(crate) use statistics::{Statistics, Total};
 
 /// The `model` label of calls that do not name a loaded model.
 pub(crate) const NO_MODEL: &str = "(none)";
@@ -114,9 +111,10 @@ const CERTIFICATE_EXPIRY: Spec = Spec(
 );
 
 /// All metrics, except those of the process, which have the names that Prometheus gives them.
-const ALL: [&[Spec]; 14] = [
+const ALL: [&[Spec]; 15] = [
     &[REQUESTS, MODEL_VERSION, BUILD_INFO, CERTIFICATE_EXPIRY],
     ServerMetrics::SPECS,
+    ConnectionMetrics::SPECS,
     SpanMetrics::SPECS,
     BatchMetrics::SPECS,
     SwitchMetrics::SPECS,
@@ -156,6 +154,16 @@ series! {
     ready: Gauge, "flechette_ready", "1 if /readyz answers 200, otherwise 0.";
     not_served: Gauge, "flechette_models_not_served",
         "Models of the directory that could not be loaded; the log and /readyz say why.";
+}
+
+series! {
+    /// Series of the connections of a port.
+    ConnectionMetrics:
+    open: Gauge, "flechette_connections", "Open connections, by port.";
+    most: Gauge, "flechette_connections_max",
+        "Most open connections of a port: server.max_connections, or fewer if few files may be open.";
+    refused: Counter, "flechette_connections_refused_total",
+        "Connections that were closed at once, because the port had its most.";
 }
 
 series! {
@@ -542,6 +550,11 @@ impl Metrics {
         Some(*training.state.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
+    /// The series of the connections of a port. Later calls return the same ones.
+    pub(crate) fn connections(&self, port: &str) -> ConnectionMetrics {
+        ConnectionMetrics::new(&self.recorder, &[("port", port)])
+    }
+
     /// The counters of spans. Without spans the page does not have these series.
     #[cfg_attr(not(feature = "otel"), allow(dead_code))] // only spans count
     pub(crate) fn spans(&self) -> SpanMetrics {
@@ -561,29 +574,6 @@ impl Metrics {
         page::arranged(&self.page.render())
     }
 }
-
-/// Names and values.
-type Labels<'a> = &'a [(&'static str, &'a str)];
-
-static METADATA: Metadata<'static> = Metadata::new(module_path!(), Level::INFO, Some(module_path!()));
-
-/// What registers with the recorder under a name.
-trait Series {
-    fn register(recorder: &dyn Recorder, name: &'static str, labels: Labels) -> Self;
-}
-
-macro_rules! registers {
-    ($($series:ident: $register:ident),+) => {$(
-        impl Series for $series {
-            fn register(recorder: &dyn Recorder, name: &'static str, labels: Labels) -> Self {
-                let labels = labels.iter().map(|(name, value)| Label::new(*name, (*value).to_owned()));
-                recorder.$register(&Key::from_parts(name, labels.collect::<Vec<_>>()), &METADATA)
-            }
-        }
-    )+};
-}
-
-registers!(Counter: register_counter, Gauge: register_gauge, Histogram: register_histogram);
 
 #[cfg(test)]
 mod tests;

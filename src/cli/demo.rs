@@ -34,7 +34,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value_t = 200_000, value_parser = whole::<u64>(1000, 100_000_000))]
     rows: u64,
     /// Directory for data and model, which are kept [default: a temporary directory that is removed]
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", visible_alias = "keep")]
     dir: Option<PathBuf>,
 }
 

@@ -34,16 +34,18 @@ impl<'p> Page<'p> {
 }
 
 /// Sorts the metrics by their names and their series by their labels, so that two pages can be compared by
-/// eye and by `diff`. Leaves out the series of the cache of models that have none.
+/// eye and by `diff`. Leaves out the series of the cache of models that never had one: all of them are 0.
 pub(super) fn arranged(text: &str) -> String {
-    let capacity = format!("{CAPACITY}{{");
-    let empty = text.lines().filter_map(|line| line.strip_prefix(&capacity)?.strip_suffix("} 0"));
-    let without: BTreeSet<&str> = empty.collect();
-    let shown = |series: &str| {
-        let Some((name, labels)) = series.split_once('{') else { return true };
-        // The model is the first label. A comma in its name is not followed by the name of a label.
-        let model = labels.split_once(",table=").or_else(|| labels.rsplit_once('}')).unwrap_or_default().0;
-        name == CAPACITY || !name.starts_with("flechette_cache_") || !without.contains(model)
+    let values = || text.lines().filter_map(|line| line.rsplit_once(' '));
+    let used: BTreeSet<&str> = values()
+        .filter(|(_, value)| *value != "0")
+        .filter_map(|(series, _)| model_of_cache(series))
+        .collect();
+    let shown = |line: &str| {
+        let series = line.rsplit_once(' ').map_or(line, |(series, _)| series);
+        // Whether there is a cache is always shown.
+        let capacity = series.strip_prefix(CAPACITY).is_some_and(|labels| labels.starts_with('{'));
+        capacity || model_of_cache(series).is_none_or(|model| used.contains(model))
     };
     let mut metrics: Vec<_> = text
         .split("\n\n")
@@ -65,6 +67,13 @@ pub(super) fn arranged(text: &str) -> String {
 /// Whether a model has a cache.
 const CAPACITY: &str = "flechette_cache_capacity_bytes";
 
+/// The label of the model, if this is a series of its cache.
+fn model_of_cache(series: &str) -> Option<&str> {
+    let (_, labels) = series.strip_prefix("flechette_cache_")?.split_once('{')?;
+    // The model is the first label. A comma in its name is not followed by the name of a label.
+    labels.split_once(",table=").or_else(|| labels.rsplit_once('}')).map(|(model, _)| model)
+}
+
 /// The labels of a series, without the bound of a bucket.
 fn labels(series: &str) -> &str {
     let (name, rest) = series.split_once('{').unwrap_or_default();
@@ -79,28 +88,32 @@ mod tests {
     use super::*;
 
     #[test]
-    fn series_are_sorted_and_a_model_without_a_cache_has_none_of_the_cache() {
+    fn series_are_sorted_and_a_model_that_never_had_a_cache_has_none_of_the_cache() {
         let page = "# TYPE flechette_z histogram\n\
             flechette_z_bucket{model=\"b\",le=\"1\"} 1\nflechette_z_bucket{model=\"b\",le=\"+Inf\"} 2\n\
             flechette_z_sum{model=\"b\"} 3\nflechette_z_count{model=\"b\"} 2\n\
             flechette_z_bucket{model=\"a\",le=\"1\"} 1\nflechette_z_bucket{model=\"a\",le=\"+Inf\"} 2\n\
             flechette_z_sum{model=\"a\"} 3\nflechette_z_count{model=\"a\"} 2\n\n\
             # TYPE flechette_cache_capacity_bytes gauge\n\
-            flechette_cache_capacity_bytes{model=\"b\"} 9\nflechette_cache_capacity_bytes{model=\"a\"} 0\n\n\
+            flechette_cache_capacity_bytes{model=\"b\"} 9\nflechette_cache_capacity_bytes{model=\"a\"} 0\n\
+            flechette_cache_capacity_bytes{model=\"unloaded\"} 0\n\n\
             # TYPE flechette_cache_entries gauge\nflechette_cache_entries{model=\"a\"} 0\n\n\
             # TYPE flechette_cache_hits_total counter\n\
             flechette_cache_hits_total{model=\"b\",table=\"t2\"} 1\n\
             flechette_cache_hits_total{model=\"b\",table=\"x,le=\"} 1\n\
             flechette_cache_hits_total{model=\"b\",table=\"t1\"} 1\n\
-            flechette_cache_hits_total{model=\"a\",table=\"t\"} 1\n\n";
+            flechette_cache_hits_total{model=\"unloaded\",table=\"t\"} 1\n\
+            flechette_cache_hits_total{model=\"a\",table=\"t\"} 0\n\n";
         let arranged = arranged(page);
         let series: Vec<_> = arranged.lines().filter(|line| !line.starts_with('#')).collect();
         let expected = [
             "flechette_cache_capacity_bytes{model=\"a\"} 0",
             "flechette_cache_capacity_bytes{model=\"b\"} 9",
+            "flechette_cache_capacity_bytes{model=\"unloaded\"} 0",
             "flechette_cache_hits_total{model=\"b\",table=\"t1\"} 1",
             "flechette_cache_hits_total{model=\"b\",table=\"t2\"} 1",
             "flechette_cache_hits_total{model=\"b\",table=\"x,le=\"} 1",
+            "flechette_cache_hits_total{model=\"unloaded\",table=\"t\"} 1",
             "flechette_z_bucket{model=\"a\",le=\"1\"} 1",
             "flechette_z_bucket{model=\"a\",le=\"+Inf\"} 2",
             "flechette_z_sum{model=\"a\"} 3",

@@ -55,6 +55,7 @@ fn whole_page() -> String {
     training.series.publish_seconds.record(0.1);
     training.series.pause_seconds.record(0.1);
     metrics.certificate_expiry().set(1.0);
+    metrics.connections("grpc");
     let (_label, shadow) = (metrics.label("m", "stable"), metrics.shadow("m"));
     shadow.difference.record(0.1);
     metrics.spans().dropped.increment(1);
@@ -142,4 +143,22 @@ fn a_model_that_is_unloaded_refuses_no_newer_version_any_more() {
     metrics.forget("m");
     let page = metrics.render();
     assert!(page.contains("flechette_newer_versions_refused{model=\"m\"} 0"), "{page}");
+}
+
+#[test]
+fn the_counters_of_an_unloaded_model_stay_on_the_page() {
+    let metrics = Metrics::new().unwrap();
+    let model = metrics.model("m", &schema());
+    model.cache.capacity_bytes.set(1.0);
+    model.tables[1].hits.increment(7);
+    model.requests.count(0);
+    metrics.forget("m");
+    let page = metrics.render();
+    for line in [
+        "flechette_cache_hits_total{model=\"m\",table=\"b\"} 7",
+        "flechette_cache_capacity_bytes{model=\"m\"} 0",
+        "flechette_requests_total{model=\"m\",code=\"OK\"} 1",
+    ] {
+        assert!(page.lines().any(|l| l == line), "{line} is missing in\n{page}");
+    }
 }

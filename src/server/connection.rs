@@ -27,7 +27,7 @@ use hyper::body::Incoming;
 use hyper::server::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use prost::bytes::Bytes;
-use tokio::sync::{OwnedSemaphorePermit, mpsc, watch};
+use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tonic::Status;
 use tonic::body::Body;
@@ -35,7 +35,7 @@ use tonic::codegen::BoxFuture;
 use tonic::codegen::http::{Request, Response};
 
 use super::charge::Charge;
-use super::listener::{Connection, Limited};
+use super::listener::{Connection, Limited, Permit};
 use super::route::GrpcService;
 use super::socket::Socket;
 use super::{Shared, stopped};
@@ -124,7 +124,7 @@ impl<S: GrpcService> GrpcPort<S> {
     fn connection(
         &self,
         stream: Socket,
-        permit: OwnedSemaphorePermit,
+        permit: Permit,
         http2: &http2::Builder<TokioExecutor>,
     ) -> impl Future<Output = ()> + Send + 'static {
         let link = Arc::new(Link::new());

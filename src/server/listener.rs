@@ -1,8 +1,9 @@
 //! A port with a limited number of connections.
 //!
-//! Each connection holds a permit until it is closed. Without a free permit a new connection is closed at
-//! once, so that its client can try another server. If the system cannot accept a connection, for example
-//! because the process has too many open files, the port waits before it tries again.
+//! Each connection holds a [`Permit`] until it is closed, and the metrics count permits. Without a free one a
+//! new connection is closed at once, so that its client can try another server. If the system cannot accept
+//! a connection, for example because the process has too many open files, the port waits before it tries
+//! again.
 //!
 //! On the HTTP port a connection without an answer for some time is closed, so a client that sends its
 //! request byte by byte, or reads no answer, cannot hold a permit for long.
@@ -15,6 +16,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use metrics::Gauge;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, Sleep};
@@ -23,6 +25,7 @@ use tonic::transport::server::TcpIncoming;
 
 use super::connection::Link;
 use super::socket::Socket;
+use crate::metrics::ConnectionMetrics;
 
 /// The wait after a connection could not be accepted. Without it the port would be a busy loop.
 const RETRY: Duration = Duration::from_millis(100);
@@ -33,25 +36,64 @@ const RECOVERED: Duration = Duration::from_secs(5);
 /// What the next connection needs for its TLS handshake; `None`: it is not encrypted.
 pub(crate) type NextTls = Box<dyn Fn() -> Option<Arc<rustls::ServerConfig>> + Send>;
 
-/// The connections of one port, at most `limit` at a time.
+/// The limit of a port's open connections.
+pub(crate) struct ConnectionLimit {
+    permits: Arc<Semaphore>,
+    connections: usize,
+    metrics: ConnectionMetrics,
+}
+
+impl ConnectionLimit {
+    pub(crate) fn new(connections: usize, metrics: ConnectionMetrics) -> Self {
+        metrics.most.set(connections as f64);
+        Self { permits: Arc::new(Semaphore::new(connections)), connections, metrics }
+    }
+
+    /// A permit, or `None` if all are taken.
+    fn permit(&self) -> Option<Permit> {
+        let Ok(permit) = self.permits.clone().try_acquire_owned() else {
+            self.metrics.refused.increment(1);
+            return None;
+        };
+        self.metrics.open.increment(1.0);
+        Some(Permit { open: self.metrics.open.clone(), _permit: permit })
+    }
+}
+
+/// Counts as an open connection until it is dropped.
+pub(crate) struct Permit {
+    open: Gauge,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        self.open.decrement(1.0);
+    }
+}
+
+/// The connections of one port.
 pub(crate) struct Limited {
     key: &'static str,
     incoming: TcpIncoming,
     tls: NextTls,
-    permits: Arc<Semaphore>,
-    limit: usize,
+    limit: ConnectionLimit,
     /// The last time that no connection could be accepted, until accepting works again.
     failed: Option<Instant>,
 }
 
 impl Limited {
-    pub(crate) fn new(key: &'static str, incoming: TcpIncoming, tls: NextTls, limit: usize) -> Self {
-        let permits = Arc::new(Semaphore::new(limit));
-        Self { key, incoming, tls, permits, limit, failed: None }
+    pub(crate) fn new(
+        key: &'static str,
+        incoming: TcpIncoming,
+        tls: NextTls,
+        limit: ConnectionLimit,
+    ) -> Self {
+        Self { key, incoming, tls, limit, failed: None }
     }
 
     /// The next connection, with its permit. Nothing is lost if the future is dropped.
-    pub(crate) async fn accept(&mut self) -> (Socket, OwnedSemaphorePermit) {
+    pub(crate) async fn accept(&mut self) -> (Socket, Permit) {
         loop {
             match poll_fn(|cx| Pin::new(&mut self.incoming).poll_next(cx)).await {
                 Some(Ok(tcp)) => {
@@ -88,10 +130,10 @@ impl Limited {
     }
 
     /// A permit, or `None` if all are taken.
-    fn permit(&self) -> Option<OwnedSemaphorePermit> {
-        let permit = self.permits.clone().try_acquire_owned().ok();
+    fn permit(&self) -> Option<Permit> {
+        let permit = self.limit.permit();
         if permit.is_none() {
-            let (port, limit) = (self.key, self.limit);
+            let (port, limit) = (self.key, self.limit.connections);
             tracing::warn!(port, limit, "server.max_connections reached: new connections are closed at once");
         }
         permit
@@ -135,16 +177,16 @@ pub(crate) struct Connection {
     overdue: Option<(Duration, Pin<Box<Sleep>>)>,
     /// On the gRPC port: counts and limits the bytes that arrive.
     link: Option<Arc<Link>>,
-    _permit: OwnedSemaphorePermit,
+    _permit: Permit,
 }
 
 impl Connection {
-    fn http(stream: Socket, permit: OwnedSemaphorePermit, times: AnswerTimes) -> Self {
+    fn http(stream: Socket, permit: Permit, times: AnswerTimes) -> Self {
         let overdue = Some((times.next, Box::pin(tokio::time::sleep(times.first))));
         Self { stream, overdue, link: None, _permit: permit }
     }
 
-    pub(crate) fn grpc(stream: Socket, permit: OwnedSemaphorePermit, link: Arc<Link>) -> Self {
+    pub(crate) fn grpc(stream: Socket, permit: Permit, link: Arc<Link>) -> Self {
         Self { stream, overdue: None, link: Some(link), _permit: permit }
     }
 

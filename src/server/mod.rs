@@ -76,7 +76,7 @@ use crate::metrics::Metrics;
 use crate::predict::Predict;
 
 use connection::GrpcPort;
-use listener::{AnswerTimes, HttpPort, Limited};
+use listener::{AnswerTimes, ConnectionLimit, HttpPort, Limited};
 use model::Model;
 use models::Models;
 pub(crate) use models::{Loaded, NotChanged};
@@ -90,7 +90,7 @@ use spans::Spans;
 use status::CallError;
 use stuck::Stuck;
 pub(crate) use traffic::Labels;
-use ungated::{Limit, Ungated};
+use ungated::{MessageTime, Ungated};
 
 pub(crate) use registry::Registry;
 pub use security::FileError;
@@ -371,7 +371,7 @@ impl Server {
                 "server.http",
                 TcpIncoming::from(http),
                 Box::new(move || security.http()),
-                shares.http,
+                ConnectionLimit::new(shares.http, shared.metrics.connections("http")),
             ),
             times: AnswerTimes { first: config.handshake.min(config.http_idle), next: config.http_idle },
         };
@@ -387,7 +387,8 @@ impl Server {
             max_streams: config.max_streams,
             stop: shared.closing.subscribe(),
         };
-        let port = Limited::new("server.grpc", incoming, Box::new(move || tls.grpc()), shares.grpc);
+        let limit = ConnectionLimit::new(shares.grpc, shared.metrics.connections("grpc"));
+        let port = Limited::new("server.grpc", incoming, Box::new(move || tls.grpc()), limit);
         let mut calls = tokio::spawn(calls.serve(port));
         tokio::select! {
             () = shutdown => {}
@@ -463,8 +464,8 @@ fn services(
             .register_encoded_file_descriptor_set(proto::DESCRIPTORS)
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
     };
-    let message = Limit { time: config.body, setting: "server.body_seconds" };
-    let stream = Limit { time: config.stream_idle, setting: "server.stream_idle_seconds" };
+    let message = MessageTime { time: config.body, setting: "server.body_seconds" };
+    let stream = MessageTime { time: config.stream_idle, setting: "server.stream_idle_seconds" };
     let old = reflection().build_v1alpha()?.max_decoding_message_size(SMALL_MESSAGE);
     let chain = route::Unknown
         .or(Ungated::new(old, stream))

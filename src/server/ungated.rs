@@ -2,7 +2,7 @@
 //! an answer when all places are taken. So their calls have limits of their own:
 //!
 //! * A connection has at most [`MOST`] of them open.
-//! * Their messages must be complete after some time, which the service's [`Limit`] says.
+//! * Their messages must be complete after some time, which the service's [`MessageTime`] says.
 //! * A health watch may last, because a load balancer keeps one open on each of its connections. But a
 //!   connection whose only calls are of this layer counts as one without calls (`connection.rs`).
 
@@ -28,7 +28,7 @@ const MOST: usize = 32;
 
 /// How long the messages of a call may take from its headers, and the setting that says so.
 #[derive(Clone, Copy)]
-pub(crate) struct Limit {
+pub(crate) struct MessageTime {
     pub time: Duration,
     pub setting: &'static str,
 }
@@ -37,11 +37,11 @@ pub(crate) struct Limit {
 #[derive(Clone)]
 pub(crate) struct Ungated<S> {
     inner: S,
-    limit: Limit,
+    limit: MessageTime,
 }
 
 impl<S> Ungated<S> {
-    pub(crate) fn new(inner: S, limit: Limit) -> Self {
+    pub(crate) fn new(inner: S, limit: MessageTime) -> Self {
         Self { inner, limit }
     }
 }
@@ -76,12 +76,12 @@ impl<S: GrpcService> Service<Request<Body>> for Ungated<S> {
 /// The messages of a call.
 struct Timed {
     body: Body,
-    limit: Limit,
+    limit: MessageTime,
     late: Pin<Box<Sleep>>,
 }
 
 impl Timed {
-    fn new(body: Body, limit: Limit) -> Self {
+    fn new(body: Body, limit: MessageTime) -> Self {
         Self { body, limit, late: Box::pin(sleep(limit.time)) }
     }
 }
@@ -99,7 +99,7 @@ impl http_body::Body for Timed {
             return polled;
         }
         ready!(self.late.as_mut().poll(cx));
-        let Limit { time, setting } = self.limit;
+        let MessageTime { time, setting } = self.limit;
         let text = format!("request: it must end {} s ({setting}) after its headers", time.as_secs_f64());
         Poll::Ready(Some(Err(Status::deadline_exceeded(text))))
     }

@@ -17,12 +17,19 @@ use crate::certificates::{Authority, Files};
 use crate::pretend::Machine;
 use crate::program::{Background, Served, Workshop, flechette};
 use crate::prometheus::{Prometheus, RULES, faster, is_installed, promtool, replaced};
+use crate::skip::skip_part;
 use crate::switching::wait;
 
 const MODEL: &str = "dlrm";
 
 /// The alert that no server causes, but that there is none.
 const ABSENT: &str = "FlechetteAbsent";
+
+/// The alert that needs a pretended GPU.
+const DEVICE_LOST: &str = "FlechetteDeviceLost";
+
+/// The unit tests of the rules.
+const RULE_TESTS: &str = include_str!("../../deploy/prometheus/flechette.test.yml");
 
 /// How long the servers are well while Prometheus watches.
 const CALM: Duration = Duration::from_secs(8);
@@ -175,18 +182,42 @@ fn training(workshop: &Workshop) -> Case {
     })
 }
 
+/// It trains, but its versions cannot be written: files larger than 4 KiB fail, as on a full disk.
+fn that_cannot_write(workshop: &Workshop) -> Case {
+    let (models, incoming) = (copied(workshop, "unwritable"), workshop.path("arriving"));
+    fs::create_dir(&incoming).unwrap();
+    let flags = format!("--train {MODEL}={incoming} --format criteo-tsv --batch 32 --publish-every 2steps");
+    // Without the signal, a write beyond the limit is an error.
+    let served = Served::start_in("trap '' XFSZ && ulimit -f 8", &models, &flags);
+    let data = workshop.valid.clone();
+    Case::new(served, &["FlechettePublishFailed"]).then(move |_| {
+        fs::copy(data, format!("{incoming}/.1")).unwrap();
+        fs::rename(format!("{incoming}/.1"), format!("{incoming}/1")).unwrap();
+    })
+}
+
+/// Idle clients take all connections of its gRPC port, but few descriptors.
+fn with_few_connections(workshop: &Workshop) -> Case {
+    let text = "[server]\nhandshake_seconds = 300\nmax_connections = 20\n";
+    let served = Served::start(&workshop.models, &config(workshop, "connections.toml", text));
+    let idle: Vec<_> = (0..20).map(|_| TcpStream::connect(served.grpc).unwrap()).collect();
+    Case::new(served, &["FlechetteConnectionsHigh"]).keep(idle)
+}
+
 /// Idle clients take all descriptors that connections may take.
 fn with_few_descriptors(workshop: &Workshop) -> Case {
     let config = config(workshop, "patient.toml", "[server]\nhandshake_seconds = 300\n");
     let served = Served::start_in("ulimit -n 64", &workshop.models, &config);
     let idle: Vec<_> = (0..64).map(|_| TcpStream::connect(served.grpc).unwrap()).collect();
-    Case::new(served, &["FlechetteFilesLow"]).keep(idle)
+    Case::new(served, &["FlechetteConnectionsHigh", "FlechetteFilesLow"]).keep(idle)
 }
 
-/// Its pretended GPU computes wrong scores. `None`, and the test is skipped, if that cannot be compiled.
+/// Its pretended GPU computes wrong scores. `None`, and this part of the test is skipped, if that cannot be
+/// compiled. `cusim_serve.rs` has a GPU that fails later.
 fn with_a_bad_device(workshop: &Workshop) -> Option<Case> {
     let machine = Machine::whole();
-    if !machine.is_available() {
+    if !machine.is_complete() {
+        skip_part("no rustc to compile the pretended libraries");
         return None;
     }
     let mut command = Command::new("sh");
@@ -195,7 +226,7 @@ fn with_a_bad_device(workshop: &Workshop) -> Option<Case> {
         write!(setup, " && export {}='{}'", name.to_str()?, value?.to_str()?).unwrap();
     }
     let served = Served::start_in(&setup, &workshop.models, "--device auto --cache-mode on");
-    Some(Case::new(served, &["FlechetteDeviceLost"]).keep(machine))
+    Some(Case::new(served, &[DEVICE_LOST]).keep(machine))
 }
 
 /// Its certificate expires tomorrow.
@@ -209,6 +240,18 @@ fn with_an_old_certificate(workshop: &Workshop) -> Case {
     Case::new(served, expected).keep(files)
 }
 
+/// The names of all alerts.
+fn alerts() -> impl Iterator<Item = &'static str> {
+    RULES.lines().filter_map(|line| line.trim_start().strip_prefix("- alert: "))
+}
+
+#[test]
+fn every_alert_has_a_unit_test_in_which_it_fires() {
+    let cases = RULE_TESTS.split("- alertname: ").skip(1).filter(|case| case.contains("- exp_labels: "));
+    let fires: BTreeSet<&str> = cases.filter_map(|case| case.lines().next()).collect();
+    assert_eq!(alerts().collect::<BTreeSet<_>>(), fires);
+}
+
 #[test]
 fn every_alert_fires_for_a_server_that_fails_in_that_way_and_for_no_other() {
     if !is_installed() {
@@ -216,7 +259,6 @@ fn every_alert_fires_for_a_server_that_fails_in_that_way_and_for_no_other() {
     }
     let workshop = Workshop::new(1000, 400);
     workshop.train(ArchKind::Dlrm);
-    let Some(bad_device) = with_a_bad_device(&workshop) else { return };
     let mut cases: Vec<Case> = [
         well,
         killed,
@@ -228,12 +270,16 @@ fn every_alert_fires_for_a_server_that_fails_in_that_way_and_for_no_other() {
         with_other_ids,
         with_a_damaged_version,
         training,
+        that_cannot_write,
+        with_few_connections,
         with_few_descriptors,
         with_an_old_certificate,
     ]
     .map(|case| case(&workshop))
     .into();
-    cases.push(bad_device);
+    let bad_device = with_a_bad_device(&workshop);
+    let no_case = if bad_device.is_some() { &[ABSENT][..] } else { &[ABSENT, DEVICE_LOST] };
+    cases.extend(bad_device);
     let servers: Vec<_> = cases.iter().map(|case| case.served.http).collect();
     let prometheus = Prometheus::start(&servers, &faster(&replaced(RULES, "> 86400", STALE)));
     sleep(CALM);
@@ -242,11 +288,11 @@ fn every_alert_fires_for_a_server_that_fails_in_that_way_and_for_no_other() {
         case.kept.push(fail(&case.served));
     }
 
-    let alerts = |case: &Case| {
+    let of_case = |case: &Case| {
         let instance = case.served.http.to_string();
         case.expected.iter().map(move |alert| (instance.clone(), *alert)).collect::<Vec<_>>()
     };
-    let mut missing: BTreeSet<(String, &str)> = cases.iter().flat_map(alerts).collect();
+    let mut missing: BTreeSet<(String, &str)> = cases.iter().flat_map(of_case).collect();
     let expected = missing.clone();
     let (began, mut others) = (Instant::now(), BTreeSet::new());
     while !missing.is_empty() {
@@ -267,8 +313,7 @@ fn every_alert_fires_for_a_server_that_fails_in_that_way_and_for_no_other() {
         }
     }
     let known: BTreeSet<&str> = expected.iter().map(|(_, alert)| *alert).collect();
-    let alerts = RULES.lines().filter_map(|line| line.trim_start().strip_prefix("- alert: "));
-    assert_eq!(known, alerts.filter(|alert| *alert != ABSENT).collect());
+    assert_eq!(known, alerts().filter(|alert| !no_case.contains(alert)).collect());
     // On a slow machine, others may be slow too, refuse calls, and not answer Prometheus in time. Most have a
     // model that is not trained any more.
     let others_too = ["FlechetteSlow", "FlechetteShedding", "FlechetteDown", "FlechetteModelStale"];
@@ -292,7 +337,9 @@ fn an_alert_fires_for_a_prometheus_that_finds_no_server() {
 fn the_rules_pass_promtool() {
     if is_installed() {
         promtool(&["check", "rules", "flechette.rules.yml"], "");
-        promtool(&["check", "config", "prometheus.yml"], "");
+        for config in ["prometheus.yml", "compose.yml"] {
+            promtool(&["check", "config", config], "");
+        }
         promtool(&["test", "rules", "flechette.test.yml"], "");
     }
 }

@@ -414,6 +414,24 @@ async fn connections_without_a_preface_are_closed_and_make_room() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn open_and_refused_connections_are_counted_by_port() {
+    let running = Running::start_with(|parts| parts.server.max_connections = 3).await;
+    assert!(is_served(&running).await);
+    running.until_metric("flechette_connections_max{port=\"grpc\"} 3").await;
+    // The client of `running` is the third.
+    let taken = [(); 2].map(|()| std::net::TcpStream::connect(running.grpc).unwrap());
+    running.until_metric("flechette_connections{port=\"grpc\"} 3").await;
+    running.until_metric("flechette_connections_refused_total{port=\"grpc\"} 0").await;
+    let mut refused = TcpStream::connect(running.grpc).await.unwrap();
+    assert!(closed(&mut refused).await);
+    running.until_metric("flechette_connections_refused_total{port=\"grpc\"} 1").await;
+    drop(taken);
+    running.until_metric("flechette_connections{port=\"grpc\"} 1").await;
+    // The one that asks.
+    running.until_metric("flechette_connections{port=\"http\"} 1").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_idle_connection_is_closed_and_its_client_connects_again() {
     let running =
         Running::start_with(|parts| parts.server.grpc_idle = Some(Duration::from_millis(300))).await;

@@ -15,6 +15,7 @@ use serde_json::Value;
 
 use crate::pretend::Machine;
 use crate::program::{Served, Workshop, run_json};
+use crate::prometheus::{Prometheus, RULES, faster, is_installed};
 use crate::switching::{check_every_answer, publish_all_changed, published_for, wait};
 
 /// The configuration of a server on free ports and a device.
@@ -262,5 +263,30 @@ fn a_gpu_without_memory_for_the_cache_is_an_error_and_auto_falls_back_to_the_hos
         );
         let serving = load("auto").unwrap();
         assert_eq!(serving.engines().len(), own.len());
+    });
+}
+
+#[test]
+fn the_alert_of_a_lost_device_fires_for_one_that_fails_while_it_serves() {
+    if !is_installed() {
+        return;
+    }
+    Machine::whole().runs(|_| {
+        execute_kernels();
+        let (workshop, own) = workshop();
+        let (valid, out) = (workshop.valid.clone(), workshop.path("served.scores"));
+        served("cuda", &workshop.models, "[cache]\nfraction = 0.05\n", move |grpc, http| {
+            let prometheus = Prometheus::start(&[http.parse().unwrap()], &faster(RULES));
+            let fires = || {
+                let query = "ALERTS{alertname=\"FlechetteDeviceLost\", alertstate=\"firing\"}";
+                prometheus.query(query).is_ok_and(|alerts| !alerts.is_empty())
+            };
+            let score_all = || own.iter().for_each(|(model, _)| drop(score(&grpc, model, &valid, &out, 33)));
+            score_all();
+            assert!(!fires(), "the device works");
+            LAUNCHES_LEFT.store(3, Ordering::SeqCst);
+            score_all();
+            wait("the alert fires", fires);
+        });
     });
 }

@@ -8,12 +8,14 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use flechette::schema::preset::ArchKind;
+use flechette::server::proto::ctr_client::CtrClient;
 use serde_json::Value;
 
-use crate::certificates::{Authority, Files};
+use crate::certificates::{Authority, Files, endpoint};
+use crate::learn::labelled;
 use crate::program::{Background, Served, Workshop, flechette, metrics_page};
 use crate::prometheus::{Prometheus, RULES, is_installed, promtool};
-use crate::switching::wait;
+use crate::switching::{requests, wait};
 
 const DASHBOARD: &str = include_str!("../../deploy/grafana/flechette.json");
 
@@ -22,7 +24,10 @@ const CONSTANT: &[&str] = &[
     "flechette_batch_panics_total",
     "flechette_build_info",
     "flechette_cache_capacity_bytes",
+    "flechette_connections_max",
+    "flechette_connections_refused_total",
     "flechette_device_lost",
+    "flechette_learn_refused_total",
     "flechette_models_not_served",
     "flechette_newer_versions_refused",
     "flechette_publishes_failed_total",
@@ -31,6 +36,7 @@ const CONSTANT: &[&str] = &[
     "flechette_shadow_failed_total",
     "flechette_switches_refused_total",
     "flechette_tls_certificate_expiry_seconds",
+    "flechette_trace_dropped_total",
     "flechette_training_state",
     "process_max_fds",
     "process_start_time_seconds",
@@ -40,22 +46,15 @@ const CONSTANT: &[&str] = &[
 
 /// Metrics that need other settings, a GPU, or clients that do something unusual.
 const ELSEWHERE: &[&str] = &[
-    "flechette_absent_ids_total",
     "flechette_cache_collisions_total",
     "flechette_cache_pointed_total",
     "flechette_cache_pointers",
     "flechette_cache_rejected_total",
     "flechette_device_pinned_bytes",
     "flechette_device_worker_bytes",
-    "flechette_learn_bytes",
-    "flechette_learn_refused_total",
-    "flechette_learn_samples_total",
-    "flechette_learn_sync_seconds",
     "flechette_store_mapped_bytes",
     "flechette_store_ram_bytes",
     "flechette_switch_rows_dropped_total",
-    "flechette_trace_accesses_total",
-    "flechette_trace_dropped_total",
 ];
 
 /// The text of every page that names metrics.
@@ -111,11 +110,13 @@ fn queries() -> Vec<String> {
     targets.map(query).collect()
 }
 
-/// A server with TLS, a cache, a canary and a shadow, which trains its model, and a client.
+/// A server with TLS, a cache, a canary, a shadow and a recorded trace, which trains its model and takes
+/// samples, and a client.
 struct Site {
     workshop: Workshop,
     incoming: String,
     files: Files,
+    authority: Authority,
 }
 
 impl Site {
@@ -126,13 +127,14 @@ impl Site {
         files.write("ca.pem", &authority.pem());
         let incoming = workshop.path("incoming");
         fs::create_dir(&incoming).unwrap();
-        Self { workshop, incoming, files }
+        Self { workshop, incoming, files, authority }
     }
 
     fn serve(&self) -> Served {
         let path = |name: &str| self.files.path(name).display().to_string();
         let text = format!(
             "[tls]\ncertificate = \"{}\"\nkey = \"{}\"\n[cache]\nmode = \"on\"\nfraction = 0.05\n\
+             [trace]\nrate = 1\n[learn]\nenabled = \"on\"\n\
              [models.dlrm]\nlabels = \"canary = 1\"\ncanary_share = 0.2\nshadow = 1\nshadow_share = 0.5\n",
             path("server.pem"),
             path("server.key")
@@ -154,6 +156,23 @@ impl Site {
     }
 }
 
+impl Site {
+    /// Sends a sample to be learned, and a request with an id beyond the rows of its table.
+    fn learn_and_miss(&self, served: &Served) {
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        runtime.block_on(async {
+            let channel = endpoint(served.grpc, &self.authority, None).connect().await.unwrap();
+            let (mut client, mut request) = (CtrClient::new(channel), requests(&self.workshop).remove(0).0);
+            client.learn(labelled(request.clone(), 1.0)).await.unwrap();
+            let samples = request.samples as usize;
+            request.features[0].strings.clear();
+            request.features[0].ids = vec![u64::MAX; samples];
+            let answer = client.predict(request).await.unwrap().into_inner();
+            assert_eq!(answer.absent[0].count, samples as u64);
+        });
+    }
+}
+
 #[test]
 fn every_metric_that_a_page_names_exists_is_described_and_changes_and_every_panel_has_data() {
     if !is_installed() {
@@ -168,6 +187,7 @@ fn every_metric_that_a_page_names_exists_is_described_and_changes_and_every_pane
     fs::rename(&site.workshop.train, format!("{}/1", site.incoming)).unwrap();
     wait("versions are taken over", || served.sum("flechette_switches_total", "dlrm") >= 2.0);
     let full = site.load(&served, "--concurrency 16");
+    site.learn_and_miss(&served);
     for query in queries() {
         let answer = || prometheus.query(&query).unwrap_or_else(|error| panic!("{error}"));
         let elsewhere = ELSEWHERE.iter().any(|name| query.contains(name));

@@ -47,3 +47,16 @@ fn the_demo_shows_everything_and_leaves_no_files() {
         std::fs::read_dir(scratch.path()).unwrap().map(|entry| entry.unwrap().path()).collect();
     assert!(left.is_empty(), "{left:?}");
 }
+
+#[test]
+fn the_directory_of_the_demo_can_be_named_in_two_ways() {
+    for flag in ["--dir", "--keep"] {
+        let scratch = tempfile::tempdir().unwrap();
+        let dir = scratch.path().join("demo");
+        let output = flechette().args(["demo", "--once", "--rows", "1000", flag]).arg(&dir).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        for name in ["train.tsv", "test.tsv", "model.toml", "models/demo/1/MANIFEST.json"] {
+            assert!(dir.join(name).is_file(), "{flag}: {name}");
+        }
+    }
+}

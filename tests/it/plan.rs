@@ -261,7 +261,15 @@ fn a_server_records_the_accesses_of_the_file_that_it_scores() {
     let rate = format!("--format trace --data {trace} --scores-per-s 1M --replica-scores-per-s 1K");
     let error = run_failing(2, &format!("plan --model-config {config} {rate}"));
     assert!(error.contains("--rows-per-score: expected"), "{error}");
-    run_json(&format!("plan --model-config {config} {rate} --rows-per-score 26 --json"));
+    // A trace does not say how many rows a score looks up. With that, it leads to the replicas of its data.
+    let capacity = |data: &str| {
+        let wanted = "--scores-per-s 1M --replica-scores-per-s 1K --replica-reads-per-s 500K";
+        let mut json = run_json(&format!("plan --model-config {config} {data} {wanted} --json"));
+        json["capacity"].take()
+    };
+    let of_trace = capacity(&format!("--format trace --data {trace} --rows-per-score 26"));
+    assert_eq!(of_trace, capacity(&format!("--format criteo-tsv --data {valid}")));
+    assert!(of_trace["sizes"].as_array().is_some_and(|sizes| !sizes.is_empty()), "{of_trace}");
 
     // Records again after a restart, with a tenth of the rows.
     let traces = record(&workshop, 0.1, &state);

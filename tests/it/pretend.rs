@@ -127,6 +127,11 @@ impl Machine {
         if self.without_rustc {
             skip("no rustc to compile the pretended libraries");
         }
+        self.is_complete()
+    }
+
+    /// Whether the libraries could be compiled.
+    pub(crate) fn is_complete(&self) -> bool {
         !self.without_rustc
     }
 

@@ -52,6 +52,27 @@ fn run_script(dir: &Path, script: &str, (grpc, http): (u16, u16)) -> Output {
 }
 
 #[test]
+fn the_first_example_trains_serves_and_scores_in_an_empty_directory() {
+    let dir = tempfile::tempdir().unwrap();
+    // As written, except for the port and for the time, which depends on other tests.
+    let (grpc, http) = (free_port(), free_port());
+    let script = commands(include_str!("../../README.md"), "Train, serve, score");
+    let counts = [":8001 ", "sleep 2\n"].map(|text| script.matches(text).count());
+    assert_eq!(counts, [1, 1]);
+    let waits = format!(
+        "for n in $(seq 120); do flechette score --addr http://127.0.0.1:{grpc} --model ctr \
+         --format criteo-tsv demo/test.tsv >/dev/null 2>&1 && break; sleep 0.5; done\n"
+    );
+    let script = script.replace(":8001 ", &format!(":{grpc} ")).replace("sleep 2\n", &waits);
+    let output = run_script(dir.path(), &script, (grpc, http));
+    let (out, log) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{out}{log}");
+    let scored = out.lines().filter(|line| line.contains("20000 rows, ") && line.contains(" version 1"));
+    assert_eq!(scored.count(), 2, "by the demo and by the section: {out}{log}");
+    assert_eq!(fs::read_to_string(dir.path().join("scores.txt")).unwrap().lines().count(), 20_000);
+}
+
+#[test]
 fn train_while_serving_publishes_versions_and_scores_with_one_of_them() {
     let dir = tempfile::tempdir().unwrap();
     // As written, except for the port, which other tests use too, and for the time, which depends on them.

@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use flechette::schema::preset::ArchKind;
 use serde_json::{Value, json};
 
+use crate::fake::until;
 use crate::program::{Background, Served, flechette, highest_version, http_page};
 use crate::python::python;
 use crate::serve_train::{MODEL, Site};
@@ -84,6 +85,59 @@ async fn the_last_minutes_are_known_to_a_page_that_was_not_open() {
     }
 }
 
+/// A quantile of the durations of requests on a metrics page, as Prometheus computes it: linear within a
+/// bucket.
+fn quantile(metrics: &BTreeMap<&str, f64>, quantile: f64) -> f64 {
+    let bucket = |(series, below): (&&str, &f64)| {
+        let bound = series.strip_prefix("flechette_request_seconds_bucket{model=\"ads\",le=\"")?;
+        Some((bound.strip_suffix("\"}")?.parse::<f64>().unwrap(), *below))
+    };
+    let mut buckets: Vec<_> = metrics.iter().filter_map(bucket).collect();
+    buckets.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let rank = quantile * buckets.last().unwrap().1;
+    let (mut lower, mut before) = (0.0, 0.0);
+    for (upper, below) in buckets {
+        if below >= rank {
+            return lower + (upper - lower) * (rank - before) / (below - before);
+        }
+        (lower, before) = (upper, below);
+    }
+    panic!("no request: {metrics:?}")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_rates_of_the_last_minute_are_those_of_metrics() {
+    const REQUESTS: u64 = 50;
+    let started = Instant::now();
+    let mut running = Running::start().await;
+    let minute = async |running: &Running| {
+        let status: Value = serde_json::from_str(&running.get("/status.json").await.1).unwrap();
+        status["plots"]["models"]["ads"]["last_minute"].clone()
+    };
+    // The first reading is before the first request.
+    until(async || minute(&running).await["requests_per_second"] == 0.0).await;
+    let read = Instant::now();
+    for seed in 0..REQUESTS {
+        running.client.predict(request(3, seed).0).await.unwrap();
+    }
+    running.until_metric(&format!("flechette_request_seconds_count{{model=\"ads\"}} {REQUESTS}")).await;
+    running.until_metric("flechette_batch_samples_sum{model=\"ads\"} 150").await;
+    let at_least = read.elapsed().as_secs_f64();
+    let page = running.get("/metrics").await.1;
+    let shown = minute(&running).await;
+    let at_most = started.elapsed().as_secs_f64();
+    let rate = |name: &str| shown[name].as_f64().unwrap();
+    let requests = rate("requests_per_second");
+    let (least, most) = (REQUESTS as f64 / at_most, REQUESTS as f64 / at_least);
+    assert!((least * 0.999..=most * 1.001).contains(&requests), "{shown}: {least} to {most}");
+    assert!((rate("samples_per_second") / requests - 3.0).abs() < 1e-4, "{shown}");
+    let metrics = series(&page);
+    for (name, share) in [("p50_seconds", 0.5), ("p99_seconds", 0.99)] {
+        let expected = quantile(&metrics, share);
+        assert!((rate(name) / expected - 1.0).abs() < 1e-4, "{shown}: {expected}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_page_has_no_outside_assets_and_may_run_nothing_else() {
     let running = Running::start().await;
@@ -146,6 +200,20 @@ fn assert_figure(figure: &Value, before: &BTreeMap<&str, f64>, after: &BTreeMap<
         let (said, precision) = read(text).unwrap_or_else(|| panic!("{figure}"));
         assert!((said - value).abs() <= precision, "{figure}: {said}, {precision}");
     }
+}
+
+/// Asserts that the page shows the requests per second of the document. Without requests the rate falls. But
+/// a minute is what began with one of the last twelve readings, so it may be a twelfth shorter than before.
+fn assert_rate(found: &Value, [before, after]: [f64; 2]) {
+    let section = format!("Model {MODEL}");
+    let figures = found["figures"].as_array().unwrap();
+    let figure = figures.iter().find(|figure| figure["section"] == section && figure["title"] == "Scored");
+    let figure = figure.unwrap_or_else(|| panic!("{figures:#?}"));
+    let value: f64 = figure["value"].as_str().unwrap().parse().unwrap();
+    let range = 0.9 * before.min(after)..=1.1 * before.max(after);
+    assert!(value > 0.0 && range.contains(&value), "{figure}: {before}, {after}");
+    let (said, precision) = read(figure["text"].as_str().unwrap()).unwrap();
+    assert!((said - value).abs() <= precision, "{figure}");
 }
 
 /// Asserts that the hit rates of the tables are those of their counters.
@@ -307,9 +375,12 @@ impl Scene {
             std::thread::sleep(Duration::from_millis(500));
             before == still(&page())
         });
-        let before = page();
+        let rate =
+            || self.served.status()["plots"]["models"][MODEL]["last_minute"]["requests_per_second"].clone();
+        let (before, rate_before) = (page(), rate());
         let found = self.look(&["light-1280"]).remove(0);
-        let after = page();
+        let (after, rate_after) = (page(), rate());
+        assert_rate(&found, [rate_before, rate_after].map(|rate| rate.as_f64().unwrap()));
         let (before, after) = (series(&before), series(&after));
         let figures = found["figures"].as_array().unwrap();
         let of_series: Vec<_> = figures.iter().filter(|figure| !figure["series"].is_null()).collect();

@@ -46,3 +46,8 @@ capabilities: {drop: [ALL]}
 {{- define "flechette.scheme" -}}
 {{- ternary "https" "http" (eq (dig "tls" "http" "off" .Values.settings) "on") -}}
 {{- end -}}
+
+{{/* The port of an address. */}}
+{{- define "flechette.port" -}}
+{{- regexFind "[0-9]+$" . -}}
+{{- end -}}
