@@ -236,6 +236,7 @@ fn is_input_error(error: &TrainError) -> bool {
         | TrainError::Threads { .. }
         | TrainError::Hazard(_)
         | TrainError::Device(_)
+        | TrainError::StillWriting { .. }
         | TrainError::Stopped => false,
     }
 }

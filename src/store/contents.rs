@@ -12,7 +12,7 @@ use super::format::{self, Base, Dtype, Training};
 use super::snapshot::{DENSE, KEYS, MODEL, WEIGHT, parse_schema, table_file};
 use super::{BadRow, StoreError, Table, check_name};
 use crate::schema::{self, Schema};
-use crate::types::{Element, TableId};
+use crate::types::{Element, TableId, Version};
 
 /// Elements that one thread encodes at a time.
 const PIECE_ELEMENTS: usize = 1 << 16;
@@ -24,6 +24,8 @@ pub struct Contents<'a> {
     pub model_toml: &'a str,
     /// The version that a delta changes; `None` for a full version.
     pub base: Option<Base>,
+    /// A full version gets a number above this one, even if this version is no longer on disk.
+    pub above: Option<Version>,
     /// Dense weights.
     pub dense: Vec<DenseTensor<'a>>,
     /// One entry per table of the schema, in schema order. Rows are f32, or already of the element type that

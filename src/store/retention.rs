@@ -131,6 +131,7 @@ pub(crate) fn compact(models: &Path, name: &str, version: Version) -> Result<Bas
     let contents = Contents {
         model_toml,
         base: None,
+        above: None,
         dense: tensors(dense),
         tables: store.tables().iter().map(Rows::from).collect(),
         checkpoint: has_states

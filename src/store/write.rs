@@ -40,8 +40,8 @@ const CHUNK_BYTES: usize = 1 << 20;
 const ENCODED_BYTES: usize = 16 << 20;
 
 /// Writes a version of model `name` in the directory `models`, which is made if needed. Returns its number:
-/// the highest existing number, good or not, plus 1. After success, the version survives a crash. A failure
-/// leaves existing versions unchanged.
+/// the highest existing number, good or not, or [`Contents::above`] if that is higher, plus 1. After success,
+/// the version survives a crash. A failure leaves existing versions unchanged.
 ///
 /// # Errors
 /// [`StoreError`] for contents that do not match their schema, before anything is written; for the first row
@@ -54,7 +54,8 @@ pub fn write(models: &Path, name: &str, contents: &Contents) -> Result<Version, 
 /// the number after its base.
 ///
 /// # Errors
-/// As [`write()`]; and [`StoreError::BaseOvertaken`] for a delta whose base is not the highest version.
+/// As [`write()`]; and for a delta whose base is not the highest version [`StoreError::BaseOvertaken`], or
+/// [`StoreError::Base`] if the base is gone.
 pub(crate) fn publish(
     disk: &dyn Disk,
     models: &Path,
@@ -70,7 +71,7 @@ pub(crate) fn publish(
     sweep(&model);
     let mut staging = Staging::begin(disk, models, name)?;
     let xxh3_128 = staging.fill(contents, &schema)?;
-    let Version(version) = staging.publish(models, name, contents.base)?;
+    let Version(version) = staging.publish(models, name, contents)?;
     Ok(Base { version, xxh3_128 })
 }
 
@@ -132,7 +133,7 @@ struct Staging<'a> {
 
 impl<'a> Staging<'a> {
     fn begin(disk: &'a dyn Disk, models: &Path, name: &str) -> Result<Self, StoreError> {
-        let next = next_version(models, name)?;
+        let next = next_after(&models.join(name), versions(models, name)?.pop())?;
         for attempt in 0_u64.. {
             let path = models.join(name).join(format!(".{next}.{}.{attempt}.tmp", std::process::id()));
             match disk.create_dir(&path) {
@@ -251,14 +252,15 @@ impl<'a> Staging<'a> {
     }
 
     /// Renames the version to the next free number, which for a delta must be that after its base.
-    fn publish(mut self, models: &Path, name: &str, base: Option<Base>) -> Result<Version, StoreError> {
+    fn publish(mut self, models: &Path, name: &str, contents: &Contents) -> Result<Version, StoreError> {
         let model = models.join(name);
         loop {
-            let version = next_version(models, name)?;
-            if let Some(Base { version: base, .. }) = base.filter(|base| base.version + 1 != version.0) {
-                let highest = Version(version.0 - 1);
-                return Err(StoreError::BaseOvertaken { path: model, base: Version(base), highest });
+            let highest = versions(models, name)?.pop();
+            if let Some(base) = contents.base {
+                check_highest(&model, Version(base.version), highest)?;
             }
+            let above = contents.above.filter(|_| contents.base.is_none());
+            let version = next_after(&model, highest.max(above))?;
             let path = model.join(version.to_string());
             // A rename replaces an empty directory without an error. But a version's directory is never
             // empty, because it gets its number only when it is complete.
@@ -361,10 +363,23 @@ pub(crate) fn check_writable(models: &Path, name: &str) -> Result<(), StoreError
     staged
 }
 
-fn next_version(models: &Path, name: &str) -> Result<Version, StoreError> {
-    let highest = versions(models, name)?.last().map_or(0, |version| version.0);
-    let next = highest.checked_add(1).map(Version);
-    next.ok_or_else(|| StoreError::NumbersExhausted { path: models.join(name) })
+/// Checks that the base of a delta is the highest version of its model.
+fn check_highest(model: &Path, base: Version, highest: Option<Version>) -> Result<(), StoreError> {
+    let path = model.to_owned();
+    match highest {
+        Some(highest) if highest == base => Ok(()),
+        Some(highest) if highest > base => Err(StoreError::BaseOvertaken { path, base, highest }),
+        _ => {
+            let source = Box::new(StoreError::MissingDirectory { path: model.join(base.to_string()) });
+            Err(StoreError::Base { path, base, source })
+        }
+    }
+}
+
+/// The number after a version; 1 if there is none.
+fn next_after(model: &Path, highest: Option<Version>) -> Result<Version, StoreError> {
+    let next = highest.map_or(0, |version| version.0).checked_add(1).map(Version);
+    next.ok_or_else(|| StoreError::NumbersExhausted { path: model.to_owned() })
 }
 
 /// Locks a directory that was just made; `None` when the sweep of another writer has locked or removed it.

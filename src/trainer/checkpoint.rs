@@ -247,6 +247,8 @@ pub(crate) struct VersionParts<'a> {
     pub rows: Vec<Rows<'a>>,
     /// The version that a delta changes.
     pub base: Option<Base>,
+    /// As [`Contents::above`].
+    pub above: Option<Version>,
     /// The position of training in its data, as JSON.
     pub cursor: Option<&'a str>,
     /// Figures by name.
@@ -282,6 +284,7 @@ impl DenseCheckpoint {
         let contents = Contents {
             model_toml: &self.schema.to_toml(),
             base: parts.base,
+            above: parts.above,
             dense: named(&self.weights),
             tables: parts.rows,
             checkpoint: Some(Checkpoint { dense_states, cursor: parts.cursor }),

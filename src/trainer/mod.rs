@@ -44,6 +44,7 @@ pub use reference::ReferenceTrainer;
 pub use train_state::TrainState;
 
 use std::error::Error;
+use std::path::PathBuf;
 
 use crate::dataset::{DatasetError, FileRun, Reader};
 use crate::mem::OutOfHostMemory;
@@ -105,6 +106,11 @@ pub enum TrainError {
     Hazard(#[from] ClaimError),
     #[error(transparent)]
     Device(#[from] ScratchError),
+    #[error(
+        "{}: no answer from the disk: a version was not written within {seconds} s; what was trained after \
+         step {steps} is not published, and --resume continues from version {version}", path.display()
+    )]
+    StillWriting { path: PathBuf, seconds: u64, steps: u64, version: u64 },
     #[error("training has stopped")]
     Stopped,
 }

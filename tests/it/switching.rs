@@ -333,9 +333,14 @@ fn a_new_model_is_served_and_one_that_disappears_goes_on() {
     fs::rename(&away, &here).unwrap();
     publish_all_changed(&workshop.models, 2);
     wait("the version after the return is taken over", || serves(&served, MODEL, 2));
+    fs::rename(here.join("2"), &away).unwrap();
+    sleep(Duration::from_millis(2500));
+    assert!(serves(&served, MODEL, 2), "the loaded version goes on");
     served.terminate();
     let (_, log) = served.ended();
     assert_eq!(log.matches("model unreadable").count(), 1, "{log}");
+    let gone: Vec<_> = log.lines().filter(|line| line.contains("version no longer on disk")).collect();
+    assert!(gone.len() == 1 && gone[0].contains("dlrm") && gone[0].contains("version=2"), "{log}");
     assert!(log.contains("new model served"), "{log}");
 }
 

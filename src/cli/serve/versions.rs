@@ -14,7 +14,7 @@
 
 mod plan;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use super::add::{Stamp, stamp, version_folder};
@@ -41,6 +41,8 @@ struct Known {
     refused: BTreeMap<Version, (Stamp, String)>,
     /// Whether its directory could not be read at the last look.
     unreadable: bool,
+    /// The loaded versions that were not on disk at the last look.
+    gone: BTreeSet<Version>,
     /// The engines of the versions that the main engine does not have.
     beside: BTreeMap<Version, Arc<Engine>>,
     shadow: Option<(Version, Arc<dyn Predict>)>,

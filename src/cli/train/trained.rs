@@ -139,7 +139,8 @@ impl Trained {
             }
         };
         let (cursor, quality) = (notes.cursor.as_deref(), (notes.quality)());
-        dense.publish(&SystemDisk, models, name, VersionParts { rows, base: None, cursor, quality })
+        let parts = VersionParts { rows, base: None, above: None, cursor, quality };
+        dense.publish(&SystemDisk, models, name, parts)
     }
 
     /// The statistics of the scratchpad, or null without one.

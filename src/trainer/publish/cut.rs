@@ -61,7 +61,7 @@ impl Publisher {
         (notes, begun): (CutNotes, Instant),
         tables: &[Table],
     ) -> Result<(), TrainError> {
-        if self.base.is_none() {
+        if self.needs_all() {
             let rows = tables.iter().map(Rows::from).collect();
             return self.publish_all(state, rows, notes, begun);
         }
@@ -93,7 +93,7 @@ impl Publisher {
         file: &WorkingFile,
         (notes, begun): (CutNotes, Instant),
     ) -> Result<(), TrainError> {
-        if self.base.is_none() {
+        if self.needs_all() {
             let rows = (0..self.rows.len()).map(|t| Rows::Source(file, TableId(t as u32))).collect();
             return self.publish_all(state, rows, notes, begun);
         }
@@ -129,7 +129,8 @@ impl Publisher {
     ) -> Result<(), TrainError> {
         let dense = state.checkpoint()?;
         let CutNotes { cursor, quality } = notes;
-        let parts = VersionParts { rows, base: None, cursor: cursor.as_deref(), quality: quality() };
+        let (above, cursor_text) = (self.highest, cursor.as_deref());
+        let parts = VersionParts { rows, base: None, above, cursor: cursor_text, quality: quality() };
         let options = &self.options;
         let written = dense.publish(&*options.disk, &options.models, &options.name, parts);
         let (at, took) = (Instant::now(), begun.elapsed());
@@ -145,10 +146,17 @@ impl Publisher {
         self.begin_capture()
     }
 
-    /// Hands a complete image to the writer.
+    /// Hands a complete image to the writer. If that fails, this is reported, and the rows stay changed.
     pub(crate) fn send(&mut self) {
-        let (Some(cut), Some(base)) = (self.cut.take(), self.base) else { return };
+        let Some(cut) = self.cut.take() else { return };
         let Cut { image, dense, notes, begun, pause, .. } = cut;
-        self.in_flight = self.writer.send(Job { image, dense, notes, base, begun, pause });
+        let Some(base) = self.base else { return self.take_back(image) };
+        match self.writer.send(Box::new(Job { image, dense, notes, base, begun, pause })) {
+            Ok(()) => self.in_flight = true,
+            Err(job) => {
+                self.take_back(job.image);
+                self.writer_gone();
+            }
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! The last version of a run.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::{CutNotes, Publisher, SLOW_WRITE};
 use crate::rowlog::WorkingFile;
@@ -11,12 +11,22 @@ use crate::trainer::train_state::TrainState;
 /// Attempts to write the last version.
 const LAST_ATTEMPTS: u32 = 3;
 
+/// The end of training waits for a version this long, and as long as a slow disk needs for all tables.
+const LAST_WAIT: Duration = Duration::from_secs(600);
+const SLOW_DISK_BYTES_PER_S: usize = 8 << 20;
+
+/// How long the end of training waits for a version of tables of this many bytes.
+pub(super) fn last_wait(tables: usize) -> Duration {
+    LAST_WAIT + Duration::from_secs((tables / SLOW_DISK_BYTES_PER_S) as u64)
+}
+
 impl Publisher {
     /// Publishes the last state of training with rows in memory, and waits until it is written. Returns the
     /// version.
     ///
     /// # Errors
-    /// [`TrainError::NotFinite`] for weights, and when the version cannot be written.
+    /// [`TrainError::NotFinite`] for weights, [`TrainError::StillWriting`], and when the version cannot be
+    /// written.
     pub(crate) fn finish(
         &mut self,
         state: &TrainState,
@@ -61,9 +71,7 @@ impl Publisher {
         }
         let mut failed = None;
         for attempt in 0..=LAST_ATTEMPTS {
-            while self.in_flight {
-                failed = self.collect(SLOW_WRITE).or(failed);
-            }
+            failed = self.wait_for_writer()?.or(failed);
             if let Some(base) = self.base.filter(|_| {
                 self.published_steps == Some(state.steps) && self.published_cursor == notes.cursor
             }) {
@@ -81,5 +89,29 @@ impl Publisher {
             }
         }
         Err(failed.unwrap_or(TrainError::Stopped))
+    }
+
+    /// Waits for the version in flight. Returns why it could not be written.
+    ///
+    /// # Errors
+    /// [`TrainError::StillWriting`] after the writer's patience.
+    fn wait_for_writer(&mut self) -> Result<Option<TrainError>, TrainError> {
+        let (begun, patience) = (Instant::now(), self.writer.patience);
+        let mut failed = None;
+        while self.in_flight {
+            let left = patience.saturating_sub(begun.elapsed());
+            if left.is_zero() {
+                // Its drop must not wait again.
+                self.writer.patience = Duration::ZERO;
+                return Err(TrainError::StillWriting {
+                    path: self.options.models.join(&self.options.name),
+                    seconds: patience.as_secs(),
+                    steps: self.published_steps.unwrap_or(0),
+                    version: self.base.map_or(0, |base| base.version),
+                });
+            }
+            failed = self.collect(left.min(SLOW_WRITE)).or(failed);
+        }
+        Ok(failed)
     }
 }

@@ -10,14 +10,14 @@
 //! The first version of a run has no base on disk that deltas could apply to, so it has all rows. Train waits
 //! until it is written.
 //!
-//! The copies take memory, which is kept for the next cut. When the changed rows take a sixteenth of the
-//! tables' bytes, and at least [`LEAST_COPIED`], a cut is made before its time, and Train waits if the writer
-//! is still busy.
+//! The copies take memory, which is kept for the next cut. [`memory`] bounds it: when many rows have changed,
+//! a cut is made before its time, and Train waits if the writer is still busy.
 
 mod capture;
 mod cut;
 mod finish;
 mod image;
+mod memory;
 mod rest;
 mod row_set;
 mod segments;
@@ -34,7 +34,8 @@ use super::checkpoint::row_states;
 use super::train_state::TrainState;
 use crate::rowlog::WorkingFile;
 use crate::store::disk::Disk;
-use crate::store::{Base, Table};
+use crate::store::{Base, Table, versions};
+use crate::types::Version;
 use capture::Capture;
 use cut::Cut;
 use image::{RowImage, TableShape};
@@ -117,6 +118,8 @@ pub(crate) struct Publisher {
     may_capture: bool,
     /// The last version, if deltas apply to it.
     base: Option<Base>,
+    /// The highest version that was ever on disk, as far as is known. Its directory may be gone.
+    highest: Option<Version>,
     /// The cut whose rows are being copied.
     cut: Option<Cut>,
     writer: Writer,
@@ -133,6 +136,8 @@ pub(crate) struct Publisher {
     returned: Instant,
     /// The time between two attempts to write a version, unless the interval says otherwise.
     retry_after: Duration,
+    /// How long Train waits for a version in flight when the changed rows take their share of memory.
+    slow_write: Duration,
     /// Bytes of changed rows at which a cut is made before its time.
     most_copied: usize,
     /// Whether the log says that cuts are made before their time.
@@ -153,11 +158,6 @@ pub(crate) struct Publisher {
 /// Copying this many bytes takes less time than a small step.
 const BLOCK_BYTES: usize = 64 << 10;
 const COPY_SHARE: u32 = 2;
-
-/// A cut is made before its time when the changed rows take this share of the tables' bytes, but not below
-/// [`LEAST_COPIED`] bytes.
-const MOST_COPIED: usize = 16;
-const LEAST_COPIED: usize = 64 << 20;
 
 /// How long the publisher waits for the writer before it says so.
 const SLOW_WRITE: Duration = Duration::from_secs(30);
@@ -181,18 +181,22 @@ impl Publisher {
         let shape = |dim| TableShape { dim, states: row_states(state.optimizer.kind, dim) };
         let shapes: Vec<TableShape> = tables.iter().map(|table| shape(table.dim)).collect();
         let bytes = rows.iter().zip(&shapes).map(|(&rows, shape)| rows as usize * shape.record_bytes());
+        let bytes = bytes.sum();
+        // If the directory cannot be read, writing to it fails too, and says why.
+        let highest = versions(&options.models, &options.name).ok().and_then(|mut all| all.pop());
         Ok(Self {
             changed: rows.iter().map(|&rows| RowSet::new(rows)).collect::<Result<_, _>>()?,
             capture: None,
             spare: Some(RowImage::empty(&shapes, &rows)?),
             may_capture: false,
-            most_copied: (bytes.sum::<usize>() / MOST_COPIED).max(LEAST_COPIED),
+            most_copied: memory::most_copied(bytes),
             told_early: false,
             shapes,
             rows,
             base,
             cut: None,
-            writer: Writer::start(options.clone())?,
+            highest: highest.max(base.map(|base| Version(base.version))),
+            writer: Writer::start(options.clone(), finish::last_wait(bytes))?,
             options,
             in_flight: false,
             waited: false,
@@ -201,6 +205,7 @@ impl Publisher {
             mean_step: Duration::ZERO,
             returned: Instant::now(),
             retry_after: RETRY_AFTER,
+            slow_write: SLOW_WRITE,
             last_steps: state.steps,
             last_cut: Instant::now(),
             published_steps: base.map(|_| state.steps),
@@ -253,22 +258,6 @@ impl Publisher {
         if let Some(capture) = self.capture.take() {
             self.mark_rows(capture.into_image());
         }
-    }
-
-    /// An image without rows. It has the memory of an earlier one, if there was one.
-    ///
-    /// # Errors
-    /// [`TrainError::Memory`].
-    fn empty_image(&mut self) -> Result<RowImage, TrainError> {
-        match self.spare.take() {
-            Some(image) => Ok(image),
-            None => Ok(RowImage::empty(&self.shapes, &self.rows)?),
-        }
-    }
-
-    fn recycle(&mut self, mut image: RowImage) {
-        image.clear();
-        self.spare = Some(image);
     }
 
     /// Copies the rows that a step is about to update, if a cut needs them. With rows in memory it must be
@@ -336,7 +325,8 @@ impl Publisher {
         notes: impl FnOnce() -> Result<CutNotes, String>,
     ) -> Result<(), TrainError> {
         self.poll();
-        if self.may_cut(state.steps) {
+        // The capture may have ended. Then the next cut reads its rows from the file.
+        if self.capture.is_some() && self.may_cut(state.steps) {
             let cut = |publisher: &mut Self, notes, begun| publisher.cut_captured(state, (notes, begun));
             self.try_cut(state, notes, cut)?;
         }
@@ -397,9 +387,11 @@ impl Publisher {
 
     /// Whether a cut should be made now and the writer is free.
     fn may_cut(&self, steps: u64) -> bool {
-        // Without a base, the next version has all rows, and none are copied.
-        let early =
-            || self.base.is_some() && self.holds_most() && self.last_cut.elapsed() >= self.retry_after;
+        // If the next version has all rows, none are copied, so nothing is gained by making it early. Only
+        // after a cut that was not published must the next attempt wait.
+        let published = || self.published_steps == Some(self.last_steps);
+        let may_try = || published() || self.last_cut.elapsed() >= self.retry_after;
+        let early = || !self.needs_all() && self.holds_most() && may_try();
         !self.in_flight && (self.is_due(steps) || early())
     }
 
@@ -412,22 +404,15 @@ impl Publisher {
         }
     }
 
-    /// Whether the changed rows take their share of memory.
-    fn holds_most(&self) -> bool {
-        let captured = self.capture.as_ref().map_or(0, |capture| capture.image().bytes());
-        let marked = self.changed.iter().zip(&self.shapes);
-        let marked = marked.map(|(rows, shape)| rows.len() * shape.record_bytes()).sum::<usize>();
-        captured + marked >= self.most_copied
-    }
-
     /// Takes the writer's outcome if there is one. Waits for it, once, if the changed rows take their share
-    /// of memory.
+    /// of memory. With captured rows, it must be called after every step.
     fn poll(&mut self) {
         self.collect(Duration::ZERO);
         if self.in_flight && !self.waited && self.holds_most() {
             self.waited = true;
-            self.collect(SLOW_WRITE);
+            self.collect(self.slow_write);
         }
+        self.bound_capture();
     }
 
     /// Takes the writer's outcome, waiting for it at most this long. Returns why writing failed.
@@ -443,14 +428,7 @@ impl Publisher {
                 }
                 return None;
             }
-            Err(WriterGone) => {
-                // Its rows are lost, so the next version must have all rows.
-                (self.in_flight, self.base) = (false, None);
-                self.end_capture();
-                let reason = "the thread that publishes versions has ended".to_owned();
-                (self.on_publish)(Err(reason.clone()));
-                return Some(TrainError::Threads { reason });
-            }
+            Err(WriterGone) => return Some(self.writer_gone()),
         };
         (self.in_flight, self.waited) = (false, false);
         match outcome {
@@ -471,8 +449,18 @@ impl Publisher {
         }
     }
 
+    /// Goes on without the rows of the last cut, so the next version must have all rows.
+    fn writer_gone(&mut self) -> TrainError {
+        (self.in_flight, self.base) = (false, None);
+        self.end_capture();
+        let reason = "the thread that publishes versions has ended".to_owned();
+        (self.on_publish)(Err(reason.clone()));
+        TrainError::Threads { reason }
+    }
+
     fn written(&mut self, base: Base, published: Published) {
         self.base = Some(base);
+        self.highest = self.highest.max(Some(Version(base.version)));
         self.published_steps = Some(published.steps);
         self.published_cursor.clone_from(&published.cursor);
         (self.on_publish)(Ok(published));

@@ -1,6 +1,7 @@
 //! Versions published while training goes on equal those of a trainer that stops to write them.
 
 mod faults;
+mod limits;
 mod segments;
 
 use std::fs;
@@ -8,15 +9,20 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use super::*;
-use crate::schema::Schema;
+use crate::cache::{self, AdmissionOption, CacheOptions, CacheShape, FlatCache};
+use crate::engine::switch::{Changes, NextVersion};
+use crate::engine::{Engine, EngineParts, LookupTier};
+use crate::metrics::Metrics;
+use crate::predict::Predict;
+use crate::schema::{self, Schema};
 use crate::store::disk::SystemDisk;
 use crate::store::tests::footprint::{measured_alone, memory};
-use crate::store::{self, Purpose};
+use crate::store::{self, Opened, Purpose};
 use crate::trainer::optim::Kind;
 use crate::trainer::tests::samples::{ARCHITECTURES, generate, schema};
 use crate::trainer::tests::{KINDS, bits, optimizer};
 use crate::trainer::{ReferenceTrainer, initialise, resume};
-use crate::types::{Element, Version};
+use crate::types::Element;
 
 const STEPS: u64 = 24;
 
@@ -51,6 +57,10 @@ impl Run {
     }
 
     fn step(&mut self, seed: u64) {
+        self.step_with(seed, notes);
+    }
+
+    fn step_with(&mut self, seed: u64, notes: impl FnOnce() -> Result<CutNotes, String>) {
         let (batch, labels) = generate(&self.reference.state.schema.clone(), 5, seed);
         let mut casting = Casting::default();
         let lookups = self.reference.state.lookups.clone();
@@ -194,26 +204,54 @@ fn files_and_mappings() -> [usize; 2] {
     [fs::read_dir("/proc/self/fd").unwrap().count(), maps.lines().count()]
 }
 
+/// An engine of a version, with a cache on the host of half the rows.
+fn engine(opened: Opened) -> Engine {
+    let table = |t: &schema::Table| cache::TableShape { rows: t.rows, row_bytes: t.row_bytes() };
+    let shape = CacheShape::from_fraction(0.5, opened.schema.tables.iter().map(table).collect());
+    let version = opened.store.version();
+    let options = CacheOptions { admission: AdmissionOption::ALL, version, ..CacheOptions::default() };
+    let parts = EngineParts {
+        name: "m".to_owned(),
+        lookup_tier: LookupTier::Host(FlatCache::new(&shape, &options).unwrap()),
+        metrics: Metrics::new().unwrap().model("m", &opened.schema),
+        threads: Arc::new(rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap()),
+        max_samples: 64,
+    };
+    Engine::new(opened, parts).unwrap()
+}
+
+/// Lets an engine take over the version after its own, as a server does.
+fn take_over(engine: &Engine, models: &Path, version: Version) {
+    let served = engine.served();
+    let opened = store::open_after(models, "m", version, &served.store).unwrap();
+    let changes = opened.store.changed_since(&served.store).map_or(Changes::Unknown, Changes::Rows);
+    // The switch waits until the old version is released.
+    drop(served);
+    let version = engine.accept(opened).unwrap();
+    engine.switch(NextVersion { version, changes, switch_bytes: u64::MAX, old_stays: false }).unwrap();
+}
+
 /// Does nothing as a test. The next test runs it in a child process, because it measures its process.
 #[test]
-fn child_that_publishes_and_opens_500_versions() {
+fn child_that_publishes_and_serves_500_versions() {
     let Some(models) = std::env::var_os(CHILD) else { return };
     let models = Path::new(&models);
     let reference = initialise(&schema(ARCHITECTURES[0]), optimizer(Kind::Adagrad), 3).unwrap();
     let options = PublishOptions { keep: 1, compact_at: 1e9, ..options(models, Every::Steps(u64::MAX)) };
     let mut run = Run::with(reference, None, options);
-    let mut served: Option<store::EmbeddingStore> = None;
+    let mut served: Option<Engine> = None;
     let (mut warm, mut most) = ([0; 3], [0; 3]);
     for step in 1..=500 {
         run.step(step);
         run.after.clear();
         run.log.lock().unwrap().clear();
         let version = Version(run.finish().version);
-        let opened = match &served {
-            None => store::open(models, "m", version, Purpose::Serve),
-            Some(served) => store::open_after(models, "m", version, served),
-        };
-        served = Some(opened.unwrap().store);
+        match &served {
+            None => served = Some(engine(store::open(models, "m", version, Purpose::Serve).unwrap())),
+            Some(engine) => take_over(engine, models, version),
+        }
+        let engine = served.as_ref().unwrap();
+        assert_eq!(engine.predict(&engine.generate_batch(step)).unwrap().version, version);
         let [files, mappings] = files_and_mappings();
         let now = [files, mappings, memory("RssAnon") as usize];
         // A chain has at most 100 deltas, so the first 250 versions have the longest one.
@@ -231,7 +269,7 @@ fn child_that_publishes_and_opens_500_versions() {
 #[test]
 fn memory_open_files_and_versions_on_disk_stay_bounded_over_500_versions() {
     let dir = tempfile::tempdir().unwrap();
-    let child = "trainer::publish::tests::child_that_publishes_and_opens_500_versions";
+    let child = "trainer::publish::tests::child_that_publishes_and_serves_500_versions";
     measured_alone(child, CHILD, dir.path());
 }
 
@@ -239,8 +277,10 @@ fn memory_open_files_and_versions_on_disk_stay_bounded_over_500_versions() {
 fn a_version_is_cut_before_its_time_when_the_changed_rows_take_their_share_of_memory() {
     let dir = tempfile::tempdir().unwrap();
     let mut run = Run::new(dir.path(), &schema(ARCHITECTURES[0]), Kind::Adagrad, 1000);
-    run.publisher.most_copied = 200;
-    run.publisher.retry_after = Duration::ZERO;
+    run.publisher.block_bytes = usize::MAX;
+    run.step(STEPS);
+    // No step changes so many rows that they would not be copied.
+    run.publisher.most_copied = run.publisher.marked_bytes();
     run.finish();
     (0..STEPS).for_each(|seed| run.step(seed));
     // Train has waited for each version before the next one was due.

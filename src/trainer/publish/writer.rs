@@ -1,6 +1,6 @@
 //! The thread that writes versions while training goes on.
 
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SendError, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -45,32 +45,49 @@ pub(crate) struct WriterGone;
 /// The thread. It ends when this is dropped, after the version that it is writing.
 pub(crate) struct Writer {
     options: PublishOptions,
-    jobs: Option<SyncSender<Job>>,
+    jobs: Option<SyncSender<Box<Job>>>,
     outcomes: Receiver<Outcome>,
     thread: Option<JoinHandle<()>>,
+    /// How long the end of training waits for a version. After that, the thread is left to itself.
+    pub patience: Duration,
 }
 
 impl Writer {
     /// # Errors
     /// [`TrainError::Threads`].
-    pub(crate) fn start(options: PublishOptions) -> Result<Self, TrainError> {
-        let (jobs, received) = sync_channel::<Job>(1);
+    pub(crate) fn start(options: PublishOptions, patience: Duration) -> Result<Self, TrainError> {
+        let (jobs, received) = sync_channel::<Box<Job>>(1);
         let (done, outcomes) = sync_channel(1);
         let of_thread = options.clone();
         let thread = std::thread::Builder::new().name("publish".to_owned()).spawn(move || {
             for job in received {
-                if done.send(write(&of_thread, job)).is_err() {
+                if done.send(write(&of_thread, *job)).is_err() {
                     return;
                 }
             }
         });
         let thread = thread.map_err(|e| TrainError::Threads { reason: e.to_string() })?;
-        Ok(Self { options, jobs: Some(jobs), outcomes, thread: Some(thread) })
+        Ok(Self { options, jobs: Some(jobs), outcomes, thread: Some(thread), patience })
     }
 
-    /// Hands over a job. There must be none in flight. Returns false if the thread has ended.
-    pub(crate) fn send(&self, job: Job) -> bool {
-        self.jobs.as_ref().is_some_and(|jobs| jobs.send(job).is_ok())
+    /// Hands over a job. There must be none in flight. If the thread has ended, another one is started.
+    ///
+    /// # Errors
+    /// The job, if there is no thread.
+    pub(crate) fn send(&mut self, job: Box<Job>) -> Result<(), Box<Job>> {
+        let Err(job) = self.offer(job) else { return Ok(()) };
+        match Self::start(self.options.clone(), self.patience) {
+            Ok(another) => *self = another,
+            Err(_) => return Err(job),
+        }
+        self.offer(job)
+    }
+
+    fn offer(&self, job: Box<Job>) -> Result<(), Box<Job>> {
+        match &self.jobs {
+            Some(jobs) => jobs.send(job).map_err(|SendError(job)| job),
+            None => Err(job),
+        }
     }
 
     /// The outcome of the job in flight, if it ends within `patience`.
@@ -94,6 +111,19 @@ impl Writer {
 impl Drop for Writer {
     fn drop(&mut self) {
         self.jobs = None;
+        let begun = Instant::now();
+        // The channel is closed when the thread ends.
+        loop {
+            let left = self.patience.saturating_sub(begun.elapsed());
+            match self.wait(left) {
+                Err(WriterGone) => break,
+                Ok(None) if left.is_zero() => {
+                    tracing::warn!(model = self.options.name, "a version is still being written");
+                    return;
+                }
+                Ok(_) => {}
+            }
+        }
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
@@ -165,6 +195,7 @@ fn publish(
             (0..image.tables()).map(changed).collect()
         },
         base: (!full).then_some(base),
+        above: Some(Version(base.version)),
         cursor: notes.cursor.as_deref(),
         quality: (notes.quality)(),
     };

@@ -65,6 +65,7 @@ impl Versions {
         }
         let on_disk = self.on_disk(model, name, known)?;
         known.refused.retain(|version, _| on_disk.contains(version));
+        self.warn_of_gone(model, name, &on_disk, known);
         let mut opener = Opener { versions: self, model, name, known, urgent: look.urgent };
         let (mut missing, mut refused) = (Vec::new(), None);
         let mut policy = opener.policy(&traffic.versions, (&on_disk, look.new), (&mut missing, &mut refused));
@@ -135,6 +136,19 @@ impl Versions {
                 Err(reason.to_string())
             }
         }
+    }
+
+    /// Warns once of each loaded version that is no longer on disk.
+    fn warn_of_gone(&self, model: &LoadedModel, name: &str, on_disk: &[Version], known: &mut Known) {
+        let loaded = known.beside.keys().copied().chain([model.engine.version()]);
+        let gone: BTreeSet<Version> = loaded.filter(|version| !on_disk.contains(version)).collect();
+        for version in gone.difference(&known.gone) {
+            let effect = "it goes on, and a restart would not find it";
+            tracing::warn!(model = name, version = version.0, "version no longer on disk: {effect}");
+            let text = format!("version {version} is no longer on disk: {effect}");
+            self.loader.metrics.events.record(EventKind::Refused, name, text);
+        }
+        known.gone = gone;
     }
 }
 

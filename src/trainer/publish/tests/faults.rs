@@ -2,14 +2,19 @@
 
 use std::io;
 
+use super::segments::{OnDisk, Slow, expected};
 use super::*;
 use crate::store::crash::{Fault, RecordingDisk};
+use crate::trainer::pipeline::policy::Policy;
+use crate::trainer::pipeline::tests::Case;
+use crate::trainer::{ScratchpadSize, TrainState};
 
 const EVERY: u64 = 2;
 
 /// Trains some steps with this fault, and writes the last version. Asserts that training never ends, and
-/// that every version on disk is the trainer after its step. Returns the number of calls.
-fn train(fault: Option<Fault>) -> usize {
+/// that every version on disk is the trainer after its step. If each version is awaited before the next is
+/// due, every run makes the same calls. Returns the number of calls.
+fn train(fault: Option<Fault>, awaited: bool) -> usize {
     let dir = tempfile::tempdir().unwrap();
     let disk = Arc::new(RecordingDisk { fault, ..RecordingDisk::default() });
     let options = PublishOptions { disk: disk.clone(), ..options(dir.path(), Every::Steps(EVERY)) };
@@ -18,9 +23,10 @@ fn train(fault: Option<Fault>) -> usize {
     run.publisher.retry_after = Duration::from_millis(1);
     for seed in 0..4 * EVERY {
         run.step(seed);
-        // Each version is written before the next is due, so that every run makes the same calls.
-        run.publisher.settle(&run.reference.state, &run.reference.tables, notes).unwrap();
-        while run.publisher.in_flight {
+        if awaited {
+            run.publisher.settle(&run.reference.state, &run.reference.tables, notes).unwrap();
+        }
+        while awaited && run.publisher.in_flight {
             run.publisher.collect(SLOW_WRITE);
         }
     }
@@ -44,23 +50,65 @@ fn train(fault: Option<Fault>) -> usize {
     disk.ops.lock().unwrap().len()
 }
 
+/// Each single call that fails, and one that takes effect although it reports a failure.
+fn single_faults(calls: usize) -> impl Iterator<Item = Option<Fault>> {
+    let fault = move |at| [false, true].map(|done| Fault { at, calls: 1, done, kind: io::ErrorKind::Other });
+    (0..calls).flat_map(fault).map(Some)
+}
+
 #[test]
 fn whichever_call_fails_training_goes_on_and_no_row_is_lost() {
-    let calls = train(None);
+    let calls = train(None, true);
     assert!(calls > 60, "{calls}");
-    for at in 0..calls {
-        for done in [false, true] {
-            train(Some(Fault { at, calls: 1, done, kind: io::ErrorKind::Other }));
-        }
+    for fault in single_faults(calls) {
+        train(fault, true);
+    }
+}
+
+#[test]
+fn whichever_call_fails_while_steps_are_taken_no_row_is_lost() {
+    let calls = train(None, true);
+    for fault in single_faults(calls) {
+        train(fault, false);
+    }
+}
+
+/// As [`train`], with a scratchpad, while versions are written.
+fn train_on_disk(case: &Case, expected: &[Vec<u32>], fault: Option<Fault>) -> usize {
+    let disk = Arc::new(RecordingDisk { fault, ..RecordingDisk::default() });
+    let mut run = OnDisk::with(case.begin(None), 4, disk.clone());
+    run.publisher.retry_after = Duration::from_millis(1);
+    run.train_only(case, &mut Slow(Duration::from_millis(1), |_: &TrainState| notes()));
+    let last = run.finish();
+    let steps_of = |version: Version| {
+        let resumed = run.resumed(version.0, case);
+        assert!(bits(&resumed) == expected[resumed.steps() as usize], "{fault:?}: version {version}");
+        resumed.steps()
+    };
+    let versions = store::versions(run.models.path(), "m").unwrap();
+    let steps: Vec<u64> = versions.into_iter().map(steps_of).collect();
+    assert!(steps.is_sorted() && steps.last() == Some(&(expected.len() as u64 - 1)), "{fault:?}: {steps:?}");
+    assert_eq!(Some(&steps_of(Version(last.version))), steps.last());
+    disk.ops.lock().unwrap().len()
+}
+
+#[test]
+fn whichever_call_fails_in_training_with_a_scratchpad_no_row_is_lost() {
+    let case = Case { samples: 20 * 16, ..Case::new(ScratchpadSize::Fraction(0.3), Policy::Lru) };
+    let expected = expected(&case);
+    let calls = train_on_disk(&case, &expected, None);
+    assert!(calls > 40, "{calls}");
+    for fault in single_faults(calls) {
+        train_on_disk(&case, &expected, fault);
     }
 }
 
 #[test]
 fn a_disk_that_is_full_for_a_while_costs_versions_but_no_row() {
-    let calls = train(None);
+    let calls = train(None, true);
     for at in (0..calls).step_by(7) {
         for full in [2, 5] {
-            train(Some(Fault { at, calls: full, done: false, kind: io::ErrorKind::StorageFull }));
+            train(Some(Fault { at, calls: full, done: false, kind: io::ErrorKind::StorageFull }), true);
         }
     }
 }

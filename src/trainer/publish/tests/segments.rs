@@ -11,20 +11,20 @@ use crate::trainer::pipeline::tests::{Case, assert_same, cases, schema};
 use crate::trainer::{Data, Pipeline, PipelineSettings, Progress, ScratchpadSize, TrainState};
 
 /// An observer whose steps take some time, so that versions are written between them.
-struct Slow(Duration);
+pub(super) struct Slow<N>(pub Duration, pub N);
 
-impl RunObserver for Slow {
+impl<N: FnMut(&TrainState) -> Result<CutNotes, String>> RunObserver for Slow<N> {
     fn step(&mut self, _: &Progress<'_>) {
         std::thread::sleep(self.0);
     }
 
-    fn notes(&mut self, _: &TrainState) -> Result<CutNotes, String> {
-        notes()
+    fn notes(&mut self, state: &TrainState) -> Result<CutNotes, String> {
+        self.1(state)
     }
 }
 
 /// The numbers of the sequential trainer before the first step and after each step.
-fn expected(case: &Case) -> Vec<Vec<u32>> {
+pub(super) fn expected(case: &Case) -> Vec<Vec<u32>> {
     struct After(Vec<Vec<u32>>);
     impl AroundSteps for After {
         fn before(&mut self, _: &[Table], _: &Casting) {}
@@ -43,50 +43,68 @@ fn expected(case: &Case) -> Vec<Vec<u32>> {
 }
 
 /// A run of a case that publishes.
-struct OnDisk {
-    models: tempfile::TempDir,
-    state: TrainState,
-    pipeline: Pipeline,
-    publisher: Publisher,
-    log: Log,
+pub(super) struct OnDisk {
+    pub models: tempfile::TempDir,
+    pub state: TrainState,
+    pub pipeline: Pipeline,
+    pub publisher: Publisher,
+    pub log: Log,
     /// Whether rows were captured up to the last step.
-    captured: bool,
+    pub captured: bool,
     _dir: tempfile::TempDir,
 }
 
 impl OnDisk {
     fn new(case: &Case, every: u64) -> Self {
-        Self::with(case.begin(None), every)
+        Self::with(case.begin(None), every, Arc::new(SystemDisk))
     }
 
-    fn with((state, pipeline, dir): (TrainState, Pipeline, tempfile::TempDir), every: u64) -> Self {
+    pub(super) fn with(
+        (state, pipeline, dir): (TrainState, Pipeline, tempfile::TempDir),
+        every: u64,
+        disk: Arc<dyn Disk + Send>,
+    ) -> Self {
         let models = tempfile::tempdir().unwrap();
         let log = Log::default();
         let seen = log.clone();
         let on_publish = Box::new(move |outcome| seen.lock().unwrap().push(outcome));
-        let options = options(models.path(), Every::Steps(every));
+        let options = PublishOptions { disk, ..options(models.path(), Every::Steps(every)) };
         let publisher = Publisher::new(options, &state, None, on_publish).unwrap();
         Self { models, state, pipeline, publisher, log, captured: false, _dir: dir }
     }
 
     /// Trains the case and writes the last version. Returns the versions.
     fn train(&mut self, case: &Case, each_step: Duration) -> Vec<Published> {
+        self.train_only(case, &mut Slow(each_step, |_: &TrainState| notes()));
+        self.finish();
+        self.published()
+    }
+
+    /// Trains the case.
+    pub(super) fn train_only(&mut self, case: &Case, observer: &mut dyn RunObserver) {
         let mut data = case.data();
         let data = Data { reader: &mut data, batch: case.batch, steps: u64::MAX };
         let Self { state, pipeline, publisher, .. } = self;
-        let watched: (&mut dyn RunObserver, _) = (&mut Slow(each_step), &Stop::default());
-        let samples = publisher.train_on_disk(state, pipeline, data, watched).unwrap();
+        let samples = publisher.train_on_disk(state, pipeline, data, (observer, &Stop::default())).unwrap();
         assert_eq!(samples, case.samples as u64);
         self.captured = publisher.capture.is_some();
+    }
+
+    /// Writes the last version.
+    pub(super) fn finish(&mut self) -> Base {
+        let Self { state, pipeline, publisher, .. } = self;
         pipeline.flush().unwrap();
-        publisher.finish_file(state, pipeline.store(), &notes().unwrap()).unwrap();
+        publisher.finish_file(state, pipeline.store(), &notes().unwrap()).unwrap()
+    }
+
+    pub(super) fn published(&self) -> Vec<Published> {
         let log = self.log.lock().unwrap();
         log.iter().filter_map(|outcome| outcome.clone().ok()).collect()
     }
 
     /// A trainer that continues from a version.
-    fn resumed(&self, version: &Published, case: &Case) -> ReferenceTrainer {
-        let opened = store::open(self.models.path(), "m", Version(version.version), Purpose::Train).unwrap();
+    pub(super) fn resumed(&self, version: u64, case: &Case) -> ReferenceTrainer {
+        let opened = store::open(self.models.path(), "m", Version(version), Purpose::Train).unwrap();
         resume(opened, case.optimizer()).unwrap()
     }
 }
@@ -100,7 +118,7 @@ proptest! {
         let expected = expected(&case);
         let mut run = OnDisk::new(&case, every);
         for published in run.train(&case, Duration::ZERO) {
-            let resumed = run.resumed(&published, &case);
+            let resumed = run.resumed(published.version, &case);
             prop_assert!(bits(&resumed) == expected[published.steps as usize], "{published:?}");
         }
     }
@@ -115,7 +133,7 @@ fn a_run_with_a_scratchpad_goes_on_while_deltas_are_published_at_their_steps() {
     let steps: Vec<u64> = published.iter().map(|one| one.steps).collect();
     assert!(steps.len() >= 3 && steps[0] == 16 && steps.ends_with(&[64]), "{steps:?}");
     for one in &published {
-        assert!(bits(&run.resumed(one, &case)) == expected[one.steps as usize], "{one:?}");
+        assert!(bits(&run.resumed(one.version, &case)) == expected[one.steps as usize], "{one:?}");
     }
     // Deltas had captured rows, so they did not make a run end.
     assert!(run.captured && published[0].full && !published[1].full);
@@ -133,11 +151,11 @@ fn a_scratchpad_on_a_cusim_device_publishes_its_rows_after_a_step() {
     let dir = tempfile::tempdir().unwrap();
     let (state, store) = initialise_on_disk(&schema(), case.optimizer(), 7, (dir.path(), vec![])).unwrap();
     let pipeline = Pipeline::on_device(&driver, &state, (store, None), case.settings.clone()).unwrap();
-    let mut run = OnDisk::with((state, pipeline, dir), 5);
+    let mut run = OnDisk::with((state, pipeline, dir), 5, Arc::new(SystemDisk));
     let published = run.train(&case, Duration::from_millis(4));
     assert!(run.captured && published.len() >= 2, "{published:?}");
     for one in &published {
-        assert!(bits(&run.resumed(one, &case)) == expected[one.steps as usize], "{one:?}");
+        assert!(bits(&run.resumed(one.version, &case)) == expected[one.steps as usize], "{one:?}");
     }
 }
 
@@ -153,7 +171,7 @@ fn replicas_publish_what_they_have_after_a_step() {
         let data = Data { reader: &mut data, batch: case.batch, steps: published.steps };
         pipeline.run(&mut state, data, &mut |_: &Progress<'_>| ()).unwrap();
         pipeline.flush().unwrap();
-        let resumed = run.resumed(&published, &case);
+        let resumed = run.resumed(published.version, &case);
         assert_same(&state, pipeline.store(), &resumed, &format!("{published:?}"));
     }
 }
@@ -181,7 +199,7 @@ fn rows_of_a_version_that_cannot_be_written_are_in_the_next_one_also_with_a_scra
     mover.join().unwrap();
     assert!(run.log.lock().unwrap().iter().any(|outcome| outcome.is_err()));
     for one in &published {
-        assert!(bits(&run.resumed(one, &case)) == expected[one.steps as usize], "{one:?}");
+        assert!(bits(&run.resumed(one.version, &case)) == expected[one.steps as usize], "{one:?}");
     }
     assert_eq!(published.last().map(|one| one.steps), Some(40));
 }

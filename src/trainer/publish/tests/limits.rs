@@ -1,0 +1,198 @@
+//! What a run does when its versions are refused for long, or its disk, its writer or its directory is gone:
+//! memory and waiting are bounded, and no row is lost.
+
+use std::fs::File;
+use std::io;
+use std::sync::Condvar;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::segments::{OnDisk, Slow, expected};
+use super::*;
+use crate::trainer::pipeline::policy::Policy;
+use crate::trainer::pipeline::tests::Case;
+use crate::trainer::{ScratchpadSize, TrainState};
+
+/// A disk that does not answer while it is stuck.
+#[derive(Default)]
+struct StuckDisk {
+    stuck: Mutex<bool>,
+    freed: Condvar,
+}
+
+impl StuckDisk {
+    fn set_stuck(&self, stuck: bool) {
+        *self.stuck.lock().unwrap() = stuck;
+        self.freed.notify_all();
+    }
+}
+
+impl Disk for StuckDisk {
+    fn create_dir(&self, path: &Path) -> io::Result<()> {
+        SystemDisk.create_dir(path)
+    }
+
+    fn create(&self, path: &Path) -> io::Result<File> {
+        SystemDisk.create(path)
+    }
+
+    fn append(&self, file: &mut File, path: &Path, bytes: &[u8]) -> io::Result<()> {
+        SystemDisk.append(file, path, bytes)
+    }
+
+    fn sync(&self, file: &File, path: &Path) -> io::Result<()> {
+        let stuck = self.stuck.lock().unwrap();
+        let limit = Duration::from_secs(60);
+        let (_freed, timeout) = self.freed.wait_timeout_while(stuck, limit, |stuck| *stuck).unwrap();
+        assert!(!timeout.timed_out(), "nobody waits this long");
+        SystemDisk.sync(file, path)
+    }
+
+    fn sync_dir(&self, path: &Path) -> io::Result<()> {
+        SystemDisk.sync_dir(path)
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        SystemDisk.rename(from, to)
+    }
+}
+
+/// A run with a scratchpad that may copy few rows, and what it should train.
+fn small_on_disk(disk: &Arc<StuckDisk>) -> (Case, Vec<Vec<u32>>, OnDisk) {
+    let case = Case { samples: 64 * 16, ..Case::new(ScratchpadSize::Fraction(0.3), Policy::Lru) };
+    let expected = expected(&case);
+    let mut run = OnDisk::with(case.begin(None), 8, disk.clone());
+    run.publisher.most_copied = 2000;
+    (run.publisher.slow_write, run.publisher.retry_after) = (Duration::from_millis(1), Duration::ZERO);
+    (case, expected, run)
+}
+
+/// Asserts that the last version is the trainer after the last step, and that it has all rows.
+fn assert_ends_with_all_rows(run: &OnDisk, case: &Case, expected: &[Vec<u32>]) {
+    let published = run.published();
+    let last = published.last().unwrap();
+    assert_eq!((last.steps, last.full), (64, true), "{published:?}");
+    assert!(bits(&run.resumed(last.version, case)) == expected[64]);
+}
+
+#[test]
+fn a_gate_that_keeps_refusing_ends_the_capture_and_the_next_version_has_all_rows() {
+    let (case, expected, mut run) = small_on_disk(&Arc::default());
+    let gate = |state: &TrainState| if state.steps == 8 { notes() } else { Err("refused".to_owned()) };
+    run.train_only(&case, &mut Slow(Duration::ZERO, gate));
+    assert_eq!(run.published().len(), 1);
+    assert!(!run.captured && run.publisher.spare.is_none(), "captured rows are released");
+    run.finish();
+    assert_ends_with_all_rows(&run, &case, &expected);
+}
+
+#[test]
+fn a_disk_that_does_not_answer_ends_the_capture_and_no_row_is_lost() {
+    let disk = Arc::<StuckDisk>::default();
+    let (case, expected, mut run) = small_on_disk(&disk);
+    let mut cuts = 0;
+    let stuck = |_: &TrainState| {
+        cuts += 1;
+        disk.set_stuck(cuts > 1);
+        notes()
+    };
+    run.train_only(&case, &mut Slow(Duration::ZERO, stuck));
+    assert!(!run.captured && run.publisher.in_flight);
+    disk.set_stuck(false);
+    run.finish();
+    assert_ends_with_all_rows(&run, &case, &expected);
+}
+
+#[test]
+fn after_a_long_refusal_the_next_version_has_all_rows_and_none_are_copied() {
+    let dir = tempfile::tempdir().unwrap();
+    let reference = initialise(&schema(ARCHITECTURES[0]), optimizer(Kind::Adagrad), 3).unwrap();
+    let options = PublishOptions { compact_at: 1e9, ..options(dir.path(), Every::Steps(1)) };
+    let mut run = Run::with(reference, None, options);
+    run.publisher.most_copied = 200;
+    run.finish();
+    (0..STEPS).for_each(|seed| run.step_with(seed, || Err("refused".to_owned())));
+    assert!(run.publisher.marked_bytes() > run.publisher.most_held());
+    run.step(STEPS);
+    assert!(run.publisher.cut.is_none() && !run.publisher.in_flight);
+    let last = run.log.lock().unwrap().last().cloned().unwrap().unwrap();
+    assert_eq!((last.version, last.full, last.steps), (2, true, STEPS + 1));
+    run.assert_published(dir.path());
+}
+
+#[test]
+fn after_the_writing_thread_has_ended_another_one_writes_deltas_and_no_row_is_lost() {
+    let dir = tempfile::tempdir().unwrap();
+    let reference = initialise(&schema(ARCHITECTURES[0]), optimizer(Kind::Adagrad), 3).unwrap();
+    let options = PublishOptions { compact_at: 1e9, ..options(dir.path(), Every::Steps(2)) };
+    let mut run = Run::with(reference, None, options);
+    let panics = Arc::new(AtomicBool::new(true));
+    let poisoned = || {
+        let panics = panics.clone();
+        let quality = move || {
+            let on_writer = std::thread::current().name() == Some("publish");
+            assert!(!(on_writer && panics.swap(false, Ordering::SeqCst)), "the first delta's figures");
+            BTreeMap::new()
+        };
+        Ok(CutNotes { quality: Arc::new(quality), ..notes()? })
+    };
+    for seed in 0..8 {
+        run.step_with(seed, poisoned);
+        run.publisher.settle(&run.reference.state, &run.reference.tables, poisoned).unwrap();
+        run.publisher.collect(SLOW_WRITE);
+    }
+    let kinds = |log: &Log| -> Vec<Result<bool, ()>> {
+        log.lock().unwrap().iter().map(|one| one.as_ref().map(|one| one.full).map_err(drop)).collect()
+    };
+    // A full version, the delta that failed, all rows again, and then a delta.
+    assert_eq!(kinds(&run.log), [Ok(true), Err(()), Ok(true), Ok(false)]);
+    run.step(8);
+    run.finish();
+    run.assert_published(dir.path());
+}
+
+#[test]
+fn a_run_whose_disk_does_not_answer_ends_with_an_error_that_says_where_resume_continues() {
+    let dir = tempfile::tempdir().unwrap();
+    let disk = Arc::<StuckDisk>::default();
+    let reference = initialise(&schema(ARCHITECTURES[0]), optimizer(Kind::Adagrad), 3).unwrap();
+    let options = PublishOptions { disk: disk.clone(), ..options(dir.path(), Every::Steps(u64::MAX)) };
+    let mut run = Run::with(reference, None, options);
+    run.publisher.writer.patience = Duration::from_millis(20);
+    run.step(1);
+    run.finish();
+    disk.set_stuck(true);
+    run.step(2);
+    let Run { reference, publisher, .. } = &mut run;
+    let error = publisher.finish(&reference.state, &reference.tables, &notes().unwrap()).unwrap_err();
+    let error = error.to_string();
+    assert!(error.starts_with(dir.path().join("m").to_str().unwrap()), "{error}");
+    let rest = "what was trained after step 1 is not published, and --resume continues from version 1";
+    assert!(error.ends_with(rest), "{error}");
+    // It does not wait for the thread, which ends when the disk answers.
+    drop(run);
+    disk.set_stuck(false);
+}
+
+#[test]
+fn a_model_whose_directory_disappears_gets_no_number_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut run = Run::new(dir.path(), &schema(ARCHITECTURES[0]), Kind::Adagrad, 100);
+    for seed in 0..3 {
+        run.step(seed);
+        run.finish();
+    }
+    fs::remove_dir_all(dir.path().join("m")).unwrap();
+    run.step(3);
+    assert_eq!(run.finish().version, 4);
+    let log = run.log.lock().unwrap().clone();
+    let refused = log[3].as_ref().unwrap_err();
+    let gone = dir.path().join("m/3");
+    assert!(refused.ends_with(&format!("its base, version 3: {}: no such directory", gone.display())));
+    assert!(log[4].as_ref().unwrap().full);
+    // A publisher without a base knows the numbers from its start.
+    let reference = initialise(&schema(ARCHITECTURES[0]), optimizer(Kind::Adagrad), 3).unwrap();
+    let mut next = Run::on(dir.path(), reference, 100, None);
+    fs::remove_dir_all(dir.path().join("m")).unwrap();
+    next.step(1);
+    assert_eq!(next.finish().version, 5);
+}
