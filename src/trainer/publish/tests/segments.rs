@@ -220,7 +220,12 @@ fn a_pause_of_the_reader_never_ends_training_whoever_asks_for_it() {
         });
         let OnDisk { state, pipeline, publisher, .. } = &mut run;
         let data = Data { reader: &mut data, batch: case.batch, steps: u64::MAX };
-        let samples = publisher.train_on_disk(state, pipeline, data, (&mut Slow(Duration::ZERO), &stop));
+        let samples = publisher.train_on_disk(
+            state,
+            pipeline,
+            data,
+            (&mut Slow(Duration::ZERO, |_: &TrainState| notes()), &stop),
+        );
         ended.store(true, std::sync::atomic::Ordering::SeqCst);
         assert_eq!(samples.unwrap(), case.samples as u64);
     });
