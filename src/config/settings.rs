@@ -91,7 +91,8 @@ pub(crate) const SECTIONS: &[Section] = &[
                 Words("1GiB, or the least value if that is more"),
                 "Most memory for the messages of all calls in flight, encoded and decoded, and for answers \
                  that have not left; at least what the largest message may take, 33 × `server.max_bytes` \
-                 and 26MB",
+                 and 26MB. Divided by `server.max_connections`, it is also what a gRPC connection may send \
+                 before it is read, from 64 KiB to 1 MiB",
             ),
             setting(
                 "server.max_connections",

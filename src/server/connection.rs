@@ -63,6 +63,10 @@ const FAULTS: usize = 100_000;
 /// Most bytes of each answer that HTTP/2 takes before the socket does.
 const SEND_BUFFER: usize = 64 << 10;
 
+/// Least and most bytes that a connection's client may send before they are read. HTTP/2 allows no less at
+/// first, and more helps no client, because what waits here only ages.
+const UNREAD: (usize, usize) = (65_535, 1 << 20);
+
 /// The first bytes of every HTTP/2 client: a fixed text of 24 bytes, and the 9 bytes of a frame's head.
 const PREFACE: usize = 24 + 9;
 
@@ -75,8 +79,25 @@ pub(crate) struct GrpcPort<S> {
     pub shared: Arc<Shared>,
     pub service: S,
     pub limits: Limits,
-    pub max_streams: u32,
+    pub http2: Http2,
     pub stop: watch::Receiver<bool>,
+}
+
+/// What HTTP/2 allows a connection.
+#[derive(Clone, Copy)]
+pub(crate) struct Http2 {
+    max_streams: u32,
+    /// Bytes that were received and not read.
+    unread: u32,
+}
+
+impl Http2 {
+    /// All connections together may have as many unread bytes as the calls in flight may take.
+    pub(crate) fn new(config: &ServerConfig) -> Self {
+        let (least, most) = UNREAD;
+        let unread = (config.max_inflight_bytes / config.max_connections.max(1)).clamp(least, most);
+        Self { max_streams: config.max_streams, unread: unread as u32 }
+    }
 }
 
 /// How long a client may take.
@@ -102,7 +123,7 @@ impl<S: GrpcService> GrpcPort<S> {
     /// Ends when `stop` is set and all connections are closed.
     pub(crate) async fn serve(self, mut port: Limited) {
         let mut stop = self.stop.clone();
-        let http2 = http2(self.max_streams);
+        let http2 = http2(self.http2);
         // Each task of a connection has a sender, so the channel is closed when the last of them has ended.
         let (open, mut all_closed) = mpsc::channel::<Infallible>(1);
         loop {
@@ -167,7 +188,7 @@ impl<S: GrpcService> GrpcPort<S> {
     }
 }
 
-fn http2(max_streams: u32) -> http2::Builder<TokioExecutor> {
+fn http2(Http2 { max_streams, unread }: Http2) -> http2::Builder<TokioExecutor> {
     let mut http2 = http2::Builder::new(TokioExecutor::new());
     http2
         .timer(TokioTimer::new())
@@ -175,6 +196,8 @@ fn http2(max_streams: u32) -> http2::Builder<TokioExecutor> {
         .max_pending_accept_reset_streams(RESETS_AT_ONCE)
         .max_local_error_reset_streams(FAULTS)
         .max_send_buf_size(SEND_BUFFER)
+        .initial_connection_window_size(unread)
+        .initial_stream_window_size(unread)
         .keep_alive_interval(KEEPALIVE_INTERVAL)
         .keep_alive_timeout(KEEPALIVE_TIMEOUT)
         .max_header_list_size(HEADER_BYTES);

@@ -384,7 +384,7 @@ impl Server {
             shared: shared.clone(),
             service: services,
             limits: connection::Limits::new(&config),
-            max_streams: config.max_streams,
+            http2: connection::Http2::new(&config),
             stop: shared.closing.subscribe(),
         };
         let limit = ConnectionLimit::new(shares.grpc, shared.metrics.connections("grpc"));

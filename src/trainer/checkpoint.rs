@@ -16,7 +16,7 @@ use super::optim::{Betas, Kind, Optimizer};
 use super::reference::ReferenceTrainer;
 use super::train_state::{Parts, TrainState};
 use crate::mem::OutOfHostMemory;
-use crate::model::Model;
+use crate::model::{Model, Parameter};
 use crate::rowlog::{First, RowOrder, Uniform, WorkingFile, WorkingTable, table_code};
 use crate::schema::{self, Schema};
 use crate::store::disk::{Disk, SystemDisk};
@@ -231,8 +231,11 @@ fn state_name(state: &str, tensor: &str) -> String {
 /// A copy of a model in training except its rows, taken between two batches.
 pub(crate) struct DenseCheckpoint {
     schema: Arc<Schema>,
-    weights: Vec<NamedTensor>,
-    states: Vec<NamedTensor>,
+    parameters: Vec<Parameter>,
+    /// As the model has them. Their tensors are made when they are written, so that Train does not wait.
+    weights: Vec<f32>,
+    /// One vector per state of the dense optimizer.
+    states: Vec<Vec<f32>>,
     pub training: Training,
     optimizer: Optimizer,
 }
@@ -280,19 +283,32 @@ impl DenseCheckpoint {
                 return Err(not_finite(&shape.name, self.training.steps, self.optimizer));
             }
         }
-        let dense_states = named(&self.states);
+        let (weights, states) = (self.weight_tensors(), self.state_tensors());
         let contents = Contents {
             model_toml: &self.schema.to_toml(),
             base: parts.base,
             above: parts.above,
-            dense: named(&self.weights),
+            dense: named(&weights),
             tables: parts.rows,
-            checkpoint: Some(Checkpoint { dense_states, cursor: parts.cursor }),
+            checkpoint: Some(Checkpoint { dense_states: named(&states), cursor: parts.cursor }),
             training: Some(self.training),
             quality: parts.quality,
             metadata: notes(self.optimizer),
         };
         Ok(publish(disk, models, name, &contents)?)
+    }
+
+    fn weight_tensors(&self) -> Vec<NamedTensor> {
+        self.parameters.iter().map(|p| (p.name.clone(), p.shape.clone(), p.read(&self.weights))).collect()
+    }
+
+    fn state_tensors(&self) -> Vec<NamedTensor> {
+        let kinds = self.optimizer.kind.dense().row_states().iter().zip(&self.states);
+        let of_kind = kinds.flat_map(|(kind, values)| {
+            let tensor = |p: &Parameter| (state_name(kind.name, &p.name), p.shape.clone(), p.read(values));
+            self.parameters.iter().map(tensor)
+        });
+        of_kind.collect()
     }
 }
 
@@ -336,21 +352,18 @@ impl TrainState {
     /// [`TrainError::NotFinite`] for weights that are not finite. (A step checks only the loss, which it
     /// computes before its update.)
     pub(crate) fn checkpoint(&self) -> Result<DenseCheckpoint, TrainError> {
-        let parameters = self.model.parameters();
-        let tensors = |name: &dyn Fn(&str) -> String, values: &[f32]| -> Vec<NamedTensor> {
-            parameters.iter().map(|p| (name(&p.name), p.shape.clone(), p.read(values))).collect()
-        };
-        let weights = tensors(&str::to_owned, &self.weights.values);
-        if let Some((name, ..)) = weights.iter().find(|(.., values)| !all_finite(values)) {
+        let (parameters, weights) = (self.model.parameters(), &self.weights.values);
+        if !all_finite(weights) {
+            let bad = parameters.iter().find(|p| !all_finite(&p.read(weights)));
+            let name = bad.map_or("dense weights", |parameter| &parameter.name);
             return Err(not_finite(name, self.steps, self.optimizer));
         }
-        let kinds = self.optimizer.kind.dense().row_states().iter().zip(&self.dense_states);
-        let states = kinds.flat_map(|(state, values)| tensors(&|name| state_name(state.name, name), values));
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Ok(DenseCheckpoint {
             schema: self.schema.clone(),
-            weights,
-            states: states.collect(),
+            parameters: parameters.to_vec(),
+            weights: weights.to_vec(),
+            states: self.dense_states.clone(),
             training: Training {
                 steps: self.steps,
                 samples: self.samples,

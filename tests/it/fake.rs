@@ -22,6 +22,8 @@ pub(crate) struct Fake {
     pub schema: Arc<Schema>,
     pub version: AtomicU64,
     pub ready: AtomicBool,
+    /// How long each sample takes, in microseconds.
+    pub sample_us: AtomicU64,
     /// The number of samples of every successful call.
     pub calls: Mutex<Vec<usize>>,
     /// The number of calls that have begun, and whether calls may continue.
@@ -35,6 +37,7 @@ impl Fake {
             schema: Arc::new(schema()),
             version: AtomicU64::new(7),
             ready: AtomicBool::new(true),
+            sample_us: AtomicU64::new(0),
             calls: Mutex::default(),
             door: Mutex::new((0, true)),
             opened: Condvar::new(),
@@ -86,6 +89,8 @@ impl Predict for Fake {
             door = self.opened.wait(door).unwrap();
         }
         drop(door);
+        let sample_us = self.sample_us.load(Ordering::SeqCst);
+        std::thread::sleep(Duration::from_micros(sample_us * batch.samples as u64));
         let width = self.schema.dense_width();
         let mut scores = Scores {
             version: Version(self.version.load(Ordering::SeqCst)),

@@ -3,17 +3,19 @@
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use flechette::schema::preset::ArchKind;
-use flechette::server::proto::GetModelRequest;
 use flechette::server::proto::ctr_client::CtrClient;
+use flechette::server::proto::{GetModelRequest, PredictRequest};
+use flechette::types::Batch;
 use serde_json::{Value, json};
 use tonic::Code;
 
 use crate::program::{Served, Workshop, flechette, run, run_failing, run_json};
 use crate::serving::channel;
-use crate::switching::{publish, wait};
+use crate::switching::{publish, requests, wait};
 
 /// A trained model, `dlrm`, whose first version cannot be opened until the file is dropped: its directory is
 /// locked as if it were being removed. The server waits 10 seconds for that lock.
@@ -191,6 +193,52 @@ fn rows_that_are_not_finite_are_refused_with_their_table_and_number() {
         let words = "C3.safetensors: row 1: element 5: expected a finite number";
         assert!(line.contains(words), "{line}");
     }
+}
+
+#[test]
+fn clients_that_follow_readyz_lose_no_call_when_another_server_takes_over() {
+    let workshop = Workshop::new(300, 50);
+    workshop.train(ArchKind::Dlrm);
+    let config = workshop.path("serve.toml");
+    fs::write(&config, "[server]\ndrain_delay_seconds = 2\n").unwrap();
+    let [old, new] = [(); 2].map(|()| Served::start(&workshop.models, &format!("--config {config}")));
+    let (grpc, moved, stop) = ([old.grpc, new.grpc], AtomicBool::new(false), AtomicBool::new(false));
+    let call = |requests: Vec<(PredictRequest, Batch)>| {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let mut clients = Vec::new();
+            for address in grpc {
+                clients.push(CtrClient::new(channel(address).await));
+            }
+            let mut calls = 0;
+            for (request, _) in requests.iter().cycle() {
+                if stop.load(Ordering::SeqCst) {
+                    return calls;
+                }
+                let server = usize::from(moved.load(Ordering::SeqCst));
+                let answer = clients[server].predict(request.clone()).await;
+                answer.unwrap_or_else(|status| panic!("call {calls} of server {server}: {status}"));
+                calls += 1;
+            }
+            unreachable!("calls do not end")
+        })
+    };
+    std::thread::scope(|scope| {
+        let clients: Vec<_> = (0..3).map(|_| scope.spawn(|| call(requests(&workshop)))).collect();
+        std::thread::sleep(Duration::from_millis(300));
+        old.terminate();
+        while old.get("/readyz").0 == 200 {
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        moved.store(true, Ordering::SeqCst);
+        let (status, log) = old.ended();
+        assert!(status.success(), "{log}");
+        std::thread::sleep(Duration::from_millis(300));
+        stop.store(true, Ordering::SeqCst);
+        let calls: usize = clients.into_iter().map(|client| client.join().unwrap()).sum();
+        println!("{calls} calls");
+    });
+    assert!(new.sum("flechette_requests_total", "dlrm") > 0.0);
 }
 
 #[test]

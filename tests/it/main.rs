@@ -40,6 +40,7 @@ mod operation;
 mod otel;
 #[cfg(target_os = "linux")]
 mod out_of_core;
+mod overload;
 mod own_data;
 mod packaging;
 mod plan;

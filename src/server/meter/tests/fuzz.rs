@@ -9,7 +9,7 @@ use crate::server::convert::Inputs;
 use crate::server::inference::*;
 use crate::server::kserve::{answers, tensors};
 use crate::server::pending::ScoreRequest;
-use crate::server::proto::{GetModelRequest, LearnRequest};
+use crate::server::proto::{GetModelRequest, LearnRequest, SetLabelRequest};
 use crate::server::status::CallError;
 use crate::types::Batch;
 
@@ -299,6 +299,8 @@ fn small_requests() {
         ModelMetadataRequest { name: model(), version: "7".to_owned() }.encode_to_vec(),
         RepositoryIndexRequest { repository_name: model(), ready: true }.encode_to_vec(),
         load.encode_to_vec(),
+        SetLabelRequest { model: model(), label: "stable".to_owned(), version: 7, remove: true }
+            .encode_to_vec(),
     ];
     run(wire::mutated(seeds.into(), &[&[3], &[3, 2]], WORDS), |Input(message)| {
         // All requests of a service are measured alike, so unknown fields may be refused too.
@@ -307,6 +309,7 @@ fn small_requests() {
         }
         let all = [
             valid::<GetModelRequest>(&CTR, &message),
+            valid::<SetLabelRequest>(&CTR, &message),
             valid::<ModelMetadataRequest>(&KSERVE, &message),
             valid::<ModelStatisticsRequest>(&KSERVE, &message),
             valid::<RepositoryIndexRequest>(&KSERVE, &message),
