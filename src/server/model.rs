@@ -4,6 +4,7 @@
 //! map (`models.rs`), and engines that it does not have end when nobody uses the old one any more. So a
 //! request sees the engines and labels of one instant, and takes no lock.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -40,7 +41,7 @@ pub(crate) struct Model {
     /// Versions that are wanted and cannot be loaded: why.
     missing: Vec<String>,
     /// Versions that are newer than `latest` and are refused: why.
-    newer: Vec<String>,
+    newer: BTreeMap<Version, String>,
     held: Held,
 }
 
@@ -76,7 +77,7 @@ pub(crate) struct Parts {
     pub traffic: TrafficConfig,
     pub shadow: Option<Arc<Shadowing>>,
     pub missing: Vec<String>,
-    pub newer: Vec<String>,
+    pub newer: BTreeMap<Version, String>,
     pub held: Held,
 }
 
@@ -184,7 +185,7 @@ impl Model {
     }
 
     /// Why an older version is served: the newer ones are refused.
-    pub(crate) fn newer_refused(&self) -> &[String] {
+    pub(crate) fn newer_refused(&self) -> &BTreeMap<Version, String> {
         &self.newer
     }
 

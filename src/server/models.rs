@@ -6,6 +6,7 @@
 //! answered. The same holds for one version of a model: a new [`Model`] without it takes the old one's place,
 //! and its batcher is closed when no call has the old one, or a model before it, any more.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -44,7 +45,7 @@ pub(crate) struct Loaded {
     /// Why versions that are wanted cannot be loaded.
     pub missing: Vec<String>,
     /// Why versions that are newer than `latest` are refused.
-    pub newer: Vec<String>,
+    pub newer: BTreeMap<Version, String>,
 }
 
 /// Why the versions or labels of a model cannot be changed.
@@ -125,7 +126,7 @@ impl Models {
             traffic: TrafficConfig::default(),
             shadow: None,
             missing: Vec::new(),
-            newer: Vec::new(),
+            newer: BTreeMap::new(),
             held: Held::default(),
         };
         let model = Arc::new(Model::new(&name, parts, &self.metrics));

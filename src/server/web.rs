@@ -61,7 +61,8 @@ async fn ready(State(shared): State<Arc<Shared>>) -> impl IntoResponse {
             let _ = writeln!(text, "not loaded: model {name}: {reason}");
         }
         if !model.newer_refused().is_empty() {
-            let (version, reasons) = (model.stable_version(), model.newer_refused().join("; "));
+            let reasons: Vec<&str> = model.newer_refused().values().map(String::as_str).collect();
+            let (version, reasons) = (model.stable_version(), reasons.join("; "));
             let _ = writeln!(text, "older version: model {name} serves version {version}: {reasons}");
         }
     }

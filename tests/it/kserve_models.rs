@@ -55,6 +55,14 @@ impl Repository {
         let index = self.runtime.block_on(self.client.repository_index(RepositoryIndexRequest::default()));
         index.unwrap().into_inner().models.into_iter().map(|m| [m.name, m.version, m.state]).collect()
     }
+
+    /// Version and reason of each version of a served model that is refused.
+    fn refusals(&mut self) -> Vec<(String, String)> {
+        let index = self.runtime.block_on(self.client.repository_index(RepositoryIndexRequest::default()));
+        let models = index.unwrap().into_inner().models.into_iter();
+        let refused = models.filter(|model| model.state == "UNAVAILABLE" && model.name == MODEL);
+        refused.map(|model| (model.version, model.reason)).collect()
+    }
 }
 
 /// Files of a model that a process has mapped or open.
@@ -180,9 +188,13 @@ fn a_client_takes_over_versions_and_adds_models_where_the_directory_is_not_watch
         assert!(status.message().contains("C4.safetensors"), "{status}");
     }
     assert_eq!(version(&served), 2);
+    let refused = repository.refusals();
+    let [(version_refused, reason)] = &refused[..] else { panic!("{refused:?}") };
+    assert!(version_refused == "3" && reason.contains("C4.safetensors"), "{refused:?}");
     fs::write(&broken, &whole).unwrap();
     repository.load(MODEL).unwrap();
     assert_eq!(version(&served), 3);
+    assert_eq!(repository.refusals(), []);
     for name in ["nobody", "", "../models/dlrm", "."] {
         let status = repository.load(name).unwrap_err();
         assert_eq!(status.code(), Code::NotFound, "{status}");

@@ -375,7 +375,9 @@ fn mixed_load_gets_right_answers_and_memory_stays_flat() {
     let (mut versions, mut compared) = (BTreeSet::new(), 0);
     for client in good {
         let answers = runtime.block_on(client).unwrap();
-        assert!(!answers.is_empty());
+        // Calls may be refused under overload, but not all calls of a client.
+        let answered: BTreeSet<u64> = answers.keys().map(|(version, _)| *version).collect();
+        assert!(2 * answered.len() >= right.len(), "{answered:?} of {} versions", right.len());
         for ((version, request), scores) in answers {
             compared += 1;
             versions.insert(version);

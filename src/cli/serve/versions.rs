@@ -70,7 +70,7 @@ struct Told {
     shadow: Option<Version>,
     traffic: TrafficConfig,
     missing: Vec<String>,
-    newer: Vec<String>,
+    newer: BTreeMap<Version, String>,
 }
 
 /// The sentence about a refused version.
@@ -207,11 +207,11 @@ impl Versions {
     }
 
     /// Why the versions above the latest one are refused, unless `missing` says it already.
-    fn newer(known: &Known, plan: &Plan) -> Vec<String> {
+    fn newer(known: &Known, plan: &Plan) -> BTreeMap<Version, String> {
         let missing = |version| plan.missing.iter().any(|missing| missing.version == version);
         let newer =
             known.refused.iter().filter(|(version, _)| **version > plan.latest && !missing(**version));
-        newer.map(|(_, (_, reason))| reason.clone()).collect()
+        newer.map(|(version, (_, reason))| (*version, reason.clone())).collect()
     }
 
     /// The switch of the main engine to a loaded version.

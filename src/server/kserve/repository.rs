@@ -28,7 +28,7 @@ pub(crate) fn check(
     }
 }
 
-/// All models, by ascending name, with a row for each loaded version.
+/// All models, by ascending name, with a row for each loaded version and each newer one that is refused.
 ///
 /// # Errors
 /// When the repository cannot be read.
@@ -54,6 +54,12 @@ pub(crate) async fn index(
     }
     for (name, model) in shared.models.all() {
         models.remove(&(name.clone(), 0));
+        let refused = model.newer_refused().iter().filter(|_| !request.ready);
+        for (version, reason) in refused.map(|(version, reason)| (version.0, reason.clone())) {
+            let (text, state) = (version.to_string(), "UNAVAILABLE".to_owned());
+            let row = ModelIndex { name: name.clone(), version: text, state, reason };
+            models.insert((name.clone(), version), row);
+        }
         for (version, served) in model.versions() {
             let ready = served.predict.ready();
             if ready || !request.ready {

@@ -34,7 +34,7 @@ fn leaves_version_2(beside: Arc<Fake>) -> Loaded {
         traffic: TrafficConfig::default(),
         shadow: None,
         missing: Vec::new(),
-        newer: Vec::new(),
+        newer: BTreeMap::new(),
     }
 }
 

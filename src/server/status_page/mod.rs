@@ -168,7 +168,7 @@ fn status(name: &str, model: &Model) -> ModelStatus {
         versions: model.versions().iter().map(|(version, _)| *version).collect(),
         labels: labels.collect(),
         missing: model.missing().to_vec(),
-        newer_refused: model.newer_refused().to_vec(),
+        newer_refused: model.newer_refused().values().cloned().collect(),
         serving: model.stable_version().0,
         training: None,
         overloaded: model.pressure().overloaded(),
