@@ -210,15 +210,13 @@ fn clients_that_follow_readyz_lose_no_call_when_another_server_takes_over() {
             for address in grpc {
                 clients.push(CtrClient::new(channel(address).await));
             }
-            let mut calls = 0;
-            for (request, _) in requests.iter().cycle() {
+            for (calls, (request, _)) in requests.iter().cycle().enumerate() {
                 if stop.load(Ordering::SeqCst) {
                     return calls;
                 }
                 let server = usize::from(moved.load(Ordering::SeqCst));
                 let answer = clients[server].predict(request.clone()).await;
                 answer.unwrap_or_else(|status| panic!("call {calls} of server {server}: {status}"));
-                calls += 1;
             }
             unreachable!("calls do not end")
         })
