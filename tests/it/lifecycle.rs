@@ -197,7 +197,7 @@ fn rows_that_are_not_finite_are_refused_with_their_table_and_number() {
 
 #[test]
 fn clients_that_follow_readyz_lose_no_call_when_another_server_takes_over() {
-    let workshop = Workshop::new(300, 50);
+    let workshop = Workshop::new(300, 400);
     workshop.train(ArchKind::Dlrm);
     let config = workshop.path("serve.toml");
     fs::write(&config, "[server]\ndrain_delay_seconds = 2\n").unwrap();
