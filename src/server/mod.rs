@@ -485,7 +485,8 @@ async fn set_health(health: &HealthReporter, ready: bool) {
 
 /// Updates health, the version gauge and the history of the status page.
 async fn update_status(shared: Arc<Shared>, health: HealthReporter) {
-    let mut ready = shared.ready();
+    // Not what it was when health was set first: it may have changed since.
+    let mut ready = None;
     let (mut sampled, mut ticked) = (None::<Instant>, Instant::now());
     let mut sampling: Option<JoinHandle<()>> = None;
     let mut stuck = Stuck::default();
@@ -506,9 +507,9 @@ async fn update_status(shared: Arc<Shared>, health: HealthReporter) {
             model.main().metrics.version.set(model.stable_version().0 as f64);
         }
         let now_ready = shared.ready();
-        if now_ready != ready {
+        if ready != Some(now_ready) {
             set_health(&health, now_ready).await;
-            ready = now_ready;
+            ready = Some(now_ready);
         }
         let due = sampled.is_none_or(|sampled| sampled.elapsed() >= status_page::EVERY);
         if due && sampling.as_ref().is_none_or(JoinHandle::is_finished) {
