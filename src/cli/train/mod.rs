@@ -193,10 +193,9 @@ fn train(
         let quality = evaluate::written(args, &feed, &mut model, version);
         quality.with_context(|| format!("wrote {written}, but could not evaluate it"))?
     };
-    // The validation data may not have been read to its end.
-    let evaluated = !stop.interrupted();
-    let quality = quality.filter(|_| evaluated);
-    interrupted |= !evaluated;
+    // Then the validation data may not have been read to its end.
+    interrupted = stop.interrupted();
+    let quality = quality.filter(|_| !interrupted);
     let report = Report { epochs: &epochs, model: &model, version, quality, interrupted };
     eprint!("{}", report.text());
     if args.json {
