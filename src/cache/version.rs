@@ -34,6 +34,7 @@ use super::index::{Entry, Held, Location, Stamp, Unlinked};
 use super::shared::{Insertion, Shared};
 use super::slab::Slot;
 use crate::mem::NumberMap;
+use crate::mem::prefetch::PREFETCH_AHEAD;
 use crate::types::{FlatKey, TableId, Version};
 
 /// The result of a version switch.
@@ -70,9 +71,14 @@ impl Cached<'_> {
         self.0.hot_rows()
     }
 
-    pub(crate) fn contains(self, table: TableId, id: u64) -> bool {
-        let own = self.0.keys.own(table, id);
-        own.is_some_and(|own| self.0.find(table, own).is_some())
+    /// Those of these rows that are cached.
+    pub(crate) fn held(self, rows: &[(TableId, u64)]) -> Vec<(TableId, u64)> {
+        let (keys, index) = (&self.0.keys, &self.0.index);
+        let own = |&(table, id): &(TableId, u64)| Some((table, id, keys.own(table, id)?));
+        let rows: Vec<_> = rows.iter().filter_map(own).collect();
+        rows.iter().for_each(|&(table, _, own)| index.prefetch(keys.row(table, own).1));
+        let held = rows.into_iter().filter(|&(table, _, own)| self.0.find(table, own).is_some());
+        held.map(|(table, id, _)| (table, id)).collect()
     }
 }
 
@@ -202,7 +208,10 @@ impl Shared {
     fn merge(&self, overlay: &Overlay) -> Vec<Unlinked> {
         let now = Stamp::of(self.epochs.tag());
         let mut unplaced = Vec::new();
+        let key_of = |(&own, changed): (&FlatKey, &Changed)| self.keys.row(changed.table, own).1;
+        let mut ahead = overlay.rows.iter().skip(PREFETCH_AHEAD).map(key_of);
         for (&own, &Changed { table, location }) in &overlay.rows {
+            ahead.next().into_iter().for_each(|key| self.index.prefetch(key));
             let (_, key) = self.keys.row(table, own);
             let Some(location) = location else {
                 if let Some(stale) = self.index.remove(key, |held| self.is_row(table, own, held)) {

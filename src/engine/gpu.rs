@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::switch::{Changes, NextRows};
+use super::switch::{Changes, KNOWN_CHUNK, NextRows};
 use super::versions::{Served, Versions};
 use super::{Engine, Spent, spend};
 use crate::cache::gpu::context::{ContextBytes, LookupError};
@@ -404,7 +404,10 @@ impl<D: Driver> AnyContextPool for ContextPool<D> {
     ) -> Result<Switched, GpuCacheError> {
         match changes {
             Changes::Unknown => self.cache.switch(to, |cached| Ok(rows.compared(&cached.rows()?))),
-            Changes::Rows(changed) => self.cache.switch(to, |_| Ok(rows.known(changed))),
+            Changes::Rows(changed) => {
+                let chunks = changed.chunks(KNOWN_CHUNK);
+                self.cache.switch(to, |_| Ok(chunks.flat_map(|chunk| rows.known(chunk))))
+            }
         }
     }
 

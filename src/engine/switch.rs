@@ -27,6 +27,9 @@ use crate::types::{TableId, Version};
 const MAX_WAIT: Duration = Duration::from_secs(10);
 const WAIT_STEP: Duration = Duration::from_millis(1);
 
+/// Changed rows that are looked for at a time, so that their memory is prefetched together.
+pub(crate) const KNOWN_CHUNK: usize = 256;
+
 /// Which rows may differ between the served version and the next one.
 pub(crate) enum Changes {
     /// Any.
@@ -179,8 +182,8 @@ fn switch_host(
     match changes {
         Changes::Unknown => cache.switch(to, |cached| rows.compared(&cached.rows())),
         Changes::Rows(changed) => {
-            let changed = changed.iter();
-            cache.switch(to, |cached| rows.known(changed.filter(move |row| cached.contains(row.0, row.1))))
+            let chunks = changed.chunks(KNOWN_CHUNK);
+            cache.switch(to, |cached| chunks.flat_map(move |chunk| rows.known(&cached.held(chunk))))
         }
     }
 }
@@ -202,6 +205,8 @@ impl<'r> NextRows<'r> {
         for chunk in cached.chunks(WARM_CHUNK) {
             self.old.store.fetch(chunk.iter().copied());
             self.new.store.fetch(chunk.iter().copied());
+            self.old.store.prefetch(chunk);
+            self.new.store.prefetch(chunk);
             for &(table, id) in chunk {
                 let (old, new) = (self.old.store.row(table, id), self.new.store.row(table, id));
                 if old != new {
@@ -215,12 +220,11 @@ impl<'r> NextRows<'r> {
 
     /// Rows that are known to have changed. The cache copies only the bytes of those that it holds, as far as
     /// it has room.
-    pub(crate) fn known<'c>(
-        &self,
-        changed: impl IntoIterator<Item = &'c (TableId, u64)>,
-    ) -> impl Iterator<Item = NewRow<'r>> {
-        let new = self.new;
-        changed.into_iter().map(|&(table, id)| NewRow { table, id, row: new.store.row(table, id) })
+    pub(crate) fn known(&self, changed: &[(TableId, u64)]) -> Vec<NewRow<'r>> {
+        let store = self.store();
+        store.prefetch(changed);
+        let new = |&(table, id): &(TableId, u64)| NewRow { table, id, row: store.row(table, id) };
+        changed.iter().map(new).collect()
     }
 
     /// Counts a row towards `cache.switch_bytes`. Returns whether it fits.

@@ -26,6 +26,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::config::TableMemory;
+use crate::mem::prefetch::prefetch;
 use crate::mem::{HostMemory, OutOfHostMemory};
 use crate::types::{TableId, Version};
 
@@ -149,6 +150,14 @@ impl EmbeddingStore {
     #[must_use]
     pub fn row(&self, table: TableId, id: u64) -> Option<&[u8]> {
         self.table(table)?.row(id)
+    }
+
+    /// Prefetches rows that are in memory into the processor's cache. There should be few hundred.
+    pub(crate) fn prefetch(&self, rows: &[(TableId, u64)]) {
+        for &(table, id) in rows {
+            self.table(table).into_iter().for_each(|table| table.prefetch_place(id));
+        }
+        rows.iter().filter_map(|&(table, id)| self.row(table, id)).for_each(prefetch);
     }
 
     /// Size of all rows and optimizer state, in bytes.

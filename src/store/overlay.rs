@@ -15,6 +15,7 @@ use bytemuck::{Pod, Zeroable};
 
 use super::bytes::Bytes;
 use super::table::State;
+use crate::mem::prefetch::{PREFETCH_AHEAD, prefetch_line};
 use crate::mem::{Huge, OutOfHostMemory, mix64};
 
 /// The changed rows of a table in one delta.
@@ -61,6 +62,9 @@ struct Bucket {
     place: u64,
 }
 
+/// The least size of the system's pages.
+const PAGE_BYTES: usize = 4096;
+
 /// Bits of a position in a delta.
 const POSITION_BITS: u32 = 44;
 
@@ -82,14 +86,22 @@ impl Overlay {
     /// # Errors
     /// [`OutOfHostMemory`] when the allocation fails.
     pub(crate) fn with(&self, newer: Arc<DeltaRows>) -> Result<Self, OutOfHostMemory> {
-        let added = newer.keys().iter().filter(|&&row| self.find(row).is_none()).count();
+        let keys = newer.keys();
+        let is_new = |(at, &row): (usize, &u64)| {
+            keys.get(at + PREFETCH_AHEAD).into_iter().for_each(|&ahead| self.prefetch(ahead));
+            self.find(row).is_none()
+        };
+        let added = keys.iter().enumerate().filter(|&key| is_new(key)).count();
         let rows = self.rows as usize + added;
         let mut buckets = empty(rows)?;
         // Rows come in about the order of their new buckets, so this writes memory from begin to end.
         let present = self.buckets.iter().filter(|bucket| bucket.row != 0);
         present.for_each(|bucket| put(&mut buckets, bucket.row - 1, bucket.place));
         let delta = self.deltas.len();
-        newer.keys().iter().enumerate().for_each(|(at, &row)| put(&mut buckets, row, place(delta, at)));
+        for (at, &row) in keys.iter().enumerate() {
+            keys.get(at + PREFETCH_AHEAD).into_iter().for_each(|&ahead| prefetch_home(&buckets, ahead));
+            put(&mut buckets, row, place(delta, at));
+        }
         let deltas = self.deltas.iter().cloned().chain([newer]).collect();
         Ok(Self { buckets, rows: rows as u64, deltas })
     }
@@ -112,6 +124,12 @@ impl Overlay {
         }
     }
 
+    /// Prefetches where [`Self::find`] looks first.
+    #[inline]
+    pub(crate) fn prefetch(&self, row: u64) {
+        prefetch_home(&self.buckets, row);
+    }
+
     /// Number of changed rows.
     #[cfg(test)]
     pub(crate) fn rows(&self) -> u64 {
@@ -126,7 +144,11 @@ impl Overlay {
 
 /// An empty hash table for this many rows. It has a bucket more, so that a probe always ends.
 fn empty(rows: usize) -> Result<Huge<Bucket>, OutOfHostMemory> {
-    Huge::zeroed(rows * 10 / 7 + 1)
+    let mut buckets: Huge<Bucket> = Huge::zeroed(rows * 10 / 7 + 1)?;
+    // Memory that is read before it is written is the system's page of zeros until then. To exchange it,
+    // the system interrupts all processors, also those that compute requests. So each page is written first.
+    buckets.iter_mut().step_by(PAGE_BYTES / size_of::<Bucket>()).for_each(|first| *first = Bucket::zeroed());
+    Ok(buckets)
 }
 
 fn place(delta: usize, at: usize) -> u64 {
@@ -147,6 +169,12 @@ fn put(buckets: &mut Huge<Bucket>, row: u64, place: u64) {
 fn home(row: u64, buckets: usize) -> usize {
     // The upper half of the product is uniform below `buckets`, without a division.
     ((u128::from(mix64(row)) * buckets as u128) >> 64) as usize
+}
+
+/// Prefetches the bucket where the run of a row begins.
+#[inline]
+fn prefetch_home(buckets: &Huge<Bucket>, row: u64) {
+    prefetch_line(&raw const buckets[home(row, buckets.len())]);
 }
 
 #[inline]

@@ -344,6 +344,11 @@ impl Table {
         self.view().row(id)
     }
 
+    /// Prefetches what tells where a row is.
+    pub(crate) fn prefetch_place(&self, id: u64) {
+        self.overlay.iter().for_each(|overlay| overlay.prefetch(id));
+    }
+
     /// The elements of a row; `None` past the end, or when they are not f32.
     #[must_use]
     pub(crate) fn row_values(&self, id: u64) -> Option<&[f32]> {

@@ -87,9 +87,8 @@ impl RowImage {
     pub(crate) fn take_rows(&mut self, changed: &mut [RowSet]) {
         for (table, changed) in self.tables.iter_mut().zip(changed) {
             std::mem::swap(&mut table.waiting, changed);
-            // Memory is taken when it is first written, so this takes no time.
-            table.rows.reserve_exact(table.waiting.len());
-            table.records.reserve_exact(table.waiting.len() * table.shape.width());
+            make_room(&mut table.rows, table.waiting.len());
+            make_room(&mut table.records, table.waiting.len() * table.shape.width());
         }
     }
 
@@ -271,6 +270,15 @@ impl TableImage {
         for state in 0..self.shape.states.len() {
             self.records.extend_from_slice(table.state(state, row));
         }
+    }
+}
+
+/// Makes room for `len` elements, and for an eighth more if memory is needed. New memory is taken only when it
+/// is first written. But an image of an earlier cut that must grow by a few rows has its memory moved, for
+/// each table, which takes longer than a step.
+fn make_room<T>(empty: &mut Vec<T>, len: usize) {
+    if empty.capacity() < len {
+        empty.reserve_exact(len + len / 8);
     }
 }
 
