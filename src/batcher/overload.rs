@@ -25,6 +25,11 @@ const SHARE: u32 = 20;
 /// after it, which are large because requests have gathered.
 const REMEMBERED: f64 = 1.0;
 
+/// How many of these seconds a queue must know before it refuses a request. The first batches of a process
+/// are slow, because nothing that they read is in the processor's cache and memory is touched for the first
+/// time: they say nothing about the batches after them.
+const KNOWN: f64 = REMEMBERED / 2.0;
+
 /// A batch that a worker has computed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Computed {
@@ -62,7 +67,8 @@ impl Overload {
         terms: Terms,
     ) -> Result<(), TooLate> {
         let since = self.since[terms.priority as usize];
-        if since.is_none_or(|since| now.saturating_duration_since(since) < STANDING) {
+        let stands = since.is_some_and(|since| now.saturating_duration_since(since) >= STANDING);
+        if !stands || self.seconds < KNOWN {
             return Ok(());
         }
         let seconds = samples as f64 * self.seconds_per_sample() / limits.workers.max(1) as f64;

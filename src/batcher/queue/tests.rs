@@ -316,6 +316,19 @@ fn a_standing_queue_refuses_what_would_wait_for_a_twentieth_of_its_time() {
 }
 
 #[test]
+fn slow_first_batches_of_a_process_refuse_no_request() {
+    let (mut queue, now) = (Queue::new(LIMITS), Instant::now());
+    (0..4).for_each(|_| queue.finish(Computed { samples: 10, time: Duration::from_millis(100) }));
+    push(&mut queue, entry(1, 10, now)).unwrap();
+    push(&mut queue, entry(2, 10, now)).unwrap();
+    let later = now + Duration::from_millis(200);
+    let terms = Terms { deadline: Some(later + Duration::from_millis(30)), ..NORMAL };
+    assert_eq!(push(&mut queue, Entry { terms, ..entry(3, 1, later) }), Ok(vec![]));
+    queue.finish(Computed { samples: 10, time: Duration::from_secs(1) });
+    assert!(push(&mut queue, Entry { terms, ..entry(4, 1, later) }).is_err(), "now its speed is known");
+}
+
+#[test]
 fn a_pause_during_one_small_batch_refuses_no_request_after_it() {
     let (mut queue, now) = (Queue::new(LIMITS), Instant::now());
     for _ in 0..1000 {
