@@ -19,6 +19,9 @@ const RENAMED_AFTER: Duration = Duration::from_millis(500);
 /// The shortest window with a version: a server reads its directory every second.
 const LEAST_WINDOW: Duration = Duration::from_secs(3);
 
+/// How long the capacity is measured before a pair of windows.
+const CAPACITY_SECONDS: u64 = 2;
+
 /// How long clients take all of the processor.
 const AT_CAPACITY: Duration = Duration::from_secs(40);
 
@@ -33,7 +36,7 @@ pub fn measure(bench: &Bench, figures: &mut Figures) -> anyhow::Result<()> {
     figures.add("half of the capacity, requests/s", "", &[rate]);
     let (first, others) = versions.split_at(bench.versions);
     let (next, last) = others.split_at(bench.rounds);
-    latency(bench, figures, (&server, rate), first)?;
+    latency(bench, figures, &server, first)?;
     hit_rates(bench, figures, (&server, rate), next)?;
     saturated(bench, figures, &server, &last[0])
 }
@@ -88,17 +91,19 @@ fn publish(bench: &Bench, server: &Server, from: &Path) -> anyhow::Result<Durati
     Ok(begun.elapsed())
 }
 
-/// p99 of windows with a version, and of windows at rest, in turn.
+/// p99 of windows with a version, and of windows at rest, in turn. Before each pair the capacity is measured
+/// again: the speed of the machine drifts, and half of the capacity of a minute ago may be most of it now.
 fn latency(
     bench: &Bench,
     figures: &mut Figures,
-    (server, rate): (&Server, f64),
+    server: &Server,
     versions: &[PathBuf],
 ) -> anyhow::Result<()> {
     let window = bench.every.max(LEAST_WINDOW);
-    let at_rest = || server.p99(rate, window);
     let (mut ratios, mut rest, mut during, mut served) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for (i, from) in versions.iter().enumerate() {
+        let rate = server.capacity(CAPACITY_SECONDS)? / 2.0;
+        let at_rest = || server.p99(rate, window);
         let with_version = || {
             std::thread::scope(|scope| {
                 let load = server.open_loop(rate, window);

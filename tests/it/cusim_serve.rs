@@ -127,6 +127,22 @@ fn a_gpu_serves_the_trainers_scores_bit_for_bit() {
 }
 
 #[test]
+fn the_metrics_say_what_memory_a_device_uses() {
+    Machine::whole().runs(|_| {
+        execute_kernels();
+        let (workshop, _) = workshop();
+        let settings = "[cache]\nfraction = 0.05\npointers = 0.5\n";
+        let (valid, out) = (workshop.valid.clone(), workshop.path("served.scores"));
+        served("cuda", &workshop.models, settings, move |grpc, http| {
+            score(&grpc, "dlrm", &valid, &out, 33);
+            for what in ["worker", "pinned"] {
+                wait(what, || sum(&http, &format!("flechette_device_{what}_bytes")) > 0.0);
+            }
+        });
+    });
+}
+
+#[test]
 fn a_batch_whose_missing_rows_exceed_the_staging_buffer_is_scored_in_parts() {
     Machine::whole().runs(|_| {
         execute_kernels();

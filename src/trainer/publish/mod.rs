@@ -130,7 +130,7 @@ pub(crate) struct Publisher {
     /// `copy_share`.
     block_bytes: usize,
     copy_share: u32,
-    /// The running mean of a step's time while rows are copied.
+    /// The running mean of a step's time while no rows are copied.
     mean_step: Duration,
     /// When the publisher last returned to training.
     returned: Instant,
@@ -157,7 +157,7 @@ pub(crate) struct Publisher {
 
 /// Copying this many bytes takes less time than a small step.
 const BLOCK_BYTES: usize = 64 << 10;
-const COPY_SHARE: u32 = 2;
+const COPY_SHARE: u32 = 4;
 
 /// How long the publisher waits for the writer before it says so.
 const SLOW_WRITE: Duration = Duration::from_secs(30);
@@ -290,12 +290,12 @@ impl Publisher {
         notes: impl FnOnce() -> Result<CutNotes, String>,
     ) -> Result<(), TrainError> {
         self.poll();
+        let begun = Instant::now();
+        let step = begun.saturating_duration_since(self.returned);
         if let Some(cut) = &mut self.cut {
-            let begun = Instant::now();
-            let step = begun.saturating_duration_since(self.returned);
-            // One slow step does not make the next wait long.
+            // Copying makes steps slower, so they do not count. A step that waited for data makes the mean
+            // long, but not the wait of the steps after it.
             let enough = step.min(self.mean_step) / self.copy_share;
-            self.mean_step = (self.mean_step * 7 + step) / 8;
             loop {
                 cut.image.copy_block(tables, self.block_bytes);
                 if cut.image.is_complete() || begun.elapsed() >= enough {
@@ -303,10 +303,13 @@ impl Publisher {
                 }
             }
             cut.pause = cut.pause.max(cut.waited + begun.elapsed());
-        } else if self.may_cut(state.steps) {
-            self.try_cut(state, notes, |publisher, notes, begun| {
-                publisher.begin_cut(state, (notes, begun), tables)
-            })?;
+        } else {
+            self.mean_step = (self.mean_step * 7 + step) / 8;
+            if self.may_cut(state.steps) {
+                self.try_cut(state, notes, |publisher, notes, begun| {
+                    publisher.begin_cut(state, (notes, begun), tables)
+                })?;
+            }
         }
         if self.cut.as_ref().is_some_and(|cut| cut.image.is_complete()) {
             self.send();
