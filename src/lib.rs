@@ -66,6 +66,8 @@ pub mod mem;
 
 pub(crate) mod sync;
 
+pub(crate) mod ending;
+
 pub mod config;
 
 pub mod schema;

@@ -24,6 +24,7 @@
 use std::collections::VecDeque;
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
 use super::index::{Location, Unlinked};
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering};
@@ -187,16 +188,25 @@ impl Epochs {
 }
 
 /// The time between two checks whether batches have finished.
-const PATIENCE: std::time::Duration = std::time::Duration::from_micros(200);
+const PATIENCE: Duration = Duration::from_micros(200);
 
 impl Epochs {
     /// Waits until every batch pinned before this call has finished. A thread that has a pin must not call
     /// this, because it would wait for itself.
     pub(crate) fn wait_for_earlier(&self) {
-        let tag = self.tag();
+        while !self.earlier_end_within(Duration::from_secs(1)) {}
+    }
+
+    /// As [`Self::wait_for_earlier`], but waits at most this long. Returns whether they have finished.
+    pub(crate) fn earlier_end_within(&self, limit: Duration) -> bool {
+        let (tag, until) = (self.tag(), Instant::now() + limit);
         while self.oldest() <= tag {
+            if Instant::now() >= until {
+                return false;
+            }
             std::thread::sleep(PATIENCE);
         }
+        true
     }
 }
 

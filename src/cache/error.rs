@@ -2,6 +2,8 @@
 
 #![allow(missing_docs)] // the messages are the documentation
 
+use std::time::Duration;
+
 use super::key::KeyError;
 use crate::types::{ROW_ALIGN, Version};
 
@@ -16,6 +18,8 @@ pub enum CacheError {
     Key(#[from] KeyError),
     #[error("version {0}: expected another one than the current version")]
     Version(Version),
+    #[error("batches that began before the switch have not ended for {} s", .0.as_secs_f32())]
+    Unfinished(Duration),
     #[error("host rows of version {got}: expected the current version {current}")]
     NotCurrent { got: Version, current: Version },
     #[error("cache.bytes: cannot allocate {bytes} bytes: {source}")]

@@ -129,6 +129,8 @@ pub struct CacheOptions {
     pub pointers: u64,
     /// The version that batches use until the first switch.
     pub version: Version,
+    /// How long a switch waits for the batches that began before it. Then it fails, before anything changes.
+    pub switch_wait: Duration,
     /// Whether the cache evicts on its own thread. If not, the owner calls [`FlatCache::evict_step`].
     pub background: bool,
 }
@@ -142,6 +144,7 @@ impl Default for CacheOptions {
             key_width: KeyWidth::W64,
             pointers: 0,
             version: Version(0),
+            switch_wait: Duration::from_secs(60),
             background: true,
         }
     }
@@ -219,7 +222,8 @@ impl FlatCache {
     /// that has a pin. Concurrent switches wait for each other.
     ///
     /// # Errors
-    /// When the version is the current one, or a row's table, id or length is wrong. Then nothing changes.
+    /// When the version is the current one, an earlier batch does not end
+    /// ([`CacheOptions::switch_wait`]), or a row's table, id or length is wrong. Then nothing changes.
     pub(crate) fn switch<'c, 'r, C>(
         &'c self,
         version: Version,

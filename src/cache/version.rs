@@ -147,7 +147,9 @@ impl Shared {
             return Err(CacheError::Version(version));
         }
         let _paused = self.pause_admission();
-        self.epochs.wait_for_earlier();
+        if !self.epochs.earlier_end_within(self.switch_wait) {
+            return Err(CacheError::Unfinished(self.switch_wait));
+        }
         let overlay = Arc::new(self.overlay(changed(Cached(self)))?);
         self.retired.hold();
         self.current.replace(Current { version, overlay: Some(overlay.clone()) });

@@ -27,6 +27,8 @@ pub(crate) enum EventKind {
     Switched,
     /// A version, or the whole model, cannot be served.
     Refused,
+    /// A loaded version is no longer on disk.
+    Gone,
     Label,
     Published,
     NotPublished,

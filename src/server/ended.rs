@@ -1,11 +1,11 @@
 //! Engines that no call finds any more, and the end of their threads.
 
 use std::sync::Arc;
-use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
 use super::served::Served;
 use super::shadow::Shadowing;
+use crate::ending::Ending;
 use crate::learnlog::Learner;
 
 /// Engines of a model that end.
@@ -22,16 +22,14 @@ impl Ended {
         if self.engines.is_empty() && self.shadow.is_none() {
             return true;
         }
-        let (end, ended) = mpsc::channel::<()>();
-        let joining = std::thread::Builder::new().name("end-engines".into()).spawn(move || {
-            let _end = end;
+        let joining = Ending::start("end-engines", move || {
             self.engines.iter().for_each(|served| served.batcher.join());
             self.engines.iter().filter_map(|served| served.learner.as_ref()).for_each(Learner::join);
             self.shadow.iter().for_each(|shadow| shadow.end());
             // Before the end of the wait: who unloads a model wants its memory back.
             drop(self);
         });
-        let in_time = joining.is_ok() && ended.recv_timeout(limit) != Err(RecvTimeoutError::Timeout);
+        let in_time = joining.is_ok_and(|mut joining| joining.wait(limit));
         if !in_time {
             let seconds = limit.as_secs();
             tracing::warn!(model, "a call of the model has not ended after {seconds} s: its memory stays");

@@ -41,7 +41,7 @@ mod warm;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::common::Common;
 use super::epoch::Replaceable;
@@ -256,14 +256,23 @@ impl<D: Driver> Shared<D> {
 
     /// Waits until every batch that began before this call has ended on the host and on the device.
     fn wait_for_earlier(&self) -> Result<(), DriverError> {
-        let tag = self.epochs.tag();
+        while !self.earlier_end_within(Duration::from_secs(1))? {}
+        Ok(())
+    }
+
+    /// As [`Self::wait_for_earlier`], but waits at most this long. Returns whether they have ended.
+    fn earlier_end_within(&self, limit: Duration) -> Result<bool, DriverError> {
+        let (tag, until) = (self.epochs.tag(), Instant::now() + limit);
         while self.epochs.oldest() <= tag {
             if let Some(error) = self.endless.get() {
                 return Err(error.clone());
             }
+            if Instant::now() >= until {
+                return Ok(false);
+            }
             std::thread::sleep(POLL_INTERVAL);
         }
-        Ok(())
+        Ok(true)
     }
 
     fn fill_level(&self) -> Fill {

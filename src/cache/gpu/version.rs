@@ -104,7 +104,9 @@ impl<D: Driver> Shared<D> {
         self.check_other(current_overlay, version)?;
         let _paused = self.pause_admission();
         // The jobs of these batches are on the cache's stream, so the kernels of the switch run after them.
-        self.wait_for_earlier()?;
+        if !self.earlier_end_within(self.switch_wait)? {
+            return Err(CacheError::Unfinished(self.switch_wait).into());
+        }
         let (overlay, table) = Carrier::new(self)?.carry(changed(Cached(self))?)?;
         let table = current_overlay.insert(Arc::new(table));
         self.make_current(version, table);

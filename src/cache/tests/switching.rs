@@ -117,6 +117,25 @@ fn the_current_version_and_a_wrong_row_change_nothing() {
 }
 
 #[test]
+fn a_switch_gives_up_if_an_earlier_batch_does_not_end_and_works_when_it_has() {
+    let tables = [table(100, 4)];
+    let options = CacheOptions { switch_wait: Duration::from_millis(50), ..by_hand() };
+    let cache = cache_of(64 << 10, &tables, &options);
+    let stuck = cache.pin();
+    let error = cache.switch(Version(1), |_| [] as [NewRow<'_>; 0]).unwrap_err();
+    assert_eq!(error.to_string(), "batches that began before the switch have not ended for 0.05 s");
+    let row = row_at(Version(0), TableId(0), 3, 16);
+    assert_eq!(
+        cache.pin().insert(&miss(TableId(0), 3), &row).unwrap(),
+        Insertion::Stored,
+        "rows are admitted"
+    );
+    drop(stuck);
+    assert_eq!(switch(&cache, &tables, Version(1)).changed, 1);
+    assert_eq!(cache.version(), Version(1));
+}
+
+#[test]
 fn a_row_given_twice_has_its_last_bytes() {
     let cache = cache_of(16 << 10, &[table(10, 1)], &by_hand());
     cache.pin().insert(&miss(TableId(0), 3), &[1; 4]).unwrap();

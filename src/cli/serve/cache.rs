@@ -220,9 +220,8 @@ fn options(config: &CacheConfig, ranked: &mut Vec<(TableId, u64)>, opened: &Open
         watermarks: Watermarks { high: config.high_watermark, low: config.low_watermark },
         // The configuration accepts 2 to 64 bits only, so the fallback is not used.
         key_width: KeyWidth::new(config.key_bits).unwrap_or(KeyWidth::W64),
-        pointers: 0,
         version: opened.store.version(),
-        background: true,
+        ..CacheOptions::default()
     }
 }
 

@@ -16,7 +16,6 @@
 mod add;
 mod cache;
 mod changes;
-mod ending;
 mod loader;
 mod reload;
 mod shadow;

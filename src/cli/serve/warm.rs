@@ -9,7 +9,7 @@ use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::time::Duration;
 
 use super::LoadedModels;
-use super::ending::Ending;
+use crate::ending::Ending;
 use crate::engine::Engine;
 use crate::predict::Predict;
 use crate::schema::Schema;

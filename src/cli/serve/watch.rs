@@ -22,9 +22,9 @@ use std::time::{Duration, Instant};
 
 use super::add::Adder;
 use super::changes::{Asks, LookAt, Requested};
-use super::ending::Ending;
 use super::versions::Look;
 use crate::cli::train::run::NewVersion;
+use crate::ending::Ending;
 use crate::predict::Predict;
 use crate::server::Registry;
 use crate::store;

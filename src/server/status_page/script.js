@@ -517,7 +517,7 @@ function showModels() {
 function showCommon() {
   common ??= part(() => {
     const columns = [["Time (UTC)", "time"], ["Event"], ["Model", "name"], ["What", "text"]];
-    const alarms = ["refused", "not_published", "training_failed", "overload_began"];
+    const alarms = ["refused", "gone", "not_published", "training_failed", "overload_began"];
     const what = (kind) => ({ alarm: alarms.includes(kind), text: kind.replaceAll("_", " ") });
     const row = ({ unix_ms, kind, model, text }) => [clock(unix_ms), what(kind), model, text];
     byId("events").append(table("List of events", columns, () => now.events.map(row)));

@@ -1,11 +1,11 @@
 //! The thread that writes versions while training goes on.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SendError, SyncSender, sync_channel};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::image::RowImage;
 use super::{CutNotes, PublishOptions, Published};
+use crate::ending::Ending;
 use crate::store::retention::{ChainBytes, chain_bytes, retain};
 use crate::store::{self, Base, Purpose, Rows, StoreError, Table};
 use crate::trainer::TrainError;
@@ -47,7 +47,7 @@ pub(crate) struct Writer {
     options: PublishOptions,
     jobs: Option<SyncSender<Box<Job>>>,
     outcomes: Receiver<Outcome>,
-    thread: Option<JoinHandle<()>>,
+    thread: Ending,
     /// How long the end of training waits for a version. After that, the thread is left to itself.
     pub patience: Duration,
 }
@@ -59,7 +59,7 @@ impl Writer {
         let (jobs, received) = sync_channel::<Box<Job>>(1);
         let (done, outcomes) = sync_channel(1);
         let of_thread = options.clone();
-        let thread = std::thread::Builder::new().name("publish".to_owned()).spawn(move || {
+        let thread = Ending::start("publish", move || {
             for job in received {
                 if done.send(write(&of_thread, *job)).is_err() {
                     return;
@@ -67,7 +67,7 @@ impl Writer {
             }
         });
         let thread = thread.map_err(|e| TrainError::Threads { reason: e.to_string() })?;
-        Ok(Self { options, jobs: Some(jobs), outcomes, thread: Some(thread), patience })
+        Ok(Self { options, jobs: Some(jobs), outcomes, thread, patience })
     }
 
     /// Hands over a job. There must be none in flight. If the thread has ended, another one is started.
@@ -111,23 +111,8 @@ impl Writer {
 impl Drop for Writer {
     fn drop(&mut self) {
         self.jobs = None;
-        let begun = Instant::now();
-        // The channel is closed when the thread ends.
-        loop {
-            let left = self.patience.saturating_sub(begun.elapsed());
-            match self.wait(left) {
-                Err(WriterGone) => break,
-                Ok(None) if left.is_zero() => {
-                    tracing::warn!(model = self.options.name, "a version is still being written");
-                    return;
-                }
-                Ok(_) => {}
-            }
-        }
-        if let Some(thread) = self.thread.take()
-            && thread.join().is_err()
-        {
-            tracing::error!("the thread that publishes versions panicked");
+        if !self.thread.wait(self.patience) {
+            tracing::warn!(model = self.options.name, "a version is still being written");
         }
     }
 }

@@ -41,6 +41,7 @@ pub const IMPORTS: &[(&str, &[&str])] = &[
     ("types", &[]),
     ("mem", &[]),
     ("sync", &[]),
+    ("ending", &[]),
     ("config", &["types"]),
     ("schema", &["types", "mem"]),
     ("metrics", &["config", "schema"]),
@@ -61,12 +62,15 @@ pub const IMPORTS: &[(&str, &[&str])] = &[
             "trace",
         ],
     ),
-    ("server", &["types", "schema", "config", "metrics", "predict", "learnlog", "batcher"]),
+    ("server", &["types", "ending", "schema", "config", "metrics", "predict", "learnlog", "batcher"]),
     ("planner", &["types", "mem", "schema", "cache::policy"]),
     ("rowlog", &["types", "mem", "store"]),
     (
         "trainer",
-        &["types", "mem", "schema", "predict", "compute", "device", "dataset", "model", "store", "rowlog"],
+        &[
+            "types", "mem", "ending", "schema", "predict", "compute", "device", "dataset", "model", "store",
+            "rowlog",
+        ],
     ),
     ("cli", &[EVERYTHING]),
 ];

@@ -146,7 +146,7 @@ impl Versions {
             let effect = "it goes on, and a restart would not find it";
             tracing::warn!(model = name, version = version.0, "version no longer on disk: {effect}");
             let text = format!("version {version} is no longer on disk: {effect}");
-            self.loader.metrics.events.record(EventKind::Refused, name, text);
+            self.loader.metrics.events.record(EventKind::Gone, name, text);
         }
         known.gone = gone;
     }
