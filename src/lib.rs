@@ -68,6 +68,8 @@ pub(crate) mod sync;
 
 pub(crate) mod ending;
 
+pub(crate) mod pace;
+
 pub mod config;
 
 pub mod schema;

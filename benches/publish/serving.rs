@@ -16,8 +16,11 @@ use crate::server::Server;
 /// How long after the first request of a load a version is renamed.
 const RENAMED_AFTER: Duration = Duration::from_millis(500);
 
+/// Versions in a window.
+const IN_A_WINDOW: usize = 2;
+
 /// The shortest window with a version: a server reads its directory every second.
-const LEAST_WINDOW: Duration = Duration::from_secs(3);
+const LEAST_WINDOW: Duration = Duration::from_secs(2);
 
 /// How long the capacity is measured before a pair of windows.
 const CAPACITY_SECONDS: u64 = 2;
@@ -91,7 +94,7 @@ fn publish(bench: &Bench, server: &Server, from: &Path) -> anyhow::Result<Durati
     Ok(begun.elapsed())
 }
 
-/// p99 of windows with a version, and of windows at rest, in turn. Before each pair the capacity is measured
+/// p99 of windows with versions at an interval, and of windows at rest, in turn. Before each pair the capacity is measured
 /// again: the speed of the machine drifts, and half of the capacity of a minute ago may be most of it now.
 fn latency(
     bench: &Bench,
@@ -99,9 +102,10 @@ fn latency(
     server: &Server,
     versions: &[PathBuf],
 ) -> anyhow::Result<()> {
-    let window = bench.every.max(LEAST_WINDOW);
+    // The last version of a window has some time to be taken over in.
+    let window = bench.every * IN_A_WINDOW as u32 + bench.every / 2 + LEAST_WINDOW;
     let (mut ratios, mut rest, mut during, mut served) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-    for (i, from) in versions.iter().enumerate() {
+    for (i, versions) in versions.chunks(IN_A_WINDOW).enumerate() {
         let rate = server.capacity(CAPACITY_SECONDS)? / 2.0;
         let at_rest = || server.p99(rate, window);
         let with_version = || {
@@ -109,9 +113,11 @@ fn latency(
                 let load = server.open_loop(rate, window);
                 let load = scope.spawn(|| load.run());
                 server.wait_for_requests()?;
-                sleep(RENAMED_AFTER);
-                served.push(publish(bench, server, from)?.as_secs_f64());
-                anyhow::ensure!(!load.is_finished(), "a version was served after its window");
+                for from in versions {
+                    let took = publish(bench, server, from)?;
+                    served.push(took.as_secs_f64());
+                    sleep(bench.every.saturating_sub(took));
+                }
                 load.join().map_err(|_| anyhow::anyhow!("load panicked"))?
             })
         };

@@ -17,7 +17,7 @@
 //! none inserts an old row after admission resumes.
 //!
 //! **Why a switch delays no request.** A batch takes locks only to insert rows, and inserts none while
-//! admission is stopped. So a switch may run on threads that have a processor only when it is idle.
+//! admission is stopped. So a switch may run on threads that have a processor only when it is idle, and rest.
 //!
 //! **Why no slot is freed too early.** While the overlay exists, a batch may find a slot there that the index
 //! has evicted. So [`super::epoch::RetireList`] frees nothing during that time, and all slots in it get a new
@@ -35,7 +35,11 @@ use super::shared::{Insertion, Shared};
 use super::slab::Slot;
 use crate::mem::NumberMap;
 use crate::mem::prefetch::PREFETCH_AHEAD;
+use crate::pace;
 use crate::types::{FlatKey, TableId, Version};
+
+/// Rows that are merged between two rests.
+const MERGED: usize = 256;
 
 /// The result of a version switch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -73,6 +77,7 @@ impl Cached<'_> {
 
     /// Those of these rows that are cached.
     pub(crate) fn held(self, rows: &[(TableId, u64)]) -> Vec<(TableId, u64)> {
+        pace::rest();
         let (keys, index) = (&self.0.keys, &self.0.index);
         let own = |&(table, id): &(TableId, u64)| Some((table, id, keys.own(table, id)?));
         let rows: Vec<_> = rows.iter().filter_map(own).collect();
@@ -212,7 +217,10 @@ impl Shared {
         let mut unplaced = Vec::new();
         let key_of = |(&own, changed): (&FlatKey, &Changed)| self.keys.row(changed.table, own).1;
         let mut ahead = overlay.rows.iter().skip(PREFETCH_AHEAD).map(key_of);
-        for (&own, &Changed { table, location }) in &overlay.rows {
+        for (n, (&own, &Changed { table, location })) in overlay.rows.iter().enumerate() {
+            if n.is_multiple_of(MERGED) {
+                pace::rest();
+            }
             ahead.next().into_iter().for_each(|key| self.index.prefetch(key));
             let (_, key) = self.keys.row(table, own);
             let Some(location) = location else {

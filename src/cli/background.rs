@@ -1,7 +1,10 @@
 //! Work that may wait: training beside a server, and opening new versions. Its threads run only when a
-//! processor is free, so it takes the time that requests leave.
+//! processor is free, so it takes the time that requests leave. Those that open versions also rest
+//! ([`pace`]).
 
 use anyhow::{Context, anyhow};
+
+use crate::pace;
 
 /// Lets this thread, and the threads that it starts from now on, run only when a processor is free. `what` is
 /// said in the log if the system refuses. Does nothing on systems other than Linux.
@@ -24,7 +27,7 @@ pub(crate) fn only_when_idle(what: &str) {
     let _ = what;
 }
 
-/// Threads that run only when a processor is free, one a processor.
+/// Threads that run only when a processor is free, one a processor, and that rest.
 ///
 /// # Errors
 /// When the system cannot start a thread.
@@ -32,7 +35,7 @@ pub(crate) fn idle_pool(name: &'static str) -> anyhow::Result<rayon::ThreadPool>
     // Threads inherit the policy of the thread that starts them.
     let starter = std::thread::Builder::new().spawn(move || {
         only_when_idle("new versions are opened");
-        pool(name, 0)
+        build(named(name, 0).start_handler(|_| pace::begin()))
     });
     starter.context("threads")?.join().map_err(|_| anyhow!("threads"))?
 }
@@ -42,8 +45,16 @@ pub(crate) fn idle_pool(name: &'static str) -> anyhow::Result<rayon::ThreadPool>
 /// # Errors
 /// When the system cannot start a thread.
 pub(crate) fn pool(name: &'static str, threads: usize) -> anyhow::Result<rayon::ThreadPool> {
+    build(named(name, threads))
+}
+
+fn named(name: &'static str, threads: usize) -> rayon::ThreadPoolBuilder {
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads);
-    pool.thread_name(move |n| format!("{name}-{n}")).build().context("threads")
+    pool.thread_name(move |n| format!("{name}-{n}"))
+}
+
+fn build(pool: rayon::ThreadPoolBuilder) -> anyhow::Result<rayon::ThreadPool> {
+    pool.build().context("threads")
 }
 
 #[cfg(test)]

@@ -19,6 +19,7 @@ use super::versions::{LoadedVersion, Served};
 use super::{Engine, LookupTier, WARM_CHUNK, read_weights};
 use crate::cache::{CacheError, FlatCache, NewRow, Switched};
 use crate::model::WeightsError;
+use crate::pace;
 use crate::store::{EmbeddingStore, Opened};
 use crate::types::{TableId, Version};
 
@@ -203,6 +204,7 @@ impl<'r> NextRows<'r> {
     pub(crate) fn compared(&mut self, cached: &[(TableId, u64)]) -> Vec<NewRow<'r>> {
         let mut changed = Vec::new();
         for chunk in cached.chunks(WARM_CHUNK) {
+            pace::rest();
             self.old.store.fetch(chunk.iter().copied());
             self.new.store.fetch(chunk.iter().copied());
             self.old.store.prefetch(chunk);

@@ -17,6 +17,7 @@ use memmap2::{Advice, Mmap, MmapMut};
 use rayon::prelude::*;
 
 use crate::mem::{HostBlock, HostMemory, OutOfHostMemory, huge_pages};
+use crate::pace;
 
 // Files hold little-endian numbers, and mapped numbers are read in place.
 #[cfg(target_endian = "big")]
@@ -191,10 +192,13 @@ impl FileBytes {
     /// Those of `read`, and [`OutOfHostMemory`] when the allocation fails.
     pub(crate) fn read<E: From<OutOfHostMemory>>(
         bytes: usize,
-        read: impl FnMut(&mut [u8]) -> Result<(), E>,
+        mut read: impl FnMut(&mut [u8]) -> Result<(), E>,
     ) -> Result<Self, E> {
         let mut memory = huge_pages(bytes).map_err(|_| OutOfHostMemory { bytes })?;
-        memory.chunks_mut(CHUNK_BYTES).try_for_each(read)?;
+        memory.chunks_mut(CHUNK_BYTES).try_for_each(|piece| {
+            pace::rest();
+            read(piece)
+        })?;
         Ok(Self::Ram(Arc::new(memory)))
     }
 

@@ -25,6 +25,7 @@ use super::snapshot::{
 };
 use super::table::{BadRow, State};
 use super::{StoreError, check_name};
+use crate::pace;
 use crate::schema::{self, Schema};
 use crate::types::{Element, Version};
 
@@ -466,6 +467,7 @@ fn checksum(mut file: &File, mut take: impl FnMut(&[u8])) -> io::Result<Checksum
     let mut hash = Xxh3::new();
     let mut buffer = vec![0; CHUNK_BYTES];
     loop {
+        pace::rest();
         match file.read(&mut buffer) {
             Ok(0) => return Ok(Checksum(hash.digest128())),
             Ok(bytes) => {

@@ -17,6 +17,7 @@ use super::bytes::Bytes;
 use super::table::State;
 use crate::mem::prefetch::{PREFETCH_AHEAD, prefetch_line};
 use crate::mem::{Huge, OutOfHostMemory, mix64};
+use crate::pace;
 
 /// The changed rows of a table in one delta.
 #[derive(Debug)]
@@ -62,6 +63,9 @@ struct Bucket {
     place: u64,
 }
 
+/// Rows that are handled between two rests.
+const RESTED: usize = 1024;
+
 /// The least size of the system's pages.
 const PAGE_BYTES: usize = 4096;
 
@@ -77,7 +81,7 @@ impl Overlay {
         let rows = newest(&deltas).count();
         // A bucket more than the entries, so that a probe always ends.
         let mut buckets = empty(rows)?;
-        newest(&deltas).for_each(|(row, delta, at)| put(&mut buckets, row, place(delta, at)));
+        rested(newest(&deltas)).for_each(|(row, delta, at)| put(&mut buckets, row, place(delta, at)));
         Ok(Self { buckets, rows: rows as u64, deltas })
     }
 
@@ -91,14 +95,14 @@ impl Overlay {
             keys.get(at + PREFETCH_AHEAD).into_iter().for_each(|&ahead| self.prefetch(ahead));
             self.find(row).is_none()
         };
-        let added = keys.iter().enumerate().filter(|&key| is_new(key)).count();
+        let added = rested(keys.iter().enumerate()).filter(|&key| is_new(key)).count();
         let rows = self.rows as usize + added;
         let mut buckets = empty(rows)?;
         // Rows come in about the order of their new buckets, so this writes memory from begin to end.
         let present = self.buckets.iter().filter(|bucket| bucket.row != 0);
-        present.for_each(|bucket| put(&mut buckets, bucket.row - 1, bucket.place));
+        rested(present).for_each(|bucket| put(&mut buckets, bucket.row - 1, bucket.place));
         let delta = self.deltas.len();
-        for (at, &row) in keys.iter().enumerate() {
+        for (at, &row) in rested(keys.iter().enumerate()) {
             keys.get(at + PREFETCH_AHEAD).into_iter().for_each(|&ahead| prefetch_home(&buckets, ahead));
             put(&mut buckets, row, place(delta, at));
         }
@@ -140,6 +144,16 @@ impl Overlay {
     pub(crate) fn deltas(&self) -> &[Arc<DeltaRows>] {
         &self.deltas
     }
+}
+
+/// The same items, with rests in between.
+fn rested<T>(items: impl Iterator<Item = T>) -> impl Iterator<Item = T> {
+    items.enumerate().map(|(n, item)| {
+        if n.is_multiple_of(RESTED) {
+            pace::rest();
+        }
+        item
+    })
 }
 
 /// An empty hash table for this many rows. It has a bucket more, so that a probe always ends.
