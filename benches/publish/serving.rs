@@ -19,8 +19,8 @@ const RENAMED_AFTER: Duration = Duration::from_millis(500);
 /// Versions in a window.
 const IN_A_WINDOW: usize = 2;
 
-/// The shortest window with a version: a server reads its directory every second.
-const LEAST_WINDOW: Duration = Duration::from_secs(2);
+/// More time for the last version of a window: a server reads its directory every second.
+const MORE_TIME: Duration = Duration::from_secs(2);
 
 /// How long the capacity is measured before a pair of windows.
 const CAPACITY_SECONDS: u64 = 2;
@@ -94,16 +94,16 @@ fn publish(bench: &Bench, server: &Server, from: &Path) -> anyhow::Result<Durati
     Ok(begun.elapsed())
 }
 
-/// p99 of windows with versions at an interval, and of windows at rest, in turn. Before each pair the capacity is measured
-/// again: the speed of the machine drifts, and half of the capacity of a minute ago may be most of it now.
+/// p99 of windows with versions at an interval, and of windows at rest, in turn. Before each pair the
+/// capacity is measured again: the speed of the machine drifts, and half of the capacity of a minute ago may
+/// be most of it now.
 fn latency(
     bench: &Bench,
     figures: &mut Figures,
     server: &Server,
     versions: &[PathBuf],
 ) -> anyhow::Result<()> {
-    // The last version of a window has some time to be taken over in.
-    let window = bench.every * IN_A_WINDOW as u32 + bench.every / 2 + LEAST_WINDOW;
+    let window = bench.every * IN_A_WINDOW as u32 + bench.every / 2 + MORE_TIME;
     let (mut ratios, mut rest, mut during, mut served) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for (i, versions) in versions.chunks(IN_A_WINDOW).enumerate() {
         let rate = server.capacity(CAPACITY_SECONDS)? / 2.0;

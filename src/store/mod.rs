@@ -152,7 +152,7 @@ impl EmbeddingStore {
         self.table(table)?.row(id)
     }
 
-    /// Prefetches rows that are in memory into the processor's cache. There should be few hundred.
+    /// Prefetches rows that are in memory into the processor's cache. A few thousand fit.
     pub(crate) fn prefetch(&self, rows: &[(TableId, u64)]) {
         for &(table, id) in rows {
             self.table(table).into_iter().for_each(|table| table.prefetch_place(id));

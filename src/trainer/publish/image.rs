@@ -273,9 +273,9 @@ impl TableImage {
     }
 }
 
-/// Makes room for `len` elements, and for an eighth more if memory is needed. New memory is taken only when it
-/// is first written. But an image of an earlier cut that must grow by a few rows has its memory moved, for
-/// each table, which takes longer than a step.
+/// Makes room for `len` elements, and for an eighth more if memory is needed. New memory is taken only when
+/// it is first written. But an image of an earlier cut that must grow by a few rows has its memory moved,
+/// for each table, which takes longer than a step.
 fn make_room<T>(empty: &mut Vec<T>, len: usize) {
     if empty.capacity() < len {
         empty.reserve_exact(len + len / 8);
