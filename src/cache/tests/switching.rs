@@ -124,9 +124,9 @@ fn a_switch_gives_up_if_an_earlier_batch_does_not_end_and_works_when_it_has() {
     let stuck = cache.pin();
     let error = cache.switch(Version(1), |_| [] as [NewRow<'_>; 0]).unwrap_err();
     assert_eq!(error.to_string(), "batches that began before the switch have not ended for 0.05 s");
-    let row = row_at(Version(0), TableId(0), 3, 16);
+    let row = row_at(Version(0), TableId(0), 1, 16);
     assert_eq!(
-        cache.pin().insert(&miss(TableId(0), 3), &row).unwrap(),
+        cache.pin().insert(&miss(TableId(0), 1), &row).unwrap(),
         Insertion::Stored,
         "rows are admitted"
     );
