@@ -67,7 +67,7 @@ fn flood(running: &Running, samples: usize) -> Vec<JoinHandle<()>> {
                     Ok(answer) => return assert_eq!(answer.into_inner().scores, scores),
                     Err(status) => assert_eq!(status.code(), Code::ResourceExhausted, "{status}"),
                 }
-                sleep(Duration::from_millis(20)).await;
+                sleep(Duration::from_millis(100)).await;
             }
         })
     };
