@@ -12,6 +12,7 @@ use flechette::server::inference::grpc_inference_service_client::GrpcInferenceSe
 use flechette::server::inference::infer_parameter::ParameterChoice;
 use flechette::server::inference::{InferParameter, ModelInferRequest};
 use flechette::server::proto::SetLabelRequest;
+use flechette::server::proto::ctr_client::CtrClient;
 use flechette::types::{Batch, Scores};
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
@@ -57,10 +58,14 @@ async fn ask_other(running: &Running) {
     }
 }
 
-/// Clients of the model `ads` that try again and again until they are answered.
-fn flood(running: &Running, samples: usize) -> Vec<JoinHandle<()>> {
-    let client = |seed| {
-        let (mut client, (message, scores)) = (running.client.clone(), request(samples, seed));
+/// Clients of the model `ads`, on some connections, that try again and again until they are answered.
+async fn flood(running: &Running, samples: usize) -> Vec<JoinHandle<()>> {
+    let mut connections = Vec::new();
+    for _ in 0..10 {
+        connections.push(CtrClient::new(channel(running.grpc).await));
+    }
+    let client = |seed: usize| {
+        let (mut client, (message, scores)) = (connections[seed % 10].clone(), request(samples, seed as _));
         tokio::spawn(async move {
             loop {
                 match client.predict(message.clone()).await {
@@ -78,7 +83,7 @@ fn flood(running: &Running, samples: usize) -> Vec<JoinHandle<()>> {
 async fn a_flooded_model_does_not_take_all_places() {
     let running = start(|parts| parts.server.max_requests = 200).await;
     running.model.hold();
-    let flood = flood(&running, 1);
+    let flood = flood(&running, 1).await;
     // It gets three quarters of the places, less some for calls that are being refused.
     let held = async || {
         let [waiting, computed] = ["samples", "seconds_count"]
@@ -97,7 +102,7 @@ async fn a_flooded_model_does_not_take_all_places() {
 async fn a_flooded_model_does_not_take_all_memory_of_messages() {
     let running = start(|parts| parts.server.max_inflight_bytes = 256 << 10).await;
     running.model.hold();
-    let flood = flood(&running, 64);
+    let flood = flood(&running, 64).await;
     let refused = "flechette_requests_total{model=\"(none)\",code=\"RESOURCE_EXHAUSTED\"}";
     until(async || running.value(refused).await >= 1000.0).await;
     ask_other(&running).await;
