@@ -58,7 +58,8 @@ async fn ask_other(running: &Running) {
     }
 }
 
-/// Clients of the model `ads`, on some connections, that try again and again until they are answered.
+/// Clients of the model `ads`, on some connections, that try again and again until they are answered. One
+/// connection on which all their calls begin at once breaks now and then; why is not known yet.
 async fn flood(running: &Running, samples: usize) -> Vec<JoinHandle<()>> {
     let mut connections = Vec::new();
     for _ in 0..10 {
