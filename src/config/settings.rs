@@ -92,7 +92,7 @@ pub(crate) const SECTIONS: &[Section] = &[
                 "Most memory for the messages of all calls in flight, encoded and decoded, and for answers \
                  that have not left; at least what the largest message may take, 33 × `server.max_bytes` \
                  and 26MB. Divided by `server.max_connections`, it is also what a gRPC connection may send \
-                 before it is read, from 64 KiB to 1 MiB",
+                 before it is read, from 64 KiB to 1 MiB, but at least 512 bytes × `server.max_streams`",
             ),
             setting(
                 "server.max_connections",

@@ -38,6 +38,7 @@ use super::charge::Charge;
 use super::listener::{Connection, Limited, Permit};
 use super::route::GrpcService;
 use super::socket::Socket;
+use super::unread::{self, Rest, Windows};
 use super::{Shared, stopped};
 use crate::config::ServerConfig;
 
@@ -63,10 +64,6 @@ const FAULTS: usize = 100_000;
 /// Most bytes of each answer that HTTP/2 takes before the socket does.
 const SEND_BUFFER: usize = 64 << 10;
 
-/// Least and most bytes that a connection's client may send before they are read. HTTP/2 allows no less at
-/// first, and more helps no client, because what waits here only ages.
-const UNREAD: (usize, usize) = (65_535, 1 << 20);
-
 /// The first bytes of every HTTP/2 client: a fixed text of 24 bytes, and the 9 bytes of a frame's head.
 const PREFACE: usize = 24 + 9;
 
@@ -87,16 +84,12 @@ pub(crate) struct GrpcPort<S> {
 #[derive(Clone, Copy)]
 pub(crate) struct Http2 {
     max_streams: u32,
-    /// Bytes that were received and not read.
-    unread: u32,
+    windows: Windows,
 }
 
 impl Http2 {
-    /// All connections together may have as many unread bytes as the calls in flight may take.
     pub(crate) fn new(config: &ServerConfig) -> Self {
-        let (least, most) = UNREAD;
-        let unread = (config.max_inflight_bytes / config.max_connections.max(1)).clamp(least, most);
-        Self { max_streams: config.max_streams, unread: unread as u32 }
+        Self { max_streams: config.max_streams, windows: Windows::new(config) }
     }
 }
 
@@ -188,7 +181,7 @@ impl<S: GrpcService> GrpcPort<S> {
     }
 }
 
-fn http2(Http2 { max_streams, unread }: Http2) -> http2::Builder<TokioExecutor> {
+fn http2(Http2 { max_streams, windows }: Http2) -> http2::Builder<TokioExecutor> {
     let mut http2 = http2::Builder::new(TokioExecutor::new());
     http2
         .timer(TokioTimer::new())
@@ -196,8 +189,8 @@ fn http2(Http2 { max_streams, unread }: Http2) -> http2::Builder<TokioExecutor> 
         .max_pending_accept_reset_streams(RESETS_AT_ONCE)
         .max_local_error_reset_streams(FAULTS)
         .max_send_buf_size(SEND_BUFFER)
-        .initial_connection_window_size(unread)
-        .initial_stream_window_size(unread)
+        .initial_connection_window_size(windows.connection)
+        .initial_stream_window_size(windows.call)
         .keep_alive_interval(KEEPALIVE_INTERVAL)
         .keep_alive_timeout(KEEPALIVE_TIMEOUT)
         .max_header_list_size(HEADER_BYTES);
@@ -320,14 +313,20 @@ impl<S: GrpcService> hyper::service::Service<Request<Incoming>> for Calls<S> {
     fn call(&self, mut request: Request<Incoming>) -> Answering {
         let call = OpenCall::new(self.shared.clone(), self.link.clone());
         request.extensions_mut().insert(self.link.clone());
+        let (head, body) = request.into_parts();
+        let (body, rest) = unread::Body::new(body);
         // Every service of the chain is always ready.
-        Answering { answer: self.service.clone().call(request.map(Body::new)), call: Some(call) }
+        let answer = self.service.clone().call(Request::from_parts(head, Body::new(body)));
+        Answering { answer, answered: None, rest, call: Some(call) }
     }
 }
 
 /// A call before its answer.
 struct Answering {
     answer: BoxFuture<Response<Body>, Infallible>,
+    /// The answer while the rest of the request is read.
+    answered: Option<Response<Body>>,
+    rest: Rest,
     call: Option<OpenCall>,
 }
 
@@ -335,7 +334,12 @@ impl Future for Answering {
     type Output = Result<Response<Answer>, Infallible>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let mut response = ready!(self.answer.as_mut().poll(cx))?;
+        if self.answered.is_none() {
+            self.answered = Some(ready!(self.answer.as_mut().poll(cx))?);
+        }
+        ready!(self.rest.poll_read(cx));
+        // There is one.
+        let mut response = self.answered.take().unwrap_or_default();
         let held = response.extensions_mut();
         let (charge, aside) = (held.remove::<Arc<Charge>>(), held.remove::<Arc<Aside>>());
         let call = self.call.take().map(|call| Arc::new(OpenCall { _charge: charge, _aside: aside, ..call }));

@@ -51,6 +51,7 @@ mod stream;
 mod stuck;
 mod traffic;
 mod ungated;
+mod unread;
 mod web;
 
 use std::io;

@@ -33,7 +33,7 @@ use crate::program::{Served, run_failing};
 use crate::serving::{self, Running, http_get, request};
 
 /// The first bytes of an HTTP/2 client: the fixed text and an empty SETTINGS frame.
-const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+pub const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 
 /// A directory with a small model.
 fn models() -> tempfile::TempDir {
@@ -601,7 +601,7 @@ async fn answers_in_a_socket_that_is_not_read_keep_their_places_until_it_is_clos
 }
 
 /// A HEADERS frame of a Predict call, with `END_HEADERS`.
-fn headers(stream: u32) -> Vec<u8> {
+pub fn headers(stream: u32) -> Vec<u8> {
     // Literals without indexing, and POST and http from the static table.
     let mut block = vec![0x83, 0x86];
     for (name, value) in [(vec![0x04], "/flechette.v1.Ctr/Predict"), (vec![0x0f, 0x10], "application/grpc")] {
@@ -612,7 +612,7 @@ fn headers(stream: u32) -> Vec<u8> {
     http2_frame(1, 4, stream, &block)
 }
 
-fn http2_frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+pub fn http2_frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     let length = (payload.len() as u32).to_be_bytes();
     let mut frame = vec![length[1], length[2], length[3], kind, flags];
     frame.extend(stream.to_be_bytes());

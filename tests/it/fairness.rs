@@ -58,15 +58,11 @@ async fn ask_other(running: &Running) {
     }
 }
 
-/// Clients of the model `ads`, on some connections, that try again and again until they are answered. One
-/// connection on which all their calls begin at once breaks now and then; why is not known yet.
+/// Clients of the model `ads` on one connection that try again and again until they are answered.
 async fn flood(running: &Running, samples: usize) -> Vec<JoinHandle<()>> {
-    let mut connections = Vec::new();
-    for _ in 0..10 {
-        connections.push(CtrClient::new(channel(running.grpc).await));
-    }
-    let client = |seed: usize| {
-        let (mut client, (message, scores)) = (connections[seed % 10].clone(), request(samples, seed as _));
+    let connection = CtrClient::new(channel(running.grpc).await);
+    let client = |seed| {
+        let (mut client, (message, scores)) = (connection.clone(), request(samples, seed));
         tokio::spawn(async move {
             loop {
                 match client.predict(message.clone()).await {

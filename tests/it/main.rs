@@ -63,6 +63,7 @@ mod serve_train;
 mod server;
 mod serving;
 mod skip;
+mod small_frames;
 #[cfg(target_os = "linux")]
 mod status_page;
 #[cfg(target_os = "linux")]

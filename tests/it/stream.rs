@@ -42,7 +42,7 @@ impl Open {
     }
 }
 
-fn result(answer: PredictStreamResponse) -> Result<PredictResponse, PredictError> {
+pub fn result(answer: PredictStreamResponse) -> Result<PredictResponse, PredictError> {
     match answer.result.unwrap() {
         Answer::Response(response) => Ok(response),
         Answer::Error(error) => Err(error),

@@ -1,0 +1,134 @@
+//! What a client has sent and nobody has read: the windows of HTTP/2, and the messages of refused calls.
+//!
+//! h2 also counts what is missing from each DATA frame to 256 bytes, until the frame is read. It closes a
+//! connection, with all of its calls, when this is more than half of the connection's window. So:
+//!
+//! * The windows have room for small frames ([`Windows`]).
+//! * h2 0.4.20 goes on counting a frame that arrives after the body of its call was dropped. A call that is
+//!   refused at once leaves such a frame, and some hundred refusals would close the connection. So the answer
+//!   waits for the rest of the body, which mostly has arrived ([`Body`], [`Rest`]).
+
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use http_body::{Body as _, Frame, SizeHint};
+use hyper::body::Incoming;
+use prost::bytes::Bytes;
+use tokio::time::{Sleep, sleep};
+
+use crate::config::ServerConfig;
+
+/// What a DATA frame counts for at least.
+const FRAME: usize = 256;
+
+/// Bytes that one call may send before they are read. No client can be told of a smaller window before it
+/// sends its first calls, and more than 300 frames of the shortest messages fit the account of a connection.
+const CALL: u32 = 65_535;
+
+/// Least and most bytes that all calls of a connection may send before they are read.
+const CONNECTION: (usize, usize) = (CALL as usize, 1 << 20);
+
+/// Most bytes of a refused call that are read. Frames are short at the end of a message, and in messages that
+/// are shorter than this.
+const REST: usize = 16 << 10;
+
+/// Longest wait for the rest of a refused call.
+const WAIT: Duration = Duration::from_millis(100);
+
+/// Bytes that a client may send before they are read.
+#[derive(Clone, Copy)]
+pub(crate) struct Windows {
+    pub call: u32,
+    pub connection: u32,
+}
+
+impl Windows {
+    /// All connections together may have as many unread bytes as the calls in flight may take. A connection
+    /// has room for a small frame of each call whatever this is.
+    pub(crate) fn new(config: &ServerConfig) -> Self {
+        let (least, most) = CONNECTION;
+        let share = (config.max_inflight_bytes / config.max_connections.max(1)).clamp(least, most);
+        let small = (2 * FRAME).saturating_mul(config.max_streams as usize);
+        Self { call: CALL, connection: share.max(small).min(i32::MAX as usize) as u32 }
+    }
+}
+
+/// The body of a request. When it is dropped before its end, it is left as the [`Rest`].
+pub(crate) struct Body {
+    /// `None` when it is being dropped.
+    body: Option<Incoming>,
+    left: Arc<Mutex<Option<Incoming>>>,
+}
+
+impl Body {
+    pub(crate) fn new(body: Incoming) -> (Self, Rest) {
+        let left = Arc::default();
+        let rest = Rest { left: Arc::clone(&left), reading: None };
+        (Self { body: Some(body), left }, rest)
+    }
+}
+
+impl http_body::Body for Body {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        let Some(body) = &mut self.body else { return Poll::Ready(None) };
+        Pin::new(body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.as_ref().is_none_or(Incoming::is_end_stream)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.as_ref().map_or_else(SizeHint::default, Incoming::size_hint)
+    }
+}
+
+impl Drop for Body {
+    fn drop(&mut self) {
+        if let Some(body) = self.body.take().filter(|body| !body.is_end_stream()) {
+            *self.left.lock().unwrap_or_else(PoisonError::into_inner) = Some(body);
+        }
+    }
+}
+
+/// What a refused call has left unread.
+pub(crate) struct Rest {
+    left: Arc<Mutex<Option<Incoming>>>,
+    reading: Option<Reading>,
+}
+
+struct Reading {
+    body: Incoming,
+    bytes: usize,
+    late: Pin<Box<Sleep>>,
+}
+
+impl Rest {
+    /// Reads and drops what the service has not read: up to the end, [`REST`] bytes or [`WAIT`]. Does nothing
+    /// while the service has the body.
+    pub(crate) fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        if self.reading.is_none() {
+            let Some(body) = self.left.lock().unwrap_or_else(PoisonError::into_inner).take() else {
+                return Poll::Ready(());
+            };
+            self.reading = Some(Reading { body, bytes: 0, late: Box::pin(sleep(WAIT)) });
+        }
+        let Some(Reading { body, bytes, late }) = &mut self.reading else { return Poll::Ready(()) };
+        while *bytes < REST {
+            match Pin::new(&mut *body).poll_frame(cx) {
+                Poll::Ready(Some(Ok(frame))) => *bytes += frame.data_ref().map_or(0, Bytes::len),
+                Poll::Ready(None | Some(Err(_))) => return Poll::Ready(()),
+                Poll::Pending => return late.as_mut().poll(cx),
+            }
+        }
+        Poll::Ready(())
+    }
+}

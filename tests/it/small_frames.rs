@@ -1,0 +1,110 @@
+//! Clients that send many short messages on one connection, which h2 counts against it until they are read:
+//! the connection stays, and its calls are answered.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+use std::time::Duration;
+
+use flechette::server::proto::PredictStreamResponse;
+use prost::Message;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::{sleep, timeout};
+
+use crate::attacks::{PREFACE, connect, frame, head_of, headers, http2_frame};
+use crate::fake::until;
+use crate::serving::{Running, request};
+use crate::stream::result;
+
+const DATA: u8 = 0;
+const GOAWAY: u8 = 7;
+const END_STREAM: u8 = 1;
+
+/// A connection of which each byte that is sent is ours. What the server sends is read by a task.
+struct Raw {
+    socket: tokio::net::tcp::OwnedWriteHalf,
+    /// Ends with the kind of the first frame that is on stream 1 with data, or is GOAWAY.
+    first: tokio::task::JoinHandle<u8>,
+}
+
+impl Raw {
+    async fn open(running: &Running) -> Self {
+        let (mut read, mut socket) = TcpStream::connect(running.grpc).await.unwrap().into_split();
+        socket.write_all(PREFACE).await.unwrap();
+        let first = tokio::spawn(async move {
+            loop {
+                let mut head = [0; 9];
+                read.read_exact(&mut head).await.expect("closed without an answer");
+                let mut payload = vec![0; usize::from(head[1]) * 256 + usize::from(head[2])];
+                read.read_exact(&mut payload).await.unwrap();
+                if head[3] == GOAWAY || (head[3] == DATA && head[8] == 1 && head[7] == 0) {
+                    return head[3];
+                }
+            }
+        });
+        Self { socket, first }
+    }
+
+    async fn send(&mut self, frames: &[Vec<u8>]) {
+        self.socket.write_all(&frames.concat()).await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn thousands_of_calls_that_are_refused_before_their_message_arrives_leave_the_connection_open() {
+    let running = Running::start_with(|parts| parts.server.max_requests = 1).await;
+    running.model.hold();
+    let mut raw = Raw::open(&running).await;
+    let body = frame(&request(2, 1).0.encode_to_vec());
+    assert!(body.len() < 256);
+    raw.send(&[headers(1), http2_frame(DATA, END_STREAM, 1, &body)]).await;
+    until(async || running.model.begun() == 1).await;
+    // The place is taken, so these are refused at once.
+    for round in 0..40 {
+        let calls: Vec<u32> = (0..100).map(|call| 3 + 2 * (round * 100 + call)).collect();
+        raw.send(&calls.iter().map(|&call| headers(call)).collect::<Vec<_>>()).await;
+        sleep(Duration::from_millis(10)).await;
+        let late = |&call: &u32| {
+            [(0, &body[..]), (END_STREAM, &[])].map(|(end, bytes)| http2_frame(DATA, end, call, bytes))
+        };
+        raw.send(&calls.iter().flat_map(late).collect::<Vec<_>>()).await;
+    }
+    let refused = "flechette_requests_total{model=\"(none)\",code=\"RESOURCE_EXHAUSTED\"}";
+    until(async || running.value(refused).await == 4000.0).await;
+    running.model.release();
+    assert_eq!(timeout(Duration::from_secs(10), raw.first).await.unwrap().unwrap(), DATA);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stream_of_short_messages_waits_for_a_slow_model() {
+    const REQUESTS: u64 = 3000;
+    let running = Running::start().await;
+    running.model.hold();
+    let raw = connect(running.grpc, 1 << 20).await;
+    let (answer, mut body) =
+        raw.clone().send_request(head_of("flechette.v1.Ctr/PredictStream"), false).unwrap();
+    let messages: Vec<_> = (0..REQUESTS).map(|seed| frame(&request(1, seed).0.encode_to_vec())).collect();
+    for (message, seed) in messages.into_iter().zip(1..) {
+        assert!(message.len() < 100);
+        body.send_data(message, seed == REQUESTS).unwrap();
+    }
+    until(async || running.model.begun() > 0).await;
+    // The client sends until the window of the call is full.
+    sleep(Duration::from_millis(300)).await;
+    running.model.release();
+    let mut answers = answer.await.unwrap().into_body();
+    let mut bytes = Vec::new();
+    while let Some(piece) = answers.data().await {
+        let piece = piece.expect("the connection stays open");
+        answers.flow_control().release_capacity(piece.len()).unwrap();
+        bytes.extend_from_slice(&piece);
+    }
+    let mut rest = &bytes[..];
+    for seed in 0..REQUESTS {
+        let length = u32::from_be_bytes(rest[1..5].try_into().unwrap()) as usize;
+        let answer = PredictStreamResponse::decode(&rest[5..5 + length]).unwrap();
+        assert_eq!(result(answer).unwrap().scores, request(1, seed).1);
+        rest = &rest[5 + length..];
+    }
+    assert!(rest.is_empty());
+}
