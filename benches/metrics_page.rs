@@ -9,12 +9,8 @@ mod harness;
 use std::fs;
 use std::path::Path;
 
-use anyhow::Context as _;
-use harness::program::{Serving, get, output, program};
+use harness::program::{Serving, get, output, processor_seconds, program};
 use harness::{Options, Sorted, place};
-
-/// The unit of the times in `/proc/PID/stat`: `USER_HZ` is 100 on every architecture of Linux.
-const TICKS_PER_SECOND: f64 = 100.0;
 
 fn main() -> anyhow::Result<()> {
     let options = Options::read(0);
@@ -80,13 +76,4 @@ fn measure(folder: &Path, tables: usize, scrapes: usize, pairs: usize) -> anyhow
     }
     let page = get(served.http, "/metrics")?;
     Ok(Measured { page, metrics: Sorted::of(metrics.into_iter()), healthz: Sorted::of(healthz.into_iter()) })
-}
-
-/// User and system time of a process so far.
-fn processor_seconds(process: u32) -> anyhow::Result<f64> {
-    let stat = fs::read_to_string(format!("/proc/{process}/stat"))?;
-    // The name may have spaces. After it come the state and 10 numbers, then user and system time.
-    let fields: Vec<&str> = stat.rsplit(')').next().context("stat")?.split_whitespace().collect();
-    let ticks = |at: usize| fields.get(at).and_then(|field| field.parse::<f64>().ok()).context("stat");
-    Ok((ticks(11)? + ticks(12)?) / TICKS_PER_SECOND)
 }

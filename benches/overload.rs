@@ -13,12 +13,11 @@ mod harness;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::process::Command;
 
 use anyhow::Context;
 use serde_json::{Value, json};
 
-use harness::program::{Serving, on_core, output, program};
+use harness::program::{Serving, output, pinned, program};
 use harness::{Options, Sorted};
 
 const TABLES: usize = 26;
@@ -94,13 +93,6 @@ fn main() -> anyhow::Result<()> {
 struct Loaded {
     goodput: f64,
     p99_us: f64,
-}
-
-/// The program with a command line, on one core if `taskset` is there.
-fn pinned(core: usize, line: &str) -> Command {
-    let there = Command::new("taskset").arg("-V").output().is_ok_and(|output| output.status.success());
-    let program = program(line);
-    if there { on_core(core, &program) } else { program }
 }
 
 fn load(grpc: SocketAddr, (batch, seconds): (usize, usize), flags: &str) -> anyhow::Result<Loaded> {

@@ -31,7 +31,7 @@ use crate::schema::{Schema, Table};
 pub(crate) use events::{Event, EventKind, Events, unix_ms};
 use label_names::LabelNames;
 pub(crate) use page::Page;
-use register::{Labels, Series, WithoutGauges};
+use register::{Labels, Series, WithoutGauges, recorded};
 pub(crate) use statistics::{Statistics, Total};
 
 /// The `model` label of calls that do not name a loaded model.
@@ -328,7 +328,8 @@ series! {
 
 /// The metrics of the process.
 pub struct Metrics {
-    recorder: PrometheusRecorder,
+    /// `None`: no series is kept.
+    recorder: Option<PrometheusRecorder>,
     page: PrometheusHandle,
     /// Memory, processor time, threads and open files, which are read when the page is requested.
     process: Collector,
@@ -453,6 +454,15 @@ impl Metrics {
     /// # Errors
     /// When the exporter refuses the buckets of a histogram.
     pub fn new() -> Result<Self, BuildError> {
+        Self::kept(true)
+    }
+
+    /// Metrics that are kept (see [`Metrics::new`]), or not: then no series has an effect. Events are kept in
+    /// both cases.
+    ///
+    /// # Errors
+    /// As of [`Metrics::new`].
+    pub(crate) fn kept(kept: bool) -> Result<Self, BuildError> {
         let mut builder = PrometheusBuilder::new();
         for Spec(name, kind, _) in ALL.into_iter().flatten() {
             let buckets = match kind {
@@ -478,10 +488,12 @@ impl Metrics {
         let process = Collector::default();
         metrics::with_local_recorder(&recorder, || process.describe());
         let page = recorder.handle();
-        let server = ServerMetrics::new(&recorder, &[]);
+        let recorder = kept.then_some(recorder);
+        let series = recorded(recorder.as_ref());
+        let server = ServerMetrics::new(series, &[]);
         let version = &[("version", env!("CARGO_PKG_VERSION"))];
-        Gauge::register(&recorder, BUILD_INFO.0, version).set(1.0);
-        let no_model = Requests::new(&recorder, NO_MODEL);
+        Gauge::register(series, BUILD_INFO.0, version).set(1.0);
+        let no_model = Requests::new(series, NO_MODEL);
         let (models, trainings) = <(Mutex<_>, Mutex<_>)>::default();
         let (events, label_names) = <(Arc<_>, LabelNames)>::default();
         Ok(Self { recorder, page, process, server, events, no_model, models, label_names, trainings })
@@ -491,13 +503,13 @@ impl Metrics {
     pub(crate) fn model(&self, name: &str, schema: &Schema) -> Arc<ModelMetrics> {
         let mut models = self.models.lock().unwrap_or_else(PoisonError::into_inner);
         let entry = models.entry(name.to_owned());
-        entry.or_insert_with(|| Arc::new(ModelMetrics::new(&self.recorder, name, schema))).clone()
+        entry.or_insert_with(|| Arc::new(ModelMetrics::new(self.series(), name, schema))).clone()
     }
 
     /// Metrics of a further engine of a model: the counters and histograms are those of the model, the gauges
     /// are not shown, and the statistics are its own.
     pub(crate) fn beside(&self, name: &str, schema: &Schema) -> Arc<ModelMetrics> {
-        Arc::new(ModelMetrics::new(&WithoutGauges(&self.recorder), name, schema))
+        Arc::new(ModelMetrics::new(&WithoutGauges(self.series()), name, schema))
     }
 
     /// Metrics of an engine that are not shown.
@@ -509,13 +521,13 @@ impl Metrics {
     /// ones.
     pub(crate) fn label(&self, model: &str, label: &str) -> LabelMetrics {
         let shown = self.label_names.has_room(model, label);
-        let recorder: &dyn Recorder = if shown { &self.recorder } else { &NoopRecorder };
+        let recorder = if shown { self.series() } else { &NoopRecorder };
         LabelMetrics::new(recorder, &[("model", model), ("label", label)])
     }
 
     /// The series of the shadow of a model. Later calls return the same ones.
     pub(crate) fn shadow(&self, model: &str) -> ShadowMetrics {
-        ShadowMetrics::new(&self.recorder, &[("model", model)])
+        ShadowMetrics::new(self.series(), &[("model", model)])
     }
 
     /// Ends the series of a model that was unloaded: its counters stay on the page, and its gauges become 0.
@@ -529,7 +541,7 @@ impl Metrics {
     pub(crate) fn training(&self, model: &str) -> Arc<Training> {
         let mut trainings = self.trainings.lock().unwrap_or_else(PoisonError::into_inner);
         let new = || {
-            let series = TrainingMetrics::new(&self.recorder, &[("model", model)]);
+            let series = TrainingMetrics::new(self.series(), &[("model", model)]);
             // Nothing was measured yet.
             let measured = [&series.auc, &series.log_loss, &series.calibration];
             measured.into_iter().for_each(|gauge| gauge.set(f64::NAN));
@@ -552,26 +564,35 @@ impl Metrics {
 
     /// The series of the connections of a port. Later calls return the same ones.
     pub(crate) fn connections(&self, port: &str) -> ConnectionMetrics {
-        ConnectionMetrics::new(&self.recorder, &[("port", port)])
+        ConnectionMetrics::new(self.series(), &[("port", port)])
     }
 
     /// The counters of spans. Without spans the page does not have these series.
     #[cfg_attr(not(feature = "otel"), allow(dead_code))] // only spans count
     pub(crate) fn spans(&self) -> SpanMetrics {
-        SpanMetrics::new(&self.recorder, &[])
+        SpanMetrics::new(self.series(), &[])
     }
 
     /// When the server's certificate expires. Without one the page does not have this series.
     pub(crate) fn certificate_expiry(&self) -> Gauge {
-        Series::register(&self.recorder, CERTIFICATE_EXPIRY.0, &[])
+        Series::register(self.series(), CERTIFICATE_EXPIRY.0, &[])
     }
 
     /// All metrics in Prometheus's text format. A recorded value of a histogram takes memory until this is
-    /// called, so the server calls it every few seconds.
+    /// called, so the server calls it every few seconds. Empty if they are not kept.
     #[must_use]
     pub(crate) fn render(&self) -> String {
-        metrics::with_local_recorder(&self.recorder, || self.process.collect());
+        let Some(recorder) = &self.recorder else { return String::new() };
+        metrics::with_local_recorder(recorder, || self.process.collect());
         page::arranged(&self.page.render())
+    }
+
+    pub(crate) fn are_kept(&self) -> bool {
+        self.recorder.is_some()
+    }
+
+    fn series(&self) -> &dyn Recorder {
+        recorded(self.recorder.as_ref())
     }
 }
 

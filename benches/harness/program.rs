@@ -10,6 +10,9 @@ use anyhow::Context;
 /// How long an answer over HTTP may take.
 const PATIENCE: Duration = Duration::from_secs(10);
 
+/// The unit of the times in `/proc/PID/stat`: `USER_HZ` is 100 on every architecture of Linux.
+const TICKS_PER_SECOND: f64 = 100.0;
+
 /// The program with a command line.
 pub fn program(line: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_flechette"));
@@ -22,6 +25,13 @@ pub fn on_core(core: usize, command: &Command) -> Command {
     let mut pinned = Command::new("taskset");
     pinned.args(["-c", &core.to_string()]).arg(command.get_program()).args(command.get_args());
     pinned
+}
+
+/// The program with a command line, on one core if `taskset` is there.
+pub fn pinned(core: usize, line: &str) -> Command {
+    let there = Command::new("taskset").arg("-V").output().is_ok_and(|output| output.status.success());
+    let program = program(line);
+    if there { on_core(core, &program) } else { program }
 }
 
 /// Runs a command to its end. Returns what it prints.
@@ -80,4 +90,13 @@ pub fn get(address: SocketAddr, path: &str) -> anyhow::Result<String> {
     let (head, body) = text.split_once("\r\n\r\n").context("no end of the header")?;
     anyhow::ensure!(head.starts_with("HTTP/1.1 200"), "{path}: {head}");
     Ok(body.to_owned())
+}
+
+/// User and system time of a process so far.
+pub fn processor_seconds(process: u32) -> anyhow::Result<f64> {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat"))?;
+    // The name may have spaces. After it come the state and 10 numbers, then user and system time.
+    let fields: Vec<&str> = stat.rsplit(')').next().context("stat")?.split_whitespace().collect();
+    let ticks = |at: usize| fields.get(at).and_then(|field| field.parse::<f64>().ok()).context("stat");
+    Ok((ticks(11)? + ticks(12)?) / TICKS_PER_SECOND)
 }

@@ -161,6 +161,7 @@ impl Layers {
         Ok(ServerConfig {
             grpc: self.address("server.grpc")?,
             http: self.address("server.http")?,
+            metrics: self.choice("server.metrics", SWITCH)?,
             models: self.text("server.models").map(PathBuf::from),
             max_samples: count("server.max_samples")?,
             max_bytes: max_bytes as usize,

@@ -115,6 +115,8 @@ pub struct Config {
 pub struct ServerConfig {
     pub grpc: SocketAddr,
     pub http: SocketAddr,
+    /// Whether metrics are kept.
+    pub metrics: bool,
     pub models: Option<PathBuf>,
     /// Limit of one request.
     pub max_samples: usize,

@@ -76,6 +76,12 @@ pub(crate) const SECTIONS: &[Section] = &[
                  free port",
             )
             .flag("--http"),
+            setting(
+                "server.metrics",
+                Text("on"),
+                "`on` or `off`: whether metrics are kept. Without them there is no `/metrics` and no status \
+                 page",
+            ),
             setting("server.models", Words("none"), "Directory of the models").flag("--models"),
             setting("server.max_samples", Text("4096"), "Most samples in a request"),
             setting("server.max_bytes", Text("16MiB"), "Most bytes of a request message"),

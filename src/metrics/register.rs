@@ -1,15 +1,21 @@
 //! Registering series with a recorder.
 
 use metrics::{
-    Counter, Gauge, Histogram, Key, KeyName, Label, Level, Metadata, Recorder, SharedString, Unit,
+    Counter, Gauge, Histogram, Key, KeyName, Label, Level, Metadata, NoopRecorder, Recorder, SharedString,
+    Unit,
 };
 use metrics_exporter_prometheus::PrometheusRecorder;
+
+/// What keeps series, if anything does.
+pub(super) fn recorded(recorder: Option<&PrometheusRecorder>) -> &dyn Recorder {
+    recorder.map_or(&NoopRecorder, |recorder| recorder as &dyn Recorder)
+}
 
 /// Names and values.
 pub(super) type Labels<'a> = &'a [(&'static str, &'a str)];
 
 /// Registers gauges that are not shown, because another engine of the model sets those that are.
-pub(super) struct WithoutGauges<'r>(pub &'r PrometheusRecorder);
+pub(super) struct WithoutGauges<'r>(pub &'r dyn Recorder);
 
 impl Recorder for WithoutGauges<'_> {
     fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}

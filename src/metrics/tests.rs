@@ -81,7 +81,9 @@ fn reference(page: &str) -> String {
     let mut text = String::from(
         "# Metrics\n\nAll metrics of `/metrics`, in the order of that page. This page is generated from the \
          program.\n\
-         [operations.md](operations.md#prometheus) has alerts and a dashboard for them.\n\n\
+         [operations.md](operations.md#prometheus) has alerts and a dashboard for them.\n\
+         [benchmarks.md](benchmarks.md#what-metrics-cost) has what they cost; `server.metrics = \"off\"` \
+         leaves them out.\n\n\
          | metric | type | labels | meaning |\n|---|---|---|---|\n",
     );
     for metric in page.split("# HELP ").skip(1) {

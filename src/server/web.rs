@@ -26,9 +26,12 @@ pub(crate) fn routes(shared: Arc<Shared>) -> Router {
         .with_state(shared)
 }
 
-/// Refuses a request without a token of the role metrics, if one is needed.
+/// Refuses a request without a token of the role metrics, if one is needed, and if no metrics are kept.
 async fn allowed(State(shared): State<Arc<Shared>>, request: Request, next: Next) -> Response {
     match shared.security.allow(Role::Metrics, request.headers()) {
+        Ok(()) if !shared.metrics.are_kept() => {
+            (StatusCode::NOT_FOUND, "metrics are not kept: server.metrics is off\n").into_response()
+        }
         Ok(()) => next.run(request).await,
         Err(refusal @ Refusal::OtherRole(_)) => {
             (StatusCode::FORBIDDEN, format!("{refusal}\n")).into_response()

@@ -66,6 +66,26 @@ fn damaged_versions_are_named_and_the_last_good_one_serves() {
     }
 }
 
+#[test]
+fn without_metrics_a_server_scores_and_its_pages_say_so() {
+    let workshop = Workshop::new(300, 50);
+    workshop.train(ArchKind::Dlrm);
+    let config = workshop.path("serve.toml");
+    fs::write(&config, "[server]\nmetrics = \"off\"").unwrap();
+    let served = Served::start(&workshop.models, &format!("--config {config}"));
+    let got = workshop.path("got.csv");
+    served.score("dlrm", &workshop.valid, &format!("--out {got}"));
+    assert_eq!(fs::read(got).unwrap(), fs::read(workshop.trained_scores(ArchKind::Dlrm)).unwrap());
+    for path in ["/metrics", "/", "/status.json"] {
+        let expected = (404, "metrics are not kept: server.metrics is off\n".to_owned());
+        assert_eq!(served.get(path), expected, "{path}");
+    }
+    assert_eq!(served.get("/healthz").0, 200);
+    assert_eq!(served.get("/readyz"), (200, "ready\n".to_owned()));
+    served.terminate();
+    assert!(served.ended().0.success());
+}
+
 /// The log of a server that scores one request, with a setting of the log.
 fn log_with(name: &str, value: &str) -> Vec<String> {
     let workshop = Workshop::new(300, 16);

@@ -78,6 +78,7 @@ pub fn server_config() -> ServerConfig {
         stream_idle: Duration::from_secs(600),
         max_streams: 1000,
         reflection: true,
+        metrics: true,
         admin: true,
         drain_delay: Duration::ZERO,
         drain: Duration::from_secs(20),

@@ -77,7 +77,7 @@ pub(crate) fn run(args: Args, config: &Config, settings: Layers) -> anyhow::Resu
     if training.is_none() {
         store::models(&models).map_err(|e| InputError(e.into())).context("server.models")?;
     }
-    let metrics = Arc::new(Metrics::new().context("metrics")?);
+    let metrics = Arc::new(Metrics::kept(config.server.metrics).context("metrics")?);
     let learns = training.as_ref().and_then(BesideFlags::learns);
     let _second_signal = OnSignal::set_flag(&Arc::default())?;
     let runtime = runtime(config)?;
