@@ -190,13 +190,14 @@ pub(crate) fn every_answer_is_its_versions(writer: Writer, known: bool, tier: im
         let old = Arc::downgrade(&engine.versions.current());
         let taken = world.switch(&engine, version, changes);
         assert_eq!((taken.from, taken.to), (Version(version - 1), Version(version)));
-        assert_eq!(taken.carried + taken.dropped > 0, cached, "{taken:?}");
+        assert!(cached || taken.carried + taken.dropped == 0, "{taken:?}");
         carried += taken.carried;
         assert!(old.upgrade().is_none(), "the old version's memory is released");
         // The same rows as before, so that an old row would be found.
         world.check_all(&engine, version, 0..6);
     }
-    // At one switch, the pool may have no room, because rows are evicted in the background.
+    // At one switch, the pool may have no room, or none of the changed rows, because rows are evicted in the
+    // background.
     assert_eq!(carried > 0, cached);
     for version in [1, 4, 2] {
         let changes = if known { Changes::Rows(changed.clone()) } else { Changes::Unknown };
