@@ -23,8 +23,8 @@ use crate::config::ServerConfig;
 /// What a DATA frame counts for at least.
 const FRAME: usize = 256;
 
-/// Bytes that one call may send before they are read. No client can be told of a smaller window before it
-/// sends its first calls, and more than 300 frames of the shortest messages fit the account of a connection.
+/// Bytes that one call may send before they are read. A client may send its first calls before it learns of a
+/// smaller window. With the default of `server.max_streams`, one call may have it full of frames of 52 bytes.
 const CALL: u32 = 65_535;
 
 /// Least and most bytes that all calls of a connection may send before they are read.

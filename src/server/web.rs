@@ -26,7 +26,7 @@ pub(crate) fn routes(shared: Arc<Shared>) -> Router {
         .with_state(shared)
 }
 
-/// Refuses a request without a token of the role metrics, if one is needed, and if no metrics are kept.
+/// Refuses a request without a token of the role metrics, if one is needed. If no metrics are kept, says so.
 async fn allowed(State(shared): State<Arc<Shared>>, request: Request, next: Next) -> Response {
     match shared.security.allow(Role::Metrics, request.headers()) {
         Ok(()) if !shared.metrics.are_kept() => {

@@ -5,7 +5,6 @@
 
 use std::time::Duration;
 
-use flechette::server::proto::PredictStreamResponse;
 use prost::Message;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -14,7 +13,7 @@ use tokio::time::{sleep, timeout};
 use crate::attacks::{PREFACE, connect, frame, head_of, headers, http2_frame};
 use crate::fake::until;
 use crate::serving::{Running, request};
-use crate::stream::result;
+use crate::stream::expect_answers;
 
 const DATA: u8 = 0;
 const GOAWAY: u8 = 7;
@@ -92,19 +91,5 @@ async fn a_stream_of_short_messages_waits_for_a_slow_model() {
     // The client sends until the window of the call is full.
     sleep(Duration::from_millis(300)).await;
     running.model.release();
-    let mut answers = answer.await.unwrap().into_body();
-    let mut bytes = Vec::new();
-    while let Some(piece) = answers.data().await {
-        let piece = piece.expect("the connection stays open");
-        answers.flow_control().release_capacity(piece.len()).unwrap();
-        bytes.extend_from_slice(&piece);
-    }
-    let mut rest = &bytes[..];
-    for seed in 0..REQUESTS {
-        let length = u32::from_be_bytes(rest[1..5].try_into().unwrap()) as usize;
-        let answer = PredictStreamResponse::decode(&rest[5..5 + length]).unwrap();
-        assert_eq!(result(answer).unwrap().scores, request(1, seed).1);
-        rest = &rest[5 + length..];
-    }
-    assert!(rest.is_empty());
+    expect_answers(answer.await.unwrap().into_body(), 1, REQUESTS).await;
 }

@@ -9,6 +9,7 @@ use flechette::server::proto::predict_stream_response::Result as Answer;
 use flechette::server::proto::{
     PredictError, PredictRequest, PredictResponse, PredictStreamResponse, Priority,
 };
+use h2::RecvStream;
 use prost::Message;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -42,11 +43,29 @@ impl Open {
     }
 }
 
-pub fn result(answer: PredictStreamResponse) -> Result<PredictResponse, PredictError> {
+fn result(answer: PredictStreamResponse) -> Result<PredictResponse, PredictError> {
     match answer.result.unwrap() {
         Answer::Response(response) => Ok(response),
         Answer::Error(error) => Err(error),
     }
+}
+
+/// Reads a stream to its end. It must have the scores of requests with so many samples and each seed in turn.
+pub async fn expect_answers(mut answers: RecvStream, samples: usize, requests: u64) {
+    let mut bytes = Vec::new();
+    while let Some(piece) = answers.data().await {
+        let piece = piece.expect("the connection stays open");
+        answers.flow_control().release_capacity(piece.len()).unwrap();
+        bytes.extend_from_slice(&piece);
+    }
+    let mut rest = &bytes[..];
+    for seed in 0..requests {
+        let length = u32::from_be_bytes(rest[1..5].try_into().unwrap()) as usize;
+        let answer = PredictStreamResponse::decode(&rest[5..5 + length]).unwrap();
+        assert_eq!(result(answer).unwrap().scores, request(samples, seed).1);
+        rest = &rest[5 + length..];
+    }
+    assert!(rest.is_empty());
 }
 
 /// The answers to some messages of one stream, as far as they come.
@@ -173,7 +192,7 @@ async fn a_client_that_does_not_read_its_answers_is_not_read_from() {
     for seed in 0..REQUESTS {
         body.send_data(frame(&request(20, seed).0.encode_to_vec()), seed + 1 == REQUESTS).unwrap();
     }
-    let mut answers = answer.await.unwrap().into_body();
+    let answers = answer.await.unwrap().into_body();
     let mut read = 0;
     // The answers in the window, those that wait for it, and those of the stream. tonic gathers up to 32 KiB,
     // about 330 answers, if they are ready at once.
@@ -184,20 +203,7 @@ async fn a_client_that_does_not_read_its_answers_is_not_read_from() {
     assert!(read < REQUESTS as usize / 2, "{read} requests were read");
     let other = running.send(request(2, 1).0).await.unwrap();
     assert_eq!(other.unwrap(), request(2, 1).1);
-    let mut bytes = Vec::new();
-    while let Some(piece) = answers.data().await {
-        let piece = piece.unwrap();
-        answers.flow_control().release_capacity(piece.len()).unwrap();
-        bytes.extend_from_slice(&piece);
-    }
-    let mut rest = &bytes[..];
-    for seed in 0..REQUESTS {
-        let length = u32::from_be_bytes(rest[1..5].try_into().unwrap()) as usize;
-        let answer = PredictStreamResponse::decode(&rest[5..5 + length]).unwrap();
-        assert_eq!(result(answer).unwrap().scores, request(20, seed).1);
-        rest = &rest[5 + length..];
-    }
-    assert!(rest.is_empty());
+    expect_answers(answers, 20, REQUESTS).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
