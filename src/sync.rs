@@ -7,16 +7,22 @@
 pub(crate) use loom::{
     sync::{
         Arc, Mutex, MutexGuard, RwLock,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     thread::yield_now,
 };
+
+/// Lets the other threads go on, between two checks of what this thread waits for.
+#[cfg(flechette_loom)]
+pub(crate) fn nap(_: std::time::Duration) {
+    yield_now();
+}
 
 #[cfg(not(flechette_loom))]
 pub(crate) use std::{
     sync::{
         Arc, Mutex, MutexGuard, RwLock,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
-    thread::yield_now,
+    thread::{sleep as nap, yield_now},
 };

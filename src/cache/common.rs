@@ -1,7 +1,7 @@
 //! The state that caches on the host and on a device have alike: keys, policies, counts and retired slots.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use super::epoch::{Epochs, RetireList};
@@ -15,6 +15,7 @@ use super::shape::{CacheShape, Layout, TableShape};
 use super::slots::Class;
 use super::stats::{CacheStats, Counts, TableCounts};
 use super::{CacheOptions, admission, check, eviction};
+use crate::sync::{AtomicBool, Ordering};
 use crate::types::{FlatKey, TableId};
 
 /// The common part of a cache's state.

@@ -19,7 +19,7 @@
 //!
 //! No fence and no lock is needed. A batch pays one compare-exchange, one addition and two stores.
 
-#![allow(unsafe_code)]
+mod replaceable;
 
 use std::collections::VecDeque;
 use std::sync::atomic::AtomicUsize;
@@ -27,7 +27,9 @@ use std::sync::{Arc, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::index::{Location, Unlinked};
-use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering};
+use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, nap};
+
+pub(crate) use replaceable::Replaceable;
 
 /// A cell that no batch uses.
 const FREE: u64 = 0;
@@ -204,7 +206,7 @@ impl Epochs {
             if Instant::now() >= until {
                 return false;
             }
-            std::thread::sleep(PATIENCE);
+            nap(PATIENCE);
         }
         true
     }
@@ -295,65 +297,6 @@ impl RetireList {
     #[must_use]
     pub(crate) fn waiting(&self) -> usize {
         self.waiting.load(std::sync::atomic::Ordering::Relaxed)
-    }
-}
-
-/// An object that is replaced as a whole while other threads read it. crossbeam-epoch keeps a replaced object
-/// until no thread reads it. A [`Reading`] cannot leave its thread and delays freeing, so it is held for one
-/// call only. A batch lasts longer and uses a [`Pin`] instead.
-#[derive(Debug)]
-pub(crate) struct Replaceable<T>(crossbeam_epoch::Atomic<T>);
-
-impl<T: Send + Sync + 'static> Replaceable<T> {
-    pub(crate) fn new(object: T) -> Self {
-        Self(crossbeam_epoch::Atomic::new(object))
-    }
-
-    /// Reads the current object. Never waits.
-    pub(crate) fn read(&self) -> Reading<T> {
-        let guard = crossbeam_epoch::pin();
-        let object = self.0.load(Ordering::Acquire, &guard).as_raw();
-        Reading { object, _guard: guard }
-    }
-
-    /// Replaces the object for later reads.
-    pub(crate) fn replace(&self, object: T) {
-        let guard = crossbeam_epoch::pin();
-        let old = self.0.swap(crossbeam_epoch::Owned::new(object), Ordering::AcqRel, &guard);
-        // SAFETY: `old` was returned by the swap, so no later reading finds it and no other thread retires
-        // it; it was made by `Owned::new`. Readings that found it hold guards, which keep it.
-        unsafe { guard.defer_destroy(old) };
-        // Lets any reader free the old object. It may be large, and this thread may not replace anything
-        // again for a long time.
-        guard.flush();
-    }
-}
-
-impl<T> Drop for Replaceable<T> {
-    fn drop(&mut self) {
-        let guard = crossbeam_epoch::pin();
-        let last = self.0.swap(crossbeam_epoch::Shared::null(), Ordering::AcqRel, &guard);
-        // SAFETY: by `&mut` no new reading can begin, so `last` is not found again; it was made by
-        // `Owned::new`. A `Reading` that outlives `self` still has its guard, which keeps it.
-        unsafe { guard.defer_destroy(last) };
-    }
-}
-
-/// Read access to an object.
-#[derive(Debug)]
-pub(crate) struct Reading<T> {
-    object: *const T,
-    _guard: crossbeam_epoch::Guard,
-}
-
-impl<T> std::ops::Deref for Reading<T> {
-    type Target = T;
-
-    #[inline]
-    fn deref(&self) -> &T {
-        // SAFETY: `object` was loaded from a `Replaceable` under `_guard`, is never null while the
-        // `Replaceable` lives, and is destroyed no earlier than the guard is dropped.
-        unsafe { &*self.object }
     }
 }
 

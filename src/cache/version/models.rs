@@ -1,76 +1,100 @@
-//! A loom model of the switch, with the real pins. The current version, the admission flag and the index,
-//! which has one entry, are plain atomics here. `index/models.rs` models the real index.
+//! Loom models of a switch of the real cache: its index, its pins, its retired slots and its overlay. Only the
+//! bytes of its pool are not watched by loom, so each row that is read is compared with the one expected.
 
-use super::super::epoch::Epochs;
-use crate::sync::{AtomicU64, Ordering};
-use loom::sync::Arc;
-use loom::sync::atomic::AtomicBool;
+use super::super::{AdmissionOption, CacheOptions, CacheShape, FlatCache, Query, Source, TableShape};
+use super::*;
 
-/// Bits of `current`: the new version is current, and it has an overlay.
-const NEW: u64 = 2;
-const OVERLAY: u64 = 1;
+const OLD: Version = Version(1);
+const NEW: Version = Version(2);
+const TABLE: TableId = TableId(0);
 
-/// States of the index's entry.
-const ABSENT: u64 = 0;
-const OLD_ROW: u64 = 1;
-const NEW_ROW: u64 = 2;
+/// A row that the new version changes, and one that it does not.
+const CHANGED: u64 = 3;
+const SAME: u64 = 5;
 
-#[derive(Default)]
-struct Model {
-    epochs: Epochs,
-    current: AtomicU64,
-    paused: AtomicBool,
-    entry: AtomicU64,
+/// The bytes of a row in a version.
+fn row(id: u64, version: Version) -> [u8; 4] {
+    match id {
+        CHANGED => [version.0 as u8; 4],
+        _ => [id as u8; 4],
+    }
 }
 
-impl Model {
-    /// A batch of the old version inserts the row if rows are admitted. One of the new version that reads no
-    /// overlay must not find the old row.
-    fn batch(&self) {
-        let pin = self.epochs.pin();
-        match self.current.load(Ordering::Acquire) {
-            0 if !self.paused.load(Ordering::Acquire) => self.entry.store(OLD_ROW, Ordering::Release),
-            NEW => assert_ne!(self.entry.load(Ordering::Acquire), OLD_ROW, "a stale hit"),
-            _ => {}
-        }
-        drop(pin);
-    }
+/// A small cache whose eviction no thread drives.
+fn cache() -> FlatCache {
+    let tables = vec![TableShape { rows: 8, row_bytes: 4 }];
+    let options = CacheOptions {
+        admission: AdmissionOption::ALL,
+        version: OLD,
+        background: false,
+        ..CacheOptions::default()
+    };
+    FlatCache::new(&CacheShape { bytes: 1 << 10, tables }, &options).unwrap()
+}
 
-    /// Whether no earlier batch runs. The real switch waits until that holds.
-    fn earlier_batches_have_ended(&self) -> bool {
-        let tag = self.epochs.tag();
-        self.epochs.oldest() > tag
+/// A batch: each row that it finds is of its version, and it offers those that it misses. Returns its version.
+fn batch(cache: &FlatCache, ids: &[u64]) -> Version {
+    let (pin, mut query) = (cache.pin(), Query::default());
+    query.push(TABLE, ids.iter().copied());
+    let found = pin.lookup(&mut query).unwrap();
+    for miss in found.misses() {
+        pin.insert(miss, &row(miss.id, pin.version())).unwrap();
     }
+    // The rows are read after the inserts, as late as a batch may read them.
+    for (&id, &unique) in ids.iter().zip(found.uniques()) {
+        if let Source::Row(bytes) = found.source(unique) {
+            assert_eq!(bytes, row(id, pin.version()), "row {id} of {:?}", pin.version());
+        }
+    }
+    pin.version()
+}
 
-    fn switch(&self) {
-        self.paused.store(true, Ordering::Release);
-        if !self.earlier_batches_have_ended() {
-            return;
+/// Switches to the new version, of which the changed row is known, as it is of a delta.
+fn switch(cache: &FlatCache) -> Switched {
+    let new = row(CHANGED, NEW);
+    let rows = |cached: Cached<'_>| {
+        let held = cached.held(&[(TABLE, CHANGED)]);
+        held.into_iter().map(|(table, id)| (table, id, &new[..])).collect::<Vec<_>>()
+    };
+    cache.switch(NEW, rows).unwrap()
+}
+
+/// Runs batches in another thread while the cache switches. Rows of `before` are cached then.
+fn model(before: &'static [u64], batches: &'static [&'static [u64]]) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(2);
+    builder.check(move || {
+        let cache = std::sync::Arc::new(cache());
+        if !before.is_empty() {
+            batch(&cache, before);
         }
-        // The overlay has the row only if it is cached now.
-        let cached = self.entry.load(Ordering::Acquire) != ABSENT;
-        self.current.swap(NEW | OVERLAY, Ordering::AcqRel);
-        if !self.earlier_batches_have_ended() {
-            return;
-        }
-        if cached {
-            self.entry.store(NEW_ROW, Ordering::Release);
-        }
-        self.current.swap(NEW, Ordering::AcqRel);
-        self.paused.store(false, Ordering::Release);
-    }
+        let other = {
+            let cache = cache.clone();
+            loom::thread::spawn(move || {
+                for ids in batches {
+                    batch(&cache, ids);
+                }
+            })
+        };
+        let switched = switch(&cache);
+        other.join().unwrap();
+        assert!(switched.carried <= switched.changed);
+        assert!(before.is_empty() || switched.carried == 1, "a cached row keeps its place");
+        assert_eq!(batch(&cache, &[CHANGED, SAME]), NEW);
+    });
 }
 
 #[test]
-fn a_batch_of_the_new_version_finds_no_old_row_though_old_ones_insert_until_the_switch() {
-    loom::model(|| {
-        let model = Arc::new(Model::default());
-        let batches = model.clone();
-        let other = loom::thread::spawn(move || {
-            batches.batch();
-            batches.batch();
-        });
-        model.switch();
-        other.join().unwrap();
-    });
+fn a_batch_finds_rows_of_its_version_while_a_cached_row_changes() {
+    model(&[CHANGED], &[&[CHANGED], &[CHANGED]]);
+}
+
+#[test]
+fn a_batch_of_the_new_version_finds_no_row_that_an_old_batch_inserted_during_the_switch() {
+    model(&[], &[&[CHANGED], &[CHANGED]]);
+}
+
+#[test]
+fn a_batch_finds_the_rows_of_one_version() {
+    model(&[CHANGED], &[&[SAME, CHANGED]]);
 }

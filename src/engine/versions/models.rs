@@ -1,12 +1,14 @@
-//! A loom model of a switch as the engine makes it, with the real pins and the real [`Versions`]. The cache
-//! is its version and one row, as plain atomics. `cache/version/models.rs` models how its rows switch.
+//! A loom model of a switch as the engine makes it, with the real [`Versions`] and the real cache.
 
 use super::*;
-use crate::cache::epoch::Epochs;
+use crate::cache::{AdmissionOption, CacheOptions, CacheShape, Cached, FlatCache, Query, Source, TableShape};
 use crate::sync::{AtomicU64, Ordering};
+use crate::types::TableId;
 
 const OLD: Version = Version(1);
 const NEW: Version = Version(2);
+const TABLE: TableId = TableId(0);
+const ROW: u64 = 3;
 
 /// A version whose dense weights and rows are its number.
 struct Parts {
@@ -16,71 +18,99 @@ struct Parts {
     batches: Arc<AtomicU64>,
 }
 
+impl Parts {
+    fn new(version: Version, batches: &Arc<AtomicU64>) -> Self {
+        Self { weights: version.0, rows: version.0, batches: batches.clone() }
+    }
+
+    /// What a batch does that has this row.
+    fn use_with(&self, row: u64) {
+        self.batches.fetch_add(1, Ordering::AcqRel);
+        assert_eq!(self.weights, row, "weights and row of two versions");
+        self.batches.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
 impl Drop for Parts {
     fn drop(&mut self) {
-        assert_eq!(self.batches.load(Ordering::Acquire), 0, "a version is dropped while a batch uses it");
+        // A failed model drops its versions too.
+        if !std::thread::panicking() {
+            assert_eq!(self.batches.load(Ordering::Acquire), 0, "a version is dropped while a batch uses it");
+        }
     }
 }
 
 struct Engine {
     versions: Versions<Parts>,
-    epochs: Epochs,
-    cache_version: AtomicU64,
+    cache: FlatCache,
     batches: [Arc<AtomicU64>; 2],
 }
 
 impl Engine {
-    fn parts(version: Version, batches: &Arc<AtomicU64>) -> Parts {
-        Parts { weights: version.0, rows: version.0, batches: batches.clone() }
-    }
-
-    /// A batch of this version: it reads a missed row from the store, and the weights.
-    fn run(&self, parts: &Parts, expected: Option<u64>) {
-        parts.batches.fetch_add(1, Ordering::AcqRel);
-        assert_eq!(parts.weights, parts.rows, "weights and rows of two versions");
-        assert!(expected.is_none_or(|cached| cached == parts.weights), "cached rows of another version");
-        parts.batches.fetch_sub(1, Ordering::AcqRel);
+    /// An engine of the old version with a small cache, whose eviction no thread drives.
+    fn new() -> Self {
+        let tables = vec![TableShape { rows: 8, row_bytes: 8 }];
+        let options = CacheOptions {
+            admission: AdmissionOption::ALL,
+            version: OLD,
+            background: false,
+            ..CacheOptions::default()
+        };
+        let batches = [(); 2].map(|()| Arc::new(AtomicU64::new(0)));
+        Self {
+            versions: Versions::new(OLD, Arc::new(Parts::new(OLD, &batches[0]))),
+            cache: FlatCache::new(&CacheShape { bytes: 1 << 10, tables }, &options).unwrap(),
+            batches,
+        }
     }
 
     fn batch_with_cache(&self) {
-        let pin = self.epochs.pin();
-        let version = self.cache_version.load(Ordering::Acquire);
-        let parts = self.versions.of(Version(version)).expect("the version of a pin is in use");
-        self.run(&parts, Some(version));
+        let (pin, mut query) = (self.cache.pin(), Query::default());
+        let parts = self.versions.of(pin.version()).expect("the version of a pin is in use");
+        query.push(TABLE, [ROW]);
+        let found = pin.lookup(&mut query).unwrap();
+        match found.source(0) {
+            Source::Row(bytes) => parts.use_with(u64::from_ne_bytes(bytes.try_into().unwrap())),
+            _ => {
+                pin.insert(&found.misses()[0], &parts.rows.to_ne_bytes()).unwrap();
+                parts.use_with(parts.rows);
+            }
+        }
         // The dense layers may run after the pin is dropped, as on a device.
         drop(pin);
-        self.run(&parts, Some(version));
+        parts.use_with(parts.rows);
     }
 
     fn batch_without_cache(&self) {
-        self.run(&self.versions.current(), None);
+        let parts = self.versions.current();
+        parts.use_with(parts.rows);
     }
 
+    /// As [`Engine::switch`](crate::engine::Engine::switch) does it with rows that are known to have changed.
     fn switch(&self) {
-        self.versions.begin(NEW, Arc::new(Self::parts(NEW, &self.batches[1])));
-        self.cache_version.swap(NEW.0, Ordering::AcqRel);
-        // Instead of waiting, a model ends here in the interleavings in which it would wait.
-        let tag = self.epochs.tag();
-        if self.epochs.oldest() > tag {
-            drop(self.versions.end());
-            assert_eq!(self.versions.version(), NEW);
-        }
+        let new = Arc::new(Parts::new(NEW, &self.batches[1]));
+        let row = new.rows.to_ne_bytes();
+        self.versions.begin(NEW, new);
+        let rows = |cached: Cached<'_>| {
+            let held = cached.held(&[(TABLE, ROW)]);
+            held.into_iter().map(|(table, id)| (table, id, &row[..])).collect::<Vec<_>>()
+        };
+        self.cache.switch(NEW, rows).unwrap();
+        drop(self.versions.end());
+        assert_eq!(self.versions.version(), NEW);
     }
 }
 
 fn model(batch: fn(&Engine), count: usize) {
-    loom::model(move || {
-        let batches = [(); 2].map(|()| Arc::new(AtomicU64::new(0)));
-        let engine = Arc::new(Engine {
-            versions: Versions::new(OLD, Arc::new(Engine::parts(OLD, &batches[0]))),
-            epochs: Epochs::default(),
-            cache_version: AtomicU64::new(OLD.0),
-            batches,
-        });
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(2);
+    builder.check(move || {
+        let engine = Arc::new(Engine::new());
         let of_thread = engine.clone();
         let other = loom::thread::spawn(move || (0..count).for_each(|_| batch(&of_thread)));
         engine.switch();
         other.join().unwrap();
+        batch(&engine);
     });
 }
 

@@ -5,7 +5,10 @@ use std::thread;
 use super::*;
 use crate::batcher::Terms;
 use crate::fake::{Fake, batcher_config};
-use crate::types::{Batch, Jagged};
+use crate::predict::{Description, PredictError};
+use crate::server::convert::Inputs;
+use crate::server::traffic::Ask;
+use crate::types::{Batch, Jagged, Scores};
 
 /// A model that serves version 2, and a further engine for it.
 fn served() -> (Models, Arc<Fake>) {
@@ -24,6 +27,12 @@ fn served() -> (Models, Arc<Fake>) {
 }
 
 const NAME: &str = "ads";
+
+fn sample() -> Batch {
+    let mut batch = Batch { samples: 1, dense: vec![0.5, 0.5], ..Batch::empty(3) };
+    batch.features.iter_mut().for_each(|column| Jagged::push(column, &[1]));
+    batch
+}
 
 /// The main engine takes over version 4, and another one serves version 2.
 fn leaves_version_2(beside: Arc<Fake>) -> Loaded {
@@ -101,12 +110,7 @@ fn a_model_whose_call_is_stuck_can_be_unloaded_and_loaded_again() {
     stuck.hold();
     models.remove(NAME);
     models.add(stuck.clone()).unwrap();
-    let ticket = {
-        let model = models.get(NAME).unwrap();
-        let mut batch = Batch { samples: 1, dense: vec![0.5, 0.5], ..Batch::empty(3) };
-        batch.features.iter_mut().for_each(|column| Jagged::push(column, &[1]));
-        model.main().batcher.submit(batch, Terms::default()).unwrap()
-    };
+    let ticket = models.get(NAME).unwrap().main().batcher.submit(sample(), Terms::default()).unwrap();
     while stuck.begun() == 0 {
         thread::yield_now();
     }
@@ -115,4 +119,53 @@ fn a_model_whose_call_is_stuck_can_be_unloaded_and_loaded_again() {
     assert!(models.get(NAME).is_some());
     stuck.release();
     drop(ticket);
+}
+
+/// A version that cannot score.
+struct Broken(Arc<Fake>);
+
+impl Predict for Broken {
+    fn predict(&self, _: &Batch) -> Result<Scores, PredictError> {
+        Err(PredictError::Store("disk gone".to_owned()))
+    }
+
+    fn describe(&self) -> Description {
+        Description { version: Version(3), ..self.0.describe() }
+    }
+
+    fn ready(&self) -> bool {
+        true
+    }
+}
+
+#[test]
+fn a_request_that_the_shadow_cannot_score_is_answered_and_counted() {
+    let (models, fake) = served();
+    let loaded = Loaded {
+        beside: Vec::new(),
+        main: Version(2),
+        latest: Version(3),
+        traffic: TrafficConfig { shadow_share: 1.0, ..TrafficConfig::default() },
+        shadow: Some(Arc::new(Broken(fake))),
+        missing: Vec::new(),
+        newer: BTreeMap::new(),
+    };
+    models.set_versions(NAME, loaded).unwrap();
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    runtime.block_on(async {
+        let model = models.get(NAME).unwrap();
+        let ask = Ask { id: "", version: None, label: String::new(), logits: false, terms: Terms::default() };
+        let encode = |_: &Inputs, batch: &mut Batch| {
+            *batch = sample();
+            Ok(())
+        };
+        let (scores, _) = model.scores(model.queue(&ask, encode).unwrap()).await.unwrap();
+        assert_eq!(scores.version, Version(2));
+    });
+    let until = Instant::now() + Duration::from_secs(10);
+    let counted = || models.metrics.render().contains("flechette_shadow_failed_total{model=\"ads\"} 1");
+    while !counted() {
+        assert!(Instant::now() < until, "the failure of the shadow is counted");
+        thread::sleep(Duration::from_millis(10));
+    }
 }
