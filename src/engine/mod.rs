@@ -27,6 +27,7 @@ use crate::cache::{CacheStats, FlatCache, HostRows, Warmed};
 use crate::metrics::ModelMetrics;
 use crate::model::loss::sigmoid;
 use crate::model::{Model, Tape, Weights, WeightsError, check_shape};
+use crate::pace;
 use crate::predict::{Description, Predict, PredictError};
 use crate::schema::{Lookup, Schema};
 use crate::store::Opened;
@@ -341,6 +342,7 @@ impl Predict for Engine {
         if let Some(recorder) = &self.recorder {
             recorder.record(batch);
         }
+        pace::count_batch();
         let absent = self.absent(batch);
         let scores = self.score(batch)?;
         if let Some(sample) = scores.probabilities.iter().position(|p| !p.is_finite()) {
