@@ -22,8 +22,12 @@ pub const ENDLESS: usize = 1_000_000_000_000;
 
 const TABLES: usize = 26;
 
-/// The exponent of FLECHE's generated data. With it, about a million rows change in 5 seconds of training.
+/// The exponent of FLECHE's generated data, of requests and of training beside a server.
 const SKEW: f64 = 1.2;
+
+/// The same of training at full speed without a server. With it, about a million rows change in 5 seconds. With
+/// [`SKEW`] they do in 2, and then versions come early, because their rows take the most memory allowed.
+const STEADY_SKEW: f64 = 1.3;
 
 /// The settings of the bench, and its directory.
 pub struct Bench {
@@ -123,6 +127,7 @@ pub struct Trained {
 
 /// A line of the log about a delta.
 pub struct Published {
+    pub steps: f64,
     pub rows: f64,
     pub pause_ms: f64,
     pub took_ms: f64,
@@ -132,9 +137,10 @@ impl Published {
     /// `None` for other lines. A run's first version has all rows, unless it continues from a version;
     /// training waits for it, so it is left out.
     pub fn read(line: &str) -> Option<Self> {
-        let [rows, pause_ms, took_ms] = ["rows=", "pause_ms=", "took_ms="].map(|key| number(line, key));
+        let [steps, rows, pause_ms, took_ms] =
+            ["steps=", "rows=", "pause_ms=", "took_ms="].map(|key| number(line, key));
         let delta = line.contains("published") && line.contains("kind=\"delta\"");
-        delta.then_some(Self { rows: rows?, pause_ms: pause_ms?, took_ms: took_ms? })
+        delta.then_some(Self { steps: steps?, rows: rows?, pause_ms: pause_ms?, took_ms: took_ms? })
     }
 }
 
@@ -161,7 +167,16 @@ pub fn program(line: &str) -> Command {
 
 /// Synthetic samples, as the name of their "file". Requests and training data have one distribution.
 pub fn data(samples: usize, seed: usize) -> String {
-    format!("rows={samples},seed={seed},skew={SKEW}")
+    generated(samples, seed, SKEW)
+}
+
+/// The same with fewer distinct ids.
+pub fn steady_data(samples: usize, seed: usize) -> String {
+    generated(samples, seed, STEADY_SKEW)
+}
+
+fn generated(samples: usize, seed: usize, skew: f64) -> String {
+    format!("rows={samples},seed={seed},skew={skew}")
 }
 
 /// The number after `key` in a line of the log.
