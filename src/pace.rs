@@ -4,8 +4,8 @@
 //! longer, also if the work has a processor only when no request has it: they share the memory and its
 //! caches, and a processor that is never idle does not help another one. So such a thread works for a
 //! fraction of a millisecond, and then rests as long. On 2 cores at half of their capacity, p99 while
-//! versions of a million rows were taken over was 2.2 times that at rest, and 1.3 times with these rests
-//! (`benches/publish`).
+//! versions of a million rows were taken over was 2.2 times that at rest, and 0.9 to 1.3 times with these
+//! rests (`benches/publish`).
 //!
 //! A rest that helps no request only makes the version older. So a thread rests only if a batch of requests
 //! was computed since its last rest, and never in a process that trains: training would use the rest.

@@ -25,8 +25,8 @@ const TABLES: usize = 26;
 /// The exponent of FLECHE's generated data, of requests and of training beside a server.
 const SKEW: f64 = 1.2;
 
-/// The same of training at full speed without a server. With it, about a million rows change in 5 seconds. With
-/// [`SKEW`] they do in 2, and then versions come early, because their rows take the most memory allowed.
+/// The same of training at full speed without a server. With it, about a million rows change in 5 seconds.
+/// With [`SKEW`] they do in 2, and versions come early, because their rows take the most memory allowed.
 const STEADY_SKEW: f64 = 1.3;
 
 /// The settings of the bench, and its directory.

@@ -1,8 +1,8 @@
 //! An object that is replaced as a whole while other threads read it.
 //!
-//! crossbeam-epoch keeps a replaced object until no thread reads it. A [`Reading`] cannot leave its thread and
-//! delays freeing, so it is held for one call only. A batch lasts longer and uses a [`Pin`](super::Pin)
-//! instead.
+//! crossbeam-epoch keeps a replaced object until no thread reads it. What a reader holds cannot leave its
+//! thread and delays freeing, so it is held for one call only. A batch lasts longer and uses a
+//! [`Pin`](super::Pin) instead.
 
 #![allow(unsafe_code)]
 
@@ -32,8 +32,8 @@ mod object {
         pub(crate) fn replace(&self, object: T) {
             let guard = crossbeam_epoch::pin();
             let old = self.0.swap(crossbeam_epoch::Owned::new(object), Ordering::AcqRel, &guard);
-            // SAFETY: `old` was returned by the swap, so no later reading finds it and no other thread retires
-            // it; it was made by `Owned::new`. Readings that found it hold guards, which keep it.
+            // SAFETY: `old` was returned by the swap, so no later reading finds it and no other thread
+            // retires it; it was made by `Owned::new`. Readings that found it hold guards, which keep it.
             unsafe { guard.defer_destroy(old) };
             // Lets any reader free the old object. It may be large, and this thread may not replace anything
             // again for a long time.
@@ -70,8 +70,8 @@ mod object {
     }
 }
 
-/// loom must see each read and each replacement, and does not know those of crossbeam-epoch. Here every object
-/// lives as long as its `Replaceable`, which is what crossbeam-epoch promises to readers.
+/// loom must see each read and each replacement, and does not know those of crossbeam-epoch. Here every
+/// object lives as long as its `Replaceable`, so a reader's object is kept, as crossbeam-epoch does it.
 #[cfg(flechette_loom)]
 mod object {
     use std::sync::{Arc, Mutex};

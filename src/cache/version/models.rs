@@ -1,5 +1,5 @@
-//! Loom models of a switch of the real cache: its index, its pins, its retired slots and its overlay. Only the
-//! bytes of its pool are not watched by loom, so each row that is read is compared with the one expected.
+//! Loom models of a switch of the real cache: its index, its pins, its retired slots and its overlay. Only
+//! the bytes of its pool are not watched by loom, so each row that is read is compared with the one expected.
 
 use super::super::{AdmissionOption, CacheOptions, CacheShape, FlatCache, Query, Source, TableShape};
 use super::*;
@@ -32,7 +32,8 @@ fn cache() -> FlatCache {
     FlatCache::new(&CacheShape { bytes: 1 << 10, tables }, &options).unwrap()
 }
 
-/// A batch: each row that it finds is of its version, and it offers those that it misses. Returns its version.
+/// A batch: each row that it finds is of its version, and it offers those that it misses. Returns its
+/// version.
 fn batch(cache: &FlatCache, ids: &[u64]) -> Version {
     let (pin, mut query) = (cache.pin(), Query::default());
     query.push(TABLE, ids.iter().copied());
