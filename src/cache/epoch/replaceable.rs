@@ -74,7 +74,7 @@ mod object {
 /// object lives as long as its `Replaceable`, so a reader's object is kept, as crossbeam-epoch does it.
 #[cfg(flechette_loom)]
 mod object {
-    use std::sync::{Arc, Mutex};
+    use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
     use crate::sync::{AtomicU64, Ordering};
 
@@ -93,16 +93,20 @@ mod object {
 
         pub(crate) fn read(&self) -> Arc<T> {
             let place = self.current.load(Ordering::Acquire);
-            self.all.lock().unwrap()[place as usize].clone()
+            self.all()[place as usize].clone()
         }
 
         pub(crate) fn replace(&self, object: T) {
             let place = {
-                let mut all = self.all.lock().unwrap();
+                let mut all = self.all();
                 all.push(Arc::new(object));
                 all.len() as u64 - 1
             };
             self.current.swap(place, Ordering::AcqRel);
+        }
+
+        fn all(&self) -> MutexGuard<'_, Vec<Arc<T>>> {
+            self.all.lock().unwrap_or_else(PoisonError::into_inner)
         }
     }
 }
