@@ -31,22 +31,24 @@ pub fn measure(bench: &Bench, figures: &mut Figures) -> anyhow::Result<()> {
 
 fn latency(bench: &Bench, figures: &mut Figures) -> anyhow::Result<()> {
     let models = bench.first_version("alone")?;
-    let rate = Server::start(&models, "")?.capacity(bench.every.as_secs())? / 2.0;
-    figures.add("half of the capacity of version 1, requests/s", "", &[rate]);
-    let alone = || {
-        let server = Server::start(&models, "")?;
-        server.p99(rate, bench.every)?;
-        server.p99(rate, bench.window)
-    };
-    let (mut ratios, mut alones, mut besides) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut rates, mut ratios, mut alones, mut besides) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for round in 0..bench.rounds {
+        // The capacity is measured again before each pair, because the speed of the machine drifts.
+        let rate = Server::start(&models, "")?.capacity(bench.every.as_secs())? / 2.0;
+        let alone = || {
+            let server = Server::start(&models, "")?;
+            server.p99(rate, bench.every)?;
+            server.p99(rate, bench.window)
+        };
         let (a, b) = in_turn(round, alone, || beside(bench, rate, round))?;
+        rates.push(rate);
         ratios.push(b.p99_us / a);
         alones.push(a);
         besides.push(b);
     }
     let of = |read: fn(&Beside) -> f64| besides.iter().map(read).collect::<Vec<_>>();
     let all = |read: fn(&Beside) -> &Vec<f64>| besides.iter().flat_map(read).copied().collect::<Vec<_>>();
+    figures.add("half of the capacity of version 1, requests/s", "", &rates);
     figures.add("p99 of serve --train, to serve of the same version", "<= 1.5", &ratios);
     figures.add("p99 of serve, us", "", &alones);
     figures.add("p99 of serve --train, us", "", &of(|beside| beside.p99_us));

@@ -22,6 +22,7 @@
 mod replaceable;
 
 use std::collections::VecDeque;
+use std::convert::Infallible;
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -192,23 +193,51 @@ impl Epochs {
 /// The time between two checks whether batches have finished.
 const PATIENCE: Duration = Duration::from_micros(200);
 
+/// How often a wait without a limit says that it goes on.
+const SAID_EVERY: Duration = Duration::from_secs(10);
+
+/// Waits for batches. A thread that has a pin must not wait, because it would wait for itself.
 impl Epochs {
-    /// Waits until every batch pinned before this call has finished. A thread that has a pin must not call
-    /// this, because it would wait for itself.
+    /// Waits until every batch pinned before this call has finished. There is no limit, because a batch that
+    /// does not end may still read the rows that it has found; after some seconds the log says so.
     pub(crate) fn wait_for_earlier(&self) {
-        while !self.earlier_end_within(Duration::from_secs(1)) {}
+        let Ok(()) = self.wait_for_earlier_while(|| Ok::<(), Infallible>(()));
     }
 
     /// As [`Self::wait_for_earlier`], but waits at most this long. Returns whether they have finished.
     pub(crate) fn earlier_end_within(&self, limit: Duration) -> bool {
+        let Ok(ended) = self.earlier_end_within_while(limit, || Ok::<(), Infallible>(()));
+        ended
+    }
+
+    /// As [`Self::wait_for_earlier`]. An error of `go_on`, which is asked meanwhile, ends the wait.
+    pub(crate) fn wait_for_earlier_while<E>(
+        &self,
+        mut go_on: impl FnMut() -> Result<(), E>,
+    ) -> Result<(), E> {
+        let begun = Instant::now();
+        while !self.earlier_end_within_while(SAID_EVERY, &mut go_on)? {
+            let seconds = begun.elapsed().as_secs();
+            tracing::warn!(seconds, "the cache waits for a batch that does not end");
+        }
+        Ok(())
+    }
+
+    /// As [`Self::earlier_end_within`]. An error of `go_on`, which is asked meanwhile, ends the wait.
+    pub(crate) fn earlier_end_within_while<E>(
+        &self,
+        limit: Duration,
+        mut go_on: impl FnMut() -> Result<(), E>,
+    ) -> Result<bool, E> {
         let (tag, until) = (self.tag(), Instant::now() + limit);
         while self.oldest() <= tag {
+            go_on()?;
             if Instant::now() >= until {
-                return false;
+                return Ok(false);
             }
             nap(PATIENCE);
         }
-        true
+        Ok(true)
     }
 }
 

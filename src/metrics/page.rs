@@ -43,9 +43,7 @@ pub(super) fn arranged(text: &str) -> String {
         .collect();
     let shown = |line: &str| {
         let series = line.rsplit_once(' ').map_or(line, |(series, _)| series);
-        // Whether there is a cache is always shown.
-        let capacity = series.strip_prefix(CAPACITY).is_some_and(|labels| labels.starts_with('{'));
-        capacity || model_of_cache(series).is_none_or(|model| used.contains(model))
+        model_of_cache(series).is_none_or(|model| used.contains(model))
     };
     let mut metrics: Vec<_> = text
         .split("\n\n")
@@ -63,9 +61,6 @@ pub(super) fn arranged(text: &str) -> String {
     let lines = metrics.iter().flat_map(|(comments, series)| comments.iter().chain(series));
     lines.flat_map(|line| [*line, "\n"]).collect()
 }
-
-/// Whether a model has a cache.
-const CAPACITY: &str = "flechette_cache_capacity_bytes";
 
 /// The label of the model, if this is a series of its cache.
 fn model_of_cache(series: &str) -> Option<&str> {
@@ -107,7 +102,6 @@ mod tests {
         let arranged = arranged(page);
         let series: Vec<_> = arranged.lines().filter(|line| !line.starts_with('#')).collect();
         let expected = [
-            "flechette_cache_capacity_bytes{model=\"a\"} 0",
             "flechette_cache_capacity_bytes{model=\"b\"} 9",
             "flechette_cache_capacity_bytes{model=\"unloaded\"} 0",
             "flechette_cache_hits_total{model=\"b\",table=\"t1\"} 1",

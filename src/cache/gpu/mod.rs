@@ -41,7 +41,7 @@ mod warm;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::common::Common;
 use super::epoch::Replaceable;
@@ -89,9 +89,6 @@ impl From<DriverError> for GpuCacheError {
         Self::Lookup(error.into())
     }
 }
-
-/// The time between two checks whether batches have ended.
-const POLL_INTERVAL: Duration = Duration::from_micros(100);
 
 /// The cache. Any number of threads may share it.
 pub struct GpuCache<D: Driver> {
@@ -256,23 +253,18 @@ impl<D: Driver> Shared<D> {
 
     /// Waits until every batch that began before this call has ended on the host and on the device.
     fn wait_for_earlier(&self) -> Result<(), DriverError> {
-        while !self.earlier_end_within(Duration::from_secs(1))? {}
-        Ok(())
+        self.epochs.wait_for_earlier_while(|| self.every_batch_ends())
     }
 
     /// As [`Self::wait_for_earlier`], but waits at most this long. Returns whether they have ended.
     fn earlier_end_within(&self, limit: Duration) -> Result<bool, DriverError> {
-        let (tag, until) = (self.epochs.tag(), Instant::now() + limit);
-        while self.epochs.oldest() <= tag {
-            if let Some(error) = self.endless.get() {
-                return Err(error.clone());
-            }
-            if Instant::now() >= until {
-                return Ok(false);
-            }
-            std::thread::sleep(POLL_INTERVAL);
-        }
-        Ok(true)
+        self.epochs.earlier_end_within_while(limit, || self.every_batch_ends())
+    }
+
+    /// # Errors
+    /// That of [`Self::batch_never_ends`].
+    fn every_batch_ends(&self) -> Result<(), DriverError> {
+        self.endless.get().map_or(Ok(()), |error| Err(error.clone()))
     }
 
     fn fill_level(&self) -> Fill {
