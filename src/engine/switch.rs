@@ -242,10 +242,14 @@ impl<'r> NextRows<'r> {
     }
 }
 
-/// Waits until no batch uses a version, then releases it.
+/// Waits until no batch uses a version, then releases it. If that takes too long, the batch releases it.
 fn wait_for_last(old: LoadedVersion) {
     let until = Instant::now() + MAX_WAIT;
-    while LoadedVersion::strong_count(&old) > 1 && Instant::now() < until {
+    while LoadedVersion::strong_count(&old) > 1 {
+        if Instant::now() >= until {
+            let (version, seconds) = (old.version().0, MAX_WAIT.as_secs());
+            return tracing::warn!(version, "a batch of the old version has not ended after {seconds} s");
+        }
         std::thread::sleep(WAIT_STEP);
     }
 }

@@ -182,15 +182,16 @@ impl Ctr for CtrService {
         let call = Call::of(&mut request)?;
         let request = request.into_inner();
         let name = request.model.clone();
-        let model = self.0.models.get(&name);
         let changed = labels::set(&self.0, request, &call.id()).await;
-        if let Some(model) = model {
+        // Found only now: a change waits for the calls that have found the model before it.
+        let model = self.0.models.get(&name);
+        if let Some(model) = &model {
             call.count();
             let code = changed.as_ref().map_or_else(CallError::code, |_| Code::Ok);
             model.main().metrics.requests.count(code as i32);
         }
         let version = changed?.map_or(0, |version| version.0);
-        let not_kept = self.0.models.get(&name).and_then(|model| model.labels()?.not_kept.clone());
+        let not_kept = model.and_then(|model| model.labels()?.not_kept.clone());
         Ok(Response::new(SetLabelResponse { version, not_kept: not_kept.unwrap_or_default() }))
     }
 }

@@ -274,7 +274,7 @@ impl Models {
         let held = waits.then(|| std::mem::take(&mut parts.held));
         self.replace(name, parts);
         drop((batchers, changing, old));
-        held.iter().for_each(wait_for_calls);
+        held.iter().for_each(|held| wait_for_calls(name, held));
         Ended { engines: ended, shadow }.join(name, MAX_WAIT);
         Ok(())
     }
@@ -327,7 +327,7 @@ impl Models {
         let Parts { engines, shadow, held, .. } = model.parts();
         let labels: Vec<String> = model.named().map(|(label, ..)| label.to_owned()).collect();
         drop(model);
-        wait_for_calls(&held);
+        wait_for_calls(name, &held);
         let ended = Ended { engines, shadow }.join(name, MAX_WAIT);
         for label in labels {
             self.metrics.label(name, &label).version.set(0.0);
@@ -362,10 +362,17 @@ impl Models {
     }
 }
 
-/// Waits until no call has found one of the models that had this.
-fn wait_for_calls(held: &Held) {
+/// Waits until no call has found one of the models that had this, but not longer than [`MAX_WAIT`].
+fn wait_for_calls(model: &str, held: &Held) {
     let until = Instant::now() + MAX_WAIT;
-    while held.by_others() && Instant::now() < until {
+    while held.by_others() {
+        if Instant::now() >= until {
+            let seconds = MAX_WAIT.as_secs();
+            return tracing::warn!(
+                model,
+                "calls that began before a change have not ended after {seconds} s"
+            );
+        }
         std::thread::sleep(WAIT_STEP);
     }
 }

@@ -153,6 +153,7 @@ impl Client {
         self.served.terminate();
         let (status, log) = self.served.ended();
         assert!(status.success() && !log.contains("panicked") && !log.contains("ERROR"), "{log}");
+        assert!(!log.contains("not ended after"), "a change waits in vain:\n{log}");
     }
 }
 
