@@ -9,7 +9,7 @@
 //!   step for each version, in units of the mean step. With rows in memory, and with a scratchpad.
 //!
 //! Both sides of a ratio run in turn, and the first side alternates. Every version but the first is a delta
-//! (`versions.compact_at` is 100).
+//! (`versions.compact_at` is 100), except the last one of `serving.rs`, which has all rows.
 //!
 //! `--rows N` per table (700,000; 26 tables of dim 16), `--steps N` before a version that is taken over
 //! (2,800, of 128 samples), `--versions N` (6), `--every S` seconds between versions (5), `--rounds N` (3),

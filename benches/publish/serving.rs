@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 
 use crate::figures::Figures;
+use crate::harness::program::output;
 use crate::in_turn;
-use crate::program::{BATCH, Bench, MODEL, data};
+use crate::program::{BATCH, Bench, MODEL, data, program};
 use crate::server::Server;
 
 /// How long after the first request of a load a version is renamed.
@@ -21,6 +22,9 @@ const IN_A_WINDOW: usize = 2;
 
 /// More time for the last version of a window: a server reads its directory every second.
 const MORE_TIME: Duration = Duration::from_secs(2);
+
+/// How long a window with a full version is: its rows take longer to read.
+const FULL_WINDOW: Duration = Duration::from_secs(40);
 
 /// How long the capacity is measured before a pair of windows.
 const CAPACITY_SECONDS: u64 = 2;
@@ -41,7 +45,8 @@ pub fn measure(bench: &Bench, figures: &mut Figures) -> anyhow::Result<()> {
     let (next, last) = others.split_at(bench.rounds);
     latency(bench, figures, &server, first)?;
     hit_rates(bench, figures, (&server, rate), next)?;
-    saturated(bench, figures, &server, &last[0])
+    saturated(bench, figures, &server, &last[0])?;
+    full(bench, figures, &server, &last[1..])
 }
 
 /// How long it takes until a version is served while clients leave the processor no time.
@@ -60,7 +65,8 @@ fn saturated(bench: &Bench, figures: &mut Figures, server: &Server, version: &Pa
     })
 }
 
-/// Trains versions of a model after its first one, and puts them aside.
+/// Trains versions of a model after its first one, and puts them aside. The last one is the one before it,
+/// with all rows.
 fn train(bench: &Bench, models: &Path, figures: &mut Figures) -> anyhow::Result<Vec<PathBuf>> {
     let (mut rows, versions) = (Vec::new(), 2..2 + bench.versions + 1 + bench.rounds);
     for version in versions.clone() {
@@ -72,6 +78,7 @@ fn train(bench: &Bench, models: &Path, figures: &mut Figures) -> anyhow::Result<
         rows.push(trained.published[0].rows);
     }
     let shares: Vec<f64> = rows.iter().map(|rows| 100.0 * rows / bench.all_rows()).collect();
+    output(program(&format!("versions --models {} --name {MODEL} --compact", models.display())))?;
     figures.add("rows of a version", "about 10^6", &rows);
     figures.add("rows of a version, % of all rows", "about 5", &shares);
 
@@ -82,7 +89,8 @@ fn train(bench: &Bench, models: &Path, figures: &mut Figures) -> anyhow::Result<
         fs::rename(models.join(MODEL).join(version.to_string()), &to)?;
         Ok(to)
     };
-    versions.map(put_aside).collect()
+    let full = versions.end;
+    versions.chain([full]).map(put_aside).collect()
 }
 
 /// Renames a version into place, and waits until it is served. Returns how long that took.
@@ -94,42 +102,81 @@ fn publish(bench: &Bench, server: &Server, from: &Path) -> anyhow::Result<Durati
     Ok(begun.elapsed())
 }
 
-/// p99 of windows with versions at an interval, and of windows at rest, in turn. Before each pair the
-/// capacity is measured again: the speed of the machine drifts, and half of the capacity of a minute ago may
-/// be most of it now.
+/// A window at rest, and one of the same length in which versions are taken over.
+struct Windows {
+    rest_us: f64,
+    during_us: f64,
+    /// From the rename of each version until it is served.
+    served_s: Vec<f64>,
+}
+
+impl Windows {
+    /// Measures both, in turn. Before, the capacity is measured again: the speed of the machine drifts, and
+    /// half of the capacity of a minute ago may be most of it now.
+    fn measure(
+        bench: &Bench,
+        server: &Server,
+        time: Duration,
+        (round, versions): (usize, &[PathBuf]),
+    ) -> anyhow::Result<Self> {
+        let rate = server.capacity(CAPACITY_SECONDS)? / 2.0;
+        let mut served_s = Vec::new();
+        let at_rest = || server.p99(rate, time);
+        let with_versions = || {
+            std::thread::scope(|scope| {
+                let load = server.open_loop(rate, time);
+                let load = scope.spawn(|| load.run());
+                server.wait_for_requests()?;
+                for from in versions {
+                    let took = publish(bench, server, from)?;
+                    anyhow::ensure!(!load.is_finished(), "the window ended before a version was served");
+                    served_s.push(took.as_secs_f64());
+                    sleep(bench.every.saturating_sub(took));
+                }
+                load.join().map_err(|_| anyhow::anyhow!("load panicked"))?
+            })
+        };
+        let (rest_us, during_us) = in_turn(round, at_rest, with_versions)?;
+        Ok(Self { rest_us, during_us, served_s })
+    }
+}
+
+/// p99 of windows with versions at an interval, and of windows at rest, in turn.
 fn latency(
     bench: &Bench,
     figures: &mut Figures,
     server: &Server,
     versions: &[PathBuf],
 ) -> anyhow::Result<()> {
-    let window = bench.every * IN_A_WINDOW as u32 + bench.every / 2 + MORE_TIME;
-    let (mut ratios, mut rest, mut during, mut served) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-    for (i, versions) in versions.chunks(IN_A_WINDOW).enumerate() {
-        let rate = server.capacity(CAPACITY_SECONDS)? / 2.0;
-        let at_rest = || server.p99(rate, window);
-        let with_version = || {
-            std::thread::scope(|scope| {
-                let load = server.open_loop(rate, window);
-                let load = scope.spawn(|| load.run());
-                server.wait_for_requests()?;
-                for from in versions {
-                    let took = publish(bench, server, from)?;
-                    served.push(took.as_secs_f64());
-                    sleep(bench.every.saturating_sub(took));
-                }
-                load.join().map_err(|_| anyhow::anyhow!("load panicked"))?
-            })
-        };
-        let (a, b) = in_turn(i, at_rest, with_version)?;
-        ratios.push(b / a);
-        rest.push(a);
-        during.push(b);
-    }
-    figures.add("p99 while versions are taken over, to p99 at rest", "<= 1.2", &ratios);
-    figures.add("p99 at rest, us", "", &rest);
-    figures.add("p99 while versions are taken over, us", "", &during);
+    let time = bench.every * IN_A_WINDOW as u32 + bench.every / 2 + MORE_TIME;
+    let pairs = versions.chunks(IN_A_WINDOW).enumerate();
+    let pairs = pairs.map(|versions| Windows::measure(bench, server, time, versions));
+    let pairs = pairs.collect::<anyhow::Result<Vec<_>>>()?;
+    let of = |read: fn(&Windows) -> f64| pairs.iter().map(read).collect::<Vec<_>>();
+    let served: Vec<_> = pairs.iter().flat_map(|pair| pair.served_s.iter().copied()).collect();
+    figures.add(
+        "p99 while versions are taken over, to p99 at rest",
+        "<= 1.2",
+        &of(|pair| pair.during_us / pair.rest_us),
+    );
+    figures.add("p99 at rest, us", "", &of(|pair| pair.rest_us));
+    figures.add("p99 while versions are taken over, us", "", &of(|pair| pair.during_us));
     figures.add("from the rename of a version until it is served, s", "", &served);
+    Ok(())
+}
+
+/// The same for a version with all rows. Which of them have changed is not known, so every cached row is
+/// compared.
+fn full(bench: &Bench, figures: &mut Figures, server: &Server, versions: &[PathBuf]) -> anyhow::Result<()> {
+    let time = FULL_WINDOW.min(8 * bench.every);
+    let pair = Windows::measure(bench, server, time, (0, versions))?;
+    figures.add(
+        "p99 while a full version is taken over, to p99 at rest",
+        "",
+        &[pair.during_us / pair.rest_us],
+    );
+    figures.add("p99 while a full version is taken over, us", "", &[pair.during_us]);
+    figures.add("from the rename of a full version until it is served, s", "", &pair.served_s);
     Ok(())
 }
 
