@@ -1,8 +1,8 @@
 //! What publishing costs, with the real program in real processes.
 //!
-//! - `serving.rs`: p99 at half of the capacity in windows in which a version of about a million rows is
-//!   taken over, against windows at rest; and the hit rate of the cache before and after such a version,
-//!   which changes about 5 % of the rows. The versions were trained before, and are renamed into place.
+//! - `serving.rs`: p99 at half of the capacity in windows in which versions of about a million rows, or one
+//!   with all rows, are taken over, against windows at rest; and the hit rate of the cache before and after a
+//!   version that changes about 5 % of the rows. The versions were trained before, and renamed into place.
 //! - `beside.rs`: p99 of `serve --train` at full speed, against `serve` of the same version at the same rate;
 //!   and the time from the cut of a version until it is served, in one process and in two.
 //! - `training.rs`: samples per second with versions at an interval, against none; and the longest wait of a
