@@ -8,6 +8,9 @@ use std::process::Command;
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let out = PathBuf::from(env::var("OUT_DIR")?);
     println!("cargo:rerun-if-changed=kernels");
+    // A cfg of its own, because crates that this one depends on have code under `loom`.
+    #[cfg(feature = "loom")]
+    println!("cargo:rustc-cfg=flechette_loom");
     std::fs::write(out.join("ahead.rs"), ahead(&out))?;
     #[cfg(feature = "cusim")]
     cusim();

@@ -1,4 +1,4 @@
-//! Atomics, locks and `Arc` from std, or from loom under `--cfg flechette_loom`.
+//! Atomics, locks and `Arc` from std, or from loom with the feature `loom`, which sets `flechette_loom`.
 //!
 //! Code that loom checks imports them from here instead of from std. Loom is a model checker: it repeats a
 //! small concurrent test with different interleavings of its threads.

@@ -8,9 +8,12 @@
 //!
 //! `FLECHETTE_FUZZ_SECONDS` is the time of each target. After a failure proptest prints the input with the
 //! fewest changes that fails, and a line with its seed. It also adds the line to a file of
-//! `proptest-regressions/`; every later run begins with the seeds there.
+//! `proptest-regressions/`; every later run begins with the seeds there. `.ci/fuzz` lets libFuzzer choose the
+//! changes (`guided.rs`).
 
 pub(crate) mod bytes;
+#[cfg(flechette_fuzz)]
+mod guided;
 pub(crate) mod memory;
 pub(crate) mod wire;
 
@@ -55,21 +58,27 @@ where
     let source_file = Some(std::panic::Location::caller().file());
     let (all, accepted) = (Cell::new(0), Cell::new(0));
     let watch = Watch::start();
+    let checked = |input: S::Value| {
+        all.set(all.get() + 1);
+        let _watched = watch.input(&input);
+        let (valid, memory) = memory::measured(|| check(input));
+        accepted.set(accepted.get() + u64::from(valid));
+        memory
+    };
+    #[cfg(flechette_fuzz)]
+    guided::run(&inputs, seconds, |input| assert!(checked(input) <= MOST_BYTES, "too much memory"));
     while all.get() == 0 || Instant::now() < end {
         let config = Config { cases: CASES, source_file, max_shrink_time: 60_000, ..Config::default() };
         let mut runner = TestRunner::new(config);
-        let checked = runner.run(&inputs, |input| {
+        let result = runner.run(&inputs, |input| {
             if all.get() > 0 && Instant::now() >= end {
                 return Ok(());
             }
-            all.set(all.get() + 1);
-            let _watched = watch.input(&input);
-            let (valid, memory) = memory::measured(|| check(input));
-            accepted.set(accepted.get() + u64::from(valid));
+            let memory = checked(input);
             prop_assert!(memory <= MOST_BYTES, "{} bytes of memory", memory);
             Ok(())
         });
-        if let Err(failure) = checked {
+        if let Err(failure) = result {
             panic!("{failure}\n{runner}");
         }
     }

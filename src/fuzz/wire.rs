@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use proptest::sample::{Index, select};
 use prost::encoding::{decode_varint, encode_varint};
 
-use super::bytes::{Change, Input, NUMBERS, changes};
+use super::bytes::{Change, Input, NUMBERS, changes, seldom_changes};
 
 #[derive(Clone)]
 struct Field {
@@ -45,8 +45,7 @@ pub(crate) fn mutated(
     words: &'static [&'static str],
 ) -> impl Strategy<Value = Input> {
     let edits = prop::collection::vec((any::<Index>(), edit(words)), 0..5);
-    let last = prop_oneof![3 => Just(Vec::new()), 1 => changes(words)];
-    (any::<Index>(), edits, last).prop_map(move |(seed, edits, last)| {
+    (any::<Index>(), edits, seldom_changes(words)).prop_map(move |(seed, edits, last)| {
         let mut fields = parse(&messages[seed.index(messages.len())], &[], nested).expect("a valid message");
         for (at, edit) in edits {
             let count = count(&fields);
@@ -60,16 +59,25 @@ pub(crate) fn mutated(
     })
 }
 
+/// One edit. As in a change of bytes, everything is drawn before the kind is known.
 fn edit(words: &'static [&'static str]) -> impl Strategy<Value = Edit> {
-    prop_oneof![
-        1 => Just(Edit::Remove),
-        1 => Just(Edit::Repeat),
-        1 => (2..2000usize).prop_map(Edit::Many),
-        1 => prop_oneof![1..12u64, select(NUMBERS)].prop_map(Edit::Renumber),
-        2 => prop_oneof![0..9u64, select(NUMBERS), any::<u64>()].prop_map(Edit::Number),
-        4 => changes(words).prop_map(Edit::Bytes),
-        1 => select(words).prop_map(Edit::Text),
-    ]
+    let numbers = (0..3u32, 0..12u64, select(NUMBERS), any::<u64>());
+    let number = numbers.prop_map(|(kind, small, edge, any)| match kind {
+        0 => small,
+        1 => edge,
+        _ => any,
+    });
+    (0..11u32, 2..2000usize, number, changes(words), select(words)).prop_map(
+        |(kind, copies, number, changes, word)| match kind {
+            0 => Edit::Remove,
+            1 => Edit::Repeat,
+            2 => Edit::Many(copies),
+            3 => Edit::Renumber(number),
+            4..6 => Edit::Number(number),
+            6..10 => Edit::Bytes(changes),
+            _ => Edit::Text(word),
+        },
+    )
 }
 
 /// The fields of a message; `None` for bytes that are not a message.

@@ -115,6 +115,7 @@ pub const UNSAFE_HOMES: &[&str] = &[
     "cache/slab",
     "cache/epoch",
     "cli/cut_file",
+    "fuzz/guided",
     "fuzz/memory",
     "store/bytes",
     "rowlog/mapping",
