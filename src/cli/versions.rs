@@ -7,6 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use anyhow::anyhow;
 use serde_json::json;
 
+use crate::cli::train::publishing::lock_model;
 use crate::cli::{InputError, print};
 use crate::store::listing::{Listed, Summary, list};
 use crate::store::{self, Purpose, StoreError, retention};
@@ -54,6 +55,11 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 
 fn compact(args: &Args, name: &str) -> anyhow::Result<()> {
     let wrong = |error: StoreError| anyhow::Error::from(InputError(anyhow!("--compact: {error}")));
+    store::check_name("model", name).map_err(wrong)?;
+    // A trainer compacts its own chain. Here the contents of its next version would be hidden.
+    let exists = args.models.join(name).is_dir();
+    let _lock = if exists { lock_model(&args.models, name)? } else { None };
+    let highest = store::versions(&args.models, name).map_err(wrong)?.pop();
     let latest = store::open_latest(&args.models, name, Purpose::Serve, |_| Ok(())).map_err(wrong)?;
     let version = latest.opened.store.version();
     let model = args.models.join(name);
@@ -61,7 +67,7 @@ fn compact(args: &Args, name: &str) -> anyhow::Result<()> {
         eprintln!("{}/{version} is full", model.display());
         return Ok(());
     }
-    let written = retention::compact(&args.models, name, version)?;
+    let written = retention::compact(&args.models, name, version, highest.unwrap_or(version))?;
     eprintln!(
         "wrote {}/{}, with the contents of version {version}",
         model.display(),

@@ -71,6 +71,7 @@ impl Layers {
 fn computed(config: &Config, key: &str) -> Option<String> {
     match key {
         "server.max_inflight_bytes" => Some(config.server.max_inflight_bytes.to_string()),
+        "learn.segment_bytes" => Some(config.learn.segment_bytes.to_string()),
         "batcher.queue_bytes" => Some(config.batchers.common.queue_bytes.to_string()),
         "server.reflection" => Some(switch(config.server.reflection)),
         "server.admin" => Some(switch(config.server.admin)),

@@ -23,6 +23,9 @@ pub(super) const PREFIX: &str = "FLECHETTE_";
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
+/// The least bytes of a file of learned samples, and how many files the log must have room for.
+const LEAST_SEGMENT: u64 = 64 << 10;
+const LEARN_SEGMENTS: u64 = 4;
 
 /// Most bytes of a batch for each byte of its message: an id of one byte takes 8 bytes, and an offset 4.
 const BATCH_GROWTH: u64 = 12;
@@ -221,10 +224,20 @@ impl Layers {
     }
 
     pub(crate) fn learn(&self) -> Result<LearnConfig, ConfigError> {
+        let max_bytes = self.bytes("learn.max_bytes", MIB, 1 << 50)?;
+        // Trained samples are removed by whole segments, except the last one. A log that is one segment would
+        // stay full for ever.
+        let most = max_bytes / LEARN_SEGMENTS;
+        let expected = || {
+            let of = format!("a fourth of learn.max_bytes = {max_bytes}");
+            format!("{BYTES_FORM}, from {LEAST_SEGMENT} to {most}, {of}")
+        };
+        let fits = |text: &str| parse_bytes(text).filter(|bytes| (LEAST_SEGMENT..=most).contains(bytes));
+        let given = self.given("learn.segment_bytes", |key| self.parse(key, expected, fits))?;
         Ok(LearnConfig {
             enabled: self.choice("learn.enabled", SWITCH)?,
-            max_bytes: self.bytes("learn.max_bytes", MIB, 1 << 50)?,
-            segment_bytes: self.bytes("learn.segment_bytes", 64 << 10, 1024 * GIB)?,
+            max_bytes,
+            segment_bytes: given.unwrap_or((64 * MIB).min(most)),
         })
     }
 

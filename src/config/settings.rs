@@ -369,8 +369,9 @@ pub(crate) const SECTIONS: &[Section] = &[
             setting(
                 "cache.switch_bytes",
                 Text("256MiB"),
-                "When a new version is taken over: most bytes of changed rows that stay cached with their \
-                 new values, the hottest first. The other changed rows are removed from the cache",
+                "When a full version is taken over: most bytes of changed rows that stay cached with their \
+                 new values, the hottest first. The other changed rows are removed from the cache. The rows \
+                 of a delta all stay",
             )
             .reloads(),
             setting(
@@ -410,8 +411,9 @@ pub(crate) const SECTIONS: &[Section] = &[
             ),
             setting(
                 "learn.segment_bytes",
-                Text("64MiB"),
-                "Samples are stored in files of about this size, each of which is removed as a whole",
+                Words("64MiB, or a fourth of `learn.max_bytes` if that is less"),
+                "Samples are stored in files of about this size, each of which is removed as a whole; at \
+                 most a fourth of `learn.max_bytes`",
             ),
         ],
     },

@@ -433,6 +433,16 @@ fn limits_that_cannot_hold_the_largest_message_are_refused() {
 }
 
 #[test]
+fn a_log_of_learned_samples_has_room_for_several_files() {
+    let config = |keys: &str| resolve(&Flags::default(), &[], &format!("[learn]\n{keys}"));
+    assert_eq!(config("").unwrap().learn.segment_bytes, 64 << 20);
+    assert_eq!(config("max_bytes = \"1MiB\"").unwrap().learn.segment_bytes, 256 << 10);
+    let text = config("max_bytes = \"1MiB\"\nsegment_bytes = \"257KiB\"").unwrap_err().to_string();
+    let needed = "from 65536 to 262144, a fourth of learn.max_bytes = 1048576";
+    assert!(text.starts_with("learn.segment_bytes") && text.contains(needed), "{text}");
+}
+
+#[test]
 fn seconds_reach_their_fields() {
     let file = "[server]\nhandshake_seconds = 1\nbody_seconds = 2\nwrite_seconds = 3\ngrpc_idle_seconds = 0\n\
                 stream_idle_seconds = 4\n";

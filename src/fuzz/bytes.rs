@@ -135,8 +135,8 @@ const DIGITS: &[&str] = &[
     "\u{661}",
 ];
 
-/// One change. Everything that any kind needs is drawn before the kind is known, because `prop_oneof` hands each
-/// alternative half of the bytes that libFuzzer chose ([`super::guided`]), which leaves none.
+/// One change. Everything that any kind needs is drawn before the kind is known, because `prop_oneof` hands
+/// each alternative half of the bytes that libFuzzer chose (`guided.rs`), which leaves none.
 fn change(words: &'static [&'static str]) -> impl Strategy<Value = Change> {
     let length = (select(&[8usize, 199, 4999][..]), any::<Index>()).prop_map(|(most, at)| 1 + at.index(most));
     let number = (select(NUMBERS), select(&[1usize, 2, 4, 8][..]), any::<bool>()).prop_map(

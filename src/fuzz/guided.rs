@@ -1,7 +1,7 @@
 //! libFuzzer in place of the loop of a target, under `--cfg flechette_fuzz` (`.ci/fuzz`).
 //!
-//! A strategy makes an input of random bytes. Here they are the bytes of libFuzzer, which keeps those that reach
-//! new code and changes them further: it learns which changes of a valid input lead somewhere.
+//! A strategy makes an input of random bytes. Here they are the bytes of libFuzzer, which keeps those that
+//! reach new code and changes them further: it learns which changes of a valid input lead somewhere.
 
 use std::cell::Cell;
 use std::ffi::{CString, c_char, c_int};
@@ -82,7 +82,8 @@ fn drive<F: FnMut(&[u8])>(check: &mut F, seconds: f64) {
 }
 
 extern "C" fn call<F: FnMut(&[u8])>(data: *const u8, length: usize) -> c_int {
-    // SAFETY: libFuzzer passes `length` bytes that live until the call ends, and a null pointer only for none.
+    // SAFETY: libFuzzer passes `length` bytes that live until the call ends. For none, the pointer may be
+    // null, and is not used.
     #[allow(unsafe_code)]
     let bytes = if length == 0 { &[] } else { unsafe { std::slice::from_raw_parts(data, length) } };
     // SAFETY: `drive` has set the pointer on this thread to its check, which is of type F and not in use:

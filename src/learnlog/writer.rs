@@ -39,8 +39,8 @@ pub(crate) struct LearnerOptions {
 #[derive(Clone, Debug, thiserror::Error)]
 pub(crate) enum LearnError {
     #[error(
-        "learned samples: limit {limit} bytes (learn.max_bytes), {kept} are not trained on yet, request has \
-         {size}"
+        "learned samples: limit {limit} bytes (learn.max_bytes), the log has {kept}, request has {size}; \
+         files of the log are removed when a version was trained on them"
     )]
     Full { limit: u64, kept: u64, size: u64 },
     #[error("learned samples: the server is draining and accepts no more requests")]

@@ -26,6 +26,9 @@ pub struct Contents<'a> {
     pub base: Option<Base>,
     /// A full version gets a number above this one, even if this version is no longer on disk.
     pub above: Option<Version>,
+    /// A full version is refused unless this is the highest version on disk when it gets its number. A delta
+    /// has its base for that.
+    pub only_after: Option<Version>,
     /// Dense weights.
     pub dense: Vec<DenseTensor<'a>>,
     /// One entry per table of the schema, in schema order. Rows are f32, or already of the element type that

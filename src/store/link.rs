@@ -86,6 +86,14 @@ impl TableParts {
     }
 }
 
+/// The position of training in a version, if it has one.
+///
+/// # Errors
+/// [`StoreError`].
+pub(crate) fn cursor(models: &Path, name: &str, version: Version) -> Result<Option<String>, StoreError> {
+    Link::open(models.join(name).join(version.to_string()), version)?.cursor()
+}
+
 impl Link {
     /// Locks a version and reads its manifest.
     ///

@@ -53,6 +53,7 @@ pub use bytes::PlainMemory;
 pub use contents::Contents;
 pub(crate) use contents::{Checkpoint, DenseTensor, RowSource, Rows, SourceShape, TakeChunk};
 pub(crate) use format::{Base, Training};
+pub(crate) use link::cursor;
 pub(crate) use retention::version_bytes;
 pub(crate) use snapshot::{Dense, Latest, Opened, models, open_after, open_highest, open_latest, versions};
 pub use snapshot::{Purpose, open};
@@ -277,7 +278,7 @@ pub enum StoreError {
     Working { table: TableId, source: Box<dyn std::error::Error + Send + Sync> },
     #[error("number of tables: expected {expected}, got {got}")]
     Tables { expected: usize, got: usize },
-    #[error("{}: a delta of version {base}, but the highest version is {highest}", path.display())]
+    #[error("{}: made from version {base}, but the highest version is {highest}", path.display())]
     BaseOvertaken { path: PathBuf, base: Version, highest: Version },
     #[error("{}: base: expected the version before {version}, got {got}", path.display())]
     BaseNumber { path: PathBuf, version: Version, got: u64 },

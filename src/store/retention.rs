@@ -117,11 +117,17 @@ fn tensors(dense: &BTreeMap<String, Dense>) -> Vec<DenseTensor<'_>> {
         .collect()
 }
 
-/// Writes a full version with the contents of a chain's version.
+/// Writes a full version with the contents of a chain's version. `highest` is the highest version so far.
 ///
 /// # Errors
-/// [`StoreError`] when the version cannot be opened, or the new one cannot be written.
-pub(crate) fn compact(models: &Path, name: &str, version: Version) -> Result<Base, StoreError> {
+/// [`StoreError`] when the version cannot be opened, or the new one cannot be written, also because another
+/// writer has made a version, whose contents the new one would hide.
+pub(crate) fn compact(
+    models: &Path,
+    name: &str,
+    version: Version,
+    highest: Version,
+) -> Result<Base, StoreError> {
     let opened = open(models, name, version, Purpose::Train)?;
     let Opened { model_toml, dense, dense_states, store, training, quality, cursor, metadata, .. } = &opened;
     // Without optimizer state, f32 rows are all that a checkpoint would have.
@@ -132,6 +138,7 @@ pub(crate) fn compact(models: &Path, name: &str, version: Version) -> Result<Bas
         model_toml,
         base: None,
         above: None,
+        only_after: Some(highest),
         dense: tensors(dense),
         tables: store.tables().iter().map(Rows::from).collect(),
         checkpoint: has_states

@@ -256,8 +256,8 @@ impl<'a> Staging<'a> {
         let model = models.join(name);
         loop {
             let highest = versions(models, name)?.pop();
-            if let Some(base) = contents.base {
-                check_highest(&model, Version(base.version), highest)?;
+            if let Some(after) = contents.base.map(|base| Version(base.version)).or(contents.only_after) {
+                check_highest(&model, after, highest)?;
             }
             let above = contents.above.filter(|_| contents.base.is_none());
             let version = next_after(&model, highest.max(above))?;

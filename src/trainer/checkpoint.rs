@@ -288,6 +288,7 @@ impl DenseCheckpoint {
             model_toml: &self.schema.to_toml(),
             base: parts.base,
             above: parts.above,
+            only_after: None,
             dense: named(&weights),
             tables: parts.rows,
             checkpoint: Some(Checkpoint { dense_states: named(&states), cursor: parts.cursor }),

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::schedule::Schedule;
 use crate::dataset::{FieldOptions, FileAt, HeldOut, Place, Shuffle};
+use crate::types::Version;
 
 /// Where a training run is.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -38,6 +39,16 @@ pub(crate) struct Run {
     pub fields: FieldOptions,
     /// Names of the files, without their directories; empty for a followed directory.
     pub files: Vec<String>,
+    /// A checksum of the beginning of each file, because files of one name may differ. Empty for a file that
+    /// can be read only once.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub begins: Vec<String>,
+    /// Name of the followed directory, without those above it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub follow: Option<String>,
+    /// Whether the samples are those of the log.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub learned: bool,
     /// Samples per step.
     pub batch: u32,
     /// Seed of the initial weights.
@@ -63,8 +74,18 @@ pub(crate) struct Validation {
 pub(crate) struct Best {
     pub epoch: u32,
     pub log_loss: f64,
-    /// The number of its version, if one was written (`--save-best`).
+    /// The number of its version, if one was written (`--save-best`); [`Self::THIS`] in the cursor of that
+    /// version, which is made before the version has a number.
     pub version: Option<u64>,
+}
+
+impl Best {
+    /// The version that has the cursor.
+    pub(crate) const THIS: u64 = 0;
+}
+
+fn is_false(value: &bool) -> bool {
+    !value
 }
 
 impl Validation {
@@ -91,6 +112,18 @@ pub(crate) struct OtherRun {
 }
 
 impl Cursor {
+    /// The results of validation at the cursor of this version.
+    #[must_use]
+    pub(crate) fn validation_of(&self, version: Version) -> Validation {
+        let mut validation = self.validation;
+        if let Some(best) = &mut validation.best
+            && best.version == Some(Best::THIS)
+        {
+            best.version = Some(version.0);
+        }
+        validation
+    }
+
     /// The batch boundary from which the data is read again.
     #[must_use]
     pub(crate) fn place(&self) -> Place {
@@ -116,6 +149,18 @@ impl Run {
             same("--data", expected, got)?;
         }
         same("--data", &self.files, &other.files)?;
+        for ((name, expected), got) in self.files.iter().zip(&self.begins).zip(&other.begins) {
+            if expected != got {
+                let expected = format!("{name:?} with the same beginning");
+                let got = "another file of this name".to_owned();
+                return Err(OtherRun { flag: "--data", expected, got });
+            }
+        }
+        // A cursor of an earlier program does not say which directory was followed.
+        if self.learned || self.follow.is_some() || !self.files.is_empty() {
+            same("--follow", &self.follow, &other.follow)?;
+            same("--learned", &self.learned, &other.learned)?;
+        }
         same("--batch", &self.batch, &other.batch)?;
         same("--seed", &self.seed, &other.seed)?;
         same("--shuffle", &self.shuffle, &other.shuffle)?;

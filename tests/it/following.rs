@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::process::Stdio;
 
-use crate::program::{Served, Workshop, flechette, highest_version, real, run_json};
+use crate::program::{Served, Workshop, flechette, highest_version, real, run, run_json};
 use crate::switching::wait;
 use crate::train_resume::last_version;
 
@@ -80,6 +80,12 @@ fn follow_in_ten_files(workshop: &Workshop, config: &str, lines: &[&str], flags:
     let (live, whole) = (trained(workshop, "live"), trained(workshop, "whole"));
     let differ: Vec<_> = whole.keys().filter(|file| live.get(*file) != whole.get(*file)).collect();
     assert!(live == whole, "{differ:?}");
+    // There is nothing to continue with.
+    let last = newest();
+    let output = run(&format!("{line} --resume"));
+    let log = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && log.contains("no new samples since "), "{log}");
+    assert_eq!(newest(), last);
 }
 
 #[test]

@@ -310,6 +310,18 @@ fn a_file_is_trained_once_and_the_server_goes_on() {
     let line = format!("--train {MODEL}={more} --format criteo-tsv");
     let served = Served::start(&site.workshop.models, &line);
     wait("its version is served", || shown(&served, "serving_version") > 3.0);
+    drop(served);
+    // So does another file of the same name, and a directory.
+    let other = site.workshop.path("other");
+    fs::create_dir(&other).unwrap();
+    let same_name = Path::new(&other).join(Path::new(&more).file_name().unwrap());
+    fs::copy(&data, &same_name).unwrap();
+    for source in [same_name.to_str().unwrap(), &other] {
+        let before = version_on_disk(&site);
+        let line = format!("--train {MODEL}={source} --format criteo-tsv --publish-every 100ms");
+        let served = Served::start(&site.workshop.models, &line);
+        wait("a version of the samples is served", || shown(&served, "serving_version") > before as f64);
+    }
 }
 
 #[test]

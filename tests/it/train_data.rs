@@ -68,6 +68,10 @@ fn every_epoch_is_validated_and_training_stops_early_or_keeps_the_best_version()
         );
         let version = kept["version"].as_u64().unwrap();
         assert_eq!(fs::read_dir(format!("{}/{name}-best", workshop.models)).unwrap().count() as u64, version);
+        // A run that goes on after its best version has the same best version.
+        let resumed = run_json(&format!("{line} --name {name}-best --save-best --early-stop 2 --resume"));
+        assert_eq!((&resumed["version"], &resumed["best_epoch"]), (&kept["version"], &kept["best_epoch"]));
+        assert_eq!(resumed["logloss"], kept["logloss"]);
         // With versions on the way, others follow that of the best epoch, so it is written again.
         let kept = run_json(&format!(
             "{line} --name {name}-on-the-way --save-best --early-stop 2 --publish-every 1steps"

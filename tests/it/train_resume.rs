@@ -67,6 +67,7 @@ fn a_run_that_is_killed_at_any_instant_and_resumed_writes_the_bytes_of_one_that_
         ("memory", "--publish-every 5steps --epochs 2 --shuffle 300 --optimizer adam"),
         ("scratchpad", "--publish-every 9steps --epochs 2 --shuffle 300 --scratchpad 0.3"),
         ("time", "--publish-every 20ms --lr-warmup 30 --optimizer rowwise_adagrad"),
+        ("best", "--publish-every 5steps --epochs 4 --valid-ratio 0.2 --save-best --early-stop 2 --lr 0.1"),
     ] {
         let line = |name: &str| {
             format!(
@@ -132,6 +133,24 @@ fn a_run_cannot_resume_as_another_run_or_beside_a_run_that_publishes() {
         "{eps}"
     );
 
+    // Another file of the same name.
+    let other = workshop.path("other");
+    fs::create_dir(&other).unwrap();
+    let other = Path::new(&other).join(Path::new(data).file_name().unwrap());
+    fs::copy(&workshop.valid, &other).unwrap();
+    let same_name = line("--resume").replace(data.as_str(), other.to_str().unwrap());
+    let expected = "with the same beginning, as before, got another file of this name";
+    let differs = run_failing(2, &same_name);
+    assert!(differs.contains("--data: expected") && differs.contains(expected), "{differs}");
+    // Nothing of the run that begins at version 1 was published.
+    let begun = run(&line("--from 1 --resume --batch 64 --publish-every 2steps"));
+    let log = String::from_utf8(begun.stderr).unwrap();
+    assert!(begun.status.success() && log.contains("training starts at the beginning"), "{log}");
+    // Now something was, and a version of another run followed.
+    run(&line("--from latest --batch 32 --publish-every 9steps"));
+    let between = run_failing(2, &line("--from 1 --resume --batch 64"));
+    assert!(between.contains(" is of this run"), "{between}");
+
     let follow = workshop.path("none");
     fs::create_dir(&follow).unwrap();
     let waiting = format!(
@@ -147,6 +166,8 @@ fn a_run_cannot_resume_as_another_run_or_beside_a_run_that_publishes() {
         assert!(publisher.try_wait().unwrap().is_none() && Instant::now() < limit, "it takes no lock");
         sleep(Duration::from_millis(100));
     }
+    let compacted = run_failing(2, &format!("versions --models {models} --name m --compact"));
+    assert!(compacted.contains("another process trains \"m\" and publishes"), "{compacted}");
     // A run finds the lock before it reads the last version, which cannot be read now.
     let latest = highest_version(Path::new(models), "m").unwrap();
     fs::write(Path::new(models).join(format!("m/{latest}/MANIFEST.json")), "{").unwrap();

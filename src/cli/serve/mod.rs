@@ -10,8 +10,7 @@
 //! - `warm`: hot rows, saved and loaded;
 //! - `versions`: which versions of a model are loaded; `shadow`: the engine of a shadow;
 //! - `watch`: new versions and new models, while the server runs; `reload`: new settings at SIGHUP;
-//! - `changes`: models that clients load and unload;
-//! - `ending`: a thread that the end of the server waits for.
+//! - `changes`: models that clients load and unload.
 
 mod add;
 mod cache;

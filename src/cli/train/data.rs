@@ -1,5 +1,7 @@
 //! The data flags of `train`: what is trained on, in which order, and what is held out.
 
+use std::fs::File;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -12,6 +14,7 @@ use crate::cli::training::{data_path, is_pipe, no_samples, readable_twice};
 use crate::dataset::{Feed, FeedFiles, FileAt, Follow, HeldOut, Learned, Shuffle, Stop};
 use crate::learnlog;
 use crate::schema::Schema;
+use crate::store::format::Checksum;
 use crate::trainer::cursor::{Cursor, Run};
 use crate::types::RawBatch;
 
@@ -180,10 +183,14 @@ impl Args {
     /// Everything that decides what the run trains, for its cursor.
     pub(crate) fn cursor_run(&self, feed: &Feed) -> anyhow::Result<Run> {
         let optimizer = self.run.training.optimizer()?;
+        let name = |dir: &PathBuf| dir.file_name().map(|name| name.to_string_lossy().into_owned());
         Ok(Run {
             format: self.run.training.format.format.to_string(),
             fields: self.run.training.format.fields(),
             files: feed.names(),
+            begins: self.data.data.iter().map(|path| begin_sum(path)).collect::<Result<_, _>>()?,
+            follow: self.data.follow.as_ref().map(|dir| name(dir).unwrap_or_default()),
+            learned: self.data.learned,
             batch: self.run.training.batch,
             seed: self.run.training.seed,
             shuffle: feed.shuffle,
@@ -233,6 +240,19 @@ impl Args {
         }
         Ok(())
     }
+}
+
+/// A checksum of the first bytes of a file; no text for what is not a file. Short, because a file may grow
+/// until a run continues.
+fn begin_sum(path: &Path) -> anyhow::Result<String> {
+    const BYTES: u64 = 4096;
+    if !path.is_file() {
+        return Ok(String::new());
+    }
+    let mut begin = Vec::new();
+    let read = File::open(path).and_then(|file| file.take(BYTES).read_to_end(&mut begin));
+    read.map_err(|e| InputError(anyhow!("--data: {}: {e}", path.display())))?;
+    Ok(Checksum::of(&begin).to_string())
 }
 
 #[cfg(test)]

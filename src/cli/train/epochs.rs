@@ -9,12 +9,14 @@ use super::publishing::Versions;
 use super::run::ToServer;
 use super::trained::Trained;
 use super::{Args, evaluate};
+use crate::cli::error_line;
 use crate::dataset::{Feed, FileAt, Place};
-use crate::trainer::cursor::{Cursor, OtherRun, Run, Validation};
+use crate::store::StoreError;
+use crate::trainer::cursor::{Best, Cursor, OtherRun, Run, Validation};
 use crate::trainer::eval::Quality;
 use crate::trainer::progressive::Progressive;
 use crate::trainer::publish::{CutNotes, RunObserver};
-use crate::trainer::{Data, Progress, TrainState};
+use crate::trainer::{Data, Progress, TrainError, TrainState};
 use crate::types::Version;
 
 /// A run over the epochs.
@@ -106,13 +108,13 @@ impl<'a> Epochs<'a> {
         CutNotes { cursor: serde_json::to_string_pretty(&self.cursor(state)).ok(), quality }
     }
 
-    /// Continues at a cursor, whose version `model` was opened from.
+    /// Continues at the cursor of a version.
     ///
     /// # Errors
     /// When the cursor is of another run.
-    pub(crate) fn at(mut self, cursor: &Cursor) -> Result<Self, OtherRun> {
+    pub(crate) fn at(mut self, cursor: &Cursor, version: Version) -> Result<Self, OtherRun> {
         cursor.run.check(&self.run)?;
-        (self.place, self.validation) = (cursor.place(), cursor.validation);
+        (self.place, self.validation) = (cursor.place(), cursor.validation_of(version));
         Ok(self)
     }
 
@@ -243,13 +245,31 @@ impl<'a> Epochs<'a> {
             self.meter.print(&format!("the best version so far is not published: {reason}"));
             return Ok(());
         }
+        self.best_is_in(Some(Best::THIS));
         let notes = self.cut_notes(model.state());
-        let version = versions.write(model, &notes)?;
-        versions.keep(version)?;
-        if let Some(best) = &mut self.validation.best {
-            best.version = Some(version.0);
+        match versions.write_best(model, &notes) {
+            Ok(version) => self.best_is_in(Some(version.0)),
+            Err(error) if is_of_disk(&error) => {
+                self.best_is_in(None);
+                let reason = error_line(error.as_ref());
+                self.meter.print(&format!("the best version so far could not be written: {reason}"));
+            }
+            Err(error) => return Err(error),
         }
         Ok(())
+    }
+
+    fn best_is_in(&mut self, version: Option<u64>) {
+        if let Some(best) = &mut self.validation.best {
+            best.version = version;
+        }
+    }
+
+    /// The best epoch, if it has no version although `--save-best` asks for it.
+    #[must_use]
+    pub(crate) fn unwritten_best(&self) -> Option<u32> {
+        let best = self.validation.best.filter(|best| self.args.save_best && best.version.is_none());
+        best.map(|best| best.epoch)
     }
 
     /// The version of the best epoch, if it was written.
@@ -257,6 +277,13 @@ impl<'a> Epochs<'a> {
     pub(crate) fn best_version(&self) -> Option<Version> {
         self.validation.best.and_then(|best| best.version).map(Version)
     }
+}
+
+/// Whether training can go on after this error of a version.
+fn is_of_disk(error: &anyhow::Error) -> bool {
+    let of_training = error.downcast_ref::<TrainError>();
+    let is = of_training.is_some_and(|e| matches!(e, TrainError::Store(_) | TrainError::StillWriting { .. }));
+    is || error.downcast_ref::<StoreError>().is_some()
 }
 
 /// The steps of an epoch of which samples were trained before.

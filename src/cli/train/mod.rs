@@ -7,7 +7,7 @@ mod evaluate;
 mod from;
 pub(crate) mod interrupt;
 mod meter;
-mod publishing;
+pub(crate) mod publishing;
 mod report;
 mod resume;
 pub(crate) mod run;
@@ -170,12 +170,22 @@ fn train(
     let Checked { start, schema, lock: _lock } = checked;
     let feed = args.feed(&schema, stop);
     let setting = Setting { config, device, server: None };
+    let continued = start.continued();
     let Some(mut run) = Run::begin(args, &feed, start, setting)? else { return Ok(()) };
     run.train()?;
     let mut interrupted = stop.interrupted();
     if run.epochs.meter.samples() == 0 && !args.resume {
         let nothing = "no step was taken, so no version was written".to_owned();
         return Err(if interrupted { Interrupted(nothing).into() } else { args.data.no_samples() });
+    }
+    // Data that is followed is never complete, so that a run may continue when there is more of it.
+    if let Some(version) = continued.filter(|_| run.epochs.meter.samples() == 0 && args.data.follows()) {
+        let nothing = format!("no new samples since {}/{}/{version}", args.models.display(), args.name);
+        run.epochs.meter.print(&nothing);
+        return if interrupted { Err(Interrupted(nothing).into()) } else { Ok(()) };
+    }
+    if let Some(best) = run.epochs.unwritten_best().filter(|_| !interrupted) {
+        tracing::warn!("no version of the best epoch, {best}, could be written: the last epoch is written");
     }
     // After an interrupt the trained state is needed to continue, not the best one.
     let version = match run.epochs.best_version().filter(|_| !interrupted) {

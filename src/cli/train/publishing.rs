@@ -2,6 +2,7 @@
 //! end.
 
 use std::fs::{self, File, TryLockError};
+use std::path::Path;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -225,6 +226,16 @@ impl<'a> Versions<'a> {
         Ok(Version(base.version))
     }
 
+    /// [`Self::write`] for the best epoch, whose version is kept on disk.
+    ///
+    /// # Errors
+    /// When the version cannot be written.
+    pub(crate) fn write_best(&mut self, model: &mut Trained, notes: &CutNotes) -> anyhow::Result<Version> {
+        let version = self.write(model, notes)?;
+        self.keep(version)?;
+        Ok(version)
+    }
+
     /// Ends publishing, and makes a version the latest one: if others followed it, writes a full version with
     /// its contents. Returns the number of the latest version.
     ///
@@ -234,10 +245,12 @@ impl<'a> Versions<'a> {
         // Waits for a version that is being written.
         self.publisher = None;
         let Args { models, name, .. } = self.args;
-        if versions(models, name)?.pop() == Some(version) {
-            return Ok(version);
+        match versions(models, name)?.pop() {
+            Some(highest) if highest != version => {
+                Ok(Version(retention::compact(models, name, version, highest)?.version))
+            }
+            _ => Ok(version),
         }
-        Ok(Version(retention::compact(models, name, version)?.version))
     }
 
     /// Keeps the version of the best epoch on disk.
@@ -278,10 +291,15 @@ pub(crate) fn base_of(args: &Args, opened: &Opened) -> anyhow::Result<Option<Bas
 /// # Errors
 /// When another process publishes versions of the model.
 pub(crate) fn lock(args: &Args) -> anyhow::Result<Option<File>> {
-    if args.run.publish.publish_every.is_none() {
-        return Ok(None);
-    }
-    let Args { models, name, .. } = args;
+    let publishes = args.run.publish.publish_every.is_some();
+    Ok(publishes.then(|| lock_model(&args.models, &args.name)).transpose()?.flatten())
+}
+
+/// Locks a model, so that no trainer publishes versions of it; `None` on a file system without locks.
+///
+/// # Errors
+/// When another process publishes versions of the model.
+pub(crate) fn lock_model(models: &Path, name: &str) -> anyhow::Result<Option<File>> {
     let state = models.join(name).join(STATE);
     fs::create_dir_all(&state).with_context(|| format!("{}", state.display()))?;
     let path = state.join("trainer.lock");
@@ -295,7 +313,8 @@ pub(crate) fn lock(args: &Args) -> anyhow::Result<Option<File>> {
             Err(InputError(held).into())
         }
         // Without locks on the file system, a second trainer is found when its version has a taken number.
-        Ok(()) | Err(TryLockError::Error(_)) => Ok(Some(file)),
+        Err(TryLockError::Error(_)) => Ok(None),
+        Ok(()) => Ok(Some(file)),
     }
 }
 

@@ -8,7 +8,8 @@ use crate::cli::InputError;
 use crate::dataset::Stop;
 use crate::store::{self, Opened, Purpose, StoreError};
 use crate::trainer::check_optimizer;
-use crate::trainer::cursor::Cursor;
+use crate::trainer::cursor::{Cursor, Run};
+use crate::types::Version;
 
 /// Where a run with `--resume` begins.
 pub(crate) enum ResumePoint {
@@ -35,26 +36,39 @@ impl ResumePoint {
             Err(error) => return Err(wrong(error.to_string())),
         };
         let version = latest.store.version();
-        // The run may have begun at this version and published nothing.
-        let may_begin_here = match args.from {
-            None => false,
-            Some(FromVersion::Latest) => true,
-            Some(FromVersion::Number(from)) => from == version,
-        };
-        let Some(text) = &latest.cursor else {
-            let reason = format!("version {version} has no cursor");
-            return if may_begin_here { Ok(Self::Beginning(reason)) } else { Err(wrong(reason)) };
-        };
-        let cursor: Cursor = serde_json::from_str(text)
-            .map_err(|error| wrong(format!("version {version}: checkpoint/cursor.json: {error}")))?;
         let run = args.cursor_run(&args.feed(&latest.schema, stop))?;
         let optimizer = args.run.training.optimizer()?;
-        match cursor.run.check(&run).and_then(|()| check_optimizer(&latest, optimizer)) {
-            Ok(()) => Ok(Self::At(Box::new(latest), Box::new(cursor))),
-            Err(other) => {
-                let reason = format!("version {version} is of another run: {other}");
-                if may_begin_here { Ok(Self::Beginning(reason)) } else { Err(wrong(reason)) }
+        let reason = match &latest.cursor {
+            None => format!("version {version} has no cursor"),
+            Some(text) => {
+                let cursor: Cursor = serde_json::from_str(text)
+                    .map_err(|error| wrong(format!("version {version}: checkpoint/cursor.json: {error}")))?;
+                match cursor.run.check(&run).and_then(|()| check_optimizer(&latest, optimizer)) {
+                    Ok(()) => return Ok(Self::At(Box::new(latest), Box::new(cursor))),
+                    Err(other) => format!("version {version} is of another run: {other}"),
+                }
             }
+        };
+        let before = match args.from {
+            None => return Err(wrong(reason)),
+            Some(FromVersion::Latest) => None,
+            Some(FromVersion::Number(from)) => overtaken(args, &run, from, version),
+        };
+        match before {
+            None => Ok(Self::Beginning(reason)),
+            Some(before) => Err(wrong(format!("{reason}. Version {before} is of this run"))),
         }
     }
+}
+
+/// A version of this run between two others.
+fn overtaken(args: &Args, run: &Run, after: Version, before: Version) -> Option<Version> {
+    let versions = store::versions(&args.models, &args.name).ok()?;
+    let between = versions.into_iter().filter(|&version| version > after && version < before);
+    let is_of_run = |version: &Version| {
+        let cursor = store::cursor(&args.models, &args.name, *version).ok().flatten();
+        let cursor = cursor.and_then(|text| serde_json::from_str::<Cursor>(&text).ok());
+        cursor.is_some_and(|cursor| cursor.run.check(run).is_ok())
+    };
+    between.rev().find(is_of_run)
 }

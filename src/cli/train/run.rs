@@ -36,6 +36,14 @@ pub(crate) enum Start {
 }
 
 impl Start {
+    /// The version at which an interrupted run continues.
+    pub(crate) fn continued(&self) -> Option<Version> {
+        match self {
+            Self::Resumed(opened, _) => Some(opened.store.version()),
+            Self::Fresh | Self::From(_) => None,
+        }
+    }
+
     /// What the flags ask for, and the schema.
     ///
     /// # Errors
@@ -163,8 +171,8 @@ impl<'a> Run<'a> {
             Start::Fresh => None,
             Start::From(opened) => Some(opened),
             Start::Resumed(opened, cursor) => {
-                epochs = epochs.at(&cursor)?;
                 let version = opened.store.version();
+                epochs = epochs.at(&cursor, version)?;
                 if epochs.is_complete() {
                     let written = format!("{}/{}/{version}", args.models.display(), args.name);
                     epochs.meter.print(&format!("the run is complete: {written}"));

@@ -12,7 +12,7 @@ fn the_newest_full_versions_and_the_deltas_after_the_oldest_of_them_stay() {
     let (dir, _) = chain::chain();
     let models = dir.path();
     assert_eq!(retain(models, "m", 1).unwrap(), [], "a chain needs its full version");
-    compact(models, "m", Version(3)).unwrap();
+    compact(models, "m", Version(3), Version(3)).unwrap();
     assert_eq!(retain(models, "m", 2).unwrap(), []);
     assert_eq!(retain(models, "m", 1).unwrap(), [1, 2, 3].map(Version));
     assert_eq!(numbers(models), [4]);
@@ -26,7 +26,7 @@ fn a_version_that_a_reader_has_open_is_not_removed() {
     let (dir, samples) = chain::chain();
     let models = dir.path();
     let read = open(models, "m", Version(2), Purpose::Serve).unwrap();
-    compact(models, "m", Version(3)).unwrap();
+    compact(models, "m", Version(3), Version(3)).unwrap();
     assert_eq!(retain(models, "m", 1).unwrap(), [Version(3)]);
     samples[1].assert_is(&read);
     drop(read);
@@ -37,7 +37,7 @@ fn a_version_that_a_reader_has_open_is_not_removed() {
 fn a_version_that_a_label_names_stays_with_what_it_builds_on() {
     let (dir, _) = chain::chain();
     let models = dir.path();
-    compact(models, "m", Version(3)).unwrap();
+    compact(models, "m", Version(3), Version(3)).unwrap();
     let set = [("stable".to_owned(), Follow::Version(Version(2))), ("canary".to_owned(), Follow::Latest)];
     labels::save(models, "m", &set.into()).unwrap();
     assert_eq!(retain(models, "m", 1).unwrap(), [Version(3)]);
@@ -55,7 +55,9 @@ fn a_compacted_version_has_the_contents_of_the_chain_and_its_files_do_not_need_i
         manifest.bytes()
     };
     assert_eq!(bytes, ChainBytes { full: size(1), deltas: size(2) + size(3), length: 2 });
-    assert_eq!(compact(models, "m", Version(3)).unwrap().version, 4);
+    let hidden = compact(models, "m", Version(2), Version(2)).unwrap_err();
+    assert!(hidden.to_string().ends_with("made from version 2, but the highest version is 3"), "{hidden}");
+    assert_eq!(compact(models, "m", Version(3), Version(3)).unwrap().version, 4);
     assert_eq!(chain_bytes(models, "m", Version(4)).unwrap().deltas, 0);
     retain(models, "m", 1).unwrap();
     samples[2].assert_is_at(models, "m", Version(4));

@@ -7,6 +7,9 @@ fn cursor() -> Cursor {
         format: "criteo-tsv".to_owned(),
         fields: FieldOptions::default(),
         files: vec!["a.tsv".to_owned(), "b.tsv".to_owned()],
+        begins: vec!["1".to_owned(), "2".to_owned()],
+        follow: None,
+        learned: false,
         batch: 128,
         seed: u64::MAX,
         shuffle: Some(Shuffle { samples: 1000, seed: 3 }),
@@ -40,6 +43,12 @@ fn another_run_is_refused_by_the_flag_that_differs() {
     let other = refused(&|run| run.files[1] = "c.tsv".to_owned());
     assert_eq!(other, "--data: expected \"b.tsv\", as before, got \"c.tsv\"");
     assert!(refused(&|run| run.files.truncate(1)).starts_with("--data: expected [\"a.tsv\", \"b.tsv\"]"));
+    let other = refused(&|run| run.begins[1] = "3".to_owned());
+    assert_eq!(
+        other,
+        "--data: expected \"b.tsv\" with the same beginning, as before, got another file of this name"
+    );
+    assert!(refused(&|run| run.follow = Some("in".to_owned())).starts_with("--follow: expected None"));
     let other = refused(&|run| run.fields.label = Some("click".to_owned()));
     assert_eq!(other, "--label: expected None, as before, got Some(\"click\")");
     assert!(refused(&|run| run.fields.separator = Some('|')).starts_with("--separator: "));
@@ -48,6 +57,34 @@ fn another_run_is_refused_by_the_flag_that_differs() {
     assert!(refused(&|run| run.batch = 64).starts_with("--batch: expected 128"));
     assert!(refused(&|run| run.shuffle = None).starts_with("--shuffle: "));
     assert!(refused(&|run| run.lr = 0.2).starts_with("--lr: expected 0.1"));
+}
+
+#[test]
+fn a_followed_directory_is_not_another_one_nor_a_log() {
+    let of = |follow: Option<&str>, learned| Run {
+        files: Vec::new(),
+        begins: Vec::new(),
+        follow: follow.map(str::to_owned),
+        learned,
+        ..cursor().run
+    };
+    let (one, other, log) = (of(Some("in"), false), of(Some("late"), false), of(None, true));
+    for (run, next, flag) in [(&one, &other, "--follow"), (&one, &log, "--follow"), (&log, &one, "--follow")]
+    {
+        assert_eq!(run.check(next).unwrap_err().flag, flag);
+    }
+    // What earlier programs wrote for all of them.
+    let unknown = of(None, false);
+    assert!([&one, &other, &log].iter().all(|run| unknown.check(run).is_ok()));
+}
+
+#[test]
+fn the_best_version_of_its_own_cursor_is_the_version_that_has_it() {
+    let mut cursor = cursor();
+    let best = |cursor: &Cursor| cursor.validation_of(Version(5)).best.unwrap().version;
+    assert_eq!(best(&cursor), Some(7));
+    cursor.validation.best.as_mut().unwrap().version = Some(Best::THIS);
+    assert_eq!(best(&cursor), Some(5));
 }
 
 #[test]

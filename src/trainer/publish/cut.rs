@@ -42,7 +42,10 @@ impl Publisher {
         }
         let reason = match notes() {
             Ok(notes) => match cut(self, notes, begun) {
-                Err(TrainError::Store(error)) => error.to_string(),
+                Err(TrainError::Store(error)) => {
+                    self.owed = true;
+                    error.to_string()
+                }
                 made => return made,
             },
             Err(reason) => {
@@ -116,7 +119,7 @@ impl Publisher {
     }
 
     fn note_cut(&mut self, state: &TrainState) {
-        (self.last_steps, self.last_cut) = (state.steps, Instant::now());
+        (self.last_steps, self.last_cut, self.owed) = (state.steps, Instant::now(), false);
     }
 
     /// Writes a version with all rows. After a failure, the next cut tries again.
@@ -142,6 +145,7 @@ impl Publisher {
         let pause = took;
         let full = true;
         let published = Published { version, full, rows, bytes, written: at, took, pause, steps, cursor };
+        self.writer.retain();
         self.written(base, published);
         self.begin_capture()
     }

@@ -122,6 +122,8 @@ pub(crate) struct Publisher {
     highest: Option<Version>,
     /// The cut whose rows are being copied.
     cut: Option<Cut>,
+    /// Whether the last cut could not be written. Then the next one does not wait for a step.
+    owed: bool,
     writer: Writer,
     in_flight: bool,
     /// Whether Train has waited for the version in flight.
@@ -136,6 +138,8 @@ pub(crate) struct Publisher {
     returned: Instant,
     /// The time between two attempts to write a version, unless the interval says otherwise.
     retry_after: Duration,
+    /// The same while no step is taken.
+    retry_owed: Duration,
     /// How long Train waits for a version in flight when the changed rows take their share of memory.
     slow_write: Duration,
     /// Bytes of changed rows at which a cut is made before its time.
@@ -163,6 +167,9 @@ const COPY_SHARE: u32 = 4;
 const SLOW_WRITE: Duration = Duration::from_secs(30);
 
 const RETRY_AFTER: Duration = Duration::from_secs(1);
+
+/// A version that could not be written is tried again after this time, or the interval if that is less.
+const RETRY_OWED: Duration = Duration::from_secs(10);
 
 impl Publisher {
     /// A publisher for the model of this state. `base` is the version that training continues from to the
@@ -195,6 +202,7 @@ impl Publisher {
             rows,
             base,
             cut: None,
+            owed: false,
             highest: highest.max(base.map(|base| Version(base.version))),
             writer: Writer::start(options.clone(), finish::last_wait(bytes))?,
             options,
@@ -205,6 +213,7 @@ impl Publisher {
             mean_step: Duration::ZERO,
             returned: Instant::now(),
             retry_after: RETRY_AFTER,
+            retry_owed: RETRY_OWED,
             slow_write: SLOW_WRITE,
             last_steps: state.steps,
             last_cut: Instant::now(),
@@ -375,13 +384,13 @@ impl Publisher {
 
     /// Whether the publisher waits for the next step, to copy rows, to cut, or to report.
     fn waits(&self, steps: u64) -> bool {
-        self.cut.is_some() || self.in_flight || self.by_time() && steps > self.last_steps
+        self.cut.is_some() || self.in_flight || self.owed || self.by_time() && steps > self.last_steps
     }
 
     /// As [`Self::waits`], with a scratchpad. Batches may be held in the stages until more data comes, so a
     /// cut may be due although no step was taken.
     fn waits_on_disk(&self) -> bool {
-        self.in_flight || self.by_time()
+        self.in_flight || self.owed || self.by_time()
     }
 
     fn by_time(&self) -> bool {
@@ -402,9 +411,15 @@ impl Publisher {
     fn is_due(&self, steps: u64) -> bool {
         match self.options.every {
             // A step whose cut had to wait for the writer is not forgotten.
-            Every::Steps(every) => steps / every > self.last_steps / every,
+            Every::Steps(every) => steps / every > self.last_steps / every || self.may_retry(Duration::MAX),
+            Every::Time(every) if self.owed => self.may_retry(every),
             Every::Time(every) => steps > self.last_steps && self.last_cut.elapsed() >= every,
         }
+    }
+
+    /// Whether a version that could not be written is tried again now, though no step was taken.
+    fn may_retry(&self, every: Duration) -> bool {
+        self.owed && self.last_cut.elapsed() >= self.retry_owed.min(every)
     }
 
     /// Takes the writer's outcome if there is one. Waits for it, once, if the changed rows take their share
@@ -441,6 +456,7 @@ impl Publisher {
                 None
             }
             Outcome::Failed { image, error, overtaken } => {
+                self.owed = true;
                 self.take_back(image);
                 if overtaken {
                     // Another writer made a version, so the next one must have all rows.
@@ -454,7 +470,7 @@ impl Publisher {
 
     /// Goes on without the rows of the last cut, so the next version must have all rows.
     fn writer_gone(&mut self) -> TrainError {
-        (self.in_flight, self.base) = (false, None);
+        (self.in_flight, self.base, self.owed) = (false, None, true);
         self.end_capture();
         let reason = "the thread that publishes versions has ended".to_owned();
         (self.on_publish)(Err(reason.clone()));

@@ -102,6 +102,11 @@ impl Writer {
         }
     }
 
+    /// Removes the versions that `versions.keep` does not keep.
+    pub(crate) fn retain(&self) {
+        remove_old(&self.options);
+    }
+
     /// The bytes of a version's files.
     pub(crate) fn bytes(&self, base: Base) -> u64 {
         bytes(&self.options, base)
@@ -124,9 +129,7 @@ fn write(options: &PublishOptions, job: Job) -> Outcome {
     match publish(options, &image, (&dense, notes), (base, full)) {
         Ok(base) => {
             let written = Instant::now();
-            if let Err(error) = retain(&options.models, &options.name, options.keep) {
-                tracing::warn!(model = options.name, %error, "old versions are not removed");
-            }
+            remove_old(options);
             let (version, rows, bytes) = (base.version, image.len() as u64, bytes(options, base));
             let (took, steps) = (begun.elapsed(), dense.training.steps);
             let published = Published { version, full, rows, bytes, written, took, pause, steps, cursor };
@@ -146,6 +149,12 @@ fn write(options: &PublishOptions, job: Job) -> Outcome {
             );
             Outcome::Failed { image, error, overtaken }
         }
+    }
+}
+
+fn remove_old(options: &PublishOptions) {
+    if let Err(error) = retain(&options.models, &options.name, options.keep) {
+        tracing::warn!(model = options.name, %error, "old versions are not removed");
     }
 }
 

@@ -56,8 +56,8 @@ fn trained(args: &Args, from: Option<(&Cursor, Version)>) -> Value {
         .map(|(_, version)| store::open(&args.models, &args.name, version, store::Purpose::Train).unwrap());
     let mut model = Trained::begin(args, &schema(), opened, None).unwrap();
     let mut epochs = Epochs::new(args, &feed).unwrap();
-    if let Some((cursor, _)) = from {
-        epochs = epochs.at(cursor).unwrap();
+    if let Some((cursor, version)) = from {
+        epochs = epochs.at(cursor, version).unwrap();
     }
     let mut versions = versions(args, &model);
     epochs.train(&mut model, &mut versions).unwrap();
@@ -85,6 +85,25 @@ fn stopped(args: &Args, epoch: u32, steps: u64) -> (Cursor, Version) {
     let text = serde_json::to_string(&epochs.cursor(model.state())).unwrap();
     let version = saved(args, &mut model);
     (serde_json::from_str(&text).unwrap(), version)
+}
+
+#[test]
+fn a_best_version_that_cannot_be_written_does_not_end_training() {
+    let dir = tempfile::tempdir().unwrap();
+    let data = dir.path().join("data");
+    write_criteo_tsv(200, 1, std::fs::File::create(&data).unwrap()).unwrap();
+    let flags = format!("--data {} --epochs 2 --valid-ratio 0.2 --save-best", data.display());
+    let args = args(dir.path(), &flags);
+    let feed = args.feed(&schema(), &Stop::default());
+    let mut model = Trained::begin(&args, &schema(), None, None).unwrap();
+    let mut epochs = Epochs::new(&args, &feed).unwrap();
+    let mut versions = versions(&args, &model);
+    // The directory of the model cannot be made.
+    std::fs::write(dir.path().join("m"), "").unwrap();
+    epochs.train(&mut model, &mut versions).unwrap();
+    assert!(epochs.is_complete());
+    let best = epochs.validation.best.unwrap();
+    assert_eq!((best.version, epochs.unwritten_best()), (None, Some(best.epoch)));
 }
 
 #[test]

@@ -112,3 +112,44 @@ fn a_disk_that_is_full_for_a_while_costs_versions_but_no_row() {
         }
     }
 }
+
+#[test]
+fn a_version_that_could_not_be_written_is_tried_again_without_a_step() {
+    let wait = Duration::from_millis(1);
+    for every in [Every::Time(wait), Every::Steps(1)] {
+        let first = retried(every, None);
+        // Once while the first version is written, which has all rows, and once while the next one is.
+        for at in [10, first + 10] {
+            let fault = Fault { at, calls: 1, done: false, kind: io::ErrorKind::StorageFull };
+            retried(every, Some(fault));
+        }
+    }
+}
+
+/// Takes two steps, and publishes each before the next one, without another step. Returns the calls of the
+/// first version.
+fn retried(every: Every, fault: Option<Fault>) -> usize {
+    let dir = tempfile::tempdir().unwrap();
+    let disk = Arc::new(RecordingDisk { fault, ..RecordingDisk::default() });
+    let options = PublishOptions { disk: disk.clone(), ..options(dir.path(), every) };
+    let reference = initialise(&schema(ARCHITECTURES[0]), optimizer(Kind::Adagrad), 3).unwrap();
+    let mut run = Run::with(reference, None, options);
+    run.publisher.retry_owed = Duration::from_millis(1);
+    let mut calls = 0;
+    for step in 1..=2 {
+        run.step(step);
+        while run.publisher.waits(run.reference.state.steps) {
+            run.publisher.collect(Duration::from_millis(2));
+            run.publisher.settle(&run.reference.state, &run.reference.tables, notes).unwrap();
+        }
+        let published = store::versions(dir.path(), "m").unwrap().pop();
+        assert_eq!(published, Some(Version(step)), "{every:?}, {fault:?}");
+        if step == 1 {
+            calls = disk.ops.lock().unwrap().len();
+        }
+    }
+    let failures = run.log.lock().unwrap().iter().filter(|outcome| outcome.is_err()).count();
+    assert_eq!(failures, usize::from(fault.is_some()), "{every:?}, {fault:?}");
+    run.assert_published(dir.path());
+    calls
+}
