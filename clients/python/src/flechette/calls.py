@@ -12,6 +12,9 @@ import grpc
 from flechette.errors import (
     DeadlineError,
     FlechetteError,
+    InputError,
+    LimitError,
+    NotFoundError,
     OverloadedError,
     ServerError,
     UnavailableError,
@@ -28,6 +31,9 @@ TRANSIENT: tuple[type[ServerError], ...] = (OverloadedError, UnavailableError)
 
 REFUSED: tuple[type[ServerError], ...] = (OverloadedError,)
 """Errors after which the server has certainly not stored anything."""
+
+OUTDATED: tuple[type[FlechetteError], ...] = (InputError, LimitError, NotFoundError)
+"""Errors that a description of the model may have caused that is out of date."""
 
 
 @dataclass(frozen=True)

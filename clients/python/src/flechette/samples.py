@@ -73,9 +73,11 @@ class Samples:
         return request
 
 
-def requests(model: GetModelResponse, count: int, make: Callable[[int, int], Request]) -> Iterator[Request]:
-    """Yield the requests for all samples, within the limits of the server."""
-    begin, most = 0, max(model.limits.max_samples, 1)
+def requests(
+    model: GetModelResponse, count: int, make: Callable[[int, int], Request], begin: int = 0
+) -> Iterator[Request]:
+    """Yield the requests for the samples from `begin` on, within the limits of the server."""
+    most = max(model.limits.max_samples, 1)
     while begin < count:
         end = min(begin + most, count)
         request = make(begin, end)
