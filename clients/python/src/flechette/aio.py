@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from flechette.calls import OUTDATED, REFUSED, TRANSIENT, Connection, Deadline, Retries, options
+from flechette.calls import OUTDATED, REFUSED, TRANSIENT, Connection, Deadline, Retries, closed, options
 from flechette.client import IN_FLIGHT, learn_requests
 from flechette.errors import FlechetteError, ServerError, of_call
 from flechette.prediction import Ask, Prediction, prediction
@@ -42,13 +42,12 @@ class AsyncClient:
         token: str | None = None,
     ) -> None:
         connection = Connection(tls, root_certificates, certificate, private_key, token)
-        credentials = connection.credentials()
+        credentials, self._metadata = connection.credentials(), connection.metadata()
         if credentials is None:
             self._channel = grpc.aio.insecure_channel(address, options=options())
         else:
             self._channel = grpc.aio.secure_channel(address, credentials, options=options())
         self._stub = CtrStub(self._channel)
-        self._metadata = connection.metadata()
         self._timeout = timeout
         self._retries = retries or Retries()
         self._models: dict[str, GetModelResponse] = {}
@@ -161,6 +160,8 @@ class AsyncClient:
                 return await method(request, timeout=deadline.left(), metadata=self._metadata)
             except grpc.RpcError as error:
                 status = of_call(error)
+            except grpc.aio.UsageError as error:
+                raise closed() from error
             failed += 1
             if not isinstance(status, transient):
                 raise status

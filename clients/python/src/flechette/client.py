@@ -9,15 +9,20 @@ from typing import TYPE_CHECKING, Any, overload
 import grpc
 import numpy as np
 
-from flechette.calls import OUTDATED, REFUSED, TRANSIENT, Connection, Deadline, Retries, options, retried
-from flechette.errors import (
-    FlechetteError,
-    InputError,
-    ServerError,
-    of_call,
+from flechette.calls import (
+    OUTDATED,
+    REFUSED,
+    TRANSIENT,
+    Connection,
+    Deadline,
+    Retries,
+    begin,
+    options,
+    retried,
 )
+from flechette.errors import FlechetteError, InputError, ServerError, of_call
 from flechette.prediction import Ask, Prediction, prediction
-from flechette.samples import encode, requests
+from flechette.samples import encode, expecting, requests
 from flechette.stream import WINDOW, Batch, Stream
 from flechette.v1.ctr_pb2 import (
     GetModelRequest,
@@ -68,13 +73,12 @@ class Client:
         token: str | None = None,
     ) -> None:
         connection = Connection(tls, root_certificates, certificate, private_key, token)
-        credentials = connection.credentials()
+        credentials, self._metadata = connection.credentials(), connection.metadata()
         if credentials is None:
             self._channel = grpc.insecure_channel(address, options=options())
         else:
             self._channel = grpc.secure_channel(address, credentials, options=options())
         self._stub = CtrStub(self._channel)
-        self._metadata = connection.metadata()
         self._timeout = timeout
         self._retries = retries or Retries()
         self._models: dict[str, GetModelResponse] = {}
@@ -167,9 +171,9 @@ class Client:
         off, for example because the server restarts, the batches without an answer are sent again.
         """
         if not 1 <= window <= WINDOW:
-            raise FlechetteError(f"window: expected 1 to {WINDOW}, got {window}")
+            raise InputError(f"window: expected 1 to {WINDOW}, got {window}")
         ask, source = Ask(model, version, label, request_id, priority, logits), iter(batches)
-        start = partial(self._stub.PredictStream, metadata=self._metadata)
+        start = partial(begin, self._stub.PredictStream, metadata=self._metadata)
         with Stream(start, self._retries) as stream:
             while True:
                 while len(stream.pending) < window and (columns := next(source, None)) is not None:
@@ -246,7 +250,8 @@ class Client:
             for request in requests:
                 if len(sent) == IN_FLIGHT:
                     responses.append(self._finish(*sent.popleft(), deadline))
-                call = self._stub.Predict.future(request, timeout=deadline.left(), metadata=self._metadata)
+                start = self._stub.Predict.future
+                call = begin(start, request, timeout=deadline.left(), metadata=self._metadata)
                 sent.append((request, call))
             while sent:
                 responses.append(self._finish(*sent.popleft(), deadline))
@@ -275,14 +280,19 @@ class Client:
         failed: ServerError | None = None,
     ) -> Answer:
         def send(rest: float) -> Answer:
-            return method(request, timeout=rest, metadata=self._metadata)
+            return begin(method, request, timeout=rest, metadata=self._metadata)
 
         return retried(send, deadline, self._retries, transient, failed)
 
 
 def labels_of(columns: Columns, labels: Any, count: int) -> NDArray[np.float32]:
     """Take the labels of samples."""
-    values = np.asarray(columns[labels] if isinstance(labels, str) else labels, np.float32)
+    if isinstance(labels, str):
+        if labels not in columns:
+            raise InputError(f"labels: expected numbers or the name of a column, got {labels!r}")
+        labels = columns[labels]
+    with expecting("labels", "numbers"):
+        values = np.asarray(labels, np.float32)
     if values.shape != (count,):
         raise InputError(f"labels: expected {count} numbers, one for each sample, got shape {values.shape}")
     return values

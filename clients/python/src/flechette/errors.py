@@ -22,7 +22,7 @@ class FlechetteError(Exception):
 
 
 class InputError(FlechetteError, ValueError):
-    """The samples do not fit the model. The message names the column."""
+    """The samples do not fit the model, or an argument is wrong. The message names the column or argument."""
 
 
 class ServerError(FlechetteError):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 import numpy as np
 
 from flechette.errors import FlechetteError, InputError
-from flechette.samples import encode, is_frame, requests
+from flechette.samples import encode, expecting, is_frame, requests
 from flechette.v1.ctr_pb2 import (
     PRIORITY_HIGH,
     PRIORITY_LOW,
@@ -62,6 +62,15 @@ class Ask:
     request_id: str
     priority: PriorityName
     logits: bool
+
+    def __post_init__(self) -> None:
+        if self.priority not in PRIORITIES:
+            raise InputError(f"priority: expected {', '.join(PRIORITIES)}, got {self.priority!r}")
+        if not 0 <= self.version < 2**64:
+            raise InputError(f"version: expected 0 to 2^64 - 1, got {self.version}")
+        for name in ("model", "label", "request_id"):
+            with expecting(name, "text"):
+                getattr(self, name).encode()
 
     def requests(self, columns: Columns, model: GetModelResponse) -> Iterator[PredictRequest]:
         """Make the requests for all samples."""
