@@ -38,15 +38,28 @@ EVERY = pytest.mark.parametrize("score", [predict, predict_async])
 Score = Callable[[str, Columns, Change, Columns], list[float]]
 
 
-@EVERY
-def test_a_frame_is_split_by_the_limit_of_a_server_that_was_restarted(case: Case, score: Score) -> None:
+def stream(address: str, before: Columns, change: Change, after: Columns) -> list[float]:
+    with Client(address) as client:
+        next(client.predict_stream(MODEL, [before]))
+        change()
+        with pytest.raises(LimitError, match="limit"):
+            next(client.predict_stream(MODEL, [after]))
+        with pytest.raises(InputError, match="batch: the server accepts at most"):
+            next(client.predict_stream(MODEL, [after]))
+        return client.predict(MODEL, after).scores.tolist()
+
+
+@pytest.mark.parametrize("limit", [{"server_max_samples": "20"}, {"server_max_bytes": "1024"}])
+@pytest.mark.parametrize("score", [predict, predict_async, stream])
+def test_samples_are_split_by_the_limits_of_a_server_that_was_restarted(
+    case: Case, score: Score, limit: dict[str, str]
+) -> None:
     with ExitStack() as servers:
         first = servers.enter_context(Server(case.models))
 
         def restart() -> None:
             first.stop()
-            lower = Server(case.models, grpc_address=first.address, server_max_samples="20")
-            servers.enter_context(lower)
+            servers.enter_context(Server(case.models, grpc_address=first.address, **limit))
 
         assert score(first.address, case.columns, restart, case.columns) == case.scores.tolist()
 
@@ -94,20 +107,14 @@ def test_a_stream_raises_the_refusal_and_the_next_one_knows_better(scripted: tup
     servicer, address = scripted
     with Client(address) as client:
 
-        def stream(columns: Columns) -> list[float]:
+        def scores(columns: Columns) -> list[float]:
             (result,) = client.predict_stream(MODEL, [columns])
             return result.scores.tolist()
 
-        assert stream(BOTH) == SCORES
+        assert scores(BOTH) == SCORES
         servicer.feature = "thing"
         with pytest.raises(InvalidRequestError, match="item is unknown"):
-            stream(BOTH)
-        assert stream(BOTH) == SCORES
+            scores(BOTH)
+        assert scores(BOTH) == SCORES
         servicer.feature = "item"  # the column is not there, so nothing is sent before the client asks
-        assert stream({"item": [1, 3]}) == SCORES
-        servicer.max_samples, servicer.calls = 1, 0
-        with pytest.raises(LimitError, match="samples: limit 1"):
-            stream(BOTH)
-        with pytest.raises(InputError, match="batch: the server accepts at most 1 samples"):
-            stream(BOTH)
-        assert servicer.calls == 1
+        assert scores({"item": [1, 3]}) == SCORES

@@ -122,7 +122,7 @@ def encode(model: GetModelResponse, columns: Columns) -> Samples:
 
 @contextmanager
 def expecting(name: str, kind: str) -> Iterator[None]:
-    """Name a column, and what it must have, if Python or numpy cannot convert it."""
+    """Name a column or an argument, and what it must be, if Python or numpy cannot convert it."""
     try:
         yield
     except InputError:
