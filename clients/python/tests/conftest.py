@@ -102,10 +102,14 @@ class Scripted(ctr_pb2_grpc.CtrServicer):
     """A server whose model has one feature. Each call first runs the next step of the script."""
 
     def __init__(self) -> None:
+        self.feature = "item"
+        self.max_samples = 4
+        self.described = 0
         self.script: list[Answer] = []
         self.calls = 0
         self.metadata: dict[str, str | bytes] = {}
         self.requests: list[ctr_pb2.PredictRequest] = []
+        self.learned: list[int] = []
 
     def _step(self, context: grpc.ServicerContext) -> None:
         self.calls += 1
@@ -113,23 +117,41 @@ class Scripted(ctr_pb2_grpc.CtrServicer):
         if self.script:
             self.script.pop(0)(context)
 
+    def _refusal(self, request: Any) -> tuple[grpc.StatusCode, str] | None:
+        if request.samples > self.max_samples:
+            return grpc.StatusCode.RESOURCE_EXHAUSTED, f"samples: limit {self.max_samples}"
+        if request.features[0].name != self.feature:
+            return grpc.StatusCode.INVALID_ARGUMENT, f"features: {request.features[0].name} is unknown"
+        return None
+
+    def _unary(self, request: Any, context: Any) -> None:
+        self._step(context)
+        if refusal := self._refusal(request):
+            context.abort(*refusal)
+
     def GetModel(self, request: Any, context: Any) -> ctr_pb2.GetModelResponse:
+        self.described += 1
         self.metadata = dict(context.invocation_metadata())
-        features = [ctr_pb2.CategoricalInput(name="item", one_hot=True, max_ids=1)]
-        limits = ctr_pb2.Limits(max_samples=4, max_bytes=1000)
+        features = [ctr_pb2.CategoricalInput(name=self.feature, one_hot=True, max_ids=1)]
+        limits = ctr_pb2.Limits(max_samples=self.max_samples, max_bytes=1000)
         return ctr_pb2.GetModelResponse(model=request.model, features=features, limits=limits)
 
     def Predict(self, request: Any, context: Any) -> ctr_pb2.PredictResponse:
-        self._step(context)
+        self._unary(request, context)
         return self.score(request)
 
     def PredictStream(self, request_iterator: Any, context: Any) -> Iterator[ctr_pb2.PredictStreamResponse]:
         for request in request_iterator:
             self._step(context)
-            yield ctr_pb2.PredictStreamResponse(response=self.score(request))
+            if refusal := self._refusal(request):
+                error = ctr_pb2.PredictError(code=refusal[0].value[0], message=refusal[1])
+                yield ctr_pb2.PredictStreamResponse(error=error)
+            else:
+                yield ctr_pb2.PredictStreamResponse(response=self.score(request))
 
     def Learn(self, request: Any, context: Any) -> ctr_pb2.LearnResponse:
-        self._step(context)
+        self._unary(request, context)
+        self.learned += request.features[0].ids
         return ctr_pb2.LearnResponse(samples=request.samples)
 
     def score(self, request: ctr_pb2.PredictRequest) -> ctr_pb2.PredictResponse:

@@ -140,19 +140,32 @@ def test_errors_of_the_server_have_their_classes(client: Client, case: Case) -> 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"item": None}, "columns: 'item': missing"),
+        ({"item": ...}, "columns: 'item': missing"),
         ({"item": [1]}, "column 'item': expected 50 samples like 'price', got 1"),
-        ({"item": [1.5] * 50}, "column 'item': expected integers or strings, got float64"),
+        ({"item": np.array([1.5] * 50)}, "column 'item': expected integers or strings, got float64"),
+        ({"item": [1.5] * 50}, "column 'item', value 0: expected integers only or strings only, got 1.5"),
+        ({"item": [True, False] * 25}, "column 'item', value 0: expected integers only or .*, got True"),
+        ({"item": [1, True] * 25}, "column 'item', value 1: expected an id of at least 0, got True"),
+        ({"item": np.array([True] * 50)}, "column 'item': expected integers or strings, got bool"),
+        ({"item": np.zeros(50, "M8[ns]")}, "column 'item': expected integers or strings, got datetime64"),
         ({"item": [-1] * 50}, "column 'item', value 0: expected an id of at least 0, got -1"),
-        ({"item": [1, "a"] * 25}, None),
+        ({"item": [1, "a"] * 25}, "column 'item', value 1: expected an id of at least 0, got 'a'"),
         ({"item": np.array([1, "a"] * 25, object)}, "column 'item', value 1: expected an id of at least 0"),
-        ({"item": [[1], [2, 3]] * 25}, "column 'item': expected one value for each sample"),
+        ({"item": [[1], [2]] * 25}, r"column 'item': expected one value for each sample, got shape \(50, 1"),
+        ({"item": [[1], [2, 3]] * 25}, r"column 'item', value 0: expected integers only or .*, got \[1\]"),
+        ({"shop": ["a", 1] * 25}, "column 'shop', value 1: expected integers only or strings only, got 1"),
+        ({"shop": ["a", 1.5] * 25}, "column 'shop', value 1: expected integers only or .*, got 1.5"),
+        ({"shop": ["\ud800"] * 50}, "column 'shop': expected integers or strings: .*surrogates"),
         ({"shop": np.array(["a", 1] * 25, object)}, "column 'shop', value 1: expected integers only or str"),
         ({"price": ["x"] * 50}, "column 'price': expected numbers: could not convert string to float: 'x'"),
         (
             {"price": np.zeros((50, 2))},
             r"column 'price': expected one number for each sample, got shape \(50, 2",
         ),
+        ({"seen": None}, "column 'seen': expected lists of integers or strings: 'NoneType' object"),
+        ({"seen": [[True]] * 50}, "column 'seen', value 0: expected integers only or strings only, got True"),
+        ({"seen": Bags([1, True], [1, 1])}, "column 'seen', value 1: expected an id of at least 0, got True"),
+        ({"seen": Bags([1], [1.5])}, "column 'seen': expected integers as lengths, got float64"),
         ({"seen": [1] * 50}, "column 'seen', sample 0: expected a list of values, got 1"),
         ({"seen": Bags([1, 2], [1] * 50)}, "column 'seen': expected 50 values by lengths, got 2"),
         ({"seen": Bags([1], [2, -1])}, "column 'seen': expected lengths of at least 0, got -1"),
@@ -163,15 +176,25 @@ def test_errors_of_the_server_have_their_classes(client: Client, case: Case) -> 
         ({"seen": [[1] * 9] * 50}, 'feature "seen", sample 0: expected at most 4 ids, got 9'),
     ],
 )
-def test_a_wrong_column_is_named(
-    client: Client, case: Case, change: dict[str, object], message: str | None
-) -> None:
+def test_a_wrong_column_is_named(client: Client, case: Case, change: dict[str, object], message: str) -> None:
     columns = {**case.columns, **change}
-    columns = {name: column for name, column in columns.items() if column is not None}
-    if message is None:  # numpy makes strings of both
-        message = 'feature "item"'
+    columns = {name: column for name, column in columns.items() if column is not ...}
     with pytest.raises(InputError, match=message):
         client.predict(MODEL, columns)
+
+
+def test_strings_are_sent_as_they_are(scripted: tuple[Scripted, str]) -> None:
+    servicer, address = scripted
+    columns = [[b"ab\0\0", b"c"], ["ab\0\0", "c"], ("ab\0\0", b"c"), pd.Series(["ab\0\0", "c"])]
+    with Client(address) as client:
+        for column in columns:
+            client.predict("m", {"item": column})
+        client.predict("m", {"item": ["a", None, float("nan")]})
+        client.predict("m", {"item": [2**64 - 1, 1]})
+    *whole, missing, ids = (request.features[0] for request in servicer.requests)
+    assert [list(feature.strings) for feature in whole] == [[b"ab\0\0", b"c"]] * 4
+    assert list(missing.strings) == [b"a", b"", b""]
+    assert list(ids.ids) == [2**64 - 1, 1]
 
 
 def test_the_async_client_gets_the_same_scores(server: Server, case: Case) -> None:

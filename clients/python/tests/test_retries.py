@@ -16,6 +16,7 @@ from flechette import (
     DeadlineError,
     FlechetteError,
     InvalidRequestError,
+    LimitError,
     OverloadedError,
     Retries,
     UnavailableError,
@@ -41,6 +42,7 @@ def failing(code: grpc.StatusCode, retry_ms: int | None = None) -> Step:
 
 
 BUSY, GONE = grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE
+FINAL = {grpc.StatusCode.INVALID_ARGUMENT: InvalidRequestError, BUSY: LimitError}
 FAST = Retries(first_wait=0.001, longest_wait=0.002)
 
 
@@ -70,7 +72,7 @@ Score = Callable[[str, Retries, float], list[float]]
 @EVERY
 def test_transient_errors_are_retried(scripted: tuple[Scripted, str], score: Score) -> None:
     servicer, address = scripted
-    servicer.script = [failing(BUSY), failing(GONE), failing(BUSY, 1)]
+    servicer.script = [failing(BUSY, 0), failing(GONE), failing(BUSY, 1)]
     assert score(address, FAST, 30) == SCORES
     assert servicer.calls == 4
 
@@ -108,10 +110,11 @@ def test_the_tries_are_limited_and_other_errors_are_final(
     with pytest.raises(UnavailableError):
         score(address, Retries(tries=3, first_wait=0.001), 30)
     assert servicer.calls == 3
-    servicer.script = [failing(grpc.StatusCode.INVALID_ARGUMENT)]
-    with pytest.raises(InvalidRequestError):
-        score(address, FAST, 30)
-    assert servicer.calls == 4
+    for code, error in FINAL.items():
+        servicer.calls, servicer.script = 0, [failing(code)]
+        with pytest.raises(error):
+            score(address, FAST, 30)
+        assert servicer.calls == 1
 
 
 def test_the_priority_is_sent(scripted: tuple[Scripted, str]) -> None:
@@ -141,7 +144,7 @@ def test_samples_that_may_be_stored_are_not_sent_again(scripted: tuple[Scripted,
     servicer, address = scripted
     many = {"item": list(range(10))}  # three requests
     with Client(address, retries=FAST) as client:
-        servicer.script = [failing(BUSY)]
+        servicer.script = [failing(BUSY, 1)]
         assert client.learn(MODEL, many, [1] * 10) == 10
         servicer.script = [lambda _: None, failing(GONE)]
         with pytest.raises(UnavailableError) as refused:

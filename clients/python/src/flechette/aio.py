@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from flechette.calls import REFUSED, TRANSIENT, Connection, Deadline, Retries, options
-from flechette.client import IN_FLIGHT, labels_of, learn_requests
-from flechette.errors import FlechetteError, InvalidRequestError, NotFoundError, ServerError, of_call
+from flechette.calls import OUTDATED, REFUSED, TRANSIENT, Connection, Deadline, Retries, closed, options
+from flechette.client import IN_FLIGHT, learn_requests
+from flechette.errors import FlechetteError, ServerError, of_call
 from flechette.prediction import Ask, Prediction, prediction
-from flechette.samples import encode
 from flechette.v1.ctr_pb2 import GetModelRequest, GetModelResponse, PredictRequest, PredictResponse
 from flechette.v1.ctr_pb2_grpc import CtrStub
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import Awaitable, Callable
     from typing import TypeVar
 
     from typing_extensions import Self
 
     from flechette.prediction import PriorityName
-    from flechette.samples import Columns, Samples
+    from flechette.samples import Columns
 
     Answer = TypeVar("Answer")
 
@@ -44,13 +42,12 @@ class AsyncClient:
         token: str | None = None,
     ) -> None:
         connection = Connection(tls, root_certificates, certificate, private_key, token)
-        credentials = connection.credentials()
+        credentials, self._metadata = connection.credentials(), connection.metadata()
         if credentials is None:
             self._channel = grpc.aio.insecure_channel(address, options=options())
         else:
             self._channel = grpc.aio.secure_channel(address, credentials, options=options())
         self._stub = CtrStub(self._channel)
-        self._metadata = connection.metadata()
         self._timeout = timeout
         self._retries = retries or Retries()
         self._models: dict[str, GetModelResponse] = {}
@@ -85,18 +82,22 @@ class AsyncClient:
         deadline = self._deadline(timeout)
         in_flight = asyncio.Semaphore(IN_FLIGHT)
 
-        async def score(request: PredictRequest) -> PredictResponse:
+        ask = Ask(model, version, label, request_id, priority, logits)
+
+        async def send(request: PredictRequest) -> PredictResponse:
             async with in_flight:
                 return await self._call(self._stub.Predict, request, deadline)
 
-        ask = Ask(model, version, label, request_id, priority, logits)
-        async with self._known(model, columns, deadline) as (samples, known):
-            sent = [asyncio.ensure_future(score(request)) for request in ask.requests(samples, known)]
+        async def score(known: GetModelResponse) -> list[PredictResponse]:
+            requests = list(ask.requests(columns, known))
+            sent = [asyncio.ensure_future(send(request)) for request in requests]
             try:
-                return prediction(await asyncio.gather(*sent), columns)
+                return await asyncio.gather(*sent)
             finally:
                 for one in sent:
                     one.cancel()
+
+        return prediction(await self._described(model, deadline, score), columns)
 
     async def learn(
         self,
@@ -108,32 +109,38 @@ class AsyncClient:
     ) -> int:
         """Store labelled samples, as `Client.learn`."""
         deadline, learned = self._deadline(timeout), 0
-        async with self._known(model, columns, deadline) as (samples, known):
-            try:
-                for request in learn_requests(
-                    model, samples, known, labels_of(columns, labels, samples.count)
-                ):
-                    answer = await self._call(self._stub.Learn, request, deadline, REFUSED)
-                    learned += answer.samples
-            except FlechetteError as error:
-                error.learned = learned
-                raise
+
+        async def learn(known: GetModelResponse) -> None:
+            nonlocal learned
+            for request in learn_requests(known, columns, labels, learned):
+                answer = await self._call(self._stub.Learn, request, deadline, REFUSED)
+                learned += answer.samples
+
+        try:
+            await self._described(model, deadline, learn)
+        except FlechetteError as error:
+            error.learned = learned
+            raise
         return learned
 
     def _deadline(self, timeout: float | None) -> Deadline:
         return Deadline.after(self._timeout if timeout is None else timeout)
 
-    @asynccontextmanager
-    async def _known(
-        self, model: str, columns: Columns, deadline: Deadline
-    ) -> AsyncIterator[tuple[Samples, GetModelResponse]]:
-        """Encode samples, as `Client._known`."""
-        known = self._models.get(model) or await self._describe(model, deadline)
+    async def _described(
+        self, model: str, deadline: Deadline, attempt: Callable[[GetModelResponse], Awaitable[Answer]]
+    ) -> Answer:
+        """Attempt something, as `Client._described`."""
+        known = self._models.get(model)
+        if known is None:
+            return await attempt(await self._describe(model, deadline))
         try:
-            yield encode(known, columns), known
-        except (InvalidRequestError, NotFoundError):
+            return await attempt(known)
+        except OUTDATED:
             self._models.pop(model, None)
-            raise
+            described = await self._describe(model, deadline)
+            if described == known:
+                raise
+        return await attempt(described)
 
     async def _describe(self, name: str, deadline: Deadline) -> GetModelResponse:
         model = await self._call(self._stub.GetModel, GetModelRequest(model=name), deadline)
@@ -153,6 +160,8 @@ class AsyncClient:
                 return await method(request, timeout=deadline.left(), metadata=self._metadata)
             except grpc.RpcError as error:
                 status = of_call(error)
+            except grpc.aio.UsageError as error:
+                raise closed() from error
             failed += 1
             if not isinstance(status, transient):
                 raise status

@@ -12,6 +12,9 @@ import grpc
 from flechette.errors import (
     DeadlineError,
     FlechetteError,
+    InputError,
+    LimitError,
+    NotFoundError,
     OverloadedError,
     ServerError,
     UnavailableError,
@@ -28,6 +31,9 @@ TRANSIENT: tuple[type[ServerError], ...] = (OverloadedError, UnavailableError)
 
 REFUSED: tuple[type[ServerError], ...] = (OverloadedError,)
 """Errors after which the server has certainly not stored anything."""
+
+OUTDATED: tuple[type[FlechetteError], ...] = (InputError, LimitError, NotFoundError)
+"""Errors that a description of the model may have caused that is out of date."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +69,9 @@ class Deadline:
     def after(cls, timeout: float) -> Deadline:
         """Begin a call."""
         if not timeout > 0:
-            raise FlechetteError(f"timeout: expected more than 0 seconds, got {timeout}")
-        return cls(timeout, time.monotonic() + timeout)
+            raise InputError(f"timeout: expected more than 0 seconds, got {timeout}")
+        # Neither grpc nor the locks of all systems take every number of seconds.
+        return cls(timeout, time.monotonic() + min(timeout, 1e6))
 
     def rest(self) -> float:
         """Compute the seconds that are left."""
@@ -95,14 +102,18 @@ class Connection:
     def credentials(self) -> grpc.ChannelCredentials | None:
         """Make the credentials of a channel; `None` for plain text."""
         if (self.certificate is None) != (self.private_key is None):
-            raise FlechetteError("certificate, private_key: expected both or none")
+            raise InputError("certificate, private_key: expected both or none")
         if not self.tls and self.root_certificates is None and self.certificate is None:
             return None
         return grpc.ssl_channel_credentials(self.root_certificates, self.private_key, self.certificate)
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
         """Make the metadata of every call."""
-        return () if self.token is None else (("authorization", f"Bearer {self.token}"),)
+        if self.token is None:
+            return ()
+        if not (self.token.isascii() and self.token.isprintable()):
+            raise InputError("token: expected printable ASCII")
+        return (("authorization", f"Bearer {self.token}"),)
 
 
 def options() -> list[tuple[str, int]]:
@@ -115,6 +126,19 @@ def options() -> list[tuple[str, int]]:
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.max_reconnect_backoff_ms", 5000),
     ]
+
+
+def begin(method: Callable[..., Answer], *arguments: object, **options: object) -> Answer:
+    """Begin a call. The only `ValueError` of grpc is for a closed channel."""
+    try:
+        return method(*arguments, **options)
+    except ValueError as error:
+        raise closed() from error
+
+
+def closed() -> FlechetteError:
+    """Make the exception for a call of a client that is closed."""
+    return FlechetteError("client: it is closed")
 
 
 def retried(

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 from collections import deque
-from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, overload
 
 import grpc
 import numpy as np
 
-from flechette.calls import REFUSED, TRANSIENT, Connection, Deadline, Retries, options, retried
-from flechette.errors import (
-    FlechetteError,
-    InputError,
-    InvalidRequestError,
-    NotFoundError,
-    ServerError,
-    of_call,
+from flechette.calls import (
+    OUTDATED,
+    REFUSED,
+    TRANSIENT,
+    Connection,
+    Deadline,
+    Retries,
+    begin,
+    options,
+    retried,
 )
+from flechette.errors import FlechetteError, InputError, ServerError, of_call
 from flechette.prediction import Ask, Prediction, prediction
-from flechette.samples import Samples, encode, requests
+from flechette.samples import encode, expecting, requests
 from flechette.stream import WINDOW, Batch, Stream
 from flechette.v1.ctr_pb2 import (
     GetModelRequest,
@@ -71,13 +73,12 @@ class Client:
         token: str | None = None,
     ) -> None:
         connection = Connection(tls, root_certificates, certificate, private_key, token)
-        credentials = connection.credentials()
+        credentials, self._metadata = connection.credentials(), connection.metadata()
         if credentials is None:
             self._channel = grpc.insecure_channel(address, options=options())
         else:
             self._channel = grpc.secure_channel(address, credentials, options=options())
         self._stub = CtrStub(self._channel)
-        self._metadata = connection.metadata()
         self._timeout = timeout
         self._retries = retries or Retries()
         self._models: dict[str, GetModelResponse] = {}
@@ -142,24 +143,13 @@ class Client:
         version, and `label` the version that a label names, such as `stable`. Calls with the same
         `request_id` stay at the same side of a canary.
         """
-        deadline, responses = self._deadline(timeout), []
+        deadline = self._deadline(timeout)
         ask = Ask(model, version, label, request_id, priority, logits)
-        sent: deque[tuple[PredictRequest, grpc.Future[PredictResponse]]] = deque()
-        with self._known(model, columns, deadline) as (samples, known):
-            try:
-                for request in ask.requests(samples, known):
-                    if len(sent) == IN_FLIGHT:
-                        responses.append(self._finish(*sent.popleft(), deadline))
-                    call = self._stub.Predict.future(
-                        request, timeout=deadline.left(), metadata=self._metadata
-                    )
-                    sent.append((request, call))
-                while sent:
-                    responses.append(self._finish(*sent.popleft(), deadline))
-            finally:
-                for _, unanswered in sent:
-                    unanswered.cancel()
-        return prediction(responses, columns)
+
+        def score(known: GetModelResponse) -> list[PredictResponse]:
+            return self._scores(ask.requests(columns, known), deadline)
+
+        return prediction(self._described(model, deadline, score), columns)
 
     def predict_stream(
         self,
@@ -181,20 +171,25 @@ class Client:
         off, for example because the server restarts, the batches without an answer are sent again.
         """
         if not 1 <= window <= WINDOW:
-            raise FlechetteError(f"window: expected 1 to {WINDOW}, got {window}")
+            raise InputError(f"window: expected 1 to {WINDOW}, got {window}")
         ask, source = Ask(model, version, label, request_id, priority, logits), iter(batches)
-        start = partial(self._stub.PredictStream, metadata=self._metadata)
+        start = partial(begin, self._stub.PredictStream, metadata=self._metadata)
         with Stream(start, self._retries) as stream:
             while True:
                 while len(stream.pending) < window and (columns := next(source, None)) is not None:
                     deadline = self._deadline(timeout)
-                    with self._known(model, columns, deadline) as (samples, known):
-                        stream.send(Batch(ask.request(samples, known), columns, deadline))
+                    request = self._described(model, deadline, partial(ask.request, columns))
+                    stream.send(Batch(request, columns, deadline))
                 if not stream.pending:
                     return
-                batch, answer = stream.receive()
-                if isinstance(answer, ServerError):
-                    answer = self._again(batch.request, batch.deadline, answer)
+                try:
+                    batch, answer = stream.receive()
+                    if isinstance(answer, ServerError):
+                        answer = self._again(batch.request, batch.deadline, answer)
+                except OUTDATED:
+                    # The batch is not encoded again: its arrays may have other contents by now.
+                    self._models.pop(model, None)
+                    raise
                 yield prediction([answer], batch.columns)
 
     def learn(
@@ -212,15 +207,17 @@ class Client:
         request that ended without an answer, for example by its deadline, may be stored nevertheless.
         """
         deadline, learned = self._deadline(timeout), 0
-        with self._known(model, columns, deadline) as (samples, known):
-            try:
-                for request in learn_requests(
-                    model, samples, known, labels_of(columns, labels, samples.count)
-                ):
-                    learned += self._call(self._stub.Learn, request, deadline, REFUSED).samples
-            except FlechetteError as error:
-                error.learned = learned
-                raise
+
+        def learn(known: GetModelResponse) -> None:
+            nonlocal learned
+            for request in learn_requests(known, columns, labels, learned):
+                learned += self._call(self._stub.Learn, request, deadline, REFUSED).samples
+
+        try:
+            self._described(model, deadline, learn)
+        except FlechetteError as error:
+            error.learned = learned
+            raise
         return learned
 
     def _deadline(self, timeout: float | None) -> Deadline:
@@ -230,17 +227,38 @@ class Client:
         self._models[name] = model = self._call(self._stub.GetModel, GetModelRequest(model=name), deadline)
         return model
 
-    @contextmanager
-    def _known(
-        self, model: str, columns: Columns, deadline: Deadline
-    ) -> Iterator[tuple[Samples, GetModelResponse]]:
-        """Encode samples by the description of the model, which is kept until the server refuses them."""
-        known = self._models.get(model) or self._describe(model, deadline)
+    def _described(
+        self, model: str, deadline: Deadline, attempt: Callable[[GetModelResponse], Answer]
+    ) -> Answer:
+        """Attempt something by the description of the model that is kept, or else by a new one."""
+        known = self._models.get(model)
+        if known is None:
+            return attempt(self._describe(model, deadline))
         try:
-            yield encode(known, columns), known
-        except (InvalidRequestError, NotFoundError):
+            return attempt(known)
+        except OUTDATED:
             self._models.pop(model, None)
-            raise
+            described = self._describe(model, deadline)
+            if described == known:
+                raise
+        return attempt(described)
+
+    def _scores(self, requests: Iterator[PredictRequest], deadline: Deadline) -> list[PredictResponse]:
+        responses: list[PredictResponse] = []
+        sent: deque[tuple[PredictRequest, grpc.Future[PredictResponse]]] = deque()
+        try:
+            for request in requests:
+                if len(sent) == IN_FLIGHT:
+                    responses.append(self._finish(*sent.popleft(), deadline))
+                start = self._stub.Predict.future
+                call = begin(start, request, timeout=deadline.left(), metadata=self._metadata)
+                sent.append((request, call))
+            while sent:
+                responses.append(self._finish(*sent.popleft(), deadline))
+        finally:
+            for _, unanswered in sent:
+                unanswered.cancel()
+        return responses
 
     def _finish(
         self, request: PredictRequest, call: grpc.Future[PredictResponse], deadline: Deadline
@@ -262,25 +280,32 @@ class Client:
         failed: ServerError | None = None,
     ) -> Answer:
         def send(rest: float) -> Answer:
-            return method(request, timeout=rest, metadata=self._metadata)
+            return begin(method, request, timeout=rest, metadata=self._metadata)
 
         return retried(send, deadline, self._retries, transient, failed)
 
 
 def labels_of(columns: Columns, labels: Any, count: int) -> NDArray[np.float32]:
     """Take the labels of samples."""
-    values = np.asarray(columns[labels] if isinstance(labels, str) else labels, np.float32)
+    if isinstance(labels, str):
+        if labels not in columns:
+            raise InputError(f"labels: expected numbers or the name of a column, got {labels!r}")
+        labels = columns[labels]
+    with expecting("labels", "numbers"):
+        values = np.asarray(labels, np.float32)
     if values.shape != (count,):
         raise InputError(f"labels: expected {count} numbers, one for each sample, got shape {values.shape}")
     return values
 
 
 def learn_requests(
-    model: str, samples: Samples, known: GetModelResponse, labels: NDArray[np.float32]
+    model: GetModelResponse, columns: Columns, labels: Any, begin: int
 ) -> Iterator[LearnRequest]:
-    """Make the requests that store samples."""
+    """Make the requests that store the samples from `begin` on."""
+    samples = encode(model, columns)
+    numbers = labels_of(columns, labels, samples.count)
 
     def make(begin: int, end: int) -> LearnRequest:
-        return samples.write(begin, end, LearnRequest(model=model, labels=labels[begin:end].tolist()))
+        return samples.write(begin, end, LearnRequest(model=model.model, labels=numbers[begin:end].tolist()))
 
-    return requests(known, samples.count, make)
+    return requests(model, samples.count, make, begin)

@@ -22,7 +22,7 @@ class FlechetteError(Exception):
 
 
 class InputError(FlechetteError, ValueError):
-    """The samples do not fit the model. The message names the column."""
+    """The samples do not fit the model, or an argument is wrong. The message names the column or argument."""
 
 
 class ServerError(FlechetteError):
@@ -44,8 +44,12 @@ class NotFoundError(ServerError):
     """The model is not served, or serves another version."""
 
 
+class LimitError(ServerError):
+    """The request is beyond a limit of the server. It is not sent again as it is."""
+
+
 class OverloadedError(ServerError):
-    """The request is beyond a limit of the server, or the server has too much work."""
+    """The server has too much work, and says when the request may be sent again."""
 
 
 class UnavailableError(ServerError):
@@ -75,6 +79,8 @@ _DETAILS = "grpc-status-details-bin"
 
 def server_error(code: grpc.StatusCode, message: str, retry_after: float | None = None) -> ServerError:
     """Make the exception of a status code."""
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED and retry_after is None:
+        return LimitError(code, message)
     return _CLASSES.get(code, ServerError)(code, message, retry_after)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 import numpy as np
 
 from flechette.errors import FlechetteError, InputError
-from flechette.samples import is_frame, requests
+from flechette.samples import encode, expecting, is_frame, requests
 from flechette.v1.ctr_pb2 import (
     PRIORITY_HIGH,
     PRIORITY_LOW,
@@ -21,7 +21,7 @@ from flechette.v1.ctr_pb2 import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from flechette.samples import Columns, Samples
+    from flechette.samples import Columns
 
 Values = TypeVar("Values")
 
@@ -63,8 +63,18 @@ class Ask:
     priority: PriorityName
     logits: bool
 
-    def requests(self, samples: Samples, model: GetModelResponse) -> Iterator[PredictRequest]:
+    def __post_init__(self) -> None:
+        if self.priority not in PRIORITIES:
+            raise InputError(f"priority: expected {', '.join(PRIORITIES)}, got {self.priority!r}")
+        if not 0 <= self.version < 2**64:
+            raise InputError(f"version: expected 0 to 2^64 - 1, got {self.version}")
+        for name in ("model", "label", "request_id"):
+            with expecting(name, "text"):
+                getattr(self, name).encode()
+
+    def requests(self, columns: Columns, model: GetModelResponse) -> Iterator[PredictRequest]:
         """Make the requests for all samples."""
+        samples = encode(model, columns)
 
         def make(begin: int, end: int) -> PredictRequest:
             request = PredictRequest(model=self.model, version=self.version, logits=self.logits)
@@ -74,14 +84,14 @@ class Ask:
 
         return requests(model, samples.count, make)
 
-    def request(self, samples: Samples, model: GetModelResponse) -> PredictRequest:
+    def request(self, columns: Columns, model: GetModelResponse) -> PredictRequest:
         """Make the only request for all samples."""
-        request, *others = self.requests(samples, model)
+        request, *others = self.requests(columns, model)
         if others:
-            limits = model.limits
+            limits, count = model.limits, request.samples + sum(other.samples for other in others)
             raise InputError(
                 f"batch: the server accepts at most {limits.max_samples} samples and {limits.max_bytes} "
-                f"bytes, got {samples.count} samples"
+                f"bytes, got {count} samples"
             )
         return request
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     Request = TypeVar("Request", PredictRequest, LearnRequest)
 
 MAX_ID = 2**64 - 1
+
+_INTEGERS = (int, np.integer)
 
 
 @dataclass(frozen=True)
@@ -73,9 +76,11 @@ class Samples:
         return request
 
 
-def requests(model: GetModelResponse, count: int, make: Callable[[int, int], Request]) -> Iterator[Request]:
-    """Yield the requests for all samples, within the limits of the server."""
-    begin, most = 0, max(model.limits.max_samples, 1)
+def requests(
+    model: GetModelResponse, count: int, make: Callable[[int, int], Request], begin: int = 0
+) -> Iterator[Request]:
+    """Yield the requests for the samples from `begin` on, within the limits of the server."""
+    most = max(model.limits.max_samples, 1)
     while begin < count:
         end = min(begin + most, count)
         request = make(begin, end)
@@ -115,6 +120,17 @@ def encode(model: GetModelResponse, columns: Columns) -> Samples:
     return Samples(count, matrix, features)
 
 
+@contextmanager
+def expecting(name: str, kind: str) -> Iterator[None]:
+    """Name a column or an argument, and what it must be, if Python or numpy cannot convert it."""
+    try:
+        yield
+    except InputError:
+        raise
+    except (OverflowError, TypeError, ValueError) as error:
+        raise InputError(f"{name}: expected {kind}: {error}") from error
+
+
 def is_frame(columns: object) -> bool:
     """Whether this is a DataFrame. Does not import pandas."""
     pandas = sys.modules.get("pandas")
@@ -127,29 +143,32 @@ def _is_series(column: object) -> bool:
 
 
 def _dense(name: str, column: Any) -> NDArray[np.float32]:
-    try:
+    with expecting(f"column {name!r}", "numbers"):
         if _is_series(column):
             numbers: NDArray[np.float32] = column.to_numpy(np.float32, na_value=np.nan)
             return np.where(np.isnan(numbers), np.float32(0), numbers)
         values = np.asarray(column, np.float32)
-    except (TypeError, ValueError) as error:
-        raise InputError(f"column {name!r}: expected numbers: {error}") from error
     if values.ndim != 1:
         raise InputError(f"column {name!r}: expected one number for each sample, got shape {values.shape}")
     return values
 
 
 def _feature(name: str, column: Any, *, one_hot: bool) -> Feature:
-    if one_hot:
-        if isinstance(column, Bags):
-            raise InputError(f"column {name!r}: expected one value for each sample, got Bags")
-        try:
-            values = np.asarray(column)
-        except ValueError as error:
-            raise InputError(f"column {name!r}: expected one value for each sample: {error}") from error
-        return Feature(name, _values(name, values), None)
+    if not one_hot:
+        with expecting(f"column {name!r}", "lists of integers or strings"):
+            return _multi_hot(name, column)
     if isinstance(column, Bags):
-        lengths, values = np.asarray(column.lengths, np.int64), np.asarray(column.values)
+        raise InputError(f"column {name!r}: expected one value for each sample, got Bags")
+    with expecting(f"column {name!r}", "integers or strings"):
+        return Feature(name, _values(name, _array(column)), None)
+
+
+def _multi_hot(name: str, column: Any) -> Feature:
+    if isinstance(column, Bags):
+        given, values = np.asarray(column.lengths), _array(column.values)
+        lengths = given.astype(np.int64)
+        if not np.array_equal(lengths, given):
+            raise InputError(f"column {name!r}: expected integers as lengths, got {given.dtype}")
         if lengths.size and lengths.min() < 0:
             raise InputError(f"column {name!r}: expected lengths of at least 0, got {lengths.min()}")
         if lengths.sum() != len(values):
@@ -182,29 +201,40 @@ def _is_missing(value: object) -> bool:
     return value is None or is_nan or (pandas is not None and value is pandas.NA)
 
 
+def _array(column: Any) -> NDArray[Any]:
+    """Make an array of a column whose items are as they were.
+
+    By itself numpy makes strings of a list with both strings and numbers, and cuts NULs off their ends.
+    """
+    return np.asarray(column, None if hasattr(column, "dtype") else object)
+
+
 def _values(name: str, values: NDArray[Any]) -> NDArray[np.uint64] | list[bytes]:
     """Take integers as ids, and anything else as strings."""
     if values.ndim != 1:
         raise InputError(f"column {name!r}: expected one value for each sample, got shape {values.shape}")
-    if values.dtype.kind == "u" or values.size == 0:
+    kind = values.dtype.kind
+    if kind == "u" or values.size == 0:
         return values.astype(np.uint64)
-    if values.dtype.kind == "i":
+    if kind == "i":
         return _ids(name, values)
-    if values.dtype.kind == "f":
-        raise InputError(
-            f"column {name!r}: expected integers or strings, got {values.dtype} "
-            "(pandas has integers as floats if some are missing)"
-        )
+    if kind not in "OSTU":  # objects, and the kinds of strings
+        hint = " (pandas has integers as floats if some are missing)" if kind == "f" else ""
+        raise InputError(f"column {name!r}: expected integers or strings, got {values.dtype}{hint}")
     items = values.tolist()
-    if isinstance(items[0], int | np.integer):
+    if _is_integer(items[0]):
         return _ids(name, values)
     return [_string(name, sample, item) for sample, item in enumerate(items)]
+
+
+def _is_integer(item: object) -> bool:
+    return isinstance(item, _INTEGERS) and not isinstance(item, bool)
 
 
 def _ids(name: str, values: NDArray[Any]) -> NDArray[np.uint64]:
     if values.dtype.kind == "O":
         for at, item in enumerate(values.tolist()):
-            if not isinstance(item, int | np.integer) or not 0 <= item <= MAX_ID:
+            if not _is_integer(item) or not 0 <= item <= MAX_ID:
                 raise InputError(f"column {name!r}, value {at}: expected an id of at least 0, got {item!r}")
     elif values.min() < 0:
         at = int(values.argmin())
