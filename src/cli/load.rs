@@ -143,7 +143,9 @@ async fn drive(driver: &Arc<Driver>, args: &Args, pace: Pace, seconds: f64) -> a
         Pace::Clients(clients) => ("closed", None, closed_loop(driver, start + time, clients).await?),
     };
     let (batch, goodput) = (args.batch, tally.within(driver.timeout) as f64 / seconds);
-    Ok(Report { mode, batch, rate, seconds: start.elapsed().as_secs_f64(), goodput, tally })
+    // In an open loop, the last request is sent before the end of the time.
+    let seconds = start.elapsed().as_secs_f64().max(seconds);
+    Ok(Report { mode, batch, rate, seconds, goodput, tally })
 }
 
 /// Reads and encodes requests of `batch` samples each. A last request with fewer samples is left out.

@@ -17,6 +17,7 @@ pub(crate) mod label;
 pub(crate) mod load;
 pub(crate) mod logging;
 pub(crate) mod man;
+mod output;
 pub(crate) mod plan;
 pub(crate) mod score;
 pub(crate) mod scratchpad;

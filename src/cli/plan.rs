@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, anyhow};
 
 use crate::cli::format::FieldFlags;
-use crate::cli::{InputError, train::read_schema};
+use crate::cli::{InputError, output, train::read_schema};
 use crate::config::{BYTES_FORM, Config, Flags, parse_bytes};
 use crate::dataset::{Format, Labels, ReadOptions};
 use crate::planner::counts::{Counts, Ranked};
@@ -95,6 +95,10 @@ fn counts_bytes(text: &str) -> Result<usize, String> {
 /// # Errors
 /// When flags or data are invalid, or a file cannot be written.
 pub(crate) fn run(args: Args, config: &Config) -> anyhow::Result<()> {
+    let inputs = || args.data.iter().chain([&args.model_config]);
+    for (flag, path) in [("--counts", &args.counts), ("--plot", &args.plot)] {
+        path.as_deref().map_or(Ok(()), |path| output::check(flag, path, inputs()))?;
+    }
     match (&args.counts, args.counts_bytes) {
         (Some(path), Some(bytes)) => count(&args, path, bytes),
         _ => simulate(&args, config),

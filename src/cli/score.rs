@@ -22,7 +22,7 @@ use tonic::{Code, Status};
 
 use crate::cli::client::{Client, Target, status_text};
 use crate::cli::flags::whole;
-use crate::cli::{InputError, print};
+use crate::cli::{InputError, output, print};
 use crate::dataset::Reader;
 use crate::server::proto::PredictResponse;
 use crate::trainer::eval::Quality;
@@ -78,6 +78,7 @@ async fn score(args: &Args) -> anyhow::Result<Summary> {
     let client = Client::connect(&args.target).await?;
     let batch = client.batch(args.batch, DEFAULT_BATCH)?;
     let reader = client.open(&args.target, &args.file)?;
+    args.out.as_deref().map_or(Ok(()), |out| output::check("--out", out, [&args.file]))?;
     let mut out = args.out.as_deref().map(Output::create).transpose()?;
     let start = Instant::now();
     let (sender, mut encoded) = mpsc::channel(READ_AHEAD);
@@ -360,12 +361,12 @@ impl Output {
             let file = File::options().write(true).open(path).map_err(wrong)?;
             return Ok(Self { path: path.to_owned(), temporary: None, file: BufWriter::new(file) });
         }
-        let name = path.file_name().filter(|_| !path.is_dir());
-        let name = name.ok_or_else(|| InputError(anyhow!("--out: {}: not a file", path.display())))?;
-        let temporary =
-            path.with_file_name(format!(".{}.{}.tmp", name.to_string_lossy(), std::process::id()));
+        // A link stays a link.
+        let path = if path.is_symlink() { path.canonicalize().map_err(wrong)? } else { path.to_owned() };
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let temporary = path.with_file_name(format!(".{name}.{}.tmp", std::process::id()));
         let file = BufWriter::new(File::create(&temporary).map_err(wrong)?);
-        Ok(Self { path: path.to_owned(), temporary: Some(temporary), file })
+        Ok(Self { path, temporary: Some(temporary), file })
     }
 
     /// Writes scores one per line, with their logits if there are any, and a `nan` for each skipped line.

@@ -71,7 +71,8 @@ fn settings_page() -> String {
          or Ki, Mi,\n\
          Gi, Ti (1,024s), with or without a `B`. An unknown key, section or variable is an error, which\n\
          names the nearest known one.\n\n\
-         `flechette config check` reads the settings as `serve` does, and prints everything that is wrong.\n\
+         `flechette config check` reads the settings as `serve` does, and prints what is wrong: unknown\n\
+         keys, and the first wrong value of each section.\n\
          `flechette config print` prints every setting with its value and where the value comes from: a\n\
          flag, a variable, a line of the file, or the default. Both take the flags of `serve` and open no\n\
          port, device or model.\n\n\

@@ -112,7 +112,8 @@ fn the_example_of_security_makes_certificates_and_tokens_with_which_a_client_is_
     let workshop = Workshop::new(300, 50);
     workshop.train(ArchKind::Dlrm);
     let dir = workshop.dir.path();
-    symlink(&workshop.valid, dir.join("test.tsv")).unwrap();
+    fs::create_dir(dir.join("demo")).unwrap();
+    symlink(&workshop.valid, dir.join("demo/test.tsv")).unwrap();
     let (grpc, http) = (free_port(), free_port());
     let script = commands(include_str!("../../docs/security.md"), "An example");
     let counts = [":8001", ":8002", "--model ctr"].map(|text| script.matches(text).count());

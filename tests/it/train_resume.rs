@@ -115,7 +115,7 @@ fn a_run_cannot_resume_as_another_run_or_beside_a_run_that_publishes() {
     // Nothing was published, so the run starts at the beginning.
     let first = run(&line("--publish-every 2steps --resume"));
     let log = String::from_utf8(first.stderr).unwrap();
-    assert!(first.status.success() && log.contains("nothing was published yet (no version)"), "{log}");
+    assert!(first.status.success() && log.contains("has published nothing yet (no version)"), "{log}");
     let again = run(&line("--publish-every 2steps --resume"));
     assert!(String::from_utf8(again.stderr).unwrap().contains("the run is complete"));
     let other = run_failing(2, &line("--resume --batch 64"));
@@ -145,7 +145,7 @@ fn a_run_cannot_resume_as_another_run_or_beside_a_run_that_publishes() {
     // Nothing of the run that begins at version 1 was published.
     let begun = run(&line("--from 1 --resume --batch 64 --publish-every 2steps"));
     let log = String::from_utf8(begun.stderr).unwrap();
-    assert!(begun.status.success() && log.contains("training starts at the beginning"), "{log}");
+    assert!(begun.status.success() && log.contains("it starts at the beginning of its data"), "{log}");
     // Now something was, and a version of another run followed.
     run(&line("--from latest --batch 32 --publish-every 9steps"));
     let between = run_failing(2, &line("--from 1 --resume --batch 64"));

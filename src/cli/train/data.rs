@@ -235,7 +235,9 @@ impl Args {
             let mut reader = self.run.training.open(std::slice::from_ref(path), schema)?;
             if Some(path) == valid.as_ref() {
                 // Reads one sample now, so that missing labels are reported before training and not after it.
-                reader.read(1, &mut RawBatch::default())?;
+                if reader.read(1, &mut RawBatch::default())? == 0 {
+                    return Err(InputError(anyhow!("--valid: {}: no samples", path.display())).into());
+                }
             }
         }
         Ok(())

@@ -198,8 +198,11 @@ impl<'a> Epochs<'a> {
         let Some((file, progressive)) = std::mem::replace(&mut self.of_file, next) else { return };
         if let Some(quality) = progressive.quality() {
             let FileAt { name, samples } = file;
-            self.meter
-                .print(&format!("{name}: {samples} samples, before training on them: {}", shown(&quality)));
+            // Fewer than the file has if the window is smaller, or if the run continued within the file.
+            let measured = quality.quality.rows;
+            let of = if measured < samples { format!("the last {measured} ") } else { String::new() };
+            let text = format!("{name}: {samples} samples, {of}before training on them: {}", shown(&quality));
+            self.meter.print(&text);
         }
     }
 

@@ -7,8 +7,7 @@ use anyhow::{Context, anyhow};
 
 use super::Args;
 use super::trained::Trained;
-use crate::cli::InputError;
-use crate::cli::training::is_pipe;
+use crate::cli::{InputError, output};
 use crate::dataset::{Feed, Reader};
 use crate::store;
 use crate::trainer::eval::Quality;
@@ -33,9 +32,23 @@ fn open(args: &Args, feed: &Feed) -> anyhow::Result<Option<Box<dyn Reader + Send
 pub(crate) fn trained(args: &Args, feed: &Feed, model: &mut Trained) -> anyhow::Result<Option<Quality>> {
     let Some(mut reader) = open(args, feed)? else { return Ok(None) };
     model.prepare_logits()?;
-    Ok(trainer::evaluate(&feed.schema, &mut *reader, EVALUATION_BATCH, |batch, logits| {
+    let quality = trainer::evaluate(&feed.schema, &mut *reader, EVALUATION_BATCH, |batch, logits| {
         model.logits(batch, logits)
-    })?)
+    })?;
+    of_samples(args, feed, quality)
+}
+
+/// The quality, unless the validation data has no samples: their log loss would be the best possible. An
+/// interrupt may have ended it before the first one.
+fn of_samples(args: &Args, feed: &Feed, quality: Option<Quality>) -> anyhow::Result<Option<Quality>> {
+    if quality.as_ref().is_none_or(|quality| quality.rows > 0) || feed.stop.interrupted() {
+        return Ok(quality);
+    }
+    let what = match &args.valid {
+        Some(path) => format!("--valid: {}", path.display()),
+        None => "--valid-ratio".to_owned(),
+    };
+    Err(InputError(anyhow!("{what}: no samples to validate on")).into())
 }
 
 /// The quality of a written version; `None` without validation data. Writing may have rounded rows. The dense
@@ -71,18 +84,12 @@ pub(crate) fn written(
         };
         write().with_context(|| format!("--valid-out: {}", path.display()))?;
     }
-    Ok(quality)
+    of_samples(args, feed, quality)
 }
 
 /// Checks that the scores can be written, before hours of training.
 pub(crate) fn check_out(args: &Args) -> anyhow::Result<()> {
-    let Some(path) = args.valid_out.as_ref().filter(|path| !is_pipe(path)) else { return Ok(()) };
-    let refused = |e| InputError(anyhow!("--valid-out: {}: {e}", path.display()));
-    let new = !path.exists();
-    // Opening for appending changes nothing, so an existing file is kept until there are scores to write.
-    File::options().append(true).create(true).open(path).map_err(refused)?;
-    if new {
-        std::fs::remove_file(path).map_err(refused)?;
-    }
-    Ok(())
+    let Some(path) = &args.valid_out else { return Ok(()) };
+    let inputs = args.data.data.iter().chain(&args.valid).chain(&args.model_config);
+    output::check("--valid-out", path, inputs)
 }

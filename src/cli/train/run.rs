@@ -56,8 +56,10 @@ impl Start {
                     return Ok((Self::Resumed(opened, cursor), schema));
                 }
                 ResumePoint::Beginning(reason) => {
-                    let effect = "training starts at the beginning";
-                    tracing::info!(model = args.name, "nothing was published yet ({reason}): {effect}");
+                    tracing::info!(
+                        model = args.name,
+                        "this run has published nothing yet ({reason}): it starts at the beginning of its data"
+                    );
                 }
             }
         }

@@ -1,0 +1,71 @@
+//! Files that a command writes: checked before its work, which may take hours.
+
+use std::fs::{File, remove_file};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::anyhow;
+
+use super::InputError;
+use super::training::is_pipe;
+
+/// Checks that a file can be written, and that it is none of the files that the command reads. An existing
+/// file keeps its contents.
+///
+/// # Errors
+/// What is wrong, with the flag and the path.
+pub(crate) fn check<'p>(
+    flag: &str,
+    path: &Path,
+    inputs: impl IntoIterator<Item = &'p PathBuf>,
+) -> anyhow::Result<()> {
+    if is_pipe(path) {
+        return Ok(());
+    }
+    let wrong = |reason: &str| InputError(anyhow!("{flag}: {}: {reason}", path.display()));
+    if let Some(input) = inputs.into_iter().find(|input| is_same(path, input)) {
+        return Err(wrong(&format!("would replace {}, which is read", input.display())).into());
+    }
+    if path.is_dir() {
+        return Err(wrong("is a directory").into());
+    }
+    let new = !path.exists();
+    // Opening for appending changes nothing.
+    let opened = File::options().append(true).create(true).open(path);
+    let checked = opened.and_then(|_| if new { remove_file(path) } else { Ok(()) });
+    Ok(checked.map_err(|e| wrong(&e.to_string()))?)
+}
+
+/// Whether two paths lead to one file.
+fn is_same(one: &Path, other: &Path) -> bool {
+    match (one.metadata(), other.metadata()) {
+        (Ok(one), Ok(other)) => (one.dev(), one.ino()) == (other.dev(), other.ino()),
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(flechette_loom))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_is_read_or_cannot_be_written_is_refused_and_another_one_is_unchanged() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        std::fs::write(at("in"), "samples").unwrap();
+        std::os::unix::fs::symlink(at("in"), at("link")).unwrap();
+        std::fs::write(at("old"), "scores").unwrap();
+        let inputs = [at("other"), at("in")];
+        let refusal = |name: &str| check("--out", &at(name), &inputs).unwrap_err().to_string();
+        for name in ["in", "link"] {
+            assert!(refusal(name).ends_with("in, which is read"), "{}", refusal(name));
+        }
+        assert!(refusal("").ends_with("is a directory"));
+        assert!(refusal("missing/out").starts_with("--out: "));
+        check("--out", &at("old"), &inputs).unwrap();
+        check("--out", &at("new"), &inputs).unwrap();
+        assert_eq!(std::fs::read_to_string(at("old")).unwrap(), "scores");
+        assert!(!at("new").exists());
+    }
+}
