@@ -125,6 +125,11 @@ pub trait Reader {
         false
     }
 
+    /// What ends the reader for good while another thread waits in it; `None` if it never waits.
+    fn stop(&self) -> Option<Stop> {
+        None
+    }
+
     /// The share of the input that was read, from 0 to 1, by bytes on disk; `None` if its size is not known.
     fn share(&self) -> Option<f64> {
         None

@@ -83,6 +83,8 @@ impl<R: BufRead> Zstd<R> {
     /// Moves to the next frame that is not skippable; false at the end of the stream.
     fn next_frame(&mut self) -> io::Result<bool> {
         while !self.source.fill_buf()?.is_empty() {
+            // A decoder that is used again accepts only windows up to 100 MiB (ruzstd 0.8).
+            self.decoder = FrameDecoder::new();
             match self.decoder.reset(&mut self.source) {
                 Ok(()) => {
                     self.in_frame = true;

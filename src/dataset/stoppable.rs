@@ -45,6 +45,10 @@ impl Reader for Stoppable {
         self.inner.may_wait()
     }
 
+    fn stop(&self) -> Option<Stop> {
+        Some(self.stop.clone())
+    }
+
     fn share(&self) -> Option<f64> {
         self.inner.share()
     }

@@ -275,7 +275,9 @@ impl Engine {
         let mut probabilities = vec![0.0; batch.samples];
         let size = self.model.chunk();
         // If the logits are returned too, the probabilities are computed from them at the end.
-        let score = |logit| if batch.logits { logit } else { sigmoid(logit) };
+        // An infinite logit is no score, but its sigmoid would be 0 or 1.
+        let finite = |logit: f32| if logit.is_finite() { logit } else { f32::NAN };
+        let score = |logit| if batch.logits { finite(logit) } else { sigmoid(finite(logit)) };
         let run = |(chunk, out): (usize, &mut [f32])| {
             let mut tape = self.tapes.take().unwrap_or_else(|| self.model.tape(false));
             tape.samples = out.len();

@@ -2,6 +2,7 @@
 //! one. After a crash the file is the old one or the new one, whole.
 
 use std::fs::{self, File};
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io;
 use std::path::Path;
 use std::time::Duration;
@@ -28,13 +29,10 @@ pub(crate) fn replace(
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     make_dirs(disk, folder)?;
     sweep(folder, &stem);
-    let temporary = folder.join(format!(".{stem}.{}.tmp", std::process::id()));
+    // At random, because processes in two containers may have the same id.
+    let unique = RandomState::new().build_hasher().finish();
+    let temporary = folder.join(format!(".{stem}.{unique:016x}.tmp"));
     let at = |e| StoreError::at(&temporary, e);
-    // An earlier process with the same process id may have left this file.
-    match fs::remove_file(&temporary) {
-        Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(at(e)),
-        _ => {}
-    }
     let written = || {
         let mut file = disk.create(&temporary)?;
         write(&mut file, &temporary)?;
@@ -56,10 +54,10 @@ fn sweep(folder: &Path, stem: &str) {
     let Ok(entries) = fs::read_dir(folder) else { return };
     for entry in entries.flatten() {
         let name = entry.file_name();
-        let pid = name.to_str().and_then(|n| n.strip_prefix(&format!(".{stem}."))?.strip_suffix(".tmp"));
+        let unique = name.to_str().and_then(|n| n.strip_prefix(&format!(".{stem}."))?.strip_suffix(".tmp"));
         let written = entry.metadata().and_then(|meta| meta.modified());
         let old = || written.is_ok_and(|at| at.elapsed().is_ok_and(|age| age > ABANDONED));
-        if pid.is_some() && old() {
+        if unique.is_some() && old() {
             let _ = fs::remove_file(entry.path());
         }
     }

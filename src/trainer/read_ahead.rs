@@ -9,6 +9,7 @@ use super::pipeline::clocks::{Clocks, StageName};
 use super::pipeline::item::{BufferPool, PreparedBatch};
 use super::pipeline::jitter::Jitter;
 use super::pipeline::{Data, start};
+use crate::dataset::Stop;
 use crate::schema::{Lookup, Schema};
 use crate::types::RawBatch;
 
@@ -30,6 +31,31 @@ pub(crate) struct ReadAhead<'d, 's> {
     raw: RawBatch,
     /// Samples read so far.
     samples: u64,
+}
+
+/// Ends the reader when this is dropped, because training has failed or panicked. The thread that reads may
+/// wait for a file or a sample that comes late or never, and nobody would see the error until then.
+pub(crate) struct EndReader(Option<Stop>);
+
+impl EndReader {
+    pub(crate) fn of(read_ahead: &ReadAhead<'_, '_>) -> Self {
+        Self(read_ahead.data.reader.stop())
+    }
+
+    /// Nothing was wrong.
+    pub(crate) fn has_ended(mut self) {
+        self.0 = None;
+    }
+
+    pub(crate) fn end(&self) {
+        self.0.iter().for_each(Stop::interrupt);
+    }
+}
+
+impl Drop for EndReader {
+    fn drop(&mut self) {
+        self.end();
+    }
 }
 
 impl<'d, 's> ReadAhead<'d, 's> {
@@ -72,6 +98,7 @@ impl<'d, 's> ReadAhead<'d, 's> {
     ) -> Result<(), TrainError> {
         let (pool, clocks) = (&BufferPool::default(), &Clocks::default());
         thread::scope(|scope| {
+            let reader = EndReader::of(&self);
             let (loaded, groups) = sync_channel(waiting);
             start(scope, "load", move || self.run(&loaded, pool, clocks))?;
             for group in groups {
@@ -80,6 +107,7 @@ impl<'d, 's> ReadAhead<'d, 's> {
                     pool.give(batch);
                 }
             }
+            reader.has_ended();
             Ok(())
         })
     }

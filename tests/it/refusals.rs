@@ -4,11 +4,14 @@
 use std::fs;
 use std::io::Write;
 use std::path::Path;
+use std::process::Stdio;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use flechette::schema::preset::{self, ArchKind};
 use flechette::types::Version;
 
-use crate::program::{Workshop, run, run_failing};
+use crate::program::{Workshop, flechette, run, run_failing};
 
 /// The parts of a `train` command line.
 struct Line<'a> {
@@ -143,4 +146,32 @@ fn weights_that_overflowed_in_the_last_step_are_not_written() {
     assert_eq!(output.status.code(), Some(1), "{error}");
     assert!(error.contains("is not finite after step 1") && error.contains("lr"), "{error}");
     assert!(!Path::new(&workshop.models).join("m").exists(), "{error}");
+}
+
+#[test]
+fn a_failure_of_training_is_reported_although_no_further_file_comes() {
+    let (workshop, config) = workshop();
+    let dir = workshop.path("incoming");
+    fs::create_dir(&dir).unwrap();
+    fs::copy(&workshop.train, format!("{dir}/a")).unwrap();
+    for flags in
+        ["--scratchpad 0.5", "--publish-every 1000steps", "--scratchpad 0.5 --publish-every 1000steps"]
+    {
+        let line = format!(
+            "train --model-config {config} --format criteo-tsv --follow {dir} --models {} --name m \
+             --optimizer sgd --lr 1e20 --batch 150 {flags}",
+            workshop.models
+        );
+        let mut command = flechette();
+        let mut child = command.args(line.split_whitespace()).stderr(Stdio::piped()).spawn().unwrap();
+        let limit = Instant::now() + Duration::from_secs(60);
+        while child.try_wait().unwrap().is_none() && Instant::now() < limit {
+            sleep(Duration::from_millis(20));
+        }
+        let _ = child.kill();
+        let output = child.wait_with_output().unwrap();
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{flags}: {error}");
+        assert!(error.contains("loss: not finite at step"), "{flags}: {error}");
+    }
 }

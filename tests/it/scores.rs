@@ -9,7 +9,7 @@ use flechette::dataset::{self, Format, ReadOptions};
 use flechette::schema::Schema;
 use flechette::schema::preset::{self, ArchKind};
 use flechette::server::proto::ctr_client::CtrClient;
-use flechette::server::proto::{PredictRequest, PredictResponse};
+use flechette::server::proto::{FeatureColumn, PredictRequest, PredictResponse};
 use flechette::store;
 use flechette::types::{Batch, Element, RawBatch, RawFeature, RawValues, Version};
 use serde_json::Value;
@@ -336,4 +336,35 @@ fn ids_score_like_their_strings_and_absent_ids_take_the_default_and_are_counted(
             assert_eq!(served.metric("flechette_absent_ids_total", &labels), count, "{table}");
         }
     }
+}
+
+#[test]
+fn an_infinite_logit_is_refused_and_is_no_score_of_0_or_1() {
+    let workshop = Workshop::new(10, 10);
+    let config = workshop.path("dcn.toml");
+    let init = program::run("init --dataset synthetic --arch dcn --dim 4 --rows 100 --tables 1 --dense 1");
+    fs::write(&config, init.stdout).unwrap();
+    run_json(&format!(
+        "train --model-config {config} --format synthetic --data rows=256,seed=1 --models {} --name m --json",
+        workshop.models
+    ));
+    let served = Served::start(&workshop.models, "");
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let mut client = CtrClient::new(channel(served.grpc).await);
+        let column = FeatureColumn { name: "F1".to_owned(), ids: vec![1], ..FeatureColumn::default() };
+        for (value, logits) in [(1e20, false), (-1e20, true), (1e30, true), (-1e30, false)] {
+            let request = PredictRequest {
+                model: "m".to_owned(),
+                samples: 1,
+                dense: vec![value],
+                features: vec![column.clone()],
+                logits,
+                ..PredictRequest::default()
+            };
+            let status = client.predict(request).await.unwrap_err();
+            assert_eq!(status.code(), tonic::Code::InvalidArgument, "{value}: {status}");
+            assert!(status.message().starts_with("score of sample 0 is not finite"), "{value}: {status}");
+        }
+    });
 }

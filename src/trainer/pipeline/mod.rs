@@ -62,7 +62,7 @@ use self::train::{StepObserver, Train};
 use self::train_progress::TrainProgress;
 use self::use_counts::UseCounts;
 use super::TrainError;
-use super::read_ahead::{ReadAhead, WAITING_GROUPS};
+use super::read_ahead::{EndReader, ReadAhead, WAITING_GROUPS};
 use super::replicas::Replicas;
 use super::train_state::TrainState;
 use crate::dataset::Reader;
@@ -269,6 +269,7 @@ impl Pipeline {
         thread::scope(|scope| {
             // However the scope ends, Plan must not wait for items that will not train.
             let stop = StopOnDrop(progress);
+            let reader = EndReader::of(&read_ahead);
             start(scope, "load", move || read_ahead.run(&loaded, &buffers.batches, clocks))?;
             let plan = start(scope, "plan", move || {
                 if !hottest.is_empty() {
@@ -289,12 +290,21 @@ impl Pipeline {
             let trained =
                 TrainChannels { items: to_train, buffers, clocks, progress, jitter }.run(&mut train);
             drop(stop);
-            let results = [trained, end(insert), end(exchange), end(collect), end(plan)];
+            let results = [trained, end(insert), end(exchange), end(collect)];
+            if results.iter().any(Result::is_err) {
+                // Plan may wait for the next batch.
+                reader.end();
+            }
             let (stopped, others): (Vec<_>, Vec<_>) = results
                 .into_iter()
+                .chain([end(plan)])
                 .filter_map(Result::err)
                 .partition(|error| matches!(error, TrainError::Stopped));
-            others.into_iter().chain(stopped).next().map_or(Ok(()), Err)
+            match others.into_iter().chain(stopped).next() {
+                None => reader.has_ended(),
+                Some(error) => return Err(error),
+            }
+            Ok(())
         })?;
         Ok(train.samples)
     }
