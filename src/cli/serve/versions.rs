@@ -9,6 +9,9 @@
 //! and the server waits for the requests that have found the main engine for it. Then the main engine
 //! switches.
 //!
+//! A switch may fail, because a batch does not end. Then the version is refused, as if it were bad, and is
+//! opened again after [`AGAIN`]. A version that requests have used through an engine of its own keeps that.
+//!
 //! New versions are opened and taken over by threads that run only when a processor is free. What a client
 //! asks for with a label, and the versions of a model that is loaded, do not wait for that.
 
@@ -16,6 +19,7 @@ mod plan;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use super::add::{Stamp, stamp, version_folder};
 use super::loader::Refused;
@@ -34,11 +38,14 @@ use plan::Plan;
 /// How often a model is looked at again when its labels are set at the same time.
 const TRIES: usize = 5;
 
+/// When a version is tried again that the main engine could not take over. Trying it costs its opening.
+const AGAIN: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 60 });
+
 /// What is known about the versions of a model.
 #[derive(Default)]
 struct Known {
-    /// Versions that were refused, as they were then, and why.
-    refused: BTreeMap<Version, (Stamp, String)>,
+    /// Versions that were refused.
+    refused: BTreeMap<Version, Refusal>,
     /// Whether its directory could not be read at the last look.
     unreadable: bool,
     /// The loaded versions that were not on disk at the last look.
@@ -54,12 +61,33 @@ struct Known {
 
 impl Known {
     fn at_load(model: &LoadedModel) -> Self {
-        let refused = model
-            .refused
-            .iter()
-            .map(|Refused { version, stamp, reason }| (*version, (stamp.clone(), refusal(*version, reason))));
+        let refused = model.refused.iter().map(|Refused { version, stamp, reason }| {
+            (*version, Refusal { stamp: stamp.clone(), reason: refusal(*version, reason), again: None })
+        });
         Self { refused: refused.collect(), ..Self::default() }
     }
+}
+
+/// A version that was refused.
+struct Refusal {
+    /// Its files as they were then. It is tried again when they change.
+    stamp: Stamp,
+    reason: String,
+    /// When it is tried again even if they do not change.
+    again: Option<Instant>,
+}
+
+impl Refusal {
+    fn stays(&self) -> bool {
+        self.again.is_none_or(|again| Instant::now() < again)
+    }
+}
+
+/// What became of a plan.
+enum Applied {
+    Settled,
+    /// The main engine could not take its version over, for this reason. Another plan is needed.
+    Refused(String),
 }
 
 #[derive(PartialEq)]
@@ -145,15 +173,19 @@ impl Versions {
         look: Look<'_>,
         known: &mut Known,
     ) -> Result<(), String> {
+        let mut failed = None;
         for _ in 0..TRIES {
+            // After a failed switch, no other version is opened in vain: its switch would wait as long.
+            let look = Look { new: look.new && failed.is_none(), ..look };
             let plan = self.plan(model, name, look, known)?;
             let (refused, latest) = (plan.refused.clone(), plan.latest);
             match self.apply(model, name, look, (plan, known)) {
-                Ok(()) => {
+                Ok(Applied::Settled) => {
                     let newer = known.refused.keys().filter(|version| **version > latest);
                     model.engine.set_refused_now(newer.count());
-                    return refused.map_or(Ok(()), Err);
+                    return failed.or(refused).map_or(Ok(()), Err);
                 }
+                Ok(Applied::Refused(reason)) => failed = Some(reason),
                 // A label was set meanwhile.
                 Err(NotChanged::NotLoaded) => {}
                 Err(error) => {
@@ -162,7 +194,7 @@ impl Versions {
                 }
             }
         }
-        Ok(())
+        failed.map_or(Ok(()), Err)
     }
 
     /// Tells the server what is loaded, and lets the main engine switch.
@@ -172,17 +204,19 @@ impl Versions {
         name: &str,
         look: Look<'_>,
         (plan, known): (Plan, &mut Known),
-    ) -> Result<(), NotChanged> {
-        let main = model.engine.version();
-        let stays = look.label.is_some() || plan.stable == main;
-        if !stays {
-            let target = plan.stable;
+    ) -> Result<Applied, NotChanged> {
+        let (main, target) = (model.engine.version(), plan.stable);
+        let waits = known.refused.get(&target).is_some_and(Refusal::stays);
+        if look.label.is_none() && target != main && !waits {
             let next = self.next(model, (target, plan.wanted.contains(&main)), known);
             // Requests for its number or another label use its own engine until the switch has ended.
             let own = known.told.as_ref().is_some_and(|told| told.beside.contains(&target));
             let own = own || plan.pinned.contains(&target);
             let beside = plan.wanted.iter().copied().filter(|version| *version != target || own).collect();
-            self.tell(model, name, (&plan, known), (target, beside))?;
+            // What was said of refused versions holds until the switch has ended.
+            let told = known.told.as_ref();
+            let shown = told.map(|told| (told.missing.clone(), told.newer.clone())).unwrap_or_default();
+            self.tell(model, name, (&plan, known), (target, beside), shown)?;
             if let Err(error) = self.switch(model, name, (look, next)) {
                 model.engine.count_refused();
                 tracing::warn!(model = name, version = target.0, serving = main.0, %error, "version refused");
@@ -190,9 +224,14 @@ impl Versions {
                 self.loader.metrics.events.record(EventKind::Refused, name, text);
                 let now = stamp([version_folder(&self.loader, name, target)]);
                 let reason = refusal(target, &error.to_string());
-                known.refused.insert(target, (now, reason));
-                known.beside.remove(&target);
+                let again = Some(Instant::now() + AGAIN);
+                known.refused.insert(target, Refusal { stamp: now, reason: reason.clone(), again });
+                if !own {
+                    known.beside.remove(&target);
+                }
+                return Ok(Applied::Refused(reason));
             }
+            known.refused.remove(&target);
         }
         let main = model.engine.version();
         let mut wanted = plan.wanted.clone();
@@ -201,9 +240,11 @@ impl Versions {
             wanted.extend(known.beside.keys());
         }
         let beside: Vec<Version> = wanted.into_iter().filter(|version| *version != main).collect();
-        self.tell(model, name, (&plan, known), (main, beside.clone()))?;
+        let missing = plan.missing.iter().map(|missing| missing.text.clone()).collect();
+        let shown = (missing, Self::newer(known, &plan));
+        self.tell(model, name, (&plan, known), (main, beside.clone()), shown)?;
         known.beside.retain(|version, _| beside.contains(version));
-        Ok(())
+        Ok(Applied::Settled)
     }
 
     /// Why the versions above the latest one are refused, unless `missing` says it already.
@@ -211,7 +252,7 @@ impl Versions {
         let missing = |version| plan.missing.iter().any(|missing| missing.version == version);
         let newer =
             known.refused.iter().filter(|(version, _)| **version > plan.latest && !missing(**version));
-        newer.map(|(version, (_, reason))| (*version, reason.clone())).collect()
+        newer.map(|(version, refusal)| (*version, refusal.reason.clone())).collect()
     }
 
     /// The switch of the main engine to a loaded version.
@@ -254,9 +295,9 @@ impl Versions {
         name: &str,
         (plan, known): (&Plan, &mut Known),
         (main, beside): (Version, Vec<Version>),
+        (missing, newer): (Vec<String>, BTreeMap<Version, String>),
     ) -> Result<(), NotChanged> {
         let Plan { latest, shadow, traffic, .. } = plan;
-        let missing: Vec<String> = plan.missing.iter().map(|missing| missing.text.clone()).collect();
         let told = Told {
             beside,
             main,
@@ -264,7 +305,7 @@ impl Versions {
             shadow: *shadow,
             traffic: traffic.clone(),
             missing: missing.clone(),
-            newer: Self::newer(known, plan),
+            newer: newer.clone(),
         };
         if known.told.as_ref() == Some(&told) && !known.again {
             return Ok(());
@@ -277,11 +318,12 @@ impl Versions {
             tracing::warn!(model = name, feature, "models.{name}.sticky: {effect}");
         }
         let engines = told.beside.iter().map(|version| {
-            // The main engine still has a version that it leaves.
-            let engine = known
-                .beside
-                .entry(*version)
-                .or_insert_with(|| self.beside(model, name, model.engine.served()));
+            let engine = known.beside.entry(*version).or_insert_with(|| {
+                // The main engine still has a version that it leaves.
+                let served = model.engine.served();
+                debug_assert_eq!(served.version(), *version, "an engine has another version than its number");
+                self.beside(model, name, served)
+            });
             engine.clone() as Arc<dyn Predict>
         });
         let engines = engines.collect();
@@ -293,7 +335,7 @@ impl Versions {
             traffic: traffic.clone(),
             shadow: known.shadow.as_ref().map(|(_, shadow)| shadow.clone()),
             missing,
-            newer: told.newer.clone(),
+            newer,
         };
         self.registry.set_versions(name, loaded)?;
         (known.told, known.again) = (Some(told), false);
@@ -320,3 +362,7 @@ impl Versions {
         });
     }
 }
+
+#[cfg(test)]
+#[cfg(not(flechette_loom))]
+mod tests;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{Known, Look, Versions, refusal};
+use super::{Known, Look, Refusal, Versions, refusal};
 use crate::cli::serve::LoadedModel;
 use crate::cli::serve::add::{stamp, version_folder};
 use crate::config::{STABLE, Shadow, TrafficConfig, VersionPolicy};
@@ -202,7 +202,7 @@ impl Opener<'_> {
     }
 
     /// Loads a version, unless it is loaded. A version that was refused is tried again only if its files have
-    /// changed.
+    /// changed, or after some time if the main engine could not take it over.
     ///
     /// # Errors
     /// Why it is refused.
@@ -213,10 +213,11 @@ impl Opener<'_> {
         let (loader, name) = (&self.versions.loader, self.name);
         // Read before the version is opened, so that later changes are noticed.
         let now = stamp([version_folder(loader, name, version)]);
-        if let Some((then, reason)) = self.known.refused.get(&version)
-            && *then == now
+        if let Some(refusal) = self.known.refused.get(&version)
+            && refusal.stamp == now
+            && refusal.stays()
         {
-            return Err(reason.clone());
+            return Err(refusal.reason.clone());
         }
         let opened = match self.urgent {
             true => self.open(version),
@@ -238,7 +239,8 @@ impl Opener<'_> {
                 loader.metrics.events.record(EventKind::Refused, name, text);
                 self.model.engine.count_refused();
                 let reason = refusal(version, &reason);
-                self.known.refused.insert(version, (now, reason.clone()));
+                let refusal = Refusal { stamp: now, reason: reason.clone(), again: None };
+                self.known.refused.insert(version, refusal);
                 Err(reason)
             }
         }
