@@ -44,6 +44,9 @@ pub(crate) const KINDS: &[(&str, Kind)] = &[
     ("RepositoryModelUnload", Kind::Change),
 ];
 
+/// The methods that say whether the server and its models are well. They are not behind the gate.
+pub(crate) const HEALTH: &[&str] = &["ServerLive", "ServerReady", "ModelReady"];
+
 /// The service.
 pub(crate) struct KserveService(pub Arc<Shared>);
 
