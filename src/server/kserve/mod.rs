@@ -209,8 +209,9 @@ impl GrpcInferenceService for KserveService {
 
     async fn repository_index(
         &self,
-        request: Request<RepositoryIndexRequest>,
+        mut request: Request<RepositoryIndexRequest>,
     ) -> Result<Response<RepositoryIndexResponse>, Status> {
+        let _call = Call::of(&mut request)?;
         Ok(Response::new(repository::index(&self.0, request.into_inner()).await?))
     }
 
