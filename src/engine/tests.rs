@@ -5,8 +5,8 @@
 mod cusim;
 
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, MutexGuard};
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -181,6 +181,11 @@ impl World {
 pub(crate) fn begin_batch(engine: &Engine) -> BatchPin<'_> {
     let LookupTier::Host(cache) = &engine.lookup_tier else { panic!("no cache on the host") };
     cache.pin()
+}
+
+/// Lets no switch go on before this is dropped.
+pub(crate) fn hold_switches(engine: &Engine) -> MutexGuard<'_, ()> {
+    engine.switching.lock().unwrap()
 }
 
 pub(crate) fn options() -> CacheOptions {

@@ -83,7 +83,7 @@ use models::Models;
 pub(crate) use models::{Loaded, NotChanged};
 use not_served::{NotServed, Reason};
 use report::Slow;
-pub(crate) use repository::{Change, ChangeError, Repository};
+pub(crate) use repository::{Change, ChangeError, Repository, Requested};
 use route::GrpcService;
 use security::{Guard, Security};
 use served::Served;

@@ -1,18 +1,25 @@
 //! Versions that the engine with the cache cannot take over, because a batch does not end. Clients see that
 //! of a real server.
 
+use std::any::Any;
+use std::fs;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use tonic::transport::Channel;
 use tonic::{Code, Status};
 
-use crate::cli::serve::{Serving, Watching};
+use crate::cli::serve::{Serving, Wakes};
 use crate::config::{Config, Flags};
-use crate::engine::tests::{MODEL, World, Writer, begin_batch};
+use crate::engine::tests::{MODEL, World, Writer, begin_batch, hold_switches};
+use crate::predict::Predict;
+use crate::server::Server;
 use crate::server::inference::grpc_inference_service_client::GrpcInferenceServiceClient;
-use crate::server::inference::{RepositoryIndexRequest, RepositoryModelLoadRequest};
+use crate::server::inference::{
+    RepositoryIndexRequest, RepositoryModelLoadRequest, RepositoryModelUnloadRequest,
+};
 use crate::server::proto::ctr_client::CtrClient;
 use crate::server::proto::{FeatureColumn, GetModelRequest, PredictRequest, SetLabelRequest};
 
@@ -22,14 +29,19 @@ struct Running {
     http: SocketAddr,
     ctr: CtrClient<Channel>,
     kserve: GrpcInferenceServiceClient<Channel>,
-    _watching: Watching,
+    /// The thread that watches, or what it would get.
+    _watching: Box<dyn Any>,
     /// Declared last, so that the server runs until the thread that watches has ended.
     runtime: tokio::runtime::Runtime,
 }
 
 impl Running {
-    /// Serves the versions of a world with a cache. `table` is that of the model.
+    /// Serves the versions of a world with a cache, and watches its directory. `table` is that of the model.
     fn start(world: &World, table: &str) -> Self {
+        Self::start_with(world, table, |serving, server| Box::new(serving.watch(server).unwrap()))
+    }
+
+    fn start_with(world: &World, table: &str, watch: impl FnOnce(&Serving, &Server) -> Box<dyn Any>) -> Self {
         let text = format!("[models.{MODEL}]\n{table}\n");
         let flags = Flags {
             grpc: Some("127.0.0.1:0".into()),
@@ -43,7 +55,7 @@ impl Running {
         let serving = Serving::load(&config, world.models()).unwrap();
         let runtime = tokio::runtime::Runtime::new().unwrap();
         let server = runtime.block_on(serving.bind(&config)).unwrap();
-        let watching = serving.watch(&server).unwrap();
+        let watching = watch(&serving, &server);
         let (grpc, http) = (server.grpc_addr(), server.http_addr());
         runtime.spawn(server.run(std::future::pending()));
         let channel = Channel::from_shared(format!("http://{grpc}")).unwrap();
@@ -84,9 +96,25 @@ impl Running {
         self.runtime.block_on(self.ctr.clone().get_model(request)).unwrap().into_inner().versions
     }
 
-    fn load(&self) -> Result<(), Status> {
-        let request = RepositoryModelLoadRequest { model_name: MODEL.into(), ..Default::default() };
-        self.runtime.block_on(self.kserve.clone().repository_model_load(request)).map(drop)
+    /// The result of a call that ends in time.
+    fn call<T>(&self, call: impl Future<Output = Result<T, Status>>) -> Result<(), Status> {
+        let limited = async { tokio::time::timeout(Duration::from_secs(20), call).await };
+        self.runtime.block_on(limited).expect("an answer in time").map(drop)
+    }
+
+    fn load(&self, model: &str) -> Result<(), Status> {
+        let request = RepositoryModelLoadRequest { model_name: model.into(), ..Default::default() };
+        self.call(self.kserve.clone().repository_model_load(request))
+    }
+
+    fn unload(&self, model: &str) -> Result<(), Status> {
+        let request = RepositoryModelUnloadRequest { model_name: model.into(), ..Default::default() };
+        self.call(self.kserve.clone().repository_model_unload(request))
+    }
+
+    fn set_label(&self, model: &str, label: &str, version: u64) -> Result<(), Status> {
+        let (model, label) = (model.into(), label.into());
+        self.call(self.ctr.clone().set_label(SetLabelRequest { model, label, version, remove: false }))
     }
 
     /// The versions of the index, each with its state and its reason.
@@ -125,8 +153,9 @@ fn a_version_whose_switch_fails_is_refused_and_tried_again() {
     assert_eq!((state.as_str(), version.as_str(), refused.as_str()), ("READY", "2", "UNAVAILABLE"));
     assert!(reason.contains("have not ended for 1 s"), "{reason}");
     assert_eq!(running.scored_by(2).unwrap_err().code(), Code::NotFound);
-    let error = running.load().unwrap_err();
-    assert!(error.code() == Code::FailedPrecondition && error.message().contains("version 2"), "{error}");
+    let error = running.load(MODEL).unwrap_err();
+    assert!(error.message().starts_with("model \"ctr\": version 2 is "), "{error}");
+    assert!([Code::FailedPrecondition, Code::DeadlineExceeded].contains(&error.code()), "{error}");
     // Each try waits a second for the batch, and a second passes between two tries.
     let tries = running.metric("switches_refused_total");
     assert!((2.0..=3.0 + begun.elapsed().as_secs_f64() / 2.0).contains(&tries), "{tries}");
@@ -145,9 +174,7 @@ fn a_roll_back_whose_switch_fails_keeps_the_engine_of_its_version() {
     let engine = running.serving.engines().remove(0);
     wait("both versions are loaded", || running.loaded() == [1, 2]);
     let batch = begin_batch(&engine);
-    let request =
-        SetLabelRequest { model: MODEL.into(), label: "stable".into(), version: 1, ..Default::default() };
-    running.runtime.block_on(running.ctr.clone().set_label(request)).unwrap();
+    running.set_label(MODEL, "stable", 1).unwrap();
     let begun = Instant::now();
     while begun.elapsed() < Duration::from_secs(3) {
         let scored = [0, 1, 2].map(|version| running.scored_by(version).unwrap());
@@ -159,4 +186,85 @@ fn a_roll_back_whose_switch_fails_keeps_the_engine_of_its_version() {
     let scored = [0, 1, 2].map(|version| running.scored_by(version).unwrap());
     assert_eq!((scored, running.loaded()), ([1, 1, 2], vec![1, 2]));
     assert_eq!(running.get("/readyz"), "ready\n");
+}
+
+#[test]
+fn a_switch_that_does_not_end_delays_no_other_model() {
+    let mut world = World::new(Writer::Everything);
+    world.publish();
+    world.publish();
+    for version in ["1", "2"] {
+        copy(&world.models().join(MODEL).join(version), &world.models().join("other").join(version));
+    }
+    let running = Running::start(&world, "");
+    let engines = running.serving.engines();
+    let engine = engines.iter().find(|engine| engine.describe().model == MODEL).unwrap();
+    let held = hold_switches(engine);
+    world.publish();
+    let error = running.load(MODEL).unwrap_err();
+    assert_eq!(error.code(), Code::DeadlineExceeded, "{error}");
+    let text =
+        "model \"ctr\": version 3 is still being taken over after 0 s: a batch that began before does not";
+    assert!(error.message().starts_with(text), "{error}");
+    let error = running.set_label(MODEL, "old", 1).unwrap_err();
+    assert_eq!(error.code(), Code::DeadlineExceeded, "it needs a version that is not loaded: {error}");
+    running.set_label("other", "old", 1).unwrap();
+    running.unload("other").unwrap();
+    running.load("other").unwrap();
+    copy(&world.models().join(MODEL).join("3"), &world.models().join("other").join("3"));
+    running.load("other").unwrap();
+    wait("the new version of the other model", || {
+        running.get("/metrics").contains("flechette_serving_version{model=\"other\"} 3")
+    });
+    assert_eq!(running.scored_by(0).unwrap(), 2);
+    drop(held);
+    wait("the version is taken over", || running.scored_by(0).unwrap() == 3);
+    running.set_label(MODEL, "old", 1).unwrap();
+    assert_eq!(running.get("/readyz"), "ready\n");
+}
+
+#[test]
+fn a_model_is_unloaded_and_loaded_while_its_switch_does_not_end() {
+    let mut world = World::new(Writer::Everything);
+    world.publish();
+    let running = Running::start(&world, "");
+    let engine = running.serving.engines().remove(0);
+    let held = hold_switches(&engine);
+    world.publish();
+    assert_eq!(running.load(MODEL).unwrap_err().code(), Code::DeadlineExceeded);
+    running.unload(MODEL).unwrap();
+    running.load(MODEL).unwrap();
+    assert_eq!(running.scored_by(0).unwrap(), 2);
+    drop(held);
+    assert_eq!(running.scored_by(0).unwrap(), 2);
+}
+
+#[test]
+fn a_change_that_does_not_begin_in_time_is_not_made() {
+    let mut world = World::new(Writer::Everything);
+    world.publish();
+    // Nobody gets what clients ask for.
+    let running = Running::start_with(&world, "", |_, server| {
+        let wakes = Wakes::new();
+        wakes.open(&server.registry(), world.models());
+        Box::new(wakes)
+    });
+    let error = running.unload(MODEL).unwrap_err();
+    assert_eq!(error.code(), Code::DeadlineExceeded, "{error}");
+    let text = "model \"ctr\": the change has not begun after 5 s and will not be made: ";
+    assert!(error.message().starts_with(text), "{error}");
+    assert_eq!(running.scored_by(0).unwrap(), 1);
+}
+
+/// Copies the files of a version.
+fn copy(from: &Path, to: &Path) {
+    fs::create_dir_all(to).unwrap();
+    for entry in fs::read_dir(from).unwrap() {
+        let (path, name) = entry.map(|entry| (entry.path(), entry.file_name())).unwrap();
+        if path.is_dir() {
+            copy(&path, &to.join(name));
+        } else {
+            fs::copy(&path, to.join(name)).unwrap();
+        }
+    }
 }
