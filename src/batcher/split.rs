@@ -4,10 +4,11 @@
 //! merged with other requests. The first part that fails, expires or loses its place ends the request: the
 //! client gets its error, and the other parts leave the queue.
 //!
-//! **One answer is of one version.** The served version may change between two parts. When all parts are
-//! computed, those of older versions than the newest are queued again, at their old turns, which come before
-//! those of later requests. Each repetition needs another change of the version, because it takes the version
-//! that serves then. If versions change faster than the request is computed, it fails after [`REPEATS`].
+//! **One answer is of one version.** The served version may change between two parts, to a higher or a lower
+//! number. When all parts are computed, those of other versions than the part that was begun last are queued
+//! again, at their old turns, which come before those of later requests. Each repetition needs another change
+//! of the version, because it takes the version that serves then. If versions change faster than the request
+//! is computed, it fails after [`REPEATS`].
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -15,7 +16,7 @@ use std::time::Instant;
 
 use super::{BatchError, Entry, Outcome, Queue, Reply, Size, Turn, Turns};
 use crate::predict::PredictError;
-use crate::types::{AbsentId, Batch, Scores};
+use crate::types::{AbsentId, Batch, Scores, Version};
 
 /// How often parts of a request are computed again.
 const REPEATS: usize = 3;
@@ -84,6 +85,8 @@ struct Joined {
     /// `None` when the request was answered.
     reply: Option<Reply>,
     scores: Vec<Option<Scores>>,
+    /// When the computation began that began last, and its version.
+    last: Option<(Instant, Version)>,
     missing: usize,
     repeats: usize,
 }
@@ -109,7 +112,7 @@ impl Split {
         let Entry { size, queued, terms, item: (batch, reply) } = request;
         let parts = batch.samples.div_ceil(most);
         let scores = std::iter::repeat_with(|| None).take(parts).collect();
-        let joined = Joined { reply: Some(reply), scores, missing: parts, repeats: 0 };
+        let joined = Joined { reply: Some(reply), scores, last: None, missing: parts, repeats: 0 };
         let (turns, joined) = (OnceLock::new(), Mutex::new(joined));
         let split =
             Arc::new(Self { entry: Entry { size, queued, terms, item: () }, batch, parts, turns, joined });
@@ -183,16 +186,19 @@ impl Part {
             Ok(scores) => scores,
             Err(error) => return self.fail(&mut joined, error),
         };
+        // The parts may finish in another order, if several workers compute them.
+        let last = Instant::now().checked_sub(scores.times.total).map(|begun| (begun, scores.version));
+        joined.last = joined.last.max(last);
         joined.scores[self.number] = Some(scores);
         joined.missing -= 1;
         if joined.missing > 0 {
             return Then::Nothing;
         }
-        let newest = joined.scores.iter().flatten().map(|scores| scores.version).max();
-        let older: Vec<usize> = (0..self.of.parts)
-            .filter(|number| joined.scores[*number].as_ref().map(|scores| scores.version) < newest)
+        let last = joined.last.map(|(_, version)| version);
+        let others: Vec<usize> = (0..self.of.parts)
+            .filter(|number| joined.scores[*number].as_ref().map(|scores| scores.version) != last)
             .collect();
-        if older.is_empty() {
+        if others.is_empty() {
             if let Some(scores) = self.of.join(std::mem::take(&mut joined.scores)) {
                 send(joined.reply.take(), Ok(scores));
             }
@@ -202,9 +208,9 @@ impl Part {
             return self.fail(&mut joined, BatchError::VersionChanged { times: REPEATS + 1 });
         }
         joined.repeats += 1;
-        joined.missing = older.len();
+        joined.missing = others.len();
         let Some(turns) = self.of.turns.get() else { return Then::Nothing };
-        let again = older.into_iter().map(|number| (turns.nth(number), self.of.part(number)));
+        let again = others.into_iter().map(|number| (turns.nth(number), self.of.part(number)));
         Then::Repeat(again.collect())
     }
 

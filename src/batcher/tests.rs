@@ -1,6 +1,6 @@
 //! The batcher through its public interface: which requests are merged, dropped and answered.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use super::*;
@@ -11,7 +11,7 @@ use crate::trainer::initialise;
 use crate::trainer::optim::{Kind, Optimizer};
 use crate::trainer::tests::engines;
 use crate::trainer::tests::samples::{generate, schema};
-use crate::types::{AbsentId, Jagged, Scores};
+use crate::types::{AbsentId, Jagged, Scores, Version};
 
 fn start(model: &Arc<Fake>, change: impl FnOnce(&mut BatcherConfig)) -> Arc<Batcher> {
     let mut config = batcher_config();
@@ -165,8 +165,17 @@ async fn answer_in_parts(versions: impl Iterator<Item = u64>) -> (Result<Scores,
 }
 
 #[tokio::test]
-async fn parts_of_an_older_version_are_computed_again() {
-    for (versions, calls) in [(vec![7, 7, 7], 3), (vec![7, 7, 8], 5), (vec![7, 8, 8, 9], 6)] {
+async fn parts_of_a_version_that_serves_no_more_are_computed_again() {
+    for (versions, calls) in [
+        (vec![7, 7, 7], 3),
+        (vec![7, 7, 8], 5),
+        (vec![7, 8, 8, 9], 6),
+        // A roll-back.
+        (vec![8, 8, 7], 5),
+        (vec![8, 7, 7], 4),
+        (vec![9, 8, 8, 7], 6),
+        (vec![7, 8, 8, 7], 6),
+    ] {
         let last = *versions.last().unwrap();
         let (answer, made) = answer_in_parts(versions.into_iter()).await;
         let answer = answer.unwrap();
@@ -177,9 +186,51 @@ async fn parts_of_an_older_version_are_computed_again() {
 
 #[tokio::test]
 async fn a_request_fails_if_the_version_changes_all_the_time() {
-    let (answer, calls) = answer_in_parts(1..100).await;
-    assert!(matches!(answer, Err(BatchError::VersionChanged { times: 4 })));
-    assert_eq!(calls, 3 + 3 * 2);
+    for rising in [true, false] {
+        let (answer, calls) = answer_in_parts((1..100).map(|n| if rising { n } else { 100 - n })).await;
+        assert!(matches!(answer, Err(BatchError::VersionChanged { times: 4 })));
+        assert_eq!(calls, 3 + 3 * 2);
+    }
+}
+
+/// A model whose first call has the first version, and ends after the second call, which has the second one.
+struct Overtaken {
+    model: Arc<Fake>,
+    versions: [u64; 2],
+    calls: AtomicUsize,
+}
+
+impl Predict for Overtaken {
+    fn predict(&self, batch: &Batch) -> Result<Scores, PredictError> {
+        let call = self.calls.fetch_add(1, Ordering::SeqCst);
+        while call == 0 && self.model.calls.lock().unwrap().is_empty() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let version = Version(self.versions[call.min(1)]);
+        Ok(Scores { version, ..self.model.predict(batch)? })
+    }
+
+    fn describe(&self) -> Description {
+        self.model.describe()
+    }
+
+    fn ready(&self) -> bool {
+        true
+    }
+}
+
+#[tokio::test]
+async fn a_part_of_the_version_before_that_finishes_last_is_computed_again() {
+    for versions in [[7, 8], [8, 7]] {
+        let model = Fake::new();
+        let overtaken = Arc::new(Overtaken { model: model.clone(), versions, calls: AtomicUsize::new(0) });
+        let config = BatcherConfig { max_samples: 10, workers: 2, ..batcher_config() };
+        let metrics = Metrics::new().unwrap().model("ads", &model.schema);
+        let batcher = Batcher::start(overtaken, metrics, &config).unwrap();
+        let answer = batcher.submit(batch(20, 1).0, ANY).unwrap().await.unwrap();
+        assert_eq!((answer.version.0, model.begun()), (versions[1], 3));
+        assert_eq!(answer.probabilities, batch(20, 1).1);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -14,7 +14,7 @@ mod self_test;
 pub(crate) mod switch;
 #[cfg(test)]
 #[cfg(not(flechette_loom))]
-mod tests;
+pub(crate) mod tests;
 mod versions;
 
 use std::sync::atomic::{AtomicU64, Ordering};

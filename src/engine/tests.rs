@@ -4,8 +4,9 @@
 #[cfg(feature = "cusim")]
 mod cusim;
 
-use std::sync::Arc;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, MutexGuard};
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -13,13 +14,13 @@ use proptest::sample::select;
 
 use super::switch::{Changes, NextVersion, SwitchError, Taken};
 use super::*;
-use crate::cache::{AdmissionOption, CacheOptions, CacheShape, TableShape};
+use crate::cache::{AdmissionOption, BatchPin, CacheOptions, CacheShape, TableShape};
 use crate::config::TableMemory;
 use crate::metrics::Metrics;
 use crate::model::loss::sigmoid;
 use crate::store::{self, Contents, DenseTensor, Opened, PlainMemory, Rows, Table};
 
-const MODEL: &str = "ctr";
+pub(crate) const MODEL: &str = "ctr";
 const ROWS: u64 = 400;
 /// A limit that no test reaches.
 const ALL_BYTES: u64 = u64::MAX;
@@ -67,6 +68,11 @@ impl World {
         }
         let schema = Schema::parse(&text).unwrap();
         Self { models: tempfile::tempdir().unwrap(), schema, writer, oracles: Vec::new() }
+    }
+
+    /// The directory of the models.
+    pub(crate) fn models(&self) -> &Path {
+        self.models.path()
     }
 
     /// Writes the next version. Returns the rows that differ from the one before.
@@ -169,6 +175,17 @@ impl World {
     pub(crate) fn check_all(&self, engine: &Engine, version: u64, seeds: std::ops::Range<u64>) {
         seeds.for_each(|seed| assert_eq!(self.check(engine, seed), Version(version)));
     }
+}
+
+/// A batch that has begun, and does not end before this is dropped.
+pub(crate) fn begin_batch(engine: &Engine) -> BatchPin<'_> {
+    let LookupTier::Host(cache) = &engine.lookup_tier else { panic!("no cache on the host") };
+    cache.pin()
+}
+
+/// Lets no switch go on before this is dropped.
+pub(crate) fn hold_switches(engine: &Engine) -> MutexGuard<'_, ()> {
+    engine.switching.lock().unwrap()
 }
 
 pub(crate) fn options() -> CacheOptions {

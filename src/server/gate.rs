@@ -14,8 +14,8 @@
 
 use std::convert::Infallible;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
@@ -52,6 +52,8 @@ pub(crate) struct Arrival {
     pub at: Instant,
     pub origin: Origin,
     path: Option<PathAndQuery>,
+    /// When the single message of the call was decoded.
+    decoded: OnceLock<Instant>,
     /// The service counts the call's status.
     counted: AtomicBool,
     /// The service reports the call, or each request of the stream.
@@ -65,6 +67,7 @@ impl Arrival {
             at: Instant::now(),
             origin: Origin::of(headers),
             path: uri.path_and_query().cloned(),
+            decoded: OnceLock::new(),
             counted: AtomicBool::new(false),
             reported: AtomicBool::new(false),
         }
@@ -78,12 +81,17 @@ impl Arrival {
 }
 
 impl Call {
-    /// Takes the call out of a request.
+    /// Takes the call out of a request, whose message is decoded now unless it is a stream.
     ///
     /// # Errors
     /// When the request has not passed a gate, which would be a mistake of the server.
     pub(crate) fn of<T>(request: &mut tonic::Request<T>) -> Result<Self, Status> {
-        request.extensions_mut().remove().ok_or_else(|| Status::internal("the call has passed no gate"))
+        let call: Option<Self> = request.extensions_mut().remove();
+        let call = call.ok_or_else(|| Status::internal("the call has passed no gate"))?;
+        if !call.charge.is_stream() {
+            call.arrival.decoded.get_or_init(Instant::now);
+        }
+        Ok(call)
     }
 
     /// The id of the call for the log, or an empty text.
@@ -276,7 +284,7 @@ impl http_body::Body for Answers {
 
 impl Drop for Passage {
     fn drop(&mut self) {
-        let Arrival { shared, at, counted, reported, .. } = &*self.arrival;
+        let Arrival { shared, at, decoded, counted, reported, .. } = &*self.arrival;
         let counted = counted.load(Ordering::Relaxed);
         if !counted {
             shared.metrics.no_model.count(self.code as i32);
@@ -285,8 +293,8 @@ impl Drop for Passage {
             return;
         }
         let ended = Instant::now();
-        // A call that has reached no model has waited for its message.
-        let decoded = if counted { *at } else { ended };
+        // A call without a decoded message has waited for it; but a stream that is counted had messages.
+        let decoded = decoded.get().copied().unwrap_or(if counted { *at } else { ended });
         let report = Report {
             arrival: &self.arrival,
             id: "",

@@ -83,7 +83,7 @@ use models::Models;
 pub(crate) use models::{Loaded, NotChanged};
 use not_served::{NotServed, Reason};
 use report::Slow;
-pub(crate) use repository::{Change, ChangeError, Repository};
+pub(crate) use repository::{Change, ChangeError, Repository, Requested};
 use route::GrpcService;
 use security::{Guard, Security};
 use served::Served;
@@ -456,10 +456,11 @@ fn services(
 ) -> Result<impl GrpcService, ServerError> {
     let ctr = proto::ctr_server::CtrServer::new(ctr::CtrService(shared.clone()))
         .max_decoding_message_size(config.max_bytes);
-    let kserve = inference::grpc_inference_service_server::GrpcInferenceServiceServer::new(
-        kserve::KserveService(shared.clone()),
-    )
-    .max_decoding_message_size(config.max_bytes);
+    let kserve = |most| {
+        let service = kserve::KserveService(shared.clone());
+        inference::grpc_inference_service_server::GrpcInferenceServiceServer::new(service)
+            .max_decoding_message_size(most)
+    };
     let reflection = || {
         tonic_reflection::server::Builder::configure()
             .register_encoded_file_descriptor_set(proto::DESCRIPTORS)
@@ -467,12 +468,17 @@ fn services(
     };
     let message = MessageTime { time: config.body, setting: "server.body_seconds" };
     let stream = MessageTime { time: config.stream_idle, setting: "server.stream_idle_seconds" };
+    let kserve = route::Apart::new(
+        kserve::HEALTH,
+        Ungated::new(kserve(SMALL_MESSAGE), message),
+        gate::Gate::new(kserve(config.max_bytes), shared.clone(), &meter::KSERVE, kserve::KINDS),
+    );
     let old = reflection().build_v1alpha()?.max_decoding_message_size(SMALL_MESSAGE);
     let chain = route::Unknown
         .or(Ungated::new(old, stream))
         .or(Ungated::new(reflection().build_v1()?.max_decoding_message_size(SMALL_MESSAGE), stream))
         .or(Ungated::new(health.max_decoding_message_size(SMALL_MESSAGE), message))
-        .or(gate::Gate::new(kserve, shared.clone(), &meter::KSERVE, kserve::KINDS))
+        .or(kserve)
         .or(gate::Gate::new(ctr, shared.clone(), &meter::CTR, ctr::KINDS));
     Ok(Guard::new(chain, shared.clone()))
 }

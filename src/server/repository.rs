@@ -26,6 +26,13 @@ pub(crate) enum Change {
     },
 }
 
+/// A change that was requested.
+pub(crate) struct Requested {
+    /// Closed when the change has begun, or will not be made.
+    pub begun: oneshot::Receiver<()>,
+    pub answer: oneshot::Receiver<Result<(), ChangeError>>,
+}
+
 /// Where models are loaded from.
 pub(crate) trait Repository: Send + Sync {
     /// The names of all models that it has, served or not. May block.
@@ -43,10 +50,12 @@ pub(crate) trait Repository: Send + Sync {
     /// Requests a look at a model, because its labels have changed.
     fn look(&self, model: &str);
 
-    /// Requests a change for the call with this id. Changes are made one after the other. If the receiver is
-    /// dropped before a change has begun, it is not made.
-    fn change(&self, change: Change, model: String, id: String)
-    -> oneshot::Receiver<Result<(), ChangeError>>;
+    /// Requests a change for the call with this id. Changes are made one after the other. If the receiver of
+    /// its answer is dropped before a change has begun, it is not made.
+    fn change(&self, change: Change, model: String, id: String) -> Requested;
+
+    /// The model that is changed now; `None` while models are loaded at the start.
+    fn changes_now(&self) -> Option<String>;
 }
 
 /// Why a change was not made.
@@ -59,6 +68,8 @@ pub(crate) enum ChangeError {
     NotServed { model: String },
     #[error("model {model:?}: {reason}")]
     Refused { model: String, reason: String },
+    #[error("model {model:?}: {reason}")]
+    Late { model: String, reason: String },
     #[error("server.models: {0}")]
     Unreadable(String),
     #[error("repository_name: there is one repository, without a name, got {0:?}")]
@@ -67,6 +78,12 @@ pub(crate) enum ChangeError {
     Parameter(String),
     #[error("this server cannot load or unload models")]
     Unsupported,
+    #[error(
+        "model {model:?}: the change has not begun after {seconds} s and will not be made: the server \
+         still {}",
+        .now.as_ref().map_or("loads its models".to_owned(), |now| format!("changes model {now:?}"))
+    )]
+    NotBegun { model: String, seconds: u64, now: Option<String> },
     #[error("too many changes of models wait for the one that is being made")]
     Busy,
     #[error("model {model:?}: the change failed inside the server, whose log says why")]
@@ -81,6 +98,7 @@ impl ChangeError {
         match self {
             Self::Unknown { .. } | Self::NotServed { .. } => Code::NotFound,
             Self::Refused { .. } => Code::FailedPrecondition,
+            Self::Late { .. } | Self::NotBegun { .. } => Code::DeadlineExceeded,
             Self::Name(_) | Self::Parameter(_) => Code::InvalidArgument,
             Self::Unsupported => Code::Unimplemented,
             Self::Busy => Code::ResourceExhausted,

@@ -99,3 +99,41 @@ where
         if own { self.service.call(request) } else { self.rest.call(request) }
     }
 }
+
+/// A gRPC service of which another instance serves some methods.
+#[derive(Clone)]
+pub(crate) struct Apart<S, Rest> {
+    /// Their names.
+    methods: &'static [&'static str],
+    service: S,
+    rest: Rest,
+}
+
+impl<S, Rest> Apart<S, Rest> {
+    pub(crate) fn new(methods: &'static [&'static str], service: S, rest: Rest) -> Self {
+        Self { methods, service, rest }
+    }
+}
+
+impl<S, Rest: NamedService> NamedService for Apart<S, Rest> {
+    const NAME: &'static str = Rest::NAME;
+}
+
+impl<S: GrpcService, Rest: GrpcService> Service<Request<Body>> for Apart<S, Rest> {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = BoxFuture<Response<Body>, Infallible>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        match self.service.poll_ready(cx) {
+            Poll::Ready(Ok(())) => self.rest.poll_ready(cx),
+            other => other,
+        }
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        let method = request.uri().path().rsplit('/').next();
+        let apart = method.is_some_and(|method| self.methods.contains(&method));
+        if apart { self.service.call(request) } else { self.rest.call(request) }
+    }
+}

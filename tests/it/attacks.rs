@@ -266,6 +266,7 @@ async fn silent_streams_of_a_connection_leave_places_to_other_connections() {
 
 const CHECK: &str = "grpc.health.v1.Health/Check";
 const WATCH: &str = "grpc.health.v1.Health/Watch";
+const LIVE: &str = "inference.GRPCInferenceService/ServerLive";
 const REFLECTION: &str = "grpc.reflection.v1.ServerReflection/ServerReflectionInfo";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -276,7 +277,7 @@ async fn health_and_reflection_without_a_message_are_ended() {
     })
     .await;
     let mut raw = connect(running.grpc, 65_535).await;
-    for path in [CHECK, WATCH] {
+    for path in [CHECK, WATCH, LIVE] {
         let (answer, _body) = raw.send_request(head_of(path), false).unwrap();
         let (code, message) = status(answer).await;
         assert_eq!(code, Code::DeadlineExceeded, "{message}");
@@ -317,7 +318,8 @@ async fn a_connection_with_nothing_but_a_health_watch_is_closed_when_it_is_idle(
 async fn the_open_health_calls_of_a_connection_have_a_limit() {
     let running = Running::start().await;
     let mut raw = connect(running.grpc, 65_535).await;
-    let mut held: Vec<_> = (0..33).map(|_| raw.send_request(head_of(CHECK), false).unwrap()).collect();
+    let paths = [CHECK, LIVE].into_iter().cycle().take(33);
+    let mut held: Vec<_> = paths.map(|path| raw.send_request(head_of(path), false).unwrap()).collect();
     let (code, message) = status(held.pop().unwrap().0).await;
     assert_eq!(code, Code::ResourceExhausted, "{message}");
     held.pop().unwrap().1.send_reset(h2::Reason::CANCEL);

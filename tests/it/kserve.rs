@@ -736,3 +736,21 @@ async fn an_idle_stream_ends_and_gives_up_its_place() {
     assert_eq!(status.message(), "stream: no request for 0.3 s (server.stream_idle_seconds)");
     until(async || connect(&running).await.model_infer(right()).await.is_ok()).await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn health_is_answered_when_all_places_are_taken() {
+    let running = Running::start_with(|parts| parts.server.max_requests = 1).await;
+    let mut client = connect(&running).await;
+    let (_sender, receiver) = tokio::sync::mpsc::channel(1);
+    let requests = tokio_stream::wrappers::ReceiverStream::new(receiver);
+    let _answers = client.model_stream_infer(requests).await.unwrap();
+    let metadata = ModelMetadataRequest { name: "ads".into(), version: String::new() };
+    let status = client.model_metadata(metadata).await.unwrap_err();
+    assert_eq!(status.code(), Code::ResourceExhausted, "{status}");
+    assert!(client.server_live(ServerLiveRequest {}).await.unwrap().into_inner().live);
+    assert!(client.server_ready(ServerReadyRequest {}).await.unwrap().into_inner().ready);
+    assert!(client.model_ready(named("ads")).await.unwrap().into_inner().ready);
+    // Whoever asks sends only names.
+    let status = client.model_ready(named(&"x".repeat(20 << 10))).await.unwrap_err();
+    assert_eq!(status.code(), Code::OutOfRange, "{status}");
+}

@@ -10,6 +10,7 @@ use std::time::Duration;
 use flechette::schema::preset::ArchKind;
 use flechette::server::inference::grpc_inference_service_client::GrpcInferenceServiceClient;
 use flechette::server::inference::*;
+use flechette::server::proto::SetLabelRequest;
 use flechette::server::proto::ctr_client::CtrClient;
 use tokio::runtime::Runtime;
 use tonic::transport::Channel;
@@ -252,4 +253,25 @@ fn a_model_that_is_trained_here_can_be_unloaded_and_comes_back_with_its_newest_v
     let newest = highest_version(Path::new(models), MODEL).unwrap();
     assert!(newest > 2);
     assert_eq!(served.score(MODEL, valid, "")["version"], newest);
+}
+
+#[test]
+fn the_time_of_a_slow_change_is_not_that_of_its_message() {
+    let workshop = Workshop::new(300, 400);
+    workshop.train(ArchKind::Dlrm);
+    publish_all_changed(&workshop.models, 2);
+    // Every call is slow.
+    let served = Served::start_in("export FLECHETTE_LOG_SLOW_SECONDS=0.000001", &workshop.models, "");
+    let mut repository = Repository::of(&served);
+    repository.unload(MODEL).unwrap();
+    repository.load(MODEL).unwrap();
+    let label = SetLabelRequest { model: MODEL.into(), label: "old".into(), version: 1, remove: false };
+    let mut ctr = CtrClient::new(repository.runtime.block_on(channel(served.grpc)));
+    repository.runtime.block_on(ctr.set_label(label)).unwrap();
+    served.terminate();
+    let (_, log) = served.ended();
+    for method in ["RepositoryModelUnload", "RepositoryModelLoad", "SetLabel"] {
+        let line = log.lines().find(|line| line.contains("slow request") && line.contains(method));
+        assert!(line.expect(&log).contains("stage=\"rest\""), "{line:?}");
+    }
 }

@@ -346,15 +346,21 @@ fn score_until(
 #[test]
 fn no_request_fails_while_stable_goes_back_and_forth() {
     let world = Arc::new(World::new(4));
-    for flags in ["--cache-mode off", "--cache-mode on --cache-fraction 0.1"] {
-        let client = world.serve("versions = \"latest 2\"\nlabels = { old = 2 }", flags);
+    let latest_2 = "versions = \"latest 2\"";
+    for (flags, table) in [
+        ("--cache-mode off", latest_2),
+        ("--cache-mode on --cache-fraction 0.1", latest_2),
+        // The main engine goes back from version 3 to 1 while it computes the parts of requests.
+        ("--cache-mode off", "batcher = { max_samples = 1 }"),
+    ] {
+        let client = world.serve(&format!("{table}\nlabels = {{ old = 2 }}"), flags);
         let stop = Arc::new(AtomicBool::new(false));
         let clients = score_until(&world, client.served.grpc, &client.runtime, &stop);
         for round in 0..3 {
             for version in [3, 1, 2, 4] {
                 let begun = std::time::Instant::now();
                 assert_eq!(client.set_label("stable", version).unwrap(), version);
-                println!("{flags}: round {round}: stable {version} after {:?}", begun.elapsed());
+                println!("{flags}, {table}: round {round}: stable {version} after {:?}", begun.elapsed());
                 for _ in 0..20 {
                     assert_eq!(client.scored_by(&world, |_| {}).unwrap(), version, "the next request");
                 }

@@ -8,9 +8,11 @@ use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::mpsc::SyncSender;
 use std::time::SystemTime;
 
 use super::versions::{Look, Versions};
+use super::watch::Ask;
 use super::{LoadedModels, Loader};
 use crate::cli::error_line;
 use crate::server::Registry;
@@ -34,8 +36,9 @@ impl Adder {
         loader: &Arc<Loader>,
         served: &LoadedModels,
         registry: Registry,
+        wake: SyncSender<Ask>,
     ) -> anyhow::Result<Self> {
-        let versions = Versions::new(loader, &registry)?;
+        let versions = Versions::new(loader, &registry, wake)?;
         let (loader, served) = (loader.clone(), served.clone());
         Ok(Self { loader, served, registry, versions, refused: HashMap::new() })
     }

@@ -2,6 +2,7 @@
 //! alone.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context;
 
@@ -25,6 +26,9 @@ use crate::types::TableId;
 
 /// The default of `cache.fraction`.
 const DEFAULT_FRACTION: f64 = 0.1;
+
+/// How long a switch waits for the batches that began before it.
+const SWITCH_WAIT: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 60 });
 
 /// Builds the lookup tiers of all models.
 pub(crate) struct TierBuilder {
@@ -221,6 +225,7 @@ fn options(config: &CacheConfig, ranked: &mut Vec<(TableId, u64)>, opened: &Open
         // The configuration accepts 2 to 64 bits only, so the fallback is not used.
         key_width: KeyWidth::new(config.key_bits).unwrap_or(KeyWidth::W64),
         version: opened.store.version(),
+        switch_wait: SWITCH_WAIT,
         ..CacheOptions::default()
     }
 }

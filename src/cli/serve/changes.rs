@@ -11,20 +11,36 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::oneshot;
 
-use super::versions::Look;
+use super::versions::{Look, NotSettled};
 use super::warm;
 use super::watch::{Ask, Watcher, unless_it_panics};
-use crate::server::{Change, ChangeError, Labels, NotChanged, Repository};
+use crate::server::{Change, ChangeError, Labels, NotChanged, Repository, Requested};
 use crate::store;
 use crate::types::Follow;
 
 /// A change that a client has requested.
-pub(crate) struct Requested {
+pub(crate) struct Asked {
     change: Change,
     model: String,
     /// The id of the client's call, for the log.
     id: String,
+    /// Dropped when the change begins.
+    waits: oneshot::Sender<()>,
     reply: oneshot::Sender<Result<(), ChangeError>>,
+}
+
+/// The model that the thread works on; `None` before its first one.
+#[derive(Clone, Default)]
+pub(crate) struct Now(Arc<Mutex<Option<String>>>);
+
+impl Now {
+    pub(crate) fn set(&self, model: &str) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(model.to_owned());
+    }
+
+    fn get(&self) -> Option<String> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
 }
 
 /// A look at a model, because its labels have changed. A model waits for one at most.
@@ -51,13 +67,14 @@ pub(crate) struct Asks {
     /// The directory of the models.
     models: PathBuf,
     wake: SyncSender<Ask>,
+    now: Now,
     /// The models that wait for a look.
     waiting: Arc<Mutex<BTreeSet<String>>>,
 }
 
 impl Asks {
-    pub(crate) fn new(models: &Path, wake: SyncSender<Ask>) -> Self {
-        Self { models: models.to_owned(), wake, waiting: Arc::default() }
+    pub(crate) fn new(models: &Path, wake: SyncSender<Ask>, now: Now) -> Self {
+        Self { models: models.to_owned(), wake, now, waiting: Arc::default() }
     }
 }
 
@@ -78,20 +95,20 @@ impl Repository for Asks {
         }
     }
 
-    fn change(
-        &self,
-        change: Change,
-        model: String,
-        id: String,
-    ) -> oneshot::Receiver<Result<(), ChangeError>> {
+    fn change(&self, change: Change, model: String, id: String) -> Requested {
+        let (waits, begun) = oneshot::channel();
         let (reply, answer) = oneshot::channel();
         // If the thread has ended, the reply is dropped, and the answer says so.
-        if let Err(TrySendError::Full(Ask::Change(Requested { reply, .. }))) =
-            self.wake.try_send(Ask::Change(Requested { change, model, id, reply }))
+        if let Err(TrySendError::Full(Ask::Change(Asked { reply, .. }))) =
+            self.wake.try_send(Ask::Change(Asked { change, model, id, waits, reply }))
         {
             let _ = reply.send(Err(ChangeError::Busy));
         }
-        answer
+        Requested { begun, answer }
+    }
+
+    fn changes_now(&self) -> Option<String> {
+        self.now.get()
     }
 }
 
@@ -110,13 +127,14 @@ fn words(change: &Change) -> String {
     }
 }
 
-impl Requested {
+impl Asked {
     /// Makes the change, unless its client is gone, and answers the client.
     fn settle(self, make: impl FnOnce(&Change, &str, &str) -> Result<(), ChangeError>) {
-        let Self { change, model, id, reply } = self;
+        let Self { change, model, id, waits, reply } = self;
         if reply.is_closed() {
             return;
         }
+        drop(waits);
         let result = unless_it_panics(|| make(&change, &model, &id));
         let result = result.unwrap_or_else(|| Err(ChangeError::Panicked { model: model.clone() }));
         if let Err(reason) = &result {
@@ -127,9 +145,18 @@ impl Requested {
     }
 }
 
+fn not_settled(model: &str, error: NotSettled) -> ChangeError {
+    let model = model.to_owned();
+    match error {
+        NotSettled::Refused(reason) => ChangeError::Refused { model, reason },
+        NotSettled::Switching(reason) => ChangeError::Late { model, reason },
+    }
+}
+
 impl Watcher {
     /// Makes a change, unless its client is gone.
-    pub(crate) fn change(&mut self, requested: Requested) {
+    pub(crate) fn change(&mut self, requested: Asked) {
+        self.now.set(&requested.model);
         requested.settle(|change, model, id| match change {
             Change::Load => self.load(model, id),
             Change::Unload => self.unload(model, id),
@@ -160,7 +187,7 @@ impl Watcher {
         self.forget_refused(name);
         // It also fails if only other versions than the label's are refused.
         let new = follow == Some(Follow::Latest);
-        let look = Look { new, label: Some((label, follow)), urgent: true };
+        let look = Look { new, label: Some((label, follow)), urgent: true, asked: true };
         let settled = self.adder.versions.settle(&model, look);
         let models = &self.adder.loader.models;
         let keep = |labels: &Labels| {
@@ -172,7 +199,8 @@ impl Watcher {
                 tracing::info!(model = name, label, version, id, "label set by a client");
             }
             Err(NotChanged::NotLoaded) => {
-                return settled.and(Err(NotChanged::NotLoaded.to_string())).map_err(refused);
+                settled.map_err(|error| not_settled(name, error))?;
+                return Err(refused(NotChanged::NotLoaded.to_string()));
             }
             Err(error) => return Err(refused(error.to_string())),
         }
@@ -209,7 +237,8 @@ impl Watcher {
         self.forget_refused(name);
         let refused = |reason| ChangeError::Refused { model: name.to_owned(), reason };
         if let Some(model) = self.adder.served.find(name) {
-            return self.adder.versions.settle(&model, Look::NEW).map_err(refused);
+            let settled = self.adder.versions.settle(&model, Look::LOAD);
+            return settled.map_err(|error| not_settled(name, error));
         }
         if let Err(reason) = self.adder.add(name) {
             if self.unloaded.contains(name) {
@@ -250,14 +279,18 @@ mod tests {
     use super::*;
     use crate::types::Version;
 
+    fn asks(wake: SyncSender<Ask>) -> Asks {
+        Asks::new(Path::new("models"), wake, Now::default())
+    }
+
     fn load(asks: &Asks) -> oneshot::Receiver<Result<(), ChangeError>> {
-        asks.change(Change::Load, "ads".to_owned(), String::new())
+        asks.change(Change::Load, "ads".to_owned(), String::new()).answer
     }
 
     #[test]
     fn a_change_that_panics_is_answered_and_the_thread_goes_on() {
         let (wake, woken) = sync_channel(2);
-        let mut answer = load(&Asks::new(Path::new("models"), wake));
+        let mut answer = load(&asks(wake));
         let Ok(Ask::Change(requested)) = woken.try_recv() else { panic!("no change") };
         requested.settle(|_, _, _| panic!("on purpose"));
         let error = answer.try_recv().unwrap().unwrap_err();
@@ -267,7 +300,7 @@ mod tests {
     #[test]
     fn what_waits_for_the_thread_is_bounded() {
         let (wake, woken) = sync_channel(2);
-        let asks = Asks::new(Path::new("models"), wake);
+        let asks = asks(wake);
         (0..10).for_each(|_| asks.look("ads"));
         let mut waits = load(&asks);
         let mut refused = load(&asks);

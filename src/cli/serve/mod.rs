@@ -248,8 +248,9 @@ impl Serving {
     /// # Errors
     /// When the system cannot start a thread.
     pub fn watch(&self, server: &Server) -> anyhow::Result<Watching> {
-        let adder = Adder::new(&self.loader, &self.models, server.registry()).context("models: threads")?;
         let wakes = Wakes::new();
+        let adder = Adder::new(&self.loader, &self.models, server.registry(), wakes.wake.clone());
+        let adder = adder.context("models: threads")?;
         wakes.open(&server.registry(), &self.loader.models);
         Self::watch_with(adder, wakes)
     }

@@ -79,7 +79,8 @@ impl Start {
             config.memory = TableMemory::Mapped;
         }
         let serving = Serving::new(Loader::new(&config, &models, metrics.clone(), live)?);
-        let mut adder = Adder::new(&serving.loader, &serving.models, registry.clone())?;
+        let wake = wakes.wake.clone();
+        let mut adder = Adder::new(&serving.loader, &serving.models, registry.clone(), wake)?;
         load_all(&mut adder)?;
         warn_of_no_model(&config, &models);
         registry.tried_all();

@@ -9,36 +9,48 @@
 //! and the server waits for the requests that have found the main engine for it. Then the main engine
 //! switches.
 //!
+//! A switch runs on a thread of its own (`switching`), because it waits for batches, and one of them may not
+//! end. If it fails, which is mostly for that reason, the version is refused as if it were bad, and is opened
+//! again after [`AGAIN`]. A version that requests have used through an engine of its own keeps that.
+//!
 //! New versions are opened and taken over by threads that run only when a processor is free. What a client
 //! asks for with a label, and the versions of a model that is loaded, do not wait for that.
 
 mod plan;
+mod switching;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
+use std::sync::mpsc::SyncSender;
+use std::time::{Duration, Instant};
 
-use super::add::{Stamp, stamp, version_folder};
+use super::add::Stamp;
 use super::loader::Refused;
 use super::shadow::Background;
+use super::watch::Ask;
 use super::{LoadedModel, Loader};
 use crate::cli::background;
 use crate::config::{Sticky, TrafficConfig};
-use crate::engine::switch::{Changes, NextVersion, Taken};
+use crate::engine::switch::{Changes, NextVersion};
 use crate::engine::{BesideParts, Engine, LoadedVersion};
-use crate::metrics::{EventKind, Metrics};
+use crate::metrics::Metrics;
 use crate::predict::Predict;
 use crate::server::{Loaded, NotChanged, Registry};
 use crate::types::{Follow, Version};
 use plan::Plan;
+use switching::{ASKED_WAIT, Ended, Switching, WAIT};
 
 /// How often a model is looked at again when its labels are set at the same time.
 const TRIES: usize = 5;
 
+/// When a version is tried again that the main engine could not take over. Trying it costs its opening.
+const AGAIN: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 60 });
+
 /// What is known about the versions of a model.
 #[derive(Default)]
 struct Known {
-    /// Versions that were refused, as they were then, and why.
-    refused: BTreeMap<Version, (Stamp, String)>,
+    /// Versions that were refused.
+    refused: BTreeMap<Version, Refusal>,
     /// Whether its directory could not be read at the last look.
     unreadable: bool,
     /// The loaded versions that were not on disk at the last look.
@@ -46,6 +58,8 @@ struct Known {
     /// The engines of the versions that the main engine does not have.
     beside: BTreeMap<Version, Arc<Engine>>,
     shadow: Option<(Version, Arc<dyn Predict>)>,
+    /// The switch of the main engine that has not ended.
+    switching: Option<Switching>,
     /// What the server was told last.
     told: Option<Told>,
     /// Whether it is told again, because it may have kept versions for labels that were set meanwhile.
@@ -54,11 +68,41 @@ struct Known {
 
 impl Known {
     fn at_load(model: &LoadedModel) -> Self {
-        let refused = model
-            .refused
-            .iter()
-            .map(|Refused { version, stamp, reason }| (*version, (stamp.clone(), refusal(*version, reason))));
+        let refused = model.refused.iter().map(|Refused { version, stamp, reason }| {
+            (*version, Refusal { stamp: stamp.clone(), reason: refusal(*version, reason), again: None })
+        });
         Self { refused: refused.collect(), ..Self::default() }
+    }
+}
+
+/// A version that was refused.
+struct Refusal {
+    /// Its files as they were then. It is tried again when they change.
+    stamp: Stamp,
+    reason: String,
+    /// When it is tried again even if they do not change.
+    again: Option<Instant>,
+}
+
+impl Refusal {
+    fn stays(&self) -> bool {
+        self.again.is_none_or(|again| Instant::now() < again)
+    }
+}
+
+/// Why the versions of a model are not those that are wanted. The reason is in the log.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum NotSettled {
+    #[error("{0}")]
+    Refused(String),
+    /// The main engine still takes over a version.
+    #[error("{0}")]
+    Switching(String),
+}
+
+impl From<String> for NotSettled {
+    fn from(reason: String) -> Self {
+        Self::Refused(reason)
     }
 }
 
@@ -85,23 +129,29 @@ pub(crate) struct Look<'l> {
     pub new: bool,
     /// A label that will be set if its version can be loaded. The main engine keeps its version.
     pub label: Option<(&'l str, Option<Follow>)>,
-    /// Whether somebody waits for it. Otherwise versions are opened and taken over when a processor is free.
+    /// Otherwise versions are opened and taken over when a processor is free.
     pub urgent: bool,
+    /// Whether a client waits for a switch.
+    pub asked: bool,
 }
 
 impl Look<'_> {
     /// For new versions.
-    pub(crate) const NEW: Self = Self { new: true, label: None, urgent: false };
+    pub(crate) const NEW: Self = Self { new: true, label: None, urgent: false, asked: false };
+    /// For new versions, when a client wants the newest one.
+    pub(crate) const LOAD: Self = Self { asked: true, ..Self::NEW };
     /// For all versions of a model that was loaded.
-    pub(crate) const FIRST: Self = Self { new: true, label: None, urgent: true };
+    pub(crate) const FIRST: Self = Self { urgent: true, ..Self::NEW };
     /// After labels were set.
-    pub(crate) const LABELS: Self = Self { new: false, label: None, urgent: true };
+    pub(crate) const LABELS: Self = Self { new: false, ..Self::FIRST };
 }
 
 /// The versions of all models.
 pub(crate) struct Versions {
     loader: Arc<Loader>,
     registry: Registry,
+    /// Wakes the thread that makes all changes when a switch has ended.
+    wake: SyncSender<Ask>,
     known: HashMap<String, Known>,
     /// Threads that open versions when a processor is free.
     opening: rayon::ThreadPool,
@@ -110,9 +160,18 @@ pub(crate) struct Versions {
 impl Versions {
     /// # Errors
     /// When the system cannot start a thread.
-    pub(crate) fn new(loader: &Arc<Loader>, registry: &Registry) -> anyhow::Result<Self> {
+    pub(crate) fn new(
+        loader: &Arc<Loader>,
+        registry: &Registry,
+        wake: SyncSender<Ask>,
+    ) -> anyhow::Result<Self> {
         let opening = background::idle_pool("open")?;
-        Ok(Self { loader: loader.clone(), registry: registry.clone(), known: HashMap::new(), opening })
+        Ok(Self { loader: loader.clone(), registry: registry.clone(), wake, known: HashMap::new(), opening })
+    }
+
+    /// Whether the main engine of a model takes over a version.
+    pub(crate) fn is_switching(&self, name: &str) -> bool {
+        self.known.get(name).is_some_and(|known| known.switching.is_some())
     }
 
     /// Forgets which versions of a model were refused, so that they are tried again.
@@ -128,8 +187,9 @@ impl Versions {
     /// Loads what is wanted of a served model, and unloads the rest.
     ///
     /// # Errors
-    /// Why the highest version that was tried now is refused, or why the version of `look.label` is.
-    pub(crate) fn settle(&mut self, model: &LoadedModel, look: Look<'_>) -> Result<(), String> {
+    /// Why the highest version that was tried now is refused, or why the version of `look.label` is; or that
+    /// a version is still being taken over.
+    pub(crate) fn settle(&mut self, model: &LoadedModel, look: Look<'_>) -> Result<(), NotSettled> {
         let name = model.engine.describe().model;
         let mut known = self.known.remove(&name).unwrap_or_else(|| Known::at_load(model));
         known.again |= !look.new;
@@ -144,54 +204,66 @@ impl Versions {
         name: &str,
         look: Look<'_>,
         known: &mut Known,
-    ) -> Result<(), String> {
+    ) -> Result<(), NotSettled> {
+        let mut failed = None;
+        match self.end_switch(model, name, known, if look.asked { ASKED_WAIT } else { Duration::ZERO }) {
+            Ended::Well => {}
+            Ended::Refused(reason) => failed = Some(reason),
+            Ended::NotYet(reason) => return Err(NotSettled::Switching(reason)),
+        }
         for _ in 0..TRIES {
+            // After a failed switch, no other version is opened in vain: its switch would wait as long.
+            let look = Look { new: look.new && failed.is_none(), ..look };
             let plan = self.plan(model, name, look, known)?;
             let (refused, latest) = (plan.refused.clone(), plan.latest);
             match self.apply(model, name, look, (plan, known)) {
-                Ok(()) => {
+                Ok(Ended::Well) => {
                     let newer = known.refused.keys().filter(|version| **version > latest);
                     model.engine.set_refused_now(newer.count());
-                    return refused.map_or(Ok(()), Err);
+                    return failed.or(refused).map_or(Ok(()), |reason| Err(reason.into()));
+                }
+                Ok(Ended::Refused(reason)) => failed = Some(reason),
+                Ok(Ended::NotYet(reason)) => {
+                    tracing::debug!(model = name, "{reason}");
+                    return Err(NotSettled::Switching(reason));
                 }
                 // A label was set meanwhile.
                 Err(NotChanged::NotLoaded) => {}
                 Err(error) => {
                     tracing::warn!(model = name, %error, "the loaded versions stay as they are");
-                    return Err(error.to_string());
+                    return Err(error.to_string().into());
                 }
             }
         }
-        Ok(())
+        failed.map_or(Ok(()), |reason| Err(reason.into()))
     }
 
-    /// Tells the server what is loaded, and lets the main engine switch.
+    /// Tells the server what is loaded, and lets the main engine switch. After a switch that fails another
+    /// plan is needed.
     fn apply(
         &self,
         model: &LoadedModel,
         name: &str,
         look: Look<'_>,
         (plan, known): (Plan, &mut Known),
-    ) -> Result<(), NotChanged> {
-        let main = model.engine.version();
-        let stays = look.label.is_some() || plan.stable == main;
-        if !stays {
-            let target = plan.stable;
+    ) -> Result<Ended, NotChanged> {
+        let (main, target) = (model.engine.version(), plan.stable);
+        let waits = known.refused.get(&target).is_some_and(Refusal::stays);
+        if look.label.is_none() && target != main && !waits {
             let next = self.next(model, (target, plan.wanted.contains(&main)), known);
             // Requests for its number or another label use its own engine until the switch has ended.
             let own = known.told.as_ref().is_some_and(|told| told.beside.contains(&target));
             let own = own || plan.pinned.contains(&target);
             let beside = plan.wanted.iter().copied().filter(|version| *version != target || own).collect();
-            self.tell(model, name, (&plan, known), (target, beside))?;
-            if let Err(error) = self.switch(model, name, (look, next)) {
-                model.engine.count_refused();
-                tracing::warn!(model = name, version = target.0, serving = main.0, %error, "version refused");
-                let text = format!("version {target}: {error}");
-                self.loader.metrics.events.record(EventKind::Refused, name, text);
-                let now = stamp([version_folder(&self.loader, name, target)]);
-                let reason = refusal(target, &error.to_string());
-                known.refused.insert(target, (now, reason));
-                known.beside.remove(&target);
+            // What was said of refused versions holds until the switch has ended.
+            let told = known.told.as_ref();
+            let shown = told.map(|told| (told.missing.clone(), told.newer.clone())).unwrap_or_default();
+            self.tell(model, name, (&plan, known), (target, beside), shown)?;
+            // The target was loaded when the plan was made.
+            known.switching = next.map(|next| self.begin_switch(model, name, (next, own), look.urgent));
+            match self.end_switch(model, name, known, if look.asked { ASKED_WAIT } else { WAIT }) {
+                Ended::Well => {}
+                other => return Ok(other),
             }
         }
         let main = model.engine.version();
@@ -201,9 +273,11 @@ impl Versions {
             wanted.extend(known.beside.keys());
         }
         let beside: Vec<Version> = wanted.into_iter().filter(|version| *version != main).collect();
-        self.tell(model, name, (&plan, known), (main, beside.clone()))?;
+        let missing = plan.missing.iter().map(|missing| missing.text.clone()).collect();
+        let shown = (missing, Self::newer(known, &plan));
+        self.tell(model, name, (&plan, known), (main, beside.clone()), shown)?;
         known.beside.retain(|version, _| beside.contains(version));
-        Ok(())
+        Ok(Ended::Well)
     }
 
     /// Why the versions above the latest one are refused, unless `missing` says it already.
@@ -211,7 +285,7 @@ impl Versions {
         let missing = |version| plan.missing.iter().any(|missing| missing.version == version);
         let newer =
             known.refused.iter().filter(|(version, _)| **version > plan.latest && !missing(**version));
-        newer.map(|(version, (_, reason))| (*version, reason.clone())).collect()
+        newer.map(|(version, refusal)| (*version, refusal.reason.clone())).collect()
     }
 
     /// The switch of the main engine to a loaded version.
@@ -230,23 +304,6 @@ impl Versions {
         Some(NextVersion { version, changes, switch_bytes: self.loader.live.switch_bytes(), old_stays })
     }
 
-    fn switch(
-        &self,
-        model: &LoadedModel,
-        name: &str,
-        (look, next): (Look<'_>, Option<NextVersion>),
-    ) -> anyhow::Result<()> {
-        // The target was loaded when the plan was made.
-        let Some(next) = next else { return Ok(()) };
-        let switch = || model.engine.switch(next);
-        let taken = if look.urgent { switch() } else { self.opening.install(switch) };
-        let Taken { from, to, carried, dropped } = taken?;
-        tracing::info!(model = name, from = from.0, version = to.0, carried, dropped, "version taken over");
-        let text = format!("version {to} after {from}; {carried} cached rows updated, {dropped} dropped");
-        self.loader.metrics.events.record(EventKind::Switched, name, text);
-        Ok(())
-    }
-
     /// Tells the server which versions have an engine of their own, unless it knows that.
     fn tell(
         &self,
@@ -254,9 +311,9 @@ impl Versions {
         name: &str,
         (plan, known): (&Plan, &mut Known),
         (main, beside): (Version, Vec<Version>),
+        (missing, newer): (Vec<String>, BTreeMap<Version, String>),
     ) -> Result<(), NotChanged> {
         let Plan { latest, shadow, traffic, .. } = plan;
-        let missing: Vec<String> = plan.missing.iter().map(|missing| missing.text.clone()).collect();
         let told = Told {
             beside,
             main,
@@ -264,7 +321,7 @@ impl Versions {
             shadow: *shadow,
             traffic: traffic.clone(),
             missing: missing.clone(),
-            newer: Self::newer(known, plan),
+            newer: newer.clone(),
         };
         if known.told.as_ref() == Some(&told) && !known.again {
             return Ok(());
@@ -277,11 +334,12 @@ impl Versions {
             tracing::warn!(model = name, feature, "models.{name}.sticky: {effect}");
         }
         let engines = told.beside.iter().map(|version| {
-            // The main engine still has a version that it leaves.
-            let engine = known
-                .beside
-                .entry(*version)
-                .or_insert_with(|| self.beside(model, name, model.engine.served()));
+            let engine = known.beside.entry(*version).or_insert_with(|| {
+                // The main engine still has a version that it leaves.
+                let served = model.engine.served();
+                debug_assert_eq!(served.version(), *version, "an engine has another version than its number");
+                self.beside(model, name, served)
+            });
             engine.clone() as Arc<dyn Predict>
         });
         let engines = engines.collect();
@@ -293,7 +351,7 @@ impl Versions {
             traffic: traffic.clone(),
             shadow: known.shadow.as_ref().map(|(_, shadow)| shadow.clone()),
             missing,
-            newer: told.newer.clone(),
+            newer,
         };
         self.registry.set_versions(name, loaded)?;
         (known.told, known.again) = (Some(told), false);
@@ -320,3 +378,7 @@ impl Versions {
         });
     }
 }
+
+#[cfg(test)]
+#[cfg(not(flechette_loom))]
+mod tests;

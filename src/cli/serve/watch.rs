@@ -9,6 +9,9 @@
 //! complete. A model that is new in the directory, or that could not be loaded before, is loaded and served
 //! like those at start, unless a client has unloaded it.
 //!
+//! Everything that the thread waits for has a limit, so a model whose batch does not end delays the changes
+//! of other models by some seconds. What takes longer is work: opening a version.
+//!
 //! Nothing that happens here fails a request: the served version goes on until the next one is ready. A panic
 //! ends what the thread was asked to do, and not the thread.
 
@@ -21,7 +24,7 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender};
 use std::time::{Duration, Instant};
 
 use super::add::Adder;
-use super::changes::{Asks, LookAt, Requested};
+use super::changes::{Asked, Asks, LookAt, Now};
 use super::versions::Look;
 use crate::cli::train::run::NewVersion;
 use crate::ending::Ending;
@@ -44,10 +47,12 @@ pub(crate) enum Ask {
     Look(NewVersion),
     /// To load and unload versions of this model, after its labels were set.
     Labels(LookAt),
+    /// To look at this model, whose main engine has taken over a version or failed to.
+    Switched(String),
     /// To look at all models, because their settings have changed.
     Traffic,
     /// To load or unload a model.
-    Change(Requested),
+    Change(Asked),
     /// To use the new interval between two looks at all models.
     Interval,
     /// To end.
@@ -58,17 +63,18 @@ pub(crate) enum Ask {
 pub(crate) struct Wakes {
     pub wake: SyncSender<Ask>,
     woken: Receiver<Ask>,
+    now: Now,
 }
 
 impl Wakes {
     pub(crate) fn new() -> Self {
         let (wake, woken) = mpsc::sync_channel(WAITING);
-        Self { wake, woken }
+        Self { wake, woken, now: Now::default() }
     }
 
     /// Lets clients load and unload the models of a directory. What they ask for waits for the thread.
     pub(crate) fn open(&self, registry: &Registry, models: &Path) {
-        registry.set_repository(Arc::new(Asks::new(models, self.wake.clone())));
+        registry.set_repository(Arc::new(Asks::new(models, self.wake.clone(), self.now.clone())));
     }
 }
 
@@ -86,10 +92,10 @@ impl Watching {
     /// # Errors
     /// When the system cannot start a thread.
     pub(crate) fn start(adder: Adder, wakes: Wakes) -> std::io::Result<Self> {
-        let Wakes { wake, woken } = wakes;
+        let Wakes { wake, woken, now } = wakes;
         let stop = Arc::new(AtomicBool::new(false));
         let unloaded = HashSet::new();
-        let mut watcher = Watcher { adder, stop: stop.clone(), unloaded, unreadable: false };
+        let mut watcher = Watcher { adder, stop: stop.clone(), unloaded, now, unreadable: false };
         let thread = Ending::start("watch-models", move || watcher.watch(&woken))?;
         Ok(Self { stop, wake, thread })
     }
@@ -110,6 +116,7 @@ pub(crate) struct Watcher {
     pub adder: Adder,
     /// Models that are served again only when a client loads them.
     pub unloaded: HashSet<String>,
+    pub now: Now,
     stop: Arc<AtomicBool>,
     /// Whether the directory could not be read at the last look.
     unreadable: bool,
@@ -139,13 +146,15 @@ impl Watcher {
         match ask {
             Ask::Look(new) => self.look_at_named(&new.model),
             Ask::Labels(look) => self.look_at_labels(&look.begin()),
+            Ask::Switched(name) if self.adder.versions.is_switching(&name) => self.look_at_named(&name),
             Ask::Traffic => self.look_again(),
             Ask::Change(requested) => self.change(requested),
-            Ask::Interval | Ask::Stop => {}
+            Ask::Switched(_) | Ask::Interval | Ask::Stop => {}
         }
     }
 
     fn look_at_named(&mut self, name: &str) {
+        self.now.set(name);
         match self.adder.served.find(name) {
             Some(model) => {
                 // The reason is in the log.
@@ -158,6 +167,7 @@ impl Watcher {
     }
 
     fn look_at_labels(&mut self, name: &str) {
+        self.now.set(name);
         if let Some(model) = self.adder.served.find(name) {
             // The reason is in the log.
             let _ = self.adder.versions.settle(&model, Look::LABELS);
@@ -176,6 +186,7 @@ impl Watcher {
             if self.stops() {
                 return;
             }
+            self.now.set(&model.engine.describe().model);
             // The reason is in the log.
             let _ = self.adder.versions.settle(model, Look::NEW);
         }
@@ -213,6 +224,7 @@ impl Watcher {
 
     /// Loads and serves a new model, if it can be loaded.
     fn add(&mut self, name: &str) {
+        self.now.set(name);
         if let Ok(true) = self.adder.add(name) {
             tracing::info!(model = name, "new model served");
         }

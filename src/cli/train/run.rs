@@ -56,9 +56,10 @@ impl Start {
                     return Ok((Self::Resumed(opened, cursor), schema));
                 }
                 ResumePoint::Beginning(reason) => {
+                    let begin = "it starts at the beginning of its data";
                     tracing::info!(
                         model = args.name,
-                        "this run has published nothing yet ({reason}): it starts at the beginning of its data"
+                        "this run has published nothing yet ({reason}): {begin}"
                     );
                 }
             }

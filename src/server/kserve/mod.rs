@@ -44,6 +44,9 @@ pub(crate) const KINDS: &[(&str, Kind)] = &[
     ("RepositoryModelUnload", Kind::Change),
 ];
 
+/// The methods that say whether the server and its models are well. They are not behind the gate.
+pub(crate) const HEALTH: &[&str] = &["ServerLive", "ServerReady", "ModelReady"];
+
 /// The service.
 pub(crate) struct KserveService(pub Arc<Shared>);
 
@@ -206,8 +209,9 @@ impl GrpcInferenceService for KserveService {
 
     async fn repository_index(
         &self,
-        request: Request<RepositoryIndexRequest>,
+        mut request: Request<RepositoryIndexRequest>,
     ) -> Result<Response<RepositoryIndexResponse>, Status> {
+        let _call = Call::of(&mut request)?;
         Ok(Response::new(repository::index(&self.0, request.into_inner()).await?))
     }
 

@@ -1,13 +1,14 @@
 //! KServe's calls about the repository: its list of models, and loading and unloading them.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use crate::server::Shared;
 use crate::server::convert::clip;
 use crate::server::inference::repository_index_response::ModelIndex;
 use crate::server::inference::{RepositoryIndexRequest, RepositoryIndexResponse};
 use crate::server::not_served::Reason;
-use crate::server::repository::{Change, ChangeError};
+use crate::server::repository::{Change, ChangeError, Requested};
 use crate::server::status::CallError;
 
 /// Checks the name of a repository, and that a request has no other parameters than these.
@@ -73,6 +74,9 @@ pub(crate) async fn index(
     Ok(RepositoryIndexResponse { models: models.into_values().collect() })
 }
 
+/// How long a change waits for those before it. Opening a large version takes minutes.
+const BEGIN_WAIT: Duration = Duration::from_secs(if cfg!(test) { 5 } else { 300 });
+
 /// Loads or unloads a model for the call with this id, and waits for it.
 ///
 /// # Errors
@@ -84,6 +88,11 @@ pub(crate) async fn change(
     id: String,
 ) -> Result<(), CallError> {
     let repository = shared.repository.get().ok_or(ChangeError::Unsupported)?;
+    let Requested { begun, answer } = repository.change(change, model.clone(), id);
+    if tokio::time::timeout(BEGIN_WAIT, begun).await.is_err() {
+        let (seconds, now) = (BEGIN_WAIT.as_secs(), repository.changes_now());
+        return Err(ChangeError::NotBegun { model, seconds, now }.into());
+    }
     // Without an answer the server is draining.
-    Ok(repository.change(change, model, id).await.unwrap_or(Err(ChangeError::Draining))?)
+    Ok(answer.await.unwrap_or(Err(ChangeError::Draining))?)
 }

@@ -2,12 +2,13 @@
 
 use std::collections::BTreeSet;
 
-use super::{Known, Look, Versions, refusal};
-use crate::cli::serve::LoadedModel;
+use super::{Known, Look, Refusal, Versions, refusal};
 use crate::cli::serve::add::{stamp, version_folder};
+use crate::cli::serve::{LoadedModel, Loader};
 use crate::config::{STABLE, Shadow, TrafficConfig, VersionPolicy};
 use crate::engine::LoadedVersion;
 use crate::metrics::EventKind;
+use crate::predict::Predict;
 use crate::server::Labels;
 use crate::store;
 use crate::types::{Follow, Version};
@@ -202,7 +203,7 @@ impl Opener<'_> {
     }
 
     /// Loads a version, unless it is loaded. A version that was refused is tried again only if its files have
-    /// changed.
+    /// changed, or after some time if the main engine could not take it over.
     ///
     /// # Errors
     /// Why it is refused.
@@ -213,15 +214,18 @@ impl Opener<'_> {
         let (loader, name) = (&self.versions.loader, self.name);
         // Read before the version is opened, so that later changes are noticed.
         let now = stamp([version_folder(loader, name, version)]);
-        if let Some((then, reason)) = self.known.refused.get(&version)
-            && *then == now
+        if let Some(refusal) = self.known.refused.get(&version)
+            && refusal.stamp == now
+            && refusal.stays()
         {
-            return Err(reason.clone());
+            return Err(refusal.reason.clone());
         }
-        let opened = match self.urgent {
-            true => self.open(version),
-            false => self.versions.opening.install(|| self.open(version)),
-        };
+        let model = self.model;
+        let beside = self.known.beside.values().map(|engine| engine.served());
+        let below = beside.chain([model.engine.served()]).filter(|loaded| loaded.version() < version);
+        let before = below.max_by_key(|loaded| loaded.version());
+        let open = || open(loader, model, version, before);
+        let opened = if self.urgent { open() } else { self.versions.opening.install(open) };
         match opened {
             Ok(loaded) => {
                 self.known.refused.remove(&version);
@@ -238,32 +242,35 @@ impl Opener<'_> {
                 loader.metrics.events.record(EventKind::Refused, name, text);
                 self.model.engine.count_refused();
                 let reason = refusal(version, &reason);
-                self.known.refused.insert(version, (now, reason.clone()));
+                let refusal = Refusal { stamp: now, reason: reason.clone(), again: None };
+                self.known.refused.insert(version, refusal);
                 Err(reason)
             }
         }
     }
+}
 
-    /// Opens a version, checks all of it, and prepares its rows.
-    fn open(&self, version: Version) -> anyhow::Result<LoadedVersion> {
-        let LoadedModel { engine, memory, .. } = self.model;
-        let (loader, name) = (&self.versions.loader, self.name);
-        let beside = self.known.beside.values().map(|engine| engine.served());
-        let below = beside.chain([engine.served()]).filter(|loaded| loaded.version() < version);
-        let Some(before) = below.max_by_key(|loaded| loaded.version()) else {
-            let mut opened = store::open(&loader.models, name, version, loader.purpose())?;
-            engine.check_schema(&opened)?;
-            memory.load(&mut opened)?;
-            memory.prepare(&mut opened);
-            return Ok(engine.accept(opened)?);
-        };
-        let mut opened = store::open_after(&loader.models, name, version, &before.store)?;
+/// Opens a version, checks all of it, and prepares its rows. `before` is the highest loaded version below it.
+fn open(
+    loader: &Loader,
+    LoadedModel { engine, memory, .. }: &LoadedModel,
+    version: Version,
+    before: Option<LoadedVersion>,
+) -> anyhow::Result<LoadedVersion> {
+    let name = engine.describe().model;
+    let Some(before) = before else {
+        let mut opened = store::open(&loader.models, &name, version, loader.purpose())?;
         engine.check_schema(&opened)?;
-        // Otherwise the base rows are those of the loaded version, and ready.
-        if opened.store.changed_since(&before.store).is_none() {
-            memory.load(&mut opened)?;
-            memory.prepare(&mut opened);
-        }
-        Ok(engine.accept(opened)?)
+        memory.load(&mut opened)?;
+        memory.prepare(&mut opened);
+        return Ok(engine.accept(opened)?);
+    };
+    let mut opened = store::open_after(&loader.models, &name, version, &before.store)?;
+    engine.check_schema(&opened)?;
+    // Otherwise the base rows are those of the loaded version, and ready.
+    if opened.store.changed_since(&before.store).is_none() {
+        memory.load(&mut opened)?;
+        memory.prepare(&mut opened);
     }
+    Ok(engine.accept(opened)?)
 }

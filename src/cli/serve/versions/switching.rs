@@ -1,0 +1,133 @@
+//! A switch of a main engine, on a thread of its own.
+//!
+//! A switch waits for batches, and a batch may never end. So the thread that makes all changes waits for it
+//! for [`WAIT`], and then goes on with other models. It is woken when the switch has ended. Until then,
+//! nothing else changes of the versions of this model.
+
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+use super::{AGAIN, Known, Refusal, Versions, refusal};
+use crate::cli::background;
+use crate::cli::serve::LoadedModel;
+use crate::cli::serve::add::{stamp, version_folder};
+use crate::cli::serve::watch::{Ask, unless_it_panics};
+use crate::engine::switch::{NextVersion, SwitchError, Taken};
+use crate::metrics::EventKind;
+use crate::pace;
+use crate::types::Version;
+
+/// How long other models wait for a switch that no client has asked for. Nearly all end in this time.
+pub(super) const WAIT: Duration = Duration::from_millis(if cfg!(test) { 100 } else { 1000 });
+
+/// How long a client waits for a switch, and other models with it.
+pub(super) const ASKED_WAIT: Duration = Duration::from_millis(if cfg!(test) { 200 } else { 10_000 });
+
+/// A switch that has begun.
+pub(super) struct Switching {
+    target: Version,
+    /// Whether requests use the target through an engine of its own.
+    own: bool,
+    begun: Instant,
+    /// Closed without a result if the switch panicked or has no thread.
+    ended: Receiver<Result<Taken, SwitchError>>,
+}
+
+/// How a switch has ended.
+pub(super) enum Ended {
+    /// The main engine has the version, or there was no switch.
+    Well,
+    /// The version is refused, for this reason.
+    Refused(String),
+    /// It goes on. The text says which.
+    NotYet(String),
+}
+
+impl Versions {
+    /// Begins to take over a version. `own`: requests use it through an engine of its own.
+    pub(super) fn begin_switch(
+        &self,
+        model: &LoadedModel,
+        name: &str,
+        (next, own): (NextVersion, bool),
+        urgent: bool,
+    ) -> Switching {
+        let target = next.version.version();
+        let (end, ended) = mpsc::channel();
+        let (engine, wake, woken) = (model.engine.clone(), self.wake.clone(), name.to_owned());
+        let switch = move || {
+            if !urgent {
+                background::only_when_idle("new versions are taken over");
+                pace::begin();
+            }
+            let result = unless_it_panics(|| engine.switch(next));
+            drop(engine);
+            // Nobody receives it if the model was unloaded meanwhile.
+            result.into_iter().for_each(|result| drop(end.send(result)));
+            drop(end);
+            // It fails if the thread that makes all changes has ended, or so much waits for it that the model
+            // is looked at later.
+            let _ = wake.try_send(Ask::Switched(woken));
+        };
+        if let Err(error) = std::thread::Builder::new().name("switch".to_owned()).spawn(switch) {
+            tracing::warn!(model = name, %error, "no thread for a switch");
+        }
+        Switching { target, own, begun: Instant::now(), ended }
+    }
+
+    /// Waits for the end of a model's switch, if there is one, but not longer than `limit`.
+    pub(super) fn end_switch(
+        &self,
+        model: &LoadedModel,
+        name: &str,
+        known: &mut Known,
+        limit: Duration,
+    ) -> Ended {
+        let Some(switching) = &known.switching else { return Ended::Well };
+        let &Switching { target, own, begun, ref ended } = switching;
+        let result = match ended.recv_timeout(limit) {
+            Ok(result) => result.map_err(|error| error.to_string()),
+            Err(RecvTimeoutError::Disconnected) => Err("the switch failed inside the server".to_owned()),
+            Err(RecvTimeoutError::Timeout) => {
+                let seconds = begun.elapsed().as_secs();
+                let waits = "a batch that began before does not end, or no processor is free";
+                return Ended::NotYet(format!(
+                    "version {target} is still being taken over after {seconds} s: {waits}; it goes on"
+                ));
+            }
+        };
+        known.switching = None;
+        let events = &self.loader.metrics.events;
+        match result {
+            Ok(Taken { from, to, carried, dropped }) => {
+                tracing::info!(
+                    model = name,
+                    from = from.0,
+                    version = to.0,
+                    carried,
+                    dropped,
+                    "version taken over"
+                );
+                let text =
+                    format!("version {to} after {from}; {carried} cached rows updated, {dropped} dropped");
+                events.record(EventKind::Switched, name, text);
+                known.refused.remove(&target);
+                Ended::Well
+            }
+            Err(error) => {
+                let serving = model.engine.version().0;
+                model.engine.count_refused();
+                tracing::warn!(model = name, version = target.0, serving, %error, "version refused");
+                events.record(EventKind::Refused, name, format!("version {target}: {error}"));
+                let stamp = stamp([version_folder(&self.loader, name, target)]);
+                let reason = refusal(target, &error);
+                let again = Some(Instant::now() + AGAIN);
+                known.refused.insert(target, Refusal { stamp, reason: reason.clone(), again });
+                if !own {
+                    known.beside.remove(&target);
+                }
+                Ended::Refused(reason)
+            }
+        }
+    }
+}
