@@ -228,7 +228,9 @@ async fn a_part_of_the_version_before_that_finishes_last_is_computed_again() {
         let metrics = Metrics::new().unwrap().model("ads", &model.schema);
         let batcher = Batcher::start(overtaken, metrics, &config).unwrap();
         let answer = batcher.submit(batch(20, 1).0, ANY).unwrap().await.unwrap();
-        assert_eq!((answer.version.0, model.begun()), (versions[1], 3));
+        // If both workers have begun at nearly the same time, either may count as the last.
+        assert_eq!(answer.version.0, versions[1]);
+        assert!((3..=4).contains(&model.begun()), "{}", model.begun());
         assert_eq!(answer.probabilities, batch(20, 1).1);
     }
 }
