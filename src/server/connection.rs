@@ -3,17 +3,16 @@
 //! * The HTTP/2 preface must arrive, after the TLS handshake (`socket.rs`), within
 //!   `server.handshake_seconds`.
 //! * An answer must leave within `server.write_seconds`, otherwise its connection is closed. A client that
-//!   reads nothing, or grants no window, would hold memory and places for other calls.
+//!   reads nothing, or grants no window, would hold memory, and calls in flight that others may need.
 //! * A connection without calls for `server.grpc_idle_seconds` gets GOAWAY, and is closed soon after. Open
 //!   health watches and reflection streams do not keep it (`ungated.rs`).
 //! * A connection that resets calls faster than the server can end them is read more slowly
 //!   ([`Link::poll_may_read`]).
-//! * The calls of a connection that have no model yet leave a part of what is free to other connections
-//!   (`charge.rs`).
+//! * The calls of a connection leave a part of what is free to other connections (`charge.rs`).
 //!
 //! The bytes of an answer count towards `server.max_inflight_bytes` until they are written to the socket or
 //! dropped. HTTP/2 keeps them as [`Bytes`], so their owner ([`Unsent`]) sees both. It also keeps the call's
-//! [`Charge`], and so its place.
+//! [`Charge`], so the call is in flight until then.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -222,8 +221,10 @@ pub(crate) struct Link {
     /// Bytes that may be read before the task gives way. The task accepts the calls that have arrived only
     /// when there is nothing more to read.
     may_read: AtomicUsize,
-    /// Calls that have no model.
-    unnamed: AtomicUsize,
+    /// Calls that the gate let in, counted by [`Charge`].
+    pub in_flight: AtomicUsize,
+    /// The memory of their messages, and of the connection's answers.
+    pub bytes: AtomicUsize,
     /// With more calls than this, nothing is read.
     max_calls: usize,
     activity: Mutex<Activity>,
@@ -245,12 +246,12 @@ struct Activity {
 }
 
 impl Link {
-    fn new(max_calls: usize) -> Self {
+    pub(crate) fn new(max_calls: usize) -> Self {
         let now = Instant::now();
         let (unsent, reader) = (BTreeMap::new(), None);
         let activity = Activity { calls: 0, aside: 0, new: 0, idle_since: now, reader, unsent, next: 0 };
-        let [received, may_read, unnamed] = [(); 3].map(|()| AtomicUsize::new(0));
-        Self { opened: now, received, may_read, unnamed, max_calls, activity: Mutex::new(activity) }
+        let [received, may_read, in_flight, bytes] = [(); 4].map(|()| AtomicUsize::new(0));
+        Self { opened: now, received, may_read, in_flight, bytes, max_calls, activity: Mutex::new(activity) }
     }
 
     /// That of the connection that a call has come on.
@@ -265,12 +266,6 @@ impl Link {
             activity.aside += 1;
             Aside(self.clone())
         })
-    }
-
-    /// A call has no model. Returns how many there are.
-    pub(crate) fn begin_unnamed(self: &Arc<Self>) -> (Unnamed, usize) {
-        let all = self.unnamed.fetch_add(1, Ordering::Relaxed) + 1;
-        (Unnamed(self.clone()), all)
     }
 
     fn activity(&self) -> MutexGuard<'_, Activity> {
@@ -451,15 +446,6 @@ impl Drop for Aside {
     }
 }
 
-/// A call of a connection that has no model.
-pub(crate) struct Unnamed(Arc<Link>);
-
-impl Drop for Unnamed {
-    fn drop(&mut self) {
-        self.0.unnamed.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
 /// The body of an answer.
 pub(crate) struct Answer {
     body: Body,
@@ -522,6 +508,7 @@ struct Unsent {
 impl Unsent {
     fn new(bytes: Bytes, call: Arc<OpenCall>) -> Self {
         call.shared.in_flight_bytes.fetch_add(bytes.len(), Ordering::AcqRel);
+        call.open.0.bytes.fetch_add(bytes.len(), Ordering::Relaxed);
         let mut activity = call.open.0.activity();
         let number = activity.next;
         activity.next += 1;
@@ -540,6 +527,7 @@ impl AsRef<[u8]> for Unsent {
 impl Drop for Unsent {
     fn drop(&mut self) {
         self.call.shared.in_flight_bytes.fetch_sub(self.bytes.len(), Ordering::AcqRel);
+        self.call.open.0.bytes.fetch_sub(self.bytes.len(), Ordering::Relaxed);
         self.call.open.0.activity().unsent.remove(&self.number);
     }
 }

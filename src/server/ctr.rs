@@ -30,7 +30,8 @@ use crate::schema::Schema;
 use crate::types::{Follow, Scores};
 
 /// The methods that do not simply use a model.
-pub(crate) const KINDS: &[(&str, Kind)] = &[("PredictStream", Kind::Stream), ("SetLabel", Kind::Change)];
+pub(crate) const KINDS: &[(&str, Kind)] =
+    &[("PredictStream", Kind::Stream), ("Learn", Kind::Learn), ("SetLabel", Kind::Change)];
 
 impl ScoreRequest for PredictRequest {
     type Form = ();
