@@ -88,9 +88,9 @@ pub(crate) const SECTIONS: &[Section] = &[
             setting(
                 "server.max_requests",
                 Text("8192"),
-                "Most calls in flight, over all connections. As many more may be in flight before their \
-                 model is known, or while their refusal leaves. A connection gets at most three times what \
-                 is free for its streams and its calls without a known model",
+                "Most calls that are computed, and streams, over all connections. Twice as many calls may be \
+                 in flight, with those that wait for their message or for their answer to leave. When half \
+                 of these are, a connection gets a small part of the rest",
             ),
             setting(
                 "server.max_inflight_bytes",

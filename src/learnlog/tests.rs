@@ -2,6 +2,7 @@ mod fuzz;
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use proptest::prelude::*;
 
@@ -208,6 +209,9 @@ fn a_log_has_one_writer_and_new_segments_for_another_schema() {
     assert!(consumed(dir.path(), "2.fllearn").is_err());
 }
 
+/// More than any request needs.
+const LONG: Duration = Duration::from_secs(600);
+
 fn learner(dir: &Path, max_bytes: u64) -> (Arc<Learner>, Arc<crate::metrics::ModelMetrics>) {
     let metrics = Metrics::new().unwrap().model("m", &schema());
     let options = LearnerOptions { dir: dir.to_owned(), max_bytes, segment_bytes: 1000 };
@@ -218,14 +222,15 @@ fn learner(dir: &Path, max_bytes: u64) -> (Arc<Learner>, Arc<crate::metrics::Mod
 fn concurrent_requests_are_stored_exactly_once_where_their_answers_say() {
     let dir = tempfile::tempdir().unwrap();
     let (learner, _) = learner(dir.path(), u64::MAX >> 1);
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(4).build().unwrap();
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(4).enable_time().build().unwrap();
     let clients = (0..8u32).map(|client| {
         let learner = learner.clone();
         runtime.spawn(async move {
             let mut acked = Vec::new();
             for n in 0..40u32 {
                 let number = client * 1000 + n;
-                acked.push((learner.learn(numbered(number..number + 1)).await.unwrap(), number));
+                acked.push((learner.learn(numbered(number..number + 1), LONG).await.unwrap(), number));
             }
             acked
         })
@@ -233,7 +238,7 @@ fn concurrent_requests_are_stored_exactly_once_where_their_answers_say() {
     let clients: Vec<_> = clients.collect();
     let answers: Vec<_> = clients.into_iter().map(|client| runtime.block_on(client).unwrap()).collect();
     learner.join();
-    let late = runtime.block_on(learner.learn(numbered(0..1))).unwrap_err();
+    let late = runtime.block_on(learner.learn(numbered(0..1), LONG)).unwrap_err();
     assert!(matches!(late, LearnError::Closed));
     let mut by_place = Vec::new();
     for answer in answers {
@@ -250,10 +255,10 @@ fn concurrent_requests_are_stored_exactly_once_where_their_answers_say() {
 fn a_full_log_refuses_samples_until_segments_are_removed() {
     let dir = tempfile::tempdir().unwrap();
     let (learner, _) = learner(dir.path(), 3000);
-    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     let mut stored = 0;
     let error = loop {
-        match runtime.block_on(learner.learn(numbered(stored..stored + 10))) {
+        match runtime.block_on(learner.learn(numbered(stored..stored + 10), LONG)) {
             Ok(_) => stored += 10,
             Err(error) => break error,
         }
@@ -265,11 +270,11 @@ fn a_full_log_refuses_samples_until_segments_are_removed() {
     consumed(dir.path(), &name_of(last)).unwrap();
     // The files are counted again after a while.
     for attempt in 0.. {
-        match runtime.block_on(learner.learn(numbered(stored..stored + 10))) {
+        match runtime.block_on(learner.learn(numbered(stored..stored + 10), LONG)) {
             Ok(_) => break,
             Err(error) => assert!(attempt < 1000, "{error}"),
         }
-        std::thread::sleep(std::time::Duration::from_millis(5));
+        std::thread::sleep(Duration::from_millis(5));
     }
     assert_eq!(numbers(dir.path()).unwrap().last(), Some(&(stored + 9)));
 }

@@ -47,6 +47,11 @@ pub(crate) enum LearnError {
     Closed,
     #[error("learned samples: {0}")]
     Log(Arc<LogError>),
+    #[error(
+        "learned samples: not on disk after {} s, so they may be stored later, or never: {}",
+        .after.as_secs_f64(), .log.display()
+    )]
+    Slow { log: PathBuf, after: Duration },
 }
 
 impl LearnError {
@@ -55,7 +60,7 @@ impl LearnError {
     pub(crate) fn is_full(&self) -> bool {
         match self {
             Self::Full { .. } => true,
-            Self::Closed => false,
+            Self::Closed | Self::Slow { .. } => false,
             Self::Log(error) => matches!(**error, LogError::Store(StoreError::DiskFull { .. })),
         }
     }
@@ -141,7 +146,11 @@ impl Learner {
         Self::with_log(log, options, metrics)
     }
 
-    fn with_log(log: Log, options: LearnerOptions, metrics: Arc<ModelMetrics>) -> Result<Self, LogError> {
+    pub(crate) fn with_log(
+        log: Log,
+        options: LearnerOptions,
+        metrics: Arc<ModelMetrics>,
+    ) -> Result<Self, LogError> {
         let used = Used { log: 0, queued: 0, counted: Instant::now() };
         let room = Arc::new(Room { options, metrics, used: Mutex::new(used) });
         room.recount();
@@ -153,16 +162,20 @@ impl Learner {
         Ok(Self { room, queue: Mutex::new(Some(sender)), thread: Mutex::new(Some(thread)) })
     }
 
-    /// Stores a record. The answer comes when it is durable.
+    /// Stores a record. The answer comes when it is durable, or after this time. If the future is dropped
+    /// before, the record may be stored.
     ///
     /// # Errors
-    /// [`LearnError`]. The samples are not stored then.
-    pub(crate) async fn learn(&self, record: Record) -> Result<Position, LearnError> {
+    /// [`LearnError`]. The samples are not stored then. After [`LearnError::Slow`] nobody knows.
+    pub(crate) async fn learn(&self, record: Record, most: Duration) -> Result<Position, LearnError> {
         let samples = u64::from(record.samples);
         let answer =
             self.submit(record).inspect_err(|_| self.room.metrics.learn.refused.increment(samples))?;
-        // The thread answers every request, unless it panicked.
-        answer.await.unwrap_or(Err(LearnError::Closed))
+        match tokio::time::timeout(most, answer).await {
+            // The thread answers every request, unless it panicked.
+            Ok(answer) => answer.unwrap_or(Err(LearnError::Closed)),
+            Err(_) => Err(LearnError::Slow { log: self.room.options.dir.clone(), after: most }),
+        }
     }
 
     fn submit(&self, record: Record) -> Result<oneshot::Receiver<Result<Position, LearnError>>, LearnError> {

@@ -1,45 +1,54 @@
-//! What a call takes while it is in flight: a place, and the memory of its messages.
+//! What a call takes while it is in flight: a part of what its connection may have, a place while it is
+//! computed, and the memory of its messages.
 //!
-//! All calls together have `server.max_requests` places and `server.max_inflight_bytes`. A model gets at most
-//! [`SHARE`] times what is free of them, so clients of one model cannot take them from another one: whatever
-//! they send, a quarter stays free, and the more models need places, the closer each comes to an equal part.
-//! If only one model is served, it gets all.
+//! **Places.** All calls together have `server.max_requests` places and `server.max_inflight_bytes`. A model
+//! gets at most [`SHARE`] times what is free of them, so clients of one model cannot take them from another
+//! one: whatever they send, a quarter stays free, and the more models need places, the closer each comes to
+//! an equal part. If only one model is served, it gets all. A call has a place from the end of its message to
+//! its answer. So neither a message that does not end nor an answer that is not read holds one. Learn calls
+//! wait for the disk, so they get at most half of the places. A stream has a place from its begin to its end,
+//! and its place and memory belong to no model, because it has requests for any. Those of a call that changes
+//! a model belong to none either, so that an overloaded one can be changed.
 //!
-//! A call gets its place when the name of its model has been read, before the message is decoded. Calls that
-//! have no name yet, and those whose refusal has not left, have no place. There are at most as many of them
-//! as places. The place and the memory of a stream belong to no model, because it has requests for any. Those
-//! of a call that changes a model belong to none either, so that an overloaded one can be changed.
-//!
-//! So a client could open calls without a message, or silent streams, until nothing is free. Therefore a
-//! connection gets at most [`SHARE`] times what is free for its calls without a model, as a model does.
+//! **Connections.** Calls that wait for their message, or for their answer to leave, are in flight too. There
+//! are at most twice as many calls in flight as places. While less than half of these are taken, or of the
+//! places when a stream begins, a connection gets all that it wants, because most connections are busy at
+//! different times. Of the second half it gets one of [`PARTS`], or an even part if more connections have
+//! calls. So it is with the last sixteenth of the memory. A connection may always have one call. So a client
+//! needs many connections to keep others out, and only `server.max_connections` limits those.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
 use tonic::Status;
 
 use super::Shared;
-use super::connection::{Link, Unnamed};
+use super::connection::Link;
 use super::pressure::{Pressure, overloaded};
 use super::status::FULL;
 use crate::batcher::Priority;
 
-/// How much a model, or a connection without naming one, may hold, in what is free.
+/// How much a model may hold, in what is free.
 const SHARE: usize = 3;
 
-/// A call in flight: its place, and its memory, which counts towards `server.max_inflight_bytes`. Both are
-/// free when this is dropped.
+/// What is kept for other connections has at least so many parts, each for one connection. If there were only
+/// as many as connections, the first ones would get so much that nothing would be left for later ones.
+const PARTS: usize = 64;
+
+/// The share of the memory that is kept for other connections. One large stream may need nearly all.
+const KEPT_BYTES: usize = 16;
+
+/// A call in flight. What it takes is free when this is dropped.
 pub(crate) struct Charge {
     pub shared: Arc<Shared>,
+    link: Arc<Link>,
     deadline: Option<Instant>,
+    /// Its memory, which counts towards `server.max_inflight_bytes`.
     bytes: AtomicUsize,
-    place: OnceLock<Place>,
-    /// `None` when the call has a model, or a place of its own.
-    unnamed: Mutex<Option<Unnamed>>,
-    /// Set when the message has arrived.
-    priority: OnceLock<Priority>,
+    model: OnceLock<Named>,
+    place: Mutex<Option<Place>>,
     kind: Kind,
     /// The client has ended the call before its message was complete.
     cancelled: AtomicBool,
@@ -47,27 +56,41 @@ pub(crate) struct Charge {
     stream: Option<OfStream>,
 }
 
+/// The model that a call uses.
+struct Named {
+    name: String,
+    pressure: Arc<Pressure>,
+}
+
 /// What a call does with its model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// One message, for the model that it names.
     Use,
+    /// One message with samples, which the model that it names stores.
+    Learn,
     /// One message, which changes a model.
     Change,
     /// A stream of messages for any models.
     Stream,
 }
 
-/// A place among the calls in flight.
+/// A place among the calls that are computed.
 struct Place {
     shared: Arc<Shared>,
     model: Option<Arc<Pressure>>,
+    /// `None` if the model does not compute the call.
+    priority: Option<Priority>,
+    learns: bool,
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
         self.shared.places.fetch_sub(1, Ordering::AcqRel);
-        self.model.iter().for_each(|model| model.leave());
+        if self.learns {
+            self.shared.learning.fetch_sub(1, Ordering::AcqRel);
+        }
+        self.model.iter().for_each(|model| model.leave(self.priority));
     }
 }
 
@@ -92,53 +115,64 @@ impl Charge {
         kind: Kind,
     ) -> Result<Arc<Self>, Status> {
         let (limit, all) = (shared.max_requests, shared.in_flight.fetch_add(1, Ordering::AcqRel) + 1);
-        let (unnamed, of_connection) = link.begin_unnamed();
+        let held = link.in_flight.fetch_add(1, Ordering::AcqRel) + 1;
+        if held == 1 {
+            shared.callers.fetch_add(1, Ordering::AcqRel);
+        }
         let charge = Self {
             shared: shared.clone(),
+            link: link.clone(),
             deadline,
             bytes: AtomicUsize::new(0),
-            place: OnceLock::new(),
-            unnamed: Mutex::new(Some(unnamed)),
-            priority: OnceLock::new(),
+            model: OnceLock::new(),
+            place: Mutex::new(None),
             kind,
             cancelled: AtomicBool::new(false),
             stream: (kind == Kind::Stream).then(OfStream::default),
         };
-        let (most, all) = match kind {
-            Kind::Stream => (limit, charge.take_place(None, "")?),
-            Kind::Use | Kind::Change => (2 * limit, all),
+        let (most, taken) = match kind {
+            Kind::Stream => {
+                let (place, places) = charge.take_place(None)?;
+                *charge.place() = Some(place);
+                (limit, places)
+            }
+            Kind::Use | Kind::Learn | Kind::Change => (2 * limit, all),
         };
-        if all > most {
+        if all > 2 * limit {
             return Err(full(limit, all, ""));
         }
         // A connection may always have one.
-        if of_connection > 1 && is_beyond_share(of_connection, most, all) {
-            let others = format!(
-                ", {of_connection} of them without a model and of this connection; the rest is for others"
-            );
-            return Err(full(limit, all, &others));
+        if held > 1 && charge.takes_from_connections(held, most / 2, most, taken) {
+            let others = format!(", {held} of them of this connection; the rest is for others");
+            return Err(full(limit, taken, &others));
         }
         Ok(Arc::new(charge))
     }
 
-    /// The name of the call's model was read.
-    ///
-    /// # Errors
-    /// When there is no place, or the model has too many.
-    pub(crate) fn name(&self, name: &str) -> Result<(), Status> {
-        // The service refuses unknown models.
-        match self.shared.models.get(name) {
-            Some(model) if self.kind == Kind::Use => {
-                self.take_place(Some(model.pressure().clone()), name)?;
-                self.end_unnamed();
-            }
-            _ => {}
-        }
-        Ok(())
+    /// Whether a connection that holds this much takes more than its part of what is kept for all of them.
+    fn takes_from_connections(&self, held: usize, kept: usize, limit: usize, all: usize) -> bool {
+        let parts = (self.shared.callers.load(Ordering::Acquire) + 1).max(PARTS);
+        all > limit - kept && held > kept / parts
     }
 
-    fn end_unnamed(&self) {
-        self.unnamed.lock().unwrap_or_else(PoisonError::into_inner).take();
+    fn place(&self) -> MutexGuard<'_, Option<Place>> {
+        self.place.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The name of the call's model was read.
+    pub(crate) fn name(&self, name: String) {
+        if !matches!(self.kind, Kind::Use | Kind::Learn) {
+            return;
+        }
+        // The service refuses unknown models.
+        let Some(model) = self.shared.models.get(&name) else { return };
+        let named = Named { name, pressure: model.pressure().clone() };
+        // If a strange message names its model twice, the first name counts.
+        if self.model.set(named).is_ok()
+            && let Some(model) = self.model()
+        {
+            model.add_bytes(self.bytes.load(Ordering::Relaxed));
+        }
     }
 
     /// A message of this priority has arrived completely.
@@ -146,45 +180,53 @@ impl Charge {
     /// # Errors
     /// When there is no place, or the model is overloaded.
     pub(crate) fn admit(&self, priority: Priority) -> Result<(), Status> {
-        if self.place.get().is_none() {
-            self.take_place(None, "")?;
-            self.end_unnamed();
+        // A stream has one already, and so has a strange call of two messages.
+        if self.place().is_some() {
+            return Ok(());
         }
-        match self.model() {
-            Some(model) if self.priority.set(priority).is_ok() => model.admit(priority, self.deadline),
-            _ => Ok(()),
-        }
+        let (place, _) = self.take_place(Some(priority))?;
+        self.model().map_or(Ok(()), |model| model.admit(priority, self.deadline))?;
+        *self.place() = Some(place);
+        Ok(())
     }
 
-    /// Returns how many places are taken.
-    fn take_place(&self, model: Option<Arc<Pressure>>, name: &str) -> Result<usize, Status> {
+    /// Returns how many places are taken, too.
+    fn take_place(&self, priority: Option<Priority>) -> Result<(Place, usize), Status> {
         let (limit, all) = (self.shared.max_requests, self.shared.places.fetch_add(1, Ordering::AcqRel) + 1);
-        let held = model.as_ref().map_or(0, |model| model.enter());
+        let learns = self.kind == Kind::Learn;
+        let learning = if learns { self.shared.learning.fetch_add(1, Ordering::AcqRel) + 1 } else { 0 };
+        let (model, priority) = (self.model().cloned(), priority.filter(|_| !learns));
+        let held = model.as_ref().map_or(0, |model| model.enter(priority));
         // Gives the place back if it is dropped here.
-        let place = Place { shared: self.shared.clone(), model };
+        let place = Place { shared: self.shared.clone(), model, priority, learns };
         if all > limit {
             return Err(full(limit, all, ""));
         }
+        if learning > (limit / 2).max(1) {
+            let others = format!(", {learning} of them to learn, which may be half");
+            return Err(full(limit, all, &others));
+        }
         if self.takes_from_others(held, limit, all) {
+            let name = self.model.get().map_or("", |named| &named.name);
             let others = format!(", {held} of them for model {name:?}; the rest is for other models");
             return Err(full(limit, all, &others));
         }
-        // If a strange message names its model twice, its first place counts, and the second is given back.
-        if self.place.set(place).is_ok()
-            && let Some(model) = self.model()
-        {
-            model.add_bytes(self.bytes.load(Ordering::Relaxed));
-        }
-        Ok(all)
+        Ok((place, all))
     }
 
     fn model(&self) -> Option<&Arc<Pressure>> {
-        self.place.get().and_then(|place| place.model.as_ref())
+        self.model.get().map(|named| &named.pressure)
     }
 
-    /// The call got its scores.
-    pub(crate) fn answered(&self) {
-        self.model().inspect(|model| model.answered());
+    /// The call has its answer, so its message is not needed any more. `scored`: it is no refusal.
+    pub(crate) fn answered(&self, scored: bool) {
+        let place = self.place().take();
+        if let Some(Place { model: Some(model), priority: Some(_), .. }) = &place
+            && scored
+        {
+            model.answered();
+        }
+        self.release(self.bytes.load(Ordering::Relaxed));
     }
 
     /// The client has ended the call before its message was complete.
@@ -216,6 +258,7 @@ impl Charge {
 
     fn release(&self, bytes: usize) {
         self.bytes.fetch_sub(bytes, Ordering::Relaxed);
+        self.link.bytes.fetch_sub(bytes, Ordering::Relaxed);
         self.model().inspect(|model| model.release_bytes(bytes));
         self.shared.in_flight_bytes.fetch_sub(bytes, Ordering::AcqRel);
     }
@@ -235,19 +278,27 @@ impl Charge {
     /// Charges more memory.
     ///
     /// # Errors
-    /// When all calls, or those of the model, would take too much. Then nothing is charged.
+    /// When all calls, or those of the model or of the connection, would take too much. Then nothing is
+    /// charged.
     pub(crate) fn add(&self, bytes: usize) -> Result<(), Status> {
         let limit = self.shared.max_inflight_bytes;
         let own = self.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
         let all = self.shared.in_flight_bytes.fetch_add(bytes, Ordering::AcqRel) + bytes;
-        // A model may always have one call.
-        let held = self.model().map_or(0, |model| model.add_bytes(bytes));
-        let beyond = held > own && self.takes_from_others(held, limit, all);
-        if all <= limit && !beyond {
+        let of_model = self.model().map_or(0, |model| model.add_bytes(bytes));
+        let of_connection = self.link.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        // A model, and a connection, may always have one call.
+        let others = if of_model > own && self.takes_from_others(of_model, limit, all) {
+            "; the rest is for other models"
+        } else if of_connection > own
+            && self.takes_from_connections(of_connection, limit / KEPT_BYTES, limit, all)
+        {
+            "; the rest is for other connections"
+        } else if all > limit {
+            ""
+        } else {
             return Ok(());
-        }
+        };
         self.release(bytes);
-        let others = if beyond { "; the rest is for other models" } else { "" };
         let text = format!(
             "bytes of calls in flight: limit {limit} (server.max_inflight_bytes), got {all}, {own} of them \
              for this call's message so far{others}"
@@ -264,8 +315,8 @@ impl Charge {
 impl Drop for Charge {
     fn drop(&mut self) {
         self.release(self.bytes.load(Ordering::Relaxed));
-        if let (Some(model), Some(priority)) = (self.model(), self.priority.get()) {
-            model.ended(*priority);
+        if self.link.in_flight.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.shared.callers.fetch_sub(1, Ordering::AcqRel);
         }
         self.shared.in_flight.fetch_sub(1, Ordering::AcqRel);
     }
@@ -279,3 +330,7 @@ fn full(limit: usize, all: usize, others: &str) -> Status {
     let text = format!("calls in flight: limit {limit} (server.max_requests), got {all}{others}");
     overloaded(text, FULL)
 }
+
+#[cfg(test)]
+#[cfg(not(flechette_loom))]
+mod tests;

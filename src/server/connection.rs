@@ -3,15 +3,16 @@
 //! * The HTTP/2 preface must arrive, after the TLS handshake (`socket.rs`), within
 //!   `server.handshake_seconds`.
 //! * An answer must leave within `server.write_seconds`, otherwise its connection is closed. A client that
-//!   reads nothing, or grants no window, would hold memory and places for other calls.
+//!   reads nothing, or grants no window, would hold memory, and calls in flight that others may need.
 //! * A connection without calls for `server.grpc_idle_seconds` gets GOAWAY, and is closed soon after. Open
 //!   health watches and reflection streams do not keep it (`ungated.rs`).
-//! * The calls of a connection that have no model yet leave a part of what is free to other connections
-//!   (`charge.rs`).
+//! * A connection that resets calls faster than the server can end them is read more slowly
+//!   ([`Link::poll_may_read`]).
+//! * The calls of a connection leave a part of what is free to other connections (`charge.rs`).
 //!
 //! The bytes of an answer count towards `server.max_inflight_bytes` until they are written to the socket or
 //! dropped. HTTP/2 keeps them as [`Bytes`], so their owner ([`Unsent`]) sees both. It also keeps the call's
-//! [`Charge`], and so its place.
+//! [`Charge`], so the call is in flight until then.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -19,7 +20,7 @@ use std::future::poll_fn;
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
 use http_body::{Frame, SizeHint};
@@ -50,15 +51,21 @@ const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20);
 const HEADER_BYTES: u32 = 16 << 10;
 
 /// Most bytes that are read from a connection before the calls in them are accepted.
-const READ: usize = 32 << 10;
+const READ: usize = 16 << 10;
+
+/// With more accepted calls than this whose tasks have not begun, nothing is read. Those tasks and other
+/// connections take turns, so this bounds how long a connection can keep others waiting.
+const MOST_NEW: usize = 128;
 
 /// Most calls that a client may cancel before they are accepted; with more the connection ends, with all its
 /// calls. The default is 20, but a proxy may cancel many calls at once when its own client has gone. So the
 /// limit is more than the calls in [`READ`] bytes, at 26 bytes for each.
 const RESETS_AT_ONCE: usize = 2048;
 
-/// Most calls that HTTP/2 itself resets in the whole life of a connection. A late message of a call that was
-/// refused counts too.
+/// Most calls that HTTP/2 itself resets in the whole life of a connection. Each takes memory until the client
+/// reads of it, so a client that reads nothing must not go on for ever. h2 0.4.20 remembers only 50 calls
+/// that it has reset, and for each later frame of another one it resets that call once more. Therefore the
+/// rest of a refused call is read instead (`unread.rs`), and an honest client has next to no faults.
 const FAULTS: usize = 100_000;
 
 /// Most bytes of each answer that HTTP/2 takes before the socket does.
@@ -141,7 +148,7 @@ impl<S: GrpcService> GrpcPort<S> {
         permit: Permit,
         http2: &http2::Builder<TokioExecutor>,
     ) -> impl Future<Output = ()> + Send + 'static {
-        let link = Arc::new(Link::new());
+        let link = Arc::new(Link::new(self.http2.max_streams as usize));
         let stream = TokioIo::new(Connection::grpc(stream, permit, link.clone()));
         let calls = Calls { service: self.service.clone(), shared: self.shared.clone(), link: link.clone() };
         let connection = http2.serve_connection(stream, calls);
@@ -214,8 +221,12 @@ pub(crate) struct Link {
     /// Bytes that may be read before the task gives way. The task accepts the calls that have arrived only
     /// when there is nothing more to read.
     may_read: AtomicUsize,
-    /// Calls that have no model.
-    unnamed: AtomicUsize,
+    /// Calls that the gate let in, counted by [`Charge`].
+    pub in_flight: AtomicUsize,
+    /// The memory of their messages, and of the connection's answers.
+    pub bytes: AtomicUsize,
+    /// With more calls than this, nothing is read.
+    max_calls: usize,
     activity: Mutex<Activity>,
 }
 
@@ -223,19 +234,24 @@ struct Activity {
     calls: usize,
     /// Those of them that do not keep the connection open.
     aside: usize,
+    /// Those of them whose tasks have not begun.
+    new: usize,
     /// The last begin or end of a call.
     idle_since: Instant,
+    /// Wakes the connection's task when there are few enough calls to read on.
+    reader: Option<Waker>,
     /// The start of each message that has not left, by the order of their starts.
     unsent: BTreeMap<u64, Instant>,
     next: u64,
 }
 
 impl Link {
-    fn new() -> Self {
+    pub(crate) fn new(max_calls: usize) -> Self {
         let now = Instant::now();
-        let activity = Activity { calls: 0, aside: 0, idle_since: now, unsent: BTreeMap::new(), next: 0 };
-        let [received, may_read, unnamed] = [(); 3].map(|()| AtomicUsize::new(0));
-        Self { opened: now, received, may_read, unnamed, activity: Mutex::new(activity) }
+        let (unsent, reader) = (BTreeMap::new(), None);
+        let activity = Activity { calls: 0, aside: 0, new: 0, idle_since: now, reader, unsent, next: 0 };
+        let [received, may_read, in_flight, bytes] = [(); 4].map(|()| AtomicUsize::new(0));
+        Self { opened: now, received, may_read, in_flight, bytes, max_calls, activity: Mutex::new(activity) }
     }
 
     /// That of the connection that a call has come on.
@@ -252,22 +268,46 @@ impl Link {
         })
     }
 
-    /// A call has no model. Returns how many there are.
-    pub(crate) fn begin_unnamed(self: &Arc<Self>) -> (Unnamed, usize) {
-        let all = self.unnamed.fetch_add(1, Ordering::Relaxed) + 1;
-        (Unnamed(self.clone()), all)
-    }
-
     fn activity(&self) -> MutexGuard<'_, Activity> {
         self.activity.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes the counts of calls, and lets the connection's task read on if it may.
+    fn change(&self, counts: impl FnOnce(&mut Activity)) {
+        let mut activity = self.activity();
+        counts(&mut activity);
+        let reader = if self.reads(&activity) { activity.reader.take() } else { None };
+        drop(activity);
+        if let Some(reader) = reader {
+            reader.wake();
+        }
+    }
+
+    fn reads(&self, activity: &Activity) -> bool {
+        activity.calls <= self.max_calls && activity.new <= MOST_NEW
     }
 
     fn read_more(&self) {
         self.may_read.store(READ, Ordering::Relaxed);
     }
 
-    pub(crate) fn may_read(&self) -> bool {
-        self.may_read.load(Ordering::Relaxed) > 0
+    /// Waits until the connection may be read from.
+    ///
+    /// HTTP/2 no longer counts a call that its client, or HTTP/2 itself, has reset. But the call takes memory
+    /// and a turn of the processor until its task has seen that. So with more calls than HTTP/2 allows, those
+    /// that were reset are ended first, and with many new calls those are begun first. None of this needs
+    /// anything that is still to be read.
+    pub(crate) fn poll_may_read(&self, cx: &mut Context<'_>) -> Poll<()> {
+        if self.may_read.load(Ordering::Relaxed) == 0 {
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        let mut activity = self.activity();
+        if self.reads(&activity) {
+            return Poll::Ready(());
+        }
+        activity.reader = Some(cx.waker().clone());
+        Poll::Pending
     }
 
     /// Only the connection's task calls this.
@@ -311,69 +351,89 @@ impl<S: GrpcService> hyper::service::Service<Request<Incoming>> for Calls<S> {
     type Future = Answering;
 
     fn call(&self, mut request: Request<Incoming>) -> Answering {
-        let call = OpenCall::new(self.shared.clone(), self.link.clone());
+        let new = Some(NewCall::new(self.link.clone()));
+        let open = Arc::new(OpenStream::new(self.link.clone()));
         request.extensions_mut().insert(self.link.clone());
         let (head, body) = request.into_parts();
         let (body, rest) = unread::Body::new(body);
         // Every service of the chain is always ready.
         let answer = self.service.clone().call(Request::from_parts(head, Body::new(body)));
-        Answering { answer, answered: None, rest, call: Some(call) }
+        Answering { new, answer, rest, shared: self.shared.clone(), open }
     }
 }
 
 /// A call before its answer.
 struct Answering {
+    /// `None` when it has begun.
+    new: Option<NewCall>,
     answer: BoxFuture<Response<Body>, Infallible>,
-    /// The answer while the rest of the request is read.
-    answered: Option<Response<Body>>,
     rest: Rest,
-    call: Option<OpenCall>,
+    shared: Arc<Shared>,
+    open: Arc<OpenStream>,
 }
 
 impl Future for Answering {
     type Output = Result<Response<Answer>, Infallible>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        if self.answered.is_none() {
-            self.answered = Some(ready!(self.answer.as_mut().poll(cx))?);
-        }
-        ready!(self.rest.poll_read(cx));
-        // There is one.
-        let mut response = self.answered.take().unwrap_or_default();
+        self.new = None;
+        let mut response = ready!(self.answer.as_mut().poll(cx))?;
+        self.rest.read(cx, &self.open);
         let held = response.extensions_mut();
-        let (charge, aside) = (held.remove::<Arc<Charge>>(), held.remove::<Arc<Aside>>());
-        let call = self.call.take().map(|call| Arc::new(OpenCall { _charge: charge, _aside: aside, ..call }));
-        Poll::Ready(Ok(response.map(|body| Answer { body, call })))
+        let call = OpenCall {
+            shared: self.shared.clone(),
+            open: self.open.clone(),
+            _charge: held.remove(),
+            _aside: held.remove(),
+        };
+        Poll::Ready(Ok(response.map(|body| Answer { body, call: Some(Arc::new(call)) })))
     }
 }
 
 /// A call of a connection, until the last byte of its answer has left.
 struct OpenCall {
     shared: Arc<Shared>,
-    open: OpenStream,
-    /// The place of a call that the gate let in.
+    open: Arc<OpenStream>,
+    /// That of a call that the gate let in.
     _charge: Option<Arc<Charge>>,
     _aside: Option<Arc<Aside>>,
 }
 
 /// Counts as a call of its connection.
-struct OpenStream(Arc<Link>);
+pub(crate) struct OpenStream(Arc<Link>);
 
-impl OpenCall {
-    fn new(shared: Arc<Shared>, link: Arc<Link>) -> Self {
-        let mut activity = link.activity();
-        activity.calls += 1;
-        activity.idle_since = Instant::now();
-        drop(activity);
-        Self { shared, open: OpenStream(link), _charge: None, _aside: None }
+impl OpenStream {
+    fn new(link: Arc<Link>) -> Self {
+        link.change(|activity| {
+            activity.calls += 1;
+            activity.idle_since = Instant::now();
+        });
+        Self(link)
     }
 }
 
 impl Drop for OpenStream {
     fn drop(&mut self) {
-        let mut activity = self.0.activity();
-        activity.calls -= 1;
-        activity.idle_since = Instant::now();
+        self.0.change(|activity| {
+            activity.calls -= 1;
+            activity.idle_since = Instant::now();
+        });
+    }
+}
+
+/// A call whose task has not begun.
+struct NewCall(Arc<Link>);
+
+impl NewCall {
+    fn new(link: Arc<Link>) -> Self {
+        link.change(|activity| activity.new += 1);
+        Self(link)
+    }
+}
+
+impl Drop for NewCall {
+    fn drop(&mut self) {
+        self.0.change(|activity| activity.new -= 1);
     }
 }
 
@@ -383,15 +443,6 @@ pub(crate) struct Aside(Arc<Link>);
 impl Drop for Aside {
     fn drop(&mut self) {
         self.0.activity().aside -= 1;
-    }
-}
-
-/// A call of a connection that has no model.
-pub(crate) struct Unnamed(Arc<Link>);
-
-impl Drop for Unnamed {
-    fn drop(&mut self) {
-        self.0.unnamed.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -457,6 +508,7 @@ struct Unsent {
 impl Unsent {
     fn new(bytes: Bytes, call: Arc<OpenCall>) -> Self {
         call.shared.in_flight_bytes.fetch_add(bytes.len(), Ordering::AcqRel);
+        call.open.0.bytes.fetch_add(bytes.len(), Ordering::Relaxed);
         let mut activity = call.open.0.activity();
         let number = activity.next;
         activity.next += 1;
@@ -475,6 +527,7 @@ impl AsRef<[u8]> for Unsent {
 impl Drop for Unsent {
     fn drop(&mut self) {
         self.call.shared.in_flight_bytes.fetch_sub(self.bytes.len(), Ordering::AcqRel);
+        self.call.open.0.bytes.fetch_sub(self.bytes.len(), Ordering::Relaxed);
         self.call.open.0.activity().unsent.remove(&self.number);
     }
 }

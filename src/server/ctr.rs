@@ -30,7 +30,8 @@ use crate::schema::Schema;
 use crate::types::{Follow, Scores};
 
 /// The methods that do not simply use a model.
-pub(crate) const KINDS: &[(&str, Kind)] = &[("PredictStream", Kind::Stream), ("SetLabel", Kind::Change)];
+pub(crate) const KINDS: &[(&str, Kind)] =
+    &[("PredictStream", Kind::Stream), ("Learn", Kind::Learn), ("SetLabel", Kind::Change)];
 
 impl ScoreRequest for PredictRequest {
     type Form = ();
@@ -103,7 +104,8 @@ impl Served {
         // The batch shows that the samples can be trained on. The log keeps the values before hashing.
         let record = self.inputs(&description.schema).record(request, &mut self.batcher.spare())?;
         let samples = record.samples;
-        let at = learner.learn(record).await?;
+        // The disk may hang. Then the place of the call must become free, whatever its deadline is.
+        let at = learner.learn(record, self.batcher.patience()).await?;
         Ok(LearnResponse { samples, segment: name_of(at.segment), position: at.samples })
     }
 }

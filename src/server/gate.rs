@@ -195,10 +195,8 @@ where
                 response
             };
             let mut response = passage.leave(response);
-            if !response.headers().contains_key("grpc-status") {
-                charge.answered();
-            }
-            // The call keeps its place and its memory until its answer has left (`connection.rs`).
+            charge.answered(!response.headers().contains_key("grpc-status"));
+            // The call is in flight until its answer has left (`connection.rs`).
             response.extensions_mut().insert(charge);
             Ok(response)
         })

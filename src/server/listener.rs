@@ -13,7 +13,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use metrics::Gauge;
@@ -221,9 +221,8 @@ impl AsyncRead for Connection {
         out: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         self.in_time(cx)?;
-        if self.link.as_ref().is_some_and(|link| !link.may_read()) {
-            cx.waker().wake_by_ref();
-            return Poll::Pending;
+        if let Some(link) = &self.link {
+            ready!(link.poll_may_read(cx));
         }
         let before = out.filled().len();
         let polled = self.as_mut().stream().poll_read(cx, out);

@@ -433,7 +433,9 @@ impl http_body::Body for Metered {
             this.set_due(ended);
         }
         let charged = charged.map_err(Status::from).and_then(|cost| {
-            this.meter.asked.model.take().map_or(Ok(()), |model| this.charge.name(&model))?;
+            if let Some(model) = this.meter.asked.model.take() {
+                this.charge.name(model);
+            }
             this.charge.add(cost)?;
             if ended { this.charge.admit(this.meter.asked.priority) } else { Ok(()) }
         });

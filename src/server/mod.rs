@@ -224,6 +224,10 @@ struct Shared {
     in_flight: AtomicUsize,
     /// Those of them that have a place.
     places: AtomicUsize,
+    /// Those with a place that wait until their samples are stored.
+    learning: AtomicUsize,
+    /// Connections that have calls in flight.
+    callers: AtomicUsize,
     /// Memory of their messages, counted by [`charge::Charge`], and of answers (`connection.rs`).
     in_flight_bytes: AtomicUsize,
 }
@@ -330,6 +334,8 @@ impl Server {
             repository: OnceLock::new(),
             in_flight: AtomicUsize::new(0),
             places: AtomicUsize::new(0),
+            learning: AtomicUsize::new(0),
+            callers: AtomicUsize::new(0),
             in_flight_bytes: AtomicUsize::new(0),
         };
         let shares = descriptors::shares(descriptors::raise(), config.max_connections);

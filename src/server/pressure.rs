@@ -41,7 +41,8 @@ pub(crate) struct Pressure {
     /// Calls that hold a place, and the memory of their messages.
     places: AtomicUsize,
     bytes: AtomicUsize,
-    /// Those of each priority whose message has arrived.
+    /// Those of each priority that are computed. A call that waits for its answer to leave is none of them:
+    /// it says nothing about the model, and its client decides how long it waits.
     calls: [AtomicUsize; 3],
     /// Since the last tick.
     answered: AtomicU64,
@@ -64,12 +65,19 @@ impl Pressure {
         }
     }
 
-    /// A call takes a place. Returns the number of places taken.
-    pub(crate) fn enter(&self) -> usize {
+    /// A call takes a place. Without a priority it is not computed. Returns the number of places taken.
+    pub(crate) fn enter(&self, priority: Option<Priority>) -> usize {
+        if let Some(priority) = priority {
+            self.calls[priority as usize].fetch_add(1, Ordering::Relaxed);
+        }
         self.places.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    pub(crate) fn leave(&self) {
+    /// A call has left its place.
+    pub(crate) fn leave(&self, priority: Option<Priority>) {
+        if let Some(priority) = priority {
+            self.calls[priority as usize].fetch_sub(1, Ordering::Relaxed);
+        }
         self.places.fetch_sub(1, Ordering::Relaxed);
     }
 
@@ -82,21 +90,15 @@ impl Pressure {
         self.bytes.fetch_sub(bytes, Ordering::Relaxed);
     }
 
-    /// The message of a call has arrived.
+    /// A call has taken a place.
     ///
     /// # Errors
     /// When the call would take too long.
     pub(crate) fn admit(&self, priority: Priority, deadline: Option<Instant>) -> Result<(), Status> {
-        self.calls[priority as usize].fetch_add(1, Ordering::Relaxed);
         let Some(takes) = self.too_long(priority, deadline) else { return Ok(()) };
         self.refused(priority);
         let text = format!("overloaded: a call takes about {} ms now", takes.as_millis());
         Err(overloaded(text, takes))
-    }
-
-    /// A call whose message has arrived has ended.
-    pub(crate) fn ended(&self, priority: Priority) {
-        self.calls[priority as usize].fetch_sub(1, Ordering::Relaxed);
     }
 
     /// A call got its scores.

@@ -108,7 +108,7 @@ impl CallError {
     pub(crate) fn is_fault(&self) -> bool {
         match self {
             Self::NoScores { .. } => true,
-            Self::Learn(error @ LearnError::Log(_)) => !error.is_full(),
+            Self::Learn(error @ (LearnError::Log(_) | LearnError::Slow { .. })) => !error.is_full(),
             Self::Batch(error) => matches!(
                 error,
                 BatchError::Failed(_)

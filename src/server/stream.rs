@@ -3,15 +3,15 @@
 //! Requests are read while earlier ones wait for their scores, so that they share batches, but at most
 //! [`WINDOW`] are without an answer. A client that does not read its answers is not read from. A request that
 //! fails gets an answer with the error, and the stream goes on. The stream ends with a status if a
-//! message cannot be decoded, when its deadline passes, or when it is idle for too long. When the server
-//! drains, no more requests are read.
+//! message cannot be decoded, when its deadline passes, or when it is idle for too long. The deadline also
+//! ends a stream whose client has sent its last request. When the server drains, no more requests are read.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use tokio::time::{Instant, Sleep, sleep};
+use tokio::time::{Instant, Sleep, sleep, sleep_until};
 use tonic::codegen::tokio_stream::Stream;
 use tonic::{Code, Status, Streaming};
 
@@ -31,8 +31,10 @@ pub(crate) struct Answers<R: ScoreRequest> {
     call: Call,
     /// The answers to the requests that were read, in their order.
     pending: VecDeque<Boxed<R::Answer>>,
-    /// Ends when no more requests may be read: with a status, or without one when the server drains.
-    stopped: Boxed<Result<(), Status>>,
+    /// Ends when the server drains.
+    drained: Boxed<()>,
+    /// The deadline of the call, until it has passed.
+    deadline: Option<Pin<Box<Sleep>>>,
     /// Ends when no request has been read and no answer was sent for too long.
     idle: Pin<Box<Sleep>>,
     /// How the stream ends after the pending answers, if no more requests are read.
@@ -42,18 +44,10 @@ pub(crate) struct Answers<R: ScoreRequest> {
 impl<R: ScoreRequest> Answers<R> {
     pub(crate) fn new(shared: Arc<Shared>, requests: Streaming<R>, call: Call) -> Self {
         let mut closing = shared.closing.subscribe();
-        let deadline = call.deadline;
-        let stopped = Box::pin(async move {
-            let drained = stopped(&mut closing);
-            let Some(deadline) = deadline else {
-                drained.await;
-                return Ok(());
-            };
-            let in_time = tokio::time::timeout_at(deadline.into(), drained).await;
-            in_time.map_err(|_| Status::deadline_exceeded("deadline passed before the end of the stream"))
-        });
+        let drained = Box::pin(async move { stopped(&mut closing).await });
+        let deadline = call.deadline.map(|deadline| Box::pin(sleep_until(deadline.into())));
         let idle = Box::pin(sleep(shared.stream_idle));
-        Self { shared, requests, call, pending: VecDeque::new(), stopped, idle, end: None }
+        Self { shared, requests, call, pending: VecDeque::new(), drained, deadline, idle, end: None }
     }
 
     /// Queues a request. Its answer follows those that are pending.
@@ -80,6 +74,19 @@ impl<R: ScoreRequest> Answers<R> {
     /// Restarts the limit of an idle stream.
     fn progress(&mut self) {
         self.idle.as_mut().reset(Instant::now() + self.shared.stream_idle);
+    }
+
+    /// Ends the stream at its deadline, also if no more requests are read: the pending answers come too late.
+    fn end_late(&mut self, cx: &mut Context<'_>) {
+        if self.deadline.as_mut().is_none_or(|deadline| deadline.as_mut().poll(cx).is_pending()) {
+            return;
+        }
+        self.deadline = None;
+        self.pending.clear();
+        // A stream that has failed keeps its status.
+        if !matches!(self.end, Some(Err(_))) {
+            self.fail(Status::deadline_exceeded("deadline passed before the end of the stream"));
+        }
     }
 
     /// Ends the stream if it was idle for too long.
@@ -129,17 +136,9 @@ impl<R: ScoreRequest> Stream for Answers<R> {
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let this = &mut *self;
-        if this.end.is_none()
-            && let Poll::Ready(stopped) = this.stopped.as_mut().poll(cx)
-        {
-            match stopped {
-                Ok(()) => this.end = Some(Ok(())),
-                // The answers that are pending come too late.
-                Err(status) => {
-                    this.pending.clear();
-                    this.fail(status);
-                }
-            }
+        this.end_late(cx);
+        if this.end.is_none() && this.drained.as_mut().poll(cx).is_ready() {
+            this.end = Some(Ok(()));
         }
         this.read(cx);
         this.end_idle(cx);

@@ -5,19 +5,22 @@
 //!
 //! * The windows have room for small frames ([`Windows`]).
 //! * h2 0.4.20 goes on counting a frame that arrives after the body of its call was dropped. A call that is
-//!   refused at once leaves such a frame, and some hundred refusals would close the connection. So the answer
-//!   waits for the rest of the body, which mostly has arrived ([`Body`], [`Rest`]).
+//!   refused at once leaves such a frame, and some hundred refusals would close the connection. It also takes
+//!   such frames for faults (`connection.rs`). So the rest of the body is read while the answer leaves
+//!   ([`Body`], [`Rest`]).
 
+use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use http_body::{Body as _, Frame, SizeHint};
 use hyper::body::Incoming;
 use prost::bytes::Bytes;
-use tokio::time::{Sleep, sleep};
+use tokio::time::timeout;
 
+use super::connection::OpenStream;
 use crate::config::ServerConfig;
 
 /// What a DATA frame counts for at least.
@@ -30,12 +33,8 @@ const CALL: u32 = 65_535;
 /// Least and most bytes that all calls of a connection may send before they are read.
 const CONNECTION: (usize, usize) = (CALL as usize, 1 << 20);
 
-/// Most bytes of a refused call that are read. Frames are short at the end of a message, and in messages that
-/// are shorter than this.
-const REST: usize = 16 << 10;
-
-/// Longest wait for the rest of a refused call.
-const WAIT: Duration = Duration::from_millis(100);
+/// How long the rest of a refused call is read: until its client must have learned of that.
+const WAIT: Duration = Duration::from_secs(1);
 
 /// Bytes that a client may send before they are read.
 #[derive(Clone, Copy)]
@@ -65,7 +64,7 @@ pub(crate) struct Body {
 impl Body {
     pub(crate) fn new(body: Incoming) -> (Self, Rest) {
         let left = Arc::default();
-        let rest = Rest { left: Arc::clone(&left), reading: None };
+        let rest = Rest(Arc::clone(&left));
         (Self { body: Some(body), left }, rest)
     }
 }
@@ -100,35 +99,27 @@ impl Drop for Body {
 }
 
 /// What a refused call has left unread.
-pub(crate) struct Rest {
-    left: Arc<Mutex<Option<Incoming>>>,
-    reading: Option<Reading>,
-}
-
-struct Reading {
-    body: Incoming,
-    bytes: usize,
-    late: Pin<Box<Sleep>>,
-}
+pub(crate) struct Rest(Arc<Mutex<Option<Incoming>>>);
 
 impl Rest {
-    /// Reads and drops what the service has not read: up to the end, [`REST`] bytes or [`WAIT`]. Does nothing
-    /// while the service has the body.
-    pub(crate) fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        if self.reading.is_none() {
-            let Some(body) = self.left.lock().unwrap_or_else(PoisonError::into_inner).take() else {
-                return Poll::Ready(());
-            };
-            self.reading = Some(Reading { body, bytes: 0, late: Box::pin(sleep(WAIT)) });
+    /// Reads and drops what the service has not read, while the answer leaves. Meanwhile the call is open.
+    pub(crate) fn read(&self, cx: &mut Context<'_>, open: &Arc<OpenStream>) {
+        let Some(mut body) = self.0.lock().unwrap_or_else(PoisonError::into_inner).take() else { return };
+        // Mostly it has arrived.
+        if poll_end(&mut body, cx).is_ready() {
+            return;
         }
-        let Some(Reading { body, bytes, late }) = &mut self.reading else { return Poll::Ready(()) };
-        while *bytes < REST {
-            match Pin::new(&mut *body).poll_frame(cx) {
-                Poll::Ready(Some(Ok(frame))) => *bytes += frame.data_ref().map_or(0, Bytes::len),
-                Poll::Ready(None | Some(Err(_))) => return Poll::Ready(()),
-                Poll::Pending => return late.as_mut().poll(cx),
-            }
-        }
-        Poll::Ready(())
+        let open = open.clone();
+        tokio::spawn(async move {
+            // If it does not end, the client is told to stop when the body is dropped.
+            let _ = timeout(WAIT, poll_fn(|cx| poll_end(&mut body, cx))).await;
+            drop(open);
+        });
     }
+}
+
+/// Reads and drops a body up to its end.
+fn poll_end(body: &mut Incoming, cx: &mut Context<'_>) -> Poll<()> {
+    while let Some(Ok(_)) = ready!(Pin::new(&mut *body).poll_frame(cx)) {}
+    Poll::Ready(())
 }

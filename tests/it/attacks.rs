@@ -198,16 +198,15 @@ async fn calls_without_a_body_are_ended_and_leave_room_to_other_connections() {
     })
     .await;
     let mut raw = connect(running.grpc, 65_535).await;
-    // As many calls as there are places may wait for the name of their model, 16 in all, but a connection
-    // gets at most three times what is free.
+    // Twice as many calls as there are places may be in flight, but half of them are for other connections.
     let mut held: Vec<_> = (0..16).map(|_| raw.send_request(head(), false).unwrap()).collect();
     // The body of one of them does not end.
     held[0].1.send_data(frame(&request(1, 3).0.encode_to_vec()), false).unwrap();
-    for (answer, _body) in held.split_off(12) {
+    for (answer, _body) in held.split_off(8) {
         let headers = answer.await.unwrap();
         let status = tonic::Status::from_header_map(headers.headers()).unwrap();
         assert_eq!(status.code(), Code::ResourceExhausted, "{status}");
-        assert!(status.message().contains("without a model and of this connection"), "{status}");
+        assert!(status.message().contains("of them of this connection; the rest is for others"), "{status}");
         assert!(has_retry(&status), "{status:?}");
     }
     assert!(is_served(&running).await);
@@ -217,7 +216,7 @@ async fn calls_without_a_body_are_ended_and_leave_room_to_other_connections() {
         assert!(message.contains("2.5 s (server.body_seconds)"), "{message}");
     }
     assert!(is_served(&running).await);
-    running.until_metric("flechette_requests_total{model=\"(none)\",code=\"DEADLINE_EXCEEDED\"} 12").await;
+    running.until_metric("flechette_requests_total{model=\"(none)\",code=\"DEADLINE_EXCEEDED\"} 8").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -492,7 +491,7 @@ fn a_second_signal_ends_a_drain_at_once() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn answers_that_are_not_read_keep_their_places_until_their_connection_is_closed() {
+async fn a_connection_whose_answers_are_not_read_is_closed() {
     let running = Running::start_with(|parts| {
         parts.server.max_requests = 4;
         parts.server.write = Duration::from_secs(1);
@@ -510,11 +509,9 @@ async fn answers_that_are_not_read_keep_their_places_until_their_connection_is_c
     for answer in held {
         answers.push(answer.await.unwrap());
     }
-    let status = running.send(request(1, 3).0).await.unwrap().unwrap_err();
-    assert!(status.message().contains("limit 4 (server.max_requests)"), "{status}");
+    assert!(is_served(&running).await, "the answers take no places");
     let ended = tokio::time::timeout(Duration::from_secs(5), answers[0].body_mut().data()).await;
     assert!(!matches!(ended.expect("closed in time"), Some(Ok(_))));
-    until(async || is_served(&running).await).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -536,6 +533,84 @@ async fn answers_that_are_not_read_count_towards_the_bytes_in_flight() {
     raw = connect(running.grpc, 0).await;
     drop((held, raw));
     until(async || is_served(&running).await).await;
+}
+
+/// A request for the scores of one sample, and a message that names its model but does not end.
+fn whole_and_cut() -> (Bytes, Bytes) {
+    let whole = frame(&request(1, 3).0.encode_to_vec());
+    let cut = whole.slice(..whole.len() - 1);
+    (whole, cut)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_few_connections_with_messages_that_do_not_end_take_no_place_from_others() {
+    let running = Running::start_with(|parts| parts.server.max_requests = 40).await;
+    let (_, cut) = whole_and_cut();
+    for sent in [Bytes::new(), cut] {
+        let mut held = Vec::new();
+        for _ in 0..12 {
+            let mut raw = connect(running.grpc, 65_535).await;
+            let mut calls: Vec<_> = (0..10).map(|_| raw.send_request(head(), false).unwrap()).collect();
+            for (_, body) in &mut calls {
+                body.send_data(sent.clone(), false).unwrap();
+            }
+            held.push((raw, calls));
+            // Those that get no part are refused.
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        assert!(is_served(&running).await, "with {} bytes of each call", sent.len());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_few_connections_that_read_no_answers_take_no_place_from_others() {
+    let running = Running::start_with(|parts| parts.server.max_requests = 40).await;
+    let (whole, _) = whole_and_cut();
+    let mut held = Vec::new();
+    for _ in 0..12 {
+        let mut raw = connect(running.grpc, 0).await;
+        for _ in 0..10 {
+            let (answer, mut body) = raw.send_request(head(), false).unwrap();
+            body.send_data(whole.clone(), true).unwrap();
+            held.push((raw.clone(), answer.await.unwrap()));
+        }
+    }
+    assert!(is_served(&running).await);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn answers_that_are_not_read_are_no_overload() {
+    let running = Running::start_with(|parts| {
+        (parts.batchers.common.max_samples, parts.batchers.common.default_deadline) =
+            (1, Duration::from_millis(100));
+    })
+    .await;
+    let (whole, _) = whole_and_cut();
+    let mut raw = connect(running.grpc, 0).await;
+    let mut unread = Vec::new();
+    for _ in 0..40 {
+        let (answer, mut body) = raw.send_request(head(), false).unwrap();
+        body.send_data(whole.clone(), true).unwrap();
+        unread.push(answer.await.unwrap());
+    }
+    running.take_a_fifth_of_a_second().await;
+    running.model.hold();
+    let waiting: Vec<_> = (0..20).map(|seed| running.send(request(1, seed).0)).collect();
+    running.until_metric("flechette_queue_samples{model=\"ads\"} 19").await;
+    tokio::time::sleep(Duration::from_millis(150)).await;
+    let status = running.send(request(1, 4).0).await.unwrap().unwrap_err();
+    assert!(status.message().contains("overloaded"), "{status}");
+    running.model.release();
+    for call in waiting {
+        call.await.unwrap().unwrap();
+    }
+    // A client that tries again and again.
+    let since = Instant::now();
+    while !is_served(&running).await {
+        assert!(since.elapsed() < Duration::from_secs(5), "the idle model refuses all calls");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert_eq!(unread.len(), 40);
 }
 
 /// A model whose description is long, so that short calls have long answers.
@@ -562,7 +637,7 @@ impl Predict for Wide {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn answers_in_a_socket_that_is_not_read_keep_their_places_until_it_is_closed() {
+async fn answers_in_a_socket_that_is_not_read_are_in_flight_until_it_is_closed() {
     let running = Running::start_with(|parts| {
         parts.server.max_requests = 50;
         parts.server.max_streams = 10_000;
@@ -586,20 +661,18 @@ async fn answers_in_a_socket_that_is_not_read_keep_their_places_until_it_is_clos
     let mut calls = Vec::new();
     // Until the buffers of the two sockets are full. The client never learns that it may send more than the
     // first 65,535 bytes.
-    let mut full = false;
-    while !full && calls.len() < 65_535 / ask.len() {
-        let (answer, mut body) = raw.send_request(head_of("flechette.v1.Ctr/GetModel"), false).unwrap();
-        body.send_data(ask.clone(), true).unwrap();
-        calls.push(answer);
-        if calls.len() % 20 == 0 && !is_served().await {
-            // Calls that are being answered leave soon.
-            tokio::time::sleep(Duration::from_millis(500)).await;
-            full = !is_served().await;
+    let full = "flechette_requests_total{model=\"(none)\",code=\"RESOURCE_EXHAUSTED\"}";
+    while running.value(full).await == 0.0 {
+        assert!(calls.len() < 65_535 / ask.len(), "{} answers", calls.len());
+        for _ in 0..20 {
+            let (answer, mut body) = raw.send_request(head_of("flechette.v1.Ctr/GetModel"), false).unwrap();
+            body.send_data(ask.clone(), true).unwrap();
+            calls.push(answer);
         }
+        assert!(is_served().await, "after {} calls", calls.len());
+        tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    assert!(full, "{} answers", calls.len());
-    let free = until(is_served);
-    tokio::time::timeout(Duration::from_secs(20), free).await.expect("places are free in time");
+    running.until_metric("flechette_connections{port=\"grpc\"} 1").await;
 }
 
 /// A HEADERS frame of a Predict call, with `END_HEADERS`.

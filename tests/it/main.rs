@@ -54,6 +54,7 @@ mod python;
 mod python_client;
 mod readme;
 mod refusals;
+mod resets;
 mod resources;
 mod scores;
 mod scores_from_files;

@@ -16,8 +16,12 @@ use crate::serving::{Running, request};
 use crate::stream::expect_answers;
 
 const DATA: u8 = 0;
+const HEADERS: u8 = 1;
+const RESET: u8 = 3;
+const PING: u8 = 6;
 const GOAWAY: u8 = 7;
 const END_STREAM: u8 = 1;
+const ACK: u8 = 1;
 
 /// A connection of which each byte that is sent is ours. What the server sends is read by a task.
 struct Raw {
@@ -92,4 +96,45 @@ async fn a_stream_of_short_messages_waits_for_a_slow_model() {
     sleep(Duration::from_millis(300)).await;
     running.model.release();
     expect_answers(answer.await.unwrap().into_body(), 1, REQUESTS).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_rest_of_a_refused_message_is_no_fault_of_its_client() {
+    const CALLS: u32 = 200;
+    let running = Running::start_with(|parts| parts.server.max_requests = 1).await;
+    running.model.hold();
+    let held = running.send(request(2, 1).0);
+    until(async || running.model.begun() == 1).await;
+    let (mut read, mut write) = TcpStream::connect(running.grpc).await.unwrap().into_split();
+    write.write_all(PREFACE).await.unwrap();
+    let mut answers = tokio::spawn(async move {
+        let mut ended = 0;
+        loop {
+            let mut head = [0; 9];
+            read.read_exact(&mut head).await.expect("closed without an answer");
+            let mut payload = vec![0; usize::from(head[1]) * 256 + usize::from(head[2])];
+            read.read_exact(&mut payload).await.unwrap();
+            assert!(![RESET, GOAWAY].contains(&head[3]), "{head:?} after {ended} answers: {payload:?}");
+            ended += u32::from(head[3] == HEADERS && head[4] & END_STREAM != 0);
+            if (head[3], head[4]) == (PING, ACK) {
+                return ended;
+            }
+        }
+    });
+    let calls = (0..CALLS).map(|call| 1 + 2 * call);
+    // The rest of each message follows when its call was refused a while ago.
+    let begin = [&[0, 0, 0, 8, 0][..], &[0xff; 1024]].concat();
+    for call in calls.clone() {
+        write.write_all(&[headers(call), http2_frame(DATA, 0, call, &begin)].concat()).await.unwrap();
+    }
+    sleep(Duration::from_millis(300)).await;
+    for call in calls {
+        let late = [0, END_STREAM].map(|end| http2_frame(DATA, end, call, &[0xff; 512]));
+        write.write_all(&late.concat()).await.unwrap();
+    }
+    write.write_all(&http2_frame(PING, 0, 0, &[1; 8])).await.unwrap();
+    let ended = timeout(Duration::from_secs(20), &mut answers).await.expect("answers in time");
+    assert_eq!(ended.unwrap(), CALLS);
+    running.model.release();
+    held.await.unwrap().unwrap();
 }

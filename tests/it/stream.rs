@@ -329,3 +329,25 @@ async fn a_request_that_is_computed_in_parts_gets_the_logits_of_all_samples() {
     let answer = answer.into_inner();
     assert_eq!((answer.scores, answer.logits), (scores, logits));
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stream_whose_client_sends_no_more_ends_at_its_deadline() {
+    let running = Running::start().await;
+    running.model.hold();
+    let mut raw = connect(running.grpc, 65_535).await;
+    let mut head = head_of("flechette.v1.Ctr/PredictStream");
+    head.headers_mut().insert("grpc-timeout", "300m".parse().unwrap());
+    let sent = Instant::now();
+    let (answer, mut body) = raw.send_request(head, false).unwrap();
+    body.send_data(frame(&request(1, 3).0.encode_to_vec()), true).unwrap();
+    let ended = async {
+        let mut answers = answer.await.unwrap().into_body();
+        while answers.data().await.is_some() {}
+        answers.trailers().await.unwrap().unwrap()
+    };
+    let trailers = tokio::time::timeout(Duration::from_secs(10), ended).await;
+    running.model.release();
+    let status = Status::from_header_map(&trailers.expect("an end in time")).unwrap();
+    assert_eq!(status.code(), Code::DeadlineExceeded, "{status}");
+    assert!(sent.elapsed() < Duration::from_secs(3), "{:?}", sent.elapsed());
+}

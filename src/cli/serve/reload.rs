@@ -70,7 +70,15 @@ impl Reloader {
     /// Reloads at every SIGHUP.
     pub(crate) async fn run(mut self, mut hangup: Signal) {
         while hangup.recv().await.is_some() {
-            self.reload();
+            // It reads files, and a thread of the network must not wait for a disk.
+            let reloading = tokio::task::spawn_blocking(move || {
+                self.reload();
+                self
+            });
+            match reloading.await {
+                Ok(reloader) => self = reloader,
+                Err(error) => return tracing::error!(%error, "SIGHUP: settings are no longer read"),
+            }
         }
     }
 

@@ -1,15 +1,27 @@
 //! KServe's calls about the repository: its list of models, and loading and unloading them.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
+
+use tokio::sync::Semaphore;
 
 use crate::server::Shared;
 use crate::server::convert::clip;
 use crate::server::inference::repository_index_response::ModelIndex;
 use crate::server::inference::{RepositoryIndexRequest, RepositoryIndexResponse};
 use crate::server::not_served::Reason;
-use crate::server::repository::{Change, ChangeError, Requested};
+use crate::server::repository::{Change, ChangeError, Repository, Requested};
 use crate::server::status::CallError;
+
+/// How long a client waits for the list of models.
+const LIST_WAIT: Duration = Duration::from_secs(5);
+
+/// How long a change waits for those before it. Opening a large version takes minutes.
+const BEGIN_WAIT: Duration = Duration::from_secs(if cfg!(test) { 5 } else { 300 });
+
+/// Lists that are read at a time. If the disk hangs, so many threads wait for it, and no more.
+static LISTS: Semaphore = Semaphore::const_new(2);
 
 /// Checks the name of a repository, and that a request has no other parameters than these.
 ///
@@ -40,10 +52,7 @@ pub(crate) async fn index(
     check(request.repository_name, std::iter::empty(), &[])?;
     let mut models = BTreeMap::new();
     if let Some(repository) = shared.repository.get().cloned().filter(|_| !request.ready) {
-        let names = tokio::task::spawn_blocking(move || repository.names()).await;
-        // The task is not cancelled, and does not panic.
-        let names = names.map_err(|error| ChangeError::Unreadable(error.to_string()))?;
-        for name in names.map_err(ChangeError::Unreadable)? {
+        for name in names(repository, LIST_WAIT).await.map_err(ChangeError::Unreadable)? {
             let (state, reason) = match shared.not_served.get(&name) {
                 Some(Reason::Loading) => ("LOADING", String::new()),
                 Some(Reason::Refused(reason)) => ("UNAVAILABLE", reason),
@@ -74,8 +83,18 @@ pub(crate) async fn index(
     Ok(RepositoryIndexResponse { models: models.into_values().collect() })
 }
 
-/// How long a change waits for those before it. Opening a large version takes minutes.
-const BEGIN_WAIT: Duration = Duration::from_secs(if cfg!(test) { 5 } else { 300 });
+/// The names of all models of the repository, or why they cannot be listed within this time.
+async fn names(repository: Arc<dyn Repository>, most: Duration) -> Result<Vec<String>, String> {
+    let listed = async {
+        let permit = LISTS.acquire().await;
+        // It keeps the permit until the disk answers, also if nobody waits for that any more.
+        let listed = tokio::task::spawn_blocking(move || (repository.names(), permit)).await;
+        // The task is not cancelled, and does not panic.
+        listed.map_err(|error| error.to_string())?.0
+    };
+    let late = |_| Err(format!("the models are not listed after {} s: the disk is slow", most.as_secs_f64()));
+    tokio::time::timeout(most, listed).await.unwrap_or_else(late)
+}
 
 /// Loads or unloads a model for the call with this id, and waits for it.
 ///
@@ -95,4 +114,57 @@ pub(crate) async fn change(
     }
     // Without an answer the server is draining.
     Ok(answer.await.unwrap_or(Err(ChangeError::Draining))?)
+}
+
+#[cfg(test)]
+#[cfg(not(flechette_loom))]
+mod tests {
+    use std::sync::Mutex;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use tokio::sync::oneshot;
+
+    use super::*;
+    use crate::types::Follow;
+
+    /// A repository on a disk that does not answer while this is locked, and how often it was asked.
+    #[derive(Default)]
+    struct Stuck(Mutex<()>, AtomicUsize);
+
+    impl Repository for Stuck {
+        fn names(&self) -> Result<Vec<String>, String> {
+            self.1.fetch_add(1, Ordering::SeqCst);
+            let _answers = self.0.lock().unwrap();
+            Ok(vec!["ads".to_owned()])
+        }
+
+        fn keep_labels(&self, _: &str, _: &BTreeMap<String, Follow>) -> Result<(), String> {
+            Ok(())
+        }
+
+        fn look(&self, _: &str) {}
+
+        fn change(&self, _: Change, _: String, _: String) -> Requested {
+            Requested { begun: oneshot::channel().1, answer: oneshot::channel().1 }
+        }
+
+        fn changes_now(&self) -> Option<String> {
+            None
+        }
+    }
+
+    #[test]
+    fn lists_of_a_disk_that_does_not_answer_take_a_limited_time_and_two_threads() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        let repository = Arc::new(Stuck::default());
+        let list = |most| runtime.block_on(names(repository.clone(), most));
+        let stuck = repository.0.lock().unwrap();
+        for _ in 0..5 {
+            let error = list(Duration::from_millis(100)).unwrap_err();
+            assert_eq!(error, "the models are not listed after 0.1 s: the disk is slow");
+        }
+        assert_eq!(repository.1.load(Ordering::SeqCst), 2);
+        drop(stuck);
+        assert_eq!(list(Duration::from_secs(600)), Ok(vec!["ads".to_owned()]));
+    }
 }

@@ -1,0 +1,130 @@
+//! What is refused when calls take places, parts of their connections, and memory.
+
+use tokio::runtime::Runtime;
+
+use super::*;
+use crate::config::{Config, Flags};
+use crate::fake::Fake;
+use crate::metrics::Metrics;
+use crate::server::{Server, ServerParts};
+
+/// A server of the model `ads` with so many places and bytes.
+struct Bound {
+    _runtime: Runtime,
+    shared: Arc<Shared>,
+}
+
+impl Bound {
+    fn new(places: usize, bytes: usize) -> Self {
+        let file = "[server]\ngrpc = \"127.0.0.1:0\"\nhttp = \"127.0.0.1:0\"\n";
+        let config = Config::resolve(&Flags::default(), [], Some(file)).unwrap();
+        let mut parts = ServerParts {
+            models: vec![Fake::new()],
+            metrics: Arc::new(Metrics::new().unwrap()),
+            server: config.server,
+            tls: None,
+            auth: config.auth,
+            batchers: config.batchers,
+            learning: None,
+            slow: None,
+            otel: None,
+        };
+        (parts.server.max_requests, parts.server.max_inflight_bytes) = (places, bytes);
+        let runtime = Runtime::new().unwrap();
+        let shared = runtime.block_on(Server::bind(parts)).unwrap().shared;
+        Self { _runtime: runtime, shared }
+    }
+
+    /// A call before its message.
+    fn enter(&self, link: &Arc<Link>, kind: Kind) -> Result<Arc<Charge>, Status> {
+        Charge::enter(&self.shared, link, None, kind)
+    }
+
+    /// A call of the model whose message has arrived.
+    fn admit(&self, link: &Arc<Link>, kind: Kind) -> Result<Arc<Charge>, Status> {
+        let charge = self.enter(link, kind)?;
+        charge.name("ads".to_owned());
+        charge.admit(Priority::Normal).map(|()| charge)
+    }
+}
+
+fn link() -> Arc<Link> {
+    Arc::new(Link::new(1000))
+}
+
+/// Takes what can be had. Returns it, and why there is no more.
+fn all<T>(mut next: impl FnMut() -> Result<T, Status>) -> (Vec<T>, String) {
+    let mut taken = Vec::new();
+    loop {
+        match next() {
+            Ok(more) => taken.push(more),
+            Err(status) => return (taken, status.message().to_owned()),
+        }
+        assert!(taken.len() < 1000);
+    }
+}
+
+#[test]
+fn calls_that_learn_leave_half_of_the_places_to_those_that_are_scored() {
+    let bound = Bound::new(10, 1 << 30);
+    let (learning, text) = all(|| bound.admit(&link(), Kind::Learn));
+    assert_eq!(learning.len(), 5);
+    assert_eq!(
+        text,
+        "calls in flight: limit 10 (server.max_requests), got 6, 6 of them to learn, which may be half"
+    );
+    let model = bound.shared.models.get("ads").unwrap();
+    model.pressure().refused(Priority::Normal);
+    let (scored, text) = all(|| bound.admit(&link(), Kind::Use));
+    assert_eq!(scored.len(), 5, "they are counted alone for the overload");
+    assert_eq!(text, "calls in flight: limit 10 (server.max_requests), got 11");
+    drop(learning);
+    assert_eq!(all(|| bound.admit(&link(), Kind::Use)).0.len(), 5);
+}
+
+#[test]
+fn a_call_has_a_place_and_memory_until_its_answer_and_is_in_flight_until_that_has_left() {
+    let bound = Bound::new(2, 1 << 30);
+    let named = all(|| {
+        let charge = bound.enter(&link(), Kind::Use)?;
+        charge.name("ads".to_owned());
+        Ok(charge)
+    });
+    assert_eq!(named.0.len(), 4);
+    for charge in &named.0[..2] {
+        charge.add(100).unwrap();
+        charge.admit(Priority::Normal).unwrap();
+    }
+    assert!(named.0[2].admit(Priority::Normal).is_err());
+    assert_eq!(bound.shared.in_flight_bytes.load(Ordering::Relaxed), 200);
+    named.0[0].answered(true);
+    assert_eq!(bound.shared.in_flight_bytes.load(Ordering::Relaxed), 100);
+    named.0[2].admit(Priority::Normal).unwrap();
+    assert!(bound.enter(&link(), Kind::Use).is_err());
+    drop(named);
+    let counts = [&bound.shared.in_flight, &bound.shared.places, &bound.shared.callers];
+    assert_eq!(counts.map(|count| count.load(Ordering::Relaxed)), [0; 3]);
+    assert_eq!(bound.shared.in_flight_bytes.load(Ordering::Relaxed), 0);
+}
+
+#[test]
+fn a_few_connections_leave_a_part_to_a_new_one() {
+    let bound = Bound::new(100, 1 << 20);
+    let links: Vec<_> = (0..24).map(|_| link()).collect();
+    for kind in [Kind::Use, Kind::Stream] {
+        let held: Vec<_> = links.iter().map(|link| all(|| bound.enter(link, kind))).collect();
+        // The first takes the half that is for all.
+        let of_each: Vec<usize> = held.iter().map(|(calls, _)| calls.len()).collect();
+        assert_eq!(of_each[0], if kind == Kind::Use { 100 } else { 50 });
+        assert!(of_each[1..].iter().all(|&calls| calls == 1), "{of_each:?}");
+        assert!(held[0].1.ends_with("of them of this connection; the rest is for others"), "{}", held[0].1);
+        assert!(!all(|| bound.enter(&link(), kind)).0.is_empty());
+    }
+    // As for memory, of which a connection may always have that of one call.
+    let [call, second] = [(); 2].map(|()| bound.enter(&links[0], Kind::Use).unwrap());
+    call.add(1_000_000).unwrap();
+    let status = second.add(2000).unwrap_err();
+    assert!(status.message().ends_with("the rest is for other connections"), "{status}");
+    bound.enter(&links[1], Kind::Use).unwrap().add(40_000).unwrap();
+    call.add(1000).unwrap();
+}
