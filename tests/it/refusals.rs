@@ -95,7 +95,8 @@ fn data_that_cannot_be_trained_on_is_an_input_error_and_leaves_no_version() {
 fn wrong_flags_and_files_are_reported_before_training() {
     let (workshop, config) = workshop();
     let (good, out) = (workshop.train.as_str(), workshop.path("out"));
-    let gone = workshop.path("gone");
+    let (gone, empty) = (workshop.path("gone"), workshop.path("empty"));
+    fs::write(&empty, "").unwrap();
     let two = format!("{good} {gone}");
     let valid = |valid: &str, out: &str| format!("--valid {valid} --valid-out {out}");
     fs::write(&out, "as it was").unwrap();
@@ -106,6 +107,8 @@ fn wrong_flags_and_files_are_reported_before_training() {
         (good, "m", valid(&gone, &out), "gone: cannot be opened: No such file or directory (os error 2)"),
         (workshop.dir.path().to_str().unwrap(), "m", String::new(), "expected a file, got a directory"),
         (good, "m", valid(good, &format!("{gone}/out")), "--valid-out: "),
+        (good, "m", valid(&workshop.valid, good), "which is read"),
+        (good, "m", valid(&empty, &out), "empty: no samples"),
     ] {
         let line = Line { config: &config, data, name, more: &more }.text(&workshop.models);
         let error = run_failing(2, &line);

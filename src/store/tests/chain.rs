@@ -267,7 +267,7 @@ fn a_delta_that_another_writer_overtook_is_not_published() {
     let base = first_base(dir.path(), &sample);
     sample.write(dir.path(), "m").unwrap();
     let error = sample.write_delta(dir.path(), base, &vec![BTreeSet::new(); 4]).unwrap_err().to_string();
-    assert!(error.ends_with("m: a delta of version 1, but the highest version is 2"), "{error}");
+    assert!(error.ends_with("m: made from version 1, but the highest version is 2"), "{error}");
     assert!(!dir.path().join("m/3").exists());
     assert_eq!(fs::read_dir(dir.path().join("m")).unwrap().count(), 2, "no staging directory is left");
 }

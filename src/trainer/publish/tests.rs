@@ -160,7 +160,7 @@ fn after_another_writer_the_next_version_has_all_rows() {
     run.step(2);
     assert_eq!(run.finish().version, 3);
     let log = run.log.lock().unwrap().clone();
-    assert!(log[1].as_ref().unwrap_err().contains("a delta of version 1, but the highest version is 2"));
+    assert!(log[1].as_ref().unwrap_err().contains("made from version 1, but the highest version is 2"));
     assert!(log[2].as_ref().unwrap().full);
     run.assert_published(dir.path());
 }
