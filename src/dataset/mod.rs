@@ -125,7 +125,7 @@ pub trait Reader {
         false
     }
 
-    /// What ends the reader for good while another thread waits in it; `None` if it never waits.
+    /// What ends a wait of the reader from another thread; `None` if it never waits.
     fn stop(&self) -> Option<Stop> {
         None
     }

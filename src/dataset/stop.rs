@@ -1,8 +1,10 @@
 //! How a reader is told to hand out no more samples.
 //!
-//! There are two reasons. An interrupt (Ctrl-C, SIGTERM) is final. A pause ends one run of the trainer, for
+//! There are three reasons. An interrupt (Ctrl-C, SIGTERM) is final. A pause ends one run of the trainer, for
 //! example to publish a version; afterwards the same reader continues with the next sample. Either way
-//! training ends after a whole batch, because readers look at the flag between batches.
+//! training ends after a whole batch, because readers look at the flag between batches. Last, training has
+//! failed, and a reader that waits for samples is in the way of the error. That is no interrupt: after one, a
+//! second signal ends the process.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,6 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 #[derive(Clone, Debug, Default)]
 pub struct Stop {
     interrupted: Arc<AtomicBool>,
+    failed: Arc<AtomicBool>,
     paused: Arc<AtomicBool>,
 }
 
@@ -18,7 +21,12 @@ impl Stop {
     /// Whether readers must hand out no more samples.
     #[must_use]
     pub(crate) fn requested(&self) -> bool {
-        self.interrupted() || self.paused.load(Ordering::SeqCst)
+        self.interrupted() || self.failed.load(Ordering::SeqCst) || self.paused.load(Ordering::SeqCst)
+    }
+
+    /// Ends the waits of readers, because training has failed.
+    pub(crate) fn fail(&self) {
+        self.failed.store(true, Ordering::SeqCst);
     }
 
     /// Whether the reason is final.
@@ -54,9 +62,10 @@ impl Stop {
         self.interrupted.clone()
     }
 
-    /// A flag with the same interrupts and without pauses, for readers that cannot continue after a pause.
+    /// A flag with the same interrupts and failures, and without pauses, for readers that cannot continue after a pause.
     #[must_use]
     pub(crate) fn only_interrupts(&self) -> Self {
-        Self { interrupted: self.interrupted.clone(), paused: Arc::default() }
+        let (interrupted, failed) = (self.interrupted.clone(), self.failed.clone());
+        Self { interrupted, failed, paused: Arc::default() }
     }
 }

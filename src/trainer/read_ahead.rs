@@ -48,7 +48,7 @@ impl EndReader {
     }
 
     pub(crate) fn end(&self) {
-        self.0.iter().for_each(Stop::interrupt);
+        self.0.iter().for_each(Stop::fail);
     }
 }
 

@@ -162,7 +162,7 @@ fn a_failure_of_training_is_reported_although_no_further_file_comes() {
     {
         let line = format!(
             "train --model-config {config} --format criteo-tsv --follow {dir} --models {} --name m \
-             --optimizer sgd --lr 1e20 --batch 150 {flags}",
+             --optimizer sgd --lr 1e20 --batch 30 {flags}",
             workshop.models
         );
         let mut command = flechette();
