@@ -62,7 +62,8 @@ impl Stop {
         self.interrupted.clone()
     }
 
-    /// A flag with the same interrupts and failures, and without pauses, for readers that cannot continue after a pause.
+    /// A flag with the same interrupts and failures, and without pauses, for readers that cannot continue
+    /// after a pause.
     #[must_use]
     pub(crate) fn only_interrupts(&self) -> Self {
         let (interrupted, failed) = (self.interrupted.clone(), self.failed.clone());
