@@ -71,8 +71,9 @@ fn a_log_with_a_changed_file() {
     let restore = || paths.iter().zip(&seeds).for_each(|(path, bytes)| fs::write(path, bytes).unwrap());
     run((any::<Index>(), changes(&[]), any::<bool>()), |(file, changes, lost)| {
         // Nothing of another file, whose copy in place of this one would be a log that somebody wrote.
-        let mut bytes = file.get(&seeds).clone();
-        changes.iter().for_each(|change| change.apply(&mut bytes, file.get(&seeds)));
+        let seed: &Vec<u8> = file.get(&seeds);
+        let mut bytes = seed.clone();
+        changes.iter().for_each(|change| change.apply(&mut bytes, seed));
         fs::write(file.get(&paths), bytes).unwrap();
         if lost {
             let _ = fs::remove_file(dir.path().join("durable"));
