@@ -97,7 +97,9 @@ fn counts_bytes(text: &str) -> Result<usize, String> {
 pub(crate) fn run(args: Args, config: &Config) -> anyhow::Result<()> {
     let inputs = || args.data.iter().chain([&args.model_config]);
     for (flag, path) in [("--counts", &args.counts), ("--plot", &args.plot)] {
-        path.as_deref().map_or(Ok(()), |path| output::check(flag, path, inputs()))?;
+        if let Some(path) = path {
+            output::check(flag, path, inputs())?;
+        }
     }
     match (&args.counts, args.counts_bytes) {
         (Some(path), Some(bytes)) => count(&args, path, bytes),

@@ -78,7 +78,9 @@ async fn score(args: &Args) -> anyhow::Result<Summary> {
     let client = Client::connect(&args.target).await?;
     let batch = client.batch(args.batch, DEFAULT_BATCH)?;
     let reader = client.open(&args.target, &args.file)?;
-    args.out.as_deref().map_or(Ok(()), |out| output::check("--out", out, [&args.file]))?;
+    if let Some(out) = &args.out {
+        output::check("--out", out, [&args.file])?;
+    }
     let mut out = args.out.as_deref().map(Output::create).transpose()?;
     let start = Instant::now();
     let (sender, mut encoded) = mpsc::channel(READ_AHEAD);

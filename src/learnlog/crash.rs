@@ -3,7 +3,6 @@
 use std::fs::File;
 use std::io;
 use std::path::Path;
-use std::sync::Mutex;
 use std::time::Duration;
 
 use super::log::{Log, LogDisk};
@@ -11,7 +10,8 @@ use super::tests::{numbered, numbers, schema};
 use super::*;
 use crate::metrics::Metrics;
 use crate::store::crash::{CrashingDisk, Fault, Op, RecordingDisk, fates};
-use crate::store::disk::{Disk, SystemDisk};
+use crate::store::disk::SystemDisk;
+use crate::store::stuck::StuckDisk;
 
 /// Small segments, so that records are in several.
 const SEGMENT_BYTES: u64 = 200;
@@ -35,36 +35,6 @@ impl LogDisk for RecordingDisk {
     }
 }
 
-/// A disk that does not answer while this is locked.
-struct StuckDisk(Mutex<()>);
-
-impl Disk for StuckDisk {
-    fn create_dir(&self, path: &Path) -> io::Result<()> {
-        SystemDisk.create_dir(path)
-    }
-
-    fn create(&self, path: &Path) -> io::Result<File> {
-        SystemDisk.create(path)
-    }
-
-    fn append(&self, file: &mut File, path: &Path, bytes: &[u8]) -> io::Result<()> {
-        SystemDisk.append(file, path, bytes)
-    }
-
-    fn sync(&self, file: &File, path: &Path) -> io::Result<()> {
-        let _answers = self.0.lock().unwrap();
-        SystemDisk.sync(file, path)
-    }
-
-    fn sync_dir(&self, path: &Path) -> io::Result<()> {
-        SystemDisk.sync_dir(path)
-    }
-
-    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        SystemDisk.rename(from, to)
-    }
-}
-
 impl LogDisk for StuckDisk {
     fn create_log(&self, path: &Path) -> io::Result<File> {
         SystemDisk.create_log(path)
@@ -85,7 +55,7 @@ impl LogDisk for StuckDisk {
 
 #[test]
 fn a_request_does_not_wait_for_ever_for_a_disk_that_does_not_answer() {
-    static DISK: StuckDisk = StuckDisk(Mutex::new(()));
+    static DISK: StuckDisk = StuckDisk::new();
     let dir = tempfile::tempdir().unwrap();
     let log = Log::open(&DISK, dir.path(), u64::MAX).unwrap();
     let options = LearnerOptions { dir: dir.path().to_owned(), max_bytes: 1 << 20, segment_bytes: 1 << 20 };
@@ -96,12 +66,12 @@ fn a_request_does_not_wait_for_ever_for_a_disk_that_does_not_answer() {
         runtime.block_on(learner.learn(numbered(number..number + 1), most))
     };
     learn(1, 600_000).unwrap();
-    let stuck = DISK.0.lock().unwrap();
+    DISK.set_stuck(true);
     let error = learn(2, 100).unwrap_err().to_string();
     let text =
         format!("not on disk after 0.1 s, so they may be stored later, or never: {}", dir.path().display());
     assert!(error.contains(&text), "{error}");
-    drop(stuck);
+    DISK.set_stuck(false);
     learn(3, 600_000).unwrap();
     assert_eq!(numbers(dir.path()).unwrap(), [1, 2, 3]);
 }

@@ -24,6 +24,22 @@ const PAUSE: Duration = Duration::from_millis(5);
 /// Panics in threads of that name. The runtime catches them.
 static PANICS: AtomicUsize = AtomicUsize::new(0);
 
+/// A server of the model `ads` with these settings.
+pub(crate) fn parts_of(file: &str) -> ServerParts {
+    let config = Config::resolve(&Flags::default(), [], Some(file)).unwrap();
+    ServerParts {
+        models: vec![Fake::new()],
+        metrics: Arc::new(Metrics::new().unwrap()),
+        server: config.server,
+        tls: None,
+        auth: config.auth,
+        batchers: config.batchers,
+        learning: None,
+        slow: None,
+        otel: None,
+    }
+}
+
 /// A server whose clients must say everything within seconds.
 struct Running {
     runtime: Runtime,
@@ -45,18 +61,7 @@ impl Running {
         });
         let file = "[server]\ngrpc = \"127.0.0.1:0\"\nhttp = \"127.0.0.1:0\"\nmax_bytes = \"64KiB\"\n\
                     handshake_seconds = 5\nbody_seconds = 5\nwrite_seconds = 5\n";
-        let config = Config::resolve(&Flags::default(), [], Some(file)).unwrap();
-        let parts = ServerParts {
-            models: vec![Fake::new()],
-            metrics: Arc::new(Metrics::new().unwrap()),
-            server: config.server,
-            tls: None,
-            auth: config.auth,
-            batchers: config.batchers,
-            learning: None,
-            slow: None,
-            otel: None,
-        };
+        let parts = parts_of(file);
         let mut runtime = tokio::runtime::Builder::new_multi_thread();
         let runtime = runtime.worker_threads(1).thread_name(THREAD).enable_all().build().unwrap();
         let server = runtime.block_on(Server::bind(parts)).unwrap();

@@ -76,6 +76,18 @@ impl Service<Request<Body>> for Unknown {
     }
 }
 
+/// Both services must be ready, because the path is not known yet.
+fn poll_both(
+    service: &mut impl GrpcService,
+    rest: &mut impl GrpcService,
+    cx: &mut Context<'_>,
+) -> Poll<Result<(), Infallible>> {
+    match service.poll_ready(cx) {
+        Poll::Ready(Ok(())) => rest.poll_ready(cx),
+        other => other,
+    }
+}
+
 impl<S, Rest> Service<Request<Body>> for Route<S, Rest>
 where
     S: GrpcService + NamedService,
@@ -86,11 +98,7 @@ where
     type Future = BoxFuture<Response<Body>, Infallible>;
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        // Every service of the chain must be ready, because the path is not known yet.
-        match self.service.poll_ready(cx) {
-            Poll::Ready(Ok(())) => self.rest.poll_ready(cx),
-            other => other,
-        }
+        poll_both(&mut self.service, &mut self.rest, cx)
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
@@ -125,10 +133,7 @@ impl<S: GrpcService, Rest: GrpcService> Service<Request<Body>> for Apart<S, Rest
     type Future = BoxFuture<Response<Body>, Infallible>;
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        match self.service.poll_ready(cx) {
-            Poll::Ready(Ok(())) => self.rest.poll_ready(cx),
-            other => other,
-        }
+        poll_both(&mut self.service, &mut self.rest, cx)
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {

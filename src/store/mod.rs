@@ -46,6 +46,9 @@ mod overlay;
 mod place;
 pub(crate) mod retention;
 pub(crate) mod snapshot;
+#[cfg(test)]
+#[cfg(not(flechette_loom))]
+pub(crate) mod stuck;
 pub(crate) mod table;
 mod write;
 

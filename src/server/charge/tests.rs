@@ -3,10 +3,8 @@
 use tokio::runtime::Runtime;
 
 use super::*;
-use crate::config::{Config, Flags};
-use crate::fake::Fake;
-use crate::metrics::Metrics;
-use crate::server::{Server, ServerParts};
+use crate::server::Server;
+use crate::server::fuzz::parts_of;
 
 /// A server of the model `ads` with so many places and bytes.
 struct Bound {
@@ -16,19 +14,7 @@ struct Bound {
 
 impl Bound {
     fn new(places: usize, bytes: usize) -> Self {
-        let file = "[server]\ngrpc = \"127.0.0.1:0\"\nhttp = \"127.0.0.1:0\"\n";
-        let config = Config::resolve(&Flags::default(), [], Some(file)).unwrap();
-        let mut parts = ServerParts {
-            models: vec![Fake::new()],
-            metrics: Arc::new(Metrics::new().unwrap()),
-            server: config.server,
-            tls: None,
-            auth: config.auth,
-            batchers: config.batchers,
-            learning: None,
-            slow: None,
-            otel: None,
-        };
+        let mut parts = parts_of("[server]\ngrpc = \"127.0.0.1:0\"\nhttp = \"127.0.0.1:0\"\n");
         (parts.server.max_requests, parts.server.max_inflight_bytes) = (places, bytes);
         let runtime = Runtime::new().unwrap();
         let shared = runtime.block_on(Server::bind(parts)).unwrap().shared;

@@ -1,60 +1,14 @@
 //! What a run does when its versions are refused for long, or its disk, its writer or its directory is gone:
 //! memory and waiting are bounded, and no row is lost.
 
-use std::fs::File;
-use std::io;
-use std::sync::Condvar;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::segments::{OnDisk, Slow, expected};
 use super::*;
+use crate::store::stuck::StuckDisk;
 use crate::trainer::pipeline::policy::Policy;
 use crate::trainer::pipeline::tests::Case;
 use crate::trainer::{ScratchpadSize, TrainState};
-
-/// A disk that does not answer while it is stuck.
-#[derive(Default)]
-struct StuckDisk {
-    stuck: Mutex<bool>,
-    freed: Condvar,
-}
-
-impl StuckDisk {
-    fn set_stuck(&self, stuck: bool) {
-        *self.stuck.lock().unwrap() = stuck;
-        self.freed.notify_all();
-    }
-}
-
-impl Disk for StuckDisk {
-    fn create_dir(&self, path: &Path) -> io::Result<()> {
-        SystemDisk.create_dir(path)
-    }
-
-    fn create(&self, path: &Path) -> io::Result<File> {
-        SystemDisk.create(path)
-    }
-
-    fn append(&self, file: &mut File, path: &Path, bytes: &[u8]) -> io::Result<()> {
-        SystemDisk.append(file, path, bytes)
-    }
-
-    fn sync(&self, file: &File, path: &Path) -> io::Result<()> {
-        let stuck = self.stuck.lock().unwrap();
-        let limit = Duration::from_secs(60);
-        let (_freed, timeout) = self.freed.wait_timeout_while(stuck, limit, |stuck| *stuck).unwrap();
-        assert!(!timeout.timed_out(), "nobody waits this long");
-        SystemDisk.sync(file, path)
-    }
-
-    fn sync_dir(&self, path: &Path) -> io::Result<()> {
-        SystemDisk.sync_dir(path)
-    }
-
-    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        SystemDisk.rename(from, to)
-    }
-}
 
 /// A run with a scratchpad that may copy few rows, and what it should train.
 fn small_on_disk(disk: &Arc<StuckDisk>) -> (Case, Vec<Vec<u32>>, OnDisk) {
