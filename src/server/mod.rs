@@ -368,9 +368,10 @@ impl Server {
         let Self { shared, config, grpc, http, shares } = self;
         let stop_http = watch::Sender::new(false);
         let (health, health_service) = tonic_health::server::health_reporter();
-        set_health(&health, shared.ready()).await;
+        let ready = shared.ready();
+        set_health(&health, ready).await;
         let services = services(&shared, &config, health_service)?;
-        let updating = tokio::spawn(update_status(shared.clone(), health.clone()));
+        let updating = tokio::spawn(update_status(shared.clone(), health.clone(), ready));
         let watching = tokio::spawn(shared.security.clone().watch());
         let (security, tls) = (shared.security.clone(), shared.security.clone());
         let http = HttpPort {
@@ -496,10 +497,8 @@ async fn set_health(health: &HealthReporter, ready: bool) {
     }
 }
 
-/// Updates health, the version gauge and the history of the status page.
-async fn update_status(shared: Arc<Shared>, health: HealthReporter) {
-    // Not what it was when health was set first: it may have changed since.
-    let mut ready = None;
+/// Updates health, of which `ready` was reported before, the version gauge and the history of the status page.
+async fn update_status(shared: Arc<Shared>, health: HealthReporter, mut ready: bool) {
     let (mut sampled, mut ticked) = (None::<Instant>, Instant::now());
     let mut sampling: Option<JoinHandle<()>> = None;
     let mut stuck = Stuck::default();
@@ -520,9 +519,10 @@ async fn update_status(shared: Arc<Shared>, health: HealthReporter) {
             model.main().metrics.version.set(model.stable_version().0 as f64);
         }
         let now_ready = shared.ready();
-        if ready != Some(now_ready) {
+        // Only a change: watching clients get a message for each report.
+        if now_ready != ready {
             set_health(&health, now_ready).await;
-            ready = Some(now_ready);
+            ready = now_ready;
         }
         let due = sampled.is_none_or(|sampled| sampled.elapsed() >= status_page::EVERY);
         if due && sampling.as_ref().is_none_or(JoinHandle::is_finished) {

@@ -293,7 +293,7 @@ async fn health_and_reflection_without_a_message_are_ended() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_connection_with_nothing_but_a_health_watch_is_closed_when_it_is_idle() {
     let running = Running::start_with(|parts| {
-        parts.server.grpc_idle = Some(Duration::from_millis(300));
+        parts.server.grpc_idle = Some(Duration::from_millis(800));
         parts.server.handshake = Duration::from_millis(300);
     })
     .await;
@@ -303,7 +303,7 @@ async fn a_connection_with_nothing_but_a_health_watch_is_closed_when_it_is_idle(
     let mut statuses = answer.await.unwrap().into_body();
     assert!(statuses.data().await.unwrap().is_ok());
     // Other calls keep the connection open, and the watch with it.
-    for _ in 0..20 {
+    for _ in 0..25 {
         let (answer, mut body) = raw.send_request(head(), false).unwrap();
         body.send_data(frame(&request(1, 3).0.encode_to_vec()), true).unwrap();
         answer.await.unwrap();
