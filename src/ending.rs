@@ -1,4 +1,4 @@
-//! A thread that is asked to end, and waited for, but not for ever.
+//! A thread whose end is awaited with a time limit.
 
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::thread::JoinHandle;

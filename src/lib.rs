@@ -25,10 +25,9 @@
 //! # What is public
 //!
 //! Modules are listed in reading order. Each imports only modules above it; `tests/it/tidy/rules.rs` lists
-//! the exceptions. An item is `pub` if the benches use it, or the integration tests, which run the program or
-//! are clients of a server; otherwise it is `pub(crate)`. Tests of a module's private items are in the
-//! module. The library has no stable interface: programs talk to the server over gRPC, and read versions as
-//! files.
+//! which. An item is `pub` if the benches use it, or the integration tests, which run the program or are
+//! clients of a server; otherwise it is `pub(crate)`. Tests of a module's private items are in the module.
+//! The library has no stable interface: programs talk to the server over gRPC, and read versions as files.
 
 #![warn(unreachable_pub)]
 // Loom builds leave most tests out, so much is unused in them.

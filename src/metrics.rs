@@ -181,7 +181,7 @@ series! {
     /// Series of a model's batches.
     BatchMetrics:
     request_seconds: Seconds, "flechette_request_seconds",
-        "Time from a decoded Predict request to its answer.";
+        "Time from a decoded request for scores, of either protocol, to its answer.";
     queue_seconds: Seconds, "flechette_queue_seconds", "Time a request waited for a worker.";
     predict_seconds: Seconds, "flechette_predict_seconds", "Time the model took for one merged batch.";
     lookup_seconds: Seconds, "flechette_lookup_seconds",

@@ -36,7 +36,7 @@ struct Rested {
 }
 
 thread_local! {
-    /// Is there if the thread is one that rests.
+    /// `Some` on threads that rest.
     static RESTED: Cell<Option<Rested>> = const { Cell::new(None) };
 }
 

@@ -9,7 +9,7 @@
 use std::sync::{Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The longest wait, for what needs no model or another one.
+/// The longest wait. Messages for another model, or for none, must not wait longer.
 const MOST: Duration = Duration::from_millis(4);
 
 /// The cores that this process may use.
@@ -29,7 +29,7 @@ struct State {
     computing: usize,
     /// Threads that wait for the end of one.
     waiting: usize,
-    /// A model is overloaded, as far as is known, until then.
+    /// A model counts as overloaded until this instant.
     overloaded: Option<Instant>,
 }
 

@@ -20,9 +20,9 @@ const STANDING: Duration = Duration::from_millis(100);
 /// The share of a client's time that a request may wait in a standing queue.
 const SHARE: u32 = 20;
 
-/// The time per sample is that of the batches of about the last so many seconds of computing. The mean is
-/// over time and not over batches: a pause of the machine during a small batch says little about the batches
-/// after it, which are large because requests have gathered.
+/// The time per sample is a mean over about this many seconds of computing. The mean is over time and not
+/// over batches: a pause of the machine during a small batch says little about the batches after it, which
+/// are large because requests have gathered.
 const REMEMBERED: f64 = 1.0;
 
 /// How many of these seconds a queue must know before it refuses a request. The first batches of a process

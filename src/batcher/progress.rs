@@ -1,7 +1,7 @@
 //! The way of a request through the queue, and of its answer back.
 //!
-//! A worker writes when it has taken a request. Whoever waits for the scores can read that at any time: also
-//! of a request that has failed, or whose client is gone.
+//! A worker writes when it has taken a request. It can be read at any time, also after the request has failed
+//! or its client is gone.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;

@@ -71,7 +71,7 @@ impl Job {
 
 /// A request in parts.
 pub(crate) struct Split {
-    /// The request itself, but its batch and its reply are below.
+    /// The request, without its batch and its reply.
     entry: Entry<()>,
     batch: Batch,
     parts: usize,
@@ -85,7 +85,7 @@ struct Joined {
     /// `None` when the request was answered.
     reply: Option<Reply>,
     scores: Vec<Option<Scores>>,
-    /// When the computation began that began last, and its version.
+    /// The latest start of a part's computation, and the version of that part.
     last: Option<(Instant, Version)>,
     missing: usize,
     repeats: usize,

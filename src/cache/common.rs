@@ -1,4 +1,5 @@
-//! The state that caches on the host and on a device have alike: keys, policies, counts and retired slots.
+//! State that the caches on the host and on a device have in common: keys, policies, counts and retired
+//! slots.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;

@@ -215,8 +215,9 @@ impl Epochs {
         &self,
         mut go_on: impl FnMut() -> Result<(), E>,
     ) -> Result<(), E> {
-        let begun = Instant::now();
-        while !self.earlier_end_within_while(SAID_EVERY, &mut go_on)? {
+        // One tag for the whole wait: batches that begin meanwhile are not waited for.
+        let (tag, begun) = (self.tag(), Instant::now());
+        while !self.end_up_to(tag, SAID_EVERY, &mut go_on)? {
             let seconds = begun.elapsed().as_secs();
             tracing::warn!(seconds, "the cache waits for a batch that does not end");
         }
@@ -227,9 +228,19 @@ impl Epochs {
     pub(crate) fn earlier_end_within_while<E>(
         &self,
         limit: Duration,
+        go_on: impl FnMut() -> Result<(), E>,
+    ) -> Result<bool, E> {
+        self.end_up_to(self.tag(), limit, go_on)
+    }
+
+    /// Waits at most this long until the batches whose number is at most the tag have finished.
+    fn end_up_to<E>(
+        &self,
+        tag: u64,
+        limit: Duration,
         mut go_on: impl FnMut() -> Result<(), E>,
     ) -> Result<bool, E> {
-        let (tag, until) = (self.tag(), Instant::now() + limit);
+        let until = Instant::now() + limit;
         while self.oldest() <= tag {
             go_on()?;
             if Instant::now() >= until {

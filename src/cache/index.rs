@@ -20,8 +20,8 @@
 //! have the same location, one link operation L has stored both. The first load acquires the word that L
 //! stored. So the reader's key, which is loaded next, was stored by L or by a later link. That load acquires
 //! too. So the last load has the word of the link that stored the key, or of a later link. But that word is
-//! from L. So L has stored the key, too. A location of a link that ended before the pin began can be read
-//! only together with a key from before that end, which the pin's own ordering rules out.
+//! from L. So L has stored the key, too. A reader cannot see a link that ended before its pin began, because
+//! the pin's order makes the later key visible.
 //!
 //! A location in host memory may be linked again, under another key, while a pin lasts. It says only that the
 //! row is in host memory. The reader knows which row it is from the key, never from the location.

@@ -151,8 +151,7 @@ impl FlatKeys {
     }
 
     /// The fixed-length coding that FLECHE uses as its baseline (section 3.1, after Kraken). The high bits
-    /// are the table's number and the others the feature, with the same lengths for all tables. Used by
-    /// benches.
+    /// are the table's number and the others the feature, with the same lengths for all tables.
     ///
     /// # Errors
     /// [`KeyError::Width`] when the width does not hold the tables' numbers.

@@ -64,7 +64,9 @@ impl CacheShape {
         let mut shape = Self { bytes: rows.max(minimum), tables };
         // `layout` rounds in several places and cannot be inverted. So growing sizes are tried.
         while shape.layout().is_ok_and(|layout| !layout.holds(&held)) {
-            shape.bytes += shape.bytes / 128 + 512;
+            // No size holds more rows than a cache can have; the largest one is then refused for its memory.
+            let Some(bytes) = shape.bytes.checked_add(shape.bytes / 128 + 512) else { break };
+            shape.bytes = bytes;
         }
         shape
     }

@@ -58,8 +58,28 @@ pub(crate) struct Client {
 }
 
 const DESCRIBE_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// How long the rest of an answer may take after the timeout of a call, which tonic applies to the headers of
+/// the answer only.
+const REST: Duration = Duration::from_secs(1);
+
 /// Most bytes of an answer. A score takes 4 bytes, and the size of a schema is limited.
 pub(crate) const ANSWER_BYTES: usize = 64 << 20;
+
+/// A call with a time limit from its beginning to the end of its answer.
+///
+/// # Errors
+/// The status of the call, or [`Code::DeadlineExceeded`].
+pub(crate) async fn whole<T>(
+    timeout: Duration,
+    call: impl Future<Output = Result<T, Status>>,
+) -> Result<T, Status> {
+    let late = |_| {
+        let seconds = timeout.as_secs_f64();
+        Err(Status::deadline_exceeded(format!("the answer is not complete after {seconds} s")))
+    };
+    tokio::time::timeout(timeout + REST, call).await.unwrap_or_else(late)
+}
 
 impl Client {
     /// Connects to a server and gets the description of a model.
@@ -74,7 +94,8 @@ impl Client {
         let mut request = Request::new(GetModelRequest { model: target.model.clone() });
         request.set_timeout(DESCRIBE_TIMEOUT);
         token.iter().for_each(|token| token.add_to(&mut request));
-        let answer = ctr.get_model(request).await.map_err(|status| match status.code() {
+        let answer = whole(DESCRIBE_TIMEOUT, ctr.get_model(request)).await;
+        let answer = answer.map_err(|status| match status.code() {
             Code::NotFound => InputError(anyhow!("{}", status.message()).context("--model")).into(),
             _ => anyhow!("{addr}: {}", status_text(&status)),
         })?;
@@ -107,12 +128,15 @@ impl Client {
     /// The status of the server or of the connection.
     pub(crate) async fn predict(&self, request: Bytes, timeout: Duration) -> Result<PredictResponse, Status> {
         let mut grpc = Grpc::new(self.channel.clone()).max_decoding_message_size(ANSWER_BYTES);
-        grpc.ready().await.map_err(|error| Status::unavailable(error_line(&error)))?;
         let mut request = Request::new(request);
         request.set_timeout(timeout);
         self.token.iter().for_each(|token| token.add_to(&mut request));
         let path = PathAndQuery::from_static("/flechette.v1.Ctr/Predict");
-        Ok(grpc.unary(request, path, EncodedCodec).await?.into_inner())
+        let answer = async {
+            grpc.ready().await.map_err(|error| Status::unavailable(error_line(&error)))?;
+            grpc.unary(request, path, EncodedCodec).await
+        };
+        Ok(whole(timeout, answer).await?.into_inner())
     }
 
     /// Opens a data file to read the model's columns.

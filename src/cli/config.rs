@@ -1,9 +1,12 @@
 //! `flechette config`: checks and prints the settings as `serve` reads them. Opens no port, device or model.
+//!
+//! The files that the settings name may be on another machine, so they are read only with `--files`.
 
 use serde_json::json;
 
 use crate::cli::{InputError, error_line, print};
 use crate::config::{Flags, Layers};
+use crate::server;
 
 /// Flags of `config`.
 #[derive(Debug, clap::Args)]
@@ -24,6 +27,9 @@ enum Action {
 struct Check {
     #[command(flatten)]
     flags: Flags,
+    /// Also reads the files of certificates, keys and tokens that the settings name
+    #[arg(long)]
+    files: bool,
     /// Prints one line of JSON at the end: valid, errors, warnings
     #[arg(long)]
     json: bool,
@@ -51,17 +57,13 @@ impl Args {
 /// When the settings are wrong. All errors but the last are printed already.
 pub(crate) fn run(args: &Args, flags: &Flags) -> anyhow::Result<()> {
     let json = matches!(&args.action, Action::Check(Check { json: true, .. }));
-    let mut problems = Layers::load(flags).map_or_else(|error| vec![error], Layers::problems);
-    if json && !problems.is_empty() {
-        let errors: Vec<String> = problems.iter().map(|problem| error_line(problem)).collect();
-        print(&format!("{}\n", json!({"valid": false, "errors": errors, "warnings": []})))?;
-    }
-    if let Some(last) = problems.pop() {
-        problems.iter().for_each(|problem| eprintln!("error: {}", error_line(problem)));
-        return Err(InputError(last.into()).into());
-    }
+    let problems = Layers::load(flags).map_or_else(|error| vec![error], Layers::problems);
+    refuse(problems, json)?;
     let layers = Layers::load(flags).map_err(|e| InputError(e.into()))?;
     let config = layers.clone().config().map_err(|e| InputError(e.into()))?;
+    if matches!(&args.action, Action::Check(Check { files: true, .. })) {
+        refuse(server::unusable_files(config.tls.as_ref(), &config.auth), json)?;
+    }
     let missing = "server.models: missing, but serve needs it".to_owned();
     let missing = config.server.models.is_none().then_some(missing);
     let warnings: Vec<String> = config.warnings.iter().map(ToString::to_string).chain(missing).collect();
@@ -73,4 +75,18 @@ pub(crate) fn run(args: &Args, flags: &Flags) -> anyhow::Result<()> {
         Action::Check(_) => print("the settings are valid\n"),
         Action::Print(_) => print(&layers.to_toml(&config)),
     }
+}
+
+/// Prints what is wrong; the last of it is the error. Nothing is wrong with an empty list.
+fn refuse<E: std::error::Error + Send + Sync + 'static>(
+    mut problems: Vec<E>,
+    json: bool,
+) -> anyhow::Result<()> {
+    if json && !problems.is_empty() {
+        let errors: Vec<String> = problems.iter().map(|problem| error_line(problem)).collect();
+        print(&format!("{}\n", json!({"valid": false, "errors": errors, "warnings": []})))?;
+    }
+    let Some(last) = problems.pop() else { return Ok(()) };
+    problems.iter().for_each(|problem| eprintln!("error: {}", error_line(problem)));
+    Err(InputError(last.into()).into())
 }

@@ -1,8 +1,8 @@
-//! What is said when a mapped file is cut short while the process uses it.
+//! Reports a mapped file that is cut short while the process uses it.
 //!
 //! Reading a mapped page that its file does not have any more, or that the disk cannot read, raises SIGBUS,
-//! which ends the process. Without a word nobody would know why. So a handler writes one line that names the
-//! file, and then the process ends as it would have ended without the handler.
+//! which ends the process. So a handler first writes one line that names the file. Then the process ends in
+//! the same way as without the handler.
 //!
 //! A handler may interrupt any code, so it only makes plain system calls (signal-safety(7)) and allocates
 //! nothing. The kernel's own list of mappings, `/proc/self/maps`, says which file is mapped at an address, so

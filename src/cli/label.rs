@@ -6,7 +6,7 @@ use anyhow::anyhow;
 use serde_json::{Map, Value, json};
 use tonic::{Code, Request, Status};
 
-use crate::cli::client::{ANSWER_BYTES, Connect, Token, status_text};
+use crate::cli::client::{ANSWER_BYTES, Connect, Token, status_text, whole};
 use crate::cli::{InputError, print};
 use crate::server::proto::ctr_client::CtrClient;
 use crate::server::proto::{GetModelRequest, GetModelResponse, Label, SetLabelRequest, SetLabelResponse};
@@ -60,13 +60,13 @@ async fn ask(args: Args) -> anyhow::Result<String> {
     // A token for changes may not be one for GetModel.
     Ok(match change {
         None => {
-            let answer = ctr.get_model(call(GetModelRequest { model }, token.as_ref())).await;
+            let answer = whole(TIMEOUT, ctr.get_model(call(GetModelRequest { model }, token.as_ref()))).await;
             let model = answer.map_err(failed)?.into_inner();
             if json { listed_json(&model) } else { listed(&model) }
         }
         Some(change) => {
             let SetLabelRequest { label, version: asked, remove, .. } = change.clone();
-            let answer = ctr.set_label(call(change, token.as_ref())).await;
+            let answer = whole(TIMEOUT, ctr.set_label(call(change, token.as_ref()))).await;
             let SetLabelResponse { version, not_kept } = answer.map_err(failed)?.into_inner();
             if !not_kept.is_empty() {
                 eprintln!("warning: the change is lost at a restart of the server: {not_kept}");

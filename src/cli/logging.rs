@@ -1,4 +1,4 @@
-//! The log on standard error: its level, its format, and at most so many lines of each warning (`limit.rs`).
+//! The log on standard error: its level, its format, and the limit on lines of each warning (`limit.rs`).
 
 mod limit;
 

@@ -26,8 +26,6 @@ pub trait Real:
 {
     /// Rounds to the nearest value.
     fn from_f64(x: f64) -> Self;
-    /// Converts exactly.
-    fn to_f64(self) -> f64;
     /// Square root, correctly rounded.
     fn sqrt(self) -> Self;
     /// `e^x`.
@@ -65,9 +63,6 @@ macro_rules! real {
         impl Real for $float {
             fn from_f64(x: f64) -> Self {
                 x as $float
-            }
-            fn to_f64(self) -> f64 {
-                self.into()
             }
             fn sqrt(self) -> Self {
                 self.sqrt()

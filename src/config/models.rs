@@ -12,10 +12,10 @@ use super::layers::{Layers, PREFIX, variable};
 use super::settings::{self, MODEL_SECTION, Setting};
 use super::{BatcherConfig, ConfigError, ServerConfig};
 
-/// How the keys begin that a model shares with all models.
+/// Prefix of the keys that a model shares with all models.
 const BATCHER: &str = "batcher.";
 
-/// How the keys begin that only models have. `NAME` stands for any name.
+/// Prefix of the keys that only models have. `NAME` stands for any name.
 pub(super) const OF_ONE: &str = "models.NAME.";
 
 /// How the variables begin.
@@ -82,7 +82,7 @@ pub(super) fn common_key(setting: &Setting) -> Option<&'static str> {
     setting.key.starts_with(BATCHER).then_some(setting.key)
 }
 
-/// The full keys that may be meant by a name that is not one of them.
+/// Candidates for a misspelt key.
 pub(super) fn keys_like(name: &str) -> Vec<String> {
     let rest = name.strip_prefix("models.").and_then(|name| name.rsplit_once('.'));
     let Some((model, _)) = rest else { return Vec::new() };
@@ -109,7 +109,7 @@ pub(super) fn variables_like(name: &str) -> Vec<String> {
 }
 
 impl Layers {
-    /// The names of the models that have settings for themselves whose keys in `settings.rs` begin so.
+    /// Models with own settings whose keys begin with `begin`.
     pub(super) fn models_with(&self, begin: &str) -> BTreeSet<&str> {
         let of_models = self.given.keys().filter_map(|key| of_model(key));
         of_models.filter(|(_, setting)| setting.key.starts_with(begin)).map(|(model, _)| model).collect()

@@ -1,4 +1,5 @@
-//! Sections `tls` and `auth`: the files of certificates and tokens, and what the calls that need a token are.
+//! Sections `tls` and `auth`: the files of certificates and tokens, and whether calls for administrators are
+//! on.
 
 use std::path::PathBuf;
 

@@ -88,17 +88,18 @@ pub(crate) const SECTIONS: &[Section] = &[
             setting(
                 "server.max_requests",
                 Text("8192"),
-                "Most calls that are computed, and streams, over all connections. Twice as many calls may be \
-                 in flight, with those that wait for their message or for their answer to leave. When half \
-                 of these are, a connection gets a small part of the rest",
+                "Most calls being computed plus open streams, over all connections. Twice as many calls may be \
+                 in flight, which includes calls whose message arrives or whose answer leaves. Once half of \
+                 those are taken, each connection gets a small part of the rest",
             ),
             setting(
                 "server.max_inflight_bytes",
                 Words("1GiB, or the least value if that is more"),
                 "Most memory for the messages of all calls in flight, encoded and decoded, and for answers \
                  that have not left; at least what the largest message may take, 33 × `server.max_bytes` \
-                 and 26MB. Divided by `server.max_connections`, it is also what a gRPC connection may send \
-                 before it is read, from 64 KiB to 1 MiB, but at least 512 bytes × `server.max_streams`",
+                 and 26MB. It also sets the HTTP/2 window of a gRPC \
+                 connection: this value / `server.max_connections`, within 64 KiB to 1 MiB, and at least \
+                 512 bytes × `server.max_streams`",
             ),
             setting(
                 "server.max_connections",
@@ -137,8 +138,8 @@ pub(crate) const SECTIONS: &[Section] = &[
             setting(
                 "server.stream_idle_seconds",
                 Text("300"),
-                "A stream of requests that gets none for this long is ended, and one of reflection after \
-                 this long",
+                "A stream without a new request for this long is ended. A reflection stream is ended after \
+                 this time in any case",
             ),
             setting("server.max_streams", Text("1024"), "Most concurrent calls of one gRPC connection"),
             setting(
@@ -450,7 +451,8 @@ pub(crate) const SECTIONS: &[Section] = &[
             setting(
                 "device.kernel_cache",
                 Words("`flechette/kernels` in `$XDG_CACHE_HOME` or `~/.cache`"),
-                "Directory for compiled GPU kernels; with `off` they are not saved",
+                "Directory for compiled GPU kernels, to which nobody else may write; with `off` they are not \
+                 saved",
             ),
         ],
     },

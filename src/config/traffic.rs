@@ -45,7 +45,7 @@ impl Default for TrafficConfig {
 /// Which versions of a model are loaded, besides those that its labels name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum VersionPolicy {
-    /// So many of the highest good ones.
+    /// This many of the highest good versions.
     Latest(usize),
     /// These.
     Given(BTreeSet<Version>),

@@ -1,8 +1,8 @@
 //! The bytes of one opened file as they are on disk, counted, before they are decompressed.
 //!
 //! A regular file that ends before the length it had when it was opened was truncated. That is an error,
-//! because the rest of its samples would be lost without a word. A pipe is waited for in short intervals, so
-//! that training can stop while no data comes.
+//! because the rest of its samples would be lost silently. A pipe is waited for in short intervals, so that
+//! training can stop while no data comes.
 
 use std::fs::File;
 use std::io::{self, Read};

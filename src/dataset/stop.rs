@@ -2,9 +2,9 @@
 //!
 //! There are three reasons. An interrupt (Ctrl-C, SIGTERM) is final. A pause ends one run of the trainer, for
 //! example to publish a version; afterwards the same reader continues with the next sample. Either way
-//! training ends after a whole batch, because readers look at the flag between batches. Last, training has
-//! failed, and a reader that waits for samples is in the way of the error. That is no interrupt: after one, a
-//! second signal ends the process.
+//! training ends after a whole batch, because readers look at the flag between batches. A failure of training
+//! ends the wait of a reader, so that the error is reported at once. It is not an interrupt, because after an
+//! interrupt a second signal ends the process.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -21,7 +21,7 @@ use super::versions::{Served, Versions};
 use super::{Engine, Spent, spend};
 use crate::cache::gpu::context::{ContextBytes, LookupError};
 use crate::cache::gpu::{ContextShape, GpuCache, GpuCacheError, GpuHostRows, LookupContext, MissingRows};
-use crate::cache::{CacheOptions, CacheShape, CacheStats, Switched, Warmed};
+use crate::cache::{CacheError, CacheOptions, CacheShape, CacheStats, Switched, Warmed};
 use crate::device::cuda::Driver;
 use crate::device::cuda::memory::PinnedMemory;
 use crate::model::Tape;
@@ -167,20 +167,32 @@ impl GpuLookupTier {
     }
 
     /// Switches the cache to the next version. If the device fails, it is abandoned.
-    pub(crate) fn switch(&self, to: Version, changes: &Changes, rows: &mut NextRows<'_>) -> Switched {
+    ///
+    /// # Errors
+    /// [`CacheError::Unfinished`]: a batch did not end in time. Then nothing has changed.
+    pub(crate) fn switch(
+        &self,
+        to: Version,
+        changes: &Changes,
+        rows: &mut NextRows<'_>,
+    ) -> Result<Switched, CacheError> {
         if self.is_lost() {
-            return Switched::default();
+            return Ok(Switched::default());
         }
-        let switched = self.pool.switch(to, changes, rows).and_then(|switched| {
-            if self.points {
-                self.pool.point_at(rows.store())?;
+        let switched = match self.pool.switch(to, changes, rows) {
+            Ok(switched) => switched,
+            Err(GpuCacheError::Cache(error @ CacheError::Unfinished(_))) => return Err(error),
+            Err(error) => {
+                self.lose(&error);
+                return Ok(Switched::default());
             }
-            Ok(switched)
-        });
-        switched.unwrap_or_else(|error| {
+        };
+        if self.points
+            && let Err(error) = self.pool.point_at(rows.store())
+        {
             self.lose(&error);
-            Switched::default()
-        })
+        }
+        Ok(switched)
     }
 
     /// Abandons the device.
@@ -209,6 +221,9 @@ impl GpuLookupTier {
 
     /// Fills the cache, as [`crate::cache::FlatCache::warm`].
     pub(crate) fn warm(&self, rows: &mut dyn Iterator<Item = WarmRow<'_>>) -> Warmed {
+        if self.is_lost() {
+            return Warmed::default();
+        }
         self.pool.warm(rows).unwrap_or_else(|error| {
             self.lose(&error);
             Warmed::default()
@@ -417,8 +432,9 @@ impl<D: Driver> AnyContextPool for ContextPool<D> {
 
     fn point_at(&self, store: &EmbeddingStore) -> Result<usize, GpuCacheError> {
         let mut registered = self.registered.lock().unwrap_or_else(PoisonError::into_inner);
-        // Dropped at the end: the pointers into the memory of the version before are removed.
-        let _before = std::mem::take(&mut *registered);
+        // First, because a table that did not change is registered again with the same memory: removes the
+        // pointers into the memory of the version before.
+        drop(std::mem::take(&mut *registered));
         for (t, table) in store.tables().iter().enumerate().map(|(t, table)| (TableId(t as u32), table)) {
             // Rows in other memory cannot be pointed at.
             let memory = table.shared_rows().and_then(|rows| rows.downcast::<PinnedMemory<D>>().ok());

@@ -23,8 +23,8 @@ use crate::pace;
 use crate::store::{EmbeddingStore, Opened};
 use crate::types::{TableId, Version};
 
-/// How long a switch waits for the last batch of the old version, so that this thread and no batch releases
-/// the old version's memory.
+/// How long a switch waits for the last batch of the old version, so that this thread, and not a batch,
+/// releases the old version's memory.
 const MAX_WAIT: Duration = Duration::from_secs(10);
 const WAIT_STEP: Duration = Duration::from_millis(1);
 
@@ -159,7 +159,7 @@ impl Engine {
         match &self.lookup_tier {
             LookupTier::Store => Ok(Switched::default()),
             LookupTier::Host(cache) => switch_host(cache, to, changes, rows),
-            LookupTier::Gpu(tier) => Ok(tier.switch(to, changes, rows)),
+            LookupTier::Gpu(tier) => tier.switch(to, changes, rows),
         }
     }
 

@@ -14,7 +14,7 @@ use crate::types::RawBatch;
 /// The file that says how far the log is durable.
 const DURABLE: &str = "durable";
 
-/// How far a log is durable: all segments before this one, and so many bytes of it.
+/// How far a log is durable: all segments before this one, and this many bytes of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Durable {
     pub segment: u64,

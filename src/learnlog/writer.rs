@@ -166,7 +166,7 @@ impl Learner {
     /// before, the record may be stored.
     ///
     /// # Errors
-    /// [`LearnError`]. The samples are not stored then. After [`LearnError::Slow`] nobody knows.
+    /// [`LearnError`]. The samples are not stored, except that after [`LearnError::Slow`] they may be.
     pub(crate) async fn learn(&self, record: Record, most: Duration) -> Result<Position, LearnError> {
         let samples = u64::from(record.samples);
         let answer =

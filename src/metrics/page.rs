@@ -1,5 +1,5 @@
-//! The metrics page: the order of its series, and reading it back, because the series that the recorder holds
-//! can only be written.
+//! The metrics page: sorts its series, and parses it back. The recorder's series are write-only, so values
+//! are read from the page.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -11,11 +11,11 @@
 //! a model belong to none either, so that an overloaded one can be changed.
 //!
 //! **Connections.** Calls that wait for their message, or for their answer to leave, are in flight too. There
-//! are at most twice as many calls in flight as places. While less than half of these are taken, or of the
-//! places when a stream begins, a connection gets all that it wants, because most connections are busy at
+//! are at most twice as many calls in flight as places. While less than half of these are taken (for a new
+//! stream: half of the places), a connection gets all that it asks for, because most connections are busy at
 //! different times. Of the second half it gets one of [`PARTS`], or an even part if more connections have
-//! calls. So it is with the last sixteenth of the memory. A connection may always have one call. So a client
-//! needs many connections to keep others out, and only `server.max_connections` limits those.
+//! calls. The same holds for the last sixteenth of the memory. A connection may always have one call. So a
+//! client needs many connections to keep others out, and only `server.max_connections` limits those.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -30,11 +30,11 @@ use super::pressure::{Pressure, overloaded};
 use super::status::FULL;
 use crate::batcher::Priority;
 
-/// How much a model may hold, in what is free.
+/// A model may hold at most this many times what is free.
 const SHARE: usize = 3;
 
-/// What is kept for other connections has at least so many parts, each for one connection. If there were only
-/// as many as connections, the first ones would get so much that nothing would be left for later ones.
+/// The part kept for other connections is divided by at least this number. If it were divided by the number
+/// of connections alone, the first ones would leave nothing for later ones.
 const PARTS: usize = 64;
 
 /// The share of the memory that is kept for other connections. One large stream may need nearly all.

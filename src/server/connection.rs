@@ -63,9 +63,9 @@ const MOST_NEW: usize = 128;
 const RESETS_AT_ONCE: usize = 2048;
 
 /// Most calls that HTTP/2 itself resets in the whole life of a connection. Each takes memory until the client
-/// reads of it, so a client that reads nothing must not go on for ever. h2 0.4.20 remembers only 50 calls
-/// that it has reset, and for each later frame of another one it resets that call once more. Therefore the
-/// rest of a refused call is read instead (`unread.rs`), and an honest client has next to no faults.
+/// reads the reset, so their number needs a limit. h2 0.4.20 remembers only 50 calls that it has reset, and
+/// for each later frame of another one it resets that call once more. Therefore the rest of a refused call is
+/// read instead (`unread.rs`), and an honest client has next to no faults.
 const FAULTS: usize = 100_000;
 
 /// Most bytes of each answer that HTTP/2 takes before the socket does.
@@ -207,9 +207,9 @@ fn http2(Http2 { max_streams, windows }: Http2) -> http2::Builder<TokioExecutor>
 /// What a connection's client does.
 enum State {
     Good,
-    /// No call is open but those that stay aside, for the limit of idle connections.
+    /// No call was open for the idle limit, except health and reflection.
     Idle,
-    /// The time of this setting is over.
+    /// The limit of this setting has passed.
     Overdue(&'static str),
 }
 
@@ -394,7 +394,7 @@ impl Future for Answering {
 struct OpenCall {
     shared: Arc<Shared>,
     open: Arc<OpenStream>,
-    /// That of a call that the gate let in.
+    /// `None` if the gate did not admit the call.
     _charge: Option<Arc<Charge>>,
     _aside: Option<Arc<Aside>>,
 }

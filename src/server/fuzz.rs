@@ -7,8 +7,9 @@ use prost::bytes::Bytes;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::runtime::Runtime;
-use tonic::codegen::http::Request;
+use tonic::codegen::http::{HeaderMap, HeaderName, HeaderValue, Request};
 
+use super::meter::tests::fuzz::{infer_request_of, predict_requests};
 use super::*;
 use crate::config::{Config, Flags};
 use crate::fake::Fake;
@@ -156,11 +157,15 @@ fn client_bytes(runtime: &Runtime, calls: &[(&str, Vec<u8>)]) -> Vec<u8> {
 #[test]
 fn the_grpc_port() {
     let server = Running::start();
-    let predict =
-        proto::PredictRequest { model: "ads".to_owned(), samples: 1, ..Default::default() }.encode_to_vec();
+    let predict = proto::PredictRequest { version: 0, timeout_ms: 5000, ..predict_requests()[0].clone() };
+    let predict = predict.encode_to_vec();
     let model = proto::GetModelRequest { model: "ads".to_owned() }.encode_to_vec();
-    let infer =
-        inference::ModelInferRequest { model_name: "ads".to_owned(), ..Default::default() }.encode_to_vec();
+    let infer = inference::ModelInferRequest {
+        model_version: String::new(),
+        parameters: Default::default(),
+        ..infer_request_of(3, false)
+    };
+    let infer = infer.encode_to_vec();
     let seeds = [
         vec![("flechette.v1.Ctr/GetModel", model.clone())],
         vec![("flechette.v1.Ctr/Predict", predict.clone()), ("flechette.v1.Ctr/Learn", predict.clone())],
@@ -185,7 +190,36 @@ fn the_grpc_port() {
     ];
     run(mutated(seeds, frames), |Input(bytes)| {
         let answer = server.send(server.grpc, &bytes);
-        // The length of the answer's first message, or a status in the headers.
-        answer.len() > 60
+        answers_a_call(&answer)
+    });
+}
+
+/// Whether a server's bytes have the headers of an answer.
+fn answers_a_call(mut bytes: &[u8]) -> bool {
+    const HEADERS: u8 = 1;
+    while let Some((&[a, b, c, kind, ..], rest)) = bytes.split_first_chunk::<9>() {
+        if kind == HEADERS {
+            return true;
+        }
+        let length = u32::from_be_bytes([0, a, b, c]) as usize;
+        bytes = rest.get(length..).unwrap_or_default();
+    }
+    false
+}
+
+#[test]
+fn the_timeout_of_a_call() {
+    run(mutated(["20m", "99999999H", "1n", "7u", "60S", "3M"], &["0", "9", "S", "+"]), |Input(text)| {
+        let Ok(value) = HeaderValue::from_bytes(&text) else { return false };
+        let headers = HeaderMap::from_iter([(HeaderName::from_static("grpc-timeout"), value)]);
+        let timeout = gate::timeout(&headers);
+        // gRPC's form: 1 to 8 digits, and a unit.
+        let form = text.split_last().is_some_and(|(unit, digits)| {
+            b"HMSmun".contains(unit)
+                && (1..=8).contains(&digits.len())
+                && digits.iter().all(u8::is_ascii_digit)
+        });
+        assert_eq!(timeout.is_some(), form);
+        form
     });
 }

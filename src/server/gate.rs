@@ -291,7 +291,7 @@ impl Drop for Passage {
             return;
         }
         let ended = Instant::now();
-        // A call without a decoded message has waited for it; but a stream that is counted had messages.
+        // A call without a decoded message waited for it until the end. A counted stream had messages.
         let decoded = decoded.get().copied().unwrap_or(if counted { *at } else { ended });
         let report = Report {
             arrival: &self.arrival,
@@ -316,7 +316,7 @@ pub(crate) fn too_large(text: &str, limit: u64) -> Status {
 }
 
 /// Reads `grpc-timeout`: at most eight digits and a unit. Anything else is ignored.
-fn timeout(headers: &HeaderMap) -> Option<Duration> {
+pub(super) fn timeout(headers: &HeaderMap) -> Option<Duration> {
     let text = headers.get("grpc-timeout")?.to_str().ok()?;
     let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
     if digits.is_empty() || digits.len() > 8 || !digits.bytes().all(|b| b.is_ascii_digit()) {

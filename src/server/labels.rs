@@ -21,7 +21,8 @@ const DISK_WAIT: Duration = Duration::from_secs(5);
 /// Sets or forgets a label for the call with this id. Returns the version that it names now.
 ///
 /// # Errors
-/// When the label has no valid name, or the version cannot be loaded. Then nothing changes.
+/// When the label has no valid name, the version cannot be loaded, or the model does not have the label that
+/// shall be forgotten. Then nothing changes.
 pub(crate) async fn set(
     shared: &Arc<Shared>,
     request: SetLabelRequest,
@@ -30,6 +31,14 @@ pub(crate) async fn set(
     let SetLabelRequest { model, label, version, remove } = request;
     if !is_label(&label) {
         return Err(CallError::LabelName { got: clip(label) });
+    }
+    // A mistyped name must not look like a label that is gone, whose requests would go on.
+    if remove && let Some(named) = shared.models.get(&model) {
+        let labels: Vec<&str> = named.named().map(|(label, ..)| label).collect();
+        if !labels.contains(&label.as_str()) {
+            let reason = format!("it has no label {label}, but {}", labels.join(", "));
+            return Err(ChangeError::Refused { model, reason }.into());
+        }
     }
     let follow = match (remove, version) {
         (true, _) => None,

@@ -455,4 +455,4 @@ impl http_body::Body for Metered {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

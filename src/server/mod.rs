@@ -95,7 +95,7 @@ use ungated::{MessageTime, Ungated};
 
 pub(crate) use registry::Registry;
 pub use security::FileError;
-pub(crate) use security::token_lines;
+pub(crate) use security::{token_lines, unusable_files};
 
 /// The messages and services of `proto/flechette/v1/ctr.proto`.
 #[allow(missing_docs, clippy::all, clippy::unwrap_used, clippy::expect_used)]
@@ -497,7 +497,8 @@ async fn set_health(health: &HealthReporter, ready: bool) {
     }
 }
 
-/// Updates health, of which `ready` was reported before, the version gauge and the history of the status page.
+/// Updates health, the version gauge and the history of the status page. `ready` is the readiness that was
+/// reported last.
 async fn update_status(shared: Arc<Shared>, health: HealthReporter, mut ready: bool) {
     let (mut sampled, mut ticked) = (None::<Instant>, Instant::now());
     let mut sampling: Option<JoinHandle<()>> = None;

@@ -45,8 +45,8 @@ pub(crate) struct Model {
     held: Held,
 }
 
-/// Counts the models in one place of the map, and so the calls that have found one of them: each model has
-/// it, until the calls are waited for. Then the next model has a new one.
+/// A token shared by the successive values of one served model. Its count shows whether a call still uses one
+/// of them. After a wait for such calls, the next value gets a new token.
 #[derive(Clone, Default)]
 pub(crate) struct Held(Arc<()>);
 

@@ -362,7 +362,7 @@ impl Models {
     }
 }
 
-/// Waits until no call has found one of the models that had this, but not longer than [`MAX_WAIT`].
+/// Waits until no call uses a model with this token, at most [`MAX_WAIT`].
 fn wait_for_calls(model: &str, held: &Held) {
     let until = Instant::now() + MAX_WAIT;
     while held.by_others() {

@@ -23,13 +23,13 @@ pub(crate) const TICK: Duration = Duration::from_millis(200);
 /// Ticks without a refusal after which the overload is over.
 const CALM: u64 = 5;
 
-/// The share of a client's time that a call may take.
+/// A call may take one part in `SHARE` of its client's time.
 const SHARE: u32 = 5;
 
 /// The most time that a call may take.
 const MOST: Duration = Duration::from_millis(25);
 
-/// So many calls are always let in, so that the rate can be measured.
+/// At least this many calls are always admitted, so that the rate can be measured.
 const LEAST: usize = 16;
 
 /// The weight of the last tick in the rate.

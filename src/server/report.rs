@@ -84,9 +84,9 @@ impl Instants {
             stages.queue = taken.unwrap_or(self.ended).saturating_duration_since(queued);
             let since_taken =
                 taken.map_or(Duration::ZERO, |taken| self.ended.saturating_duration_since(taken));
-            // Of a request without scores it is not known how long its batch takes.
+            // For a request without scores, the time of its batch is unknown.
             let computed = if times.total.is_zero() { since_taken } else { times.total.min(since_taken) };
-            // Those of several threads may be longer together than the batch.
+            // Times summed over threads may exceed the time of the batch.
             let both = (times.lookup + times.dense).max(computed).as_secs_f64().max(f64::MIN_POSITIVE);
             let share = |time: Duration| computed.mul_f64(time.as_secs_f64() / both);
             (stages.lookup, stages.dense) = (share(times.lookup), share(times.dense));

@@ -135,7 +135,7 @@ impl AsyncWrite for Socket {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match &self.state {
-            // There is nobody to take leave of.
+            // No session is open, so there is nothing to close.
             State::Handshake(_) | State::Failed => Poll::Ready(Ok(())),
             State::Plain { .. } | State::Encrypted(_) => ready!(self.open(cx))?.poll_shutdown(cx),
         }

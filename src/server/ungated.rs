@@ -1,5 +1,5 @@
-//! A layer around health, also that of KServe, and reflection, which are not behind the gate, because whoever
-//! asks them should get an answer when all places are taken. So their calls have limits of their own:
+//! A layer around health (also KServe's) and reflection. They are not behind the gate, so that they answer
+//! when all places are taken. They have limits of their own:
 //!
 //! * A connection has at most [`MOST`] of them open.
 //! * Their messages must be complete after some time, which the service's [`MessageTime`] says.

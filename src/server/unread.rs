@@ -1,7 +1,8 @@
-//! What a client has sent and nobody has read: the windows of HTTP/2, and the messages of refused calls.
+//! Bytes that a client has sent and the server has not read: the windows of HTTP/2, and the messages of
+//! refused calls.
 //!
-//! h2 also counts what is missing from each DATA frame to 256 bytes, until the frame is read. It closes a
-//! connection, with all of its calls, when this is more than half of the connection's window. So:
+//! Of each unread DATA frame shorter than 256 bytes, h2 also counts the bytes that it lacks. It closes a
+//! connection, with all of its calls, when their sum is more than half of the connection's window. So:
 //!
 //! * The windows have room for small frames ([`Windows`]).
 //! * h2 0.4.20 goes on counting a frame that arrives after the body of its call was dropped. A call that is

@@ -104,8 +104,7 @@ pub struct Scores {
     pub version: Version,
     /// One click probability per sample, between 0 and 1.
     pub probabilities: Vec<f32>,
-    /// If the batch asks for them: the logit of each sample, of which the probability is the sigmoid.
-    /// Otherwise empty.
+    /// If the batch asks for them: the logit of each sample; the probability is its sigmoid. Otherwise empty.
     pub logits: Vec<f32>,
     /// Ids that got their table's default row, in sample order.
     pub absent: Vec<AbsentId>,

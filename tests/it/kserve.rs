@@ -10,11 +10,13 @@ use flechette::server::inference::model_infer_request::{InferInputTensor, InferR
 use flechette::server::inference::model_infer_response::InferOutputTensor;
 use flechette::server::inference::*;
 use flechette::server::proto::{FeatureColumn, PredictRequest};
+use prost::Message;
 use tonic::transport::Channel;
 use tonic::{Code, Status};
 
 use crate::fake::{logit, until};
 use crate::serving::{Running, channel, request};
+use crate::wire::{Raw, frame};
 
 type Client = GrpcInferenceServiceClient<Channel>;
 
@@ -472,10 +474,11 @@ async fn limits_and_deadlines_are_those_of_native_calls() {
     running.model.hold();
     let first = running.send(request(1, 1).0);
     until(async || running.model.begun() == 1).await;
-    let mut call = tonic::Request::new(right());
-    call.set_timeout(Duration::from_millis(300));
-    // The client's own timer may be first, and has another code.
-    client.model_infer(call).await.unwrap_err();
+    // Without tonic, whose client has a timer too, which may cancel the call first.
+    let raw = Raw::connect(running.grpc).await;
+    let path = "inference.GRPCInferenceService/ModelInfer";
+    let answer = raw.call_path(path, frame(&right().encode_to_vec()), &[("grpc-timeout", "1S")]).await;
+    assert_eq!(answer.code, Code::DeadlineExceeded, "{}", answer.message);
     running.until_metric("flechette_requests_total{model=\"ads\",code=\"DEADLINE_EXCEEDED\"} 1").await;
     // A limit of the request's own, in microseconds.
     let mut late = right();
@@ -715,7 +718,7 @@ async fn an_open_stream_ends_when_the_server_drains() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_idle_stream_ends_and_gives_up_its_place() {
     let limits = |parts: &mut flechette::server::ServerParts| {
-        parts.server.stream_idle = Duration::from_millis(300);
+        parts.server.stream_idle = Duration::from_millis(1500);
         parts.server.max_requests = 1;
     };
     let running = Running::start_with(limits).await;
@@ -724,7 +727,7 @@ async fn an_idle_stream_ends_and_gives_up_its_place() {
     let requests = tokio_stream::wrappers::ReceiverStream::new(receiver);
     let mut answers = client.model_stream_infer(requests).await.unwrap().into_inner();
     for _ in 0..4 {
-        tokio::time::sleep(Duration::from_millis(100)).await;
+        tokio::time::sleep(Duration::from_millis(500)).await;
         sender.send(right()).await.unwrap();
         assert_eq!(answers.message().await.unwrap().unwrap().error_message, "");
     }
@@ -733,7 +736,7 @@ async fn an_idle_stream_ends_and_gives_up_its_place() {
     assert!(status.message().starts_with(full), "{status}");
     let status = answers.message().await.unwrap_err();
     assert_eq!(status.code(), Code::Unavailable);
-    assert_eq!(status.message(), "stream: no request for 0.3 s (server.stream_idle_seconds)");
+    assert_eq!(status.message(), "stream: no request for 1.5 s (server.stream_idle_seconds)");
     until(async || connect(&running).await.model_infer(right()).await.is_ok()).await;
 }
 

@@ -354,3 +354,19 @@ fn settings_can_be_checked_and_printed_without_a_server() {
         errors.lines().zip(words).all(|(line, words)| line.starts_with("error: ") && line.contains(words))
     );
 }
+
+#[test]
+fn the_files_that_the_settings_name_can_be_checked_before_a_server_reads_them() {
+    let workshop = Workshop::new(1, 1);
+    let [file, tokens] = ["serve.toml", "tokens"].map(|name| workshop.path(name));
+    let tls = "[tls]\ncertificate = \"/nowhere/certificate\"\nkey = \"/nowhere/key\"\n";
+    fs::write(&file, format!("[server]\nmodels = \"/nowhere\"\n{tls}[auth]\npredict = \"{tokens}\"\n"))
+        .unwrap();
+    fs::write(&tokens, "short\n").unwrap();
+    let check = format!("config check --config {file}");
+    assert!(run(&check).status.success(), "they may be on another machine");
+    let wrong = run(&format!("{check} --files"));
+    let errors = String::from_utf8(wrong.stderr).unwrap();
+    assert_eq!((wrong.status.code(), errors.lines().count()), (Some(2), 2), "{errors}");
+    assert!(errors.contains("/nowhere/certificate") && errors.contains("auth.predict"), "{errors}");
+}

@@ -9,7 +9,7 @@ use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::str::FromStr;
 use std::sync::mpsc;
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use flechette::dataset::synthetic::write_criteo_tsv;
 use flechette::schema::preset::{self, ArchKind};
@@ -33,9 +33,24 @@ fn clean(mut command: Command) -> Command {
     command
 }
 
+/// The longest time of a command, and of the start and the end of a server. It is far above what they take.
+const LIMIT: Duration = Duration::from_secs(300);
+
 /// Runs a command line to its end.
 pub fn run(line: &str) -> Output {
-    flechette().args(line.split_whitespace()).output().unwrap()
+    let mut command = flechette();
+    command.args(line.split_whitespace()).stdin(Stdio::null());
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let id = child.id();
+    let (ended, end) = mpsc::channel::<()>();
+    let watchdog = thread::spawn(move || {
+        let late = end.recv_timeout(LIMIT) == Err(mpsc::RecvTimeoutError::Timeout);
+        late && Command::new("kill").args(["-9", &id.to_string()]).status().is_ok()
+    });
+    let output = child.wait_with_output().unwrap();
+    drop(ended);
+    assert!(!watchdog.join().unwrap(), "{line}: no end after {LIMIT:?}: {output:?}");
+    output
 }
 
 /// Runs a command that must succeed, ignores its output, and returns its peak memory in bytes.
@@ -211,9 +226,12 @@ impl Served {
             }
             log
         });
-        match addresses.recv() {
+        match addresses.recv_timeout(LIMIT) {
             Ok((grpc, http)) => Self { child, grpc, http, log: Some(log) },
-            Err(_) => panic!("serve ended: {}", log.join().unwrap()),
+            Err(error) => {
+                let _ = child.kill();
+                panic!("serve does not listen: {error}: {}", log.join().unwrap())
+            }
         }
     }
 
@@ -227,13 +245,14 @@ impl Served {
         run_json(&format!("score --addr {url} --model {model} --format criteo-tsv {file} --json {flags}"))
     }
 
-    /// The value of one line of the metrics page, or 0 if it is missing.
+    /// The value of one line of the metrics page, or 0 if it is missing. Lines of this name must be there.
     pub fn metric(&self, name: &str, labels: &[&str]) -> f64 {
         let page = metrics_page(self.http);
         let wanted = |line: &&str| {
             line.strip_prefix(name).is_some_and(|rest| rest.starts_with('{'))
                 && labels.iter().all(|label| line.contains(label))
         };
+        assert!(page.contains(&format!("\n{name}{{")), "no line of {name}: {page}");
         page.lines().find(wanted).map_or(0.0, |line| line.rsplit(' ').next().unwrap().parse().unwrap())
     }
 
@@ -282,7 +301,17 @@ impl Served {
 
     /// Waits until the server ends. Returns its exit status and its log.
     pub fn ended(mut self) -> (ExitStatus, String) {
-        let status = self.child.wait().unwrap();
+        let begun = Instant::now();
+        let status = loop {
+            match self.child.try_wait().unwrap() {
+                Some(status) => break status,
+                None if begun.elapsed() < LIMIT => thread::sleep(Duration::from_millis(5)),
+                None => {
+                    self.child.kill().unwrap();
+                    panic!("serve does not end: {}", self.log.take().unwrap().join().unwrap());
+                }
+            }
+        };
         (status, self.log.take().unwrap().join().unwrap())
     }
 }

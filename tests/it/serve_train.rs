@@ -120,14 +120,16 @@ async fn score(served: SocketAddr, requests: Vec<PredictRequest>, stop: Arc<Atom
 
 #[test]
 fn a_server_that_trains_takes_the_memory_that_the_pages_state() {
-    const ROWS: u64 = 90_000;
+    // A second copy of the rows alone would be past the limit.
+    const ROWS: u64 = 400_000;
     let workshop = Workshop::new(10, 10);
     let (config, models) = (workshop.config(ArchKind::Dlrm, 16, ROWS), &workshop.models);
     // Rows and Adagrad's state, both f32.
     let bytes = 26 * ROWS * 16 * 4 * 2;
     let data = "rows=40000,seed=3,skew=uniform";
     let line = format!(
-        "--train {MODEL}={data} --model-config {config} --format synthetic --batch 512 --publish-every 1s"
+        "--train {MODEL}={data} --model-config {config} --format synthetic --batch 512 \
+         --publish-every 20steps"
     );
     let served = Served::start(models, &line);
     let most = Cell::new(0);
@@ -355,14 +357,27 @@ fn a_server_that_is_killed_while_it_trains_continues_to_the_same_bytes() {
     let mut random = 0x9e37_79b9_7f4a_7c15_u64;
     for more in ["", "--scratchpad 0.3"] {
         let every = format!("--publish-every 3steps {more}");
-        for _ in 0..kills(KILLS) {
+        let model = Path::new(&site.workshop.models).join(MODEL);
+        let (mut killed, mut missed) = (0, 0);
+        while killed < kills(KILLS) {
             let served = site.follow(&every);
             random ^= random << 13;
             random ^= random >> 7;
             random ^= random << 17;
             sleep(Duration::from_millis(random % 400));
+            let ended = shows(&served, "training_state", 0.0);
             // Kills it.
             drop(served);
+            if ended {
+                missed += 1;
+                assert!(
+                    missed <= 20 + kills(KILLS),
+                    "{missed} kills after the end of training, {killed} before"
+                );
+                fs::remove_dir_all(&model).unwrap();
+            } else {
+                killed += 1;
+            }
         }
         let served = site.follow(&every);
         wait("training ends", || shows(&served, "training_state", 0.0));

@@ -19,6 +19,7 @@ use tonic::{Code, Status, Streaming};
 use crate::attacks::{connect, frame, head_of};
 use crate::fake::{FAIL, logit, until};
 use crate::serving::{Running, request};
+use crate::wire::Raw;
 
 /// An open stream.
 struct Open {
@@ -150,9 +151,11 @@ async fn a_request_whose_own_time_is_over_is_answered_at_once_and_not_computed()
     assert_eq!((error.code, error.retry_ms), (Code::DeadlineExceeded as i32, 0));
     assert!(started.elapsed() < Duration::from_secs(10), "{:?}", started.elapsed());
     // The earlier one of both limits counts.
-    let mut call = tonic::Request::new(PredictRequest { timeout_ms: 60_000, ..request(1, 4).0 });
-    call.set_timeout(Duration::from_millis(50));
-    running.client.predict(call).await.unwrap_err();
+    let own = frame(&PredictRequest { timeout_ms: 60_000, ..request(1, 4).0 }.encode_to_vec());
+    // Without tonic, whose client has a timer too, which may cancel the call first.
+    let raw = Raw::connect(running.grpc).await;
+    let answer = raw.call_path("flechette.v1.Ctr/Predict", own, &[("grpc-timeout", "1S")]).await;
+    assert_eq!(answer.code, Code::DeadlineExceeded, "{}", answer.message);
     running.until_metric("flechette_requests_total{model=\"ads\",code=\"DEADLINE_EXCEEDED\"} 3").await;
     running.model.release();
     assert_eq!(held.await.unwrap().unwrap(), scores);
@@ -170,12 +173,14 @@ async fn a_refusal_because_of_overload_says_when_to_send_again() {
     for seed in 2..4 {
         open.send(request(2, seed).0).await;
     }
-    // Answers come in order, so the refusal of the second one waits for the first.
-    tokio::time::sleep(Duration::from_millis(100)).await;
+    // The third one fits again. Requests are read in order, so the second one is refused when it is queued.
+    open.send(request(1, 5).0).await;
+    running.until_metric("flechette_queue_samples{model=\"ads\"} 3").await;
     running.model.release();
     assert_eq!(open.answer().await.unwrap().scores, request(2, 2).1);
     let error = open.answer().await.unwrap_err();
     assert_eq!((error.code, error.retry_ms), (Code::ResourceExhausted as i32, 100), "{error:?}");
+    assert_eq!(open.answer().await.unwrap().scores, request(1, 5).1);
     open.send(request(2, 4).0).await;
     assert_eq!(open.answer().await.unwrap().scores, request(2, 4).1);
     held.await.unwrap().unwrap();
@@ -241,7 +246,7 @@ async fn a_stream_ends_at_the_deadline_of_its_call() {
     let running = Running::start().await;
     let (sender, receiver) = mpsc::channel(1);
     let mut call = tonic::Request::new(ReceiverStream::new(receiver));
-    call.metadata_mut().insert("grpc-timeout", "400m".parse().unwrap());
+    call.metadata_mut().insert("grpc-timeout", "2S".parse().unwrap());
     let mut answers = running.client.clone().predict_stream(call).await.unwrap().into_inner();
     sender.send(PredictRequest { timeout_ms: 60_000, ..request(1, 1).0 }).await.unwrap();
     assert!(result(answers.message().await.unwrap().unwrap()).is_ok());
@@ -255,13 +260,13 @@ async fn a_stream_ends_at_the_deadline_of_its_call() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_idle_stream_ends_and_gives_up_its_place() {
     let limits = |parts: &mut ServerParts| {
-        parts.server.stream_idle = Duration::from_millis(300);
+        parts.server.stream_idle = Duration::from_millis(1500);
         parts.server.max_requests = 1;
     };
     let running = Running::start_with(limits).await;
     let mut open = Open::new(&running).await;
     for seed in 0..4 {
-        tokio::time::sleep(Duration::from_millis(100)).await;
+        tokio::time::sleep(Duration::from_millis(500)).await;
         open.send(request(1, seed).0).await;
         assert!(open.answer().await.is_ok());
     }
@@ -270,7 +275,7 @@ async fn an_idle_stream_ends_and_gives_up_its_place() {
     assert!(status.message().starts_with(full), "{status}");
     let status = open.answers.message().await.unwrap_err();
     assert_eq!(status.code(), Code::Unavailable);
-    assert_eq!(status.message(), "stream: no request for 0.3 s (server.stream_idle_seconds)");
+    assert_eq!(status.message(), "stream: no request for 1.5 s (server.stream_idle_seconds)");
     until(async || running.send(request(1, 1).0).await.unwrap().is_ok()).await;
 }
 
@@ -284,7 +289,7 @@ async fn a_drain_answers_the_requests_that_were_read_and_ends_the_stream() {
         open.send(request(1, seed).0).await;
     }
     until(async || model.begun() == 1).await;
-    tokio::time::sleep(Duration::from_millis(200)).await;
+    running.until_metric("flechette_queue_samples{model=\"ads\"} 2").await;
     let drained = running.stop();
     tokio::time::sleep(Duration::from_millis(200)).await;
     model.release();

@@ -121,7 +121,7 @@ async fn handshakes_that_never_end_are_closed_and_hold_up_nobody() {
     let running = Running::start_with(|parts| {
         parts.tls = Some(tls);
         parts.server.max_connections = 8;
-        parts.server.handshake = Duration::from_millis(1500);
+        parts.server.handshake = Duration::from_secs(3);
     })
     .await;
     for port in [running.grpc, running.http] {
@@ -134,7 +134,7 @@ async fn handshakes_that_never_end_are_closed_and_hold_up_nobody() {
         // One place is left, and the handshakes of the others do not block it.
         let started = Instant::now();
         serve_one(port, &running, &authority).await;
-        assert!(started.elapsed() < Duration::from_millis(1300), "{:?}", started.elapsed());
+        assert!(started.elapsed() < Duration::from_millis(2700), "{:?}", started.elapsed());
         // After the limit all places are free.
         for stream in held {
             assert!(closed(stream, Duration::from_secs(5)).await);

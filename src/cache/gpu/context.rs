@@ -45,15 +45,6 @@ pub(crate) struct MissedRow {
     pub word: usize,
 }
 
-impl std::iter::Sum for ContextBytes {
-    fn sum<I: Iterator<Item = Self>>(contexts: I) -> Self {
-        contexts.fold(Self::default(), |sum, bytes| Self {
-            pinned: sum.pinned + bytes.pinned,
-            device: sum.device + bytes.device,
-        })
-    }
-}
-
 /// A number for each of the two kernels of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct PerKernel {
@@ -68,6 +59,15 @@ pub(crate) struct ContextBytes {
     pub pinned: usize,
     /// Memory of the device.
     pub device: usize,
+}
+
+impl std::iter::Sum for ContextBytes {
+    fn sum<I: Iterator<Item = Self>>(contexts: I) -> Self {
+        contexts.fold(Self::default(), |sum, bytes| Self {
+            pinned: sum.pinned + bytes.pinned,
+            device: sum.device + bytes.device,
+        })
+    }
 }
 
 /// The parts of a context that the cache needs after the probe.

@@ -20,8 +20,11 @@
 //! probe later and does not find the entry. A batch that was pinned before has a number of at most the tag,
 //! and keeps the slot from being reused.
 //!
-//! **Locks.** A batch of hits takes no lock. A batch with misses takes the replacer's lock after it has
-//! launched its last kernel.
+//! **Locks.** A batch of hits takes no lock. A batch with misses, or with rows that are read through pointers,
+//! takes the replacer's lock after it has launched its last kernel.
+//!
+//! **Admission.** A row that misses counts once a batch, however often it occurs there, because the device
+//! does not count its occurrences. So with merged requests the device caches a new row later than the host.
 
 pub(crate) mod args;
 pub(crate) mod context;
@@ -166,7 +169,7 @@ impl<D: Driver> GpuCache<D> {
     /// release the memory of the previous version, drop its [`GpuHostRows`].
     ///
     /// # Errors
-    /// [`GpuCacheError`] if the version is not newer than the current one, a row does not fit its table, or
+    /// [`GpuCacheError`] if the version is the current one, a row does not fit its table, or
     /// the overlay cannot be allocated. Then nothing has changed. After a later driver error, the switch has
     /// failed: batches still read correct rows, but the cache frees no slots and refuses further switches.
     pub(crate) fn switch<'r, C>(

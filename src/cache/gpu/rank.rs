@@ -75,8 +75,10 @@ impl<D: Driver> Shared<D> {
     }
 
     fn withdraw(&self, Withdrawals { jobs, .. }: &mut Withdrawals<D>, now: u64) -> Result<(), DriverError> {
-        jobs.launch(now, MayReplace::Nothing, None)?;
+        let launched = jobs.launch(now, MayReplace::Nothing, None);
+        // Also after an error, because no jobs can be added before.
         let outcomes = jobs.finish()?;
+        launched?;
         // Earlier jobs on the same stream have ended too. These jobs may have removed rows that they linked,
         // so their rows are counted before the removed entries are subtracted.
         self.harvest(&mut lock(&self.replacer), false)?;

@@ -22,7 +22,7 @@ const LEAST_RATE: f64 = 1.0;
 const CLOSE: f64 = 1.05;
 /// Windows that must fail before a rate has failed.
 const WINDOWS: usize = 2;
-/// Statuses of requests of which there were too many. Any other status ends the search.
+/// Statuses that mean overload. Any other status ends the search.
 const OVERLOAD: [&str; 2] = ["DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED"];
 
 /// What the windows have shown so far, in requests per second.

@@ -16,6 +16,9 @@ use crate::cli::logging;
 use crate::config::{Config, Layers, Reloaded, TrafficConfig};
 use crate::server::Registry;
 
+/// How often the log says that a reload takes long.
+const SAID_EVERY: Duration = Duration::from_secs(10);
+
 /// Values that the threads beside the server read whenever they need them.
 pub(crate) struct Live {
     switch_bytes: AtomicU64,
@@ -71,11 +74,17 @@ impl Reloader {
     pub(crate) async fn run(mut self, mut hangup: Signal) {
         while hangup.recv().await.is_some() {
             // It reads files, and a thread of the network must not wait for a disk.
-            let reloading = tokio::task::spawn_blocking(move || {
+            let mut reloading = tokio::task::spawn_blocking(move || {
                 self.reload();
                 self
             });
-            match reloading.await {
+            let reloaded = loop {
+                match tokio::time::timeout(SAID_EVERY, &mut reloading).await {
+                    Ok(reloaded) => break reloaded,
+                    Err(_) => tracing::warn!("SIGHUP: the files are not read yet: the disk is slow"),
+                }
+            };
+            match reloaded {
                 Ok(reloader) => self = reloader,
                 Err(error) => return tracing::error!(%error, "SIGHUP: settings are no longer read"),
             }

@@ -9,8 +9,8 @@
 //! complete. A model that is new in the directory, or that could not be loaded before, is loaded and served
 //! like those at start, unless a client has unloaded it.
 //!
-//! Everything that the thread waits for has a limit, so a model whose batch does not end delays the changes
-//! of other models by some seconds. What takes longer is work: opening a version.
+//! Every wait for a batch has a limit, so a model whose batch does not end delays the changes of other models
+//! by some seconds. Reading and writing files has none.
 //!
 //! Nothing that happens here fails a request: the served version goes on until the next one is ready. A panic
 //! ends what the thread was asked to do, and not the thread.

@@ -289,7 +289,7 @@ fn is_of_disk(error: &anyhow::Error) -> bool {
     is || error.downcast_ref::<StoreError>().is_some()
 }
 
-/// The steps of an epoch of which samples were trained before.
+/// Observes the steps of an epoch after its first `before` samples.
 struct AfterSamples<'e, 'a> {
     epochs: &'e mut Epochs<'a>,
     before: u64,

@@ -77,7 +77,7 @@ impl Meter {
         Self { bar: None, in_log: Some(model.to_owned()), ..self }
     }
 
-    /// Begins an epoch, of which `samples` samples were trained on before this run.
+    /// Begins an epoch. Earlier runs trained on its first `samples` samples.
     pub(crate) fn begin(&mut self, epoch: u32, samples: u64) {
         (self.epoch, self.before) = (epoch, samples);
         self.epoch_began = Instant::now();

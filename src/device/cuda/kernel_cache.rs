@@ -9,8 +9,8 @@
 //! ```
 //!
 //! Numbers are little-endian. A file is written under a temporary name and then renamed, so that no reader
-//! sees a part of it. If a file is damaged, a warning is logged and the kernel is compiled again. Only the
-//! owner may access the folder, because its contents are executed.
+//! sees a part of it. If a file is damaged, a warning is logged and the kernel is compiled again. A folder to
+//! which another user may write is not used, because its contents are executed.
 
 use std::fs;
 use std::io;
@@ -84,7 +84,7 @@ impl KernelCache {
         let failed = |what: &dyn std::fmt::Display| {
             format!("kernel cache {}: {what}: the kernel is compiled again", path.display())
         };
-        let file = match fs::read(&path) {
+        let file = match check_folder(&self.folder).and_then(|()| fs::read(&path)) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(failed(&error)),
@@ -101,6 +101,7 @@ impl KernelCache {
         // The process id, because another process may write the same entry at the same time.
         let temporary = self.folder.join(format!("{name}.{}", std::process::id()));
         let written = make_folder(&self.folder)
+            .and_then(|()| check_folder(&self.folder))
             .and_then(|()| fs::write(&temporary, file_of(image, &key)))
             .and_then(|()| fs::rename(&temporary, self.folder.join(name)));
         written.map_err(|error| {
@@ -120,6 +121,27 @@ fn make_folder(folder: &Path) -> io::Result<()> {
     #[cfg(unix)]
     std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
     builder.create(folder)
+}
+
+/// # Errors
+/// When another user may write to the folder, or it cannot be looked at.
+#[cfg(unix)]
+fn check_folder(folder: &Path) -> io::Result<()> {
+    use std::os::unix::fs::MetadataExt;
+    let (found, user) = (fs::metadata(folder)?, rustix::process::geteuid().as_raw());
+    if found.uid() != user || found.mode() & 0o022 != 0 {
+        return Err(io::Error::other(format!(
+            "expected a folder of user {user} to which nobody else may write, got one of user {} with mode {:o}",
+            found.uid(),
+            found.mode() & 0o7777
+        )));
+    }
+    Ok(())
+}
+
+#[cfg(not(unix))]
+fn check_folder(_: &Path) -> io::Result<()> {
+    Ok(())
 }
 
 fn file_of(image: &[u8], key: &str) -> Vec<u8> {

@@ -172,7 +172,8 @@ pub(crate) fn model_metadata(model: &Model) -> ModelMetadataResponse {
     }
 }
 
-/// What was computed by an engine since its version was loaded; by the main one since the model was loaded.
+/// Statistics of an engine: since its version was loaded, or, for the main engine, since the model was
+/// loaded.
 pub(crate) fn statistics(served: &Served) -> ModelStatistics {
     let Description { model, version, .. } = served.predict.describe();
     let statistics = &served.metrics.statistics;

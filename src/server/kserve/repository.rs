@@ -20,7 +20,10 @@ const LIST_WAIT: Duration = Duration::from_secs(5);
 /// How long a change waits for those before it. Opening a large version takes minutes.
 const BEGIN_WAIT: Duration = Duration::from_secs(if cfg!(test) { 5 } else { 300 });
 
-/// Lists that are read at a time. If the disk hangs, so many threads wait for it, and no more.
+/// How long a client waits for a change that has begun. Only a disk that does not answer takes so long.
+const END_WAIT: Duration = Duration::from_secs(3600);
+
+/// Most lists read at once. If the disk hangs, at most this many threads wait for it.
 static LISTS: Semaphore = Semaphore::const_new(2);
 
 /// Checks the name of a repository, and that a request has no other parameters than these.
@@ -112,8 +115,12 @@ pub(crate) async fn change(
         let (seconds, now) = (BEGIN_WAIT.as_secs(), repository.changes_now());
         return Err(ChangeError::NotBegun { model, seconds, now }.into());
     }
+    let Ok(answer) = tokio::time::timeout(END_WAIT, answer).await else {
+        let reason = format!("the change is not made after {} s and goes on", END_WAIT.as_secs());
+        return Err(ChangeError::Late { model, reason }.into());
+    };
     // Without an answer the server is draining.
-    Ok(answer.await.unwrap_or(Err(ChangeError::Draining))?)
+    Ok(answer.unwrap_or(Err(ChangeError::Draining))?)
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-mod fuzz;
+pub(crate) mod fuzz;
 
 use std::collections::HashMap;
 use std::mem::size_of;

@@ -63,7 +63,7 @@ pub(crate) struct Watched<T> {
 
 /// What the last check has found.
 struct Seen {
-    /// Of the contents that the value is from.
+    /// Digest of the contents in use.
     digest: Digest,
     /// Why later contents are refused.
     refused: Option<Refused>,

@@ -28,6 +28,17 @@ pub(crate) use tokens::{Refusal, Role, lines as token_lines};
 /// How often the files are read.
 const CHECK: Duration = Duration::from_secs(2);
 
+/// Reads all files once, as a start does, and returns what is wrong with them.
+pub(crate) fn unusable_files(tls: Option<&TlsConfig>, auth: &AuthConfig) -> Vec<FileError> {
+    let tls = tls.and_then(|tls| Watched::open(tls::files(tls), tls::read).err());
+    tls.into_iter().chain(open_tokens(auth).err()).collect()
+}
+
+fn open_tokens(auth: &AuthConfig) -> Result<Option<Watched<Tokens>>, FileError> {
+    let files = tokens::files(auth);
+    (!files.is_empty()).then(|| Watched::open(files, tokens::read)).transpose()
+}
+
 /// What secures the ports.
 pub(crate) struct Security {
     tls: Option<Watched<Tls>>,
@@ -51,12 +62,11 @@ impl Security {
         auth: &AuthConfig,
         metrics: &Metrics,
     ) -> Result<Self, FileError> {
-        let tokens = tokens::files(auth);
         let security = Self {
             tls: tls.map(|tls| Watched::open(tls::files(tls), tls::read)).transpose()?,
             http: tls.is_some_and(|tls| tls.http),
             expiry: tls.map(|_| metrics.certificate_expiry()),
-            tokens: (!tokens.is_empty()).then(|| Watched::open(tokens, tokens::read)).transpose()?,
+            tokens: open_tokens(auth)?,
             reflection: server.reflection,
             admin: server.admin,
         };

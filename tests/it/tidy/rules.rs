@@ -97,7 +97,6 @@ pub const CRATE_HOMES: &[(&str, &[&str])] = &[
     ("ring", &["server/security/", "server/status_page"]),
     ("subtle", &["server/security/"]),
     ("x509_cert", &["server/security/"]),
-    ("redis", &["store/remote.rs"]),
     ("anyhow", &["main.rs", "cli/"]),
     ("loom", &["sync.rs"]),
     (

@@ -41,7 +41,7 @@ class InvalidRequestError(ServerError, InputError):
 
 
 class NotFoundError(ServerError):
-    """The model is not served, or serves another version."""
+    """The model is not served, the version is not loaded, or the model has no such label."""
 
 
 class LimitError(ServerError):

@@ -40,6 +40,19 @@ fn only_the_owner_may_access_the_folder() {
     assert_eq!(fs::metadata(inner).unwrap().permissions().mode() & 0o777, 0o700);
 }
 
+#[cfg(unix)]
+#[test]
+fn a_folder_to_which_others_may_write_is_not_used() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = tempfile::tempdir().unwrap();
+    let cache = KernelCache::new(folder.path());
+    cache.put(&entry(), b"image").unwrap();
+    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o775)).unwrap();
+    for trouble in [cache.get(&entry()).unwrap_err(), cache.put(&entry(), b"other").unwrap_err()] {
+        assert!(trouble.contains("nobody else may write") && trouble.contains("mode 775"), "{trouble}");
+    }
+}
+
 #[test]
 fn a_folder_that_cannot_be_written_is_reported_with_its_path() {
     let folder = tempfile::tempdir().unwrap();

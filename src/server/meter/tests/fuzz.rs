@@ -121,7 +121,7 @@ fn columns(samples: usize, text: bool) -> Vec<FeatureColumn> {
     ]
 }
 
-fn predict_requests() -> Vec<PredictRequest> {
+pub(crate) fn predict_requests() -> Vec<PredictRequest> {
     let request = |samples: usize, text| PredictRequest {
         model: "ads".to_owned(),
         version: 7,
@@ -172,7 +172,7 @@ fn learn() {
 }
 
 /// A request with typed contents.
-fn infer_request_of(samples: usize, text: bool) -> ModelInferRequest {
+pub(crate) fn infer_request_of(samples: usize, text: bool) -> ModelInferRequest {
     let none = InferTensorContents::default;
     let tensor = |name: &str, datatype: &str, shape: Vec<usize>, contents| InferInputTensor {
         name: name.to_owned(),

@@ -1,5 +1,7 @@
 //! Files of tokens and certificates, and the header with a token.
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use rcgen::{CertificateParams, KeyPair};
 use tonic::codegen::http::HeaderValue;
 use tonic::codegen::http::header::{AUTHORIZATION, HeaderMap};
@@ -19,11 +21,13 @@ fn file(setting: &'static str, bytes: Vec<u8>) -> Contents {
 fn tokens_and_the_header_of_a_call() {
     const TOKEN: &str = "predict-0123456789abcdef";
     let seed = format!("# two\n{TOKEN}\r\n\nadmin-0123456789abcdef\n");
-    let header = format!("Bearer {TOKEN}");
-    let inputs =
-        (mutated([seed], &["\n", "# ", TOKEN, "\u{e9}"]), mutated([header], &["Bearer ", " ", TOKEN]));
-    run(inputs, |(Input(text), Input(header))| {
-        let tokens = match tokens::read(&[file("auth.predict", text.clone())]) {
+    let basic = STANDARD.encode(format!("scraper:{TOKEN}"));
+    let headers = [format!("Bearer {TOKEN}"), format!("Basic {basic}")];
+    let words = &["Bearer ", "basic ", " ", "=", TOKEN];
+    let role = prop::sample::select(vec![tokens::Role::Predict, tokens::Role::Metrics]);
+    let inputs = (mutated([seed], &["\n", "# ", TOKEN, "\u{e9}"]), mutated(headers, words), role);
+    run(inputs, |(Input(text), Input(header), role)| {
+        let tokens = match tokens::read(&[file(role.setting(), text.clone())]) {
             Ok(tokens) => tokens,
             Err(error) => {
                 let lines = text.split(|byte| *byte == b'\n').filter(|line| line.len() > 10);
@@ -33,11 +37,14 @@ fn tokens_and_the_header_of_a_call() {
             }
         };
         let Ok(value) = HeaderValue::from_bytes(&header) else { return false };
-        let allowed =
-            tokens.allow(tokens::Role::Predict, &HeaderMap::from_iter([(AUTHORIZATION, value)])).is_ok();
-        // What is allowed ends with a token of the file.
+        let allowed = tokens.allow(role, &HeaderMap::from_iter([(AUTHORIZATION, value)])).is_ok();
+        // What is allowed ends with a token of the file; with `Basic`, in Base64 and after a colon.
         let given = header.get(7..).unwrap_or_default().trim_ascii();
-        assert!(!allowed || tokens::lines(&text).unwrap().any(|token| token == given));
+        let decoded = STANDARD.decode(header.get(6..).unwrap_or_default().trim_ascii()).unwrap_or_default();
+        let known = |token: &[u8]| {
+            token == given || decoded.strip_suffix(token).is_some_and(|name| name.ends_with(b":"))
+        };
+        assert!(!allowed || tokens::lines(&text).unwrap().any(known));
         allowed
     });
 }
