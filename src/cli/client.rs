@@ -144,6 +144,7 @@ impl Client {
     /// # Errors
     /// When the file cannot be opened, or lacks a column of the schema.
     pub(crate) fn open(&self, target: &Target, file: &Path) -> anyhow::Result<Box<dyn Reader + Send>> {
+        target.format.warn_of_lists(&self.schema);
         let (labels, fields) = (Labels::unless(target.unlabelled), target.format.fields());
         let options = ReadOptions { labels, fields, ..ReadOptions::default() };
         Ok(dataset::open(target.format.format, &[file.to_owned()], &self.schema, options)?)

@@ -9,7 +9,7 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use clap::Parser;
 use tokio::runtime::Runtime;
 use tokio::sync::Notify;
@@ -17,7 +17,7 @@ use tokio::task::JoinHandle;
 
 use crate::cli::flags::whole;
 use crate::cli::serve::{self, Serving};
-use crate::cli::{Cli, run as run_cli};
+use crate::cli::{Cli, InputError, run as run_cli};
 use crate::config::{Config, Flags};
 use crate::dataset::synthetic::write_criteo_tsv;
 use crate::engine::Engine;
@@ -39,6 +39,10 @@ pub(crate) struct Args {
 }
 
 const MODEL: &str = "demo";
+/// What the demo writes into its directory.
+const FILES: [&str; 5] = ["train.tsv", "test.tsv", "model.toml", "models", "scores.txt"];
+/// A file in each directory of a demo.
+const MARK: &str = ".flechette-demo";
 const TEST_ROWS: u64 = 20_000;
 /// Rows of each of the 26 tables.
 const TABLE_ROWS: u64 = 50_000;
@@ -58,6 +62,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         .clone()
         .unwrap_or_else(|| std::env::temp_dir().join(format!("flechette-demo-{}", std::process::id())));
     fs::create_dir_all(&dir).with_context(|| dir.display().to_string())?;
+    claim(&dir)?;
     let shown = show(&args, &dir);
     if !kept {
         fs::remove_dir_all(&dir).with_context(|| dir.display().to_string())?;
@@ -65,9 +70,19 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     shown
 }
 
+/// Marks the directory as one of the demo, so that it replaces no files of anybody else.
+fn claim(dir: &Path) -> anyhow::Result<()> {
+    let mark = dir.join(MARK);
+    let taken = FILES.iter().map(|name| dir.join(name)).find(|path| path.exists());
+    if let Some(path) = taken.filter(|_| !mark.exists()) {
+        let why = "exists already, and is not of a demo";
+        return Err(InputError(anyhow!("--dir: {} {why}", path.display())).into());
+    }
+    fs::write(&mark, "").with_context(|| mark.display().to_string())
+}
+
 fn show(args: &Args, dir: &Path) -> anyhow::Result<()> {
-    let [train, test, schema, models, scores] =
-        ["train.tsv", "test.tsv", "model.toml", "models", "scores.txt"].map(|name| dir.join(name));
+    let [train, test, schema, models, scores] = FILES.map(|name| dir.join(name));
     say(&format!("generating {} + {TEST_ROWS} rows of click logs in {}", args.rows, dir.display()));
     // Two seeds of the same distribution: one to train on, one to test on.
     write_data(&train, args.rows, 1)?;

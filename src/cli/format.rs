@@ -3,6 +3,7 @@
 use std::convert::Infallible;
 
 use crate::dataset::{FieldOptions, Format};
+use crate::schema::{Arity, Schema};
 
 /// Flags of a data format.
 #[derive(Clone, Debug, clap::Args)]
@@ -51,6 +52,17 @@ impl FormatFlags {
     /// How the fields of a line are named and divided.
     pub(crate) fn fields(&self) -> FieldOptions {
         self.fields.options()
+    }
+
+    /// Warns that features which may have several ids are read as one, because that is only right for data
+    /// without lists, and nothing else shows it.
+    pub(crate) fn warn_of_lists(&self, schema: &Schema) {
+        let lists = schema.features.iter().filter(|feature| matches!(feature.arity, Arity::MultiHot { .. }));
+        let lists: Vec<&str> = lists.map(|feature| feature.name.as_str()).collect();
+        if self.format != Format::Synthetic && self.fields.separator.is_none() && !lists.is_empty() {
+            let names = lists.join(", ");
+            tracing::warn!("without --separator, each field of these multi-hot features is one id: {names}");
+        }
     }
 }
 

@@ -142,10 +142,11 @@ async fn drive(driver: &Arc<Driver>, args: &Args, pace: Pace, seconds: f64) -> a
         }
         Pace::Clients(clients) => ("closed", None, closed_loop(driver, start + time, clients).await?),
     };
-    let (batch, goodput) = (args.batch, tally.within(driver.timeout) as f64 / seconds);
     // In an open loop, the last request is sent before the end of the time.
-    let seconds = start.elapsed().as_secs_f64().max(seconds);
-    Ok(Report { mode, batch, rate, seconds, goodput, tally })
+    let elapsed = start.elapsed().as_secs_f64().max(seconds);
+    // The requests of an open loop were due in the time, and those of a closed loop are sent until its end.
+    let goodput = tally.within(driver.timeout) as f64 / if rate.is_some() { seconds } else { elapsed };
+    Ok(Report { mode, batch: args.batch, rate, seconds: elapsed, goodput, tally })
 }
 
 /// Reads and encodes requests of `batch` samples each. A last request with fewer samples is left out.

@@ -77,7 +77,7 @@ fn compact(args: &Args, name: &str) -> anyhow::Result<()> {
 }
 
 fn versions_json(listed: &[Listed]) -> Vec<serde_json::Value> {
-    let version = |Listed { version, served, labels, summary, refusal }: &Listed| {
+    let version = |Listed { version, served, labels, summary, refusal, checkpoint }: &Listed| {
         let summary = summary.as_ref();
         let training = summary.and_then(|summary| summary.training);
         json!({
@@ -88,6 +88,7 @@ fn versions_json(listed: &[Listed]) -> Vec<serde_json::Value> {
             "last_batch_unix_ms": training.map(|training| training.last_batch_unix_ms),
             "bytes": summary.map(|summary| summary.bytes), "quality": summary.map(|summary| &summary.quality),
             "good": refusal.is_none(), "refused": refusal.as_ref().map(ToString::to_string),
+            "training_refused": checkpoint.as_ref().map(ToString::to_string),
             "served": served, "labels": labels,
         })
     };
@@ -114,14 +115,17 @@ fn table(name: &str, listed: &[Listed]) -> String {
         "LABELS",
         "QUALITY"
     );
-    for Listed { version, served, labels, summary, refusal } in listed {
+    for Listed { version, served, labels, summary, refusal, checkpoint } in listed {
         let number = |number: Option<u64>| number.map_or("-".to_owned(), |number| number.to_string());
         let summary = summary.as_ref();
         let training = summary.and_then(|summary| summary.training);
         let yes = |yes: bool| if yes { "yes" } else { "no" };
         let quality = summary.into_iter().flat_map(|summary| &summary.quality);
         let quality: Vec<String> = quality.map(|(name, value)| format!("{name} {value:.4}")).collect();
-        let quality = if quality.is_empty() { "-".to_owned() } else { quality.join(", ") };
+        let mut quality = if quality.is_empty() { "-".to_owned() } else { quality.join(", ") };
+        if let Some(reason) = checkpoint {
+            let _ = write!(quality, "; training cannot continue from it: {reason}");
+        }
         // Writing to a string cannot fail.
         let _ = writeln!(
             text,

@@ -88,9 +88,9 @@ pub(crate) const SECTIONS: &[Section] = &[
             setting(
                 "server.max_requests",
                 Text("8192"),
-                "Most calls being computed plus open streams, over all connections. Twice as many calls may be \
-                 in flight, which includes calls whose message arrives or whose answer leaves. Once half of \
-                 those are taken, each connection gets a small part of the rest",
+                "Most calls being computed plus open streams, over all connections. Twice as many calls may \
+                 be in flight, which includes calls whose message arrives or whose answer leaves. Once half \
+                 of those are taken, each connection gets a small part of the rest",
             ),
             setting(
                 "server.max_inflight_bytes",

@@ -125,7 +125,8 @@ fn policy_of(text: &str) -> Option<VersionPolicy> {
         _ => match text.strip_prefix("latest ") {
             Some(number) => count(number).map(VersionPolicy::Latest),
             None => {
-                let numbers = text.split(',').map(|number| number.trim().parse().ok().map(Version));
+                let number = |text: &str| text.trim().parse().ok().filter(|n| *n > 0).map(Version);
+                let numbers = text.split(',').map(number);
                 let given: BTreeSet<Version> = numbers.collect::<Option<_>>()?;
                 (given.len() <= MAX_VERSIONS).then_some(VersionPolicy::Given(given))
             }

@@ -43,6 +43,8 @@ pub(crate) enum CallError {
     VersionText { got: String },
     #[error("parameters: priority: expected a number, 1 (high), 0 or 2 (normal), 3 or more (low), got {got}")]
     Priority { got: String },
+    #[error("parameters: timeout: expected microseconds, a whole number from 0, got {got}")]
+    Timeout { got: String },
     #[error("priority: expected 0 (normal), 1 (high) or 2 (low), got {got}")]
     UnknownPriority { got: i32 },
     #[error("deadline passed before the answer")]
@@ -81,6 +83,7 @@ impl CallError {
             | Self::LabelName { .. }
             | Self::LabelParameter
             | Self::Priority { .. }
+            | Self::Timeout { .. }
             | Self::UnknownPriority { .. } => Code::InvalidArgument,
             Self::Change(error) => error.code(),
             Self::NoLearning { .. } => Code::FailedPrecondition,

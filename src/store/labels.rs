@@ -1,8 +1,9 @@
-//! The labels of a model that clients have set, kept for the next start.
+//! The labels of a model that clients have set, kept for the next start; and the versions that the settings
+//! of its server name, kept so that no trainer removes them while the server is down.
 //!
-//! The file `models/<model>/state/labels.json` is an object, such as `{"stable": 3, "canary": "latest"}`. It
-//! is replaced atomically ([`super::atomic_write`]). A damaged file is an error and not an empty one, because
-//! a label that is forgotten could undo a roll-back.
+//! The files `labels.json` and `settings.json` in `models/<model>/state/` are objects, such as `{"stable": 3,
+//! "canary": "latest"}`. They are replaced atomically ([`super::atomic_write`]). A damaged file is an error
+//! and not an empty one, because a label that is forgotten could undo a roll-back.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read};
@@ -13,13 +14,19 @@ use serde_json::Value;
 use super::disk::{Disk, SystemDisk};
 use super::hot_rows::STATE;
 use super::{StoreError, atomic_write, bytes};
-use crate::types::{Follow, Version};
+use crate::types::Follow;
 
 /// Most bytes of the file.
 const MAX_BYTES: u64 = 64 << 10;
 
-fn path(models: &Path, name: &str) -> PathBuf {
-    models.join(name).join(STATE).join("labels.json")
+/// The file of the labels that clients have set.
+const SET: &str = "labels.json";
+
+/// The file of what the settings name.
+const SETTINGS: &str = "settings.json";
+
+fn path(models: &Path, name: &str, file: &str) -> PathBuf {
+    models.join(name).join(STATE).join(file)
 }
 
 /// The labels of a model; none if none were set.
@@ -27,9 +34,20 @@ fn path(models: &Path, name: &str) -> PathBuf {
 /// # Errors
 /// [`StoreError`] when the file cannot be read or is damaged.
 pub(crate) fn load(models: &Path, name: &str) -> Result<BTreeMap<String, Follow>, StoreError> {
-    let path = path(models, name);
-    let at = |e| StoreError::at(&path, e);
-    let file = match bytes::open_regular(&path) {
+    load_from(&path(models, name, SET))
+}
+
+/// What the settings of the last server name, by label or by setting.
+///
+/// # Errors
+/// As [`load`].
+pub(crate) fn load_settings(models: &Path, name: &str) -> Result<BTreeMap<String, Follow>, StoreError> {
+    load_from(&path(models, name, SETTINGS))
+}
+
+fn load_from(path: &Path) -> Result<BTreeMap<String, Follow>, StoreError> {
+    let at = |e| StoreError::at(path, e);
+    let file = match bytes::open_regular(path) {
         Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
             return Ok(BTreeMap::new());
         }
@@ -37,7 +55,7 @@ pub(crate) fn load(models: &Path, name: &str) -> Result<BTreeMap<String, Follow>
     };
     let mut text = Vec::new();
     file.take(MAX_BYTES + 1).read_to_end(&mut text).map_err(at)?;
-    let damaged = |reason: String| StoreError::Labels { path: path.clone(), reason };
+    let damaged = |reason: String| StoreError::Labels { path: path.to_owned(), reason };
     if text.len() as u64 > MAX_BYTES {
         return Err(damaged(format!("expected at most {MAX_BYTES} bytes")));
     }
@@ -45,7 +63,7 @@ pub(crate) fn load(models: &Path, name: &str) -> Result<BTreeMap<String, Follow>
         serde_json::from_slice(&text).map_err(|error| damaged(error.to_string()))?;
     let follow = |(label, value): (String, Value)| {
         let follow = match &value {
-            Value::Number(number) => number.as_u64().map(|number| Follow::Version(Version(number))),
+            Value::Number(number) => Follow::parse(&number.to_string()),
             Value::String(text) => Follow::parse(text),
             _ => None,
         };
@@ -60,15 +78,22 @@ pub(crate) fn load(models: &Path, name: &str) -> Result<BTreeMap<String, Follow>
 /// # Errors
 /// [`StoreError`]. The old file is then unchanged, unless only the last sync failed.
 pub(crate) fn save(models: &Path, name: &str, labels: &BTreeMap<String, Follow>) -> Result<(), StoreError> {
-    save_on(&SystemDisk, models, name, labels)
+    save_on(&SystemDisk, &path(models, name, SET), labels)
 }
 
-fn save_on(
-    disk: &dyn Disk,
+/// Replaces what the settings name.
+///
+/// # Errors
+/// As [`save`].
+pub(crate) fn save_settings(
     models: &Path,
     name: &str,
-    labels: &BTreeMap<String, Follow>,
+    named: &BTreeMap<String, Follow>,
 ) -> Result<(), StoreError> {
+    save_on(&SystemDisk, &path(models, name, SETTINGS), named)
+}
+
+fn save_on(disk: &dyn Disk, path: &Path, labels: &BTreeMap<String, Follow>) -> Result<(), StoreError> {
     let value = |follow: &Follow| match follow {
         Follow::Latest => Value::String(follow.to_string()),
         Follow::Version(version) => Value::Number(version.0.into()),
@@ -76,7 +101,7 @@ fn save_on(
     let object: serde_json::Map<_, _> =
         labels.iter().map(|(label, follow)| (label.clone(), value(follow))).collect();
     let text = format!("{:#}\n", Value::Object(object));
-    atomic_write::replace(disk, &path(models, name), |file, path| disk.append(file, path, text.as_bytes()))
+    atomic_write::replace(disk, path, |file, path| disk.append(file, path, text.as_bytes()))
 }
 
 #[cfg(test)]
@@ -84,6 +109,7 @@ fn save_on(
 mod tests {
     use super::super::atomic_write::failing::Failing;
     use super::*;
+    use crate::types::Version;
 
     fn labels(stable: u64) -> BTreeMap<String, Follow> {
         [("canary".to_owned(), Follow::Latest), ("stable".to_owned(), Follow::Version(Version(stable)))]
@@ -99,7 +125,7 @@ mod tests {
         assert_eq!(load().unwrap(), labels(3));
         for damaged in ["", "{", "[1]", "{\"stable\": -1}", "{\"stable\": \"newest\"}", "{\"stable\": null}"]
         {
-            std::fs::write(path(models.path(), "ctr"), damaged).unwrap();
+            std::fs::write(path(models.path(), "ctr", SET), damaged).unwrap();
             assert!(load().unwrap_err().to_string().contains("labels.json: damaged: "), "{damaged}");
         }
     }
@@ -109,7 +135,7 @@ mod tests {
         let models = tempfile::tempdir().unwrap();
         save(models.path(), "ctr", &labels(1)).unwrap();
         for at in 0.. {
-            let saved = save_on(&Failing::at(at), models.path(), "ctr", &labels(2));
+            let saved = save_on(&Failing::at(at), &path(models.path(), "ctr", SET), &labels(2));
             let found = load(models.path(), "ctr").unwrap();
             assert!([1, 2].map(labels).contains(&found), "{found:?}");
             if saved.is_ok() {
@@ -128,9 +154,10 @@ mod tests {
         fn labels_of_versions() {
             let models = tempfile::tempdir().unwrap();
             save(models.path(), "ctr", &labels(3)).unwrap();
-            let seed = std::fs::read(path(models.path(), "ctr")).unwrap();
+            let file = path(models.path(), "ctr", SET);
+            let seed = std::fs::read(&file).unwrap();
             run(mutated([seed], &["latest", "canary", "null", "\"a\": 1,", "[]", "1.5"]), |Input(text)| {
-                std::fs::write(path(models.path(), "ctr"), text).unwrap();
+                std::fs::write(&file, text).unwrap();
                 let Ok(read) = load(models.path(), "ctr") else { return false };
                 save(models.path(), "ctr", &read).unwrap();
                 assert_eq!(load(models.path(), "ctr").unwrap(), read);

@@ -20,8 +20,8 @@ use super::disk::{is_at, lock_if_free};
 use super::finite::RowCheck;
 use super::format::{self, Base, Checksum, Dtype, FormatError, Manifest};
 use super::snapshot::{
-    CURSOR, DENSE, DENSE_STATES, Dense, KEYS, MANIFEST, MODEL, Purpose, TABLES, WEIGHT, parse_schema,
-    require_dir, states_file, table_file,
+    CHECKPOINT, CURSOR, DENSE, DENSE_STATES, Dense, KEYS, MANIFEST, MODEL, Purpose, TABLES, WEIGHT,
+    parse_schema, require_dir, states_file, table_file,
 };
 use super::table::{BadRow, State};
 use super::{StoreError, check_name};
@@ -262,6 +262,27 @@ impl Link {
     fn tensors(&self, file: &str, in_ram: bool) -> Result<TensorFile, StoreError> {
         parsed(self.checked(file, in_ram, None)?)
     }
+}
+
+/// Checks the length and the checksum of each file of a version that only training reads.
+///
+/// # Errors
+/// [`StoreError`] for the first bad file.
+pub(crate) fn check_checkpoint(dir: &Path, manifest: &Manifest) -> Result<(), StoreError> {
+    for (file, entry) in manifest.files.iter().filter(|(file, _)| file.starts_with(CHECKPOINT)) {
+        let path = dir.join(file);
+        let at = |e| StoreError::at(&path, e);
+        let open = open_file(&path)?;
+        let got = open.metadata().map_err(at)?.len();
+        if got != entry.bytes {
+            return Err(StoreError::Size { path, expected: entry.bytes, got });
+        }
+        let got = checksum(&open, |_| ()).map_err(at)?;
+        if got != entry.xxh3_128 {
+            return Err(StoreError::Checksum { path, expected: entry.xxh3_128, got });
+        }
+    }
+    Ok(())
 }
 
 /// A file whose length and checksum are those of the manifest.

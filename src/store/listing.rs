@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use super::format::{Base, Training};
-use super::link::{is_served, read_manifest};
+use super::link::{check_checkpoint, is_served, read_manifest};
 use super::snapshot::{Opened, Purpose, open, open_after, versions};
 use super::{EmbeddingStore, StoreError, labels};
 use crate::types::{Follow, Version};
@@ -21,6 +21,8 @@ pub(crate) struct Listed {
     pub summary: Option<Summary>,
     /// Why the version cannot be opened.
     pub refusal: Option<StoreError>,
+    /// Why training cannot continue from it, although it can be served.
+    pub checkpoint: Option<StoreError>,
 }
 
 /// What a manifest says of its version.
@@ -56,6 +58,8 @@ pub(crate) fn list(models: &Path, name: &str) -> Result<Vec<Listed>, StoreError>
             }
             Err(error) => Some(error),
         };
+        let good = manifest.as_ref().ok().filter(|_| refusal.is_none());
+        let checkpoint = good.and_then(|(manifest, _)| check_checkpoint(&dir, manifest).err());
         let summary = manifest.ok().map(|(manifest, _)| Summary {
             base: manifest.base,
             training: manifest.training,
@@ -64,7 +68,7 @@ pub(crate) fn list(models: &Path, name: &str) -> Result<Vec<Listed>, StoreError>
         });
         let own = named.iter().filter(|(_, follow)| **follow == Follow::Version(version));
         let labels = own.map(|(label, _)| label.clone()).collect();
-        listed.push(Listed { version, served, labels, summary, refusal });
+        listed.push(Listed { version, served, labels, summary, refusal, checkpoint });
     }
     Ok(listed)
 }

@@ -1,10 +1,9 @@
 //! What stays on disk: the newest full versions and the deltas after the oldest of them. And what turns a
 //! chain into a full version.
 //!
-//! A version that a reader has locked (`link`), or that a label of a client names (`labels`), is not removed.
-//! Before its files are removed, a version is
-//! renamed to a name that no reader opens. If the process dies then, the next write removes the files
-//! (`write`).
+//! A version that a reader has locked (`link`), or that a label or the settings of a server name (`labels`),
+//! is not removed. Before its files are removed, a version is renamed to a name that no reader opens. If the
+//! process dies then, the next write removes the files (`write`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -59,8 +58,7 @@ pub(crate) fn chain_bytes(models: &Path, name: &str, version: Version) -> Result
 }
 
 /// Removes the versions of a model before its `keep` newest full versions, except those that are in use and
-/// those that labels name.
-/// Returns the removed versions.
+/// those that labels or settings name. Returns the removed versions.
 ///
 /// # Errors
 /// [`StoreError`] when the directory of the model or its labels cannot be read. A version that cannot be
@@ -73,15 +71,16 @@ pub(crate) fn retain(models: &Path, name: &str, keep: usize) -> Result<Vec<Versi
     let Some(oldest_kept) = all.iter().rev().filter(is_full).nth(keep.max(1) - 1) else {
         return Ok(Vec::new());
     };
-    let labelled = labelled(models, name)?;
-    let before = all.iter().copied().filter(|version| version < oldest_kept && !labelled.contains(version));
+    let named = named(models, name)?;
+    let before = all.iter().copied().filter(|version| version < oldest_kept && !named.contains(version));
     Ok(before.filter(|&version| remove(&model, version)).collect())
 }
 
-/// The versions that labels name, and those that they build on.
-fn labelled(models: &Path, name: &str) -> Result<BTreeSet<Version>, StoreError> {
+/// The versions that labels or settings name, and those that they build on.
+fn named(models: &Path, name: &str) -> Result<BTreeSet<Version>, StoreError> {
     let mut kept = BTreeSet::new();
-    for follow in labels::load(models, name)?.into_values() {
+    let (labels, settings) = (labels::load(models, name)?, labels::load_settings(models, name)?);
+    for follow in labels.into_values().chain(settings.into_values()) {
         let mut next = match follow {
             Follow::Version(version) => Some(version),
             Follow::Latest => None,

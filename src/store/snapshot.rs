@@ -343,7 +343,7 @@ pub(crate) fn states_file(table: &str) -> String {
 
 /// Parses the name of a version directory. Signs and leading zeros are refused, so each number has one name.
 fn version_number(name: &str) -> Option<Version> {
-    name.parse().ok().filter(|number: &u64| number.to_string() == name).map(Version)
+    name.parse().ok().filter(|number: &u64| *number > 0 && number.to_string() == name).map(Version)
 }
 
 /// The names in a directory. Names that are not UTF-8 are left out, because models and versions have none.

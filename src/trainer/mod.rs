@@ -2,10 +2,10 @@
 //! not fit in memory.
 //!
 //! **[`ReferenceTrainer`]** is simple and exact, and every faster trainer is tested against it. It keeps all
-//! rows in memory and takes one step at a time ([`ReferenceTrainer::step`]). [`run_in_memory`] trains on a data
-//! set while another thread reads and encodes the next batches and builds their casted indices ([`casting`]).
-//! [`run_epoch`] does it without casting ahead, for comparison. [`evaluate`] scores a data set. Equal seed,
-//! data and settings give equal bytes on any number of threads.
+//! rows in memory and takes one step at a time ([`ReferenceTrainer::step`]). [`run_in_memory`] trains on a
+//! data set while another thread reads and encodes the next batches and builds their casted indices
+//! ([`casting`]). [`run_epoch`] does it without casting ahead, for comparison. [`evaluate`] scores a data
+//! set. Equal seed, data and settings give equal bytes on any number of threads.
 //!
 //! **[`Pipeline`]** keeps all rows in a working file on disk ([`crate::rowlog`]), and the rows of the coming
 //! batches in a scratchpad in memory. A [`Verifier`] compares its bytes with the reference trainer's.

@@ -58,12 +58,12 @@ pub enum Follow {
 const LATEST: &str = "latest";
 
 impl Follow {
-    /// Reads `latest` or a number.
+    /// Reads `latest` or a number from 1.
     #[must_use]
     pub(crate) fn parse(text: &str) -> Option<Self> {
         match text {
             LATEST => Some(Self::Latest),
-            number => number.parse().ok().map(|number| Self::Version(Version(number))),
+            number => number.parse().ok().filter(|n| *n > 0).map(|number| Self::Version(Version(number))),
         }
     }
 }

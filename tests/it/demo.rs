@@ -1,9 +1,18 @@
 //! The output of `flechette demo`, and that it leaves no files.
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
 use crate::program::flechette;
+
+/// One demo at a time: each takes the default ports if they are free.
+fn alone() -> MutexGuard<'static, ()> {
+    static DEMO: Mutex<()> = Mutex::new(());
+    DEMO.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 #[test]
 fn the_demo_shows_everything_and_leaves_no_files() {
+    let _alone = alone();
     let scratch = tempfile::tempdir().unwrap();
     let mut command = flechette();
     let output =
@@ -50,6 +59,7 @@ fn the_demo_shows_everything_and_leaves_no_files() {
 
 #[test]
 fn the_directory_of_the_demo_can_be_named_in_two_ways() {
+    let _alone = alone();
     for flag in ["--dir", "--keep"] {
         let scratch = tempfile::tempdir().unwrap();
         let dir = scratch.path().join("demo");
@@ -58,5 +68,28 @@ fn the_directory_of_the_demo_can_be_named_in_two_ways() {
         for name in ["train.tsv", "test.tsv", "model.toml", "models/demo/1/MANIFEST.json"] {
             assert!(dir.join(name).is_file(), "{flag}: {name}");
         }
+    }
+}
+
+#[test]
+fn the_demo_replaces_its_own_files_and_no_others() {
+    let _alone = alone();
+    let scratch = tempfile::tempdir().unwrap();
+    let file = scratch.path().join("model.toml");
+    std::fs::write(&file, "mine").unwrap();
+    let demo = || {
+        let mut command = flechette();
+        command.args(["demo", "--once", "--rows", "1000", "--dir"]).arg(scratch.path());
+        let output = command.output().unwrap();
+        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    };
+    let (code, error) = demo();
+    assert_eq!(code, Some(2), "{error}");
+    assert!(error.contains("--dir: ") && error.contains("model.toml exists already"), "{error}");
+    assert_eq!(std::fs::read(&file).unwrap(), b"mine");
+    std::fs::remove_file(&file).unwrap();
+    for version in ["1", "2"] {
+        assert_eq!(demo().0, Some(0));
+        assert!(scratch.path().join("models/demo").join(version).is_dir());
     }
 }

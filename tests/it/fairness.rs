@@ -118,13 +118,12 @@ async fn the_overload_of_a_model_refuses_no_calls_of_another_one() {
     .await;
     running.take_a_fifth_of_a_second().await;
     running.model.hold();
-    // One request, because the model is overloaded 100 ms after the first sample of several.
-    let waiting = running.send(request(40, 1).0);
+    let waiting: Vec<_> = (0..40).map(|seed| running.send(request(1, seed).0)).collect();
     running.until_metric("flechette_queue_samples{model=\"ads\"} 39").await;
     sleep(Duration::from_millis(150)).await;
     let refused = async || {
         let status = running.send(request(1, 4).0).await.unwrap().unwrap_err();
-        assert_eq!(status.code(), Code::ResourceExhausted);
+        assert_eq!(status.code(), Code::ResourceExhausted, "{status}");
         status
     };
     let status = refused().await;
@@ -147,7 +146,9 @@ async fn the_overload_of_a_model_refuses_no_calls_of_another_one() {
     let status = running.client.clone().set_label(back).await.unwrap_err();
     assert_eq!(status.message(), "this server cannot load or unload models", "it was let in");
     running.model.release();
-    waiting.await.unwrap().unwrap();
+    for call in waiting {
+        call.await.unwrap().unwrap();
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -453,6 +453,18 @@ async fn parameters_that_would_change_the_answer_are_refused() {
         let status = client.model_infer(message).await.unwrap_err();
         assert_eq!(status.message(), format!("output \"score\": parameter {name:?} is not supported"));
     }
+    for (wrong, shown) in [
+        (ParameterChoice::Int64Param(-1), "-1"),
+        (ParameterChoice::StringParam("5".to_owned()), "\"5\""),
+        (ParameterChoice::DoubleParam(1.5), "1.5"),
+    ] {
+        let mut message = right();
+        let wrong = InferParameter { parameter_choice: Some(wrong) };
+        message.parameters.insert("timeout".to_owned(), wrong);
+        let status = client.model_infer(message).await.unwrap_err();
+        let text = format!("parameters: timeout: expected microseconds, a whole number from 0, got {shown}");
+        assert_eq!((status.code(), status.message()), (Code::InvalidArgument, text.as_str()));
+    }
     let mut unknown = right();
     unknown.parameters.insert("sequence_id".to_owned(), parameter());
     client.model_infer(unknown).await.unwrap();

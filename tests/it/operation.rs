@@ -33,6 +33,25 @@ fn replace(path: &Path, change: impl FnOnce(&mut Vec<u8>)) {
 }
 
 #[test]
+fn a_version_whose_checkpoint_is_damaged_is_served_and_listed_as_one_that_cannot_be_continued() {
+    let workshop = Workshop::new(300, 50);
+    workshop.train(ArchKind::Dlrm);
+    let models = &workshop.models;
+    let listed =
+        || run_json(&format!("versions --models {models} --json"))["models"][0]["versions"][0].clone();
+    assert_eq!(listed()["training_refused"], Value::Null);
+    let damaged = version_dir(models, "dlrm", 1).join("checkpoint/tables/C4.safetensors");
+    replace(&damaged, |bytes| *bytes.last_mut().unwrap() ^= 1);
+    let one = listed();
+    assert_eq!(one["good"], true);
+    assert!(one["training_refused"].as_str().unwrap().contains("C4.safetensors: corrupt"), "{one}");
+    let table = String::from_utf8(run(&format!("versions --models {models}")).stdout).unwrap();
+    assert!(table.contains("training cannot continue from it: "), "{table}");
+    let served = Served::start(models, "");
+    assert_eq!(served.score("dlrm", &workshop.valid, "")["version"], 1);
+}
+
+#[test]
 fn damaged_versions_are_named_and_the_last_good_one_serves() {
     let workshop = Workshop::new(300, 50);
     for version in 1..=3 {

@@ -285,10 +285,11 @@ async fn a_drain_answers_the_requests_that_were_read_and_ends_the_stream() {
     let model = running.model.clone();
     model.hold();
     let mut open = Open::new(&running).await;
-    for seed in 0..3 {
+    open.send(request(1, 0).0).await;
+    until(async || model.begun() == 1).await;
+    for seed in 1..3 {
         open.send(request(1, seed).0).await;
     }
-    until(async || model.begun() == 1).await;
     running.until_metric("flechette_queue_samples{model=\"ads\"} 2").await;
     let drained = running.stop();
     tokio::time::sleep(Duration::from_millis(200)).await;

@@ -25,7 +25,7 @@ use tonic::{Code, Status};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::kserve::typed;
-use crate::program::{Served, Workshop, run, run_failing};
+use crate::program::{Served, Workshop, flechette, run, run_failing};
 use crate::serving::channel;
 use crate::switching::{bits, expected, publish, requests, wait};
 
@@ -252,6 +252,34 @@ fn a_label_names_a_version_or_the_latest_and_survives_new_versions_and_a_restart
 }
 
 /// A roll-back must work also where nothing can be written.
+#[test]
+fn a_version_that_only_the_settings_name_outlives_retention_while_the_server_is_down() {
+    let world = World::new(1);
+    let Workshop { models, train, .. } = &world.workshop;
+    world.serve("labels = { stable = 1 }", "").ends_well();
+    let config = world.workshop.config(ArchKind::Dlrm, 8, 1000);
+    let line = format!(
+        "train --model-config {config} --format criteo-tsv --data {train} --models {models} --name {MODEL} \
+         --publish-every 1000steps"
+    );
+    for _ in 0..2 {
+        let mut trainer = flechette();
+        trainer.args(line.split_whitespace()).env("FLECHETTE_VERSIONS_KEEP", "1");
+        assert!(trainer.output().unwrap().status.success());
+    }
+    let versions = [1, 2, 3].map(|version| Path::new(models).join(MODEL).join(version.to_string()).is_dir());
+    assert_eq!(versions, [true, false, true]);
+    let client = world.serve("labels = { stable = 1 }", "");
+    assert_eq!(client.scored_by(&world, |_| {}).unwrap(), 1);
+    client.ends_well();
+    // Nothing names it any more.
+    world.serve("", "").ends_well();
+    let mut trainer = flechette();
+    trainer.args(line.split_whitespace()).env("FLECHETTE_VERSIONS_KEEP", "1");
+    assert!(trainer.output().unwrap().status.success());
+    assert!(!Path::new(models).join(MODEL).join("1").exists());
+}
+
 #[test]
 fn a_label_that_cannot_be_kept_counts_until_a_restart() {
     let world = World::new(2);

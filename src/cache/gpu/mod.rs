@@ -20,8 +20,8 @@
 //! probe later and does not find the entry. A batch that was pinned before has a number of at most the tag,
 //! and keeps the slot from being reused.
 //!
-//! **Locks.** A batch of hits takes no lock. A batch with misses, or with rows that are read through pointers,
-//! takes the replacer's lock after it has launched its last kernel.
+//! **Locks.** A batch of hits takes no lock. A batch with misses, or with rows that are read through
+//! pointers, takes the replacer's lock after it has launched its last kernel.
 //!
 //! **Admission.** A row that misses counts once a batch, however often it occurs there, because the device
 //! does not count its occurrences. So with merged requests the device caches a new row later than the host.

@@ -51,6 +51,8 @@ const AGAIN: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 60 });
 struct Known {
     /// Versions that were refused.
     refused: BTreeMap<Version, Refusal>,
+    /// What the settings name, as it was written down last.
+    named: Option<BTreeMap<String, Follow>>,
     /// Whether its directory could not be read at the last look.
     unreadable: bool,
     /// The loaded versions that were not on disk at the last look.

@@ -29,6 +29,7 @@ use crate::dataset::{Feed, Stop};
 use crate::learnlog;
 use crate::metrics::{EventKind, TrainingState};
 use crate::pace;
+use crate::store::retention::chain_bytes;
 use crate::store::{check_name, versions};
 
 /// How often versions are published without `--publish-every`.
@@ -342,13 +343,20 @@ impl BesideThread {
         check(args, stop)
     }
 
+    /// Whether the last version is on disk, with all that it builds on. Somebody may have removed it.
+    fn has_version(&self) -> bool {
+        let Args { models, name, .. } = &self.args;
+        let last = versions(models, name).ok().and_then(|mut versions| versions.pop());
+        last.is_some_and(|version| chain_bytes(models, name, version).is_ok())
+    }
+
     /// Trains to the end of the data or to a signal, and publishes what was trained.
     fn train(&self, run: &mut Run<'_>) -> anyhow::Result<()> {
         let model = &self.args.name;
         run.train()?;
         let samples = run.epochs.meter.samples();
         let why = if self.stop.interrupted() { "at a signal" } else { "at the end of the data" };
-        if samples == 0 {
+        if samples == 0 && self.has_version() {
             tracing::info!(model, "training has ended {why}; it took no step");
             return Ok(());
         }

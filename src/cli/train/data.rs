@@ -204,6 +204,9 @@ impl Args {
     pub(crate) fn check_data(&self, schema: &Schema) -> anyhow::Result<()> {
         let (data, valid) = (&self.data.data, &self.valid);
         // clap does not ask for --follow here, because it conflicts with --data.
+        if !self.data.learned {
+            self.run.training.format.warn_of_lists(schema);
+        }
         if self.data.follow_until.is_some() && self.data.follow.is_none() {
             return Err(InputError(anyhow!("--follow-until: used only with --follow")).into());
         }

@@ -262,7 +262,8 @@ impl<'a> Epochs<'a> {
         Ok(())
     }
 
-    fn best_is_in(&mut self, version: Option<u64>) {
+    /// Notes the version of the best epoch so far; `None` if there is none, or not any more.
+    pub(crate) fn best_is_in(&mut self, version: Option<u64>) {
         if let Some(best) = &mut self.validation.best {
             best.version = version;
         }

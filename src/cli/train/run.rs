@@ -5,14 +5,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::SyncSender;
 
-use anyhow::Context;
-
 use super::Args;
 use super::epochs::Epochs;
 use super::from::schema_of;
 use super::publishing::{Versions, base_of};
 use super::resume::ResumePoint;
 use super::trained::Trained;
+use crate::cli::error_line;
 use crate::cli::serve::Ask;
 use crate::config::Config;
 use crate::dataset::{Feed, Stop};
@@ -189,8 +188,12 @@ impl<'a> Run<'a> {
         let base = from.as_ref().map(|opened| base_of(args, opened)).transpose()?.flatten();
         let model = Trained::begin(args, &feed.schema, from.map(|opened| *opened), device)?;
         let mut versions = Versions::new(args, config, &model, (base, server.as_ref()))?;
-        if let Some(best) = epochs.best_version() {
-            versions.keep(best).with_context(|| format!("version {best} of the best epoch"))?;
+        if let Some(best) = epochs.best_version()
+            && let Err(error) = versions.keep(best)
+        {
+            let reason = error_line(error.as_ref());
+            tracing::warn!("version {best} of the best epoch so far cannot be kept: {reason}");
+            epochs.best_is_in(None);
         }
         Ok(Some(Self { epochs, model, versions }))
     }

@@ -130,10 +130,10 @@ fn check_folder(folder: &Path) -> io::Result<()> {
     use std::os::unix::fs::MetadataExt;
     let (found, user) = (fs::metadata(folder)?, rustix::process::geteuid().as_raw());
     if found.uid() != user || found.mode() & 0o022 != 0 {
+        let (owner, mode) = (found.uid(), found.mode() & 0o7777);
         return Err(io::Error::other(format!(
-            "expected a folder of user {user} to which nobody else may write, got one of user {} with mode {:o}",
-            found.uid(),
-            found.mode() & 0o7777
+            "expected a folder of user {user} to which nobody else may write, got one of user {owner} with \
+             mode {mode:o}"
         )));
     }
     Ok(())

@@ -80,6 +80,7 @@ impl ScoreRequest for ModelInferRequest {
     }
 
     fn queue(self, id: &str, model: &Model, terms: Terms) -> Result<(Queued, Form), CallError> {
+        terms::check_timeout(&self)?;
         let label = terms::label(&self)?;
         let Self { model_version, inputs, outputs, raw_input_contents, .. } = self;
         let outputs = answers::outputs(&outputs)?;

@@ -16,7 +16,8 @@ fn parameter<'a>(request: &'a ModelInferRequest, name: &str) -> Option<&'a Param
     request.parameters.get(name).and_then(|parameter| parameter.parameter_choice.as_ref())
 }
 
-/// The time of the request from its arrival, in microseconds. Clients send 0 for no limit.
+/// The time of the request from its arrival, in microseconds. Clients send 0 for no limit. `None` also for a
+/// parameter that [`check_timeout`] refuses.
 pub(crate) fn timeout(request: &ModelInferRequest) -> Option<Duration> {
     let micros = match parameter(request, "timeout")? {
         ParameterChoice::Int64Param(micros) => u64::try_from(*micros).ok()?,
@@ -26,26 +27,42 @@ pub(crate) fn timeout(request: &ModelInferRequest) -> Option<Duration> {
     (micros > 0).then(|| Duration::from_micros(micros))
 }
 
+/// # Errors
+/// [`CallError::Timeout`]: a request whose limit is not understood would have none.
+pub(crate) fn check_timeout(request: &ModelInferRequest) -> Result<(), CallError> {
+    match parameter(request, "timeout") {
+        None | Some(ParameterChoice::Int64Param(0..) | ParameterChoice::Uint64Param(_)) => Ok(()),
+        Some(other) => Err(CallError::Timeout { got: shown(other) }),
+    }
+}
+
 /// Lower numbers are more urgent, and clients send 0 for the default.
 ///
 /// # Errors
 /// [`CallError::Priority`].
 pub(crate) fn priority(request: &ModelInferRequest) -> Result<Priority, CallError> {
-    let refused = |got: String| Err(CallError::Priority { got: clip(got) });
     match parameter(request, "priority") {
         None | Some(ParameterChoice::Int64Param(0 | 2) | ParameterChoice::Uint64Param(0 | 2)) => {
             Ok(Priority::Normal)
         }
         Some(ParameterChoice::Int64Param(1) | ParameterChoice::Uint64Param(1)) => Ok(Priority::High),
         Some(ParameterChoice::Int64Param(3..) | ParameterChoice::Uint64Param(_)) => Ok(Priority::Low),
-        Some(ParameterChoice::Int64Param(number)) => refused(number.to_string()),
-        Some(ParameterChoice::BoolParam(value)) => refused(value.to_string()),
-        Some(ParameterChoice::StringParam(text)) => {
-            // The whole text may be many times as long when it is escaped.
-            refused(format!("{:?}", text.chars().take(SHOWN).collect::<String>()))
-        }
-        Some(ParameterChoice::DoubleParam(number)) => refused(number.to_string()),
+        Some(other) => Err(CallError::Priority { got: shown(other) }),
     }
+}
+
+/// A value in an error.
+fn shown(value: &ParameterChoice) -> String {
+    clip(match value {
+        ParameterChoice::Int64Param(number) => number.to_string(),
+        ParameterChoice::Uint64Param(number) => number.to_string(),
+        ParameterChoice::BoolParam(value) => value.to_string(),
+        // The whole text may be many times as long when it is escaped.
+        ParameterChoice::StringParam(text) => {
+            format!("{:?}", text.chars().take(SHOWN).collect::<String>())
+        }
+        ParameterChoice::DoubleParam(number) => number.to_string(),
+    })
 }
 
 /// The label that the request names; empty: none.

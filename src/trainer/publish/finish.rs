@@ -2,11 +2,13 @@
 
 use std::time::{Duration, Instant};
 
-use super::{CutNotes, Publisher, SLOW_WRITE};
+use super::{CutNotes, PublishOptions, Publisher, SLOW_WRITE};
 use crate::rowlog::WorkingFile;
+use crate::store::retention::chain_bytes;
 use crate::store::{Base, Table};
 use crate::trainer::TrainError;
 use crate::trainer::train_state::TrainState;
+use crate::types::Version;
 
 /// Attempts to write the last version.
 const LAST_ATTEMPTS: u32 = 3;
@@ -75,7 +77,14 @@ impl Publisher {
             if let Some(base) = self.base.filter(|_| {
                 self.published_steps == Some(state.steps) && self.published_cursor == notes.cursor
             }) {
-                return Ok(base);
+                let PublishOptions { models, name, .. } = &self.options;
+                match chain_bytes(models, name, Version(base.version)) {
+                    Ok(_) => return Ok(base),
+                    Err(error) => {
+                        tracing::warn!(%error, "the last version is damaged or gone: it is written again");
+                        self.base = None;
+                    }
+                }
             }
             if attempt == LAST_ATTEMPTS {
                 break;

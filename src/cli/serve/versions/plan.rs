@@ -1,6 +1,6 @@
 //! What is wanted of a model, and opening what is not loaded yet.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Known, Look, Refusal, Versions, refusal};
 use crate::cli::serve::add::{stamp, version_folder};
@@ -26,6 +26,23 @@ pub(super) struct Plan {
     pub missing: Vec<Missing>,
     /// The reason why the highest version that was tried now is refused.
     pub refused: Option<String>,
+}
+
+/// The versions that settings name, by label or by setting.
+fn named(traffic: &TrafficConfig) -> BTreeMap<String, Follow> {
+    let versions = match &traffic.versions {
+        VersionPolicy::Given(versions) => versions.iter().copied().collect(),
+        VersionPolicy::Latest(_) => Vec::new(),
+    };
+    let versions =
+        versions.into_iter().map(|version| (format!("versions {version}"), Follow::Version(version)));
+    let shadow = match traffic.shadow {
+        Some(Shadow::Follow(follow)) => Some(("shadow".to_owned(), follow)),
+        Some(Shadow::Label(_)) | None => None,
+    };
+    let labels = traffic.labels.iter().map(|(label, follow)| (format!("label {label}"), *follow));
+    let all = labels.chain(versions).chain(shadow);
+    all.filter(|(_, follow)| *follow != Follow::Latest).collect()
 }
 
 /// A version that is wanted and refused.
@@ -64,6 +81,7 @@ impl Versions {
         if let Some((label, follow)) = look.label {
             labels = labels.with(label, follow);
         }
+        self.keep_named(name, &traffic, known);
         let on_disk = self.on_disk(model, name, known)?;
         known.refused.retain(|version, _| on_disk.contains(version));
         self.warn_of_gone(model, name, &on_disk, known);
@@ -115,6 +133,26 @@ impl Versions {
         });
         let wanted = policy.iter().chain(&pinned).chain(&shadow).chain([&stable]).copied().collect();
         Ok(Plan { wanted, latest, stable, pinned, shadow, traffic, missing, refused })
+    }
+
+    /// Writes down which versions the settings name, so that no trainer removes them while no server has
+    /// them.
+    fn keep_named(&self, name: &str, traffic: &TrafficConfig, known: &mut Known) {
+        let named = named(traffic);
+        if known.named.as_ref() == Some(&named) {
+            return;
+        }
+        let models = &self.loader.models;
+        let same = store::labels::load_settings(models, name).is_ok_and(|before| before == named);
+        if !same && let Err(error) = store::labels::save_settings(models, name, &named) {
+            tracing::warn!(
+                model = name,
+                %error,
+                "the versions that the settings name are not written down: while this server is down, a \
+                 trainer may remove them"
+            );
+        }
+        known.named = Some(named);
     }
 
     /// The versions of a model's directory, ascending.

@@ -74,6 +74,26 @@ fn after_a_long_refusal_the_next_version_has_all_rows_and_none_are_copied() {
 }
 
 #[test]
+fn a_last_version_that_was_removed_is_written_again_at_the_end() {
+    for lost in ["m", "m/1"] {
+        let dir = tempfile::tempdir().unwrap();
+        let reference = initialise(&schema(ARCHITECTURES[0]), optimizer(Kind::Adagrad), 3).unwrap();
+        let options = PublishOptions { compact_at: 1e9, ..options(dir.path(), Every::Steps(1)) };
+        let mut run = Run::with(reference, None, options);
+        (0..3).for_each(|seed| run.step(seed));
+        let before = run.finish();
+        assert_eq!(run.finish(), before, "nothing is written twice");
+        std::fs::remove_dir_all(dir.path().join(lost)).unwrap();
+        let last = run.finish();
+        assert!(last.version > before.version);
+        let opened = store::open(dir.path(), "m", Version(last.version), Purpose::Train).unwrap();
+        assert!(opened.store.is_full(), "{lost}");
+        let resumed = resume(opened, run.reference.state.optimizer).unwrap();
+        assert!(bits(&resumed) == bits(&run.reference), "{lost}");
+    }
+}
+
+#[test]
 fn after_the_writing_thread_has_ended_another_one_writes_deltas_and_no_row_is_lost() {
     let dir = tempfile::tempdir().unwrap();
     let reference = initialise(&schema(ARCHITECTURES[0]), optimizer(Kind::Adagrad), 3).unwrap();
