@@ -36,7 +36,7 @@ pub(crate) async fn set(
     if remove && let Some(named) = shared.models.get(&model) {
         let labels: Vec<&str> = named.named().map(|(label, ..)| label).collect();
         if !labels.contains(&label.as_str()) {
-            let reason = format!("it has no label {label}, but {}", labels.join(", "));
+            let reason = format!("no label {label}; its labels are: {}", labels.join(", "));
             return Err(ChangeError::Refused { model, reason }.into());
         }
     }
