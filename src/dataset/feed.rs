@@ -56,7 +56,7 @@ pub(crate) struct FileAt {
     pub name: String,
     /// Samples of the file before the place.
     pub samples: u64,
-    /// Whether the place is known to be the end of the file. Then the file may be gone when the run continues.
+    /// Whether the place is known to be the end of the file. Then the run continues even if the file is gone.
     #[serde(default, skip_serializing_if = "is_false")]
     pub complete: bool,
 }

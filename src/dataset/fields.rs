@@ -113,8 +113,8 @@ pub(crate) fn shown(field: &[u8]) -> String {
     quoted(field, VALUE_BYTES)
 }
 
-/// The beginning of a column's name in quotes, for an error message. A file that is not of the format can have
-/// "names" of any bytes and length.
+/// The beginning of a column's name in quotes, for an error message. In a file of another format, names can
+/// have any characters and any length.
 pub(crate) fn shown_name(name: &str) -> String {
     quoted(name.as_bytes(), NAME_BYTES)
 }

@@ -2,8 +2,8 @@
 //!
 //! A file of a followed directory counts when it is renamed into place, so it is complete. Files are taken in
 //! the order of their names. Names that begin with `.` or end with `.tmp` or `.part` are ignored, because
-//! writers use them for files that are not complete. What is no file, and a name that is not UTF-8, is reported
-//! once and not trained on. A directory that was readable and is not any more is waited for.
+//! writers use them for files that are not complete. An entry that is not a file, or whose name is not UTF-8,
+//! is reported once and not trained on. If a directory cannot be read any more, the reader waits for it.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::ffi::{OsStr, OsString};
@@ -160,7 +160,7 @@ impl Follow {
         }
     }
 
-    /// [`Self::names`], or `None` while the directory cannot be read, because a mount can be away for a while.
+    /// [`Self::names`]; `None` while the directory cannot be read, because a mount can be away for a while.
     ///
     /// # Errors
     /// [`DatasetError::Open`] when the directory was never readable: then its name is probably wrong.
@@ -218,15 +218,15 @@ impl Follow {
         Ok(names)
     }
 
-    /// Warns once of each file that appeared after a file with a greater name was read.
+    /// Warns once of each file that appeared after a file with the same or a greater name was read.
     fn report_late(&mut self, names: &BTreeSet<String>) {
-        // Without any name, the directory may be the place of a mount that is away. Its files are not new when
-        // they are back.
+        // An empty directory may be the place of a mount that is away. Its files are not late when they are
+        // back.
         if !names.is_empty() {
             self.known.retain(|known| names.contains(known));
         }
         let Some(current) = &self.current else { return };
-        for late in names.range(..current.clone()) {
+        for late in names.range(..=current.clone()) {
             if self.known.insert(late.clone()) {
                 let late = self.dir.join(late);
                 tracing::warn!("{}: appeared after {current:?}: it is not trained on", late.display());

@@ -252,8 +252,8 @@ pub enum DatasetError {
     Shorter { origin: String, expected: u64, got: u64 },
     /// The rest of a followed file would be lost silently.
     #[error(
-        "{}: is not there or no file, and only its first {samples} samples are known to be trained on: put it \
-         back, or give up its rest with a new run over the later files (--from latest without --resume)",
+        "{}: there is no such file, and only its first {samples} samples are known to be trained on: put it \
+         back, or train the later files in another directory (--from latest), which gives up its rest",
         path.display()
     )]
     Gone { path: PathBuf, samples: u64 },

@@ -241,7 +241,7 @@ fn a_followed_file_that_was_trained_to_its_end_may_be_gone_and_others_may_not() 
     for unfinished in [all[0].1.clone(), at("a", 64, false)] {
         let error = feed.open(&unfinished).err().unwrap().to_string();
         let samples = unfinished.samples;
-        assert!(error.contains(&format!("/a: is not there or no file, and only its first {samples} ")));
+        assert!(error.contains(&format!("/a: there is no such file, and only its first {samples} ")));
         assert!(error.contains("put it back"), "{error}");
     }
 }
