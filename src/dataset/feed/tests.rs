@@ -192,7 +192,10 @@ fn a_followed_directory_gives_the_batches_of_its_files_as_a_list_and_continues_a
         let follow = Follow::new(dir.path(), Some("4.end".to_owned()));
         let followed = feed(format, FeedFiles::Followed(follow));
         let batches = places(&followed, &Place::begin(1), 32);
-        assert!(batches == of_list);
+        let mut as_of_list = batches.clone();
+        // The ends of listed files are not looked at.
+        as_of_list.iter_mut().for_each(|(_, place)| place.file.as_mut().unwrap().complete = false);
+        assert!(as_of_list == of_list);
         for (n, (_, place)) in batches.iter().enumerate() {
             assert!(places(&followed, place, 32)[..] == batches[n + 1..], "{place:?}");
         }
