@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::fields::{Fields, Row, number, shown};
-use super::files::Next;
+use super::files::{Files, Next};
 use super::layout::{Columns, FirstLineError, Layout};
 use super::lines::{Line, Lines};
 use super::{DatasetError, FileRun, Format, Input, ReadOptions, Reader, source};
@@ -108,6 +108,28 @@ impl Delimited {
             reader.read_header()?;
         }
         Ok(reader)
+    }
+
+    /// Opens this file, and skips the first samples of it. Returns how many it had. The next file is not
+    /// touched, also if this one has fewer samples.
+    pub(crate) fn skip_in(&mut self, path: PathBuf, samples: u64) -> Result<u64, DatasetError> {
+        let files = std::mem::replace(&mut self.input.files, Files::List([path].into()));
+        let skipped = match self.open_next()? {
+            None => Reader::skip(self, samples)?,
+            Some(_) => 0,
+        };
+        self.input.files = files;
+        Ok(skipped)
+    }
+
+    /// Notes whether the file of the last sample ends after it. A list of files may have a pipe, which would
+    /// be waited for, and has no use for the note.
+    fn note_end(&mut self) {
+        let Some(run) = self.runs.last_mut().filter(|_| self.input.files.endless()) else { return };
+        run.ends_file = match &mut self.file {
+            Some(file) if Arc::ptr_eq(&file.name, &run.file) => file.lines.at_end(),
+            _ => true,
+        };
     }
 
     /// Opens the next file, if there is one. Returns why no file was opened.
@@ -285,6 +307,7 @@ impl Reader for Delimited {
                 }
             }
         }
+        self.note_end();
         out.labels = (self.labelled == Some(true)).then_some(labels);
         Ok(out.samples)
     }

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use super::delimited::Delimited;
 use super::held_out::{HeldOut, OnePart, Part};
 use super::learned::{Learned, LearnedReader};
 use super::shuffle::{Shuffle, Shuffled};
@@ -55,6 +56,13 @@ pub(crate) struct FileAt {
     pub name: String,
     /// Samples of the file before the place.
     pub samples: u64,
+    /// Whether the place is known to be the end of the file. Then the run continues even if the file is gone.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub complete: bool,
+}
+
+fn is_false(value: &bool) -> bool {
+    !value
 }
 
 impl Place {
@@ -71,7 +79,9 @@ impl Feed {
     /// [`DatasetError`], also when the data ends before the place.
     pub(crate) fn open(&self, from: &Place) -> Result<Box<dyn Reader + Send>, DatasetError> {
         let skipped = match (&self.files, &from.file) {
-            (FeedFiles::Followed(_) | FeedFiles::Learned(_), Some(file)) => file.samples,
+            // Its reader begins at the place.
+            (FeedFiles::Followed(_), Some(_)) => 0,
+            (FeedFiles::Learned(_), Some(file)) => file.samples,
             _ => from.samples,
         };
         let mut reader = self.open_files(from)?;
@@ -83,7 +93,8 @@ impl Feed {
         }
         let got = reader.skip(skipped)?;
         if got < skipped && !self.stop.interrupted() {
-            return Err(DatasetError::Shorter { origin: self.origin(from), expected: skipped, got });
+            let origin = from.file.as_ref().map_or_else(|| self.names().join(", "), |file| file.name.clone());
+            return Err(DatasetError::Shorter { origin, expected: skipped, got });
         }
         Ok(Box::new(Stoppable::new(reader, self.stop.clone())))
     }
@@ -129,7 +140,7 @@ impl Feed {
         let files = match (&self.files, &from.file) {
             (FeedFiles::List(paths), _) => Files::List(paths.iter().cloned().collect()),
             (FeedFiles::Followed(follow), None) => Files::Followed(follow.clone()),
-            (FeedFiles::Followed(follow), Some(file)) => Files::Followed(follow.clone().from(&file.name)?),
+            (FeedFiles::Followed(follow), Some(file)) => return self.open_followed(follow, file, stop),
             (FeedFiles::Learned(learned), file) => {
                 let reader = LearnedReader::open(learned.clone(), file.as_ref(), &self.schema, stop)?;
                 return Ok(Box::new(reader));
@@ -138,12 +149,36 @@ impl Feed {
         open_input(self.format, Input { files, stop }, &self.schema, self.options.clone())
     }
 
-    /// What ended before a place.
-    fn origin(&self, from: &Place) -> String {
-        match &from.file {
-            Some(file) => file.name.clone(),
-            None => self.names().join(", "),
+    /// Opens a followed directory at a place in one of its files.
+    ///
+    /// # Errors
+    /// Also when samples of that file would be lost: it ends before the place, or it is gone and the place is
+    /// not known to be its end.
+    fn open_followed(
+        &self,
+        follow: &Follow,
+        at: &FileAt,
+        stop: Stop,
+    ) -> Result<Box<dyn Reader + Send>, DatasetError> {
+        if self.format == Format::Synthetic {
+            return Err(DatasetError::Follow);
         }
+        let (mut follow, path) = (follow.clone(), follow.path(&at.name));
+        let exists = follow.continue_after(&at.name)?;
+        let input = Input { files: Files::Followed(follow), stop };
+        let mut reader = Delimited::open(self.format, input, &self.schema, self.options.clone())?;
+        if exists {
+            let got = reader.skip_in(path.clone(), at.samples)?;
+            if got < at.samples {
+                let origin = path.display().to_string();
+                return Err(DatasetError::Shorter { origin, expected: at.samples, got });
+            }
+        } else if at.complete {
+            tracing::info!("{}: is gone, and all of it was trained on", path.display());
+        } else {
+            return Err(DatasetError::Gone { path, samples: at.samples });
+        }
+        Ok(Box::new(reader))
     }
 }
 

@@ -102,10 +102,33 @@ pub(crate) fn number(field: &[u8]) -> Option<f32> {
     value.is_finite().then_some(value)
 }
 
-/// The beginning of a field, for an error message.
+/// Bytes of a value that an error message shows.
+const VALUE_BYTES: usize = 32;
+/// Bytes of a column's name that an error message shows. More than of a value, because names differ at their
+/// ends.
+const NAME_BYTES: usize = 80;
+
+/// The beginning of a field in quotes, for an error message.
 pub(crate) fn shown(field: &[u8]) -> String {
-    let head = String::from_utf8_lossy(&field[..field.len().min(32)]);
-    if field.len() > 32 { format!("{head:?}...") } else { format!("{head:?}") }
+    quoted(field, VALUE_BYTES)
+}
+
+/// The beginning of a column's name in quotes, for an error message. In a file of another format, names can
+/// have any characters and any length.
+pub(crate) fn shown_name(name: &str) -> String {
+    quoted(name.as_bytes(), NAME_BYTES)
+}
+
+/// A column's name in a list of names: without quotes if it is short and plain.
+pub(crate) fn listed_name(name: &str) -> String {
+    let shown = shown_name(name);
+    let plain = !name.contains(',') && shown == format!("\"{name}\"");
+    if plain { name.to_owned() } else { shown }
+}
+
+fn quoted(text: &[u8], longest: usize) -> String {
+    let head = String::from_utf8_lossy(&text[..text.len().min(longest)]);
+    if text.len() > longest { format!("{head:?}...") } else { format!("{head:?}") }
 }
 
 #[cfg(test)]

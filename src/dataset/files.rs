@@ -2,9 +2,13 @@
 //!
 //! A file of a followed directory counts when it is renamed into place, so it is complete. Files are taken in
 //! the order of their names. Names that begin with `.` or end with `.tmp` or `.part` are ignored, because
-//! writers use them for files that are not complete.
+//! writers use them for files that are not complete. An entry that is not a file, or whose name is not UTF-8,
+//! is reported once and not trained on. If a directory cannot be read any more, the reader waits for it.
 
 use std::collections::{BTreeSet, VecDeque};
+use std::ffi::{OsStr, OsString};
+use std::fs::DirEntry;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::Duration;
@@ -34,7 +38,7 @@ impl Files {
     /// The next file. In a followed directory it waits for one.
     ///
     /// # Errors
-    /// [`DatasetError::Open`] when the directory cannot be read.
+    /// [`DatasetError::Open`] when the directory could never be read.
     pub(crate) fn next(&mut self, stop: &Stop) -> Result<Next, DatasetError> {
         match self {
             Self::List(paths) => Ok(paths.pop_front().map_or(Next::End, Next::File)),
@@ -75,23 +79,57 @@ pub(crate) struct Follow {
     again: Option<PathBuf>,
     /// Names up to `current` that were read or reported, as far as their files still exist.
     known: BTreeSet<String>,
+    /// Entries that cannot be trained on. They were reported.
+    refused: BTreeSet<OsString>,
+    state: DirState,
+}
+
+/// Whether a followed directory can be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum DirState {
+    /// It was not read yet.
+    Unknown,
+    Readable,
+    /// It was readable before, which was reported.
+    Lost,
 }
 
 impl Follow {
     /// Follows a directory, up to the file named `until`.
     pub(crate) fn new(dir: &Path, until: Option<String>) -> Self {
-        Self { dir: dir.to_owned(), until, current: None, again: None, known: BTreeSet::new() }
+        Self {
+            dir: dir.to_owned(),
+            until,
+            current: None,
+            again: None,
+            known: BTreeSet::new(),
+            refused: BTreeSet::new(),
+            state: DirState::Unknown,
+        }
     }
 
-    /// Starts at the file of this name again. Files before it have been read.
+    /// The path of the file of this name.
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.dir.join(name)
+    }
+
+    /// Continues with the file after this name. Returns whether the file of this name is there.
     ///
     /// # Errors
     /// [`DatasetError::Open`] when the directory cannot be read.
-    pub(crate) fn from(mut self, name: &str) -> Result<Self, DatasetError> {
-        self.known = self.names()?.into_iter().filter(|known| &**known <= name).collect();
-        self.again = Some(self.dir.join(name));
+    pub(crate) fn continue_after(&mut self, name: &str) -> Result<bool, DatasetError> {
+        let names = self.names().map_err(|cause| self.unreadable(cause))?;
+        self.state = DirState::Readable;
+        self.known = names.into_iter().filter(|known| &**known <= name).collect();
         self.current = Some(name.to_owned());
-        Ok(self)
+        let exists = self.known.contains(name);
+        // Which of them an earlier run trained on is not known, because a cursor has only the last name.
+        let before = self.known.len() - usize::from(exists);
+        if before > 0 {
+            let dir = self.dir.display();
+            tracing::info!("{dir}: {before} files before {name:?} are taken as trained on, and not read");
+        }
+        Ok(exists)
     }
 
     fn next(&mut self, stop: &Stop) -> Result<Next, DatasetError> {
@@ -105,49 +143,122 @@ impl Follow {
             if stop.requested() {
                 return Ok(Next::Stopped);
             }
-            let names = self.names()?;
-            self.report_late(&names);
-            let next = names.into_iter().find(|name| self.current.as_ref().is_none_or(|now| name > now));
-            if let Some(name) = next {
-                if self.until.as_ref().is_some_and(|until| name > *until) {
-                    return Ok(Next::End);
+            if let Some(names) = self.poll()? {
+                self.report_late(&names);
+                let next = names.into_iter().find(|name| self.current.as_ref().is_none_or(|now| name > now));
+                if let Some(name) = next {
+                    if self.until.as_ref().is_some_and(|until| name > *until) {
+                        return Ok(Next::End);
+                    }
+                    let path = self.dir.join(&name);
+                    self.known.insert(name.clone());
+                    self.current = Some(name);
+                    return Ok(Next::File(path));
                 }
-                let path = self.dir.join(&name);
-                self.known.insert(name.clone());
-                self.current = Some(name);
-                return Ok(Next::File(path));
             }
             sleep(POLL);
         }
     }
 
-    /// The names of the complete files in the directory, ascending.
-    fn names(&self) -> Result<BTreeSet<String>, DatasetError> {
-        let refused = |cause| DatasetError::Open { path: self.dir.clone(), cause };
-        let mut names = BTreeSet::new();
-        for entry in self.dir.read_dir().map_err(refused)? {
-            let entry = entry.map_err(refused)?;
-            // A name that is not UTF-8 could not be named in a cursor.
-            let Ok(name) = entry.file_name().into_string() else { continue };
-            let complete = !name.starts_with('.') && !name.ends_with(".tmp") && !name.ends_with(".part");
-            if complete && !entry.file_type().map_err(refused)?.is_dir() {
-                names.insert(name);
+    /// [`Self::names`]; `None` while the directory cannot be read, because a mount can be away for a while.
+    ///
+    /// # Errors
+    /// [`DatasetError::Open`] when the directory was never readable: then its name is probably wrong.
+    fn poll(&mut self) -> Result<Option<BTreeSet<String>>, DatasetError> {
+        let (before, names) = (self.state, self.names());
+        self.state = if names.is_ok() { DirState::Readable } else { DirState::Lost };
+        match (before, names) {
+            (DirState::Unknown, Err(cause)) => Err(self.unreadable(cause)),
+            (DirState::Readable, Err(cause)) => {
+                tracing::warn!("{}: training waits until it can be read again", self.unreadable(cause));
+                Ok(None)
+            }
+            (DirState::Lost, Err(_)) => Ok(None),
+            (DirState::Lost, Ok(names)) => {
+                tracing::info!("{}: can be read again", self.dir.display());
+                Ok(Some(names))
+            }
+            (_, Ok(names)) => Ok(Some(names)),
+        }
+    }
+
+    fn unreadable(&self, cause: io::Error) -> DatasetError {
+        DatasetError::Open { path: self.dir.clone(), cause }
+    }
+
+    /// The names of the complete files in the directory, ascending. Warns once of each other entry.
+    fn names(&mut self) -> io::Result<BTreeSet<String>> {
+        let (mut names, mut refused) = (BTreeSet::new(), BTreeSet::new());
+        for entry in self.dir.read_dir()? {
+            let entry = entry?;
+            let name = entry.file_name();
+            if is_incomplete(&name) {
+                continue;
+            }
+            let reason = match reason_against(&entry) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                reason => reason?,
+            };
+            match (reason, name.into_string()) {
+                (None, Ok(name)) => {
+                    names.insert(name);
+                }
+                (reason, name) => {
+                    let name = name.map_or_else(|name| name, OsString::from);
+                    // A name that is not UTF-8 could not be named in a cursor.
+                    let reason = reason.unwrap_or_else(|| "its name is not UTF-8".to_owned());
+                    if !self.refused.contains(&name) {
+                        tracing::warn!("{}: {name:?} is not trained on: {reason}", self.dir.display());
+                    }
+                    refused.insert(name);
+                }
             }
         }
+        self.refused = refused;
         Ok(names)
     }
 
-    /// Warns once of each file that appeared after a file with a greater name was read.
+    /// Warns once of each file that appeared after a file with the same or a greater name was read.
     fn report_late(&mut self, names: &BTreeSet<String>) {
-        self.known.retain(|known| names.contains(known));
+        // An empty directory may be the place of a mount that is away. Its files are not late when they are
+        // back.
+        if !names.is_empty() {
+            self.known.retain(|known| names.contains(known));
+        }
         let Some(current) = &self.current else { return };
-        for late in names.range(..current.clone()) {
+        for late in names.range(..=current.clone()) {
             if self.known.insert(late.clone()) {
                 let late = self.dir.join(late);
                 tracing::warn!("{}: appeared after {current:?}: it is not trained on", late.display());
             }
         }
     }
+}
+
+/// Whether a writer has not finished the file of this name.
+fn is_incomplete(name: &OsStr) -> bool {
+    let name = name.as_encoded_bytes();
+    name.starts_with(b".") || name.ends_with(b".tmp") || name.ends_with(b".part")
+}
+
+/// Why an entry is not trained on; `None` if it is a file, or a link to one. Nothing is opened, because to
+/// open a pipe would wait for its writer.
+///
+/// # Errors
+/// [`io::ErrorKind::NotFound`] when the entry is gone.
+fn reason_against(entry: &DirEntry) -> io::Result<Option<String>> {
+    let mut kind = entry.file_type()?;
+    if kind.is_symlink() {
+        match entry.path().metadata() {
+            Ok(target) => kind = target.file_type(),
+            Err(error) => return Ok(Some(format!("the link leads to no file: {error}"))),
+        }
+    }
+    Ok(match kind {
+        kind if kind.is_file() => None,
+        kind if kind.is_dir() => Some("it is a directory".to_owned()),
+        _ => Some("it is neither a file nor a link to one".to_owned()),
+    })
 }
 
 #[cfg(test)]

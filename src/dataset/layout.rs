@@ -10,7 +10,7 @@ use std::path::Path;
 use memchr::memchr_iter;
 use serde::{Deserialize, Serialize};
 
-use super::fields::{Division, Row};
+use super::fields::{Division, Row, listed_name, shown_name};
 use super::{DatasetError, Format, Labels, ReadOptions};
 use crate::schema::preset::{CRITEO_DENSE, CRITEO_FEATURES};
 use crate::schema::{Arity, Feature, Schema};
@@ -268,7 +268,7 @@ pub(crate) fn check_unique(names: &[&str]) -> Result<(), String> {
     let mut seen = HashSet::new();
     match names.iter().filter(|name| has_name(name)).find(|&&name| !seen.insert(name)) {
         None => Ok(()),
-        Some(name) => Err(format!("column {name:?} occurs twice")),
+        Some(name) => Err(format!("column {} occurs twice", shown_name(name))),
     }
 }
 
@@ -289,8 +289,8 @@ pub(crate) fn check_columns(names: &[String]) -> Result<(), DatasetError> {
 
 /// Names for an error.
 pub(crate) fn listed<'a>(names: impl Iterator<Item = &'a str>) -> String {
-    let names: Vec<&str> = names.filter(|name| has_name(name)).collect();
-    let more = names.len().saturating_sub(LISTED);
-    let listed = names[..names.len() - more].join(", ");
+    let mut names = names.filter(|name| has_name(name));
+    let listed = names.by_ref().take(LISTED).map(listed_name).collect::<Vec<_>>().join(", ");
+    let more = names.count();
     if more > 0 { format!("{listed} and {more} more") } else { listed }
 }

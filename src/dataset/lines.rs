@@ -29,6 +29,8 @@ pub(crate) struct Lines {
     limit: usize,
     number: u64,
     ended: bool,
+    /// An error that was found while no line was asked for.
+    failed: Option<io::Error>,
     /// Whether the beginning of the next line was dropped, because the line is too long.
     dropped: bool,
 }
@@ -36,7 +38,7 @@ pub(crate) struct Lines {
 impl Lines {
     pub(crate) fn new(source: Box<dyn Read + Send>, limit: usize) -> Self {
         let buffer = vec![0; CHUNK_BYTES.min(limit.saturating_add(2)).max(16)];
-        Self { source, buffer, unread: 0..0, limit, number: 0, ended: false, dropped: false }
+        Self { source, buffer, unread: 0..0, limit, number: 0, ended: false, failed: None, dropped: false }
     }
 
     /// The number of the line that was returned last, counted from 1.
@@ -55,6 +57,14 @@ impl Lines {
         let marked = if self.number == 1 { line.strip_prefix(BYTE_ORDER_MARK) } else { None };
         let line = marked.unwrap_or(line);
         Ok(Some(if line.len() > self.limit { Line::TooLong } else { Line::Text(line) }))
+    }
+
+    /// Whether no byte follows the last line. An error of the source is kept for the next line.
+    pub(crate) fn at_end(&mut self) -> bool {
+        if self.unread.is_empty() && !self.ended && self.failed.is_none() {
+            self.failed = self.fill().err();
+        }
+        self.unread.is_empty() && self.ended
     }
 
     /// The next line's range in the buffer; `Some(None)` if the line was too long, `None` at the end.
@@ -87,6 +97,9 @@ impl Lines {
 
     /// Moves the unread part to the front and reads more behind it. Grows the buffer if one line fills it.
     fn fill(&mut self) -> io::Result<()> {
+        if let Some(error) = self.failed.take() {
+            return Err(error);
+        }
         self.buffer.copy_within(self.unread.clone(), 0);
         self.unread = 0..self.unread.len();
         if self.unread.end == self.buffer.len() {

@@ -58,6 +58,9 @@ pub struct FileRun {
     pub samples: usize,
     /// Samples of the file up to the end of these samples.
     pub of_file: u64,
+    /// Whether the file is known to end after these samples. Only a followed directory's files are looked at,
+    /// and only at the end of a batch.
+    pub ends_file: bool,
 }
 
 impl FileRun {
@@ -69,7 +72,7 @@ impl FileRun {
                 run.samples += samples;
                 run.of_file = of_file;
             }
-            _ => runs.push(Self { file: file.clone(), samples, of_file }),
+            _ => runs.push(Self { file: file.clone(), samples, of_file, ends_file: false }),
         }
     }
 }
@@ -247,6 +250,13 @@ pub enum DatasetError {
     /// The data is not that of the earlier run.
     #[error("{origin}: has {got} samples, but {expected} were trained on before")]
     Shorter { origin: String, expected: u64, got: u64 },
+    /// The rest of a followed file would be lost silently.
+    #[error(
+        "{}: there is no such file, and only its first {samples} samples are known to be trained on: put it \
+         back, or train the later files in another directory (--from latest), which gives up its rest",
+        path.display()
+    )]
+    Gone { path: PathBuf, samples: u64 },
 }
 
 impl DatasetError {

@@ -317,6 +317,19 @@ fn avazu_columns_are_found_by_the_header() {
 }
 
 #[test]
+fn an_error_about_a_header_shows_neither_control_bytes_nor_a_whole_long_line() {
+    let schema = preset::avazu(ArchKind::Dlrm, 2, 1000);
+    let name = format!("\x1b[31m{}", "x".repeat(400_000));
+    for header in [name.clone(), format!("{name},{name}"), format!("id,{name}"), format!("click,{name}")] {
+        let (_directory, path) = file(format!("{header}\n").as_bytes());
+        let options = ReadOptions { labels: Labels::Required, ..ReadOptions::default() };
+        let refusal = open(Format::AvazuCsv, &[path], &schema, options).err().unwrap().to_string();
+        assert!(refusal.contains(r#""\u{1b}[31mxxx"#) && refusal.contains(r#"xxx"..."#), "{refusal:.2000}");
+        assert!(refusal.len() < 1000 && !refusal.contains('\x1b'), "{refusal:.2000}");
+    }
+}
+
+#[test]
 fn generated_files_have_the_click_rate_of_the_real_files() {
     let rate = |labels: Option<Vec<f32>>| {
         let labels = labels.unwrap();

@@ -3,11 +3,20 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
+use std::os::unix::fs::symlink;
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
-use crate::program::{Served, Workshop, flechette, highest_version, real, run, run_json};
+use flechette::schema::preset::ArchKind;
+
+use crate::program::{
+    Served, Workshop, flechette, highest_version, manifest, real, run, run_failing, run_json,
+};
 use crate::switching::wait;
+use crate::train_data::signal;
 use crate::train_resume::last_version;
 
 const PARTS: usize = 10;
@@ -93,7 +102,7 @@ fn follow_in_ten_files(workshop: &Workshop, config: &str, lines: &[&str], flags:
 fn a_followed_stream_is_served_while_it_is_trained_and_ends_with_the_bytes_of_one_run() {
     for flags in ["", "--scratchpad 0.4"] {
         let workshop = Workshop::new(1500, 50);
-        let config = workshop.config(flechette::schema::preset::ArchKind::Dlrm, 8, 1000);
+        let config = workshop.config(ArchKind::Dlrm, 8, 1000);
         let text = fs::read_to_string(&workshop.train).unwrap();
         let lines: Vec<&str> = text.split_inclusive('\n').collect();
         follow_in_ten_files(&workshop, &config, &lines, flags);
@@ -109,6 +118,135 @@ fn the_criteo_sample_in_ten_files_is_served_while_it_is_trained_and_ends_with_th
     let lines: Vec<&str> = text.split_inclusive('\n').collect();
     assert!(lines.len() > 15_000);
     let workshop = Workshop::new(10, 50);
-    let config = workshop.config(flechette::schema::preset::ArchKind::Dlrm, 8, 10_000);
+    let config = workshop.config(ArchKind::Dlrm, 8, 10_000);
     follow_in_ten_files(&workshop, &config, &lines, "");
+}
+
+/// A directory to follow, the command that follows it until `zz`, and the lines of the training data.
+fn incoming(workshop: &Workshop) -> (String, String, Vec<String>) {
+    let (dir, models) = (workshop.path("incoming"), &workshop.models);
+    fs::create_dir(&dir).unwrap();
+    let config = workshop.config(ArchKind::Dlrm, 4, 300);
+    let line = format!(
+        "train --model-config {config} --format criteo-tsv --models {models} --batch 100 --threads 1 \
+         --follow {dir} --follow-until zz"
+    );
+    let text = fs::read_to_string(&workshop.train).unwrap();
+    (dir, line, text.split_inclusive('\n').map(str::to_owned).collect())
+}
+
+/// Starts a command. Each line of its log is sent.
+fn start(line: &str) -> (Child, Receiver<String>) {
+    let mut child = flechette();
+    let child = child.args(line.split_whitespace()).stdout(Stdio::null()).stderr(Stdio::piped());
+    let mut child = child.spawn().unwrap();
+    let (sender, log) = channel();
+    let lines = BufReader::new(child.stderr.take().unwrap()).lines();
+    std::thread::spawn(move || lines.map_while(Result::ok).try_for_each(|line| sender.send(line)));
+    (child, log)
+}
+
+/// Waits for a process, and ends it if it hangs.
+fn ended(mut child: Child, log: &Receiver<String>) -> (Option<i32>, Vec<String>) {
+    let begun = Instant::now();
+    while child.try_wait().unwrap().is_none() && begun.elapsed() < Duration::from_secs(60) {
+        sleep(Duration::from_millis(10));
+    }
+    let _ = child.kill();
+    (child.wait().unwrap().code(), log.iter().collect())
+}
+
+/// Trains until a version was written, and interrupts the run.
+fn train_a_version(workshop: &Workshop, line: &str, name: &str) {
+    let (child, log) = start(&format!("{line} --name {name} --publish-every 1steps"));
+    wait("a version", || highest_version(Path::new(&workshop.models), name).is_some());
+    signal(&child, "-INT");
+    let (code, log) = ended(child, &log);
+    assert_eq!(code, Some(130), "{log:#?}");
+}
+
+#[test]
+fn a_followed_file_that_was_cut_is_named_and_the_samples_of_the_next_file_are_not_skipped_instead() {
+    let workshop = Workshop::new(1000, 10);
+    let (dir, line, lines) = incoming(&workshop);
+    fs::write(format!("{dir}/a"), lines[..400].concat()).unwrap();
+    train_a_version(&workshop, &line, "m");
+    fs::write(format!("{dir}/a"), "").unwrap();
+    fs::write(format!("{dir}/b"), lines[400..].concat()).unwrap();
+    fs::write(format!("{dir}/zz"), "").unwrap();
+    let before = highest_version(Path::new(&workshop.models), "m");
+    let error = run_failing(2, &format!("{line} --name m --resume"));
+    assert!(
+        error.contains("incoming/a: has 0 samples, but ") && error.contains("00 were trained"),
+        "{error}"
+    );
+    assert_eq!(highest_version(Path::new(&workshop.models), "m"), before);
+}
+
+#[test]
+fn a_followed_file_that_was_trained_may_be_deleted_and_the_bytes_are_those_of_one_run() {
+    let workshop = Workshop::new(1000, 10);
+    let (dir, line, lines) = incoming(&workshop);
+    let [a, b] =
+        [("a", &lines[..400]), ("b", &lines[400..])].map(|(name, l)| (format!("{dir}/{name}"), l.concat()));
+    fs::write(&a.0, &a.1).unwrap();
+    let (child, log) = start(&format!("{line} --name m --publish-every 100ms"));
+    // The cursor of the version says that the file is complete, although no other one has begun.
+    let is_complete = || {
+        let models = Path::new(&workshop.models);
+        let version = highest_version(models, "m")?.to_string();
+        let cursor = fs::read(models.join("m").join(version).join("checkpoint/cursor.json")).ok()?;
+        let cursor: serde_json::Value = serde_json::from_slice(&cursor).ok()?;
+        (cursor["samples"] == 400).then(|| cursor["file"]["complete"] == true)
+    };
+    wait("a version of the file", || is_complete().is_some());
+    assert_eq!(is_complete(), Some(true));
+    signal(&child, "-INT");
+    assert_eq!(ended(child, &log).0, Some(130));
+    fs::remove_file(&a.0).unwrap();
+    fs::write(&b.0, &b.1).unwrap();
+    fs::write(format!("{dir}/zz"), "").unwrap();
+    let output = run(&format!("{line} --name m --resume"));
+    let log = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && log.contains("a: is gone, and all of it was trained on"), "{log}");
+    fs::write(&a.0, &a.1).unwrap();
+    let whole = run(&format!("{line} --name whole"));
+    assert!(whole.status.success(), "{}", String::from_utf8_lossy(&whole.stderr));
+    // With their cursors.
+    assert!(last_version(&workshop, "m") == last_version(&workshop, "whole"));
+}
+
+#[test]
+fn a_followed_directory_with_pipes_and_links_is_trained_and_may_be_away_for_a_while() {
+    let workshop = Workshop::new(1000, 10);
+    let (dir, line, lines) = incoming(&workshop);
+    assert!(Command::new("mkfifo").arg(format!("{dir}/a-pipe")).status().unwrap().success());
+    symlink("nothing", format!("{dir}/b-link")).unwrap();
+    symlink(&workshop.models, format!("{dir}/c-link")).unwrap();
+    fs::write(workshop.path("elsewhere"), lines[..400].concat()).unwrap();
+    symlink(workshop.path("elsewhere"), format!("{dir}/d")).unwrap();
+    let (child, log) = start(&format!("{line} --name m --publish-every 100ms"));
+    let samples = |wanted: u64| {
+        let version = highest_version(Path::new(&workshop.models), "m");
+        version.is_some_and(|last| manifest(&workshop.models, "m", last)["training"]["samples"] == wanted)
+    };
+    wait("the file is trained", || samples(400));
+    let away = workshop.path("away");
+    fs::rename(&dir, &away).unwrap();
+    let mut report = Vec::new();
+    while !report.iter().any(|line: &String| line.contains("training waits until it can be read again")) {
+        report.push(log.recv_timeout(Duration::from_secs(60)).unwrap());
+    }
+    fs::write(format!("{away}/e"), lines[400..].concat()).unwrap();
+    fs::rename(&away, &dir).unwrap();
+    wait("the next file is trained", || samples(1000));
+    signal(&child, "-INT");
+    let (code, rest) = ended(child, &log);
+    report.extend(rest);
+    assert_eq!(code, Some(130), "{report:#?}");
+    for words in
+        ["\"a-pipe\" is not ", "\"b-link\" is not ", "\"c-link\" is not ", "incoming: can be read again"]
+    {
+        assert_eq!(report.iter().filter(|line| line.contains(words)).count(), 1, "{words}: {report:#?}");
+    }
 }

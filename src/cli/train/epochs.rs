@@ -178,7 +178,8 @@ impl<'a> Epochs<'a> {
         }
         let mut from = 0;
         for run in &progress.place.runs {
-            let file = FileAt { name: run.file.to_string(), samples: run.of_file };
+            let (name, samples, complete) = (run.file.to_string(), run.of_file, run.ends_file);
+            let file = FileAt { name, samples, complete };
             if self.of_file.as_ref().is_none_or(|(now, _)| now.name != file.name) {
                 self.end_file(Some(file.clone()));
             }
@@ -197,7 +198,7 @@ impl<'a> Epochs<'a> {
         let next = next.map(|file| (file, Progressive::new(self.args.run.window)));
         let Some((file, progressive)) = std::mem::replace(&mut self.of_file, next) else { return };
         if let Some(quality) = progressive.quality() {
-            let FileAt { name, samples } = file;
+            let FileAt { name, samples, .. } = file;
             // Fewer than the file has if the window is smaller, or if the run continued within the file.
             let measured = quality.quality.rows;
             let of = if measured < samples { format!("the last {measured} ") } else { String::new() };

@@ -172,7 +172,11 @@ fn places(feed: &Feed, from: &Place, batch: usize) -> Vec<(Vec<Sample>, Place)> 
         place.samples += out.samples as u64;
         let runs = reader.runs();
         assert_eq!(runs.iter().map(|run| run.samples).sum::<usize>(), out.samples);
-        place.file = runs.last().map(|run| FileAt { name: run.file.to_string(), samples: run.of_file });
+        place.file = runs.last().map(|run| FileAt {
+            name: run.file.to_string(),
+            samples: run.of_file,
+            complete: run.ends_file,
+        });
         all.push(((0..out.samples).map(|s| sample(&out, s)).collect(), place.clone()));
     }
     all
@@ -188,14 +192,80 @@ fn a_followed_directory_gives_the_batches_of_its_files_as_a_list_and_continues_a
         let follow = Follow::new(dir.path(), Some("4.end".to_owned()));
         let followed = feed(format, FeedFiles::Followed(follow));
         let batches = places(&followed, &Place::begin(1), 32);
-        assert!(batches == of_list);
+        let mut as_of_list = batches.clone();
+        // The ends of listed files are not looked at.
+        as_of_list.iter_mut().for_each(|(_, place)| place.file.as_mut().unwrap().complete = false);
+        assert!(as_of_list == of_list);
         for (n, (_, place)) in batches.iter().enumerate() {
             assert!(places(&followed, place, 32)[..] == batches[n + 1..], "{place:?}");
         }
-        let gone = Place { file: Some(FileAt { name: "gone".to_owned(), samples: 1 }), ..Place::begin(1) };
-        let error = followed.open(&gone).err().unwrap().to_string();
-        assert!(error.contains("gone: cannot be opened"), "{error}");
     }
+}
+
+/// A directory with a file of so many generated samples for each name, and an empty file `zz` as its end.
+fn followed(dir: &Path, files: &[(&str, u64)]) -> Feed {
+    for (seed, (name, rows)) in files.iter().enumerate() {
+        let mut text = Vec::new();
+        write_criteo_tsv(*rows, seed as u64, &mut text).unwrap();
+        std::fs::write(dir.join(name), text).unwrap();
+    }
+    std::fs::write(dir.join("zz"), "").unwrap();
+    feed(Format::CriteoTsv, FeedFiles::Followed(Follow::new(dir, Some("zz".to_owned()))))
+}
+
+fn at(name: &str, samples: u64, complete: bool) -> Place {
+    Place { epoch: 1, samples, file: Some(FileAt { name: name.to_owned(), samples, complete }) }
+}
+
+#[test]
+fn a_followed_file_that_is_shorter_than_what_was_trained_is_an_error_and_the_next_file_is_not_skipped() {
+    let dir = tempfile::tempdir().unwrap();
+    // The other files would have enough samples.
+    for rows in [0, 100] {
+        let feed = followed(dir.path(), &[("a", rows), ("b", 3000)]);
+        for complete in [false, true] {
+            let error = feed.open(&at("a", 2000, complete)).err().unwrap().to_string();
+            let expected = format!("/a: has {rows} samples, but 2000 were trained on before");
+            assert!(error.ends_with(&expected), "{error}");
+        }
+    }
+}
+
+#[test]
+fn a_followed_file_that_was_trained_to_its_end_may_be_gone_and_others_may_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let feed = followed(dir.path(), &[("a", 64), ("b", 70)]);
+    let all = places(&feed, &Place::begin(1), 32);
+    let complete: Vec<bool> = all.iter().map(|(_, place)| place.file.as_ref().unwrap().complete).collect();
+    assert_eq!(complete, [false, true, false, false, true]);
+    std::fs::remove_file(dir.path().join("a")).unwrap();
+    assert!(places(&feed, &all[1].1, 32) == all[2..]);
+    // The last one is as in the cursor of an earlier program.
+    for unfinished in [all[0].1.clone(), at("a", 64, false)] {
+        let error = feed.open(&unfinished).err().unwrap().to_string();
+        let samples = unfinished.samples;
+        assert!(error.contains(&format!("/a: there is no such file, and only its first {samples} ")));
+        assert!(error.contains("put it back"), "{error}");
+    }
+}
+
+#[test]
+fn a_followed_file_is_complete_only_at_its_last_byte() {
+    let dir = tempfile::tempdir().unwrap();
+    let feed = followed(dir.path(), &[("a", 64)]);
+    let path = dir.path().join("a");
+    let complete = |text: Vec<u8>| {
+        std::fs::write(&path, text).unwrap();
+        let all = places(&feed, &Place::begin(1), 32);
+        all.last().unwrap().1.file.as_ref().unwrap().complete
+    };
+    let text = std::fs::read(&path).unwrap();
+    assert!(complete(text.clone()) && complete(text.strip_suffix(b"\n").unwrap().to_vec()));
+    let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    gzip.write_all(&text).unwrap();
+    assert!(complete(gzip.finish().unwrap()));
+    // A malformed line may be followed by good ones, so it is not looked behind.
+    assert!(!complete([&text[..], b"bad\n"].concat()));
 }
 
 #[test]

@@ -30,6 +30,16 @@ fn text_that_is_not_a_finite_number_is_refused() {
     assert_eq!(number(b"\xff"), None);
 }
 
+#[test]
+fn names_in_errors_are_cut_and_their_control_bytes_are_escaped() {
+    assert_eq!(listed_name("user id"), "user id");
+    assert_eq!(listed_name("a\x1b[31m,b"), r#""a\u{1b}[31m,b""#);
+    assert_eq!(shown_name("a\n"), r#""a\n""#);
+    let long = "x".repeat(900_000);
+    let cut = format!("\"{}\"...", "x".repeat(80));
+    assert_eq!([listed_name(&long), shown_name(&long)], [&*cut, &*cut]);
+}
+
 proptest! {
     #[test]
     fn integers_are_parsed_as_by_the_standard_library(value in any::<i64>(), cut in 0..63u32) {

@@ -85,7 +85,8 @@ fn reading_from_any_cursor_gives_the_rest_of_the_log() {
             read += out.samples as u32;
             assert_eq!(reader.runs().iter().map(|run| run.samples).sum::<usize>(), out.samples);
             let last = reader.runs().last().unwrap();
-            let file = Some(FileAt { name: last.file.to_string(), samples: last.of_file });
+            let file =
+                Some(FileAt { name: last.file.to_string(), samples: last.of_file, complete: last.ends_file });
             let mut again = feed.open(&Place { epoch: 1, samples: read.into(), file }).unwrap();
             assert_eq!(rest(&mut *again, 5), (read..samples).collect::<Vec<_>>());
         }
@@ -101,7 +102,7 @@ fn a_cursor_outside_the_log_is_an_error_that_names_the_segment() {
     let at = |name: &str, samples| Place {
         epoch: 1,
         samples,
-        file: Some(FileAt { name: name.to_owned(), samples }),
+        file: Some(FileAt { name: name.to_owned(), samples, complete: false }),
     };
     let error = |place: &Place| match feed.open(place) {
         Ok(mut reader) => reader.read(1, &mut RawBatch::default()).unwrap_err().to_string(),

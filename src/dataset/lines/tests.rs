@@ -74,3 +74,30 @@ proptest! {
         prop_assert_eq!(split(&bytes, limit, step), expected);
     }
 }
+
+#[test]
+fn the_end_is_known_before_the_next_line_is_asked_for() {
+    for step in [1, 3, 100] {
+        let text = b"a\nbc\n\nd".to_vec();
+        let mut lines = Lines::new(Box::new(Slow(Cursor::new(text), step)), 100);
+        let mut ends = Vec::new();
+        while lines.next().unwrap().is_some() {
+            ends.push(lines.at_end());
+        }
+        assert_eq!(ends, [false, false, false, true], "{step}");
+    }
+}
+
+#[test]
+fn an_error_behind_a_line_is_that_of_the_next_line() {
+    struct Damaged;
+    impl Read for Damaged {
+        fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {
+            Err(io::ErrorKind::InvalidData.into())
+        }
+    }
+    let mut lines = Lines::new(Box::new(Cursor::new(b"a\n").chain(Damaged)), 100);
+    assert_eq!(lines.next().unwrap(), Some(Line::Text(b"a")));
+    assert!(!lines.at_end() && !lines.at_end());
+    assert_eq!(lines.next().unwrap_err().kind(), io::ErrorKind::InvalidData);
+}

@@ -18,7 +18,7 @@ fn cursor() -> Cursor {
         schedule: Schedule { warmup: 3, decay: Some(decay) },
     };
     let best = Best { epoch: 2, log_loss: 0.123_456_789_012_345_67, version: Some(7) };
-    let file = Some(FileAt { name: "b".to_owned(), samples: 17 });
+    let file = Some(FileAt { name: "b".to_owned(), samples: 17, complete: true });
     let validation = Validation { best: Some(best), bad_epochs: 1 };
     Cursor { run, epoch: 4, samples: 1 << 40, file, steps: 99, validation }
 }
@@ -29,6 +29,14 @@ fn a_cursor_is_the_same_after_it_was_written_and_read() {
     assert_eq!(serde_json::from_str::<Cursor>(&text).unwrap(), cursor());
     let unknown = text.replacen("\"epoch\"", "\"other\":1,\"epoch\"", 1);
     assert!(serde_json::from_str::<Cursor>(&unknown).unwrap_err().to_string().contains("unknown field"));
+}
+
+#[test]
+fn a_file_that_is_not_known_to_be_complete_is_written_as_by_earlier_programs() {
+    let file = FileAt { name: "b".to_owned(), samples: 17, complete: false };
+    let text = serde_json::to_string(&file).unwrap();
+    assert_eq!(text, r#"{"name":"b","samples":17}"#);
+    assert_eq!(serde_json::from_str::<FileAt>(&text).unwrap(), file);
 }
 
 #[test]
