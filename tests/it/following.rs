@@ -135,34 +135,49 @@ fn incoming(workshop: &Workshop) -> (String, String, Vec<String>) {
     (dir, line, text.split_inclusive('\n').map(str::to_owned).collect())
 }
 
-/// Starts a command. Each line of its log is sent.
-fn start(line: &str) -> (Child, Receiver<String>) {
-    let mut child = flechette();
-    let child = child.args(line.split_whitespace()).stdout(Stdio::null()).stderr(Stdio::piped());
-    let mut child = child.spawn().unwrap();
-    let (sender, log) = channel();
-    let lines = BufReader::new(child.stderr.take().unwrap()).lines();
-    std::thread::spawn(move || lines.map_while(Result::ok).try_for_each(|line| sender.send(line)));
-    (child, log)
+/// A command that runs, with the lines of its log. It is killed when dropped, so a failed test leaves none.
+struct Running {
+    child: Child,
+    log: Receiver<String>,
 }
 
-/// Waits for a process, and ends it if it hangs.
-fn ended(mut child: Child, log: &Receiver<String>) -> (Option<i32>, Vec<String>) {
-    let begun = Instant::now();
-    while child.try_wait().unwrap().is_none() && begun.elapsed() < Duration::from_secs(60) {
-        sleep(Duration::from_millis(10));
+impl Running {
+    fn start(line: &str) -> Self {
+        let mut child = flechette();
+        let child = child.args(line.split_whitespace()).stdout(Stdio::null()).stderr(Stdio::piped());
+        let mut child = child.spawn().unwrap();
+        let (sender, log) = channel();
+        let lines = BufReader::new(child.stderr.take().unwrap()).lines();
+        std::thread::spawn(move || lines.map_while(Result::ok).try_for_each(|line| sender.send(line)));
+        Self { child, log }
     }
-    let _ = child.kill();
-    (child.wait().unwrap().code(), log.iter().collect())
+
+    /// Interrupts the command. It must end with the code of a signal. Returns the rest of its log.
+    fn interrupt(mut self) -> Vec<String> {
+        signal(&self.child, "-INT");
+        let begun = Instant::now();
+        while self.child.try_wait().unwrap().is_none() && begun.elapsed() < Duration::from_secs(60) {
+            sleep(Duration::from_millis(10));
+        }
+        let _ = self.child.kill();
+        let (code, log) = (self.child.wait().unwrap().code(), self.log.iter().collect::<Vec<_>>());
+        assert_eq!(code, Some(130), "{log:#?}");
+        log
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
 }
 
 /// Trains until a version was written, and interrupts the run.
 fn train_a_version(workshop: &Workshop, line: &str, name: &str) {
-    let (child, log) = start(&format!("{line} --name {name} --publish-every 1steps"));
+    let running = Running::start(&format!("{line} --name {name} --publish-every 1steps"));
     wait("a version", || highest_version(Path::new(&workshop.models), name).is_some());
-    signal(&child, "-INT");
-    let (code, log) = ended(child, &log);
-    assert_eq!(code, Some(130), "{log:#?}");
+    running.interrupt();
 }
 
 #[test]
@@ -190,7 +205,7 @@ fn a_followed_file_that_was_trained_may_be_deleted_and_the_bytes_are_those_of_on
     let [a, b] =
         [("a", &lines[..400]), ("b", &lines[400..])].map(|(name, l)| (format!("{dir}/{name}"), l.concat()));
     fs::write(&a.0, &a.1).unwrap();
-    let (child, log) = start(&format!("{line} --name m --publish-every 100ms"));
+    let running = Running::start(&format!("{line} --name m --publish-every 100ms"));
     // The cursor of the version says that the file is complete, although no other one has begun.
     let is_complete = || {
         let models = Path::new(&workshop.models);
@@ -201,8 +216,7 @@ fn a_followed_file_that_was_trained_may_be_deleted_and_the_bytes_are_those_of_on
     };
     wait("a version of the file", || is_complete().is_some());
     assert_eq!(is_complete(), Some(true));
-    signal(&child, "-INT");
-    assert_eq!(ended(child, &log).0, Some(130));
+    running.interrupt();
     fs::remove_file(&a.0).unwrap();
     fs::write(&b.0, &b.1).unwrap();
     fs::write(format!("{dir}/zz"), "").unwrap();
@@ -225,7 +239,7 @@ fn a_followed_directory_with_pipes_and_links_is_trained_and_may_be_away_for_a_wh
     symlink(&workshop.models, format!("{dir}/c-link")).unwrap();
     fs::write(workshop.path("elsewhere"), lines[..400].concat()).unwrap();
     symlink(workshop.path("elsewhere"), format!("{dir}/d")).unwrap();
-    let (child, log) = start(&format!("{line} --name m --publish-every 100ms"));
+    let running = Running::start(&format!("{line} --name m --publish-every 100ms"));
     let samples = |wanted: u64| {
         let version = highest_version(Path::new(&workshop.models), "m");
         version.is_some_and(|last| manifest(&workshop.models, "m", last)["training"]["samples"] == wanted)
@@ -235,15 +249,12 @@ fn a_followed_directory_with_pipes_and_links_is_trained_and_may_be_away_for_a_wh
     fs::rename(&dir, &away).unwrap();
     let mut report = Vec::new();
     while !report.iter().any(|line: &String| line.contains("training waits until it can be read again")) {
-        report.push(log.recv_timeout(Duration::from_secs(60)).unwrap());
+        report.push(running.log.recv_timeout(Duration::from_secs(60)).unwrap());
     }
     fs::write(format!("{away}/e"), lines[400..].concat()).unwrap();
     fs::rename(&away, &dir).unwrap();
     wait("the next file is trained", || samples(1000));
-    signal(&child, "-INT");
-    let (code, rest) = ended(child, &log);
-    report.extend(rest);
-    assert_eq!(code, Some(130), "{report:#?}");
+    report.extend(running.interrupt());
     for words in
         ["\"a-pipe\" is not ", "\"b-link\" is not ", "\"c-link\" is not ", "incoming: can be read again"]
     {
