@@ -46,7 +46,7 @@ impl Shortage {
         Some(self.limit.load(Ordering::Relaxed)).filter(|&limit| limit > 0)
     }
 
-    fn set(&self, limit: Option<u64>) {
+    pub(crate) fn set(&self, limit: Option<u64>) {
         self.limit.store(limit.unwrap_or(0), Ordering::Relaxed);
     }
 }
@@ -182,12 +182,37 @@ impl LearnedReader {
         Ok(())
     }
 
-    /// Counts a sample that is handed out, or skipped.
+    /// Counts samples that are handed out, or skipped.
     fn count(&mut self, samples: usize) {
+        self.count_as(samples, samples);
+    }
+
+    /// Counts samples, of which so many are in the batch.
+    fn count_as(&mut self, samples: usize, in_batch: usize) {
         self.taken += samples;
         let Some(Open { name, samples: of_file, .. }) = &mut self.open else { return };
         *of_file += samples as u64;
-        FileRun::count(&mut self.runs, name, samples, *of_file);
+        FileRun::count(&mut self.runs, name, in_batch, *of_file);
+    }
+
+    /// Adds the next sample of the request to the batch. A sample that would end the training for good is
+    /// left out, because the server has acknowledged it and nobody can take it out of the log. Servers
+    /// refuse such samples, but earlier ones did not. The rule depends on the sample alone, so a run that
+    /// continues leaves out the same samples.
+    fn take_sample(&mut self, out: &mut RawBatch) {
+        let width = self.schema.dense_width();
+        let dense = self.request.dense.get(self.taken * width..(self.taken + 1) * width).unwrap_or_default();
+        let Err(reason) = self.schema.check_trainable(self.taken, dense) else {
+            out.push_sample(&self.request, self.taken);
+            return self.count(1);
+        };
+        self.count_as(1, 0);
+        if let Some(Open { segment, samples, .. }) = &self.open {
+            tracing::warn!(
+                "{}: sample {samples} is not trained on: its request: {reason}",
+                segment.path.display()
+            );
+        }
     }
 
     fn left(&self) -> usize {
@@ -212,8 +237,7 @@ impl Reader for LearnedReader {
         }
         while out.samples < max_samples && !out.is_full() {
             if self.left() > 0 {
-                out.push_sample(&self.request, self.taken);
-                self.count(1);
+                self.take_sample(out);
             } else if self.next_request()? {
                 self.learned.shortage.set(None);
             } else if self.learned.until_end {

@@ -21,9 +21,8 @@ impl Publisher {
     pub(super) fn must_make_room(&self, steps: u64) -> bool {
         let unpublished = steps > self.published_steps.unwrap_or(self.first_steps);
         // A version that could not be written is tried again by its own interval.
-        let may_try = || {
-            steps > self.last_steps || self.told_full.is_none_or(|told| told.elapsed() >= RETRY_EVERY)
-        };
+        let may_try =
+            || steps > self.last_steps || self.told_full.is_none_or(|told| told.elapsed() >= RETRY_EVERY);
         unpublished && !self.owed && self.shortage.limit().is_some() && may_try()
     }
 
