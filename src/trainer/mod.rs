@@ -147,7 +147,7 @@ impl fmt::Display for BatchPlace {
 /// What is likely to be wrong when the loss of a batch is not finite.
 fn suspect(weights_are_finite: bool) -> &'static str {
     if weights_are_finite {
-        "the weights were finite, so it is likely that an input value of these samples is too large; otherwise "
+        "the weights were finite, so an input value of these samples is probably too large; otherwise "
     } else {
         ""
     }

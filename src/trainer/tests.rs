@@ -198,9 +198,9 @@ fn a_loss_that_is_not_finite_names_the_samples_and_suspects_them_if_the_weights_
     batches[1].dense[4] = 3e38;
     let mut data = InFile(Batches(batches), Vec::new());
     let error = trainer::run_epoch(&mut reference, &mut data, 8, |_| ()).unwrap_err().to_string();
-    let expected = "loss: not finite at step 2 in log, samples 9 to 16; the weights were finite, so it is \
-                    likely that an input value of these samples is too large; otherwise a smaller lr than 0.01 \
-                    may help";
+    let expected = "loss: not finite at step 2 in log, samples 9 to 16; the weights were finite, so an \
+                    input value of these samples is probably too large; otherwise a smaller lr than 0.01 may \
+                    help";
     assert_eq!(error, expected);
 }
 

@@ -6,8 +6,8 @@
 //! ends, the scratchpad is written to the working file, and the next run goes on with the same reader.
 //!
 //! A reader may wait for data, for a followed directory's next file. Then no step is taken, and a [`Watch`]
-//! ends the run, so that what was trained before is published in time. It also does so while a reader waits at
-//! a full log, which gets room only from a version.
+//! ends the run, so that what was trained before is published in time. It also does so while a reader waits
+//! at a full log, which gets room only from a version.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -31,8 +31,8 @@ impl Publisher {
         let Some(limit) = self.shortage.limit() else { return reason };
         self.told_full = Some(Instant::now());
         format!(
-            "{reason}. The log of learned samples is full (learn.max_bytes, {limit} bytes): the server refuses \
-             samples, and training has no more, until a version is published"
+            "{reason}. The log of learned samples is full (learn.max_bytes, {limit} bytes): the server \
+             refuses samples, and training has no more, until a version is published"
         )
     }
 }
