@@ -6,11 +6,14 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::sleep;
 use std::time::Duration;
 
 use super::{DatasetError, FileAt, FileRun, Reader, Stop};
-use crate::learnlog::{Checksum, Durable, LogError, Segment, name_of, number_of, schema_sum, segments};
+use crate::learnlog::{
+    Checksum, Durable, LogError, Segment, full_at, id_of, name_of, number_of, schema_sum, segments,
+};
 use crate::schema::Schema;
 use crate::types::{RawBatch, RawFeature};
 
@@ -24,6 +27,28 @@ pub(crate) struct Learned {
     pub dir: PathBuf,
     /// Whether the reader ends at the end of the log. Otherwise it waits there for more samples.
     pub until_end: bool,
+    /// What the reader waits for.
+    pub shortage: Shortage,
+}
+
+/// Whether a reader waits for samples that will not come, because the log is full and has no room before a
+/// version was trained on what it has. Clones are of the same reader.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Shortage {
+    /// The limit of the log in bytes; 0 if the reader does not wait for room.
+    limit: Arc<AtomicU64>,
+}
+
+impl Shortage {
+    /// The limit of the log that is full.
+    #[must_use]
+    pub(crate) fn limit(&self) -> Option<u64> {
+        Some(self.limit.load(Ordering::Relaxed)).filter(|&limit| limit > 0)
+    }
+
+    pub(crate) fn set(&self, limit: Option<u64>) {
+        self.limit.store(limit.unwrap_or(0), Ordering::Relaxed);
+    }
 }
 
 /// Reads a log.
@@ -157,12 +182,37 @@ impl LearnedReader {
         Ok(())
     }
 
-    /// Counts a sample that is handed out, or skipped.
+    /// Counts samples that are handed out, or skipped.
     fn count(&mut self, samples: usize) {
+        self.count_as(samples, samples);
+    }
+
+    /// Counts samples, of which so many are in the batch.
+    fn count_as(&mut self, samples: usize, in_batch: usize) {
         self.taken += samples;
         let Some(Open { name, samples: of_file, .. }) = &mut self.open else { return };
         *of_file += samples as u64;
-        FileRun::count(&mut self.runs, name, samples, *of_file);
+        FileRun::count(&mut self.runs, name, in_batch, *of_file);
+    }
+
+    /// Adds the next sample of the request to the batch. A sample that would end the training for good is
+    /// left out, because the server has acknowledged it and nobody can take it out of the log. Servers
+    /// refuse such samples, but earlier ones did not. The rule depends on the sample alone, so a run that
+    /// continues leaves out the same samples.
+    fn take_sample(&mut self, out: &mut RawBatch) {
+        let width = self.schema.dense_width();
+        let dense = self.request.dense.get(self.taken * width..(self.taken + 1) * width).unwrap_or_default();
+        let Err(reason) = self.schema.check_trainable(self.taken, dense) else {
+            out.push_sample(&self.request, self.taken);
+            return self.count(1);
+        };
+        self.count_as(1, 0);
+        if let Some(Open { segment, samples, .. }) = &self.open {
+            tracing::warn!(
+                "{}: sample {samples} is not trained on: its request: {reason}",
+                segment.path.display()
+            );
+        }
     }
 
     fn left(&self) -> usize {
@@ -187,15 +237,20 @@ impl Reader for LearnedReader {
         }
         while out.samples < max_samples && !out.is_full() {
             if self.left() > 0 {
-                out.push_sample(&self.request, self.taken);
-                self.count(1);
-            } else if !self.next_request()? {
-                if self.learned.until_end {
+                self.take_sample(out);
+            } else if self.next_request()? {
+                self.learned.shortage.set(None);
+            } else if self.learned.until_end {
+                break;
+            } else if self.stop.requested() {
+                self.begun = Some(std::mem::take(out));
+                return Ok(0);
+            } else {
+                let full = full_at(&self.learned.dir)?;
+                self.learned.shortage.set(full);
+                // The rest of the batch may not come before a version has what there is.
+                if full.is_some() && out.samples > 0 {
                     break;
-                }
-                if self.stop.requested() {
-                    self.begun = Some(std::mem::take(out));
-                    return Ok(0);
                 }
                 sleep(POLL);
             }
@@ -231,8 +286,51 @@ impl Learned {
     /// The log in this directory.
     #[must_use]
     pub(crate) fn new(dir: &Path, until_end: bool) -> Self {
-        Self { dir: dir.to_owned(), until_end }
+        Self { dir: dir.to_owned(), until_end, shortage: Shortage::default() }
     }
+
+    /// The id of the log; `None` for that of an earlier program.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    pub(crate) fn id(&self) -> Result<Option<String>, DatasetError> {
+        Ok(id_of(&self.dir)?)
+    }
+
+    /// Why this place, in the log with this id, is not in this log. `None` if it is, or if that is not known.
+    ///
+    /// # Errors
+    /// When the log cannot be read.
+    pub(crate) fn lacks(&self, place: &FileAt, log: Option<&str>) -> Result<Option<String>, DatasetError> {
+        let FileAt { name, samples: expected, .. } = place;
+        let path = self.dir.join(name);
+        if log.is_some() && self.id()?.as_deref() != log {
+            return Ok(Some(format!("{}: the version was trained on another log", self.dir.display())));
+        }
+        let Some((number, durable)) = number_of(name).zip(Durable::read(&self.dir)?) else { return Ok(None) };
+        let got = if path.exists() { samples_of(&self.dir, number, durable, *expected)? } else { 0 };
+        // Without a segment that others follow, the reader says what is missing.
+        let may_be = number < durable.segment && !path.exists();
+        Ok((got < *expected && !may_be).then(|| {
+            format!("{}: has {got} samples, but the version was trained on {expected}", path.display())
+        }))
+    }
+}
+
+/// The durable samples of a segment, as far as there are no more than `enough`.
+fn samples_of(dir: &Path, number: u64, durable: Durable, enough: u64) -> Result<u64, LogError> {
+    if number > durable.segment || number == durable.segment && durable.bytes == 0 {
+        return Ok(0);
+    }
+    let mut segment = Segment::open(dir, number)?;
+    let end = if number == durable.segment { durable.bytes } else { segment.bytes()? };
+    let mut samples = 0;
+    while samples < enough
+        && let Some(head) = segment.next_record(end)?
+    {
+        samples += u64::from(head.samples);
+    }
+    Ok(samples)
 }
 
 #[cfg(test)]

@@ -36,7 +36,7 @@ pub(crate) use header::column_names;
 pub(crate) use held_out::HeldOut;
 pub use layout::FieldOptions;
 pub(crate) use layout::{has_name, label_of, listed};
-pub(crate) use learned::Learned;
+pub(crate) use learned::{Learned, Shortage};
 pub(crate) use shuffle::Shuffle;
 pub use stop::Stop;
 

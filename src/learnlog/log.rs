@@ -10,6 +10,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use super::format::{HEADER_BYTES, Record, header};
+use super::id::identify;
 use super::{Checksum, Durable, LogError, Position, Segment, name_of, segments};
 use crate::store::disk::{Disk, SystemDisk};
 use crate::store::make_dirs;
@@ -92,7 +93,10 @@ impl Log {
         let durable = Durable::create(dir)?;
         let mut log =
             Self { disk, dir: dir.to_owned(), segment_bytes, tail: None, next: 1, durable, _lock: lock };
-        if let Some(last) = segments(dir)?.last().copied() {
+        let last = segments(dir)?.last().copied();
+        // Before a reader sees that samples are durable.
+        identify(disk, dir, last.is_none())?;
+        if let Some(last) = last {
             log.open_last(last)?;
         }
         log.show_durable();

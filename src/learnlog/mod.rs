@@ -34,8 +34,13 @@
 //! **The file `durable`** has 24 bytes: the number of the last segment, the bytes of it that are durable,
 //! and XXH3-64 of these 16 bytes. It is written after each sync, and never synced itself: after a power
 //! failure it is missing, damaged or says too little, until the log is opened again.
+//!
+//! **The file `id`** says which log this is (`id.rs`). **The file `full`** says that the log has no room, so
+//! a trainer should publish what it has trained on (`full.rs`).
 
 mod format;
+mod full;
+mod id;
 mod log;
 mod segment;
 mod writer;
@@ -52,6 +57,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 pub(crate) use format::{Record, schema_sum};
+pub(crate) use full::full_at;
+pub(crate) use id::id_of;
 pub(crate) use log::{Log, repair};
 pub(crate) use segment::{Durable, Segment};
 pub(crate) use writer::{LearnError, Learner, LearnerOptions};

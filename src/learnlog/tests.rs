@@ -266,6 +266,7 @@ fn a_full_log_refuses_samples_until_segments_are_removed() {
     };
     assert!(error.is_full() && error.to_string().contains("limit 3000 bytes (learn.max_bytes)"), "{error}");
     assert!(stored > 100);
+    assert_eq!(full_at(dir.path()).unwrap(), Some(3000), "trainers are told");
     let last = *segments(dir.path()).unwrap().last().unwrap();
     consumed(dir.path(), &name_of(last)).unwrap();
     // The files are counted again after a while.
@@ -277,4 +278,8 @@ fn a_full_log_refuses_samples_until_segments_are_removed() {
         std::thread::sleep(Duration::from_millis(5));
     }
     assert_eq!(numbers(dir.path()).unwrap().last(), Some(&(stored + 9)));
+    assert_eq!(full_at(dir.path()).unwrap(), None);
+    // No version makes room for this.
+    runtime.block_on(learner.learn(numbered(0..1000), LONG)).unwrap_err();
+    assert_eq!(full_at(dir.path()).unwrap(), None);
 }

@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
 
+use super::full::show_full;
 use super::{Log, LogError, Position, Record, kept_bytes};
 use crate::metrics::ModelMetrics;
 use crate::store::StoreError;
@@ -91,6 +92,8 @@ struct Used {
     queued: u64,
     /// When the log was counted.
     counted: Instant,
+    /// Whether trainers were told that there is no room.
+    told_full: bool,
 }
 
 impl Room {
@@ -107,7 +110,16 @@ impl Room {
         }
         let kept = used.log + used.queued;
         if kept + size > limit {
+            // No version makes room for a request that an empty log could not take.
+            if size <= limit && !used.told_full {
+                used.told_full = true;
+                show_full(&self.options.dir, Some(limit));
+            }
             return Err(LearnError::Full { limit, kept, size });
+        }
+        if used.told_full {
+            used.told_full = false;
+            show_full(&self.options.dir, None);
         }
         used.queued += size;
         Ok(())
@@ -151,7 +163,9 @@ impl Learner {
         options: LearnerOptions,
         metrics: Arc<ModelMetrics>,
     ) -> Result<Self, LogError> {
-        let used = Used { log: 0, queued: 0, counted: Instant::now() };
+        let used = Used { log: 0, queued: 0, counted: Instant::now(), told_full: false };
+        // Of a process that was killed.
+        show_full(&options.dir, None);
         let room = Arc::new(Room { options, metrics, used: Mutex::new(used) });
         room.recount();
         let (sender, receiver) = mpsc::channel();

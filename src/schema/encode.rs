@@ -17,6 +17,11 @@ pub enum EncodeError {
     NotFinite { feature: String, sample: usize, value: f32 },
     #[error("dense feature {feature:?}, sample {sample}: {value} is not finite after its transform")]
     TransformOverflow { feature: String, sample: usize, value: f32 },
+    #[error(
+        "dense feature {feature:?}, sample {sample}: {value} is too large to train on: expected a finite \
+         square after its transform"
+    )]
+    TooLarge { feature: String, sample: usize, value: f32 },
     #[error("features: expected {expected} columns, got {got}")]
     FeatureCount { expected: usize, got: usize },
     #[error("feature {feature:?}: expected an offset for each of {samples} samples and one more, got {got}")]
@@ -103,6 +108,23 @@ impl Schema {
                     });
                 }
                 out.push(transformed);
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks that a model can train on the dense values of a sample, which are those before transforms.
+    /// Layers multiply values with each other, and optimizers square gradients, which have them as factors.
+    /// So whatever the weights are, one value whose square is not finite can make a loss or a weight that is
+    /// not finite, which ends the training.
+    ///
+    /// # Errors
+    /// [`EncodeError::TooLarge`] for the first such value.
+    pub(crate) fn check_trainable(&self, sample: usize, dense: &[f32]) -> Result<(), EncodeError> {
+        for (&value, column) in dense.iter().zip(&self.dense) {
+            let transformed = column.transform.apply(value);
+            if !(transformed * transformed).is_finite() {
+                return Err(EncodeError::TooLarge { feature: column.name.clone(), sample, value });
             }
         }
         Ok(())

@@ -77,7 +77,7 @@ impl Inputs {
     /// The samples of a request for the log, after the same checks as those of [`Self::encode`].
     ///
     /// # Errors
-    /// As [`Self::encode`], and when the labels are wrong.
+    /// As [`Self::encode`], and when the labels are wrong, or a dense value is too large to train on.
     pub(crate) fn record(
         &self,
         request: proto::LearnRequest,
@@ -92,12 +92,16 @@ impl Inputs {
         }
         let columns = Columns { dense, features };
         let record = |raw: &mut RawBatch| {
+            let width = self.schema.dense_width().max(1);
+            for (sample, dense) in raw.dense.chunks_exact(width).enumerate() {
+                self.schema.check_trainable(sample, dense)?;
+            }
             raw.labels = Some(labels);
             let record = Record::new(raw, self.checksum);
             raw.labels = None;
-            record
+            Ok(record)
         };
-        self.convert(samples as usize, out, |scratch| self.fill(columns, scratch), record)
+        self.convert(samples as usize, out, |scratch| self.fill(columns, scratch), record)?
     }
 
     /// Overwrites `out` with the batch of the columns that `fill` writes, and calls `then` with the raw batch

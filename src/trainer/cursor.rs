@@ -23,6 +23,9 @@ pub(crate) struct Cursor {
     pub samples: u64,
     /// Of a followed directory: the file of the last sample.
     pub file: Option<FileAt>,
+    /// The id of the log that has the file. Cursors of earlier programs lack it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub log: Option<String>,
     /// Steps of the model.
     pub steps: u64,
     /// The state of the early stop.

@@ -44,6 +44,7 @@ pub use reference::ReferenceTrainer;
 pub use train_state::TrainState;
 
 use std::error::Error;
+use std::fmt;
 use std::path::PathBuf;
 
 use crate::dataset::{DatasetError, FileRun, Reader};
@@ -70,8 +71,15 @@ pub enum TrainError {
     Batch(#[from] PredictError),
     #[error("data: training needs labels, and sample {sample} has none")]
     NoLabels { sample: u64 },
-    #[error("loss: not finite at step {step}; a smaller lr than {lr} may help")]
-    Diverged { step: u64, lr: f64 },
+    #[error("loss: not finite at step {step}{place}; {}a smaller lr than {lr} may help", suspect(*finite))]
+    Diverged {
+        step: u64,
+        lr: f64,
+        /// The files and the samples of the batch.
+        place: String,
+        /// Whether all dense weights were finite.
+        finite: bool,
+    },
     #[error("weights: {tensor:?} is not finite after step {steps}; a smaller lr than {lr} may help")]
     NotFinite { tensor: String, steps: u64, lr: f64 },
     #[error(transparent)]
@@ -124,6 +132,27 @@ pub struct BatchPlace {
     pub share: Option<f64>,
 }
 
+impl fmt::Display for BatchPlace {
+    /// The files of the batch with the numbers of their samples, counted from 1; nothing without files.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (n, FileRun { file, samples, of_file, .. }) in self.runs.iter().enumerate() {
+            let first = (of_file + 1).saturating_sub(*samples as u64);
+            let before = if n == 0 { " in " } else { ", " };
+            write!(f, "{before}{file}, samples {first} to {of_file}")?;
+        }
+        Ok(())
+    }
+}
+
+/// What is likely to be wrong when the loss of a batch is not finite.
+fn suspect(weights_are_finite: bool) -> &'static str {
+    if weights_are_finite {
+        "the weights were finite, so an input value of these samples is probably too large; otherwise "
+    } else {
+        ""
+    }
+}
+
 /// What a step reports.
 #[derive(Clone, Copy, Debug)]
 pub struct Progress<'a> {
@@ -156,7 +185,9 @@ impl<'a> Progress<'a> {
         PreparedBatch { labels, place, casting, .. }: &'a PreparedBatch,
     ) -> Result<Self, TrainError> {
         if !loss.is_finite() {
-            return Err(TrainError::Diverged { step: state.steps + 1, lr: state.optimizer.lr });
+            let (step, lr) = (state.steps + 1, state.optimizer.lr);
+            let finite = state.weights.values.iter().all(|weight| weight.is_finite());
+            return Err(TrainError::Diverged { step, lr, place: place.to_string(), finite });
         }
         Ok(Self { samples, place, loss: loss / labels.len() as f64, probabilities, labels, casting })
     }

@@ -8,7 +8,7 @@ mod torch;
 use std::sync::Arc;
 
 use crate::cache::{CacheOptions, CacheShape, FlatCache, TableShape};
-use crate::dataset::{DatasetError, Reader};
+use crate::dataset::{DatasetError, FileRun, Reader};
 use crate::engine::{Engine, EngineParts, LookupTier};
 use crate::metrics::Metrics;
 use crate::model::Model;
@@ -182,11 +182,46 @@ fn a_loss_that_is_not_finite_stops_training_and_keeps_the_last_good_weights() {
         let mut data = Batches((0..20).map(|seed| raw(&schema, 70, seed)).collect());
         let mut losses = Vec::new();
         let error = trainer::run_epoch(&mut reference, &mut data, 70, |p| losses.push(p.loss)).unwrap_err();
-        let TrainError::Diverged { step, lr } = error else { panic!("{architecture}: {error}") };
+        let TrainError::Diverged { step, lr, .. } = error else { panic!("{architecture}: {error}") };
         assert_eq!((step, lr), (reference.steps() + 1, 1e30));
         assert!(losses.iter().all(|loss| loss.is_finite()));
         assert_eq!(losses.len() as u64, reference.steps());
         assert!(error.to_string().starts_with("loss: not finite at step"), "{error}");
+    }
+}
+
+#[test]
+fn a_loss_that_is_not_finite_names_the_samples_and_suspects_them_if_the_weights_are_finite() {
+    let schema = schema("kind = \"dcnv2\"\ncross_layers = 2\ndeep = [8]");
+    let mut reference = trainer::initialise(&schema, optimizer(Kind::Adagrad), 0).unwrap();
+    let mut batches: Vec<_> = (0..3).map(|seed| raw(&schema, 8, seed)).collect();
+    batches[1].dense[4] = 3e38;
+    let mut data = InFile(Batches(batches), Vec::new());
+    let error = trainer::run_epoch(&mut reference, &mut data, 8, |_| ()).unwrap_err().to_string();
+    let expected = "loss: not finite at step 2 in log, samples 9 to 16; the weights were finite, so an \
+                    input value of these samples is probably too large; otherwise a smaller lr than 0.01 may \
+                    help";
+    assert_eq!(error, expected);
+}
+
+/// Batches of one file.
+struct InFile(Batches, Vec<FileRun>);
+
+impl Reader for InFile {
+    fn read(&mut self, max: usize, out: &mut RawBatch) -> Result<usize, DatasetError> {
+        let samples = self.0.read(max, out)?;
+        let before = self.1.last().map_or(0, |run| run.of_file);
+        self.1 =
+            vec![FileRun { file: "log".into(), samples, of_file: before + samples as u64, ends_file: false }];
+        Ok(samples)
+    }
+
+    fn skipped(&self) -> u64 {
+        0
+    }
+
+    fn runs(&self) -> &[FileRun] {
+        &self.1
     }
 }
 

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use flechette::cli::client;
 use flechette::config::LearnConfig;
@@ -91,7 +91,7 @@ async fn samples_are_stored_in_order_and_counted() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn wrong_samples_are_refused_with_the_field_and_nothing_is_stored() {
     type Change = fn(&mut LearnRequest);
-    let cases: [(Change, Code, &str); 11] = [
+    let cases: [(Change, Code, &str); 12] = [
         (|r| r.labels.clear(), Code::InvalidArgument, "labels: expected 3 labels, one per sample, got 0"),
         (|r| r.labels.push(0.0), Code::InvalidArgument, "labels: expected 3 labels, one per sample, got 4"),
         (
@@ -113,6 +113,12 @@ async fn wrong_samples_are_refused_with_the_field_and_nothing_is_stored() {
         (|r| r.features[0].name = "x".into(), Code::InvalidArgument, "features: unknown feature \"x\""),
         (|r| drop(r.features.pop()), Code::InvalidArgument, "features: \"strict\" is missing"),
         (|r| r.dense[0] = f32::INFINITY, Code::InvalidArgument, "expected a finite number, got inf"),
+        // It can be scored, but it would end the training.
+        (
+            |r| r.dense[2] = 3e38,
+            Code::InvalidArgument,
+            "sample 1: 300000000000000000000000000000000000000 is too large to train on",
+        ),
         (|r| r.samples = 65, Code::ResourceExhausted, "samples: limit 64 (server.max_samples), got 65"),
         (|r| r.samples = 0, Code::InvalidArgument, "expected"),
     ];
@@ -169,7 +175,8 @@ fn workshop(rows: u64) -> (Workshop, Schema, String) {
     (workshop, preset::criteo(ArchKind::Dlrm, 4, 300), format!("--config {settings}"))
 }
 
-/// Sends the samples of a file one request after the other, from 1 to 50 samples each.
+/// Sends the samples of a file one request after the other, from 1 to 50 samples each. A request that a full
+/// log refuses is sent again until the log has room.
 async fn send_file(served: &Served, schema: &Schema, file: &str) -> usize {
     let options = ReadOptions::default();
     let mut reader = dataset::open(Format::CriteoTsv, &[file.into()], schema, options).unwrap();
@@ -186,11 +193,24 @@ async fn send_file(served: &Served, schema: &Schema, file: &str) -> usize {
                 column.ids = strings.iter().map(|s| xxh3_64_with_seed(s, hash.seed) % hash.modulus).collect();
             }
         }
-        assert_eq!(ctr.learn(message).await.unwrap().into_inner().samples as usize, raw.samples);
+        let began = Instant::now();
+        let stored = loop {
+            match ctr.learn(message.clone()).await {
+                Err(status) if status.code() == Code::ResourceExhausted => {
+                    assert!(began.elapsed() < LIMIT, "{sent} samples were sent: {status}");
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                }
+                stored => break stored.unwrap().into_inner().samples,
+            }
+        };
+        assert_eq!(stored as usize, raw.samples);
         sent += raw.samples;
     }
     sent
 }
+
+/// How long a full log may take until it has room.
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// The trained files of a version.
 fn trained(models: &str, name: &str, version: u64) -> Vec<Vec<u8>> {
@@ -361,4 +381,77 @@ fn a_waiting_run_trains_samples_as_they_come_and_ends_at_a_signal() {
     assert!(std::process::Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
     assert_eq!(child.wait().unwrap().code(), Some(130));
     std::thread::sleep(Duration::from_millis(1));
+}
+
+#[test]
+fn a_version_that_was_trained_on_another_log_begins_at_the_first_sample_of_this_one() {
+    let (workshop, schema, settings) = workshop(400);
+    let Workshop { models, train, .. } = &workshop;
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let line = |name: &str, data: &str| {
+        format!(
+            "train --from latest --format criteo-tsv --models {models} --name {name} --batch 32 --json {data}"
+        )
+    };
+    let log = log_of(Path::new(models), "log");
+    for other in [false, true] {
+        let served = Served::start(models, &settings);
+        // The same samples again, so that only the log's id differs.
+        assert_eq!(runtime.block_on(send_file(&served, &schema, train)), 400);
+        let output = run(&line("log", "--learned --learned-until-end --resume"));
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.success(), "{said}");
+        let report = String::from_utf8(output.stdout).unwrap();
+        assert!(report.contains("\"rows\":400,"), "{report}");
+        let warned = said.matches("was trained on another log: training begins at the first sample").count();
+        assert_eq!(warned, usize::from(other), "{said}");
+        run_json(&line("file", &format!("--data {train}")));
+        drop(served);
+        fs::remove_dir_all(&log).unwrap();
+    }
+    assert_eq!(trained(models, "log", 3), trained(models, "file", 3));
+}
+
+/// A server that trains on a log with room for about a third of the samples.
+fn serve_small_log(workshop: &Workshop, flags: &str) -> Served {
+    let settings = workshop.path("small.toml");
+    fs::write(&settings, "[learn]\nmax_bytes = \"128Ki\"\n").unwrap();
+    let flags = format!("--train log=learn --format criteo-tsv {flags} --config {settings}");
+    Served::start(&workshop.models, &flags)
+}
+
+#[test]
+fn a_full_log_is_published_although_its_steps_or_a_whole_batch_never_come() {
+    for flags in ["--batch 100000", "--batch 32 --publish-every 1000steps", "--batch 100000 --scratchpad 0.5"]
+    {
+        let (workshop, schema, _) = workshop(1000);
+        let served = serve_small_log(&workshop, flags);
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        assert_eq!(runtime.block_on(send_file(&served, &schema, &workshop.train)), 1000, "{flags}");
+        served.terminate();
+        let (ended, log) = served.ended();
+        assert!(ended.success(), "{log}");
+        let version = highest_version(Path::new(&workshop.models), "log").unwrap();
+        assert!(version > 2, "{version}: {flags}: {log}");
+    }
+}
+
+#[test]
+fn a_gate_that_keeps_a_log_full_is_reported_with_the_limit() {
+    let (workshop, schema, _) = workshop(1000);
+    let served = serve_small_log(&workshop, "--batch 32 --publish-every 200ms --publish-gate auc=0.9999");
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    std::thread::scope(|scope| {
+        let sends = scope.spawn(|| {
+            let stuck = tokio::time::timeout(LIMIT / 2, send_file(&served, &schema, &workshop.train));
+            runtime.block_on(async { stuck.await.is_err() })
+        });
+        let text = "The log of learned samples is full (learn.max_bytes, 131072 bytes)";
+        wait("the status page says what keeps the log full", || served.status().to_string().contains(text));
+        assert!(sends.join().unwrap(), "no version may be published");
+        served.terminate();
+    });
+    let (_, log) = served.ended();
+    let warned = log.lines().filter(|line| line.contains("WARN") && line.contains("learn.max_bytes")).count();
+    assert!((1..9).contains(&warned), "{log}");
 }

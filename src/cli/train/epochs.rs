@@ -10,9 +10,9 @@ use super::run::ToServer;
 use super::trained::Trained;
 use super::{Args, evaluate};
 use crate::cli::error_line;
-use crate::dataset::{Feed, FileAt, Place};
+use crate::dataset::{Feed, FeedFiles, FileAt, Place};
 use crate::store::StoreError;
-use crate::trainer::cursor::{Best, Cursor, OtherRun, Run, Validation};
+use crate::trainer::cursor::{Best, Cursor, Run, Validation};
 use crate::trainer::eval::Quality;
 use crate::trainer::progressive::Progressive;
 use crate::trainer::publish::{CutNotes, RunObserver};
@@ -36,6 +36,8 @@ pub(crate) struct Epochs<'a> {
     pub epoch_samples: u64,
     /// The last epoch that was trained to its end.
     pub epochs_trained: u32,
+    /// The id of the log with the samples, once it is known.
+    log: Option<String>,
     /// The samples of the present file of a followed directory.
     of_file: Option<(FileAt, Progressive)>,
     /// A server in this process.
@@ -59,6 +61,7 @@ impl<'a> Epochs<'a> {
             skipped: 0,
             epoch_samples: 0,
             epochs_trained: 0,
+            log: None,
             of_file: None,
             server: None,
         })
@@ -78,8 +81,8 @@ impl<'a> Epochs<'a> {
     #[must_use]
     pub(crate) fn cursor(&self, state: &TrainState) -> Cursor {
         let Place { epoch, samples, file } = self.place.clone();
-        let (run, steps, validation) = (self.run.clone(), state.steps, self.validation);
-        Cursor { run, epoch, samples, file, steps, validation }
+        let (run, log) = (self.run.clone(), self.log.clone());
+        Cursor { run, epoch, samples, file, log, steps: state.steps, validation: self.validation }
     }
 
     /// What a version after the last step has besides the model.
@@ -111,10 +114,22 @@ impl<'a> Epochs<'a> {
     /// Continues at the cursor of a version.
     ///
     /// # Errors
-    /// When the cursor is of another run.
-    pub(crate) fn at(mut self, cursor: &Cursor, version: Version) -> Result<Self, OtherRun> {
+    /// When the cursor is of another run, or the log of its samples cannot be read.
+    pub(crate) fn at(mut self, cursor: &Cursor, version: Version) -> anyhow::Result<Self> {
         cursor.run.check(&self.run)?;
         (self.place, self.validation) = (cursor.place(), cursor.validation_of(version));
+        if let (FeedFiles::Learned(learned), Some(file)) = (&self.feed.files, &cursor.file) {
+            match learned.lacks(file, cursor.log.as_deref())? {
+                None => self.log.clone_from(&cursor.log),
+                // To go on there would skip samples that no version was trained on.
+                Some(reason) => {
+                    let (model, version) = (&self.args.name, version.0);
+                    let begin = "training begins at the first sample of the log";
+                    tracing::warn!(model, version, "{reason}: {begin}");
+                    self.place = Place::begin(1);
+                }
+            }
+        }
         Ok(self)
     }
 
@@ -182,6 +197,7 @@ impl<'a> Epochs<'a> {
             let file = FileAt { name, samples, complete };
             if self.of_file.as_ref().is_none_or(|(now, _)| now.name != file.name) {
                 self.end_file(Some(file.clone()));
+                self.find_log();
             }
             if let Some((now, progressive)) = &mut self.of_file {
                 let of = from..from + run.samples;
@@ -190,6 +206,17 @@ impl<'a> Epochs<'a> {
             }
             from += run.samples;
             self.place.file = Some(file);
+        }
+    }
+
+    /// Finds the id of the log that has the samples. It has one before its first sample.
+    fn find_log(&mut self) {
+        let FeedFiles::Learned(learned) = &self.feed.files else { return };
+        if self.log.is_none() {
+            self.log = learned.id().unwrap_or_else(|error| {
+                tracing::warn!(model = self.args.name, "the cursor does not name its log: {error}");
+                None
+            });
         }
     }
 

@@ -16,7 +16,7 @@ use super::trained::Trained;
 use crate::cli::InputError;
 use crate::cli::flags::whole;
 use crate::config::{Config, VersionsConfig};
-use crate::dataset::Stop;
+use crate::dataset::{Shortage, Stop};
 use crate::store::disk::SystemDisk;
 use crate::store::hot_rows::STATE;
 use crate::store::{self, Base, EmbeddingStore, Opened, Purpose, retention, versions};
@@ -179,6 +179,12 @@ impl<'a> Versions<'a> {
             publisher = publisher.resting_while(Box::new(move || server.looks()));
         }
         Ok(Self { args, consume, publisher: Some(publisher), best: None })
+    }
+
+    /// Publishes what was trained as soon as a log of samples is full.
+    #[must_use]
+    pub(crate) fn relieving(self, shortage: Shortage) -> Self {
+        Self { publisher: self.publisher.map(|publisher| publisher.relieving(shortage)), ..self }
     }
 
     /// Trains on the data once. Returns the number of samples.

@@ -14,7 +14,7 @@ use super::trained::Trained;
 use crate::cli::error_line;
 use crate::cli::serve::Ask;
 use crate::config::Config;
-use crate::dataset::{Feed, Stop};
+use crate::dataset::{Feed, FeedFiles, Stop};
 use crate::device::cuda::Nvidia;
 use crate::metrics::{EventKind, Training};
 use crate::schema::Schema;
@@ -188,6 +188,9 @@ impl<'a> Run<'a> {
         let base = from.as_ref().map(|opened| base_of(args, opened)).transpose()?.flatten();
         let model = Trained::begin(args, &feed.schema, from.map(|opened| *opened), device)?;
         let mut versions = Versions::new(args, config, &model, (base, server.as_ref()))?;
+        if let FeedFiles::Learned(learned) = &feed.files {
+            versions = versions.relieving(learned.shortage.clone());
+        }
         if let Some(best) = epochs.best_version()
             && let Err(error) = versions.keep(best)
         {

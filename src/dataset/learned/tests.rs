@@ -174,3 +174,95 @@ fn bytes_that_are_not_known_to_be_durable_are_not_read() {
     crate::learnlog::repair(dir.path()).unwrap();
     assert_eq!(rest(&mut *reader, 100), [samples]);
 }
+
+#[test]
+fn a_place_in_another_log_or_after_the_end_of_this_one_is_lacking() {
+    let dir = tempfile::tempdir().unwrap();
+    let (log, _) = log(dir.path());
+    let learned = Learned::new(dir.path(), true);
+    let own = learned.id().unwrap();
+    let numbers = crate::learnlog::segments(dir.path()).unwrap();
+    let last = Durable::read(dir.path()).unwrap().unwrap().segment;
+    assert_eq!(numbers, (1..=last).collect::<Vec<_>>());
+    let at = |number, samples| FileAt { name: name_of(number), samples, complete: false };
+    let lacks = |place: &FileAt, log: Option<&str>| learned.lacks(place, log).unwrap().unwrap_or_default();
+    for number in [1, last] {
+        // Cursors of earlier programs have no id.
+        for log in [None, own.as_deref()] {
+            assert_eq!(lacks(&at(number, 1), log), "");
+            assert!(lacks(&at(number, 99), log).contains("but the version was trained on 99"));
+        }
+        assert!(lacks(&at(number, 1), Some("other")).contains("was trained on another log"));
+    }
+    assert!(lacks(&at(last + 1, 1), None).contains("has 0 samples, but the version was trained on 1"));
+    // The reader says which segment is missing.
+    crate::learnlog::consumed(dir.path(), &name_of(2)).unwrap();
+    assert_eq!(lacks(&at(1, 1), own.as_deref()), "");
+    drop(log);
+    crate::learnlog::repair(dir.path()).unwrap();
+    assert_eq!(learned.id().unwrap(), own, "the log has the same id when it is opened again");
+    // The segments are deleted, and the numbers begin again.
+    for number in crate::learnlog::segments(dir.path()).unwrap() {
+        std::fs::remove_file(dir.path().join(name_of(number))).unwrap();
+    }
+    crate::learnlog::repair(dir.path()).unwrap();
+    assert!(lacks(&at(1, 1), own.as_deref()).contains("was trained on another log"));
+}
+
+#[test]
+fn a_batch_that_is_not_full_is_handed_out_when_the_log_is_full() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_log, samples) = log(dir.path());
+    let (feed, stop) = (feed(dir.path(), false, &Stop::default()), Stop::default());
+    let feed = Feed { stop: stop.clone(), ..feed };
+    let FeedFiles::Learned(Learned { shortage, .. }) = feed.files.clone() else { panic!("a log") };
+    let mut reader = feed.open(&Place::begin(1)).unwrap();
+    std::fs::write(dir.path().join("full"), "300").unwrap();
+    let mut out = RawBatch::default();
+    assert_eq!(reader.read(1000, &mut out).unwrap(), samples as usize);
+    assert_eq!(shortage.limit(), Some(300));
+    // An empty batch would be the end of the data.
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            sleep(3 * POLL);
+            stop.pause();
+        });
+        let began = Instant::now();
+        assert_eq!(reader.read(1000, &mut out).unwrap(), 0);
+        assert!(began.elapsed() >= 2 * POLL);
+    });
+}
+
+#[test]
+fn a_sample_that_is_too_large_to_train_on_is_left_out_and_counted() {
+    let dir = tempfile::tempdir().unwrap();
+    // Earlier servers stored such samples.
+    let mut schema = schema();
+    schema.dense[0].transform = crate::schema::Transform::None;
+    let raw = |values: &[f32]| RawBatch {
+        samples: values.len(),
+        dense: values.to_vec(),
+        features: vec![RawFeature {
+            offsets: (0..=values.len() as u32).collect(),
+            values: RawValues::Ids(vec![0; values.len()]),
+        }],
+        labels: Some(vec![0.0; values.len()]),
+    };
+    let mut log = Log::open(&SystemDisk, dir.path(), u64::MAX).unwrap();
+    for values in [&[0.0, 3e38, 1.0][..], &[-2e19], &[2.0, 3.0, 1e19]] {
+        log.append(&[Record::new(&raw(values), schema_sum(&schema))]).1.unwrap();
+    }
+    let feed = Feed { schema, ..feed(dir.path(), true, &Stop::default()) };
+    let (mut reader, mut out) = (feed.open(&Place::begin(1)).unwrap(), RawBatch::default());
+    let mut places = Vec::new();
+    while reader.read(2, &mut out).unwrap() > 0 {
+        let runs = reader.runs();
+        assert_eq!(runs.iter().map(|run| run.samples).sum::<usize>(), out.samples);
+        places.push((out.dense.clone(), runs.last().unwrap().of_file));
+    }
+    assert_eq!(places, [(vec![0.0, 1.0], 3), (vec![2.0, 3.0], 6), (vec![1e19], 7)]);
+    let file = Some(FileAt { name: name_of(1), samples: 3, complete: false });
+    let mut reader = feed.open(&Place { epoch: 1, samples: 2, file }).unwrap();
+    reader.read(9, &mut out).unwrap();
+    assert_eq!(out.dense, [2.0, 3.0, 1e19]);
+}

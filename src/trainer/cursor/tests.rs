@@ -20,13 +20,19 @@ fn cursor() -> Cursor {
     let best = Best { epoch: 2, log_loss: 0.123_456_789_012_345_67, version: Some(7) };
     let file = Some(FileAt { name: "b".to_owned(), samples: 17, complete: true });
     let validation = Validation { best: Some(best), bad_epochs: 1 };
-    Cursor { run, epoch: 4, samples: 1 << 40, file, steps: 99, validation }
+    let log = Some("5d".to_owned());
+    Cursor { run, epoch: 4, samples: 1 << 40, file, log, steps: 99, validation }
 }
 
 #[test]
 fn a_cursor_is_the_same_after_it_was_written_and_read() {
     let text = serde_json::to_string(&cursor()).unwrap();
     assert_eq!(serde_json::from_str::<Cursor>(&text).unwrap(), cursor());
+    let earlier = text.replace("\"log\":\"5d\",", "");
+    assert_ne!(earlier, text);
+    let without = Cursor { log: None, ..cursor() };
+    assert_eq!(serde_json::from_str::<Cursor>(&earlier).unwrap(), without);
+    assert_eq!(serde_json::to_string(&without).unwrap(), earlier);
     let unknown = text.replacen("\"epoch\"", "\"other\":1,\"epoch\"", 1);
     assert!(serde_json::from_str::<Cursor>(&unknown).unwrap_err().to_string().contains("unknown field"));
 }

@@ -50,7 +50,7 @@ impl Publisher {
             },
             Err(reason) => {
                 self.note_cut(state);
-                reason
+                self.refused(reason)
             }
         };
         (self.on_publish)(Err(reason));

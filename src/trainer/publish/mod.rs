@@ -21,6 +21,7 @@ mod memory;
 mod rest;
 mod row_set;
 mod segments;
+mod shortage;
 mod writer;
 
 use std::collections::BTreeMap;
@@ -32,6 +33,7 @@ use super::TrainError;
 use super::casting::Casting;
 use super::checkpoint::row_states;
 use super::train_state::TrainState;
+use crate::dataset::Shortage;
 use crate::rowlog::WorkingFile;
 use crate::store::disk::Disk;
 use crate::store::{Base, Table, versions};
@@ -157,6 +159,12 @@ pub(crate) struct Publisher {
     on_publish: Box<OnPublish>,
     /// With a server in this process: training rests while a version is on its way to it.
     taking_over: Option<Box<TakingOver>>,
+    /// Of a log of learned samples, which gets room only from a version.
+    shortage: Shortage,
+    /// When it was last reported that no version makes room.
+    told_full: Option<Instant>,
+    /// Steps at the beginning of the run.
+    first_steps: u64,
 }
 
 /// Copying this many bytes takes less time than a small step.
@@ -221,6 +229,9 @@ impl Publisher {
             published_cursor: None,
             on_publish,
             taking_over: None,
+            shortage: Shortage::default(),
+            told_full: None,
+            first_steps: state.steps,
         })
     }
 
@@ -409,6 +420,10 @@ impl Publisher {
 
     /// Whether the time or the step of the next cut has come.
     fn is_due(&self, steps: u64) -> bool {
+        self.must_make_room(steps) || self.is_time(steps)
+    }
+
+    fn is_time(&self, steps: u64) -> bool {
         match self.options.every {
             // A step whose cut had to wait for the writer is not forgotten.
             Every::Steps(every) => steps / every > self.last_steps / every || self.may_retry(Duration::MAX),
@@ -482,6 +497,7 @@ impl Publisher {
         self.highest = self.highest.max(Some(Version(base.version)));
         self.published_steps = Some(published.steps);
         self.published_cursor.clone_from(&published.cursor);
+        self.told_full = None;
         (self.on_publish)(Ok(published));
     }
 

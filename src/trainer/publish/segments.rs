@@ -6,7 +6,8 @@
 //! ends, the scratchpad is written to the working file, and the next run goes on with the same reader.
 //!
 //! A reader may wait for data, for a followed directory's next file. Then no step is taken, and a [`Watch`]
-//! ends the run, so that what was trained before is published in time.
+//! ends the run, so that what was trained before is published in time. It also does so while a reader waits
+//! at a full log, which gets room only from a version.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -14,7 +15,7 @@ use std::thread::{JoinHandle, sleep};
 use std::time::{Duration, Instant};
 
 use super::{CutNotes, Publisher};
-use crate::dataset::Stop;
+use crate::dataset::{Shortage, Stop};
 use crate::store::Table;
 use crate::trainer::casting::Casting;
 use crate::trainer::in_memory::{AroundSteps, run_around};
@@ -38,6 +39,8 @@ pub(crate) trait RunObserver {
 /// How often a [`Watch`] looks, and after how long without a step it ends a run.
 const TICK: Duration = Duration::from_millis(20);
 const IDLE: Duration = Duration::from_millis(250);
+/// After how long without a step a [`Watch`] ends a run that waits at a full log.
+const FULL: Duration = Duration::from_secs(1);
 
 impl Publisher {
     /// Trains on the data with all rows in memory. Returns the number of samples.
@@ -52,7 +55,7 @@ impl Publisher {
         stop: &Stop,
     ) -> Result<u64, TrainError> {
         let Data { reader, batch, .. } = data;
-        let (mut samples, watch) = (0, Watch::start(stop)?);
+        let (mut samples, watch) = (0, Watch::start(stop, &self.shortage)?);
         loop {
             let data = Data { reader: &mut *reader, batch, steps: u64::MAX };
             let mut cutting = Cutting { publisher: self, observer, watch: &watch, samples };
@@ -77,7 +80,7 @@ impl Publisher {
         (observer, stop): (&mut dyn RunObserver, &Stop),
     ) -> Result<u64, TrainError> {
         let Data { reader, batch, .. } = data;
-        let (mut samples, watch) = (0, Watch::start(stop)?);
+        let (mut samples, watch) = (0, Watch::start(stop, &self.shortage)?);
         self.may_capture = pipeline.shows_current_rows();
         self.begin_capture()?;
         loop {
@@ -184,6 +187,7 @@ struct Watch {
 }
 
 struct Shared {
+    shortage: Shortage,
     steps: AtomicU64,
     /// Whether something waits for the next step.
     waits: AtomicBool,
@@ -191,8 +195,9 @@ struct Shared {
 }
 
 impl Watch {
-    fn start(stop: &Stop) -> Result<Self, TrainError> {
+    fn start(stop: &Stop, shortage: &Shortage) -> Result<Self, TrainError> {
         let shared = Arc::new(Shared {
+            shortage: shortage.clone(),
             steps: AtomicU64::new(0),
             waits: AtomicBool::new(false),
             ended: AtomicBool::new(false),
@@ -237,7 +242,8 @@ impl Shared {
             if now != steps {
                 (steps, since) = (now, Instant::now());
             }
-            if self.waits.load(Ordering::Relaxed) && since.elapsed() >= IDLE {
+            let waits = self.waits.load(Ordering::Relaxed) && since.elapsed() >= IDLE;
+            if waits || self.shortage.limit().is_some() && since.elapsed() >= FULL {
                 since = Instant::now();
                 stop.pause();
             }

@@ -170,3 +170,27 @@ fn a_model_whose_directory_disappears_gets_no_number_again() {
     next.step(1);
     assert_eq!(next.finish().version, 5);
 }
+
+#[test]
+fn a_reader_that_waits_at_a_full_log_gets_a_version_before_its_step_or_the_reason_why_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut run = Run::new(dir.path(), &schema(ARCHITECTURES[0]), KINDS[1], 1000);
+    let shortage = Shortage::default();
+    run.publisher.shortage = shortage.clone();
+    (0..3).for_each(|seed| run.step(seed));
+    assert!(run.log.lock().unwrap().is_empty());
+    shortage.set(Some(77));
+    run.step_with(3, || Err("refused".to_owned()));
+    let refused = run.log.lock().unwrap().pop().unwrap().unwrap_err();
+    assert!(refused.starts_with("refused. The log of learned samples is full (learn.max_bytes, 77 bytes)"));
+    // It is reported once for these steps, and again after a while.
+    let settle = |run: &mut Run| run.publisher.settle(&run.reference.state, &run.reference.tables, notes);
+    settle(&mut run).unwrap();
+    assert!(run.log.lock().unwrap().is_empty());
+    run.publisher.told_full = None;
+    settle(&mut run).unwrap();
+    settle(&mut run).unwrap();
+    run.assert_published(dir.path());
+    let log = run.log.lock().unwrap();
+    assert!(matches!(&log[..], [Ok(published)] if published.steps == 4), "{log:?}");
+}
