@@ -412,10 +412,10 @@ fn a_version_that_was_trained_on_another_log_begins_at_the_first_sample_of_this_
     assert_eq!(trained(models, "log", 3), trained(models, "file", 3));
 }
 
-/// A server that trains on a log with room for about a third of the samples.
+/// A server that trains on a log with room for less than half of the samples.
 fn serve_small_log(workshop: &Workshop, flags: &str) -> Served {
     let settings = workshop.path("small.toml");
-    fs::write(&settings, "[learn]\nmax_bytes = \"128Ki\"\n").unwrap();
+    fs::write(&settings, "[learn]\nmax_bytes = \"1Mi\"\n").unwrap();
     let flags = format!("--train log=learn --format criteo-tsv {flags} --config {settings}");
     Served::start(&workshop.models, &flags)
 }
@@ -424,10 +424,10 @@ fn serve_small_log(workshop: &Workshop, flags: &str) -> Served {
 fn a_full_log_is_published_although_its_steps_or_a_whole_batch_never_come() {
     for flags in ["--batch 100000", "--batch 32 --publish-every 1000steps", "--batch 100000 --scratchpad 0.5"]
     {
-        let (workshop, schema, _) = workshop(1000);
+        let (workshop, schema, _) = workshop(5000);
         let served = serve_small_log(&workshop, flags);
         let runtime = tokio::runtime::Runtime::new().unwrap();
-        assert_eq!(runtime.block_on(send_file(&served, &schema, &workshop.train)), 1000, "{flags}");
+        assert_eq!(runtime.block_on(send_file(&served, &schema, &workshop.train)), 5000, "{flags}");
         served.terminate();
         let (ended, log) = served.ended();
         assert!(ended.success(), "{log}");
@@ -438,15 +438,15 @@ fn a_full_log_is_published_although_its_steps_or_a_whole_batch_never_come() {
 
 #[test]
 fn a_gate_that_keeps_a_log_full_is_reported_with_the_limit() {
-    let (workshop, schema, _) = workshop(1000);
+    let (workshop, schema, _) = workshop(5000);
     let served = serve_small_log(&workshop, "--batch 32 --publish-every 200ms --publish-gate auc=0.9999");
     let runtime = tokio::runtime::Runtime::new().unwrap();
     std::thread::scope(|scope| {
         let sends = scope.spawn(|| {
-            let stuck = tokio::time::timeout(LIMIT / 2, send_file(&served, &schema, &workshop.train));
-            runtime.block_on(async { stuck.await.is_err() })
+            let send = send_file(&served, &schema, &workshop.train);
+            runtime.block_on(async { tokio::time::timeout(LIMIT / 2, send).await.is_err() })
         });
-        let text = "The log of learned samples is full (learn.max_bytes, 131072 bytes)";
+        let text = "The log of learned samples is full (learn.max_bytes, 1048576 bytes)";
         wait("the status page says what keeps the log full", || served.status().to_string().contains(text));
         assert!(sends.join().unwrap(), "no version may be published");
         served.terminate();
