@@ -1,4 +1,4 @@
-//! A bare tonic server that refuses every Predict call: the least that a refusal costs a server on tonic.
+//! A bare tonic server that refuses every Predict call, for what a refusal costs there.
 
 use std::io::{BufRead, BufReader, Read};
 use std::net::SocketAddr;
