@@ -18,7 +18,7 @@ use super::bytes::{Bytes, FileBytes, open_regular};
 use super::contents::check_ascending;
 use super::disk::{is_at, lock_if_free};
 use super::finite::RowCheck;
-use super::format::{self, Base, Checksum, Dtype, FormatError, Manifest};
+use super::format::{self, Base, Checksum, Dtype, FileEntry, FormatError, Manifest};
 use super::snapshot::{
     CHECKPOINT, CURSOR, DENSE, DENSE_STATES, Dense, KEYS, MANIFEST, MODEL, Purpose, TABLES, WEIGHT,
     parse_schema, require_dir, states_file, table_file,
@@ -222,14 +222,10 @@ impl Link {
             return Err(StoreError::MissingFile { path });
         };
         let at = |e| StoreError::at(&path, e);
-        let open = open_file(&path)?;
-        let got = open.metadata().map_err(at)?.len();
-        if got != entry.bytes {
-            return Err(StoreError::Size { path, expected: entry.bytes, got });
-        }
+        let open = open_listed(&path, entry)?;
         let check = |data: &FileBytes| rows.and_then(|rows| RowCheck::of_file(data.bytes(), rows));
         let (data, got, check) = if in_ram {
-            let (data, got) = read(&open, got as usize, at)?;
+            let (data, got) = read(&open, entry.bytes as usize, at)?;
             let mut check = check(&data);
             check.iter_mut().for_each(|check| check.feed(data.bytes()));
             (data, got, check)
@@ -240,9 +236,7 @@ impl Link {
             let got = checksum(&open, |piece| check.iter_mut().for_each(|check| check.feed(piece)));
             (data, got.map_err(at)?, check)
         };
-        if got != entry.xxh3_128 {
-            return Err(StoreError::Checksum { path, expected: entry.xxh3_128, got });
-        }
+        expect_sum(&path, entry, got)?;
         Ok(Checked { path, data, bad: check.and_then(RowCheck::bad) })
     }
 
@@ -271,16 +265,25 @@ impl Link {
 pub(crate) fn check_checkpoint(dir: &Path, manifest: &Manifest) -> Result<(), StoreError> {
     for (file, entry) in manifest.files.iter().filter(|(file, _)| file.starts_with(CHECKPOINT)) {
         let path = dir.join(file);
-        let at = |e| StoreError::at(&path, e);
-        let open = open_file(&path)?;
-        let got = open.metadata().map_err(at)?.len();
-        if got != entry.bytes {
-            return Err(StoreError::Size { path, expected: entry.bytes, got });
-        }
-        let got = checksum(&open, |_| ()).map_err(at)?;
-        if got != entry.xxh3_128 {
-            return Err(StoreError::Checksum { path, expected: entry.xxh3_128, got });
-        }
+        let got = checksum(&open_listed(&path, entry)?, |_| ());
+        expect_sum(&path, entry, got.map_err(|e| StoreError::at(&path, e))?)?;
+    }
+    Ok(())
+}
+
+/// Opens a file that a manifest lists, which must have the length that the manifest says.
+fn open_listed(path: &Path, entry: &FileEntry) -> Result<File, StoreError> {
+    let open = open_file(path)?;
+    let got = open.metadata().map_err(|e| StoreError::at(path, e))?.len();
+    if got != entry.bytes {
+        return Err(StoreError::Size { path: path.to_owned(), expected: entry.bytes, got });
+    }
+    Ok(open)
+}
+
+fn expect_sum(path: &Path, entry: &FileEntry, got: Checksum) -> Result<(), StoreError> {
+    if got != entry.xxh3_128 {
+        return Err(StoreError::Checksum { path: path.to_owned(), expected: entry.xxh3_128, got });
     }
     Ok(())
 }
