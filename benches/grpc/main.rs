@@ -11,6 +11,8 @@
 //! setting ("dlrm 16, 1 sample"), `--triton PYTHON` with the packages of `triton_server.py`; without it that
 //! peer is left out. `--json`.
 
+#[path = "../harness/bare.rs"]
+mod bare;
 #[path = "../harness/mod.rs"]
 mod harness;
 

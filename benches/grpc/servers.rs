@@ -1,6 +1,6 @@
 //! The servers of the comparison, each on core 0.
 
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -13,16 +13,10 @@ use flechette::predict::Predict;
 use flechette::server::inference::grpc_inference_service_client::GrpcInferenceServiceClient;
 use flechette::server::inference::{ModelInferRequest, ModelStatisticsRequest};
 use flechette::server::proto::ctr_client::CtrClient;
-use flechette::server::proto::ctr_server::{Ctr, CtrServer};
-use flechette::server::proto::{
-    GetModelRequest, GetModelResponse, LearnRequest, LearnResponse, PredictRequest, PredictResponse,
-    PredictStreamResponse, SetLabelRequest, SetLabelResponse,
-};
-use tokio::net::TcpListener;
+use flechette::server::proto::{PredictRequest, PredictResponse};
 use tokio::runtime::Runtime;
-use tonic::transport::server::TcpIncoming;
-use tonic::{Request, Response, Status, Streaming};
 
+use super::bare::Bare;
 use super::client::{Load, Window};
 use super::harness::Options;
 use super::harness::program::{Running, Serving, on_core, program};
@@ -187,58 +181,12 @@ pub fn forward(options: &Options) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Answers every Predict call with as many scores as its message has samples.
-struct Echo;
-
-fn not_echoed<T>() -> Result<Response<T>, Status> {
-    Err(Status::unimplemented("an echo has no model"))
-}
-
-#[tonic::async_trait]
-impl Ctr for Echo {
-    async fn predict(&self, request: Request<PredictRequest>) -> Result<Response<PredictResponse>, Status> {
-        let request = request.into_inner();
-        let scores = request.dense.iter().copied().cycle().take(request.samples as usize).collect();
-        Ok(Response::new(PredictResponse { scores, version: 1, ..PredictResponse::default() }))
-    }
-
-    type PredictStreamStream = tokio_stream::Empty<Result<PredictStreamResponse, Status>>;
-
-    async fn predict_stream(
-        &self,
-        _: Request<Streaming<PredictRequest>>,
-    ) -> Result<Response<Self::PredictStreamStream>, Status> {
-        not_echoed()
-    }
-
-    async fn learn(&self, _: Request<LearnRequest>) -> Result<Response<LearnResponse>, Status> {
-        not_echoed()
-    }
-
-    async fn set_label(&self, _: Request<SetLabelRequest>) -> Result<Response<SetLabelResponse>, Status> {
-        not_echoed()
-    }
-
-    async fn get_model(&self, _: Request<GetModelRequest>) -> Result<Response<GetModelResponse>, Status> {
-        not_echoed()
-    }
-}
-
-/// In a child process: serves until standard input ends.
+/// In a child process: answers every Predict call with as many scores as its message has samples, until
+/// standard input ends.
 pub fn echo() -> anyhow::Result<()> {
-    let config = Config::load(&Flags::default())?;
-    flechette::cli::serve::runtime(&config)?.block_on(async {
-        let listener = TcpListener::bind("127.0.0.1:0").await?;
-        println!("grpc={}", listener.local_addr()?);
-        let end = tokio::task::spawn_blocking(|| std::io::stdin().read_to_end(&mut Vec::new()));
-        tonic::transport::Server::builder()
-            .max_concurrent_streams(config.server.max_streams)
-            .serve_with_incoming_shutdown(
-                CtrServer::new(Echo).max_decoding_message_size(config.server.max_bytes),
-                TcpIncoming::from(listener).with_nodelay(Some(true)),
-                async { drop(end.await) },
-            )
-            .await?;
-        Ok(())
-    })
+    let predict = |request: PredictRequest| {
+        let scores = request.dense.iter().copied().cycle().take(request.samples as usize).collect();
+        Ok(PredictResponse { scores, version: 1, ..PredictResponse::default() })
+    };
+    Bare { predict, described: None }.serve()
 }

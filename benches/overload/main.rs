@@ -12,6 +12,8 @@
 //! `--rows N` per table (700,000; 26 tables of dim 16), `--batch N` samples of a request (64), `--seconds S`
 //! of a load (5), `--rounds N` (3), `--json`.
 
+#[path = "../harness/bare.rs"]
+mod bare;
 #[path = "../harness/mod.rs"]
 mod harness;
 mod refusing;
@@ -38,7 +40,7 @@ const BEYOND: [f64; 3] = [2.0, 3.0, 5.0];
 fn main() -> anyhow::Result<()> {
     let options = Options::read(0);
     if let Some(of) = options.value("--refuse-as") {
-        return refusing::serve(&of);
+        return refusing::serve(of);
     }
     let number = |flag, default| options.number(flag, default).max(1);
     let (rows, batch, seconds) = (number("--rows", 700_000), number("--batch", 64), number("--seconds", 5));
