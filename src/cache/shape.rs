@@ -90,21 +90,27 @@ impl CacheShape {
     /// Divides the bytes among all parts of a cache with these options.
     pub(crate) fn plan(&self, keys: &RowKeys, options: &CacheOptions) -> Result<Plan, CacheError> {
         let slots = slots(&self.tables, keys);
-        let sketch_bytes = sketch_bytes(self.bytes, &slots, options);
-        let more_buckets = pointer_buckets(options.pointers);
-        let ranked = ranked(self.bytes, &slots, options);
-        let policies = sketch_bytes + Ranks::bytes_of(ranked);
-        let apart = policies.saturating_add(more_buckets.saturating_mul(BUCKET_BYTES));
-        let inner = Self { bytes: self.bytes.saturating_sub(apart), tables: slots };
-        let mut layout = inner.layout().map_err(|error| match error {
-            CacheError::TooSmall { minimum, sizes, .. } => {
-                let minimum = with_policies(minimum, &inner.tables, options);
-                CacheError::TooSmall { got: self.bytes, minimum, sizes }
+        let rest = |sized_for| {
+            let bytes = self.bytes.saturating_sub(apart(sized_for, &slots, options));
+            Self { bytes, tables: slots.clone() }
+        };
+        let (sized_for, layout) = match rest(self.bytes).layout() {
+            Err(CacheError::TooSmall { minimum, sizes, .. }) => {
+                let least = with_policies(minimum, &slots, options);
+                if self.bytes < least {
+                    return Err(CacheError::TooSmall { got: self.bytes, minimum: least, sizes });
+                }
+                // Ranks and sketch grow in steps. With a few bytes more than the least, the next step would
+                // take bytes that the rows need.
+                (least, rest(least).layout())
             }
-            error => error,
-        })?;
-        layout.buckets = (layout.buckets + more_buckets).min(u32::MAX as usize);
-        Ok(Plan { layout, slots: inner.tables, sketch_bytes, ranked })
+            layout => (self.bytes, layout),
+        };
+        let mut layout = layout?;
+        let sketch_bytes = sketch_bytes(sized_for, &slots, options);
+        let ranked = ranked(sized_for, &slots, options);
+        layout.buckets = (layout.buckets + pointer_buckets(options.pointers)).min(u32::MAX as usize);
+        Ok(Plan { layout, slots, sketch_bytes, ranked })
     }
 
     /// Divides the bytes between index and pool.
@@ -166,17 +172,21 @@ pub(crate) struct Plan {
 
 /// The smallest `cache.bytes` that leaves `rest` bytes for index and pool, after policies and pointers.
 fn with_policies(rest: usize, slots: &[TableShape], options: &CacheOptions) -> usize {
-    let rest = rest.saturating_add(pointer_buckets(options.pointers).saturating_mul(BUCKET_BYTES));
     let mut bytes = rest;
     // More bytes need more ranks and a larger sketch, but less than the bytes added: the loop ends.
     loop {
-        let policies = Ranks::bytes_of(ranked(bytes, slots, options)) + sketch_bytes(bytes, slots, options);
-        let needed = rest.saturating_add(policies);
+        let needed = rest.saturating_add(apart(bytes, slots, options));
         if needed <= bytes {
             return bytes;
         }
         bytes = needed;
     }
+}
+
+/// Bytes of policies and pointers in a cache of `bytes`.
+fn apart(bytes: usize, slots: &[TableShape], options: &CacheOptions) -> usize {
+    let policies = Ranks::bytes_of(ranked(bytes, slots, options)) + sketch_bytes(bytes, slots, options);
+    policies.saturating_add(pointer_buckets(options.pointers).saturating_mul(BUCKET_BYTES))
 }
 
 /// How many rows of mean size fit in `bytes`, each with its index entry and `extra` bytes. At most all rows,

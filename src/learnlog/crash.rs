@@ -9,7 +9,7 @@ use super::log::{Log, LogDisk};
 use super::tests::{numbered, numbers, schema};
 use super::*;
 use crate::metrics::Metrics;
-use crate::store::crash::{CrashingDisk, Fault, Op, RecordingDisk, fates};
+use crate::store::crash::{CrashingDisk, Fault, Op, RecordingDisk, dir_in_memory, fates};
 use crate::store::disk::SystemDisk;
 use crate::store::stuck::StuckDisk;
 
@@ -56,7 +56,7 @@ impl LogDisk for StuckDisk {
 #[test]
 fn a_request_does_not_wait_for_ever_for_a_disk_that_does_not_answer() {
     static DISK: StuckDisk = StuckDisk::new();
-    let dir = tempfile::tempdir().unwrap();
+    let dir = dir_in_memory();
     let log = Log::open(&DISK, dir.path(), u64::MAX).unwrap();
     let options = LearnerOptions { dir: dir.path().to_owned(), max_bytes: 1 << 20, segment_bytes: 1 << 20 };
     let learner = Learner::with_log(log, options, Metrics::new().unwrap().model("m", &schema())).unwrap();
@@ -117,7 +117,7 @@ fn write(root: &Path, fault: Option<Fault>) -> Written {
 /// Asserts that after a crash anywhere all acknowledged samples are there, and the rest is in order.
 /// Crashes before the call `from` are left out, and so are all kinds of loss but the first `kinds`.
 fn assert_survives(written: &Written, from: usize, kinds: usize, what: &str) -> usize {
-    let root = tempfile::tempdir().unwrap();
+    let root = dir_in_memory();
     let Written { ops, acked, tried, .. } = written;
     // The paths of the calls are below the root of the writer, so the model of the disk has the same root.
     fs::create_dir(root.path().join("models")).unwrap();
@@ -131,7 +131,7 @@ fn assert_survives(written: &Written, from: usize, kinds: usize, what: &str) -> 
         }
         for mut fate in fates().take(if done < from { 0 } else { kinds }) {
             let what = format!("{what}: {done} of {} calls, {fate:?}", ops.len());
-            let after = tempfile::tempdir().unwrap();
+            let after = dir_in_memory();
             disk.crash(0, after.path(), &mut fate);
             let dir = folder(&after.path().join("models"), "m");
             let mut log = Log::open(system, &dir, SEGMENT_BYTES).unwrap_or_else(|e| panic!("{what}: {e}"));
@@ -150,7 +150,7 @@ fn assert_survives(written: &Written, from: usize, kinds: usize, what: &str) -> 
 
 #[test]
 fn acknowledged_samples_survive_a_crash_after_any_call() {
-    let root = tempfile::tempdir().unwrap();
+    let root = dir_in_memory();
     let written = write(root.path(), None);
     assert_eq!(written.acked.len(), written.tried as usize);
     assert!(written.ops.len() > 30, "{:?}", written.ops);
@@ -159,12 +159,12 @@ fn acknowledged_samples_survive_a_crash_after_any_call() {
 
 #[test]
 fn whichever_call_fails_the_log_has_what_was_acknowledged_and_nothing_else() {
-    let root = tempfile::tempdir().unwrap();
+    let root = dir_in_memory();
     let calls = write(root.path(), None).ops.len();
     for at in 0..calls {
         for done in [false, true] {
             let what = format!("call {at} fails, done: {done}");
-            let root = tempfile::tempdir().unwrap();
+            let root = dir_in_memory();
             let fault = Fault { at, calls: 1, done, kind: io::ErrorKind::StorageFull };
             let written = write(root.path(), Some(fault));
             let dir = folder(&root.path().join("models"), "m");

@@ -218,7 +218,7 @@ fn recorded(root: &Path) -> Vec<Op> {
 
 #[test]
 fn whichever_call_fails_readers_see_the_old_version_or_the_whole_new_one() {
-    let root = tempfile::tempdir().unwrap();
+    let root = dir_in_memory();
     write_seed(&RecordingDisk::default(), &root.path().join("models"), 1).unwrap();
     let ops = recorded(root.path());
     let renamed = ops.iter().position(|op| matches!(op, Op::Rename(..))).unwrap();
@@ -227,7 +227,7 @@ fn whichever_call_fails_readers_see_the_old_version_or_the_whole_new_one() {
         for done in [false, true] {
             for kind in [io::ErrorKind::StorageFull, io::ErrorKind::PermissionDenied, io::ErrorKind::Other] {
                 let what = format!("call {at} ({kind}, done: {done})");
-                let root = tempfile::tempdir().unwrap();
+                let root = dir_in_memory();
                 let models = root.path().join("models");
                 write_seed(&RecordingDisk::default(), &models, 1).unwrap();
                 let disk =
@@ -413,13 +413,19 @@ impl Fate {
     }
 }
 
+/// A new directory in memory, if the system has such a file system. Tests that create and delete thousands of
+/// files take half as long there: ext4 does not reuse the inodes of the last seconds but searches for others.
+pub(crate) fn dir_in_memory() -> tempfile::TempDir {
+    tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
+}
+
 pub(crate) fn fates() -> impl Iterator<Item = Fate> {
     [Fate::AllLost, Fate::AllKept].into_iter().chain((0..10).map(Fate::Random))
 }
 
 #[test]
 fn a_writer_that_has_published_does_not_remove_the_staging_directory_of_another() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = dir_in_memory();
     let disk = RecordingDisk { crowded: true, ..RecordingDisk::default() };
     assert_eq!(write_seed(&disk, dir.path(), 1).unwrap(), Version(1));
     assert!(dir.path().join("m").read_dir().unwrap().flatten().any(|entry| {
@@ -430,7 +436,7 @@ fn a_writer_that_has_published_does_not_remove_the_staging_directory_of_another(
 
 #[test]
 fn after_a_crash_anywhere_readers_see_the_old_version_or_the_whole_new_one() {
-    let root = tempfile::tempdir().unwrap();
+    let root = dir_in_memory();
     write_seed(&RecordingDisk::default(), &root.path().join("models"), 1).unwrap();
     let mut disk = CrashingDisk::load(root.path());
     let ops = recorded(root.path());
@@ -441,7 +447,7 @@ fn after_a_crash_anywhere_readers_see_the_old_version_or_the_whole_new_one() {
         }
         for mut fate in fates() {
             let what = format!("{done} of {} calls, {fate:?}", ops.len());
-            let after = tempfile::tempdir().unwrap();
+            let after = dir_in_memory();
             disk.crash(0, after.path(), &mut fate);
             let models = after.path().join("models");
             assert!(is_seed(&open(&models, "m", Version(1), Purpose::Serve).unwrap(), 1), "{what}");
@@ -462,7 +468,7 @@ fn after_a_crash_anywhere_readers_see_the_old_version_or_the_whole_new_one() {
 
 #[test]
 fn leaving_out_any_sync_loses_the_version_in_some_crash() {
-    let root = tempfile::tempdir().unwrap();
+    let root = dir_in_memory();
     fs::create_dir(root.path().join("models")).unwrap();
     let empty = CrashingDisk::load(root.path());
     let ops = recorded(root.path());
@@ -470,7 +476,7 @@ fn leaving_out_any_sync_loses_the_version_in_some_crash() {
         let mut disk = empty.clone();
         let kept = ops.iter().filter(|op| without.is_none() || op.synced() != without);
         kept.for_each(|op| disk.apply(op));
-        let after = tempfile::tempdir().unwrap();
+        let after = dir_in_memory();
         disk.crash(0, after.path(), &mut Fate::AllLost);
         let models = after.path().join("models");
         let opened = |purpose| open(&models, "m", Version(1), purpose);

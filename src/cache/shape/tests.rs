@@ -76,6 +76,9 @@ proptest! {
         let bytes = least.layout.bytes() + least.sketch_bytes + Ranks::bytes_of(least.ranked);
         prop_assert!(bytes <= minimum, "{bytes} of {minimum}");
         prop_assert!(plan(minimum - 1).is_err());
+        for bytes in minimum..minimum + 200 {
+            prop_assert!(plan(bytes).is_ok(), "{bytes} bytes, more than {minimum}, are refused");
+        }
     }
 }
 

@@ -4,7 +4,7 @@ use std::io;
 
 use super::segments::{OnDisk, Slow, expected};
 use super::*;
-use crate::store::crash::{Fault, RecordingDisk};
+use crate::store::crash::{Fault, RecordingDisk, dir_in_memory};
 use crate::trainer::pipeline::policy::Policy;
 use crate::trainer::pipeline::tests::Case;
 use crate::trainer::{ScratchpadSize, TrainState};
@@ -15,7 +15,7 @@ const EVERY: u64 = 2;
 /// that every version on disk is the trainer after its step. If each version is awaited before the next is
 /// due, every run makes the same calls. Returns the number of calls.
 fn train(fault: Option<Fault>, awaited: bool) -> usize {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = dir_in_memory();
     let disk = Arc::new(RecordingDisk { fault, ..RecordingDisk::default() });
     let options = PublishOptions { disk: disk.clone(), ..options(dir.path(), Every::Steps(EVERY)) };
     let reference = initialise(&schema(ARCHITECTURES[0]), optimizer(Kind::Adagrad), 3).unwrap();
@@ -129,7 +129,7 @@ fn a_version_that_could_not_be_written_is_tried_again_without_a_step() {
 /// Takes two steps, and publishes each before the next one, without another step. Returns the calls of the
 /// first version.
 fn retried(every: Every, fault: Option<Fault>) -> usize {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = dir_in_memory();
     let disk = Arc::new(RecordingDisk { fault, ..RecordingDisk::default() });
     let options = PublishOptions { disk: disk.clone(), ..options(dir.path(), every) };
     let reference = initialise(&schema(ARCHITECTURES[0]), optimizer(Kind::Adagrad), 3).unwrap();

@@ -5,6 +5,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::dataset::Stop;
 use crate::dataset::stoppable::Stoppable;
+use crate::store::crash::dir_in_memory;
 use crate::trainer::in_memory::{AroundSteps, run_around};
 use crate::trainer::pipeline::policy::Policy;
 use crate::trainer::pipeline::tests::{Case, assert_same, cases, schema};
@@ -64,7 +65,7 @@ impl OnDisk {
         every: u64,
         disk: Arc<dyn Disk + Send>,
     ) -> Self {
-        let models = tempfile::tempdir().unwrap();
+        let models = dir_in_memory();
         let log = Log::default();
         let seen = log.clone();
         let on_publish = Box::new(move |outcome| seen.lock().unwrap().push(outcome));
