@@ -28,7 +28,7 @@ use metrics_process::Collector;
 
 use crate::schema::{Schema, Table};
 
-pub(crate) use events::{Event, EventKind, Events, unix_ms};
+pub(crate) use events::{Event, EventKind, Events};
 use label_names::LabelNames;
 pub(crate) use page::Page;
 use register::{Labels, Series, WithoutGauges, recorded};

@@ -2,7 +2,6 @@
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::anyhow;
 use serde_json::json;
@@ -11,7 +10,7 @@ use crate::cli::train::publishing::lock_model;
 use crate::cli::{InputError, print};
 use crate::store::listing::{Listed, Summary, list};
 use crate::store::{self, Purpose, StoreError, retention};
-use crate::types::Version;
+use crate::types::{Version, unix_ms};
 
 /// Flags of `versions`.
 #[derive(Debug, clap::Args)]
@@ -147,9 +146,8 @@ fn table(name: &str, listed: &[Listed]) -> String {
 }
 
 /// How long ago a time was, in its largest unit. A time in the future, after a clock was set back, is `0s`.
-fn ago(unix_ms: u64) -> String {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64;
-    let seconds = now.saturating_sub(unix_ms) / 1000;
+fn ago(then: u64) -> String {
+    let seconds = unix_ms().saturating_sub(then) / 1000;
     match seconds {
         0..60 => format!("{seconds}s"),
         60..3600 => format!("{}min", seconds / 60),

@@ -19,7 +19,7 @@ mod versions;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use rayon::prelude::*;
 
@@ -32,7 +32,7 @@ use crate::predict::{Description, Predict, PredictError};
 use crate::schema::{Lookup, Schema};
 use crate::store::Opened;
 use crate::trace::recorder::Recorder;
-use crate::types::{AbsentId, Batch, Scores, TableId, Times, Version};
+use crate::types::{AbsentId, Batch, Scores, TableId, Times, Version, unix_ms};
 use gpu::{GpuLookupTier, WarmRow};
 use host::Scratch;
 pub(crate) use versions::LoadedVersion;
@@ -421,9 +421,8 @@ pub(crate) fn read_weights(model: &Model<f32>, opened: &Opened) -> Result<Weight
 }
 
 /// Seconds since a time in milliseconds since 1970; NaN if it is not known. 0 if the clock was set back.
-fn freshness(unix_ms: Option<u64>) -> f64 {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
-    unix_ms.map_or(f64::NAN, |then| now.saturating_sub(then) as f64 / 1e3)
+fn freshness(then: Option<u64>) -> f64 {
+    then.map_or(f64::NAN, |then| unix_ms().saturating_sub(then) as f64 / 1e3)
 }
 
 /// Adds the time since `from` to `on`, in nanoseconds. Returns the current time.

@@ -6,9 +6,11 @@
 use std::cmp::Reverse;
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::Instant;
 
 use serde::Serialize;
+
+use crate::types::unix_ms;
 
 /// Events of each kind that are kept.
 const EACH: usize = 20;
@@ -93,11 +95,6 @@ impl Events {
         all.sort_by_key(|event| Reverse((event.at, event.number)));
         all
     }
-}
-
-/// Milliseconds since 1970.
-pub(crate) fn unix_ms() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
 }
 
 #[cfg(test)]

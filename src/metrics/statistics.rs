@@ -1,7 +1,9 @@
 //! Totals of a model that the server itself reads. The series of the recorder can only be written.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
+
+use crate::types::unix_ms;
 
 /// How often something happened, and the sum of its durations.
 #[derive(Default)]
@@ -47,8 +49,7 @@ impl Statistics {
         self.compute.add(requests as u64, took);
         self.samples.fetch_add(samples as u64, Ordering::Relaxed);
         self.batches.fetch_add(1, Ordering::Relaxed);
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
-        self.last_unix_ms.store(now, Ordering::Relaxed);
+        self.last_unix_ms.store(unix_ms(), Ordering::Relaxed);
     }
 
     /// Samples that were scored.

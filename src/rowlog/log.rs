@@ -30,7 +30,7 @@ use crate::mem::prefetch::PREFETCH_AHEAD;
 const SEGMENT_BYTES: usize = 1 << 20;
 /// Segments of small tables are smaller, so that there are at least this many.
 const FEWEST_SEGMENTS: u64 = 16;
-/// Alignment of index, rows and segments in the file. The index is initialized a page at a time.
+/// Alignment of index, rows and segments in the file. The index is initialised a page at a time.
 const PAGE_BYTES: u64 = 4096;
 /// Bytes of an entry of `index` and of `rows`.
 const WORD_BYTES: u64 = size_of::<u32>() as u64;
@@ -42,7 +42,7 @@ pub(crate) struct Log {
     index: u64,
     rows: u64,
     begin: u64,
-    /// Which pages of the index were initialized.
+    /// Which pages of the index were initialised.
     pages: Bitmap,
     /// f32 elements of a record.
     width: usize,

@@ -14,7 +14,7 @@
 //!
 //! The file is sparse, and a new one takes no disk space. A row that was never written has its first value,
 //! which is not in the file: a pure function of the row number (`uniform`), or the row of a version. So
-//! even a huge table needs no initialization pass.
+//! even a huge table needs no initialisation pass.
 //!
 //! By default the records of a table form a log (`log`), in the order in which they were last written, so
 //! that rows evicted from the scratchpad reach the disk in long writes. With a [`RowOrder`] each row has a

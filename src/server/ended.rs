@@ -1,12 +1,11 @@
 //! Engines that no call finds any more, and the end of their threads.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::served::Served;
 use super::shadow::Shadowing;
 use crate::ending::Ending;
-use crate::learnlog::Learner;
 
 /// Engines of a model that end.
 #[derive(Default)]
@@ -22,9 +21,16 @@ impl Ended {
         if self.engines.is_empty() && self.shadow.is_none() {
             return true;
         }
+        let until = Instant::now() + limit;
+        let learners: Vec<_> = self.engines.iter().filter_map(|served| served.learner.clone()).collect();
+        // On its own thread: a batch that does not end must leave no log locked, and a disk that does not
+        // answer no engine in memory.
+        let closing = (!learners.is_empty()).then(|| {
+            Ending::start("end-learners", move || learners.iter().for_each(|learner| learner.join()))
+        });
         let joining = Ending::start("end-engines", move || {
+            self.engines.iter().for_each(|served| served.batcher.close());
             self.engines.iter().for_each(|served| served.batcher.join());
-            self.engines.iter().filter_map(|served| served.learner.as_ref()).for_each(Learner::join);
             self.shadow.iter().for_each(|shadow| shadow.end());
             // Before the end of the wait: who unloads a model wants its memory back.
             drop(self);
@@ -33,6 +39,14 @@ impl Ended {
         if !in_time {
             let seconds = limit.as_secs();
             tracing::warn!(model, "a call of the model has not ended after {seconds} s: its memory stays");
+        }
+        let left = until.saturating_duration_since(Instant::now());
+        if closing.is_some_and(|closing| !closing.is_ok_and(|mut closing| closing.wait(left))) {
+            let seconds = limit.as_secs();
+            tracing::warn!(
+                model,
+                "the log of learned samples is not closed after {seconds} s: the disk is slow"
+            );
         }
         in_time
     }

@@ -32,13 +32,12 @@ pub(crate) async fn set(
     if !is_label(&label) {
         return Err(CallError::LabelName { got: clip(label) });
     }
-    // A mistyped name must not look like a label that is gone, whose requests would go on.
-    if remove && let Some(named) = shared.models.get(&model) {
-        let labels: Vec<&str> = named.named().map(|(label, ..)| label).collect();
-        if !labels.contains(&label.as_str()) {
-            let reason = format!("no label {label}; its labels are: {}", labels.join(", "));
-            return Err(ChangeError::Refused { model, reason }.into());
-        }
+    // The repository's thread checks that too, but may be busy for long.
+    if remove
+        && let Some(named) = shared.models.get(&model)
+        && let Some(Err(error)) = named.labels().map(|labels| labels.changed(&label, None))
+    {
+        return Err(ChangeError::Refused { model, reason: error.to_string() }.into());
     }
     let follow = match (remove, version) {
         (true, _) => None,

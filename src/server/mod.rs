@@ -72,7 +72,6 @@ use tonic_health::server::HealthReporter;
 
 use crate::batcher::CORES;
 use crate::config::{AuthConfig, Batchers, LearnConfig, OtelConfig, ServerConfig, TlsConfig};
-use crate::learnlog::Learner;
 use crate::metrics::Metrics;
 use crate::predict::Predict;
 
@@ -579,7 +578,7 @@ impl Drain<'_> {
                 model.engines().iter().for_each(|served| served.batcher.join());
                 // Its queue is empty if all calls finished in time. Otherwise its records are answered to
                 // nobody.
-                model.main().learner.iter().for_each(Learner::join);
+                model.main().learner.iter().for_each(|learner| learner.join());
             }
             // Before the answer, which may end the process: the end of a model writes its recorded accesses.
             drop(shared);

@@ -129,6 +129,13 @@ impl Model {
         model
     }
 
+    /// Exports 0 for the labels that the next model in its place does not show.
+    pub(crate) fn clear_labels_not_in(&self, next: &Self) {
+        let shown = |label| next.named.iter().any(|named| named.label == label && named.metrics.is_some());
+        let gone = self.named.iter().filter(|named| !shown(named.label.as_str()));
+        gone.filter_map(|named| named.metrics.as_ref()).for_each(|metrics| metrics.version.set(0.0));
+    }
+
     /// The parts, for the next model in its place.
     pub(crate) fn parts(&self) -> Parts {
         Parts {
@@ -205,10 +212,7 @@ impl Model {
 
     /// The engine of the version that a label names.
     pub(crate) fn engine_of(&self, follow: Follow) -> Option<usize> {
-        let version = match follow {
-            Follow::Latest => self.latest,
-            Follow::Version(version) => version,
-        };
+        let version = follow.version(self.latest);
         // While the main engine takes over a version that has an engine, that one is used.
         let beside = self.engines.iter().position(|served| served.version == Some(version));
         beside.or_else(|| (version == self.main).then_some(0))

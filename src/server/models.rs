@@ -18,10 +18,10 @@ use super::model::{Held, Model, Parts};
 use super::pressure::Pressure;
 use super::served::Served;
 use super::shadow::{ShadowOptions, Shadowing};
-use super::traffic::Labels;
+use super::traffic::{LabelError, Labels};
 use super::{Learning, RequestLimits, ServerError};
 use crate::batcher::Batcher;
-use crate::config::{BatcherConfig, Batchers, LearnConfig, MAX_LABELS, TrafficConfig};
+use crate::config::{BatcherConfig, Batchers, LearnConfig, TrafficConfig};
 use crate::learnlog::{self, Learner, LearnerOptions, LogError};
 use crate::metrics::{EventKind, Metrics, ModelMetrics};
 use crate::predict::Predict;
@@ -56,8 +56,8 @@ pub(crate) enum NotChanged {
     NotServed,
     #[error("a label names a version that is not loaded")]
     NotLoaded,
-    #[error("the model has {MAX_LABELS} labels, which is the limit")]
-    TooManyLabels,
+    #[error(transparent)]
+    Label(#[from] LabelError),
     #[error(transparent)]
     Failed(#[from] ServerError),
 }
@@ -188,19 +188,12 @@ impl Models {
         let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
         let old = self.get(name).ok_or(NotChanged::NotServed)?;
         // Without them, the model was loaded just now.
-        let mut labels = old.labels().ok_or(NotChanged::NotLoaded)?.with(label, follow);
-        let all = labels.all();
-        if all.len() > MAX_LABELS {
-            return Err(NotChanged::TooManyLabels);
-        }
-        let version = match all.get(label) {
+        let mut labels = old.labels().ok_or(NotChanged::NotLoaded)?.changed(label, follow)?;
+        let version = match labels.all().get(label) {
             None => None,
             Some(follow) => Some(old.settled(*follow).ok_or(NotChanged::NotLoaded)?),
         };
         labels.not_kept = Some("the disk has not answered yet".to_owned());
-        if version.is_none() {
-            self.metrics.label(name, label).version.set(0.0);
-        }
         self.replace(name, Parts { labels: Some(labels), ..old.parts() });
         let text = match version {
             None => format!("label {label} was removed"),
@@ -312,6 +305,7 @@ impl Models {
     fn replace(&self, name: &str, parts: Parts) {
         let model = Arc::new(Model::new(name, parts, &self.metrics));
         if let Some(mut place) = self.served.get_mut(name) {
+            place.clear_labels_not_in(&model);
             *place = model;
         }
     }

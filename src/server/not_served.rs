@@ -34,6 +34,11 @@ impl NotServed {
         self.locked().retain(|_, reason| *reason != Reason::Loading);
     }
 
+    /// Removes all models but these.
+    pub(crate) fn retain(&self, models: &[String]) {
+        self.locked().retain(|model, _| models.contains(model));
+    }
+
     pub(crate) fn get(&self, model: &str) -> Option<Reason> {
         self.locked().get(model).cloned()
     }

@@ -93,6 +93,11 @@ impl Registry {
         self.0.not_served.remove(model);
     }
 
+    /// Forgets why models are not served, except these.
+    pub(crate) fn retain(&self, models: &[String]) {
+        self.0.not_served.retain(models);
+    }
+
     /// Changes the queues of all models, also of those that are added later: their limits and their delay.
     pub(crate) fn set_batchers(&self, batchers: Batchers) {
         self.0.models.set_batchers(batchers);

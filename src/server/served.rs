@@ -20,7 +20,7 @@ pub(crate) struct Served {
     pub batcher: Batcher,
     pub metrics: Arc<ModelMetrics>,
     /// `None` if the model takes no samples.
-    pub learner: Option<Learner>,
+    pub learner: Option<Arc<Learner>>,
     pub limits: RequestLimits,
     inputs: RwLock<Arc<Inputs>>,
 }
@@ -44,7 +44,7 @@ impl Served {
     }
 
     pub(crate) fn with_learner(self, learner: Option<Learner>) -> Self {
-        Self { learner, ..self }
+        Self { learner: learner.map(Arc::new), ..self }
     }
 
     /// Whether it can score, and its worker is not stuck.

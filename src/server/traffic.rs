@@ -11,9 +11,19 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 use crate::batcher::Terms;
-use crate::config::{STABLE, Sticky};
+use crate::config::{MAX_LABELS, STABLE, Sticky};
 use crate::schema::Schema;
 use crate::types::{Batch, Follow};
+
+/// Why a client cannot set or remove a label.
+#[allow(missing_docs)] // the error texts document the variants
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum LabelError {
+    #[error("the model has {MAX_LABELS} labels, which is the limit")]
+    TooMany,
+    #[error("no label {label}; its labels are: {labels}")]
+    Unknown { label: String, labels: String },
+}
 
 /// The labels of a model.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -49,6 +59,25 @@ impl Labels {
             None => labels.set.remove(label),
         };
         labels
+    }
+
+    /// As [`Self::with`], for a client.
+    ///
+    /// # Errors
+    /// [`LabelError`].
+    pub(crate) fn changed(&self, label: &str, follow: Option<Follow>) -> Result<Self, LabelError> {
+        let (before, labels) = (self.all(), self.with(label, follow));
+        // A mistyped name must not look like a label that is gone, whose requests would go on.
+        if follow.is_none() && !before.contains_key(label) {
+            let labels = before.into_keys().collect::<Vec<_>>().join(", ");
+            return Err(LabelError::Unknown { label: label.to_owned(), labels });
+        }
+        let count = labels.all().len();
+        // The settings may give as many labels besides `stable`. A roll-back must work then too.
+        if count > MAX_LABELS && count > before.len() {
+            return Err(LabelError::TooMany);
+        }
+        Ok(labels)
     }
 }
 

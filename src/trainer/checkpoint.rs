@@ -6,7 +6,6 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use rayon::prelude::*;
 
@@ -23,7 +22,7 @@ use crate::store::disk::{Disk, SystemDisk};
 use crate::store::{
     Base, Checkpoint, Contents, Dense, DenseTensor, Opened, PlainMemory, Rows, Table, Training, publish,
 };
-use crate::types::{Element, Version};
+use crate::types::{Element, Version, unix_ms};
 
 /// Values that one thread checks at a time.
 const CHECKED: usize = 1 << 16;
@@ -102,7 +101,8 @@ fn first_state(schema: &Schema, optimizer: Optimizer, seed: u64) -> Parts {
     let model = Model::new(schema);
     let weights = model.initialise(seed);
     let dense_states = zeroed_states(optimizer.kind, weights.values.len());
-    Parts { schema: schema.clone(), model, weights, dense_states, optimizer, steps: 0, samples: 0 }
+    let (schema, last_batch_unix_ms) = (schema.clone(), unix_ms());
+    Parts { schema, model, weights, dense_states, optimizer, steps: 0, samples: 0, last_batch_unix_ms }
 }
 
 /// Resumes from a version that was opened for training. If the same kind of optimizer wrote it, with a
@@ -182,11 +182,14 @@ fn continued(opened: Opened, optimizer: Optimizer) -> Result<(Parts, Vec<Table>)
     let model = Model::new(&schema);
     let weights = model.read_tensors(tensor)?;
     let (tables, kind) = (store.into_tables(), optimizer.kind);
+    let last_batch_unix_ms = training.map_or_else(unix_ms, |training| training.last_batch_unix_ms);
     if !exact {
         let dense_states = zeroed_states(kind, weights.values.len());
         let tables = tables.into_iter().map(Table::without_states).collect();
         let (steps, samples) = (0, 0);
-        return Ok((Parts { schema, model, weights, dense_states, optimizer, steps, samples }, tables));
+        let parts =
+            Parts { schema, model, weights, dense_states, optimizer, steps, samples, last_batch_unix_ms };
+        return Ok((parts, tables));
     }
     // Format 1 notes the steps, and does not have the samples.
     let noted = || metadata.get("steps").and_then(|steps| steps.parse().ok());
@@ -197,7 +200,8 @@ fn continued(opened: Opened, optimizer: Optimizer) -> Result<(Parts, Vec<Table>)
         |name| model.read_tensors(|of| tensor(&state_name(name, of))).map(|state| state.values.to_vec());
     let dense_states = kind.dense().row_states().iter().map(|shape| state(shape.name));
     let dense_states = dense_states.collect::<Result<_, _>>()?;
-    Ok((Parts { schema, model, weights, dense_states, optimizer, steps, samples }, tables))
+    let parts = Parts { schema, model, weights, dense_states, optimizer, steps, samples, last_batch_unix_ms };
+    Ok((parts, tables))
 }
 
 /// A copy of a table in f32, with its states, or with zeroed states if it has none.
@@ -359,7 +363,6 @@ impl TrainState {
             let name = bad.map_or("dense weights", |parameter| &parameter.name);
             return Err(not_finite(name, self.steps, self.optimizer));
         }
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Ok(DenseCheckpoint {
             schema: self.schema.clone(),
             parameters: parameters.to_vec(),
@@ -368,7 +371,7 @@ impl TrainState {
             training: Training {
                 steps: self.steps,
                 samples: self.samples,
-                last_batch_unix_ms: now.as_millis() as u64,
+                last_batch_unix_ms: self.last_batch_unix_ms,
             },
             optimizer: self.optimizer,
         })

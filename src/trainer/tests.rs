@@ -6,6 +6,7 @@ pub(crate) mod samples;
 mod torch;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::cache::{CacheOptions, CacheShape, FlatCache, TableShape};
 use crate::dataset::{DatasetError, FileRun, Reader};
@@ -51,6 +52,20 @@ fn trained(schema: &Schema, kind: Kind, sizes: &[usize]) -> (ReferenceTrainer, V
         outputs.push(loss as f32);
     }
     (reference, outputs)
+}
+
+#[test]
+fn a_version_has_the_time_of_its_last_batch_and_not_of_its_checkpoint() {
+    let mut trainer = trainer::initialise(&schema(ARCHITECTURES[0]), optimizer(Kind::Sgd), 1).unwrap();
+    let time_of = |trainer: &ReferenceTrainer| {
+        std::thread::sleep(Duration::from_millis(5));
+        trainer.state.checkpoint().unwrap().training.last_batch_unix_ms
+    };
+    let before = time_of(&trainer);
+    let (batch, labels) = generate(&trainer.state.schema.clone(), 5, 1);
+    trainer.step(&batch, &labels, &mut Vec::new()).unwrap();
+    let after = time_of(&trainer);
+    assert!(after > before && time_of(&trainer) == after);
 }
 
 #[test]

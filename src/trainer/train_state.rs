@@ -21,7 +21,7 @@ use crate::model::loss::{binary_cross_entropy, binary_cross_entropy_slope, sigmo
 use crate::model::{InputRows, Model, Tape, Weights, check_length, check_shape};
 use crate::predict::PredictError;
 use crate::schema::{Lookup, Schema};
-use crate::types::{Batch, Element};
+use crate::types::{Batch, Element, unix_ms};
 
 /// The data that a step reads and writes, except rows.
 pub struct TrainState {
@@ -37,6 +37,8 @@ pub struct TrainState {
     pub(crate) steps: u64,
     /// Samples trained, in this run and before the version that it continues from.
     pub(crate) samples: u64,
+    /// When the last step was taken, or the model initialised.
+    pub(crate) last_batch_unix_ms: u64,
 }
 
 /// The parts of a new [`TrainState`].
@@ -48,11 +50,12 @@ pub(crate) struct Parts {
     pub optimizer: Optimizer,
     pub steps: u64,
     pub samples: u64,
+    pub last_batch_unix_ms: u64,
 }
 
 impl TrainState {
     pub(crate) fn new(parts: Parts) -> Self {
-        let Parts { schema, model, mut weights, dense_states, optimizer, steps, samples } = parts;
+        let Parts { schema, model, mut weights, dense_states, optimizer, .. } = parts;
         model.transpose(&mut weights);
         // The trainer's rows are f32, whatever element type versions store.
         let in_f32 = |lookup| Lookup { element: Element::F32, ..lookup };
@@ -65,8 +68,9 @@ impl TrainState {
             weights,
             dense_states,
             optimizer,
-            steps,
-            samples,
+            steps: parts.steps,
+            samples: parts.samples,
+            last_batch_unix_ms: parts.last_batch_unix_ms,
         }
     }
 
@@ -170,6 +174,7 @@ impl TrainState {
         if takes {
             self.steps += 1;
             self.samples += samples as u64;
+            self.last_batch_unix_ms = unix_ms();
         }
         takes
     }

@@ -10,7 +10,7 @@ mod named;
 mod row_id;
 
 use std::fmt;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 pub use batch::{Batch, Jagged, RawBatch, RawFeature, RawValues};
 pub use element::Element;
@@ -45,6 +45,11 @@ impl fmt::Display for Version {
     }
 }
 
+/// The time, in milliseconds since 1970; 0 before.
+pub(crate) fn unix_ms() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
+}
+
 /// The version that a label of a model names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Follow {
@@ -64,6 +69,15 @@ impl Follow {
         match text {
             LATEST => Some(Self::Latest),
             number => number.parse().ok().filter(|n| *n > 0).map(|number| Self::Version(Version(number))),
+        }
+    }
+
+    /// The version, if this is the highest good one.
+    #[must_use]
+    pub(crate) fn version(self, latest: Version) -> Version {
+        match self {
+            Self::Latest => latest,
+            Self::Version(version) => version,
         }
     }
 }

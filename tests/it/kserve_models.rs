@@ -201,6 +201,15 @@ fn a_client_takes_over_versions_and_adds_models_where_the_directory_is_not_watch
         assert_eq!(status.code(), Code::NotFound, "{status}");
         assert_eq!(status.message(), format!("model: no model {name:?} is in the directory of the models"));
     }
+    // Refused, and gone before it is tried again.
+    let bad = Path::new(&workshop.models).join("bad");
+    fs::create_dir_all(bad.join("1")).unwrap();
+    assert_eq!(repository.load("bad").unwrap_err().code(), Code::FailedPrecondition);
+    assert!(served.get("/readyz").1.contains("model bad"));
+    fs::remove_dir_all(&bad).unwrap();
+    fs::write(&config, "[models]\nwatch_seconds = 0\n[models.dlrm]\nlabels = { canary = 1 }\n").unwrap();
+    served.signal("-HUP");
+    wait("the model is forgotten", || !served.get("/readyz").1.contains("model bad"));
 }
 
 #[test]

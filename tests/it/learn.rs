@@ -376,11 +376,19 @@ fn a_waiting_run_trains_samples_as_they_come_and_ends_at_a_signal() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     assert_eq!(runtime.block_on(send_file(&served, &schema, train)), 300);
     let version = Path::new(models).join("log/2");
-    crate::switching::wait("a published version", || version.exists());
+    wait("a published version", || version.exists());
     let pid = child.id().to_string();
     assert!(std::process::Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
     assert_eq!(child.wait().unwrap().code(), Some(130));
-    std::thread::sleep(Duration::from_millis(1));
+    // Without --publish-every the log would fill up.
+    let log = workshop.path("warning");
+    let line = line.replace("--publish-every 50ms", "");
+    let to_file = fs::File::create(&log).unwrap();
+    let mut child = flechette().args(line.split_whitespace()).stderr(to_file).spawn().unwrap();
+    let warning = "without --publish-every this run writes its only version";
+    wait("a warning", || fs::read_to_string(&log).unwrap().contains(warning));
+    child.kill().unwrap();
+    child.wait().unwrap();
 }
 
 #[test]
@@ -448,6 +456,8 @@ fn a_gate_that_keeps_a_log_full_is_reported_with_the_limit() {
         });
         let text = "The log of learned samples is full (learn.max_bytes, 1048576 bytes)";
         wait("the status page says what keeps the log full", || served.status().to_string().contains(text));
+        let log_loss = served.metric("flechette_progressive_log_loss", &["model=\"log\""]);
+        assert!(log_loss > 0.0, "the quality of what is refused is shown, got {log_loss}");
         assert!(sends.join().unwrap(), "no version may be published");
         served.terminate();
     });

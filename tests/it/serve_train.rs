@@ -350,40 +350,54 @@ fn when_training_fails_the_server_goes_on_and_ends_with_an_error() {
     assert!(log.contains("error: training has failed: ") && log.contains("incoming/1"), "{log}");
 }
 
+/// Kills servers with these flags at random instants. The last one trains to the end, and its version must be
+/// that of `train` with the flags `data`.
+fn continues_after_kills(site: &Site, source: &str, data: &str, more: &str) {
+    let model = Path::new(&site.workshop.models).join(MODEL);
+    let more_and_every = format!("--publish-every 3steps {more}");
+    let mut random = 0x9e37_79b9_7f4a_7c15_u64;
+    let (mut killed, mut missed) = (0, 0);
+    while killed < kills(KILLS) {
+        let served = site.serve(source, &more_and_every);
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        sleep(Duration::from_millis(random % 400));
+        let ended = shows(&served, "training_state", 0.0);
+        // Kills it.
+        drop(served);
+        if ended {
+            missed += 1;
+            assert!(missed <= 20 + kills(KILLS), "{missed} kills after the end of training, {killed} before");
+            fs::remove_dir_all(&model).unwrap();
+        } else {
+            killed += 1;
+        }
+    }
+    let served = site.serve(source, &more_and_every);
+    wait("training ends", || shows(&served, "training_state", 0.0));
+    drop(served);
+    site.compare_with_train(data, more);
+    fs::remove_dir_all(&model).unwrap();
+}
+
 #[test]
 fn a_server_that_is_killed_while_it_trains_continues_to_the_same_bytes() {
     let site = Site::new(1600);
     (0..PARTS).for_each(|part| site.arrive(part));
-    let mut random = 0x9e37_79b9_7f4a_7c15_u64;
-    for more in ["", "--scratchpad 0.3"] {
-        let every = format!("--publish-every 3steps {more}");
-        let model = Path::new(&site.workshop.models).join(MODEL);
-        let (mut killed, mut missed) = (0, 0);
-        while killed < kills(KILLS) {
-            let served = site.follow(&every);
-            random ^= random << 13;
-            random ^= random >> 7;
-            random ^= random << 17;
-            sleep(Duration::from_millis(random % 400));
-            let ended = shows(&served, "training_state", 0.0);
-            // Kills it.
-            drop(served);
-            if ended {
-                missed += 1;
-                assert!(
-                    missed <= 20 + kills(KILLS),
-                    "{missed} kills after the end of training, {killed} before"
-                );
-                fs::remove_dir_all(&model).unwrap();
-            } else {
-                killed += 1;
-            }
-        }
-        let served = site.follow(&every);
-        wait("training ends", || shows(&served, "training_state", 0.0));
-        drop(served);
-        site.compare_with_train_of_parts(more);
-        fs::remove_dir_all(Path::new(&site.workshop.models).join(MODEL)).unwrap();
+    let until = format!("--follow-until {}", PARTS - 1);
+    let followed = format!("--follow {}", site.incoming);
+    for more in [until.clone(), format!("{until} --scratchpad 0.3")] {
+        continues_after_kills(&site, &site.incoming, &followed, &more);
+    }
+}
+
+#[test]
+fn a_server_that_is_killed_in_shuffled_epochs_continues_to_the_same_bytes() {
+    let site = Site::new(800);
+    let file = &site.workshop.train;
+    for more in ["--epochs 2 --shuffle 300 --data-seed 5", "--epochs 2 --shuffle 300 --scratchpad 0.3"] {
+        continues_after_kills(&site, file, &format!("--data {file}"), more);
     }
 }
 
@@ -401,6 +415,9 @@ fn flags_of_training_that_cannot_be_used_are_refused_by_name() {
         (format!("--train m={incoming} --format criteo-tsv"), "--model-config: missing"),
         (format!("--train m={incoming}/none {flags}"), "none"),
         (format!("--train m={incoming}/none {flags} --follow-until 3"), "--follow-until: used only with"),
+        (format!("--train m={incoming} {flags} --epochs 2"), "--epochs: only for data files"),
+        (format!("--train m=learn {flags} --shuffle 10"), "--shuffle: only for data files"),
+        (format!("--train m=learn {flags} --data-seed 1"), "--data-seed: only for data files"),
     ] {
         let output = run(&line(&more));
         let error = String::from_utf8(output.stderr).unwrap();

@@ -619,11 +619,16 @@ fn a_model_whose_stable_version_is_gone_is_not_served_with_another_one_until_the
     let state = Path::new(&world.workshop.models).join(MODEL).join("state");
     fs::create_dir_all(&state).unwrap();
     fs::write(state.join("labels.json"), "{\"stable\": 7}").unwrap();
-    let client = world.serve("", "");
+    let labels: Vec<_> = (0..16).map(|label| format!("l{label} = 1")).collect();
+    let client = world.serve(&format!("labels = {{ {} }}", labels.join(", ")), "");
     let (code, page) = client.served.get("/readyz");
     assert!(code == 503 && page.contains("label stable names version 7"), "{page}");
     assert_eq!(client.predict(world.requests[0].clone()).unwrap_err().code(), Code::Unavailable);
     assert_eq!(client.set_label("stable", 8).unwrap_err().code(), Code::FailedPrecondition);
+    let unknown = client.remove_label("blue").unwrap_err();
+    assert!(unknown.message().contains("no label blue; its labels are: l0, l1, "), "{unknown}");
+    let too_many = client.set_label("more", 1).unwrap_err();
+    assert!(too_many.message().contains("16 labels, which is the limit"), "{too_many}");
     assert_eq!(client.set_label("stable", 1).unwrap(), 1);
     assert_eq!(client.scored_by(&world, |_| {}).unwrap(), 1);
     assert_eq!(fs::read_to_string(state.join("labels.json")).unwrap(), "{\n  \"stable\": 1\n}\n");

@@ -90,16 +90,11 @@ impl Adder {
         self.refused.clear();
     }
 
-    /// Forgets the refused models that are not in the directory any more.
+    /// Forgets the refused models that are not in the directory any more, also those that were to be tried
+    /// again.
     pub(crate) fn retain(&mut self, names: &[String]) {
-        let registry = &self.registry;
-        self.refused.retain(|name, _| {
-            let stays = names.contains(name);
-            if !stays {
-                registry.forget(name);
-            }
-            stays
-        });
+        self.refused.retain(|name, _| names.contains(name));
+        self.registry.retain(names);
     }
 }
 

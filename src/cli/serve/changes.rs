@@ -219,8 +219,10 @@ impl Watcher {
             store::labels::save(&models, name, labels).map_err(|error| error.to_string())
         };
         let set = store::labels::load(&models, name).map_err(|error| error.to_string())?;
-        let before = Labels { set, ..Labels::default() };
-        save(&before.with(label, follow).set)?;
+        let settings = self.adder.loader.live.traffic(name).labels;
+        let before = Labels { settings, set, not_kept: None };
+        let labels = before.changed(label, follow).map_err(|error| error.to_string())?;
+        save(&labels.set)?;
         if self.unloaded.contains(name) {
             return Ok(());
         }

@@ -108,15 +108,32 @@ impl From<String> for NotSettled {
     }
 }
 
+/// What the server is told of a model's versions.
 #[derive(PartialEq)]
 struct Told {
-    beside: Vec<Version>,
     main: Version,
+    /// The versions with an engine of their own.
+    beside: Vec<Version>,
     latest: Version,
     shadow: Option<Version>,
     traffic: TrafficConfig,
+    reasons: Reasons,
+}
+
+/// Why versions are not served.
+#[derive(Clone, Default, PartialEq)]
+struct Reasons {
+    /// Those that the settings or labels name.
     missing: Vec<String>,
+    /// Those above the latest one.
     newer: BTreeMap<Version, String>,
+}
+
+impl Told {
+    fn of(plan: &Plan, main: Version, beside: Vec<Version>, reasons: Reasons) -> Self {
+        let Plan { latest, shadow, traffic, .. } = plan;
+        Self { main, beside, latest: *latest, shadow: *shadow, traffic: traffic.clone(), reasons }
+    }
 }
 
 /// The sentence about a refused version.
@@ -178,7 +195,10 @@ impl Versions {
 
     /// Forgets which versions of a model were refused, so that they are tried again.
     pub(crate) fn forget_refused(&mut self, name: &str) {
-        self.known.entry(name.to_owned()).or_default().refused.clear();
+        // A model that is not served gets what its load finds out.
+        if let Some(known) = self.known.get_mut(name) {
+            known.refused.clear();
+        }
     }
 
     /// Releases the versions of a model that is not served any more.
@@ -257,10 +277,9 @@ impl Versions {
             let own = known.told.as_ref().is_some_and(|told| told.beside.contains(&target));
             let own = own || plan.pinned.contains(&target);
             let beside = plan.wanted.iter().copied().filter(|version| *version != target || own).collect();
-            // What was said of refused versions holds until the switch has ended.
-            let told = known.told.as_ref();
-            let shown = told.map(|told| (told.missing.clone(), told.newer.clone())).unwrap_or_default();
-            self.tell(model, name, (&plan, known), (target, beside), shown)?;
+            // The reasons that were told hold until the switch has ended.
+            let reasons = known.told.as_ref().map(|told| told.reasons.clone()).unwrap_or_default();
+            self.tell(model, name, Told::of(&plan, target, beside, reasons), known)?;
             // The target was loaded when the plan was made.
             known.switching = next.map(|next| self.begin_switch(model, name, (next, own), look.urgent));
             match self.end_switch(model, name, known, if look.asked { ASKED_WAIT } else { WAIT }) {
@@ -276,8 +295,8 @@ impl Versions {
         }
         let beside: Vec<Version> = wanted.into_iter().filter(|version| *version != main).collect();
         let missing = plan.missing.iter().map(|missing| missing.text.clone()).collect();
-        let shown = (missing, Self::newer(known, &plan));
-        self.tell(model, name, (&plan, known), (main, beside.clone()), shown)?;
+        let reasons = Reasons { missing, newer: Self::newer(known, &plan) };
+        self.tell(model, name, Told::of(&plan, main, beside.clone(), reasons), known)?;
         known.beside.retain(|version, _| beside.contains(version));
         Ok(Ended::Well)
     }
@@ -306,30 +325,13 @@ impl Versions {
         Some(NextVersion { version, changes, switch_bytes: self.loader.live.switch_bytes(), old_stays })
     }
 
-    /// Tells the server which versions have an engine of their own, unless it knows that.
-    fn tell(
-        &self,
-        model: &LoadedModel,
-        name: &str,
-        (plan, known): (&Plan, &mut Known),
-        (main, beside): (Version, Vec<Version>),
-        (missing, newer): (Vec<String>, BTreeMap<Version, String>),
-    ) -> Result<(), NotChanged> {
-        let Plan { latest, shadow, traffic, .. } = plan;
-        let told = Told {
-            beside,
-            main,
-            latest: *latest,
-            shadow: *shadow,
-            traffic: traffic.clone(),
-            missing: missing.clone(),
-            newer: newer.clone(),
-        };
+    /// Tells the server what is loaded, unless it knows that.
+    fn tell(&self, model: &LoadedModel, name: &str, told: Told, known: &mut Known) -> Result<(), NotChanged> {
         if known.told.as_ref() == Some(&told) && !known.again {
             return Ok(());
         }
         let schema = model.engine.describe().schema;
-        if let Sticky::Feature(feature) = &traffic.sticky
+        if let Sticky::Feature(feature) = &told.traffic.sticky
             && !schema.features.iter().any(|known| known.name == *feature)
         {
             let effect = "the model has no such feature, so request ids are used";
@@ -345,12 +347,13 @@ impl Versions {
             engine.clone() as Arc<dyn Predict>
         });
         let engines = engines.collect();
-        self.set_shadow(model, name, *shadow, known);
+        self.set_shadow(model, name, told.shadow, known);
+        let Reasons { missing, newer } = told.reasons.clone();
         let loaded = Loaded {
             beside: engines,
-            main,
-            latest: *latest,
-            traffic: traffic.clone(),
+            main: told.main,
+            latest: told.latest,
+            traffic: told.traffic.clone(),
             shadow: known.shadow.as_ref().map(|(_, shadow)| shadow.clone()),
             missing,
             newer,

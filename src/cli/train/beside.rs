@@ -15,7 +15,7 @@ use anyhow::{Context, anyhow};
 use clap::error::ErrorKind;
 use clap::{ArgMatches, Command, FromArgMatches};
 
-use super::data::Source;
+use super::data::{OrderFlags, Source};
 use super::from::FromVersion;
 use super::interrupt::OnSignal;
 use super::run::{Run, Setting, Start, ToServer};
@@ -39,8 +39,8 @@ const PUBLISH_EVERY: Duration = Duration::from_secs(5);
 #[derive(Debug, clap::Args)]
 struct GivenFlags {
     /// Trains a model of this name while it is served. SOURCE is a directory (or follow:DIR), whose files are
-    /// trained in the order of their names as they are renamed into it, or data files, which are trained
-    /// once, or `learn`: the samples that clients send with Learn
+    /// trained in the order of their names as they are renamed into it, or data files, or `learn`: the
+    /// samples that clients send with Learn
     #[arg(long, value_name = "NAME=SOURCE", num_args = 1.., requires = "format")]
     train: Vec<String>,
     /// The model.toml that `init` wrote; needed if the model has no version yet
@@ -52,11 +52,23 @@ struct GivenFlags {
     /// Ends training after the file of this name, or before a file whose name is greater
     #[arg(long, value_name = "NAME")]
     follow_until: Option<String>,
+    /// How many times to train on the data files
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = whole::<u32>(1, u64::from(u32::MAX)))]
+    epochs: u32,
+    #[command(flatten)]
+    order: OrderFlags,
     /// How long the end of the server waits for the last version to be published
     #[arg(long, value_name = "S", default_value_t = 60, value_parser = whole::<u64>(1, 86_400))]
     last_version_seconds: u64,
     #[command(flatten)]
     run: RunFlags,
+}
+
+impl GivenFlags {
+    /// A flag that is given and only for data files.
+    fn for_files_only(&self) -> Option<&'static str> {
+        if self.epochs > 1 { Some("--epochs") } else { self.order.given() }
+    }
 }
 
 /// Flags of `serve --train`.
@@ -95,6 +107,10 @@ impl FromArgMatches for OptionalBeside {
         let given = GivenFlags::from_arg_matches(matches)?;
         let wrong = |reason| clap::Error::raw(ErrorKind::ValueValidation, format!("--train: {reason}\n"));
         let target = Target::parse(&given.train).map_err(wrong)?;
+        if let Some(flag) = given.for_files_only().filter(|_| !matches!(target.source, Source::Files(_))) {
+            let reason = format!("{flag}: only for data files, because this SOURCE grows\n");
+            return Err(clap::Error::raw(ErrorKind::ValueValidation, reason));
+        }
         Ok(Self(Some(BesideFlags { target, given })))
     }
 
@@ -137,7 +153,7 @@ impl BesideFlags {
     /// The flags of `train` that mean the same, with which the model's last version continues.
     fn into_args(self, models: &Path) -> anyhow::Result<Args> {
         let Self { target: Target { name, source }, given } = self;
-        let GivenFlags { model_config, follow_until, run, .. } = given;
+        let GivenFlags { model_config, follow_until, epochs, order, run, .. } = given;
         // A directory without this model has no versions.
         let from = versions(models, &name).is_ok_and(|versions| !versions.is_empty());
         if model_config.is_none() && !from {
@@ -153,14 +169,14 @@ impl BesideFlags {
             model_config,
             from: from.then_some(FromVersion::Latest),
             resume: true,
-            data: source.flags(follow_until),
+            data: source.flags(follow_until, order),
             run: RunFlags { publish: run.publish.or_every(PUBLISH_EVERY), ..run },
             compute: ComputeFlags::default(),
             valid: None,
             valid_out: None,
             models: models.to_owned(),
             name,
-            epochs: 1,
+            epochs,
             early_stop: None,
             save_best: false,
             json: false,

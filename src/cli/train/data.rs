@@ -38,15 +38,29 @@ pub(crate) struct DataFlags {
     /// Ends when all samples of the log were trained on, and does not wait for more
     #[arg(long)]
     learned_until_end: bool,
-    /// Shuffles within consecutive blocks of this many samples
-    #[arg(long, value_name = "N", value_parser = whole::<u32>(2, 1 << 28))]
-    shuffle: Option<u32>,
-    /// Seed of --shuffle and --valid-ratio [default: --seed]
-    #[arg(long, value_name = "N", value_parser = whole::<u64>(0, u64::MAX))]
-    data_seed: Option<u64>,
+    #[command(flatten)]
+    order: OrderFlags,
     /// Share of the samples that is held out for validation and never trained on
     #[arg(long, value_name = "R", conflicts_with = "valid", value_parser = ratio)]
     pub valid_ratio: Option<f64>,
+}
+
+/// Flags of the order of samples, which `train` shares with `serve --train`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct OrderFlags {
+    /// Shuffles within consecutive blocks of this many samples
+    #[arg(long, value_name = "N", value_parser = whole::<u32>(2, 1 << 28))]
+    shuffle: Option<u32>,
+    /// Seed of shuffling, and of what is held out [default: --seed]
+    #[arg(long, value_name = "N", value_parser = whole::<u64>(0, u64::MAX))]
+    data_seed: Option<u64>,
+}
+
+impl OrderFlags {
+    /// The first of these flags that is given.
+    pub(crate) fn given(&self) -> Option<&'static str> {
+        self.shuffle.map(|_| "--shuffle").or(self.data_seed.map(|_| "--data-seed"))
+    }
 }
 
 /// Where the samples of `serve --train` come from.
@@ -84,23 +98,14 @@ impl Source {
 
     /// The data flags that `train` has for this source.
     #[must_use]
-    pub(crate) fn flags(self, follow_until: Option<String>) -> DataFlags {
+    pub(crate) fn flags(self, follow_until: Option<String>, order: OrderFlags) -> DataFlags {
         let learned = matches!(self, Self::Learned);
         let (data, follow) = match self {
             Self::Followed(dir) => (Vec::new(), Some(dir)),
             Self::Files(files) => (files, None),
             Self::Learned => (Vec::new(), None),
         };
-        DataFlags {
-            data,
-            follow,
-            follow_until,
-            learned,
-            learned_until_end: false,
-            shuffle: None,
-            data_seed: None,
-            valid_ratio: None,
-        }
+        DataFlags { data, follow, follow_until, learned, learned_until_end: false, order, valid_ratio: None }
     }
 }
 
@@ -141,7 +146,7 @@ impl Args {
     /// The data of the run. Reading it ends when `stop` is set.
     pub(crate) fn feed(&self, schema: &Schema, stop: &Stop) -> Feed {
         let flags = &self.data;
-        let seed = flags.data_seed.unwrap_or(self.run.training.seed);
+        let seed = flags.order.data_seed.unwrap_or(self.run.training.seed);
         let files = match &flags.follow {
             None if flags.learned => {
                 FeedFiles::Learned(Learned::new(&self.learned_log(), flags.learned_until_end))
@@ -154,7 +159,7 @@ impl Args {
             files,
             schema: schema.clone(),
             options: self.run.training.read_options(),
-            shuffle: flags.shuffle.map(|samples| Shuffle { samples, seed }),
+            shuffle: flags.order.shuffle.map(|samples| Shuffle { samples, seed }),
             held_out: flags.valid_ratio.map(|ratio| HeldOut { ratio, seed }),
             stop: stop.clone(),
         }
@@ -220,6 +225,12 @@ impl Args {
                 return Err(InputError(anyhow!("--learned: {}: {reason}", log.display())).into());
             }
             learnlog::repair(&log).map_err(|e| InputError(anyhow!("--learned: {e}")))?;
+            if !self.data.learned_until_end && !self.run.publish.publishes() {
+                tracing::warn!(
+                    "--learned: without --publish-every this run writes its only version, and removes \
+                     samples from the log, when a signal ends it"
+                );
+            }
         }
         if self.epochs > 1 {
             readable_twice("--epochs", data)?;

@@ -330,9 +330,11 @@ impl RunObserver for AfterSamples<'_, '_> {
     }
 
     fn notes(&mut self, state: &TrainState) -> Result<CutNotes, String> {
-        // Also measures the samples, which a server shows even if the version is refused.
         let notes = self.epochs.cut_notes(state);
-        self.epochs.args.run.publish.check(&self.epochs.meter.progressive)?;
+        let checked = self.epochs.args.run.publish.check(&self.epochs.meter.progressive);
+        // A server shows also the quality of what is refused. That of a version is measured when it is
+        // written.
+        checked.inspect_err(|_| drop((notes.quality)()))?;
         Ok(notes)
     }
 }

@@ -153,7 +153,6 @@ fn check(args: &Args, stop: &Stop) -> anyhow::Result<Checked> {
     let (start, schema) = Start::of(args, stop)?;
     args.check_data(&schema)?;
     evaluate::check_out(args)?;
-    prepare_models(&args.models)?;
     check_writable(&args.models, &args.name).map_err(|e| InputError(anyhow!("--models: {e}")))?;
     let lock = if held.is_some() { held } else { publishing::lock(args)? };
     Ok(Checked { start, schema, lock })
@@ -236,9 +235,4 @@ pub(crate) fn read_schema(path: &Path) -> anyhow::Result<Schema> {
     let text = std::fs::read_to_string(path)
         .map_err(|e| InputError(anyhow!("--model-config: {}: {e}", path.display())))?;
     Schema::parse(&text).with_context(|| format!("{}", path.display()))
-}
-
-fn prepare_models(models: &Path) -> anyhow::Result<()> {
-    std::fs::create_dir_all(models)
-        .map_err(|e| InputError(anyhow!("--models: {}: {e}", models.display())).into())
 }

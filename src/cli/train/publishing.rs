@@ -100,6 +100,11 @@ impl PublishFlags {
         Ok(())
     }
 
+    /// Whether versions are published while training goes on.
+    pub(crate) fn publishes(&self) -> bool {
+        self.publish_every.is_some()
+    }
+
     /// Checks that a version with these last samples may be published.
     ///
     /// # Errors
@@ -297,7 +302,7 @@ pub(crate) fn base_of(args: &Args, opened: &Opened) -> anyhow::Result<Option<Bas
 /// # Errors
 /// When another process publishes versions of the model.
 pub(crate) fn lock(args: &Args) -> anyhow::Result<Option<File>> {
-    let publishes = args.run.publish.publish_every.is_some();
+    let publishes = args.run.publish.publishes();
     Ok(publishes.then(|| lock_model(&args.models, &args.name)).transpose()?.flatten())
 }
 

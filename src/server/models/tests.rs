@@ -4,6 +4,7 @@ use std::thread;
 
 use super::*;
 use crate::batcher::Terms;
+use crate::config::MAX_LABELS;
 use crate::fake::{Fake, batcher_config};
 use crate::predict::{Description, PredictError};
 use crate::server::convert::Inputs;
@@ -12,10 +13,14 @@ use crate::types::{Batch, Jagged, Scores};
 
 /// A model that serves version 2, and a further engine for it.
 fn served() -> (Models, Arc<Fake>) {
+    served_with(None)
+}
+
+fn served_with(learning: Option<Learning>) -> (Models, Arc<Fake>) {
     let metrics = Arc::new(Metrics::new().unwrap());
     let batchers = Batchers { common: batcher_config(), models: BTreeMap::new() };
     let limits = RequestLimits { max_samples: 100, max_bytes: 1 << 20, body: Duration::from_secs(1) };
-    let models = Models::new(metrics, batchers, limits, None);
+    let models = Models::new(metrics, batchers, limits, learning);
     let version_2 = || {
         let fake = Fake::new();
         fake.version.store(2, Ordering::SeqCst);
@@ -104,8 +109,48 @@ fn labels_hold_and_change_while_the_disk_does_not_answer() {
 }
 
 #[test]
-fn a_model_whose_call_is_stuck_can_be_unloaded_and_loaded_again() {
+fn the_labels_of_the_settings_can_be_rolled_back_also_beyond_the_limit() {
     let (models, _) = served();
+    let follow = Follow::Version(Version(2));
+    let settings = (0..MAX_LABELS).map(|label| (format!("l{label}"), follow)).collect();
+    models.set_labels(NAME, Labels { settings, ..Labels::default() });
+    assert_eq!(models.set_label(NAME, ("stable", Some(follow))).unwrap(), Some(Version(2)));
+    assert_eq!(models.set_label(NAME, ("l0", Some(follow))).unwrap(), Some(Version(2)));
+    assert_eq!(models.set_label(NAME, ("stable", None)).unwrap(), Some(Version(2)));
+    let error = models.set_label(NAME, ("more", Some(follow))).unwrap_err();
+    assert!(matches!(error, NotChanged::Label(LabelError::TooMany)), "{error}");
+    let error = models.set_label(NAME, ("more", None)).unwrap_err();
+    assert!(error.to_string().starts_with("no label more; its labels are: l0, l1, "), "{error}");
+}
+
+#[test]
+fn a_label_that_is_not_shown_any_more_exports_0() {
+    let (models, _) = served();
+    let exported = |label: &str| {
+        let (page, labels) = (models.metrics.render(), format!("label=\"{label}\""));
+        let is_it = |line: &&str| line.starts_with("flechette_label_version{") && line.contains(&labels);
+        page.lines().find(is_it).unwrap().rsplit_once(' ').unwrap().1.to_owned()
+    };
+    let follow = Follow::Version(Version(2));
+    models.set_label(NAME, ("old", Some(follow))).unwrap();
+    assert_eq!(["stable", "old"].map(exported), ["2", "2"]);
+    models.set_label(NAME, ("old", None)).unwrap();
+    assert_eq!(["stable", "old"].map(exported), ["0", "0"]);
+    let settings = BTreeMap::from([("canary".to_owned(), follow), ("old".to_owned(), follow)]);
+    models.set_labels(NAME, Labels { settings, ..Labels::default() });
+    assert_eq!(["stable", "canary", "old"].map(exported), ["2", "2", "2"]);
+    let settings = BTreeMap::from([("canary".to_owned(), follow)]);
+    models.set_labels(NAME, Labels { settings, ..Labels::default() });
+    assert_eq!(["stable", "canary", "old"].map(exported), ["2", "2", "0"]);
+}
+
+#[test]
+fn a_model_whose_call_is_stuck_can_be_unloaded_and_loaded_again() {
+    // Its log of samples must not stay locked.
+    let folder = tempfile::tempdir().unwrap();
+    let config = LearnConfig { enabled: true, max_bytes: 1 << 20, segment_bytes: 1 << 18 };
+    let learning = Learning { models: folder.path().to_owned(), config, only: Vec::new() };
+    let (models, _) = served_with(Some(learning));
     let stuck = Fake::new();
     stuck.hold();
     models.remove(NAME);

@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
-use crate::metrics::{CODES, Page, SECONDS, unix_ms};
+use crate::metrics::{CODES, Page, SECONDS};
+use crate::types::unix_ms;
 
 /// How often the metrics are read.
 pub(crate) const EVERY: Duration = Duration::from_secs(5);

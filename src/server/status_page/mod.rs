@@ -22,8 +22,8 @@ use serde::Serialize;
 use super::model::Model;
 use super::not_served::Reason;
 use super::{Shared, convert};
-use crate::metrics::{Event, Page, TrainingState, unix_ms};
-use crate::types::Follow;
+use crate::metrics::{Event, Page, TrainingState};
+use crate::types::{Follow, unix_ms};
 use history::{Named, Plots};
 
 pub(crate) use history::{EVERY, History};

@@ -295,16 +295,7 @@ impl Pipeline {
                 // Plan may wait for the next batch.
                 reader.end();
             }
-            let (stopped, others): (Vec<_>, Vec<_>) = results
-                .into_iter()
-                .chain([end(plan)])
-                .filter_map(Result::err)
-                .partition(|error| matches!(error, TrainError::Stopped));
-            match others.into_iter().chain(stopped).next() {
-                None => reader.has_ended(),
-                Some(error) => return Err(error),
-            }
-            Ok(())
+            first_cause(results.into_iter().chain([end(plan)])).inspect(|()| reader.has_ended())
         })?;
         Ok(train.samples)
     }
@@ -348,6 +339,13 @@ impl Pipeline {
         self.planner.clear();
         Ok(())
     }
+}
+
+/// The error that ended the stages, if there is one. A stage is stopped after another's error.
+fn first_cause(results: impl Iterator<Item = Result<(), TrainError>>) -> Result<(), TrainError> {
+    let errors = results.filter_map(Result::err);
+    let (stopped, causes): (Vec<_>, Vec<_>) = errors.partition(|error| matches!(error, TrainError::Stopped));
+    causes.into_iter().chain(stopped).next().map_or(Ok(()), Err)
 }
 
 /// The frequencies as a lookup table; `None` unless the policy is LFU.

@@ -111,7 +111,7 @@ impl Publisher {
             let left = patience.saturating_sub(begun.elapsed());
             if left.is_zero() {
                 // Its drop must not wait again.
-                self.writer.patience = Duration::ZERO;
+                self.writer.gave_up = true;
                 return Err(TrainError::StillWriting {
                     path: self.options.models.join(&self.options.name),
                     seconds: patience.as_secs(),

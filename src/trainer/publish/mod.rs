@@ -34,7 +34,6 @@ use super::casting::Casting;
 use super::checkpoint::row_states;
 use super::train_state::TrainState;
 use crate::dataset::Shortage;
-use crate::rowlog::WorkingFile;
 use crate::store::disk::Disk;
 use crate::store::{Base, Table, versions};
 use crate::types::Version;
@@ -357,23 +356,6 @@ impl Publisher {
         Ok(())
     }
 
-    /// After the last step of a run on a working file, which holds the current rows: cuts if this is due.
-    ///
-    /// # Errors
-    /// As [`Self::after_step`], and [`TrainError::Store`] when rows cannot be read.
-    fn after_run(
-        &mut self,
-        state: &TrainState,
-        file: &WorkingFile,
-        notes: impl FnOnce() -> Result<CutNotes, String>,
-        begun: Instant,
-    ) -> Result<(), TrainError> {
-        if !self.may_cut(state.steps) {
-            return Ok(());
-        }
-        self.try_cut(state, notes, |publisher, notes, _| publisher.cut_file(state, file, (notes, begun)))
-    }
-
     /// Between two runs of a trainer with rows in memory: as [`Self::after_step`], but copies all rows of the
     /// present cut.
     ///
@@ -464,17 +446,18 @@ impl Publisher {
             Err(WriterGone) => return Some(self.writer_gone()),
         };
         (self.in_flight, self.waited) = (false, false);
+        self.writer.gave_up = false;
         match outcome {
             Outcome::Written { image, base, published } => {
                 self.recycle(image);
                 self.written(base, published);
                 None
             }
-            Outcome::Failed { image, error, overtaken } => {
+            Outcome::Failed { image, error, base_lost } => {
                 self.owed = true;
                 self.take_back(image);
-                if overtaken {
-                    // Another writer made a version, so the next one must have all rows.
+                if base_lost {
+                    // The next version must have all rows.
                     self.base = None;
                 }
                 (self.on_publish)(Err(error.to_string()));

@@ -50,7 +50,7 @@ impl RowSet {
         let (word, bit) = (&mut self.words[(row / BITS) as usize], 1 << (row % BITS));
         let had = *word & bit != 0;
         *word &= !bit;
-        // Not `-= usize::from(had)`: rustc 1.95 optimizes the subtraction away where a caller's `if` on the
+        // Not `-= usize::from(had)`: rustc 1.95 optimises the subtraction away where a caller's `if` on the
         // result is inlined.
         if had {
             self.len -= 1;

@@ -110,10 +110,13 @@ impl Publisher {
         }
         self.poll();
         let begun = Instant::now();
-        if self.may_cut(state.steps) {
-            pipeline.flush()?;
+        // Asked once: a cut that becomes due after the flush was left out would read old rows.
+        if !self.may_cut(state.steps) {
+            return Ok(());
         }
-        self.after_run(state, pipeline.store(), notes, begun)
+        pipeline.flush()?;
+        let file = pipeline.store();
+        self.try_cut(state, notes, |publisher, notes, _| publisher.cut_file(state, file, (notes, begun)))
     }
 }
 

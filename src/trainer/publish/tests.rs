@@ -72,6 +72,15 @@ impl Run {
         self.after.push(bits(&self.reference));
     }
 
+    /// Takes a step, and waits until the version that is due is written.
+    fn publish_step(&mut self, seed: u64) {
+        self.step(seed);
+        self.publisher.settle(&self.reference.state, &self.reference.tables, notes).unwrap();
+        while self.publisher.in_flight {
+            self.publisher.collect(SLOW_WRITE);
+        }
+    }
+
     fn finish(&mut self) -> Base {
         self.publisher.finish(&self.reference.state, &self.reference.tables, &notes().unwrap()).unwrap()
     }

@@ -34,7 +34,7 @@ pub(crate) enum Outcome {
         image: RowImage,
         error: TrainError,
         /// Whether another writer made a version, or the base is damaged, so that no delta can follow.
-        overtaken: bool,
+        base_lost: bool,
     },
 }
 
@@ -48,8 +48,10 @@ pub(crate) struct Writer {
     jobs: Option<SyncSender<Box<Job>>>,
     outcomes: Receiver<Outcome>,
     thread: Ending,
-    /// How long the end of training waits for a version. After that, the thread is left to itself.
+    /// How long the end of training waits for a version.
     pub patience: Duration,
+    /// Whether it has waited so long in vain. Then the thread is left to itself.
+    pub gave_up: bool,
 }
 
 impl Writer {
@@ -67,7 +69,7 @@ impl Writer {
             }
         });
         let thread = thread.map_err(|e| TrainError::Threads { reason: e.to_string() })?;
-        Ok(Self { options, jobs: Some(jobs), outcomes, thread, patience })
+        Ok(Self { options, jobs: Some(jobs), outcomes, thread, patience, gave_up: false })
     }
 
     /// Hands over a job. There must be none in flight. If the thread has ended, another one is started.
@@ -116,7 +118,8 @@ impl Writer {
 impl Drop for Writer {
     fn drop(&mut self) {
         self.jobs = None;
-        if !self.thread.wait(self.patience) {
+        let patience = if self.gave_up { Duration::ZERO } else { self.patience };
+        if !self.thread.wait(patience) {
             tracing::warn!(model = self.options.name, "a version is still being written");
         }
     }
@@ -137,7 +140,7 @@ fn write(options: &PublishOptions, job: Job) -> Outcome {
         }
         Err(error) => {
             use StoreError::{Base as BadBase, BaseDiffers, BaseOvertaken, MissingDirectory, MissingFile};
-            let overtaken = matches!(
+            let base_lost = matches!(
                 error,
                 TrainError::Store(
                     BaseOvertaken { .. }
@@ -147,7 +150,7 @@ fn write(options: &PublishOptions, job: Job) -> Outcome {
                         | MissingFile { .. }
                 )
             );
-            Outcome::Failed { image, error, overtaken }
+            Outcome::Failed { image, error, base_lost }
         }
     }
 }
@@ -164,11 +167,11 @@ const MOST_DELTAS: usize = 100;
 const MOST_FILES: usize = 8192;
 
 /// Whether the next version must be full: the deltas, with this one, exceed their share of the last full
-/// version, or they are too many.
+/// version, or they are too many, or somebody has removed one of them, so that nobody could open another.
 fn needs_full(options: &PublishOptions, base: Base, image: &RowImage) -> bool {
     let most = (MOST_FILES / image.tables().max(1)).clamp(1, MOST_DELTAS);
     let chain = chain_bytes(&options.models, &options.name, Version(base.version));
-    chain.is_ok_and(|ChainBytes { full, deltas, length }| {
+    chain.map_or(true, |ChainBytes { full, deltas, length }| {
         length >= most || (deltas + image.bytes() as u64) as f64 > options.compact_at * full as f64
     })
 }
@@ -198,7 +201,12 @@ fn publish(
 
 /// The tables of the base with the image's rows in front.
 fn merged(options: &PublishOptions, base: Base, image: &RowImage) -> Result<Vec<Table>, TrainError> {
-    let opened = store::open(&options.models, &options.name, Version(base.version), Purpose::Train)?;
+    let (models, name, base) = (&options.models, &options.name, Version(base.version));
+    let opened = store::open(models, name, base, Purpose::Train).map_err(|error| match error {
+        StoreError::Memory(_) => error,
+        // It is not read again, whatever is wrong with it: training has all of its rows.
+        error => StoreError::Base { path: models.join(name), base, source: Box::new(error) },
+    })?;
     let mut tables = opened.store.into_tables();
     for (t, table) in tables.iter_mut().enumerate() {
         table.add_changed(image.rows(t), (image, TableId(t as u32)))?;

@@ -305,6 +305,7 @@ impl TrainState {
             optimizer: self.optimizer,
             steps: self.steps,
             samples: self.samples,
+            last_batch_unix_ms: self.last_batch_unix_ms,
         }
     }
 
@@ -314,6 +315,7 @@ impl TrainState {
         self.dense_states.clone_from(&other.dense_states);
         self.steps = other.steps;
         self.samples = other.samples;
+        self.last_batch_unix_ms = other.last_batch_unix_ms;
     }
 }
 

@@ -45,7 +45,7 @@ pub const IMPORTS: &[(&str, &[&str])] = &[
     ("pace", &[]),
     ("config", &["types"]),
     ("schema", &["types", "mem"]),
-    ("metrics", &["config", "schema"]),
+    ("metrics", &["types", "config", "schema"]),
     ("predict", &["types", "schema"]),
     ("compute", &["types", "mem", "schema"]),
     ("device", &["mem", "config", "compute"]),

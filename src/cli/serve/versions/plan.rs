@@ -83,7 +83,10 @@ impl Versions {
         }
         self.keep_named(name, &traffic, known);
         let on_disk = self.on_disk(model, name, known)?;
-        known.refused.retain(|version, _| on_disk.contains(version));
+        let wanted = named(&TrafficConfig { labels: labels.all(), ..traffic.clone() });
+        // A version that is named but not on disk stays refused, so that it is logged once.
+        let named = |version| wanted.values().any(|follow| *follow == Follow::Version(version));
+        known.refused.retain(|version, _| on_disk.contains(version) || named(*version));
         self.warn_of_gone(model, name, &on_disk, known);
         let mut opener = Opener { versions: self, model, name, known, urgent: look.urgent };
         let (mut missing, mut refused) = (Vec::new(), None);
@@ -96,10 +99,7 @@ impl Versions {
         let mut pinned = BTreeSet::new();
         let mut stable = latest;
         for (label, follow) in labels.all() {
-            let version = match follow {
-                Follow::Latest => latest,
-                Follow::Version(version) => version,
-            };
+            let version = follow.version(latest);
             match opener.load(version) {
                 Ok(()) if label == STABLE => stable = version,
                 Ok(()) if follow == Follow::Latest => {}
@@ -120,10 +120,7 @@ impl Versions {
             Some(Shadow::Follow(follow)) => Some(*follow),
             Some(Shadow::Label(label)) => labels.all().get(label).copied(),
         };
-        let shadow = shadow.map(|follow| match follow {
-            Follow::Latest => latest,
-            Follow::Version(version) => version,
-        });
+        let shadow = shadow.map(|follow| follow.version(latest));
         let shadow = shadow.filter(|version| match opener.load(*version) {
             Ok(()) => true,
             Err(reason) => {

@@ -256,6 +256,39 @@ fn a_change_that_does_not_begin_in_time_is_not_made() {
     assert_eq!(running.scored_by(0).unwrap(), 1);
 }
 
+#[test]
+fn a_named_version_that_is_not_on_disk_is_refused_once_and_served_when_it_appears() {
+    let mut world = World::new(Writer::Everything);
+    world.publish();
+    let running = Running::start(&world, "labels = { old = 2 }");
+    let missing = "ready\nnot loaded: model ctr: label old: version 2 is refused: ";
+    wait("the version is missing", || running.get("/readyz").starts_with(missing));
+    let refused = running.metric("switches_refused_total");
+    // Many looks.
+    std::thread::sleep(Duration::from_secs(1));
+    assert_eq!(running.metric("switches_refused_total"), refused);
+    world.publish();
+    wait("the version is served", || running.scored_by(2).is_ok_and(|version| version == 2));
+    wait("nothing is missing", || running.get("/readyz") == "ready\n");
+}
+
+#[test]
+fn a_model_is_loaded_with_its_newest_good_version_and_a_bad_one_is_refused_once() {
+    let mut world = World::new(Writer::Everything);
+    world.publish();
+    world.publish();
+    fs::write(world.models().join(MODEL).join("2/dense.safetensors"), "damaged").unwrap();
+    let running = Running::start(&world, "");
+    assert_eq!(running.scored_by(0).unwrap(), 1);
+    running.unload(MODEL).unwrap();
+    let before = running.metric("switches_refused_total");
+    running.load(MODEL).unwrap();
+    assert_eq!(running.scored_by(0).unwrap(), 1);
+    assert_eq!(running.metric("switches_refused_total"), before + 1.0);
+    let [_, (version, state, _)] = &running.index()[..] else { panic!("no two rows") };
+    assert_eq!((version.as_str(), state.as_str()), ("2", "UNAVAILABLE"));
+}
+
 /// Copies the files of a version.
 fn copy(from: &Path, to: &Path) {
     fs::create_dir_all(to).unwrap();

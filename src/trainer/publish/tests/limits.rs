@@ -1,6 +1,7 @@
 //! What a run does when its versions are refused for long, or its disk, its writer or its directory is gone:
 //! memory and waiting are bounded, and no row is lost.
 
+use std::fs::File;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::segments::{OnDisk, Slow, expected};
@@ -93,6 +94,48 @@ fn a_last_version_that_was_removed_is_written_again_at_the_end() {
     }
 }
 
+/// Damages the first version of a chain of three while a run goes on.
+fn damaged(damage: fn(&Path)) -> (tempfile::TempDir, Run, Base) {
+    let dir = tempfile::tempdir().unwrap();
+    let mut run = Run::new(dir.path(), &schema(ARCHITECTURES[0]), Kind::Adagrad, 1);
+    run.publisher.retry_after = Duration::from_millis(1);
+    (0..3).for_each(|seed| run.publish_step(seed));
+    let before = run.finish();
+    damage(&dir.path().join("m/1"));
+    (3..40).for_each(|seed| run.publish_step(seed));
+    (dir, run, before)
+}
+
+#[test]
+fn no_delta_follows_a_chain_of_which_a_version_was_removed() {
+    let (dir, mut run, before) = damaged(|version| fs::remove_dir_all(version).unwrap());
+    run.finish();
+    let log = run.log.lock().unwrap();
+    let published: Vec<&Published> = log.iter().filter_map(|outcome| outcome.as_ref().ok()).collect();
+    let later = published.iter().filter(|one| one.version > before.version);
+    assert!(later.clone().any(|one| one.full) && later.clone().any(|one| !one.full), "{published:?}");
+    for one in later {
+        let opened = store::open(dir.path(), "m", Version(one.version), Purpose::Train).unwrap();
+        let resumed = resume(opened, run.reference.state.optimizer).unwrap();
+        assert!(bits(&resumed) == run.after[one.steps as usize], "{one:?}");
+    }
+}
+
+#[test]
+fn a_damaged_version_that_a_full_one_would_build_on_costs_no_later_version() {
+    let (dir, mut run, _) = damaged(|version| {
+        for file in fs::read_dir(version.join("tables")).unwrap() {
+            File::options().write(true).open(file.unwrap().path()).unwrap().set_len(100).unwrap();
+        }
+    });
+    let log = run.log.lock().unwrap().clone();
+    assert!(log.iter().any(Result::is_err), "no full version was due: {log:?}");
+    let last = run.finish();
+    let opened = store::open(dir.path(), "m", Version(last.version), Purpose::Train).unwrap();
+    let resumed = resume(opened, run.reference.state.optimizer).unwrap();
+    assert!(bits(&resumed) == bits(&run.reference));
+}
+
 #[test]
 fn after_the_writing_thread_has_ended_another_one_writes_deltas_and_no_row_is_lost() {
     let dir = tempfile::tempdir().unwrap();
@@ -131,17 +174,24 @@ fn a_run_whose_disk_does_not_answer_ends_with_an_error_that_says_where_resume_co
     let reference = initialise(&schema(ARCHITECTURES[0]), optimizer(Kind::Adagrad), 3).unwrap();
     let options = PublishOptions { disk: disk.clone(), ..options(dir.path(), Every::Steps(u64::MAX)) };
     let mut run = Run::with(reference, None, options);
-    run.publisher.writer.patience = Duration::from_millis(20);
     run.step(1);
     run.finish();
+    run.publisher.writer.patience = Duration::from_millis(100);
     disk.set_stuck(true);
     run.step(2);
-    let Run { reference, publisher, .. } = &mut run;
-    let error = publisher.finish(&reference.state, &reference.tables, &notes().unwrap()).unwrap_err();
-    let error = error.to_string();
+    let finish =
+        |run: &mut Run| run.publisher.finish(&run.reference.state, &run.reference.tables, &notes().unwrap());
+    let error = finish(&mut run).unwrap_err().to_string();
     assert!(error.starts_with(dir.path().join("m").to_str().unwrap()), "{error}");
     let rest = "what was trained after step 1 is not published, and --resume continues from version 1";
     assert!(error.ends_with(rest), "{error}");
+    // A disk that answers again is waited for as long as before.
+    disk.set_stuck(false);
+    let tries = (0..600).find_map(|_| finish(&mut run).ok());
+    assert_eq!(tries.map(|base| base.version), Some(2));
+    disk.set_stuck(true);
+    run.step(3);
+    finish(&mut run).unwrap_err();
     // It does not wait for the thread, which ends when the disk answers.
     drop(run);
     disk.set_stuck(false);
