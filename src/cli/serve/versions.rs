@@ -108,7 +108,7 @@ impl From<String> for NotSettled {
     }
 }
 
-/// What the server is told of a model's versions.
+/// What the server knows about a model's versions.
 #[derive(PartialEq)]
 struct Told {
     main: Version,
