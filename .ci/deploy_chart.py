@@ -74,6 +74,9 @@ def check_ports(found):
     pod = found["Deployment"]["spec"]["template"]["spec"]
     ports = {port["name"]: port["containerPort"] for port in pod["containers"][0]["ports"]}
     assert ports == {name: int(server[name].rsplit(":", 1)[1]) for name in ["grpc", "http"]}, ports
+    # Flags win over the environment of the image.
+    for name in ["models", "grpc", "http"]:
+        assert f"--{name}={server[name]}" in pod["containers"][0]["args"], pod["containers"][0]["args"]
     for kind in ["Service", "HeadlessService"]:
         for port in found[kind]["spec"]["ports"]:
             assert port["targetPort"] in ports, port

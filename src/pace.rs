@@ -8,10 +8,10 @@
 //! rests (`benches/publish`).
 //!
 //! A rest that helps no request only makes the version older. So a thread rests only if a batch of requests
-//! was computed since its last rest, and never in a process that trains: training would use the rest.
+//! was computed since its last rest.
 
 use std::cell::Cell;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -23,9 +23,6 @@ const LONGEST: Duration = Duration::from_millis(2);
 
 /// The batches of requests that were computed.
 static BATCHES: AtomicU64 = AtomicU64::new(0);
-
-/// Whether this process trains.
-static TRAINS: AtomicBool = AtomicBool::new(false);
 
 /// The last rest of a thread.
 #[derive(Clone, Copy, PartialEq)]
@@ -50,29 +47,13 @@ pub(crate) fn count_batch() {
     BATCHES.fetch_add(1, Ordering::Relaxed);
 }
 
-/// Training in this process, until this is dropped.
-pub(crate) struct Training(());
-
-impl Training {
-    pub(crate) fn begin() -> Self {
-        TRAINS.store(true, Ordering::Relaxed);
-        Self(())
-    }
-}
-
-impl Drop for Training {
-    fn drop(&mut self) {
-        TRAINS.store(false, Ordering::Relaxed);
-    }
-}
-
 /// Rests if this thread is one that rests, has worked for a while, and requests were computed meanwhile. Long
 /// loops call it about every 50 microseconds. It costs nearly nothing on other threads.
 pub(crate) fn rest() {
     let Some(rested) = RESTED.get() else { return };
     let Some(rest) = after(rested.end.elapsed()) else { return };
     let batches = BATCHES.load(Ordering::Relaxed);
-    if batches != rested.batches && !TRAINS.load(Ordering::Relaxed) {
+    if batches != rested.batches {
         sleep(rest);
     }
     RESTED.set(Some(Rested { end: Instant::now(), batches }));

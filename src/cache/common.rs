@@ -156,7 +156,7 @@ impl Common {
     /// Whether a missed row is admitted; counts it if not. A cache below its low watermark is roomy.
     pub(crate) fn admits(&self, missed: Missed, fill: impl FnOnce() -> Fill) -> bool {
         let allowed = self.admission.admits(missed, || fill().excess() == 0.0);
-        let admitted = allowed && !self.paused.load(Ordering::Acquire);
+        let admitted = allowed && !self.is_paused();
         if !admitted {
             self.counts.not_admitted.fetch_add(1, Ordering::Relaxed);
         }
@@ -169,6 +169,11 @@ impl Common {
     pub(crate) fn pause_admission(&self) -> PausedAdmission<'_> {
         self.paused.store(true, Ordering::Release);
         PausedAdmission(&self.paused)
+    }
+
+    /// Whether no row is admitted now.
+    pub(crate) fn is_paused(&self) -> bool {
+        self.paused.load(Ordering::Acquire)
     }
 
     /// Counts a row that found no room, and wakes the eviction thread.

@@ -17,7 +17,7 @@
 //! none inserts an old row after admission resumes.
 //!
 //! **Why a switch delays no request.** A batch takes locks only to insert rows, and inserts none while
-//! admission is stopped. So a switch may run on threads that have a processor only when it is idle, and rest.
+//! admission is stopped. So a switch may run on threads of low priority that rest.
 //!
 //! **Why no slot is freed too early.** While the overlay exists, a batch may find a slot there that the index
 //! has evicted. So [`super::epoch::RetireList`] frees nothing during that time, and all slots in it get a new

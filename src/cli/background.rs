@@ -1,8 +1,9 @@
-//! Work that may wait: training beside a server, and opening new versions. Its threads run only when a
-//! processor is free, so it takes the time that requests leave. Those that open versions also rest
-//! ([`pace`]).
+//! Work that may wait. Training and shadow scoring beside a server run only when a processor is free: they
+//! take the time that requests leave. New versions are opened and taken over at a low priority, and with
+//! rests ([`pace`]). So they also have some time on a machine whose processors are never free, and requests
+//! get new weights there too.
 
-use anyhow::{Context, anyhow};
+use anyhow::Context;
 
 use crate::pace;
 
@@ -27,17 +28,35 @@ pub(crate) fn only_when_idle(what: &str) {
     let _ = what;
 }
 
-/// Threads that run only when a processor is free, one a processor, and that rest.
+/// How much greater the `nice` value of a low priority is. Such a thread gets a ninth of the time of a thread
+/// of requests, if both always need the processor.
+#[cfg(target_os = "linux")]
+const LOWER: i32 = 10;
+
+#[cfg(target_os = "linux")]
+const LOWEST: i32 = 19;
+
+/// Gives this thread a low priority, which threads that it starts inherit, and rests. Leaves the priority as
+/// it is on systems other than Linux, where it belongs to the process.
+pub(crate) fn low_priority() {
+    pace::begin();
+    #[cfg(target_os = "linux")]
+    {
+        use rustix::process::{getpriority_process, setpriority_process};
+
+        let lower = |nice: i32| setpriority_process(None, (nice + LOWER).min(LOWEST));
+        if let Err(error) = getpriority_process(None).and_then(lower) {
+            tracing::warn!(%error, "new versions are opened at the priority of requests");
+        }
+    }
+}
+
+/// Threads of low priority that rest, one a processor.
 ///
 /// # Errors
 /// When the system cannot start a thread.
-pub(crate) fn idle_pool(name: &'static str) -> anyhow::Result<rayon::ThreadPool> {
-    // Threads inherit the policy of the thread that starts them.
-    let starter = std::thread::Builder::new().spawn(move || {
-        only_when_idle("new versions are opened");
-        build(named(name, 0).start_handler(|_| pace::begin()))
-    });
-    starter.context("threads")?.join().map_err(|_| anyhow!("threads"))?
+pub(crate) fn low_priority_pool(name: &'static str) -> anyhow::Result<rayon::ThreadPool> {
+    build(named(name, 0).start_handler(|_| low_priority()))
 }
 
 /// Threads for parallel work of this thread, with its policy. `name` is that of the threads, with a number.
@@ -77,7 +96,14 @@ mod tests {
             (policy(), pool("test", 1).unwrap().install(policy))
         });
         assert_eq!(thread.join().unwrap(), (SCHED_IDLE.to_owned(), SCHED_IDLE.to_owned()));
-        assert_eq!(idle_pool("test").unwrap().install(policy), SCHED_IDLE);
         assert_eq!(policy(), "0");
+    }
+
+    #[test]
+    fn threads_that_open_versions_have_a_low_priority() {
+        let nice = || rustix::process::getpriority_process(None).unwrap();
+        let before = nice();
+        assert_eq!(low_priority_pool("test").unwrap().install(nice), (before + LOWER).min(LOWEST));
+        assert_eq!(nice(), before);
     }
 }

@@ -4,7 +4,7 @@
 
 use serde_json::json;
 
-use crate::cli::{InputError, error_line, print};
+use crate::cli::{InputError, error_line, note, print};
 use crate::config::{Flags, Layers};
 use crate::server;
 
@@ -67,7 +67,7 @@ pub(crate) fn run(args: &Args, flags: &Flags) -> anyhow::Result<()> {
     let missing = "server.models: missing, but serve needs it".to_owned();
     let missing = config.server.models.is_none().then_some(missing);
     let warnings: Vec<String> = config.warnings.iter().map(ToString::to_string).chain(missing).collect();
-    warnings.iter().for_each(|warning| eprintln!("warning: {warning}"));
+    warnings.iter().for_each(|warning| note(&format!("warning: {warning}")));
     match args.action {
         Action::Check(_) if json => {
             print(&format!("{}\n", json!({"valid": true, "errors": [], "warnings": warnings})))
@@ -87,6 +87,6 @@ fn refuse<E: std::error::Error + Send + Sync + 'static>(
         print(&format!("{}\n", json!({"valid": false, "errors": errors, "warnings": []})))?;
     }
     let Some(last) = problems.pop() else { return Ok(()) };
-    problems.iter().for_each(|problem| eprintln!("error: {}", error_line(problem)));
+    problems.iter().for_each(|problem| note(&format!("error: {}", error_line(problem))));
     Err(InputError(last.into()).into())
 }

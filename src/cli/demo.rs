@@ -17,7 +17,7 @@ use tokio::task::JoinHandle;
 
 use crate::cli::flags::whole;
 use crate::cli::serve::{self, Serving};
-use crate::cli::{Cli, InputError, run as run_cli};
+use crate::cli::{Cli, InputError, print, run as run_cli};
 use crate::config::{Config, Flags};
 use crate::dataset::synthetic::write_criteo_tsv;
 use crate::engine::Engine;
@@ -83,13 +83,13 @@ fn claim(dir: &Path) -> anyhow::Result<()> {
 
 fn show(args: &Args, dir: &Path) -> anyhow::Result<()> {
     let [train, test, schema, models, scores] = FILES.map(|name| dir.join(name));
-    say(&format!("generating {} + {TEST_ROWS} rows of click logs in {}", args.rows, dir.display()));
+    say(&format!("generating {} + {TEST_ROWS} rows of click logs in {}", args.rows, dir.display()))?;
     // Two seeds of the same distribution: one to train on, one to test on.
     write_data(&train, args.rows, 1)?;
     write_data(&test, TEST_ROWS, 2)?;
 
     let init = format!("flechette init --dataset criteo --arch dlrm --dim {DIM} --rows {TABLE_ROWS}");
-    say(&format!("{init} > {}", schema.display()));
+    say(&format!("{init} > {}", schema.display()))?;
     fs::write(&schema, preset::criteo(ArchKind::Dlrm, DIM, TABLE_ROWS).to_toml())?;
     let shared = ["--format", "criteo-tsv"];
     command(
@@ -101,15 +101,15 @@ fn show(args: &Args, dir: &Path) -> anyhow::Result<()> {
     let addr = format!("http://{}", server.grpc);
     let target = ["--addr", addr.as_str(), "--model", MODEL, text(&test)?];
     command(&["score", "--out", text(&scores)?], &[&shared[..], &target].concat())?;
-    println!("first scores: {}", first_scores(&scores)?);
+    print(&format!("first scores: {}\n", first_scores(&scores)?))?;
     let load = ["load", "--batch", "16", "--concurrency", "4", "--seconds", "3"];
     command(&load, &[&shared[..], &target].concat())?;
-    server.print_hits();
+    server.print_hits()?;
 
     if !args.once {
         let (grpc, http) = (server.grpc, server.http);
-        say(&format!("serving: gRPC {grpc}, http://{http}/ and http://{http}/metrics"));
-        println!("stop it with Ctrl-C");
+        say(&format!("serving: gRPC {grpc}, http://{http}/ and http://{http}/metrics"))?;
+        print("stop it with Ctrl-C\n")?;
     }
     server.end(args.once)
 }
@@ -135,7 +135,7 @@ impl Running {
             cache_fraction: Some("0.1".to_owned()),
             ..Flags::default()
         };
-        say(&format!("flechette serve --models {} --cache-mode on --cache-fraction 0.1", models.display()));
+        say(&format!("flechette serve --models {} --cache-mode on --cache-fraction 0.1", models.display()))?;
         // Does not read the environment, which may set another cache size.
         let config = Config::resolve(&flags, [], None)?;
         let serving = Serving::load(&config, models)?;
@@ -152,17 +152,17 @@ impl Running {
         Ok(Self { runtime, engine, grpc, http, stop, server })
     }
 
-    fn print_hits(&self) {
-        let Some(stats) = self.engine.cache_stats() else { return };
+    fn print_hits(&self) -> anyhow::Result<()> {
+        let Some(stats) = self.engine.cache_stats() else { return Ok(()) };
         let hits: u64 = stats.tables.iter().map(|t| t.hits).sum();
         let misses: u64 = stats.tables.iter().map(|t| t.misses).sum();
-        println!(
-            "cache: {:.1} % of {} row lookups hit; {} rows in {:.1} MiB",
+        print(&format!(
+            "cache: {:.1} % of {} row lookups hit; {} rows in {:.1} MiB\n",
             100.0 * hits as f64 / (hits + misses).max(1) as f64,
             hits + misses,
             stats.entries,
             stats.total_bytes as f64 / f64::from(1 << 20),
-        );
+        ))
     }
 
     /// Drains the server, at once if `now`, otherwise after SIGTERM or SIGINT.
@@ -181,12 +181,12 @@ impl Running {
 /// Prints a command line of this program and runs it.
 fn command(first: &[&str], rest: &[&str]) -> anyhow::Result<()> {
     let words = || ["flechette"].iter().chain(first).chain(rest).copied();
-    say(&words().collect::<Vec<_>>().join(" "));
+    say(&words().collect::<Vec<_>>().join(" "))?;
     run_cli(Cli::try_parse_from(words())?)
 }
 
-fn say(line: &str) {
-    println!("\n> {line}");
+fn say(line: &str) -> anyhow::Result<()> {
+    print(&format!("\n> {line}\n"))
 }
 
 fn write_data(path: &Path, rows: u64, seed: u64) -> anyhow::Result<()> {

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use tonic::{Code, Request, Status};
 
 use crate::cli::client::{ANSWER_BYTES, Connect, Token, status_text, whole};
-use crate::cli::{InputError, print};
+use crate::cli::{InputError, note, print};
 use crate::server::proto::ctr_client::CtrClient;
 use crate::server::proto::{GetModelRequest, GetModelResponse, Label, SetLabelRequest, SetLabelResponse};
 use crate::types::{Follow, Version};
@@ -69,7 +69,7 @@ async fn ask(args: Args) -> anyhow::Result<String> {
             let answer = whole(TIMEOUT, ctr.set_label(call(change, token.as_ref()))).await;
             let SetLabelResponse { version, not_kept } = answer.map_err(failed)?.into_inner();
             if !not_kept.is_empty() {
-                eprintln!("warning: the change is lost at a restart of the server: {not_kept}");
+                note(&format!("warning: the change is lost at a restart of the server: {not_kept}"));
             }
             let removed = remove && version == 0;
             let set = Label { label, version, latest: !remove && asked == 0 };

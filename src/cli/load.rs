@@ -28,6 +28,7 @@ use tonic::Status;
 
 use crate::cli::client::{Client, Target};
 use crate::cli::flags::{number, seconds, whole};
+use crate::cli::training::data_path;
 use crate::cli::{InputError, print};
 use crate::server::proto::PredictResponse;
 use crate::types::RawBatch;
@@ -39,7 +40,8 @@ use report::{Report, Tally};
 pub(crate) struct Args {
     #[command(flatten)]
     target: Target,
-    /// File with the samples of the requests
+    /// File with the samples of the requests; - is standard input
+    #[arg(value_parser = data_path)]
     file: PathBuf,
     /// Samples per request
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = whole::<u32>(1, 1 << 20))]

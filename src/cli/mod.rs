@@ -22,13 +22,13 @@ pub(crate) mod plan;
 pub(crate) mod score;
 pub(crate) mod scratchpad;
 pub mod serve;
+pub(crate) mod terminal;
 pub(crate) mod train;
 pub(crate) mod training;
 pub(crate) mod verify;
 pub(crate) mod versions;
 
 use std::error::Error;
-use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -39,6 +39,8 @@ use crate::dataset::DatasetError;
 use crate::predict::PredictError;
 use crate::schema::SchemaError;
 use crate::trainer::TrainError;
+use terminal::ClosedOutput;
+pub(crate) use terminal::{note, print};
 use train::interrupt::{self, Interrupted};
 
 /// Trains recommendation models larger than GPU memory, and serves click-through-rate (CTR) scores from them.
@@ -143,16 +145,6 @@ pub fn run(cli: Cli) -> anyhow::Result<()> {
     result
 }
 
-/// Writes to standard output.
-///
-/// # Errors
-/// When standard output is closed or cannot be written.
-pub(crate) fn print(text: &str) -> anyhow::Result<()> {
-    let mut out = io::stdout().lock();
-    out.write_all(text.as_bytes())?;
-    Ok(out.flush()?)
-}
-
 /// An error that the user can correct: bad flags, bad input. Its exit code is 2.
 #[derive(Debug, thiserror::Error)]
 #[error("{}", error_line(.0.as_ref()))]
@@ -185,16 +177,14 @@ pub fn exit(result: anyhow::Result<()>) -> ExitCode {
     let Err(error) = result else { return ExitCode::SUCCESS };
     let code = exit_code(&error);
     if code == interrupt::EXIT_CODE {
-        eprintln!("{}", error_line(error.as_ref()));
+        note(&error_line(error.as_ref()));
     } else if code != 0 {
-        eprintln!("error: {}", error_line(error.as_ref()));
+        note(&format!("error: {}", error_line(error.as_ref())));
     }
     ExitCode::from(code)
 }
 
 fn exit_code(error: &anyhow::Error) -> u8 {
-    let closed_pipe =
-        |e: &(dyn Error + 'static)| e.downcast_ref().map(io::Error::kind) == Some(io::ErrorKind::BrokenPipe);
     let input = |e: &(dyn Error + 'static)| {
         e.is::<InputError>()
             || e.is::<SchemaError>()
@@ -203,7 +193,7 @@ fn exit_code(error: &anyhow::Error) -> u8 {
     };
     if error.is::<Interrupted>() {
         interrupt::EXIT_CODE
-    } else if error.chain().any(closed_pipe) {
+    } else if error.is::<ClosedOutput>() {
         0
     } else if error.chain().any(input) {
         2

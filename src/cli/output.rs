@@ -30,6 +30,9 @@ pub(crate) fn check<'p>(
         return Err(wrong("is a directory").into());
     }
     let new = !path.exists();
+    if new && path.is_symlink() {
+        return Err(wrong("is a link to a file that does not exist").into());
+    }
     // Opening for appending changes nothing.
     let opened = File::options().append(true).create(true).open(path);
     let checked = opened.and_then(|_| if new { remove_file(path) } else { Ok(()) });
@@ -63,6 +66,9 @@ mod tests {
         }
         assert!(refusal("").ends_with("is a directory"));
         assert!(refusal("missing/out").starts_with("--out: "));
+        std::os::unix::fs::symlink(at("nowhere"), at("dangling")).unwrap();
+        assert!(refusal("dangling").ends_with("is a link to a file that does not exist"));
+        assert!(at("dangling").is_symlink());
         check("--out", &at("old"), &inputs).unwrap();
         check("--out", &at("new"), &inputs).unwrap();
         assert_eq!(std::fs::read_to_string(at("old")).unwrap(), "scores");

@@ -7,13 +7,13 @@
 mod input;
 mod serve;
 
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow};
 
 use crate::cli::format::FieldFlags;
-use crate::cli::{InputError, output, train::read_schema};
+use crate::cli::training::data_path;
+use crate::cli::{InputError, output, print, train::read_schema};
 use crate::config::{BYTES_FORM, Config, Flags, parse_bytes};
 use crate::dataset::{Format, Labels, ReadOptions};
 use crate::planner::counts::{Counts, Ranked};
@@ -36,7 +36,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     fields: FieldFlags,
     /// Data files, the oldest accesses first
-    #[arg(long, value_name = "FILE", num_args = 1.., required = true)]
+    #[arg(long, value_name = "FILE", num_args = 1.., required = true, value_parser = data_path)]
     data: Vec<PathBuf>,
     /// The files have no label column: a line of criteo-tsv has 39 fields, and a line of --columns no label
     #[arg(long)]
@@ -170,12 +170,7 @@ impl Args {
     }
 
     fn print(&self, text: &str, json: impl FnOnce() -> serde_json::Value) -> anyhow::Result<()> {
-        let mut out = std::io::stdout().lock();
-        out.write_all(text.as_bytes())?;
-        if self.json {
-            writeln!(out, "{}", json())?;
-        }
-        Ok(out.flush()?)
+        print(&if self.json { format!("{text}{}\n", json()) } else { text.to_owned() })
     }
 }
 

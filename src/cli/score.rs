@@ -22,6 +22,7 @@ use tonic::{Code, Status};
 
 use crate::cli::client::{Client, Target, status_text};
 use crate::cli::flags::whole;
+use crate::cli::training::data_path;
 use crate::cli::{InputError, output, print};
 use crate::dataset::Reader;
 use crate::server::proto::PredictResponse;
@@ -33,7 +34,8 @@ use crate::types::RawBatch;
 pub(crate) struct Args {
     #[command(flatten)]
     target: Target,
-    /// File with the rows to score
+    /// File with the rows to score; - is standard input
+    #[arg(value_parser = data_path)]
     file: PathBuf,
     /// Samples per request [default: 1024, or the server's limit if that is less]
     #[arg(long, value_name = "N", value_parser = whole::<u32>(1, 1 << 20))]

@@ -1,5 +1,7 @@
 use anyhow::anyhow;
 
+use std::io;
+
 use super::*;
 
 #[test]
@@ -8,7 +10,9 @@ fn the_exit_code_separates_input_errors_from_other_errors() {
     assert_eq!(exit_code(&anyhow::Error::from(schema).context("model.toml")), 2);
     assert_eq!(exit_code(&InputError(anyhow::anyhow!("no")).into()), 2);
     assert_eq!(exit_code(&io::Error::from(io::ErrorKind::StorageFull).into()), 1);
-    assert_eq!(exit_code(&io::Error::from(io::ErrorKind::BrokenPipe).into()), 0);
+    assert_eq!(exit_code(&ClosedOutput.into()), 0);
+    // Another pipe than standard output.
+    assert_eq!(exit_code(&io::Error::from(io::ErrorKind::BrokenPipe).into()), 1);
 }
 
 #[test]

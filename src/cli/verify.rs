@@ -5,10 +5,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::cli::flags::whole;
-use crate::cli::print;
 use crate::cli::scratchpad::{PipelineFlags, SizeFlag, pipeline_on, training_device, working_dir};
 use crate::cli::train::read_schema;
 use crate::cli::training::{ComputeFlags, TrainingFlags, compute_threads, data_path, no_samples};
+use crate::cli::{note, print};
 use crate::config::{Config, Flags};
 use crate::device::cuda::Nvidia;
 use crate::schema::Schema;
@@ -73,12 +73,12 @@ struct Verified {
 
 fn verify(args: &Args, schema: &Schema, device: Option<&Arc<Nvidia>>) -> anyhow::Result<()> {
     let verified = train_both_ways(args, schema, device)?;
-    eprintln!("{}", verified.text());
+    note(&verified.text());
     if args.json {
         print(&format!("{}\n", verified.json()))?;
     }
     verified.result()?;
-    eprintln!("every byte is equal to the sequential trainer's");
+    note("every byte is equal to the sequential trainer's");
     Ok(())
 }
 

@@ -7,7 +7,7 @@ use anyhow::anyhow;
 use serde_json::json;
 
 use crate::cli::train::publishing::lock_model;
-use crate::cli::{InputError, print};
+use crate::cli::{InputError, note, print};
 use crate::store::listing::{Listed, Summary, list};
 use crate::store::{self, Purpose, StoreError, retention};
 use crate::types::{Version, unix_ms};
@@ -63,15 +63,12 @@ fn compact(args: &Args, name: &str) -> anyhow::Result<()> {
     let version = latest.opened.store.version();
     let model = args.models.join(name);
     if latest.opened.store.is_full() {
-        eprintln!("{}/{version} is full", model.display());
+        note(&format!("{}/{version} is full", model.display()));
         return Ok(());
     }
     let written = retention::compact(&args.models, name, version, highest.unwrap_or(version))?;
-    eprintln!(
-        "wrote {}/{}, with the contents of version {version}",
-        model.display(),
-        Version(written.version)
-    );
+    let written = Version(written.version);
+    note(&format!("wrote {}/{written}, with the contents of version {version}", model.display()));
     Ok(())
 }
 

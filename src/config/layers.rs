@@ -133,7 +133,7 @@ impl Layers {
             let Some(name) = name.to_str().filter(|n| n.starts_with(PREFIX)) else { continue };
             let known = settings::all().map(|setting| setting.key).find(|key| variable(key) == name);
             let Some(key) = known.map(str::to_owned).or_else(|| key_of_variable(name)) else {
-                self.errors.extend(unknown::environment_variable(name));
+                self.errors.extend(unknown::environment_variable(name, &value));
                 continue;
             };
             let source = Source::Environment(name.to_owned());
@@ -296,7 +296,9 @@ impl Layers {
             "error, warn, info, debug or trace, or directives such as warn,flechette::server=debug".to_owned()
         };
         // A misspelt level would be a directive too: for a target of that name.
-        let directive = |text: &str| text.contains('=') || text.parse::<LevelFilter>().is_ok();
+        // An empty text would be the level error.
+        let level = |text: &str| !text.is_empty() && text.parse::<LevelFilter>().is_ok();
+        let directive = |text: &str| text.contains('=') || level(text);
         let valid = |text: &str| {
             text.parse::<Targets>().is_ok() && text.split(',').all(|part| directive(part.trim()))
         };

@@ -426,7 +426,7 @@ pub(crate) const SECTIONS: &[Section] = &[
                 "versions.keep",
                 Text("3"),
                 "Full versions that stay on disk, with the deltas after the oldest of them. A version that a \
-                 server uses stays too",
+                 server uses, or that a label or the settings of a server name, stays too",
             ),
             setting(
                 "versions.compact_at",

@@ -66,8 +66,9 @@ fn settings_page() -> String {
          ```toml\n[cache]\nbytes = \"4GiB\"\n```\n\n\
          ```sh\nFLECHETTE_CACHE_BYTES=4GiB flechette serve --models models\n\
          flechette serve --models models --cache-bytes 4GiB\n```\n\n\
-         `serve` uses all settings, `train` and `verify` those of `device`, `threads` and `log`, and `plan`\n\
-         those of `threads` and `log`. Bytes are plain (`512`) or have a unit: K, M, G, T (1,000s) \
+         `serve` uses all settings, `train` those of `device`, `threads`, `versions` and `log`, `verify`\n\
+         those of `device`, `threads` and `log`, `plan` those of `threads` and `log`, and other commands\n\
+         those of `log`. Bytes are plain (`512`) or have a unit: K, M, G, T (1,000s) \
          or Ki, Mi,\n\
          Gi, Ti (1,024s), with or without a `B`. An unknown key, section or variable is an error, which\n\
          names the nearest known one.\n\n\
@@ -208,7 +209,9 @@ fn variables_of_tests_and_of_kubernetes_services_are_not_settings() {
     ] {
         assert!(resolve(&Flags::default(), &[(name, "tcp://10.0.0.1:8001")], "").is_ok(), "{name}");
     }
-    assert!(refusal(&[("FLECHETTE_SERVER_PORTS", "1")], "").contains("unknown variable"));
+    for name in ["FLECHETTE_SERVER_PORTS", "FLECHETTE_HTTP_PORT", "FLECHETTE_PORT"] {
+        assert!(refusal(&[(name, "9002")], "").contains("unknown variable"), "{name}");
+    }
 }
 
 #[test]

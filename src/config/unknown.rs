@@ -1,5 +1,7 @@
 //! Names that no setting has. They are errors, because a misspelt limit that is ignored is noticed too late.
 
+use std::ffi::OsStr;
+
 use super::layers::variable;
 use super::settings::{self, SECTIONS};
 use super::{ConfigError, models};
@@ -25,8 +27,8 @@ pub(crate) fn section(place: String, name: String) -> ConfigError {
 }
 
 /// The error for an environment variable; `None` if it belongs to something else.
-pub(crate) fn environment_variable(name: &str) -> Option<ConfigError> {
-    if OF_TESTS.contains(&name) || name.starts_with(TEST_VARIABLES) || is_service_link(name) {
+pub(crate) fn environment_variable(name: &str, value: &OsStr) -> Option<ConfigError> {
+    if OF_TESTS.contains(&name) || name.starts_with(TEST_VARIABLES) || is_service_link(name, value) {
         return None;
     }
     let variables = settings::all().map(|setting| variable(setting.key));
@@ -36,9 +38,12 @@ pub(crate) fn environment_variable(name: &str) -> Option<ConfigError> {
 }
 
 /// Whether Kubernetes sets this variable in every pod beside a service whose name begins with "flechette":
-/// `FLECHETTE_SERVICE_HOST`, `FLECHETTE_PORT_8001_TCP_ADDR` and so on.
-fn is_service_link(name: &str) -> bool {
-    let of_port = |rest: &str| rest.is_empty() || rest.strip_prefix('_').is_some_and(begins_with_digit);
+/// `FLECHETTE_SERVICE_HOST`, `FLECHETTE_PORT_8001_TCP_ADDR` and so on. The value of one that ends with
+/// `_PORT` is an address such as `tcp://10.0.0.1:8001`, and not the number of a port that somebody wants.
+fn is_service_link(name: &str, value: &OsStr) -> bool {
+    let is_address = value.to_str().is_some_and(|text| text.contains("://"));
+    let of_port =
+        |rest: &str| rest.strip_prefix('_').map_or(rest.is_empty() && is_address, begins_with_digit);
     name.ends_with("_SERVICE_HOST")
         || name.contains("_SERVICE_PORT")
         || name.match_indices("_PORT").any(|(at, port)| of_port(&name[at + port.len()..]))

@@ -84,7 +84,7 @@ trait AnyContextPool: Send + Sync {
     fn embed(&self, batch: &Batch, versions: &Versions<Served>, then: Then<'_>) -> Result<(), EmbedError>;
     fn switch(&self, to: Version, of: &Changes, rows: &mut NextRows<'_>) -> Result<Switched, GpuCacheError>;
     fn warm(&self, rows: &mut dyn Iterator<Item = WarmRow<'_>>) -> Result<Warmed, GpuCacheError>;
-    fn point_at(&self, store: &EmbeddingStore) -> Result<usize, GpuCacheError>;
+    fn point_at(&self, store: &EmbeddingStore) -> usize;
     fn observe(&self, ids: u64, elapsed: Duration);
     fn hot_rows(&self) -> Result<Vec<(TableId, u64)>, GpuCacheError>;
     fn stats(&self) -> CacheStats;
@@ -187,10 +187,8 @@ impl GpuLookupTier {
                 return Ok(Switched::default());
             }
         };
-        if self.points
-            && let Err(error) = self.pool.point_at(rows.store())
-        {
-            self.lose(&error);
+        if self.points {
+            self.pool.point_at(rows.store());
         }
         Ok(switched)
     }
@@ -204,12 +202,7 @@ impl GpuLookupTier {
 
     /// Lets the cache point at the tables that the store holds in pinned memory of this driver.
     pub(crate) fn point_at(&mut self, store: &EmbeddingStore) {
-        match self.pool.point_at(store) {
-            Ok(tables) => self.points = tables > 0,
-            Err(error) => {
-                tracing::warn!(%error, "cache.pointers: no pointers, because registering a table failed")
-            }
-        }
+        self.points = self.pool.point_at(store) > 0;
     }
 
     /// Reports how long the lookup of a batch took. These times tune the number of pointers.
@@ -430,7 +423,8 @@ impl<D: Driver> AnyContextPool for ContextPool<D> {
         self.cache.warm(rows)
     }
 
-    fn point_at(&self, store: &EmbeddingStore) -> Result<usize, GpuCacheError> {
+    /// Returns the number of tables at which the cache may point.
+    fn point_at(&self, store: &EmbeddingStore) -> usize {
         let mut registered = self.registered.lock().unwrap_or_else(PoisonError::into_inner);
         // First, because a table that did not change is registered again with the same memory: removes the
         // pointers into the memory of the version before.
@@ -441,12 +435,12 @@ impl<D: Driver> AnyContextPool for ContextPool<D> {
             let Some(memory) = memory else { continue };
             match self.cache.host_rows(store.version(), t, memory) {
                 Ok(rows) => registered.push(rows),
-                // Other tables can still be pointed at.
                 Err(GpuCacheError::SharedKeys { .. }) => {}
-                Err(error) => return Err(error),
+                // The table's rows are cached all the same, and other tables can be pointed at.
+                Err(error) => tracing::warn!(table = t.0, %error, "cache.pointers: no pointers to a table"),
             }
         }
-        Ok(registered.len())
+        registered.len()
     }
 
     fn observe(&self, ids: u64, elapsed: Duration) {

@@ -6,6 +6,9 @@
 //! ordinary scores the two agree to about 7 digits. But a logit above 17 rounds to a probability of exactly
 //! 1, and then a sample without a click has an infinite loss. The mean is reported as infinite too, and such
 //! samples are counted ([`Quality::infinite`]).
+//!
+//! Labels are from 0 to 1. A sample with label y counts as y of a click, and as 1 - y of a sample without
+//! one, as in the loss that training minimizes.
 
 use crate::model::loss::{binary_cross_entropy, sigmoid};
 
@@ -14,11 +17,11 @@ use crate::model::loss::{binary_cross_entropy, sigmoid};
 pub(crate) struct Quality {
     /// Number of samples.
     pub rows: u64,
-    /// Area under the ROC curve; `None` when all labels are equal.
+    /// Area under the ROC curve; `None` when all labels are 0, all are 1, or there is one sample.
     pub auc: Option<f64>,
     /// Mean binary cross-entropy in nats; infinite if the loss of any sample is infinite.
     pub log_loss: f64,
-    /// Log loss divided by the entropy of the mean label (He et al., 2014); `None` when all labels are equal.
+    /// Log loss divided by the entropy of the mean label (He et al., 2014); `None` when the mean is 0 or 1.
     pub normalized_entropy: Option<f64>,
     /// Samples with infinite loss: the score is exactly 0 or 1, and the label is the opposite.
     pub infinite: u64,
@@ -31,7 +34,7 @@ impl Quality {
         let losses = probabilities.iter().zip(labels).map(|(&probability, &label)| {
             let probability = f64::from(probability);
             // `ln_1p` keeps the digits of a small probability.
-            if is_click(label) { -probability.ln() } else { -(-probability).ln_1p() }
+            weighted(label, -probability.ln()) + weighted(1.0 - label, -(-probability).ln_1p())
         });
         Self::from_losses(losses, probabilities, labels)
     }
@@ -39,10 +42,10 @@ impl Quality {
     /// The quality of logits. The slices have the same length.
     #[must_use]
     pub(crate) fn of_logits(logits: &[f32], labels: &[f32]) -> Self {
-        let losses = logits.iter().zip(labels).map(|(&logit, &label)| match (logit, is_click(label)) {
-            (f32::INFINITY, true) | (f32::NEG_INFINITY, false) => 0.0,
-            (f32::INFINITY, false) | (f32::NEG_INFINITY, true) => f64::INFINITY,
-            (logit, click) => binary_cross_entropy(f64::from(logit), if click { 1.0 } else { 0.0 }),
+        let losses = logits.iter().zip(labels).map(|(&logit, &label)| match logit {
+            f32::INFINITY => weighted(1.0 - label, f64::INFINITY),
+            f32::NEG_INFINITY => weighted(label, f64::INFINITY),
+            _ => binary_cross_entropy(f64::from(logit), f64::from(label)),
         });
         let probabilities: Vec<f32> = logits.iter().map(|&logit| sigmoid(logit)).collect();
         Self::from_losses(losses, &probabilities, labels)
@@ -56,39 +59,43 @@ impl Quality {
             infinite += u64::from(loss.is_infinite());
         }
         let log_loss = sum / rows.max(1) as f64;
-        let clicks = labels.iter().filter(|label| is_click(**label)).count();
-        let rate = clicks as f64 / rows.max(1) as f64;
-        let both = clicks > 0 && clicks < rows;
+        let rate = labels.iter().copied().map(f64::from).sum::<f64>() / rows.max(1) as f64;
         let entropy = -(rate * rate.ln() + (1.0 - rate) * (1.0 - rate).ln());
         Self {
             rows: rows as u64,
-            auc: both.then(|| auc(probabilities, labels, clicks)),
+            auc: auc(probabilities, labels),
             log_loss,
-            normalized_entropy: both.then(|| log_loss / entropy),
+            normalized_entropy: (rate > 0.0 && rate < 1.0).then(|| log_loss / entropy),
             infinite,
         }
     }
 }
 
-fn is_click(label: f32) -> bool {
-    label > 0.5
+/// A loss with this weight. Without weight it is 0, also if it is infinite.
+fn weighted(weight: f32, loss: f64) -> f64 {
+    if weight == 0.0 { 0.0 } else { f64::from(weight) * loss }
 }
 
-/// The Mann-Whitney statistic: the share of (click, no click) pairs that the scores rank correctly. A tie
-/// counts half.
-fn auc(probabilities: &[f32], labels: &[f32], clicks: usize) -> f64 {
-    let mut sorted: Vec<(f32, bool)> =
-        probabilities.iter().zip(labels).map(|(&p, &y)| (p, is_click(y))).collect();
+/// The Mann-Whitney statistic: the share of pairs (click, no click) of different samples that the scores rank
+/// correctly. A tie counts half.
+fn auc(probabilities: &[f32], labels: &[f32]) -> Option<f64> {
+    let mut sorted: Vec<(f32, f64)> =
+        probabilities.iter().zip(labels).map(|(&p, &y)| (p, f64::from(y))).collect();
     sorted.sort_unstable_by(|a, b| a.0.total_cmp(&b.0));
-    let (mut below, mut twice) = (0u64, 0u128);
+    let (mut clicks, mut others, mut right, mut own) = (0.0, 0.0, 0.0, 0.0);
     for tied in sorted.chunk_by(|a, b| a.0 == b.0) {
-        let clicked = tied.iter().filter(|(_, click)| *click).count() as u64;
-        let not = tied.len() as u64 - clicked;
-        twice += u128::from(clicked) * u128::from(2 * below + not);
-        below += not;
+        let clicked: f64 = tied.iter().map(|(_, y)| y).sum();
+        let not: f64 = tied.iter().map(|(_, y)| 1.0 - y).sum();
+        // A sample whose label is between 0 and 1 makes a pair with itself, which does not count.
+        let with_itself: f64 = tied.iter().map(|(_, y)| y * (1.0 - y)).sum();
+        right += clicked * others + (clicked * not - with_itself) / 2.0;
+        clicks += clicked;
+        others += not;
+        own += with_itself;
     }
-    let pairs = clicks as f64 * (labels.len() - clicks) as f64;
-    twice as f64 / 2.0 / pairs
+    let pairs = clicks * others - own;
+    // A single sample has no pair, but the difference may be a rounding error.
+    (sorted.len() > 1 && pairs > 0.0).then(|| right / pairs)
 }
 
 #[cfg(test)]

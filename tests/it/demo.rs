@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use crate::program::flechette;
 
 /// One demo at a time: each takes the default ports if they are free.
-fn alone() -> MutexGuard<'static, ()> {
+pub fn alone() -> MutexGuard<'static, ()> {
     static DEMO: Mutex<()> = Mutex::new(());
     DEMO.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -89,8 +89,13 @@ impl Machine {
     }
 
     /// Sets a variable for the pretended libraries.
-    pub(crate) fn with_setting(mut self, name: &str, value: &str) -> Self {
-        self.settings.push((format!("PRETEND_{name}"), value.to_owned()));
+    pub(crate) fn with_setting(self, name: &str, value: &str) -> Self {
+        self.with_variable(&format!("PRETEND_{name}"), value)
+    }
+
+    /// Sets an environment variable of the child.
+    pub(crate) fn with_variable(mut self, name: &str, value: &str) -> Self {
+        self.settings.push((name.to_owned(), value.to_owned()));
         self
     }
 

@@ -36,7 +36,8 @@ pub fn folder(models: &str, model: &str, version: u64) -> PathBuf {
 
 /// Waits until something has happened. Panics if it never does.
 pub fn wait(what: &str, happened: impl Fn() -> bool) {
-    for _ in 0..1200 {
+    // The limit is far above what anything takes.
+    for _ in 0..6000 {
         if happened() {
             return;
         }
@@ -198,7 +199,7 @@ fn publish_by_training(workshop: &Workshop, served: &Served) {
     trainer.args(line.split_whitespace()).env("FLECHETTE_VERSIONS_KEEP", "100000");
     let mut trainer = trainer.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     sleep(published_for());
-    // Versions are opened when a processor is free, so they wait for the tests beside this one.
+    // Versions are opened at a low priority, so they wait for the tests beside this one.
     wait("four versions are taken over", || counted(served, "switches_total") >= 4.0);
     signal(&trainer, "-INT");
     assert_eq!(trainer.wait().unwrap().code(), Some(130));

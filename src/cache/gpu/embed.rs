@@ -1,5 +1,7 @@
 //! Runs a batch through the cache, from its ids to the model's input.
 
+use std::sync::atomic::Ordering;
+
 use super::super::CacheError;
 use super::super::key::RowKeys;
 use super::super::query::Tally;
@@ -155,7 +157,8 @@ impl<D: Driver> Shared<D> {
     }
 
     /// Offers to the cache the rows that missed, and the rows that were read through pointers to host memory.
-    /// If no row is offered, it takes no lock.
+    /// If no row is offered, it takes no lock. During a switch none is: the switch holds the lock now and
+    /// then, on a thread that may wait for a processor.
     fn offer(&self, context: &mut LookupContext<D>, hold: &BatchHold<D>) -> Result<(), GpuCacheError> {
         let ContextParts { lookups, misses, pointed, staging } = context.parts();
         let missed = misses.iter().map(|miss| Offer {
@@ -171,6 +174,10 @@ impl<D: Driver> Shared<D> {
         });
         let mut offers = missed.chain(pointed).peekable();
         if offers.peek().is_none() {
+            return Ok(());
+        }
+        if self.is_paused() {
+            self.counts.not_admitted.fetch_add(offers.count() as u64, Ordering::Relaxed);
             return Ok(());
         }
         self.replace(hold.pin.number(), staging, offers)

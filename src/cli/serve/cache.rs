@@ -69,8 +69,14 @@ impl RowMemory {
                 opened.store = copied.context("cache.pointers: loading the tables into RAM")?;
             }
             Self::Pinned(device) => {
-                let copied = opened.store.rows_copied(&PinnedHost(device.clone()));
-                opened.store = copied.context("cache.pointers: loading the tables into pinned memory")?;
+                // After a failure of the device, the driver refuses this for ever. The rows are served from
+                // where they are.
+                match opened.store.rows_copied(&PinnedHost(device.clone())) {
+                    Ok(copied) => opened.store = copied,
+                    Err(error) => {
+                        tracing::warn!(%error, "cache.pointers: no pointers without pinned memory");
+                    }
+                }
             }
         }
         Ok(())

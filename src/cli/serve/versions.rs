@@ -13,8 +13,8 @@
 //! end. If it fails, which is mostly for that reason, the version is refused as if it were bad, and is opened
 //! again after [`AGAIN`]. A version that requests have used through an engine of its own keeps that.
 //!
-//! New versions are opened and taken over by threads that run only when a processor is free. What a client
-//! asks for with a label, and the versions of a model that is loaded, do not wait for that.
+//! New versions are opened and taken over by threads of low priority. What a client asks for with a label,
+//! and the versions of a model that is loaded, have the priority of requests.
 
 mod plan;
 mod switching;
@@ -148,7 +148,7 @@ pub(crate) struct Look<'l> {
     pub new: bool,
     /// A label that will be set if its version can be loaded. The main engine keeps its version.
     pub label: Option<(&'l str, Option<Follow>)>,
-    /// Otherwise versions are opened and taken over when a processor is free.
+    /// Otherwise versions are opened and taken over at a low priority.
     pub urgent: bool,
     /// Whether a client waits for a switch.
     pub asked: bool,
@@ -172,7 +172,7 @@ pub(crate) struct Versions {
     /// Wakes the thread that makes all changes when a switch has ended.
     wake: SyncSender<Ask>,
     known: HashMap<String, Known>,
-    /// Threads that open versions when a processor is free.
+    /// Threads of low priority that open versions.
     opening: rayon::ThreadPool,
 }
 
@@ -184,7 +184,7 @@ impl Versions {
         registry: &Registry,
         wake: SyncSender<Ask>,
     ) -> anyhow::Result<Self> {
-        let opening = background::idle_pool("open")?;
+        let opening = background::low_priority_pool("open")?;
         Ok(Self { loader: loader.clone(), registry: registry.clone(), wake, known: HashMap::new(), opening })
     }
 

@@ -28,7 +28,6 @@ use crate::config::Config;
 use crate::dataset::{Feed, Stop};
 use crate::learnlog;
 use crate::metrics::{EventKind, TrainingState};
-use crate::pace;
 use crate::store::retention::chain_bytes;
 use crate::store::{check_name, versions};
 
@@ -280,7 +279,6 @@ impl BesideThread {
     /// Prepares the model, waits until the server answers, trains, and reports the end.
     fn run(self, server: Server, end: &Sender<Result<(), String>>) {
         background::only_when_idle("training runs");
-        let _training = pace::Training::begin();
         let trained = match background::pool("train", self.threads) {
             Ok(pool) => {
                 let train = || pool.install(|| self.prepare_and_train(server));

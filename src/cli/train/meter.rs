@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
+use crate::cli::note;
 use crate::trainer::Progress;
 use crate::trainer::progressive::{Progressive, ProgressiveQuality};
 
@@ -125,7 +126,7 @@ impl Meter {
                 bar.set_message(line);
                 bar.tick();
             }
-            None => eprintln!("{line}"),
+            None => note(&line),
         }
     }
 
@@ -148,9 +149,9 @@ impl Meter {
     /// Prints a line between those of progress.
     pub(crate) fn print(&self, line: &str) {
         match (&self.bar, &self.in_log) {
-            (Some(bar), _) => bar.suspend(|| eprintln!("{line}")),
+            (Some(bar), _) => bar.suspend(|| note(line)),
             (None, Some(model)) => tracing::info!(model, "{line}"),
-            (None, None) => eprintln!("{line}"),
+            (None, None) => note(line),
         }
     }
 

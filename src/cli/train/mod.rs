@@ -22,7 +22,7 @@ use anyhow::{Context, anyhow};
 use crate::cli::flags::whole;
 use crate::cli::scratchpad::{PipelineFlags, SizeFlag, training_device};
 use crate::cli::training::{ComputeFlags, TrainingFlags, compute_threads};
-use crate::cli::{InputError, print};
+use crate::cli::{InputError, note, print};
 use crate::config::{Config, Flags};
 use crate::dataset::Stop;
 use crate::device::cuda::Nvidia;
@@ -206,7 +206,7 @@ fn train(
     interrupted = stop.interrupted();
     let quality = quality.filter(|_| !interrupted);
     let report = Report { epochs: &epochs, model: &model, version, quality, interrupted };
-    eprint!("{}", report.text());
+    note(report.text().trim_end());
     if args.json {
         print(&format!("{}\n", report.json()))?;
     }
@@ -214,7 +214,7 @@ fn train(
         let how = format!("wrote {written}; the same command with --resume continues the run");
         return Err(Interrupted(how).into());
     }
-    eprintln!("wrote {written}");
+    note(&format!("wrote {written}"));
     Ok(())
 }
 

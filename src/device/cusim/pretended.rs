@@ -2,6 +2,8 @@
 //! GPU.
 
 #![allow(unsafe_code)]
+// Only tests execute kernels.
+#![allow(clippy::print_stderr)]
 
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::atomic::{AtomicI64, Ordering};

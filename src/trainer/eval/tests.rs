@@ -5,15 +5,16 @@ use super::*;
 proptest! {
     #[test]
     fn auc_is_the_share_of_pairs_in_order_with_ties_half(
-        samples in prop::collection::vec((0u8..6, any::<bool>()), 2..40)
+        samples in prop::collection::vec((0u8..6, prop_oneof![Just(0.0f32), Just(1.0), Just(0.25)]), 1..40)
     ) {
         let probabilities: Vec<f32> = samples.iter().map(|(p, _)| f32::from(*p) / 6.0).collect();
-        let labels: Vec<f32> = samples.iter().map(|(_, y)| f32::from(u8::from(*y))).collect();
+        let labels: Vec<f32> = samples.iter().map(|(_, y)| *y).collect();
         let (mut right, mut pairs) = (0.0, 0.0);
-        for (p, _) in samples.iter().filter(|(_, y)| *y) {
-            for (q, _) in samples.iter().filter(|(_, y)| !*y) {
-                pairs += 1.0;
-                right += if p > q { 1.0 } else if p == q { 0.5 } else { 0.0 };
+        for (i, (p, y)) in samples.iter().enumerate() {
+            for (_, (q, other)) in samples.iter().enumerate().filter(|(j, _)| *j != i) {
+                let weight = f64::from(y * (1.0 - other));
+                pairs += weight;
+                right += if p > q { weight } else if p == q { weight / 2.0 } else { 0.0 };
             }
         }
         let got = Quality::of(&probabilities, &labels).auc;
@@ -29,6 +30,19 @@ fn scoring_the_mean_rate_has_a_normalized_entropy_of_one() {
     let quality = Quality::of(&[0.25; 8], &[1., 0., 0., 0., 1., 0., 0., 0.]);
     assert!((quality.normalized_entropy.unwrap() - 1.0).abs() < 1e-9);
     assert_eq!(quality.auc, Some(0.5));
+}
+
+#[test]
+fn a_label_between_0_and_1_has_the_loss_that_training_minimizes() {
+    let expected = -(0.3f64 * 0.3f64.ln() + 0.7 * 0.7f64.ln());
+    let logit = (0.3f32 / 0.7).ln();
+    for quality in [Quality::of(&[0.3; 3], &[0.3; 3]), Quality::of_logits(&[logit; 3], &[0.3; 3])] {
+        assert!((quality.log_loss - expected).abs() < 1e-6, "{quality:?}");
+        assert!((quality.normalized_entropy.unwrap() - 1.0).abs() < 1e-6, "{quality:?}");
+        assert!((quality.auc.unwrap() - 0.5).abs() < 1e-9, "{quality:?}");
+    }
+    let certain = Quality::of_logits(&[f32::INFINITY, f32::NEG_INFINITY], &[0.9, 0.9]);
+    assert_eq!((certain.log_loss, certain.infinite), (f64::INFINITY, 2));
 }
 
 #[test]

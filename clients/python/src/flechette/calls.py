@@ -51,7 +51,7 @@ class Retries:
 
     def wait(self, failed: int, error: ServerError, deadline: Deadline) -> float:
         """Compute the wait in seconds after so many failed tries, or raise the error after the last one."""
-        longest = min(self.first_wait * 2.0 ** (failed - 1), self.longest_wait)
+        longest = min(self.first_wait * 2.0 ** min(failed - 1, 60), self.longest_wait)
         wait = (error.retry_after or 0.0) + random.uniform(0.0, longest)
         if failed >= self.tries or wait >= deadline.rest():
             raise error

@@ -14,7 +14,6 @@ use crate::cli::serve::add::{stamp, version_folder};
 use crate::cli::serve::watch::{Ask, unless_it_panics};
 use crate::engine::switch::{NextVersion, SwitchError, Taken};
 use crate::metrics::EventKind;
-use crate::pace;
 use crate::types::Version;
 
 /// How long other models wait for a switch that no client has asked for. Nearly all end in this time.
@@ -57,8 +56,7 @@ impl Versions {
         let (engine, wake, woken) = (model.engine.clone(), self.wake.clone(), name.to_owned());
         let switch = move || {
             if !urgent {
-                background::only_when_idle("new versions are taken over");
-                pace::begin();
+                background::low_priority();
             }
             let result = unless_it_panics(|| engine.switch(next));
             drop(engine);
@@ -90,7 +88,7 @@ impl Versions {
             Err(RecvTimeoutError::Disconnected) => Err("the switch failed inside the server".to_owned()),
             Err(RecvTimeoutError::Timeout) => {
                 let seconds = begun.elapsed().as_secs();
-                let waits = "a batch that began before does not end, or no processor is free";
+                let waits = "a batch that began before does not end, or the machine has little time for it";
                 return Ended::NotYet(format!(
                     "version {target} is still being taken over after {seconds} s: {waits}; it goes on"
                 ));

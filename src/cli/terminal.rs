@@ -1,0 +1,28 @@
+//! What commands print. Results go to standard output. If its reader closes it early (`| head`), the command
+//! ends, and that is a success. Everything else goes to standard error, and nobody needs to read it: training
+//! goes on after its reader has ended or its disk is full. `println!` and `eprintln!` would panic then, so
+//! clippy refuses them.
+
+use std::io::{self, Write};
+
+/// Standard output was closed by its reader.
+#[derive(Debug, thiserror::Error)]
+#[error("standard output is closed")]
+pub(crate) struct ClosedOutput;
+
+/// Writes to standard output.
+///
+/// # Errors
+/// [`ClosedOutput`], and when standard output cannot be written.
+pub(crate) fn print(text: &str) -> anyhow::Result<()> {
+    let mut out = io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Err(ClosedOutput.into()),
+        other => Ok(other?),
+    }
+}
+
+/// Writes a line to standard error, if that is possible.
+pub(crate) fn note(line: &str) {
+    let _ = writeln!(io::stderr(), "{line}");
+}
