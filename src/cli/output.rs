@@ -1,12 +1,14 @@
 //! Files that a command writes: checked before its work, which may take hours.
 
 use std::fs::{File, remove_file};
+use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::anyhow;
 
 use super::InputError;
+use super::terminal::ClosedOutput;
 use super::training::is_pipe;
 
 /// Checks that a file can be written, and that it is none of the files that the command reads. An existing
@@ -37,6 +39,14 @@ pub(crate) fn check<'p>(
     let opened = File::options().append(true).create(true).open(path);
     let checked = opened.and_then(|_| if new { remove_file(path) } else { Ok(()) });
     Ok(checked.map_err(|e| wrong(&e.to_string()))?)
+}
+
+/// The error of a file that cannot be written. Standard output may be the file, and its reader may close it.
+pub(crate) fn unwritten(flag: &str, path: &Path, error: io::Error) -> anyhow::Error {
+    if error.kind() == io::ErrorKind::BrokenPipe && is_same(path, Path::new("/dev/stdout")) {
+        return ClosedOutput.into();
+    }
+    anyhow::Error::from(error).context(format!("{flag}: {}", path.display()))
 }
 
 /// Whether two paths lead to one file.

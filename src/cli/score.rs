@@ -394,7 +394,7 @@ impl Output {
             }
             Ok(())
         };
-        write().with_context(|| format!("--out: {}", self.path.display()))
+        write().map_err(|error| output::unwritten("--out", &self.path, error))
     }
 
     fn finish(mut self) -> anyhow::Result<()> {
@@ -406,7 +406,8 @@ impl Output {
             }
             Ok(())
         };
-        finish().with_context(|| format!("--out: {}", self.path.display()))
+        let finished = finish();
+        finished.map_err(|error| output::unwritten("--out", &self.path, error))
     }
 }
 

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io::{BufWriter, Write};
 
-use anyhow::{Context, anyhow};
+use anyhow::anyhow;
 
 use super::Args;
 use super::trained::Trained;
@@ -82,7 +82,7 @@ pub(crate) fn written(
             lines.iter().try_for_each(|score| writeln!(out, "{score}"))?;
             out.flush()
         };
-        write().with_context(|| format!("--valid-out: {}", path.display()))?;
+        write().map_err(|error| output::unwritten("--valid-out", path, error))?;
     }
     of_samples(args, feed, quality)
 }
