@@ -73,7 +73,10 @@ pub(crate) fn retain(models: &Path, name: &str, keep: usize) -> Result<Vec<Versi
     };
     let named = named(models, name)?;
     let before = all.iter().copied().filter(|version| version < oldest_kept && !named.contains(version));
-    Ok(before.filter(|&version| remove(&model, version)).collect())
+    // The newest first, so that no delta stays without its base if the process is killed meanwhile.
+    let mut removed: Vec<_> = before.rev().filter(|&version| remove(&model, version)).collect();
+    removed.reverse();
+    Ok(removed)
 }
 
 /// The versions that labels or settings name, and those that they build on.

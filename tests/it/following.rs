@@ -136,16 +136,18 @@ fn incoming(workshop: &Workshop) -> (String, String, Vec<String>) {
 }
 
 /// A command that runs, with the lines of its log. It is killed when dropped, so a failed test leaves none.
-struct Running {
+pub struct Running {
     child: Child,
-    log: Receiver<String>,
+    pub log: Receiver<String>,
 }
 
 impl Running {
     fn start(line: &str) -> Self {
-        let mut child = flechette();
-        let child = child.args(line.split_whitespace()).stdout(Stdio::null()).stderr(Stdio::piped());
-        let mut child = child.spawn().unwrap();
+        Self::spawn(flechette().args(line.split_whitespace()))
+    }
+
+    pub fn spawn(command: &mut Command) -> Self {
+        let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
         let (sender, log) = channel();
         let lines = BufReader::new(child.stderr.take().unwrap()).lines();
         std::thread::spawn(move || lines.map_while(Result::ok).try_for_each(|line| sender.send(line)));
@@ -153,7 +155,7 @@ impl Running {
     }
 
     /// Interrupts the command. It must end with the code of a signal. Returns the rest of its log.
-    fn interrupt(mut self) -> Vec<String> {
+    pub fn interrupt(mut self) -> Vec<String> {
         signal(&self.child, "-INT");
         let begun = Instant::now();
         while self.child.try_wait().unwrap().is_none() && begun.elapsed() < Duration::from_secs(60) {

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::program::{Served, run, run_failing, run_json};
 
@@ -81,6 +81,67 @@ fn a_model_of_every_format_is_listed_served_with_its_scores_and_trained_on() {
         // Format 1 has no f32 rows of the rounded table, so the steps begin again.
         assert_eq!(trained["steps"], if format == 1 { 2 } else { 9 });
     }
+}
+
+#[test]
+fn the_list_of_the_versions_of_format_2_says_what_their_manifests_say_and_which_one_is_served() {
+    let (fixture, _) = formats().into_iter().find(|(_, format)| *format == 2).unwrap();
+    let models = copied(&fixture);
+    let dir = models.path().to_str().unwrap();
+    let check = |served: [bool; 2]| {
+        let listed = run_json(&format!("versions --models {dir} --name small --json"));
+        let expected = json!([
+            {
+                "version": 1, "kind": "full", "base": null, "step": 4, "samples": 128,
+                "last_batch_unix_ms": 1_795_397_280_901_u64, "bytes": 37_914,
+                "quality": {
+                    "progressive_auc": 0.498_307_291_666_666_65,
+                    "progressive_calibration": 1.448_888_735_845_685,
+                    "progressive_log_loss": 0.717_531_269_482_962_6,
+                },
+                "good": true, "refused": null, "training_refused": null, "served": served[0], "labels": [],
+            },
+            {
+                "version": 2, "kind": "delta", "base": 1, "step": 7, "samples": 200,
+                "last_batch_unix_ms": 1_795_397_280_916_u64, "bytes": 37_344,
+                "quality": {
+                    "progressive_auc": 0.5272,
+                    "progressive_calibration": 1.428_174_489_339_192_8,
+                    "progressive_log_loss": 0.712_644_023_946_866_4,
+                },
+                "good": true, "refused": null, "training_refused": null, "served": served[1], "labels": [],
+            },
+        ]);
+        assert_eq!(listed["models"][0]["versions"], expected);
+
+        let table = String::from_utf8(run(&format!("versions --models {dir}")).stdout).unwrap();
+        let mut lines: Vec<Vec<&str>> = table.lines().map(|line| line.split_whitespace().collect()).collect();
+        // How long ago it was trained.
+        for line in &mut lines[2..] {
+            line.remove(6);
+        }
+        let yes = served.map(|served| if served { "yes" } else { "no" });
+        let expected = [
+            "small".to_owned(),
+            "VERSION KIND BASE STEP SAMPLES BYTES TRAINED GOOD SERVED LABELS QUALITY".to_owned(),
+            format!(
+                "1 full - 4 128 37914 yes {} - progressive_auc 0.4983, progressive_calibration 1.4489, \
+                 progressive_log_loss 0.7175",
+                yes[0]
+            ),
+            format!(
+                "2 delta 1 7 200 37344 yes {} - progressive_auc 0.5272, progressive_calibration 1.4282, \
+                 progressive_log_loss 0.7126",
+                yes[1]
+            ),
+        ];
+        assert_eq!(lines.iter().map(|line| line.join(" ")).collect::<Vec<_>>(), expected, "{table}");
+    };
+    check([false, false]);
+    let served = Served::start(dir, "");
+    check([false, true]);
+    drop(served);
+    check([false, false]);
 }
 
 #[test]

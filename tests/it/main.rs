@@ -31,6 +31,7 @@ mod kserve;
 mod kserve_models;
 mod kserve_python;
 mod kserve_wire;
+mod lagging;
 mod learn;
 mod learning;
 mod lifecycle;

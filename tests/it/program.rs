@@ -131,6 +131,19 @@ impl Drop for Background {
     }
 }
 
+/// Checks that every version that is listed of a model can be served, and that training can continue from it.
+/// Only a trainer that was killed early leaves no directory of the model.
+pub fn check_listed_versions(models: &str, name: &str) {
+    if !Path::new(models).join(name).is_dir() {
+        return;
+    }
+    let listed = run_json(&format!("versions --models {models} --name {name} --json"));
+    for version in listed["models"][0]["versions"].as_array().unwrap() {
+        let good = version["good"] == true && version["training_refused"].is_null();
+        assert!(good, "{name}: {version} of {listed}");
+    }
+}
+
 /// The highest number of a model's versions, good or not; `None` if it has none.
 pub fn highest_version(models: &Path, name: &str) -> Option<u64> {
     let entries = fs::read_dir(models.join(name)).into_iter().flatten().flatten();
@@ -147,7 +160,17 @@ pub struct Workshop {
 
 impl Workshop {
     pub fn new(train_rows: u64, valid_rows: u64) -> Self {
-        let dir = tempfile::tempdir().unwrap();
+        Self::at(tempfile::tempdir().unwrap(), train_rows, valid_rows)
+    }
+
+    /// A workshop in memory, if the system has such a file system. Versions are written and removed faster
+    /// there.
+    pub fn in_memory(train_rows: u64, valid_rows: u64) -> Self {
+        let dir = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir());
+        Self::at(dir.unwrap(), train_rows, valid_rows)
+    }
+
+    fn at(dir: tempfile::TempDir, train_rows: u64, valid_rows: u64) -> Self {
         let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
         let (models, train, valid) = (path("models"), path("train.tsv"), path("valid.tsv"));
         write_criteo_tsv(train_rows, 1, fs::File::create(&train).unwrap()).unwrap();

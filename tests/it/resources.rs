@@ -1,7 +1,8 @@
 //! Memory and disk use of the program.
 
 use std::fs;
-use std::path::Path;
+use std::io::Write;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use flechette::schema::preset::{self, ArchKind};
@@ -9,8 +10,14 @@ use flechette::store;
 use flechette::trainer::{self, optim};
 use flechette::types::Version;
 
-use crate::program::{Served, Workshop, run, run_failing, run_measured};
+use crate::following::Running;
+use crate::program::{
+    Served, Workshop, check_listed_versions, flechette, highest_version, run, run_failing, run_measured,
+};
 use crate::skip::skip;
+use crate::switching::wait;
+use crate::train_data::parts;
+use crate::train_resume::{last_version, last_version_in};
 
 #[test]
 fn serve_takes_no_more_memory_than_the_rows_and_512_mib() {
@@ -65,15 +72,125 @@ fn training_on_a_hundred_times_the_data_takes_the_same_memory() {
     assert!(repeated <= once + (16 << 20), "{once} and {repeated}");
 }
 
+/// Room on a full disk for the first files of a version, but not for all of its dense weights.
+const LEFT_BYTES: u64 = 200 << 10;
+
+/// A file system in memory of limited size. It is unmounted when dropped.
+struct SmallDisk(tempfile::TempDir);
+
+impl SmallDisk {
+    /// Reports the test as skipped and returns `None` if the system refuses the mount.
+    fn mount(size: &str) -> Option<Self> {
+        let dir = tempfile::tempdir().unwrap();
+        let options = format!("size={size}");
+        let mount =
+            Command::new("mount").args(["-t", "tmpfs", "-o", &options, "tmpfs"]).arg(dir.path()).output();
+        if !mount.is_ok_and(|mount| mount.status.success()) {
+            skip("it mounts a small tmpfs, which needs root");
+            return None;
+        }
+        Some(Self(dir))
+    }
+
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    /// Lets a file take the free room, except for at most [`LEFT_BYTES`].
+    fn fill(&self) {
+        let mut filler = fs::File::options().create(true).append(true).open(self.filler()).unwrap();
+        let bytes = || fs::metadata(self.filler()).unwrap().len();
+        let before = bytes();
+        while filler.write(&[1; 64 << 10]).is_ok_and(|bytes| bytes > 0) {}
+        let after = bytes();
+        filler.set_len(after - LEFT_BYTES.min(after - before)).unwrap();
+    }
+
+    fn filler(&self) -> PathBuf {
+        self.path().join("filler")
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("--lazy").arg(self.path()).status();
+    }
+}
+
+/// Follows files on a disk that another file fills up, until a version is not published. Then the run is
+/// killed, the file is removed, and the run continues.
+fn fill_the_disk_of_a_run(workshop: &Workshop, disk: &SmallDisk, more: &str) {
+    let (dir, config) = (workshop.path("incoming"), workshop.config(ArchKind::Dlrm, 4, 300));
+    let parts = parts(workshop, &dir);
+    let arrive = |some: &[(String, Vec<u8>)]| {
+        for (path, bytes) in some {
+            fs::write(format!("{path}.tmp"), bytes).unwrap();
+            fs::rename(format!("{path}.tmp"), path).unwrap();
+        }
+    };
+    let line = |models: &str| {
+        format!(
+            "train --model-config {config} --format criteo-tsv --models {models} --name m --batch 32 \
+             --threads 1 --follow {dir} --follow-until 09 --publish-every 3steps {more}"
+        )
+    };
+    let models = disk.path().to_str().unwrap();
+    arrive(&parts[..5]);
+    // No version is removed, which would make room.
+    let mut train = flechette();
+    train.args(line(models).split_whitespace()).env("FLECHETTE_VERSIONS_KEEP", "1000");
+    let train = Running::spawn(&mut train);
+    wait("a version is published", || highest_version(disk.path(), "m").is_some());
+    disk.fill();
+    arrive(&parts[5..7]);
+    wait("a version is not published", || {
+        // A write that failed has given its room back.
+        disk.fill();
+        let refused = |line: String| line.contains("not published: ") && line.contains(": disk full");
+        train.log.try_iter().any(refused)
+    });
+    // Kills it.
+    drop(train);
+    check_listed_versions(models, "m");
+    fs::remove_file(disk.filler()).unwrap();
+    arrive(&parts[7..]);
+    let resumed = run(&format!("{} --resume", line(models)));
+    let log = String::from_utf8(resumed.stderr).unwrap();
+    assert!(resumed.status.success() && log.contains("the run continues"), "{log}");
+    check_listed_versions(models, "m");
+    let entries = fs::read_dir(disk.path().join("m")).unwrap();
+    let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let others: Vec<_> = names.filter(|name| name != "state" && name.parse::<u64>().is_err()).collect();
+    assert!(others.is_empty(), "files of unfinished versions stay: {others:?}");
+
+    let whole = run(&line(&workshop.models));
+    assert!(whole.status.success(), "{}", String::from_utf8_lossy(&whole.stderr));
+    let (found, expected) = (last_version_in(models, "m"), last_version(workshop, "m"));
+    let differ: Vec<_> = expected.keys().filter(|file| found.get(*file) != expected.get(*file)).collect();
+    assert!(found == expected, "{differ:?}, files {} and {}", found.len(), expected.len());
+    assert!(expected.contains_key("checkpoint/cursor.json") && expected.len() > 2 * 26, "{expected:?}");
+}
+
+#[test]
+fn a_run_whose_disk_filled_up_while_it_published_continues_to_the_bytes_of_one_run() {
+    let Some(disk) = SmallDisk::mount("32m") else { return };
+    let workshop = Workshop::new(1000, 1);
+    fill_the_disk_of_a_run(&workshop, &disk, "");
+}
+
+#[test]
+fn a_run_with_a_scratchpad_whose_disk_filled_up_continues_to_the_bytes_of_one_run() {
+    let Some(disk) = SmallDisk::mount("32m") else { return };
+    let workshop = Workshop::new(1000, 1);
+    // Rows that are evicted must find room.
+    let working = workshop.path("working");
+    fs::create_dir(&working).unwrap();
+    fill_the_disk_of_a_run(&workshop, &disk, &format!("--scratchpad 0.3 --working-dir {working}"));
+}
+
 #[test]
 fn a_full_disk_stops_train_in_one_line_and_leaves_the_older_versions_good() {
-    let disk = tempfile::tempdir().unwrap();
-    let mount =
-        Command::new("mount").args(["-t", "tmpfs", "-o", "size=4m", "tmpfs"]).arg(disk.path()).output();
-    if !mount.is_ok_and(|mount| mount.status.success()) {
-        skip("it mounts a small tmpfs, which needs root");
-        return;
-    }
+    let Some(disk) = SmallDisk::mount("4m") else { return };
     let workshop = Workshop::new(200, 1);
     let config = workshop.config(ArchKind::Dlrm, 4, 500);
     let (models, data) = (disk.path().display(), &workshop.train);
@@ -94,7 +211,6 @@ fn a_full_disk_stops_train_in_one_line_and_leaves_the_older_versions_good() {
         .collect();
     let good = opened.iter().all(Result::is_ok);
     drop(opened);
-    let _ = Command::new("umount").arg("--lazy").arg(disk.path()).status();
     assert!(error.ends_with(": disk full"), "{error}");
     assert!(good && written > 0, "{written} written");
     assert_eq!(versions, (1..=written).map(Version).collect::<Vec<_>>());

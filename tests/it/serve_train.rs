@@ -10,11 +10,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::sleep;
 use std::time::Duration;
 
-use flechette::schema::preset::ArchKind;
+use flechette::schema::preset::{self, ArchKind, SyntheticShape};
 use flechette::server::proto::PredictRequest;
 use flechette::server::proto::ctr_client::CtrClient;
 
-use crate::program::{Served, Workshop, bytes_of, highest_version, kills, metrics_page, run, run_failing};
+use crate::program::{
+    Served, Workshop, bytes_of, check_listed_versions, highest_version, kills, metrics_page, run, run_failing,
+};
 use crate::serving::channel;
 use crate::switching::{requests, wait};
 use crate::train_resume::last_version;
@@ -143,6 +145,66 @@ fn a_server_that_trains_takes_the_memory_that_the_pages_state() {
     println!("{most} bytes for {bytes} bytes of rows and state; at most {stated} are stated");
     assert!(most <= stated, "{most} bytes, stated {stated}");
     assert!(most >= bytes, "the rows are in memory");
+}
+
+/// The open descriptors of a server, and the bytes of its memory without mapped files.
+fn descriptors_and_memory(served: &Served) -> [u64; 2] {
+    let descriptors = fs::read_dir(format!("/proc/{}/fd", served.id())).unwrap().count();
+    [descriptors as u64, bytes_of(served.id(), "RssAnon").unwrap()]
+}
+
+/// The least of both until a version of at least this number is served. The least, because a version that is
+/// being written or opened takes some for a moment, and a leak takes them for good.
+fn least_until(served: &Served, version: u64) -> [u64; 2] {
+    let least = Cell::new([u64::MAX; 2]);
+    wait("the version is served", || {
+        let (now, before) = (descriptors_and_memory(served), least.get());
+        least.set([now[0].min(before[0]), now[1].min(before[1])]);
+        shown(served, "serving_version") >= version as f64
+    });
+    least.get()
+}
+
+fn stay_bounded_over_500_versions(more: &str) {
+    const VERSIONS: u64 = 500;
+    // Far less than one for each version, and than the dense weights of each, which take 150 KB.
+    const MORE: [u64; 2] = [8, 2 << 20];
+    let workshop = Workshop::in_memory(10, 10);
+    let (config, models) = (workshop.path("small.toml"), &workshop.models);
+    let shape = SyntheticShape { tables: 4, rows: 1000, dense: 2, multi_hot: None };
+    fs::write(&config, preset::synthetic(ArchKind::Dlrm, 8, shape).to_toml()).unwrap();
+    let line = format!(
+        "--train {MODEL}=rows=1000000000,seed=3,skew=uniform --model-config {config} --format synthetic \
+         --batch 8 --window 1000 --train-threads 1 --publish-every 1steps {more}"
+    );
+    // About three deltas follow a full version, so chains begin and end all the time.
+    let settings = "export FLECHETTE_VERSIONS_KEEP=1 FLECHETTE_VERSIONS_COMPACT_AT=1.5";
+    let served = Served::start_in(settings, models, &line);
+    // Until then, memory grows to what it needs.
+    least_until(&served, VERSIONS / 4);
+    let early = least_until(&served, VERSIONS / 2);
+    least_until(&served, VERSIONS * 3 / 4);
+    let late = least_until(&served, VERSIONS);
+    println!("descriptors and memory: {early:?} in the second quarter, {late:?} in the last one");
+    assert!((0..2).all(|of| late[of] <= early[of] + MORE[of]), "{early:?}, {late:?}");
+    let entries = fs::read_dir(Path::new(models).join(MODEL)).unwrap().flatten();
+    let versions = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u64>().ok()).count();
+    assert!(versions <= 20, "{versions} versions stay on disk");
+    let switches = served.sum("flechette_switches_total", MODEL);
+    assert!(switches >= (VERSIONS / 5) as f64, "only {switches} versions were taken over");
+    served.terminate();
+    let (status, log) = served.ended();
+    assert!(status.success() && !log.contains("panicked") && !log.contains("ERROR"), "{log}");
+}
+
+#[test]
+fn descriptors_and_memory_stay_bounded_over_500_versions_of_a_model_in_memory() {
+    stay_bounded_over_500_versions("");
+}
+
+#[test]
+fn descriptors_and_memory_stay_bounded_over_500_versions_of_a_model_behind_a_scratchpad() {
+    stay_bounded_over_500_versions("--scratchpad 0.3");
 }
 
 /// The number of the policy `SCHED_IDLE`, of threads that run only when a processor is free.
@@ -366,6 +428,7 @@ fn continues_after_kills(site: &Site, source: &str, data: &str, more: &str) {
         let ended = shows(&served, "training_state", 0.0);
         // Kills it.
         drop(served);
+        check_listed_versions(&site.workshop.models, MODEL);
         if ended {
             missed += 1;
             assert!(missed <= 20 + kills(KILLS), "{missed} kills after the end of training, {killed} before");
@@ -428,4 +491,17 @@ fn flags_of_training_that_cannot_be_used_are_refused_by_name() {
     assert!(second.contains("another process trains \"dlrm\" and publishes"), "{second}");
     served.terminate();
     assert!(served.ended().0.success());
+    // Two tables differ. The first one is named.
+    let before = version_on_disk(&site);
+    let config = fs::read_to_string(site.workshop.config(ArchKind::Dlrm, 8, 1000)).unwrap();
+    let differing = site.workshop.path("differing.toml");
+    fs::write(&differing, config.replacen("default = \"zeros\"", "default = \"error\"", 2)).unwrap();
+    let other =
+        format!("--train {MODEL}={incoming} --model-config {differing} --format criteo-tsv --batch 32");
+    let schema = run_failing(2, &line(&other));
+    let expected = format!(
+        "not the schema of version {before}: tables[\"C1\"].default: expected \"zeros\", got \"error\""
+    );
+    assert!(schema.ends_with(&expected), "{schema}");
+    assert_eq!(version_on_disk(&site), before, "nothing was written");
 }

@@ -30,7 +30,7 @@ fn contents(workshop: &Workshop, name: &str, version: u64) -> Value {
 }
 
 /// Makes a directory. Returns the paths and the contents of ten files, which are the data in parts.
-fn parts(workshop: &Workshop, dir: &str) -> Vec<(String, Vec<u8>)> {
+pub fn parts(workshop: &Workshop, dir: &str) -> Vec<(String, Vec<u8>)> {
     fs::create_dir(dir).unwrap();
     let text = fs::read_to_string(&workshop.train).unwrap();
     let lines: Vec<&str> = text.split_inclusive('\n').collect();

@@ -252,12 +252,16 @@ fn a_delta_whose_base_was_replaced_is_refused_with_both_checksums() {
     fs::remove_dir_all(model.join("3")).unwrap();
     fs::remove_dir_all(model.join("2")).unwrap();
     Sample::of(9).write(dir.path(), "m").unwrap();
-    let base = base_of(dir.path(), 1);
     let (other, _) = chain();
+    let [expected, got] = [other.path(), dir.path()].map(|models| base_of(models, 2).xxh3_128);
+    assert_ne!(expected, got);
     fs::rename(other.path().join("m/3"), model.join("3")).unwrap();
     let error = open(dir.path(), 3).unwrap_err();
     assert!(matches!(error, StoreError::BaseDiffers { base: Version(2), .. }), "{error}");
-    assert_ne!(base, base_of(dir.path(), 2));
+    let delta = model.join("3/MANIFEST.json");
+    let message =
+        format!("{}: base: expected version 2 with checksum {expected}, got checksum {got}", delta.display());
+    assert_eq!(error.to_string(), message);
 }
 
 #[test]
