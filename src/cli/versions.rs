@@ -152,3 +152,17 @@ fn ago(then: u64) -> String {
         _ => format!("{}d", seconds / 86_400),
     }
 }
+
+#[cfg(test)]
+#[cfg(not(flechette_loom))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_age_has_its_largest_unit_and_a_time_in_the_future_is_0s() {
+        let now = unix_ms();
+        let ages = [3000, 180_000, 7_200_000, 259_200_000].map(|age| ago(now - age - 500));
+        assert_eq!(ages, ["3s", "3min", "2h", "3d"]);
+        assert_eq!(ago(now + 3_600_000), "0s");
+    }
+}

@@ -126,11 +126,16 @@ impl Feed {
     #[must_use]
     pub(crate) fn names(&self) -> Vec<String> {
         let FeedFiles::List(paths) = &self.files else { return Vec::new() };
-        let name = |path: &PathBuf| match (self.format, path.file_name()) {
+        paths.iter().map(|path| self.name(path)).collect()
+    }
+
+    /// The name of one file, as [`Self::names`].
+    #[must_use]
+    pub(crate) fn name(&self, path: &Path) -> String {
+        match (self.format, path.file_name()) {
             (Format::Synthetic, _) | (_, None) => path.to_string_lossy().into_owned(),
             (_, Some(name)) => name.to_string_lossy().into_owned(),
-        };
-        paths.iter().map(name).collect()
+        }
     }
 
     fn open_files(&self, from: &Place) -> Result<Box<dyn Reader + Send>, DatasetError> {

@@ -37,6 +37,11 @@ pub(crate) fn version_bytes(models: &Path, name: &str, version: Version) -> Resu
     Ok(manifest.bytes())
 }
 
+/// What a version builds on, from its manifest; `None` if it is full, or its manifest cannot be read.
+pub(crate) fn base_of(models: &Path, name: &str, version: Version) -> Option<Base> {
+    read_manifest(&models.join(name).join(version.to_string())).ok()?.0.base
+}
+
 /// The bytes of the chain of a version, from the manifests.
 ///
 /// # Errors
@@ -79,6 +84,25 @@ pub(crate) fn retain(models: &Path, name: &str, keep: usize) -> Result<Vec<Versi
     Ok(removed)
 }
 
+/// Removes these versions, except those that have changed since they were written, that are in use, that
+/// labels or settings name, or that other versions build on. Returns the removed ones.
+///
+/// # Errors
+/// As [`retain`].
+pub(crate) fn remove_unused(models: &Path, name: &str, own: &[Base]) -> Result<Vec<Base>, StoreError> {
+    let (model, named) = (models.join(name), named(models, name)?);
+    let bases = versions(models, name)?.into_iter().filter_map(|version| base_of(models, name, version));
+    let bases: BTreeSet<u64> = bases.map(|base| base.version).collect();
+    let removed = own.iter().copied().filter(|base| {
+        let version = Version(base.version);
+        // Another version has its number if somebody has removed it.
+        let is_own =
+            read_manifest(&model.join(version.to_string())).is_ok_and(|(_, sum)| sum == base.xxh3_128);
+        is_own && !bases.contains(&version.0) && !named.contains(&version) && remove(&model, version)
+    });
+    Ok(removed.collect())
+}
+
 /// The versions that labels or settings name, and those that they build on.
 fn named(models: &Path, name: &str) -> Result<BTreeSet<Version>, StoreError> {
     let mut kept = BTreeSet::new();
@@ -89,8 +113,7 @@ fn named(models: &Path, name: &str) -> Result<BTreeSet<Version>, StoreError> {
             Follow::Latest => None,
         };
         while let Some(version) = next.filter(|version| kept.insert(*version)) {
-            let manifest = read_manifest(&models.join(name).join(version.to_string()));
-            next = manifest.ok().and_then(|(manifest, _)| manifest.base).map(|base| Version(base.version));
+            next = base_of(models, name, version).map(|base| Version(base.version));
         }
     }
     Ok(kept)

@@ -60,6 +60,29 @@ pub(crate) struct Run {
     pub held_out: Option<HeldOut>,
     pub lr: f64,
     pub schedule: Schedule,
+    /// How the epochs are validated; `None` if it is not known, or decides nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub validating: Option<Validating>,
+}
+
+/// What decides which epoch is the best, and what happens then.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Validating {
+    /// The file of `--valid`.
+    pub valid: Option<ValidFile>,
+    pub early_stop: Option<u32>,
+    pub save_best: bool,
+}
+
+/// A file with validation data.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ValidFile {
+    /// Without its directory.
+    pub name: String,
+    /// A checksum of its beginning, as [`Run::begins`].
+    pub begin: String,
 }
 
 /// The results of validation so far.
@@ -114,6 +137,14 @@ pub(crate) struct OtherRun {
     pub got: String,
 }
 
+impl OtherRun {
+    /// A file has the same name, but begins otherwise.
+    fn begin(flag: &'static str, name: &str) -> Self {
+        let (expected, got) = (format!("{name:?} with the same beginning"), "another file of this name");
+        Self { flag, expected, got: got.to_owned() }
+    }
+}
+
 impl Cursor {
     /// The results of validation at the cursor of this version.
     #[must_use]
@@ -155,10 +186,7 @@ impl Run {
         // A cursor of an earlier program says neither how files begin nor which directory was followed.
         if !self.begins.is_empty() && self.begins != other.begins {
             let same = self.begins.iter().zip(&other.begins).take_while(|(one, other)| one == other).count();
-            let expected =
-                format!("{:?} with the same beginning", self.files.get(same).map_or("", |name| name));
-            let got = "another file of this name".to_owned();
-            return Err(OtherRun { flag: "--data", expected, got });
+            return Err(OtherRun::begin("--data", self.files.get(same).map_or("", |name| name)));
         }
         if self.learned || self.follow.is_some() || !self.files.is_empty() {
             same("--follow", &self.follow, &other.follow)?;
@@ -170,7 +198,16 @@ impl Run {
         same("--valid-ratio", &self.held_out, &other.held_out)?;
         same("--lr", &self.lr, &other.lr)?;
         same("--lr-warmup", &self.schedule.warmup, &other.schedule.warmup)?;
-        same("--lr-decay", &self.schedule.decay, &other.schedule.decay)
+        same("--lr-decay", &self.schedule.decay, &other.schedule.decay)?;
+        // What is not known may be anything.
+        let (Some(own), Some(other)) = (&self.validating, &other.validating) else { return Ok(()) };
+        let name = |validating: &Validating| validating.valid.as_ref().map(|file| file.name.clone());
+        same("--valid", &name(own), &name(other))?;
+        if let Some(file) = own.valid.as_ref().filter(|_| own.valid != other.valid) {
+            return Err(OtherRun::begin("--valid", &file.name));
+        }
+        same("--early-stop", &own.early_stop, &other.early_stop)?;
+        same("--save-best", &own.save_best, &other.save_best)
     }
 }
 

@@ -97,7 +97,7 @@ fn the_list_of_the_versions_of_format_2_says_what_their_manifests_say_and_which_
                 "quality": {
                     "progressive_auc": 0.498_307_291_666_666_65,
                     "progressive_calibration": 1.448_888_735_845_685,
-                    "progressive_log_loss": 0.717_531_269_482_962_6,
+                    "progressive_log_loss": 0.717_531_269_482_961_2,
                 },
                 "good": true, "refused": null, "training_refused": null, "served": served[0], "labels": [],
             },

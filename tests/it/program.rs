@@ -22,6 +22,14 @@ pub fn flechette() -> Command {
     clean(Command::new(env!("CARGO_BIN_EXE_flechette")))
 }
 
+/// A command line for the program, in a shell that ran `setup`, such as `ulimit`.
+pub fn flechette_in(setup: &str, line: &str) -> Command {
+    let line = format!("{setup} && exec {} {line}", env!("CARGO_BIN_EXE_flechette"));
+    let mut shell = clean(Command::new("sh"));
+    shell.args(["-c", &line]);
+    shell
+}
+
 /// The command, without settings from the environment.
 fn clean(mut command: Command) -> Command {
     let ours = |name: &str| name.starts_with("FLECHETTE_") || name == "RUST_LOG";
@@ -232,10 +240,9 @@ impl Served {
 
     /// Waits for the line of the log that has the addresses after these words.
     fn start_until(setup: &str, (models, flags): (&str, &str), [grpc, http]: [&'static str; 2]) -> Self {
-        let program = env!("CARGO_BIN_EXE_flechette");
         let ports = "--grpc 127.0.0.1:0 --http 127.0.0.1:0";
-        let line = format!("{setup} && exec {program} serve --models {models} {ports} {flags}");
-        let mut child = clean(Command::new("sh")).args(["-c", &line]).stderr(Stdio::piped()).spawn().unwrap();
+        let line = format!("serve --models {models} {ports} {flags}");
+        let mut child = flechette_in(setup, &line).stderr(Stdio::piped()).spawn().unwrap();
         let lines = BufReader::new(child.stderr.take().unwrap()).lines();
         let (sender, addresses) = mpsc::channel();
         let log = thread::spawn(move || {

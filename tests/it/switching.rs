@@ -22,7 +22,9 @@ use flechette::server::proto::ctr_client::CtrClient;
 use flechette::types::{Batch, RawBatch};
 use xxhash_rust::xxh3::{xxh3_64_with_seed, xxh3_128};
 
-use crate::program::{Served, Workshop, flechette, highest_version, metrics_page, seconds};
+use crate::program::{
+    Served, Workshop, flechette, highest_version, manifest, metrics_page, run_json, seconds,
+};
 use crate::serving::channel;
 use crate::train_data::signal;
 
@@ -314,6 +316,55 @@ fn a_refused_version_is_reported_once_and_lower_good_ones_are_taken_over() {
 }
 
 #[test]
+fn a_delta_that_was_refused_for_its_base_is_served_when_the_base_appears_or_is_repaired() {
+    let workshop = Workshop::new(300, 50);
+    workshop.train(ArchKind::Dlrm);
+    let Workshop { models, valid, .. } = &workshop;
+    let away = |version: u64| workshop.path(&version.to_string());
+    for version in [2, 3] {
+        let written = run_json(&format!(
+            "train --from latest --models {models} --name {MODEL} --format criteo-tsv --data {valid} --json \
+             --publish-every 1000steps"
+        ));
+        assert_eq!(written["version"], version);
+        assert_eq!(manifest(models, MODEL, version)["base"]["version"], version - 1, "it must be a delta");
+    }
+    for version in [2, 3] {
+        fs::rename(folder(models, MODEL, version), away(version)).unwrap();
+    }
+
+    let served = Served::start(models, "--cache-mode on");
+    fs::rename(away(3), folder(models, MODEL, 3)).unwrap();
+    let older = "ready\nolder version: model dlrm serves version 1: version 3 is refused: ";
+    wait("the delta is refused", || {
+        let text = served.get("/readyz").1;
+        text.starts_with(older) && text.contains("its base, version 2")
+    });
+    sleep(Duration::from_millis(2500));
+    assert_eq!(counted(&served, "switches_refused_total"), 1.0, "it is not tried again");
+    fs::rename(away(2), folder(models, MODEL, 2)).unwrap();
+    wait("the delta is taken over", || serves(&served, MODEL, 3));
+    assert_eq!(served.score(MODEL, valid, "")["version"], 3);
+    wait("no version is refused", || served.get("/readyz").1 == "ready\n");
+    served.terminate();
+    let (_, log) = served.ended();
+    assert_eq!(log.matches("version refused").count(), 1, "{log}");
+
+    // The base is damaged when the server starts.
+    let (table, aside) = (folder(models, MODEL, 2).join("tables/C4.safetensors"), workshop.path("C4"));
+    fs::rename(&table, &aside).unwrap();
+    let served = Served::start(models, "--cache-mode on");
+    wait("the server starts", || serves(&served, MODEL, 1));
+    sleep(Duration::from_millis(2500));
+    assert_eq!(counted(&served, "switches_refused_total"), 2.0, "neither is tried again");
+    fs::rename(&aside, &table).unwrap();
+    wait("the delta is taken over", || serves(&served, MODEL, 3));
+    served.terminate();
+    let (_, log) = served.ended();
+    assert_eq!(log.matches("version refused").count(), 2, "{log}");
+}
+
+#[test]
 fn a_new_model_is_served_and_one_that_disappears_goes_on() {
     let workshop = Workshop::new(300, 50);
     workshop.train(ArchKind::Dlrm);
@@ -353,7 +404,7 @@ fn a_version_with_another_schema_waits_for_a_restart() {
     // The same name with another dim.
     let (config, Workshop { train, valid, models, .. }) =
         (workshop.config(ArchKind::Dlrm, 4, 1000), &workshop);
-    crate::program::run_json(&format!(
+    run_json(&format!(
         "train --model-config {config} --format criteo-tsv --data {train} --valid {valid} --models {models} \
          --name {MODEL} --json"
     ));

@@ -9,7 +9,9 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use flechette::schema::preset::ArchKind;
 use serde_json::Value;
 
-use crate::program::{Workshop, flechette, highest_version, manifest, run, run_failing, run_json};
+use crate::program::{
+    Workshop, flechette, flechette_in, highest_version, manifest, run, run_failing, run_json,
+};
 
 /// A workshop, and the command that trains in it.
 fn workshop(rows: u64) -> (Workshop, String) {
@@ -67,7 +69,8 @@ fn every_epoch_is_validated_and_training_stops_early_or_keeps_the_best_version()
             (&(best as u64 + 1).into(), &losses[best].into())
         );
         let version = kept["version"].as_u64().unwrap();
-        assert_eq!(fs::read_dir(format!("{}/{name}-best", workshop.models)).unwrap().count() as u64, version);
+        let left = fs::read_dir(format!("{}/{name}-best", workshop.models)).unwrap().count();
+        assert_eq!(left, 1, "those of earlier best epochs are removed");
         // A run that goes on after its best version has the same best version.
         let resumed = run_json(&format!("{line} --name {name}-best --save-best --early-stop 2 --resume"));
         assert_eq!((&resumed["version"], &resumed["best_epoch"]), (&kept["version"], &kept["best_epoch"]));
@@ -241,8 +244,13 @@ fn a_signal_before_the_first_step_writes_nothing_and_says_so() {
 
 /// Starts `train` with standard input as a file, which has a text and then a malformed line.
 fn start_with_input(line: &str, text: &str) -> (Child, ChildStdin) {
-    let mut child = flechette();
-    let child = child.args(line.split_whitespace()).stdin(Stdio::piped()).stderr(Stdio::piped());
+    start_with_input_in("true", line, text)
+}
+
+/// As [`start_with_input`], in a shell that ran `setup`.
+fn start_with_input_in(setup: &str, line: &str, text: &str) -> (Child, ChildStdin) {
+    let mut child = flechette_in(setup, line);
+    let child = child.stdin(Stdio::piped()).stderr(Stdio::piped());
     let mut child = child.stdout(Stdio::piped()).spawn().unwrap();
     let mut stdin = child.stdin.take().unwrap();
     stdin.write_all(text.as_bytes()).unwrap();
@@ -261,6 +269,38 @@ fn a_version_that_the_gate_refuses_is_not_written_at_a_signal_either() {
     assert!(report.contains(refused) && report.contains("--resume continues from the last"), "{report}");
     assert!(!fs::exists(format!("{}/m/1", workshop.models)).unwrap());
     drop(stdin);
+}
+
+#[test]
+fn a_signal_whose_version_cannot_be_written_says_why_and_where_the_run_continues() {
+    let (workshop, line) = workshop(512);
+    let text = fs::read_to_string(&workshop.train).unwrap();
+    let line = format!("{line} --name m --data -");
+    // Files larger than 4 KiB fail, as on a full disk. Without the signal, such a write is an error.
+    let full = "trap '' XFSZ && ulimit -f 8";
+    let stopped = |line: &str, text: &str| {
+        let (mut child, stdin) = start_with_input_in(full, line, text);
+        let report = interrupt_after_a_skipped_line(&mut child);
+        drop(stdin);
+        assert!(report.contains("stopped by a signal: the last version could not be written: "), "{report}");
+        report.trim_end().to_owned()
+    };
+    let report = stopped(&line, &text);
+    assert!(report.ends_with("; the same command with --resume starts at the beginning"), "{report}");
+    let latest = || highest_version(Path::new(&workshop.models), "m");
+    assert_eq!(latest(), None);
+    let half: String = text.split_inclusive('\n').take(256).collect();
+    let (mut child, stdin) = start_with_input(&line, &half);
+    interrupt_after_a_skipped_line(&mut child);
+    drop(stdin);
+    assert_eq!(latest(), Some(1));
+    let report = stopped(&format!("{line} --resume"), &text);
+    assert!(report.ends_with("; the same command with --resume continues from version 1"), "{report}");
+    let report = stopped(&format!("{line} --batch 64"), &text);
+    assert!(
+        report.ends_with(" without --resume starts at the beginning, because version 1 is of another run")
+    );
+    assert_eq!(latest(), Some(1));
 }
 
 #[test]

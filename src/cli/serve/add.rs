@@ -4,20 +4,17 @@
 //! models are served. It is tried again only if its files have changed, so a version that is copied into
 //! place slowly is served when it is complete.
 
-use std::collections::{BTreeMap, HashMap};
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
-use std::time::SystemTime;
 
+use super::stamps::{Stamper, Stamps};
 use super::versions::{Look, Versions};
 use super::watch::Ask;
 use super::{LoadedModels, Loader};
 use crate::cli::error_line;
 use crate::server::Registry;
 use crate::store;
-use crate::types::Version;
 
 /// Loads models, and adds them to a server.
 pub(crate) struct Adder {
@@ -26,7 +23,7 @@ pub(crate) struct Adder {
     pub registry: Registry,
     pub versions: Versions,
     /// Models that were refused, as they were then.
-    refused: HashMap<String, Stamp>,
+    refused: HashMap<String, Stamps>,
 }
 
 impl Adder {
@@ -51,7 +48,7 @@ impl Adder {
     pub(crate) fn add(&mut self, name: &str) -> anyhow::Result<bool> {
         let versions = store::versions(&self.loader.models, name).unwrap_or_default();
         // Read before the model is opened, so that later changes are noticed.
-        let now = stamp(versions.iter().map(|version| version_folder(&self.loader, name, *version)));
+        let now = Stamper::new(&self.loader.models, name).of(&versions);
         if self.refused.get(name) == Some(&now) {
             return Ok(false);
         }
@@ -95,29 +92,5 @@ impl Adder {
     pub(crate) fn retain(&mut self, names: &[String]) {
         self.refused.retain(|name, _| names.contains(name));
         self.registry.retain(names);
-    }
-}
-
-/// The directory of a version.
-pub(crate) fn version_folder(loader: &Loader, name: &str, version: Version) -> PathBuf {
-    loader.models.join(name).join(version.to_string())
-}
-
-/// The files of some directories with their lengths and times of change.
-pub(crate) type Stamp = BTreeMap<PathBuf, (u64, Option<SystemTime>)>;
-
-/// The files of these directories, and of the directories in them.
-pub(crate) fn stamp(folders: impl IntoIterator<Item = PathBuf>) -> Stamp {
-    let mut files = Stamp::new();
-    folders.into_iter().for_each(|folder| add_files(&folder, 2, &mut files));
-    files
-}
-
-fn add_files(path: &Path, depth: usize, files: &mut Stamp) {
-    let Ok(about) = fs::metadata(path) else { return };
-    files.insert(path.to_owned(), (about.len(), about.modified().ok()));
-    if about.is_dir() && depth > 0 {
-        let entries = fs::read_dir(path).into_iter().flatten().flatten();
-        entries.for_each(|entry| add_files(&entry.path(), depth - 1, files));
     }
 }

@@ -6,8 +6,8 @@ use std::sync::{Arc, OnceLock};
 
 use anyhow::Context;
 
-use super::add::{Stamp, stamp, version_folder};
 use super::cache::{self, BuiltTier, TierBuilder};
+use super::stamps::{Stamper, Stamps};
 use super::{Live, LoadedModel, warm};
 use crate::cli::training::compute_threads;
 use crate::cli::{InputError, background};
@@ -42,8 +42,8 @@ fn choose_device(config: &Config) -> anyhow::Result<Option<Arc<Nvidia>>> {
 /// A version that was refused when its model was loaded.
 pub(crate) struct Refused {
     pub version: Version,
-    /// Its files as they were before.
-    pub stamp: Stamp,
+    /// Its files as they were before, and those of the versions that it builds on.
+    pub stamps: Stamps,
     pub reason: String,
 }
 
@@ -107,17 +107,17 @@ impl Loader {
             (Follow::Latest, VersionPolicy::Latest(_)) => store::versions(&self.models, name)?,
         };
         // Read before the versions are opened, so that later changes are noticed.
-        let stamps = versions.iter().map(|version| (*version, stamp([version_folder(self, name, *version)])));
-        let mut stamps: BTreeMap<Version, Stamp> = stamps.collect();
+        let mut stamper = Stamper::new(&self.models, name);
+        let stamps = versions.iter().map(|version| (*version, stamper.of_chain(*version, None)));
+        let mut stamps: BTreeMap<Version, Stamps> = stamps.collect();
         let opened = store::open_highest(&self.models, name, &versions, (self.purpose(), check_weights));
         let labelled = || format!("label stable names version {stable}; flechette label sets it");
         let Latest { opened, refused } = match stable {
             Follow::Version(_) => opened.with_context(labelled)?,
             Follow::Latest => opened?,
         };
-        let refused = refused.into_iter().map(|Refusal { version, reason }| {
-            let stamp = stamps.remove(&version).unwrap_or_default();
-            Refused { version, stamp, reason: reason.to_string() }
+        let refused = refused.into_iter().filter_map(|Refusal { version, reason }| {
+            Some(Refused { version, stamps: stamps.remove(&version)?, reason: reason.to_string() })
         });
         Ok((opened, refused.collect()))
     }

@@ -6,7 +6,8 @@
 //!
 //! - `start`: what happens between the binding of the ports and the first answer;
 //! - `loader`: loads a model; `cache`: the lookup tier of a model;
-//! - `add`: adds models to the server, and remembers those that could not be loaded;
+//! - `add`: adds models to the server, and remembers those that could not be loaded; `stamps`: whether files
+//!   have changed since;
 //! - `warm`: hot rows, saved and loaded;
 //! - `versions`: which versions of a model are loaded; `shadow`: the engine of a shadow;
 //! - `watch`: new versions and new models, while the server runs; `reload`: new settings at SIGHUP;
@@ -18,6 +19,7 @@ mod changes;
 mod loader;
 mod reload;
 mod shadow;
+mod stamps;
 mod start;
 mod versions;
 mod warm;

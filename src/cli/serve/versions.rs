@@ -24,9 +24,9 @@ use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
 
-use super::add::Stamp;
 use super::loader::Refused;
 use super::shadow::Background;
+use super::stamps::Stamps;
 use super::watch::Ask;
 use super::{LoadedModel, Loader};
 use crate::cli::background;
@@ -70,8 +70,8 @@ struct Known {
 
 impl Known {
     fn at_load(model: &LoadedModel) -> Self {
-        let refused = model.refused.iter().map(|Refused { version, stamp, reason }| {
-            (*version, Refusal { stamp: stamp.clone(), reason: refusal(*version, reason), again: None })
+        let refused = model.refused.iter().map(|Refused { version, stamps, reason }| {
+            (*version, Refusal { stamps: stamps.clone(), reason: refusal(*version, reason), again: None })
         });
         Self { refused: refused.collect(), ..Self::default() }
     }
@@ -79,8 +79,9 @@ impl Known {
 
 /// A version that was refused.
 struct Refusal {
-    /// Its files as they were then. It is tried again when they change.
-    stamp: Stamp,
+    /// Its files as they were then, and those of the versions that it builds on. It is tried again when they
+    /// change.
+    stamps: Stamps,
     reason: String,
     /// When it is tried again even if they do not change.
     again: Option<Instant>,

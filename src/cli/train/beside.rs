@@ -18,6 +18,7 @@ use clap::{ArgMatches, Command, FromArgMatches};
 use super::data::{OrderFlags, Source};
 use super::from::FromVersion;
 use super::interrupt::OnSignal;
+use super::publishing::ModelLock;
 use super::run::{Run, Setting, Start, ToServer};
 use super::{Args, Checked, RunFlags, check};
 use crate::cli::background;
@@ -178,6 +179,7 @@ impl BesideFlags {
             epochs,
             early_stop: None,
             save_best: false,
+            has_validation: false,
             json: false,
         })
     }
@@ -313,7 +315,8 @@ impl BesideThread {
 
     /// The server gets an error before the model is ready. Later ones are returned.
     fn prepare_and_train(&self, server: Server) -> anyhow::Result<()> {
-        let Checked { start, schema, lock: _lock } = match self.check() {
+        // The lock is held to the end, also by the publisher.
+        let Checked { start, schema, lock } = match self.check() {
             Ok(checked) => checked,
             Err(error) => {
                 server.waits(Err(error));
@@ -321,7 +324,7 @@ impl BesideThread {
             }
         };
         let feed = self.args.feed(&schema, &self.stop);
-        match self.begin(&feed, start) {
+        match self.begin(&feed, start, lock.clone()) {
             // There is nothing to train if the run is complete.
             Ok(run) => match (server.waits(Ok(())), run) {
                 (true, Some(mut run)) => self.train(&mut run),
@@ -335,9 +338,10 @@ impl BesideThread {
     }
 
     /// Begins the run, and writes a first version if there is none.
-    fn begin<'a>(&'a self, feed: &'a Feed, start: Start) -> anyhow::Result<Option<Run<'a>>> {
+    fn begin<'a>(&'a self, feed: &'a Feed, start: Start, lock: ModelLock) -> anyhow::Result<Option<Run<'a>>> {
         let first = matches!(start, Start::Fresh);
-        let setting = Setting { config: &self.config, device: None, server: Some(self.server.clone()) };
+        let server = Some(self.server.clone());
+        let setting = Setting { config: &self.config, device: None, server, lock };
         let mut run = Run::begin(&self.args, feed, start, setting)?;
         if let Some(run) = run.as_mut().filter(|_| first) {
             let version = run.write()?;

@@ -15,7 +15,7 @@ use crate::dataset::{Feed, FeedFiles, FileAt, Follow, HeldOut, Learned, Shuffle,
 use crate::learnlog;
 use crate::schema::Schema;
 use crate::store::format::Checksum;
-use crate::trainer::cursor::{Cursor, Run};
+use crate::trainer::cursor::{Cursor, Run, ValidFile, Validating};
 use crate::types::RawBatch;
 
 /// Flags of the data.
@@ -193,7 +193,7 @@ impl Args {
             format: self.run.training.format.format.to_string(),
             fields: self.run.training.format.fields(),
             files: feed.names(),
-            begins: self.data.data.iter().map(|path| begin_sum(path)).collect::<Result<_, _>>()?,
+            begins: self.data.data.iter().map(|path| begin_sum("--data", path)).collect::<Result<_, _>>()?,
             follow: self.data.follow.as_ref().map(|dir| name(dir).unwrap_or_default()),
             learned: self.data.learned,
             batch: self.run.training.batch,
@@ -202,7 +202,20 @@ impl Args {
             held_out: feed.held_out,
             lr: optimizer.lr,
             schedule: optimizer.schedule,
+            validating: self.validating(feed)?,
         })
+    }
+
+    /// How the epochs are validated; `None` for data without epochs, where that decides nothing, and for
+    /// `serve --train`, which continues however they were validated.
+    fn validating(&self, feed: &Feed) -> anyhow::Result<Option<Validating>> {
+        if !self.has_validation || self.data.follows() {
+            return Ok(None);
+        }
+        let file =
+            |path: &Path| begin_sum("--valid", path).map(|begin| ValidFile { name: feed.name(path), begin });
+        let valid = self.valid.as_deref().map(file).transpose()?;
+        Ok(Some(Validating { valid, early_stop: self.early_stop, save_best: self.save_best }))
     }
 
     /// Opens every file once, so that a file that cannot be used is reported before hours of training.
@@ -260,14 +273,14 @@ impl Args {
 
 /// A checksum of the first bytes of a file; no text for what is not a file. Short, because a file may grow
 /// until a run continues.
-fn begin_sum(path: &Path) -> anyhow::Result<String> {
+fn begin_sum(flag: &str, path: &Path) -> anyhow::Result<String> {
     const BYTES: u64 = 4096;
     if !path.is_file() {
         return Ok(String::new());
     }
     let mut begin = Vec::new();
     let read = File::open(path).and_then(|file| file.take(BYTES).read_to_end(&mut begin));
-    read.map_err(|e| InputError(anyhow!("--data: {}: {e}", path.display())))?;
+    read.map_err(|e| InputError(anyhow!("{flag}: {}: {e}", path.display())))?;
     Ok(Checksum::of(&begin).to_string())
 }
 

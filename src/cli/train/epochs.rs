@@ -81,7 +81,11 @@ impl<'a> Epochs<'a> {
     #[must_use]
     pub(crate) fn cursor(&self, state: &TrainState) -> Cursor {
         let Place { epoch, samples, file } = self.place.clone();
-        let (run, log) = (self.run.clone(), self.log.clone());
+        let (mut run, log) = (self.run.clone(), self.log.clone());
+        if !self.args.data.follows() {
+            // `serve --train` writes what `train` without validation writes.
+            run.validating.get_or_insert_default();
+        }
         Cursor { run, epoch, samples, file, log, steps: state.steps, validation: self.validation }
     }
 

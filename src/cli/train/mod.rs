@@ -13,7 +13,6 @@ mod resume;
 pub(crate) mod run;
 mod trained;
 
-use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -22,16 +21,17 @@ use anyhow::{Context, anyhow};
 use crate::cli::flags::whole;
 use crate::cli::scratchpad::{PipelineFlags, SizeFlag, training_device};
 use crate::cli::training::{ComputeFlags, TrainingFlags, compute_threads};
-use crate::cli::{InputError, note, print};
+use crate::cli::{InputError, error_line, note, print};
 use crate::config::{Config, Flags};
 use crate::dataset::Stop;
 use crate::device::cuda::Nvidia;
 use crate::schema::Schema;
 use crate::store::{check_name, check_writable};
+use crate::trainer::TrainError;
 use data::DataFlags;
 use from::FromVersion;
 use interrupt::{Interrupted, OnSignal};
-use publishing::PublishFlags;
+use publishing::{ModelLock, PublishFlags};
 use report::Report;
 use run::{Run, Setting, Start};
 
@@ -79,6 +79,9 @@ pub(crate) struct Args {
     /// Writes a version after each epoch with the least log loss so far, and none at the end
     #[arg(long, requires = "validation", conflicts_with = "follow")]
     save_best: bool,
+    /// Whether there are flags of validation. `serve --train` has none, and continues runs that had some.
+    #[arg(skip = true)]
+    has_validation: bool,
     /// Prints one line of JSON at the end
     #[arg(long)]
     json: bool,
@@ -138,7 +141,7 @@ struct Checked {
     start: Start,
     schema: Schema,
     /// Keeps other trainers from publishing versions of the model.
-    lock: Option<File>,
+    lock: ModelLock,
 }
 
 /// Checks everything that can be checked before the model is initialised.
@@ -149,12 +152,12 @@ fn check(args: &Args, stop: &Stop) -> anyhow::Result<Checked> {
     // A model is locked before its last version is read, so that no other trainer publishes a later one. The
     // directory of a new model is made only for a run that can begin.
     let exists = args.models.join(&args.name).is_dir();
-    let held = if exists { publishing::lock(args)? } else { None };
+    let held = if exists { publishing::lock(args)? } else { ModelLock::default() };
     let (start, schema) = Start::of(args, stop)?;
     args.check_data(&schema)?;
     evaluate::check_out(args)?;
     check_writable(&args.models, &args.name).map_err(|e| InputError(anyhow!("--models: {e}")))?;
-    let lock = if held.is_some() { held } else { publishing::lock(args)? };
+    let lock = if held.is_held() { held } else { publishing::lock(args)? };
     Ok(Checked { start, schema, lock })
 }
 
@@ -166,9 +169,10 @@ fn train(
     device: Option<Arc<Nvidia>>,
 ) -> anyhow::Result<()> {
     let _on_signal = OnSignal::set(stop)?;
-    let Checked { start, schema, lock: _lock } = checked;
+    // Held to the end, also by the publisher.
+    let Checked { start, schema, lock } = checked;
     let feed = args.feed(&schema, stop);
-    let setting = Setting { config, device, server: None };
+    let setting = Setting { config, device, server: None, lock: lock.clone() };
     let continued = start.continued();
     let Some(mut run) = Run::begin(args, &feed, start, setting)? else { return Ok(()) };
     run.train()?;
@@ -191,7 +195,10 @@ fn train(
         Some(best) => run.versions.make_latest(best)?,
         None => {
             run.check_gate().map_err(|reason| not_published(&reason, interrupted))?;
-            run.write()?
+            match run.write() {
+                Err(error) if stop.interrupted() => return Err(not_written(&error, &run).into()),
+                written => written?,
+            }
         }
     };
     let Run { epochs, mut model, .. } = run;
@@ -225,6 +232,18 @@ fn not_published(reason: &str, interrupted: bool) -> anyhow::Error {
         return Interrupted(format!("not published: {reason}; {how}")).into();
     }
     anyhow!("not published: {reason}")
+}
+
+/// The last version could not be written after an interrupt.
+fn not_written(error: &anyhow::Error, run: &Run<'_>) -> Interrupted {
+    let reason = error_line(error.as_ref());
+    if let Some(TrainError::StillWriting { .. }) = error.downcast_ref() {
+        // It says already how to continue.
+        return Interrupted(reason);
+    }
+    let Run { epochs, model, .. } = run;
+    let how = resume::outlook(epochs.args, &epochs.cursor(model.state()).run);
+    Interrupted(format!("the last version could not be written: {reason}; {how}"))
 }
 
 /// Reads and checks a `model.toml`.

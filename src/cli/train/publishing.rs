@@ -2,9 +2,9 @@
 //! end.
 
 use std::fs::{self, File, TryLockError};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, anyhow};
@@ -13,11 +13,11 @@ use super::Args;
 use super::data::Consumer;
 use super::run::ToServer;
 use super::trained::Trained;
-use crate::cli::InputError;
 use crate::cli::flags::whole;
+use crate::cli::{InputError, error_line};
 use crate::config::{Config, VersionsConfig};
 use crate::dataset::{Shortage, Stop};
-use crate::store::disk::SystemDisk;
+use crate::store::disk::{SystemDisk, is_at};
 use crate::store::hot_rows::STATE;
 use crate::store::{self, Base, EmbeddingStore, Opened, Purpose, retention, versions};
 use crate::trainer::progressive::Progressive;
@@ -142,10 +142,13 @@ pub(crate) struct Versions<'a> {
     publisher: Option<Publisher>,
     /// The version of the best epoch: while it is open, retention does not remove it.
     best: Option<EmbeddingStore>,
+    /// Without a publisher, the versions of best epochs that were written here and not removed.
+    bests: Vec<Base>,
 }
 
 impl<'a> Versions<'a> {
-    /// `from` is the version that training continues from. A server in this process is told what happens.
+    /// `from` is the version that training continues from. A server in this process is told what happens. The
+    /// lock is renewed if the model's directory has to be made again.
     ///
     /// # Errors
     /// When the thread that writes cannot start, or memory does not suffice.
@@ -153,11 +156,11 @@ impl<'a> Versions<'a> {
         args: &'a Args,
         config: &Config,
         model: &Trained,
-        (from, server): (Option<Base>, Option<&ToServer>),
+        (from, server, lock): (Option<Base>, Option<&ToServer>, ModelLock),
     ) -> anyhow::Result<Self> {
         let consume = args.consumer();
         let Some(Interval(every)) = args.run.publish.publish_every else {
-            return Ok(Self { args, consume, publisher: None, best: None });
+            return Ok(Self { args, consume, publisher: None, best: None, bests: Vec::new() });
         };
         let VersionsConfig { keep, compact_at } = config.versions;
         let options = PublishOptions {
@@ -169,8 +172,11 @@ impl<'a> Versions<'a> {
             compact_at,
         };
         let (server, in_process) = (server.cloned(), server.cloned());
-        let (name, consumer) = (args.name.clone(), consume.clone());
+        let (models, name, consumer) = (args.models.clone(), args.name.clone(), consume.clone());
         let on_publish = move |outcome: Result<Published, String>| {
+            if outcome.is_ok() {
+                lock.renew(&models, &name);
+            }
             if let (Some(consume), Ok(Published { cursor: Some(cursor), .. })) = (&consumer, &outcome) {
                 consume(cursor);
             }
@@ -183,7 +189,7 @@ impl<'a> Versions<'a> {
         if let Some(server) = in_process {
             publisher = publisher.resting_while(Box::new(move || server.looks()));
         }
-        Ok(Self { args, consume, publisher: Some(publisher), best: None })
+        Ok(Self { args, consume, publisher: Some(publisher), best: None, bests: Vec::new() })
     }
 
     /// Publishes what was trained as soon as a log of samples is full.
@@ -218,33 +224,51 @@ impl<'a> Versions<'a> {
     /// # Errors
     /// When the version cannot be written.
     pub(crate) fn write(&mut self, model: &mut Trained, notes: &CutNotes) -> anyhow::Result<Version> {
-        let base = match (&mut self.publisher, &mut *model) {
+        Ok(Version(self.write_base(model, notes)?.version))
+    }
+
+    fn write_base(&mut self, model: &mut Trained, notes: &CutNotes) -> anyhow::Result<Base> {
+        match (&mut self.publisher, &mut *model) {
             (None, model) => {
                 let base = model.save(&self.args.models, &self.args.name, notes)?;
                 if let (Some(consume), Some(cursor)) = (&self.consume, &notes.cursor) {
                     consume(cursor);
                 }
-                base
+                Ok(base)
             }
             (Some(publisher), Trained::InMemory(reference)) => {
-                publisher.finish(&reference.state, &reference.tables, notes)?
+                Ok(publisher.finish(&reference.state, &reference.tables, notes)?)
             }
             (Some(publisher), Trained::OnDisk { state, pipeline }) => {
                 pipeline.flush()?;
-                publisher.finish_file(state, pipeline.store(), notes)?
+                Ok(publisher.finish_file(state, pipeline.store(), notes)?)
             }
-        };
-        Ok(Version(base.version))
+        }
     }
 
-    /// [`Self::write`] for the best epoch, whose version is kept on disk.
+    /// [`Self::write`] for the best epoch, whose version is kept on disk. Those of earlier best epochs are
+    /// removed, unless something uses them.
     ///
     /// # Errors
     /// When the version cannot be written.
     pub(crate) fn write_best(&mut self, model: &mut Trained, notes: &CutNotes) -> anyhow::Result<Version> {
-        let version = self.write(model, notes)?;
-        self.keep(version)?;
-        Ok(version)
+        let base = self.write_base(model, notes)?;
+        if self.publisher.is_none() {
+            self.remove_earlier_bests();
+            self.bests.push(base);
+        }
+        self.keep(Version(base.version))?;
+        Ok(Version(base.version))
+    }
+
+    fn remove_earlier_bests(&mut self) {
+        let Args { models, name, .. } = self.args;
+        match retention::remove_unused(models, name, &self.bests) {
+            Ok(removed) => self.bests.retain(|base| !removed.contains(base)),
+            Err(error) => {
+                tracing::warn!(model = name, %error, "versions of earlier best epochs are not removed");
+            }
+        }
     }
 
     /// Ends publishing, and makes a version the latest one: if others followed it, writes a full version with
@@ -297,42 +321,93 @@ pub(crate) fn base_of(args: &Args, opened: &Opened) -> anyhow::Result<Option<Bas
     Ok(opened.store.base().filter(|base| exact && highest == Some(Version(base.version))))
 }
 
-/// Locks the model for a trainer that publishes; `None` for a run that does not.
+/// Locks the model for a trainer that publishes.
 ///
 /// # Errors
 /// When another process publishes versions of the model.
-pub(crate) fn lock(args: &Args) -> anyhow::Result<Option<File>> {
+pub(crate) fn lock(args: &Args) -> anyhow::Result<ModelLock> {
     let publishes = args.run.publish.publishes();
-    Ok(publishes.then(|| lock_model(&args.models, &args.name)).transpose()?.flatten())
+    let file = publishes.then(|| lock_model(&args.models, &args.name)).transpose()?.flatten();
+    Ok(ModelLock(Arc::new(Mutex::new(file))))
 }
+
+/// The lock of a model while it is trained; nothing for a run that does not publish, and on a file system
+/// without locks. Clones are the same lock.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ModelLock(Arc<Mutex<Option<File>>>);
+
+impl ModelLock {
+    /// Whether it locks anything.
+    pub(crate) fn is_held(&self) -> bool {
+        self.file().is_some()
+    }
+
+    /// Locks the model again if the locked file is gone, mostly with the directory of the model, which a
+    /// version has made again. Must be called when a version was published.
+    fn renew(&self, models: &Path, name: &str) {
+        let mut file = self.file();
+        // If the path cannot be examined, the next version tries it again.
+        if file.as_ref().is_none_or(|file| is_at(file, &lock_path(models, name)).unwrap_or(true)) {
+            return;
+        }
+        match lock_model(models, name) {
+            Ok(again) => *file = again,
+            Err(error) => {
+                let reason = error_line(error.as_ref());
+                tracing::warn!(model = name, "this run has lost the lock of the model: {reason}");
+            }
+        }
+    }
+
+    fn file(&self) -> MutexGuard<'_, Option<File>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn lock_path(models: &Path, name: &str) -> PathBuf {
+    models.join(name).join(STATE).join("trainer.lock")
+}
+
+/// How often a lock is taken whose file was removed meanwhile.
+const LOCK_TRIES: usize = 100;
 
 /// Locks a model, so that no trainer publishes versions of it; `None` on a file system without locks.
 ///
 /// # Errors
 /// When another process publishes versions of the model.
 pub(crate) fn lock_model(models: &Path, name: &str) -> anyhow::Result<Option<File>> {
-    let state = models.join(name).join(STATE);
-    fs::create_dir_all(&state).with_context(|| format!("{}", state.display()))?;
-    let path = state.join("trainer.lock");
-    let file = File::create(&path).with_context(|| format!("{}", path.display()))?;
-    match file.try_lock() {
-        Err(TryLockError::WouldBlock) => {
-            let held = anyhow!(
-                "--name: another process trains {name:?} and publishes: {} is locked",
-                path.display()
-            );
-            Err(InputError(held).into())
+    let path = lock_path(models, name);
+    let at = || format!("{}", path.display());
+    for _ in 0..LOCK_TRIES {
+        fs::create_dir_all(models.join(name).join(STATE)).with_context(at)?;
+        let file = File::create(&path).with_context(at)?;
+        match file.try_lock() {
+            Err(TryLockError::WouldBlock) => {
+                let held = anyhow!(
+                    "--name: another process trains {name:?} and publishes: {} is locked",
+                    path.display()
+                );
+                return Err(InputError(held).into());
+            }
+            // Without locks on the file system, a second trainer is found when its version has a taken
+            // number.
+            Err(TryLockError::Error(_)) => return Ok(None),
+            // Otherwise it was removed before it was locked, and others lock another file.
+            Ok(()) if is_at(&file, &path).with_context(at)? => return Ok(Some(file)),
+            Ok(()) => {}
         }
-        // Without locks on the file system, a second trainer is found when its version has a taken number.
-        Err(TryLockError::Error(_)) => Ok(None),
-        Ok(()) => Ok(Some(file)),
     }
+    Err(anyhow!("{}: removed again and again before it is locked", path.display()))
 }
 
 #[cfg(test)]
 #[cfg(not(flechette_loom))]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::thread;
+
     use super::*;
+    use crate::store::disk::lock_if_free;
 
     #[test]
     fn intervals_are_steps_or_times() {
@@ -369,6 +444,55 @@ mod tests {
         }
         assert!(refusal("auc=0.7", good, [1.0; 4]).is_some_and(|reason| reason.contains("are equal")));
         assert!(refusal("logloss=5", good, [1.0; 4]).is_none());
+    }
+
+    #[test]
+    fn a_lock_is_that_of_the_file_at_its_path() {
+        let dir = tempfile::tempdir().unwrap();
+        let (models, path) = (dir.path(), lock_path(dir.path(), "m"));
+        let ended = AtomicBool::new(false);
+        thread::scope(|scope| {
+            // It removes the file only if nobody has locked it, but others may have opened it.
+            scope.spawn(|| {
+                while !ended.load(Ordering::SeqCst) {
+                    let Ok(file) = File::open(&path) else { continue };
+                    if lock_if_free(&file) && is_at(&file, &path).unwrap() {
+                        fs::remove_file(&path).unwrap();
+                    }
+                }
+            });
+            for _ in 0..5000 {
+                // It fails while the other thread has the lock.
+                if let Ok(file) = lock_model(models, "m") {
+                    assert!(is_at(&file.unwrap(), &path).unwrap());
+                }
+            }
+            ended.store(true, Ordering::SeqCst);
+        });
+    }
+
+    #[test]
+    fn a_model_whose_directory_was_removed_is_locked_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let models = dir.path();
+        let lock = ModelLock(Arc::new(Mutex::new(lock_model(models, "m").unwrap())));
+        let others = || lock_model(models, "m").map(|file| file.is_some());
+        assert!(lock.is_held() && others().is_err());
+        fs::remove_dir_all(models.join("m")).unwrap();
+        lock.renew(models, "m");
+        assert!(others().unwrap_err().to_string().contains("another process trains \"m\" and publishes"));
+        // Another trainer was faster. It keeps the lock, until it ends.
+        fs::remove_dir_all(models.join("m")).unwrap();
+        let other = lock_model(models, "m").unwrap();
+        lock.renew(models, "m");
+        drop(other);
+        assert!(others().unwrap());
+        lock.renew(models, "m");
+        assert!(others().is_err());
+        // A run that does not publish locks nothing.
+        fs::remove_dir_all(models.join("m")).unwrap();
+        ModelLock::default().renew(models, "m");
+        assert!(!models.join("m").exists());
     }
 
     #[test]

@@ -65,10 +65,27 @@ impl ResumePoint {
 fn overtaken(args: &Args, run: &Run, after: Version, before: Version) -> Option<Version> {
     let versions = store::versions(&args.models, &args.name).ok()?;
     let between = versions.into_iter().filter(|&version| version > after && version < before);
-    let is_of_run = |version: &Version| {
-        let cursor = store::cursor(&args.models, &args.name, *version).ok().flatten();
-        let cursor = cursor.and_then(|text| serde_json::from_str::<Cursor>(&text).ok());
-        cursor.is_some_and(|cursor| cursor.run.check(run).is_ok())
-    };
-    between.rev().find(is_of_run)
+    between.rev().find(|&version| is_of_run(args, run, version))
+}
+
+/// Whether a version is of this run. Its tables are not read.
+fn is_of_run(args: &Args, run: &Run, version: Version) -> bool {
+    let cursor = store::cursor(&args.models, &args.name, version).ok().flatten();
+    let cursor = cursor.and_then(|text| serde_json::from_str::<Cursor>(&text).ok());
+    cursor.is_some_and(|cursor| cursor.run.check(run).is_ok())
+}
+
+/// How the run is continued if it ends now.
+pub(crate) fn outlook(args: &Args, run: &Run) -> String {
+    let latest = store::versions(&args.models, &args.name).ok().and_then(|mut versions| versions.pop());
+    match latest {
+        Some(latest) if is_of_run(args, run, latest) => {
+            format!("the same command with --resume continues from version {latest}")
+        }
+        Some(latest) if args.from.is_none() => {
+            let begins = "the same command without --resume starts at the beginning";
+            format!("{begins}, because version {latest} is of another run")
+        }
+        _ => "the same command with --resume starts at the beginning".to_owned(),
+    }
 }

@@ -8,7 +8,7 @@ use std::sync::mpsc::SyncSender;
 use super::Args;
 use super::epochs::Epochs;
 use super::from::schema_of;
-use super::publishing::{Versions, base_of};
+use super::publishing::{ModelLock, Versions, base_of};
 use super::resume::ResumePoint;
 use super::trained::Trained;
 use crate::cli::error_line;
@@ -75,6 +75,8 @@ pub(crate) struct Setting<'c> {
     pub device: Option<Arc<Nvidia>>,
     /// A server in this process.
     pub server: Option<ToServer>,
+    /// That of the model.
+    pub lock: ModelLock,
 }
 
 /// What a server is told about a run in its process.
@@ -167,7 +169,7 @@ impl<'a> Run<'a> {
         start: Start,
         setting: Setting<'_>,
     ) -> anyhow::Result<Option<Self>> {
-        let Setting { config, device, server } = setting;
+        let Setting { config, device, server, lock } = setting;
         let mut epochs = Epochs::new(args, feed)?.telling(server.as_ref());
         let from = match start {
             Start::Fresh => None,
@@ -187,7 +189,7 @@ impl<'a> Run<'a> {
         };
         let base = from.as_ref().map(|opened| base_of(args, opened)).transpose()?.flatten();
         let model = Trained::begin(args, &feed.schema, from.map(|opened| *opened), device)?;
-        let mut versions = Versions::new(args, config, &model, (base, server.as_ref()))?;
+        let mut versions = Versions::new(args, config, &model, (base, server.as_ref(), lock))?;
         if let FeedFiles::Learned(learned) = &feed.files {
             versions = versions.relieving(learned.shortage.clone());
         }

@@ -46,6 +46,30 @@ fn a_version_that_a_label_names_stays_with_what_it_builds_on() {
 }
 
 #[test]
+fn of_some_versions_those_are_removed_that_nothing_needs() {
+    let dir = tempfile::tempdir().unwrap();
+    let models = dir.path();
+    let base = |version: u64| {
+        let (_, xxh3_128) = read_manifest(&models.join("m").join(version.to_string())).unwrap();
+        Base { version, xxh3_128 }
+    };
+    (1..=5).for_each(|n| assert_eq!(Sample::of(n).write(models, "m").unwrap(), Version(n)));
+    let own = [1, 2, 3, 4].map(base);
+    let read = open(models, "m", Version(2), Purpose::Serve).unwrap();
+    labels::save(models, "m", &[("old".to_owned(), Follow::Version(Version(3)))].into()).unwrap();
+    // Another writer has taken the number of a version.
+    fs::remove_dir_all(models.join("m/4")).unwrap();
+    fs::rename(models.join("m/5"), models.join("m/4")).unwrap();
+    assert_eq!(remove_unused(models, "m", &own).unwrap(), [own[0]]);
+    drop(read);
+    assert_eq!(remove_unused(models, "m", &own).unwrap(), [own[1]]);
+    assert_eq!(numbers(models), [3, 4]);
+    let (dir, _) = chain::chain();
+    let (_, xxh3_128) = read_manifest(&dir.path().join("m/1")).unwrap();
+    assert_eq!(remove_unused(dir.path(), "m", &[Base { version: 1, xxh3_128 }]).unwrap(), []);
+}
+
+#[test]
 fn a_compacted_version_has_the_contents_of_the_chain_and_its_files_do_not_need_it() {
     let (dir, samples) = chain::chain();
     let models = dir.path();

@@ -16,6 +16,11 @@ fn cursor() -> Cursor {
         held_out: Some(HeldOut { ratio: 0.1 + 0.2, seed: 4 }),
         lr: 0.1,
         schedule: Schedule { warmup: 3, decay: Some(decay) },
+        validating: Some(Validating {
+            valid: Some(ValidFile { name: "v.tsv".to_owned(), begin: "3".to_owned() }),
+            early_stop: Some(2),
+            save_best: true,
+        }),
     };
     let best = Best { epoch: 2, log_loss: 0.123_456_789_012_345_67, version: Some(7) };
     let file = Some(FileAt { name: "b".to_owned(), samples: 17, complete: true });
@@ -71,6 +76,46 @@ fn another_run_is_refused_by_the_flag_that_differs() {
     assert!(refused(&|run| run.batch = 64).starts_with("--batch: expected 128"));
     assert!(refused(&|run| run.shuffle = None).starts_with("--shuffle: "));
     assert!(refused(&|run| run.lr = 0.2).starts_with("--lr: expected 0.1"));
+    let other = refused(&|run| run.format = "csv".to_owned());
+    assert_eq!(other, "--format: expected \"criteo-tsv\", as before, got \"csv\"");
+    assert!(refused(&|run| run.seed = 1).starts_with("--seed: "));
+    assert!(refused(&|run| run.held_out = None).starts_with("--valid-ratio: "));
+    assert!(refused(&|run| run.schedule.warmup = 4).starts_with("--lr-warmup: expected 3"));
+    assert!(refused(&|run| run.schedule.decay = None).starts_with("--lr-decay: "));
+}
+
+#[test]
+fn a_run_that_is_validated_otherwise_is_refused_unless_that_is_not_known() {
+    let run = cursor().run;
+    let with = |change: &dyn Fn(&mut Validating)| {
+        let mut validating = run.validating.clone().unwrap();
+        change(&mut validating);
+        Run { validating: Some(validating), ..run.clone() }
+    };
+    let file = |name: &str, begin: &str| {
+        let (name, begin) = (name.to_owned(), begin.to_owned());
+        Some(ValidFile { name, begin })
+    };
+    let (name, begin) =
+        (with(&|now| now.valid = file("w.tsv", "3")), with(&|now| now.valid = file("v.tsv", "4")));
+    for (other, expected) in [
+        (&name, "--valid: expected Some(\"v.tsv\"), as before, got Some(\"w.tsv\")"),
+        (&with(&|now| now.valid = None), "--valid: expected Some(\"v.tsv\"), as before, got None"),
+        (
+            &begin,
+            "--valid: expected \"v.tsv\" with the same beginning, as before, got another file of this name",
+        ),
+        (&with(&|now| now.early_stop = None), "--early-stop: expected Some(2), as before, got None"),
+        (&with(&|now| now.save_best = false), "--save-best: expected true, as before, got false"),
+    ] {
+        assert_eq!(run.check(other).unwrap_err().to_string(), expected);
+    }
+    let unknown = Run { validating: None, ..run.clone() };
+    assert_eq!((unknown.check(&run), run.check(&unknown)), (Ok(()), Ok(())));
+    // As earlier programs have written it.
+    let text = serde_json::to_string(&unknown).unwrap();
+    assert!(!text.contains("validating"), "{text}");
+    assert_eq!(serde_json::from_str::<Run>(&text).unwrap(), unknown);
 }
 
 #[test]
@@ -126,7 +171,8 @@ mod fuzz {
             let written = serde_json::to_string(&read).unwrap();
             assert_eq!(serde_json::from_str::<Cursor>(&written).unwrap(), read);
             let same = cursor().run.check(&read.run);
-            assert_eq!(same.is_ok(), read.run == cursor().run);
+            let validating = read.run.validating.clone().or(cursor().run.validating);
+            assert_eq!(same.is_ok(), Run { validating, ..read.run } == cursor().run);
             true
         });
     }

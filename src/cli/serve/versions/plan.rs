@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Known, Look, Refusal, Versions, refusal};
-use crate::cli::serve::add::{stamp, version_folder};
+use crate::cli::serve::stamps::Stamper;
 use crate::cli::serve::{LoadedModel, Loader};
 use crate::config::{STABLE, Shadow, TrafficConfig, VersionPolicy};
 use crate::engine::LoadedVersion;
@@ -88,7 +88,8 @@ impl Versions {
         let named = |version| wanted.values().any(|follow| *follow == Follow::Version(version));
         known.refused.retain(|version, _| on_disk.contains(version) || named(*version));
         self.warn_of_gone(model, name, &on_disk, known);
-        let mut opener = Opener { versions: self, model, name, known, urgent: look.urgent };
+        let stamper = Stamper::new(&self.loader.models, name);
+        let mut opener = Opener { versions: self, model, name, known, urgent: look.urgent, stamper };
         let (mut missing, mut refused) = (Vec::new(), None);
         let mut policy = opener.policy(&traffic.versions, (&on_disk, look.new), (&mut missing, &mut refused));
         let main = model.engine.version();
@@ -195,6 +196,7 @@ struct Opener<'o> {
     name: &'o str,
     known: &'o mut Known,
     urgent: bool,
+    stamper: Stamper<'o>,
 }
 
 impl Opener<'_> {
@@ -238,7 +240,8 @@ impl Opener<'_> {
     }
 
     /// Loads a version, unless it is loaded. A version that was refused is tried again only if its files have
-    /// changed, or after some time if the main engine could not take it over.
+    /// changed, or those of a version that it builds on, or after some time if the main engine could not take
+    /// it over.
     ///
     /// # Errors
     /// Why it is refused.
@@ -247,11 +250,9 @@ impl Opener<'_> {
             return Ok(());
         }
         let (loader, name) = (&self.versions.loader, self.name);
-        // Read before the version is opened, so that later changes are noticed.
-        let now = stamp([version_folder(loader, name, version)]);
         if let Some(refusal) = self.known.refused.get(&version)
-            && refusal.stamp == now
             && refusal.stays()
+            && self.stamper.are_same(&refusal.stamps)
         {
             return Err(refusal.reason.clone());
         }
@@ -259,6 +260,9 @@ impl Opener<'_> {
         let beside = self.known.beside.values().map(|engine| engine.served());
         let below = beside.chain([model.engine.served()]).filter(|loaded| loaded.version() < version);
         let before = below.max_by_key(|loaded| loaded.version());
+        // Read before the version is opened, so that later changes are noticed.
+        let loaded = before.as_ref().and_then(|before| before.store.base());
+        let stamps = self.stamper.of_chain(version, loaded);
         let open = || open(loader, model, version, before);
         let opened = if self.urgent { open() } else { self.versions.opening.install(open) };
         match opened {
@@ -277,7 +281,7 @@ impl Opener<'_> {
                 loader.metrics.events.record(EventKind::Refused, name, text);
                 self.model.engine.count_refused();
                 let reason = refusal(version, &reason);
-                let refusal = Refusal { stamp: now, reason: reason.clone(), again: None };
+                let refusal = Refusal { stamps, reason: reason.clone(), again: None };
                 self.known.refused.insert(version, refusal);
                 Err(reason)
             }

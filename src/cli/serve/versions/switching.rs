@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use super::{AGAIN, Known, Refusal, Versions, refusal};
 use crate::cli::background;
 use crate::cli::serve::LoadedModel;
-use crate::cli::serve::add::{stamp, version_folder};
+use crate::cli::serve::stamps::Stamper;
 use crate::cli::serve::watch::{Ask, unless_it_panics};
 use crate::engine::switch::{NextVersion, SwitchError, Taken};
 use crate::metrics::EventKind;
@@ -117,10 +117,10 @@ impl Versions {
                 model.engine.count_refused();
                 tracing::warn!(model = name, version = target.0, serving, %error, "version refused");
                 events.record(EventKind::Refused, name, format!("version {target}: {error}"));
-                let stamp = stamp([version_folder(&self.loader, name, target)]);
+                let stamps = Stamper::new(&self.loader.models, name).of(&[target]);
                 let reason = refusal(target, &error);
                 let again = Some(Instant::now() + AGAIN);
-                known.refused.insert(target, Refusal { stamp, reason: reason.clone(), again });
+                known.refused.insert(target, Refusal { stamps, reason: reason.clone(), again });
                 if !own {
                     known.beside.remove(&target);
                 }

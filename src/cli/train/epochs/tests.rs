@@ -4,12 +4,14 @@ use clap::Parser;
 use serde_json::Value;
 
 use super::*;
+use crate::cli::train::publishing::ModelLock;
 use crate::config::{Config, Flags};
 use crate::dataset::Stop;
 use crate::dataset::synthetic::write_criteo_tsv;
 use crate::schema::Schema;
 use crate::schema::preset::{self, ArchKind};
 use crate::store;
+use crate::types::Follow;
 
 #[derive(Parser)]
 struct Line {
@@ -42,7 +44,8 @@ fn contents(args: &Args, version: Version) -> Value {
 
 /// Versions are written only when they are asked for.
 fn versions<'a>(args: &'a Args, model: &Trained) -> Versions<'a> {
-    Versions::new(args, &Config::resolve(&Flags::default(), [], None).unwrap(), model, (None, None)).unwrap()
+    let config = Config::resolve(&Flags::default(), [], None).unwrap();
+    Versions::new(args, &config, model, (None, None, ModelLock::default())).unwrap()
 }
 
 fn saved(args: &Args, model: &mut Trained) -> Version {
@@ -104,6 +107,32 @@ fn a_best_version_that_cannot_be_written_does_not_end_training() {
     assert!(epochs.is_complete());
     let best = epochs.validation.best.unwrap();
     assert_eq!((best.version, epochs.unwritten_best()), (None, Some(best.epoch)));
+}
+
+#[test]
+fn the_version_of_a_best_epoch_replaces_those_that_the_run_wrote_before() {
+    let dir = tempfile::tempdir().unwrap();
+    let args = args(dir.path(), "--data none --epochs 9 --valid-ratio 0.2 --save-best");
+    let feed = args.feed(&schema(), &Stop::default());
+    let mut model = Trained::begin(&args, &schema(), None, None).unwrap();
+    assert_eq!(saved(&args, &mut model), Version(1), "from before the run");
+    let mut epochs = Epochs::new(&args, &feed).unwrap();
+    let mut versions = versions(&args, &model);
+    let mut best = |epoch: u32| {
+        epochs.validation.add(epoch, 1.0 / f64::from(epoch));
+        epochs.write_best(&mut model, &mut versions).unwrap();
+        let numbers: Vec<u64> = store::versions(dir.path(), "m").unwrap().iter().map(|v| v.0).collect();
+        (epochs.best_version().map(|version| version.0), numbers)
+    };
+    assert_eq!(best(1), (Some(2), vec![1, 2]));
+    assert_eq!(best(2), (Some(3), vec![1, 3]));
+    let labels = [("good".to_owned(), Follow::Version(Version(3)))].into();
+    store::labels::save(dir.path(), "m", &labels).unwrap();
+    assert_eq!(best(3), (Some(4), vec![1, 3, 4]));
+    let served = store::open(dir.path(), "m", Version(4), store::Purpose::Serve).unwrap();
+    assert_eq!(best(4), (Some(5), vec![1, 3, 4, 5]));
+    drop(served);
+    assert_eq!(best(5), (Some(6), vec![1, 3, 6]));
 }
 
 #[test]
