@@ -6,7 +6,8 @@
 //! one-shot channel to answer. A sleeping worker is woken only if no other worker will take the request soon.
 //!
 //! Dropping a ticket cancels its request: it leaves the queue, if no worker has taken it yet. A worker checks
-//! the deadline of a request when it takes it, before any work.
+//! the deadline of a request when it takes it, before any work: under overload also whether the request can
+//! still be computed before it.
 
 mod calls;
 mod cores;
@@ -68,7 +69,7 @@ pub(crate) enum BatchError {
     Displaced,
     #[error("the server is draining, or the model is being unloaded: no more requests are accepted")]
     Closed,
-    #[error("deadline passed after {waited_us} us in the queue, before any work")]
+    #[error("no time was left to compute it before its deadline, after {waited_us} us in the queue")]
     Expired { waited_us: u128 },
     #[error(transparent)]
     Predict(#[from] PredictError),

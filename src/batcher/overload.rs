@@ -9,6 +9,11 @@
 //! How long the requests before it take follows from the measured time per sample. A request waits only for
 //! those of its own priority and of higher ones, so only they count, and only they form its standing queue.
 //! So low priorities are refused first.
+//!
+//! A request of a standing queue is not computed if its deadline passes before its scores can be there
+//! ([`Overload::misses_deadline`]). If the measured time is wrong, because the machine was paused, this may
+//! remove all requests. Then the queue is empty, so the next ones are computed, and the time is measured
+//! again.
 
 use std::time::{Duration, Instant};
 
@@ -24,6 +29,9 @@ const SHARE: u32 = 20;
 /// over batches: a pause of the machine during a small batch says little about the batches after it, which
 /// are large because requests have gathered.
 const REMEMBERED: f64 = 1.0;
+
+/// A batch is not expected to take less than this share of the mean time of its samples.
+const FASTEST: f64 = 0.5;
 
 /// How many of these seconds a queue must know before it refuses a request. The first batches of a process
 /// are slow, because nothing that they read is in the processor's cache and memory is touched for the first
@@ -52,6 +60,7 @@ pub(crate) struct Overload {
     /// What was computed, the older the less it counts.
     seconds: f64,
     samples: f64,
+    batches: f64,
     /// Since when requests of each priority, or of higher ones, have waited without a break.
     since: [Option<Instant>; 3],
 }
@@ -66,9 +75,7 @@ impl Overload {
         samples: usize,
         terms: Terms,
     ) -> Result<(), TooLate> {
-        let since = self.since[terms.priority as usize];
-        let stands = since.is_some_and(|since| now.saturating_duration_since(since) >= STANDING);
-        if !stands || self.seconds < KNOWN {
+        if !self.judges(now, terms.priority) {
             return Ok(());
         }
         let seconds = samples as f64 * self.seconds_per_sample() / limits.workers.max(1) as f64;
@@ -76,6 +83,21 @@ impl Overload {
         let until = |deadline: Instant| deadline.saturating_duration_since(now);
         let limit = terms.deadline.map_or(limits.default_deadline, until) / SHARE;
         if wait > limit { Err(TooLate { wait, limit }) } else { Ok(()) }
+    }
+
+    /// Whether the deadline of a request of this many samples passes before its scores can be there, although
+    /// a worker takes it now.
+    pub(crate) fn misses_deadline(&self, now: Instant, samples: usize, terms: Terms) -> bool {
+        let Some(deadline) = terms.deadline else { return false };
+        self.judges(now, terms.priority)
+            && deadline.saturating_duration_since(now).as_secs_f64() < self.least_seconds(samples)
+    }
+
+    /// Whether there is a standing queue of this priority, and the time per sample is known.
+    fn judges(&self, now: Instant, priority: Priority) -> bool {
+        let since = self.since[priority as usize];
+        let stands = since.is_some_and(|since| now.saturating_duration_since(since) >= STANDING);
+        stands && self.seconds >= KNOWN
     }
 
     /// A request was queued.
@@ -95,9 +117,22 @@ impl Overload {
         let kept = (-seconds / REMEMBERED).exp();
         self.seconds = kept * self.seconds + seconds;
         self.samples = kept * self.samples + samples as f64;
+        self.batches = kept * self.batches + 1.0;
     }
 
     fn seconds_per_sample(&self) -> f64 {
         if self.samples > 0.0 { self.seconds / self.samples } else { 0.0 }
+    }
+
+    /// The least time of a batch with these samples, on one worker.
+    ///
+    /// A batch costs something by itself, and something for each sample. The mean time per sample includes a
+    /// share of the former, so it must not be multiplied by more samples than the mean batch has: a larger
+    /// batch may take hardly longer. The time is not divided by the number of workers: one of them computes a
+    /// request, or a part of one, and while the queue stands the others are as busy as when the time was
+    /// measured.
+    fn least_seconds(&self, samples: usize) -> f64 {
+        let mean_batch = self.samples / self.batches.max(1.0);
+        FASTEST * self.seconds_per_sample() * (samples as f64).min(mean_batch)
     }
 }

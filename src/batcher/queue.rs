@@ -154,7 +154,7 @@ pub(crate) enum Next {
 #[derive(Debug)]
 pub(crate) struct Taken<T> {
     pub batch: Vec<Entry<T>>,
-    /// Entries whose deadline has passed.
+    /// Entries whose deadline has passed, or will pass before they can be computed.
     pub expired: Vec<Entry<T>>,
 }
 
@@ -305,7 +305,8 @@ impl<T> Queue<T> {
         let mut size = Size::default();
         while let Some(first) = self.entries.first_entry() {
             let entry = first.get();
-            let expired = entry.terms.deadline.is_some_and(|deadline| deadline <= now);
+            let expired = entry.terms.deadline.is_some_and(|deadline| deadline <= now)
+                || self.overload.misses_deadline(now, entry.size.samples, entry.terms);
             if !expired {
                 match size.plus_within(entry.size, self.limits.batch) {
                     Some(sum) => size = sum,

@@ -11,7 +11,7 @@ use crate::trainer::initialise;
 use crate::trainer::optim::{Kind, Optimizer};
 use crate::trainer::tests::engines;
 use crate::trainer::tests::samples::{generate, schema};
-use crate::types::{AbsentId, Jagged, Scores, Version};
+use crate::types::{AbsentId, Jagged, Scores, Times, Version};
 
 fn start(model: &Arc<Fake>, change: impl FnOnce(&mut BatcherConfig)) -> Arc<Batcher> {
     let mut config = batcher_config();
@@ -392,6 +392,48 @@ async fn a_panic_while_requests_are_merged_fails_them_and_the_worker_goes_on() {
     }
     let (next, scores, _) = batch(4, 5);
     assert_eq!(batcher.submit(next, ANY).unwrap().await.unwrap().probabilities, scores);
+    assert!(metrics.render().contains("flechette_batch_panics_total{model=\"ads\"} 1"));
+}
+
+/// A model that says that lookups took the longest time, so that adding those of two parts panics.
+struct LongLookups(Arc<Fake>);
+
+impl Predict for LongLookups {
+    fn predict(&self, batch: &Batch) -> Result<Scores, PredictError> {
+        let scores = self.0.predict(batch)?;
+        Ok(Scores { times: Times { lookup: Duration::MAX, ..scores.times }, ..scores })
+    }
+
+    fn describe(&self) -> Description {
+        self.0.describe()
+    }
+
+    fn ready(&self) -> bool {
+        true
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_panic_while_scores_are_split_fails_the_requests_of_its_batch_and_the_worker_goes_on() {
+    let model = Fake::new();
+    let metrics = Metrics::new().unwrap();
+    let series = metrics.model("ads", &model.schema);
+    let config = BatcherConfig { max_samples: 10, ..batcher_config() };
+    let batcher = Batcher::start(Arc::new(LongLookups(model.clone())), series, &config).unwrap();
+    model.hold();
+    let first = batcher.submit(batch(1, 0).0, ANY).unwrap();
+    until(async || model.begun() == 1).await;
+    // The second of the two parts is computed with the request after it, and then the parts are joined.
+    let tickets = [12, 3].map(|samples| batcher.submit(batch(samples, 2).0, ANY).unwrap());
+    let (after, scores, _) = batch(4, 5);
+    let after = batcher.submit(after, ANY).unwrap();
+    model.release();
+    assert_eq!(first.await.unwrap().probabilities, batch(1, 0).1);
+    for ticket in tickets {
+        assert!(matches!(ticket.await, Err(BatchError::Failed(text)) if text.contains("panic")));
+    }
+    assert_eq!(after.await.unwrap().probabilities, scores);
+    assert_eq!(*model.calls.lock().unwrap(), [1, 6, 9, 4]);
     assert!(metrics.render().contains("flechette_batch_panics_total{model=\"ads\"} 1"));
 }
 

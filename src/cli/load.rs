@@ -146,9 +146,8 @@ async fn drive(driver: &Arc<Driver>, args: &Args, pace: Pace, seconds: f64) -> a
     };
     // In an open loop, the last request is sent before the end of the time.
     let elapsed = start.elapsed().as_secs_f64().max(seconds);
-    // The requests of an open loop were due in the time, and those of a closed loop are sent until its end.
-    let goodput = tally.within(driver.timeout) as f64 / if rate.is_some() { seconds } else { elapsed };
-    Ok(Report { mode, batch: args.batch, rate, seconds: elapsed, goodput, tally })
+    let (batch, timeout) = (args.batch, driver.timeout);
+    Ok(Report { mode, batch, rate, asked: seconds, seconds: elapsed, timeout, tally })
 }
 
 /// Reads and encodes requests of `batch` samples each. A last request with fewer samples is left out.

@@ -42,18 +42,25 @@ const CASES: u32 = 100;
 /// With so many inputs, some must be valid.
 const ENOUGH: u64 = 500;
 
+/// If a time is given, the least inputs per second, up to [`LEAST`] in all. A target that is stuck in one of
+/// its first inputs checks fewer, even if it is not stuck for [`LONGEST`].
+const LEAST_PER_S: f64 = 2.0;
+const LEAST: f64 = 100.0;
+
 /// Checks inputs until the time is over. The check returns whether the parser accepts the input.
 ///
 /// # Panics
-/// When the check panics, takes too much memory, or, after many inputs, has accepted none.
+/// When the check panics, takes too much memory, or, after many inputs, has accepted none, and when few
+/// inputs were checked in a time that is given.
 #[track_caller]
 pub(crate) fn run<S>(inputs: S, check: impl Fn(S::Value) -> bool)
 where
     S: Strategy,
     S::Value: Clone + Debug + Send + 'static,
 {
-    let seconds = std::env::var("FLECHETTE_FUZZ_SECONDS").ok();
-    let seconds = seconds.map_or(SECONDS, |text| text.parse().expect("FLECHETTE_FUZZ_SECONDS: a number"));
+    let given = std::env::var("FLECHETTE_FUZZ_SECONDS").ok();
+    let given = given.map(|text| text.parse::<f64>().expect("FLECHETTE_FUZZ_SECONDS: a number"));
+    let seconds = given.unwrap_or(SECONDS);
     let end = Instant::now() + Duration::from_secs_f64(seconds);
     let source_file = Some(std::panic::Location::caller().file());
     let (all, accepted) = (Cell::new(0), Cell::new(0));
@@ -84,6 +91,8 @@ where
     }
     println!("{} inputs, {} accepted, in {seconds} s", all.get(), accepted.get());
     assert!(all.get() < ENOUGH || accepted.get() > 0, "no input is valid, so most of the parser is not run");
+    let least = given.map_or(0.0, |seconds| (LEAST_PER_S * seconds).min(LEAST)) as u64;
+    assert!(all.get() >= least, "{} inputs in {seconds} s, fewer than {least}: one of them hangs", all.get());
 }
 
 /// Ends the process if an input hangs.

@@ -1,6 +1,7 @@
 //! Clients that take connections, places, memory or descriptors and give nothing back. Others must be served,
 //! and the server must end in time.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
@@ -13,7 +14,7 @@ use flechette::predict::{Description, Predict, PredictError};
 use flechette::schema::Schema;
 use flechette::schema::preset::{self, ArchKind};
 use flechette::server::Server;
-use flechette::server::proto::GetModelRequest;
+use flechette::server::proto::{GetModelRequest, PredictResponse};
 use flechette::trainer;
 use flechette::trainer::optim::{Kind, Optimizer};
 use flechette::types::{Batch, Scores, Version};
@@ -695,7 +696,7 @@ pub fn http2_frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_storm_of_cancelled_calls_keeps_the_other_calls_of_its_connection() {
+async fn a_storm_of_cancelled_calls_keeps_the_calls_of_its_connection_that_are_made_before_it_and_in_it() {
     const DATA: u8 = 0;
     const RESET: u8 = 3;
     const GOAWAY: u8 = 7;
@@ -703,34 +704,46 @@ async fn a_storm_of_cancelled_calls_keeps_the_other_calls_of_its_connection() {
     running.model.hold();
     let mut raw = TcpStream::connect(running.grpc).await.unwrap();
     raw.write_all(PREFACE).await.unwrap();
-    let body = frame(&request(2, 1).0.encode_to_vec());
-    raw.write_all(&[headers(1), http2_frame(DATA, 1, 1, &body)].concat()).await.unwrap();
-    until(async || running.model.begun() == 1).await;
+    // The scores of each call that waits for its answer, by its stream.
+    let mut waiting = BTreeMap::new();
+    let mut whole = |stream: u32| {
+        let (message, scores) = request(2, stream.into());
+        waiting.insert(stream, scores);
+        [headers(stream), http2_frame(DATA, 1, stream, &frame(&message.encode_to_vec()))].concat()
+    };
     let reset = |stream| [headers(stream), http2_frame(RESET, 0, stream, &[0, 0, 0, 8])].concat();
-    for round in 0..10 {
-        let storm: Vec<u8> = (0..500).flat_map(|call| reset(3 + 2 * (round * 500 + call))).collect();
+    raw.write_all(&whole(1)).await.unwrap();
+    until(async || running.model.begun() == 1).await;
+    let mut streams = (1..).map(|call| 1 + 2 * call);
+    for _ in 0..10 {
+        let mut storm = Vec::new();
+        for _ in 0..2 {
+            streams.by_ref().take(250).for_each(|stream| storm.extend(reset(stream)));
+            streams.by_ref().take(1).for_each(|stream| storm.extend(whole(stream)));
+        }
         let written = tokio::time::timeout(Duration::from_secs(20), raw.write_all(&storm)).await;
         written.expect("the server reads on").unwrap();
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
+    assert_eq!(waiting.len(), 21);
     running.model.release();
-    let mut bytes = Vec::new();
-    loop {
-        let mut rest: &[u8] = &bytes;
-        while let Some(length) =
-            rest.get(..9).map(|head| 9 + usize::from(head[1]) * 256 + usize::from(head[2]))
-        {
-            assert_ne!(rest[3], GOAWAY, "{:?}", String::from_utf8_lossy(rest));
-            if rest[3] == DATA && rest[8] == 1 {
-                return;
+    let read = async {
+        while !waiting.is_empty() {
+            let mut head = [0; 9];
+            raw.read_exact(&mut head).await.expect("closed without an answer");
+            let [a, b, c, kind, _, stream @ ..] = head;
+            let mut payload = vec![0; u32::from_be_bytes([0, a, b, c]) as usize];
+            raw.read_exact(&mut payload).await.unwrap();
+            assert_ne!(kind, GOAWAY, "{:?}", String::from_utf8_lossy(&payload));
+            if kind == DATA && !payload.is_empty() {
+                let answer = PredictResponse::decode(&payload[5..]).unwrap();
+                let scores = waiting.remove(&u32::from_be_bytes(stream));
+                assert_eq!(scores, Some(answer.scores), "one answer, with its scores");
             }
-            rest = rest.get(length..).unwrap_or_default();
         }
-        let mut more = [0; 4096];
-        let count = tokio::time::timeout(Duration::from_secs(5), raw.read(&mut more)).await.unwrap().unwrap();
-        assert!(count > 0, "closed without an answer");
-        bytes.extend(&more[..count]);
-    }
+    };
+    let read = tokio::time::timeout(Duration::from_secs(20), read).await;
+    assert!(read.is_ok(), "no answer to {:?}", waiting.keys());
 }
 
 #[test]

@@ -7,6 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use flechette::schema::preset::ArchKind;
+use flechette::server::inference::RepositoryIndexRequest;
+use flechette::server::inference::grpc_inference_service_client::GrpcInferenceServiceClient;
+use flechette::server::inference::repository_index_response::ModelIndex;
 use flechette::server::proto::ctr_client::CtrClient;
 use flechette::server::proto::{GetModelRequest, PredictRequest};
 use flechette::types::Batch;
@@ -34,6 +37,17 @@ fn call(served: &Served, model: &str) -> Result<(), tonic::Status> {
         let mut client = CtrClient::new(channel(served.grpc).await);
         client.get_model(GetModelRequest { model: model.to_owned() }).await.map(drop)
     })
+}
+
+/// Name, version, state and reason of each row of KServe's list of models.
+fn index(served: &Served) -> Vec<[String; 4]> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let index = runtime.block_on(async {
+        let mut client = GrpcInferenceServiceClient::new(channel(served.grpc).await);
+        client.repository_index(RepositoryIndexRequest::default()).await.unwrap().into_inner()
+    });
+    let row = |row: ModelIndex| [row.name, row.version, row.state, row.reason];
+    index.models.into_iter().map(row).collect()
 }
 
 fn is_ready(served: &Served) -> bool {
@@ -65,8 +79,10 @@ fn a_server_answers_while_its_models_load_and_says_that_it_is_not_ready() {
     assert_eq!(status["not_ready"], "loading: model dlrm");
     let model = &status["models"][0];
     assert_eq!((&model["name"], &model["state"]), (&json!("dlrm"), &json!("loading")), "{model}");
+    assert_eq!(index(&served), [["dlrm", "", "LOADING", ""]]);
     drop(held);
     wait("the model is loaded", || is_ready(&served));
+    assert_eq!(index(&served), [["dlrm", "1", "READY", ""]]);
     assert_eq!(served.score("dlrm", &workshop.valid, "")["version"], 1);
 }
 
@@ -104,9 +120,14 @@ fn a_model_without_a_good_version_is_named_and_the_others_are_served() {
     let status = call(&served, "dcn").unwrap_err();
     let unavailable = status.code() == Code::Unavailable;
     assert!(unavailable && status.message().contains("could not be loaded"), "{status}");
+    let rows = index(&served);
+    let [[name, version, state, why], other] = &rows[..] else { panic!("{rows:?}") };
+    assert_eq!([name, version, state].map(String::as_str), ["dcn", "", "UNAVAILABLE"]);
+    assert_eq!((why.as_str(), other), (reason, &["dlrm", "1", "READY", ""].map(str::to_owned)));
 
     fs::rename(&away, &manifest).unwrap();
     wait("the model is served", || is_ready(&served));
+    assert_eq!(index(&served), [["dcn", "1", "READY", ""], ["dlrm", "1", "READY", ""]]);
     assert_eq!(served.score("dcn", &workshop.valid, "")["version"], 1);
     served.terminate();
     let (_, log) = served.ended();

@@ -1,17 +1,25 @@
-//! Limits on the memory that clients can make a server use: bytes of calls in flight, columns and
-//! connections.
+//! Limits on the memory that clients can make a server use: bytes of calls in flight, columns, connections
+//! and answers that are not read. The largest message is within them.
 
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use flechette::schema::Schema;
 use flechette::server::proto::ctr_client::CtrClient;
-use flechette::server::proto::{FeatureColumn, PredictRequest};
+use flechette::server::proto::{FeatureColumn, GetModelRequest, PredictRequest, PredictResponse};
+use flechette::trainer;
+use flechette::trainer::optim::{Kind, Optimizer};
+use prost::Message;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
+use tokio::runtime::Runtime;
+use tokio::time::timeout;
 use tonic::Code;
 use tonic::transport::Channel;
 
+use crate::attacks::{connect, frame, head_of};
 use crate::fake::until;
+use crate::program::{Served, bytes_of};
 use crate::serving::{Running, channel, request};
 
 /// A request of a few kilobytes, whose strings take many times as much memory when they are decoded.
@@ -143,4 +151,113 @@ async fn an_http_request_that_never_ends_is_disconnected() {
     }
     assert!(!answer.starts_with(b"HTTP/1.1 200"), "{}", String::from_utf8_lossy(&answer));
     assert_eq!(running.get("/healthz").await.0, 200);
+}
+
+/// A running program with the model `ads` of this schema and these settings.
+fn serve(schema: &str, settings: &str) -> (tempfile::TempDir, Served) {
+    let models = tempfile::tempdir().unwrap();
+    let schema = Schema::parse(schema).unwrap();
+    let trained = trainer::initialise(&schema, Optimizer::new(Kind::Sgd, 0.1), 1).unwrap();
+    trained.save(models.path(), "ads").unwrap();
+    let config = models.path().join("serve.toml");
+    std::fs::write(&config, settings).unwrap();
+    let flags = format!("--cache-mode off --config {}", config.display());
+    let served = Served::start(models.path().to_str().unwrap(), &flags);
+    (models, served)
+}
+
+/// Far above what a call takes.
+const LATE: Duration = Duration::from_secs(120);
+
+#[test]
+fn answers_that_no_client_reads_take_no_more_memory_than_the_limit() {
+    const MIB: u64 = 1 << 20;
+    /// The calls. Without a limit, their answers would take as many MiB.
+    const ALL: usize = 400;
+    // The description of the model has more than a megabyte.
+    let dense: String = (0..8000).map(|i| format!("[[dense]]\nname = \"{i:0128}\"\n")).collect();
+    let schema = "[architecture]\nkind = \"dlrm\"\nbottom = [8]\ntop = [8]\n".to_owned()
+        + &dense
+        + "[[features]]\nname = \"user\"\ntable = \"users\"\n\
+           [[tables]]\nname = \"users\"\nrows = 10\ndim = 8\n";
+    let settings = "[server]\nmax_requests = 64\nmax_inflight_bytes = \"64MiB\"\nmax_bytes = \"1MiB\"\n\
+                    write_seconds = 600\n";
+    let (_models, served) = serve(&schema, settings);
+    let memory = || bytes_of(served.id(), "RssAnon").unwrap();
+    Runtime::new().unwrap().block_on(async {
+        let describe = GetModelRequest { model: "ads".to_owned() };
+        let ask = async || {
+            let mut reads = CtrClient::new(channel(served.grpc).await);
+            timeout(LATE, reads.get_model(describe.clone())).await.expect("an answer in time")
+        };
+        let answer = ask().await.unwrap().into_inner();
+        assert!(answer.encoded_len() as u64 > MIB, "{} bytes", answer.encoded_len());
+        let (before, message) = (memory(), frame(&describe.encode_to_vec()));
+        let (mut open, mut unread, mut refused) = (Vec::new(), Vec::new(), 0);
+        for _ in 0..8 {
+            let mut connection = connect(served.grpc, 0).await;
+            for _ in 0..ALL / 8 {
+                let head = head_of("flechette.v1.Ctr/GetModel");
+                let (answer, mut body) = connection.send_request(head, false).unwrap();
+                body.send_data(message.clone(), true).unwrap();
+                let answer = timeout(LATE, answer).await.expect("an answer in time").unwrap();
+                if answer.headers().contains_key("grpc-status") {
+                    refused += 1;
+                } else {
+                    unread.push(answer);
+                }
+                connection = connection.ready().await.unwrap();
+            }
+            open.push(connection);
+        }
+        let grown = memory().saturating_sub(before) / MIB;
+        println!("{} answers are not read, {refused} calls are refused, {grown} MiB", unread.len());
+        assert!(unread.len() >= 40 && refused > 0, "{} and {refused}", unread.len());
+        // The limit, and as much for memory that is not returned to the system.
+        assert!(grown < 128, "{grown} MiB of {ALL}");
+        // Others are served when they are gone.
+        drop((unread, open));
+        until(async || ask().await.is_ok()).await;
+    });
+}
+
+#[test]
+fn a_message_of_38_mib_is_scored_where_the_limits_have_room_for_one_of_the_largest() {
+    // Each id is a byte of the message, and eight bytes of the batch.
+    const SAMPLES: usize = 608;
+    const IDS: usize = 65_536;
+    let schema = format!(
+        "[architecture]\nkind = \"dlrm\"\nbottom = [8]\ntop = [8]\n[[dense]]\nname = \"price\"\n\
+         [[features]]\nname = \"seen\"\ntable = \"seen\"\narity = {{ multi_hot = {{ max = {IDS} }} }}\n\
+         [[tables]]\nname = \"seen\"\nrows = 100\ndim = 2\n"
+    );
+    // The least values that are accepted with such messages.
+    let settings = "[server]\nmax_bytes = \"64MiB\"\nmax_inflight_bytes = \"2239903600\"\n\
+                    body_seconds = 100\n[batcher]\nqueue_bytes = \"768MiB\"\n";
+    let (_models, served) = serve(&schema, settings);
+    // All samples are equal.
+    let message = |samples: usize| PredictRequest {
+        model: "ads".to_owned(),
+        samples: samples as u32,
+        dense: vec![0.5; samples],
+        features: vec![FeatureColumn {
+            name: "seen".to_owned(),
+            lengths: vec![IDS as u32; samples],
+            ids: (0..IDS as u64).map(|i| i * 7 % 100).collect::<Vec<_>>().repeat(samples),
+            ..FeatureColumn::default()
+        }],
+        logits: true,
+        ..PredictRequest::default()
+    };
+    let (one, all): (PredictResponse, PredictResponse) = Runtime::new().unwrap().block_on(async {
+        let mut client = CtrClient::new(channel(served.grpc).await);
+        let mut score = async |message: PredictRequest| {
+            timeout(LATE, client.predict(message)).await.expect("an answer in time").unwrap().into_inner()
+        };
+        let large = message(SAMPLES);
+        assert_eq!(large.encoded_len() >> 20, 38);
+        (score(message(1)).await, score(large).await)
+    });
+    assert!(one.scores[0].is_finite());
+    assert_eq!((all.scores, all.logits), (one.scores.repeat(SAMPLES), one.logits.repeat(SAMPLES)));
 }

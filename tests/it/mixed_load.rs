@@ -25,6 +25,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::runtime::Runtime;
 use tokio::task::JoinHandle;
+use tokio::time::timeout;
 use tonic::{Code, Status};
 
 use crate::attacks::{connect, frame, head_of};
@@ -38,6 +39,9 @@ use crate::switching::{Answers, MODEL, bits, expected, folder, publish_all_chang
 /// version, or there are two.
 const FLAT: f64 = 0.02;
 const ROOM: f64 = 1.5e6;
+
+/// A call that has no answer after this time has lost it. It is far above what a call takes.
+const LOST: Duration = Duration::from_secs(120);
 
 /// The first part of the run, before memory is watched.
 const WARM_UP: f64 = 0.25;
@@ -93,6 +97,11 @@ async fn again(load: &Load, status: &Status) -> bool {
     again
 }
 
+/// The answer to a call, which must come.
+async fn answered<T>(call: impl Future<Output = T>) -> T {
+    timeout(LOST, call).await.unwrap_or_else(|_| panic!("an answer is lost: none came in {LOST:?}"))
+}
+
 /// Sends single requests.
 async fn score_alone(load: Load) -> Answers {
     let mut client = CtrClient::new(channel(load.grpc).await);
@@ -101,7 +110,7 @@ async fn score_alone(load: Load) -> Answers {
         if load.stopped() {
             break;
         }
-        match client.predict(load.requests[number].clone()).await {
+        match answered(client.predict(load.requests[number].clone())).await {
             Ok(answer) => {
                 let answer = answer.into_inner();
                 add(&mut answers, answer.version, number, bits(&answer.scores));
@@ -124,9 +133,11 @@ async fn score_in_streams(load: Load) -> Answers {
     let mut answers = Answers::new();
     while !load.stopped() {
         let messages: Vec<_> = load.requests.iter().cycle().take(40).cloned().collect();
-        let mut stream = client.predict_stream(tokio_stream::iter(messages)).await.unwrap().into_inner();
+        let stream = answered(client.predict_stream(tokio_stream::iter(messages))).await;
+        let mut stream = stream.unwrap().into_inner();
         for number in 0..40 {
-            match stream.message().await.unwrap().expect("an answer for each request").result.unwrap() {
+            let answer = answered(stream.message()).await.unwrap().expect("an answer for each request");
+            match answer.result.unwrap() {
                 StreamResult::Response(response) => {
                     add(&mut answers, response.version, number % load.requests.len(), bits(&response.scores));
                 }
@@ -136,7 +147,7 @@ async fn score_in_streams(load: Load) -> Answers {
                 }
             }
         }
-        assert!(stream.message().await.unwrap().is_none(), "one answer for each request");
+        assert!(answered(stream.message()).await.unwrap().is_none(), "one answer for each request");
     }
     answers
 }
@@ -150,7 +161,7 @@ async fn score_by_kserve(load: Load) -> Answers {
             return answers;
         }
         let message = typed(&load.requests[number]);
-        let response = match client.model_infer(raw(message)).await {
+        let response = match answered(client.model_infer(raw(message))).await {
             Ok(response) => response.into_inner(),
             Err(status) => {
                 assert!(again(&load, &status).await, "{status}");
@@ -197,7 +208,7 @@ async fn send_rubbish(load: Load) {
                 ["flechette.v1.Ctr/Predict", "inference.GRPCInferenceService/ModelInfer"][choice.below(2)];
             let (answer, mut body) = connection.send_request(head_of(path), false).unwrap();
             body.send_data(frame(&bytes), true).unwrap();
-            assert_eq!(answer.await.unwrap().status(), 200);
+            assert_eq!(answered(answer).await.unwrap().status(), 200);
             connection = connection.ready().await.unwrap();
             load.did();
         }
@@ -215,7 +226,7 @@ async fn send_wrong_requests(load: Load) {
             2 => (message.features.clear(), Code::InvalidArgument).1,
             _ => (message.version = u64::MAX, Code::NotFound).1,
         };
-        let status = client.predict(message).await.expect_err("it is wrong");
+        let status = answered(client.predict(message)).await.expect_err("it is wrong");
         assert!(status.code() == code || again(&load, &status).await, "{status}");
         load.did();
         choice.pause(5).await;
@@ -241,7 +252,36 @@ async fn read_nothing(load: Load) {
     let mut choice = Choice(4);
     while !load.stopped() {
         // An error means that the server has closed the connection already.
-        let _ = open_and_read_nothing(&load, &mut choice).await;
+        let _ = answered(open_and_read_nothing(&load, &mut choice)).await;
+        load.did();
+    }
+}
+
+/// Reads answers in pieces of eight bytes, with pauses. An answer takes less than the second that the server
+/// allows, or more.
+async fn read_in_drips(load: &Load, choice: &mut Choice) -> Result<(), h2::Error> {
+    let mut connection = connect(load.grpc, 8).await;
+    let most_millis = [10, 200][choice.below(2)];
+    for _ in 0..4 {
+        let (answer, mut body) = connection.send_request(head_of("flechette.v1.Ctr/Predict"), false)?;
+        body.send_data(frame(&load.request(choice).encode_to_vec()), true)?;
+        let mut answer = answer.await?.into_body();
+        while let Some(piece) = answer.data().await {
+            let bytes = piece?.len();
+            choice.pause(most_millis).await;
+            // The server may send as many bytes again.
+            answer.flow_control().release_capacity(bytes)?;
+        }
+        connection = connection.ready().await?;
+    }
+    Ok(())
+}
+
+async fn read_slowly(load: Load) {
+    let mut choice = Choice(7);
+    while !load.stopped() {
+        // An error means that the server has closed the connection.
+        let _ = answered(read_in_drips(&load, &mut choice)).await;
         load.did();
     }
 }
@@ -275,10 +315,10 @@ async fn load_and_unload(load: Load) {
     let model_name = "deepfm".to_owned();
     while !load.stopped() {
         let request = RepositoryModelUnloadRequest { model_name: model_name.clone(), ..Default::default() };
-        client.repository_model_unload(request).await.unwrap();
+        answered(client.repository_model_unload(request)).await.unwrap();
         choice.pause(300).await;
         let request = RepositoryModelLoadRequest { model_name: model_name.clone(), ..Default::default() };
-        client.repository_model_load(request).await.unwrap();
+        answered(client.repository_model_load(request)).await.unwrap();
         load.did();
         choice.pause(300).await;
     }
@@ -366,6 +406,7 @@ fn mixed_load_gets_right_answers_and_memory_stays_flat() {
         runtime.spawn(send_rubbish(load.clone())),
         runtime.spawn(send_wrong_requests(load.clone())),
         runtime.spawn(read_nothing(load.clone())),
+        runtime.spawn(read_slowly(load.clone())),
         runtime.spawn(drop_connections(load.clone())),
         runtime.spawn(load_and_unload(load.clone())),
     ];

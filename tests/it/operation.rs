@@ -322,6 +322,8 @@ fn no_request_of_500_clients_is_lost() {
     let number = |key: &str| reported[key].as_u64().unwrap_or_else(|| panic!("{key}: {reported}"));
     assert_eq!(number("sent"), number("ok") + number("failed"));
     assert!(number("ok") >= 500, "{reported}");
+    // The time limit of a request is a minute.
+    assert_eq!(reported["goodput_per_s"], reported["requests_per_s"], "{reported}");
     assert_eq!(number("rows"), 2 * number("ok"));
     assert_eq!(output.status.code(), Some(i32::from(number("failed") > 0)), "{reported}");
     let errors = reported["errors"].as_object().unwrap();
@@ -347,6 +349,7 @@ fn an_open_loop_accounts_for_every_request_that_was_due() {
         "{reported}"
     );
     assert_eq!((&reported["rows"], &reported["mode"]), (&3200.into(), &"open".into()));
+    assert_eq!(reported["goodput_per_s"], 200.0, "all were due in one second: {reported}");
     let crowded = load("--batch 300 --rate 20000 --seconds 1 --outstanding 2");
     let number = |key: &str| crowded[key].as_u64().unwrap();
     assert_eq!(number("sent") + number("unsent"), 20_000);

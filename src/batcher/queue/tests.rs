@@ -364,3 +364,72 @@ fn a_standing_queue_of_low_priority_refuses_only_low_priorities() {
     assert!(offer(Priority::Normal).is_err());
     assert_eq!(offer(Priority::High), Ok(vec![]));
 }
+
+/// The items that are taken and those that expire, in order, from a queue that knows these batches and has
+/// not been empty for `busy`. An entry is its number of samples, and the time from then until its deadline.
+fn taken_and_expired(
+    batches: &[Computed],
+    busy: Duration,
+    entries: &[(usize, Option<Duration>)],
+) -> (Vec<u64>, Vec<u64>) {
+    let (mut queue, now, mut taken) = (Queue::new(LIMITS), Instant::now(), Taken::default());
+    batches.iter().for_each(|batch| queue.finish(*batch));
+    for (item, &(samples, left)) in entries.iter().enumerate() {
+        let deadline = left.map(|left| now + busy + left);
+        let terms = Terms { deadline, ..NORMAL };
+        push(&mut queue, Entry { terms, ..entry(item as u64, samples, now) }).unwrap();
+    }
+    assert_eq!(queue.take(now + busy, &mut taken), Next::Work);
+    let items = |entries: &[Entry<u64>]| entries.iter().map(|entry| entry.item).collect();
+    (items(&taken.batch), items(&taken.expired))
+}
+
+/// Batches of 10 samples that take 0.1 s for each.
+const SLOW: [Computed; 2] = [Computed { samples: 10, time: Duration::from_secs(1) }; 2];
+
+const LONG: Duration = Duration::from_millis(100);
+
+#[test]
+fn an_entry_of_a_standing_queue_whose_deadline_passes_while_it_is_computed_expires() {
+    let left = |millis| Some(Duration::from_millis(millis));
+    // Half of the mean time is the least: 0.2 s for four samples, and 0.1 s for two.
+    let entries = [(4, left(199)), (4, left(201)), (2, left(99)), (2, left(101)), (1, None)];
+    assert_eq!(taken_and_expired(&SLOW, LONG, &entries), (vec![1, 3, 4], vec![0, 2]));
+}
+
+#[test]
+fn an_entry_expires_before_its_deadline_only_in_a_standing_queue_of_known_speed() {
+    let soon = [(4, Some(Duration::from_millis(1)))];
+    let taken = (vec![0], vec![]);
+    assert_eq!(taken_and_expired(&SLOW, LONG - Duration::from_millis(1), &soon), taken, "a burst");
+    assert_eq!(taken_and_expired(&[], LONG, &soon), taken, "nothing was computed");
+    let first = Computed { samples: 10, time: Duration::from_millis(400) };
+    assert_eq!(taken_and_expired(&[first], LONG, &soon), taken, "only the first batches were computed");
+    assert_eq!(taken_and_expired(&SLOW, LONG, &soon), (vec![], vec![0]));
+}
+
+#[test]
+fn a_batch_that_is_larger_than_those_before_is_not_expected_to_take_longer() {
+    // A sample takes 0.1 s, but perhaps only because each batch takes so long by itself.
+    let single = [Computed { samples: 1, time: Duration::from_millis(100) }; 20];
+    let left = |millis| Some(Duration::from_millis(millis));
+    let entries = [(10, left(49)), (10, left(51))];
+    assert_eq!(taken_and_expired(&single, LONG, &entries), (vec![1], vec![0]));
+}
+
+#[test]
+fn a_queue_whose_entries_have_all_expired_is_measured_again() {
+    // The machine was paused in this batch.
+    let paused = Computed { samples: 1, time: Duration::from_secs(60) };
+    let (mut queue, now, mut taken) = (Queue::new(LIMITS), Instant::now(), Taken::default());
+    queue.finish(paused);
+    let terms = |now: Instant| Terms { deadline: Some(now + Duration::from_secs(1)), ..NORMAL };
+    (0..3).for_each(|n| drop(push(&mut queue, Entry { terms: terms(now), ..entry(n, 1, now) }).unwrap()));
+    let later = now + LONG;
+    queue.take(later, &mut taken);
+    assert_eq!((taken.batch.len(), taken.expired.len()), (0, 3));
+    taken.expired.clear();
+    push(&mut queue, Entry { terms: terms(later), ..entry(3, 1, later) }).unwrap();
+    queue.take(later, &mut taken);
+    assert_eq!((taken.batch.len(), taken.expired.len()), (1, 0));
+}

@@ -89,11 +89,14 @@ impl Tally {
 pub(super) struct Report {
     pub mode: &'static str,
     pub batch: u32,
+    /// `None`: a closed loop.
     pub rate: Option<f64>,
-    /// Time from the first request to the last answer.
+    /// The time of sending that was asked for.
+    pub asked: f64,
+    /// Time from the first request to the last answer, and at least `asked`.
     pub seconds: f64,
-    /// Scored requests per second of sending whose latency was at most `--timeout`.
-    pub goodput: f64,
+    /// The time limit of a request: `--timeout`.
+    pub timeout: Duration,
     pub tally: Tally,
 }
 
@@ -116,6 +119,14 @@ impl Report {
         self.tally.samples as f64 / self.seconds
     }
 
+    /// Scored requests per second of sending whose latency was within the time limit.
+    pub(super) fn goodput_per_s(&self) -> f64 {
+        // The requests of an open loop were due in the time that was asked for. A closed loop ends with its
+        // last answer.
+        let sending = if self.rate.is_some() { self.asked } else { self.seconds };
+        self.tally.within(self.timeout) as f64 / sending
+    }
+
     pub(super) fn json(&self) -> serde_json::Value {
         let tally = &self.tally;
         json!({
@@ -129,7 +140,7 @@ impl Report {
             "failed": tally.failed(),
             "unsent": tally.unsent,
             "requests_per_s": self.requests_per_s(),
-            "goodput_per_s": self.goodput,
+            "goodput_per_s": self.goodput_per_s(),
             "samples_per_s": self.samples_per_s(),
             "rows": tally.samples,
             "absent": tally.absent,
@@ -169,9 +180,8 @@ impl Report {
         }
         let (requests, samples) = (self.requests_per_s(), self.samples_per_s());
         let _ = writeln!(text, "{requests:.1} requests/s, {samples:.0} samples/s, version {}", tally.version);
-        if tally.failed() > 0 {
-            let _ = writeln!(text, "goodput: {:.1} requests/s were scored within --timeout", self.goodput);
-        }
+        let goodput = self.goodput_per_s();
+        let _ = writeln!(text, "goodput: {goodput:.1} requests/s were scored within --timeout");
         let from = if self.rate.is_some() { "the due time" } else { "the send" };
         let _ = writeln!(
             text,

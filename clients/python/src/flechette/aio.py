@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import grpc
 
@@ -15,11 +15,13 @@ from flechette.v1.ctr_pb2 import GetModelRequest, GetModelResponse, PredictReque
 from flechette.v1.ctr_pb2_grpc import CtrStub
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
     from typing import TypeVar
 
+    import pandas as pd
     from typing_extensions import Self
 
+    from flechette.client import FloatArray, FloatSeries
     from flechette.prediction import PriorityName
     from flechette.samples import Columns
 
@@ -65,6 +67,34 @@ class AsyncClient:
     async def model(self, name: str, *, timeout: float | None = None) -> GetModelResponse:
         """Describe a model: its inputs, its limits, its loaded versions and their labels."""
         return await self._describe(name, self._deadline(timeout))
+
+    @overload
+    async def predict(
+        self,
+        model: str,
+        columns: pd.DataFrame,
+        *,
+        version: int = ...,
+        label: str = ...,
+        request_id: str = ...,
+        priority: PriorityName = ...,
+        logits: bool = ...,
+        timeout: float | None = ...,
+    ) -> Prediction[FloatSeries]: ...
+
+    @overload
+    async def predict(
+        self,
+        model: str,
+        columns: Mapping[str, Any],
+        *,
+        version: int = ...,
+        label: str = ...,
+        request_id: str = ...,
+        priority: PriorityName = ...,
+        logits: bool = ...,
+        timeout: float | None = ...,
+    ) -> Prediction[FloatArray]: ...
 
     async def predict(
         self,

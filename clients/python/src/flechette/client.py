@@ -151,6 +151,51 @@ class Client:
 
         return prediction(self._described(model, deadline, score), columns)
 
+    @overload
+    def predict_stream(
+        self,
+        model: str,
+        batches: Iterable[pd.DataFrame],
+        *,
+        version: int = ...,
+        label: str = ...,
+        request_id: str = ...,
+        priority: PriorityName = ...,
+        logits: bool = ...,
+        timeout: float | None = ...,
+        window: int = ...,
+    ) -> Iterator[Prediction[FloatSeries]]: ...
+
+    @overload
+    def predict_stream(
+        self,
+        model: str,
+        batches: Iterable[Mapping[str, Any]],
+        *,
+        version: int = ...,
+        label: str = ...,
+        request_id: str = ...,
+        priority: PriorityName = ...,
+        logits: bool = ...,
+        timeout: float | None = ...,
+        window: int = ...,
+    ) -> Iterator[Prediction[FloatArray]]: ...
+
+    @overload
+    def predict_stream(
+        self,
+        model: str,
+        batches: Iterable[Columns],
+        *,
+        version: int = ...,
+        label: str = ...,
+        request_id: str = ...,
+        priority: PriorityName = ...,
+        logits: bool = ...,
+        timeout: float | None = ...,
+        window: int = ...,
+    ) -> Iterator[Prediction[Any]]: ...
+
     def predict_stream(
         self,
         model: str,
