@@ -71,7 +71,12 @@ impl Site {
         assert!(output.status.success(), "{line}: {}", String::from_utf8_lossy(&output.stderr));
         let (own, alone) = (last_version(&self.workshop, MODEL), last_version(&self.workshop, "alone"));
         let differ: Vec<_> = alone.keys().filter(|file| own.get(*file) != alone.get(*file)).collect();
-        assert!(own == alone, "{differ:?}, files {} and {}", own.len(), alone.len());
+        let cursor = |name: &str| {
+            let version = highest_version(Path::new(models), name).unwrap();
+            fs::read_to_string(format!("{models}/{name}/{version}/checkpoint/cursor.json")).unwrap()
+        };
+        let cursors = [MODEL, "alone"].map(cursor);
+        assert!(own == alone, "{differ:?}, files {} and {}: {cursors:?}", own.len(), alone.len());
         assert!(own.len() > 2 * 26, "{own:?}");
         fs::remove_dir_all(Path::new(models).join("alone")).unwrap();
     }

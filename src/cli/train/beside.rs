@@ -374,7 +374,8 @@ impl BesideThread {
         run.train()?;
         let samples = run.epochs.meter.samples();
         let why = if self.stop.interrupted() { "at a signal" } else { "at the end of the data" };
-        if samples == 0 && self.has_version() {
+        // A version that was cut at the last step does not say that the run is complete; the next one does.
+        if samples == 0 && !run.epochs.is_complete() && self.has_version() {
             tracing::info!(model, "training has ended {why}; it took no step");
             return Ok(());
         }
