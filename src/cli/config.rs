@@ -4,7 +4,7 @@
 
 use serde_json::json;
 
-use crate::cli::{InputError, error_line, note, print};
+use crate::cli::{InputError, error_line, note, print, print_and_end};
 use crate::config::{Flags, Layers};
 use crate::server;
 
@@ -82,11 +82,10 @@ fn refuse<E: std::error::Error + Send + Sync + 'static>(
     mut problems: Vec<E>,
     json: bool,
 ) -> anyhow::Result<()> {
-    if json && !problems.is_empty() {
-        let errors: Vec<String> = problems.iter().map(|problem| error_line(problem)).collect();
-        print(&format!("{}\n", json!({"valid": false, "errors": errors, "warnings": []})))?;
-    }
+    let errors: Vec<String> = problems.iter().map(|problem| error_line(problem)).collect();
     let Some(last) = problems.pop() else { return Ok(()) };
     problems.iter().for_each(|problem| note(&format!("error: {}", error_line(problem))));
-    Err(InputError(last.into()).into())
+    let document = json!({"valid": false, "errors": errors, "warnings": []});
+    let text = if json { format!("{document}\n") } else { String::new() };
+    print_and_end(&text, Err(InputError(last.into()).into()))
 }

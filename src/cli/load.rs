@@ -29,7 +29,7 @@ use tonic::Status;
 use crate::cli::client::{Client, Target};
 use crate::cli::flags::{number, seconds, whole};
 use crate::cli::training::data_path;
-use crate::cli::{InputError, print};
+use crate::cli::{InputError, print_and_end};
 use crate::server::proto::PredictResponse;
 use crate::types::RawBatch;
 use report::{Report, Tally};
@@ -104,8 +104,8 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         runtime.block_on(drive(&driver, &args, pace, args.warmup))?;
     }
     let report = runtime.block_on(drive(&driver, &args, pace, args.seconds))?;
-    print(&if args.json { format!("{}\n", report.json()) } else { report.text() })?;
-    report.tally.result()
+    let text = if args.json { format!("{}\n", report.json()) } else { report.text() };
+    print_and_end(&text, report.tally.result())
 }
 
 async fn connect(args: &Args) -> anyhow::Result<Arc<Driver>> {

@@ -22,6 +22,16 @@ pub(crate) fn print(text: &str) -> anyhow::Result<()> {
     }
 }
 
+/// Writes a result to standard output, and then ends as the command has ended: a closed output hides no
+/// failure.
+///
+/// # Errors
+/// That of the command, or as [`print`].
+pub(crate) fn print_and_end(text: &str, ended: anyhow::Result<()>) -> anyhow::Result<()> {
+    let printed = print(text);
+    ended.and(printed)
+}
+
 /// Writes a line to standard error, if that is possible.
 pub(crate) fn note(line: &str) {
     let _ = writeln!(io::stderr(), "{line}");

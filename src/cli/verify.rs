@@ -8,7 +8,7 @@ use crate::cli::flags::whole;
 use crate::cli::scratchpad::{PipelineFlags, SizeFlag, pipeline_on, training_device, working_dir};
 use crate::cli::train::read_schema;
 use crate::cli::training::{ComputeFlags, TrainingFlags, compute_threads, data_path, no_samples};
-use crate::cli::{note, print};
+use crate::cli::{note, print_and_end};
 use crate::config::{Config, Flags};
 use crate::device::cuda::Nvidia;
 use crate::schema::Schema;
@@ -74,10 +74,8 @@ struct Verified {
 fn verify(args: &Args, schema: &Schema, device: Option<&Arc<Nvidia>>) -> anyhow::Result<()> {
     let verified = train_both_ways(args, schema, device)?;
     note(&verified.text());
-    if args.json {
-        print(&format!("{}\n", verified.json()))?;
-    }
-    verified.result()?;
+    let json = if args.json { format!("{}\n", verified.json()) } else { String::new() };
+    print_and_end(&json, verified.result().map_err(Into::into))?;
     note("every byte is equal to the sequential trainer's");
     Ok(())
 }

@@ -172,7 +172,7 @@ impl Run {
     /// The flag of the first difference.
     pub(crate) fn check(&self, other: &Self) -> Result<(), OtherRun> {
         fn same<T: PartialEq + Debug>(flag: &'static str, expected: &T, got: &T) -> Result<(), OtherRun> {
-            let differs = || OtherRun { flag, expected: format!("{expected:?}"), got: format!("{got:?}") };
+            let differs = || OtherRun { flag, expected: shown(expected), got: shown(got) };
             if expected == got { Ok(()) } else { Err(differs()) }
         }
         same("--format", &self.format, &other.format)?;
@@ -208,6 +208,16 @@ impl Run {
         }
         same("--early-stop", &own.early_stop, &other.early_stop)?;
         same("--save-best", &own.save_best, &other.save_best)
+    }
+}
+
+/// The value of a flag, which may not be given.
+fn shown(value: &impl Debug) -> String {
+    let text = format!("{value:?}");
+    match text.strip_prefix("Some(").and_then(|rest| rest.strip_suffix(')')) {
+        Some(given) => given.to_owned(),
+        None if text == "None" => "none".to_owned(),
+        None => text,
     }
 }
 

@@ -1,12 +1,20 @@
 //! Commands whose readers end before them.
 
 use std::fs::{self, File};
+use std::io::{self, PipeWriter};
 use std::process::{Command, Stdio};
 
 use flechette::schema::preset::ArchKind;
 
 use crate::demo;
 use crate::program::{Served, Workshop, flechette, highest_version};
+
+/// A pipe without a reader.
+pub fn closed() -> PipeWriter {
+    let (reader, writer) = io::pipe().unwrap();
+    drop(reader);
+    writer
+}
 
 #[test]
 fn training_writes_its_version_and_its_report_when_nobody_reads_its_messages() {
@@ -18,10 +26,8 @@ fn training_writes_its_version_and_its_report_when_nobody_reads_its_messages() {
          --name m --json"
     );
     let mut command = flechette();
-    command.args(line.split_whitespace()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = command.spawn().unwrap();
-    drop(child.stderr.take());
-    let output = child.wait_with_output().unwrap();
+    command.args(line.split_whitespace()).stdout(Stdio::piped()).stderr(closed());
+    let output = command.spawn().unwrap().wait_with_output().unwrap();
     assert!(output.status.success(), "{:?}", output.status);
     assert!(String::from_utf8(output.stdout).unwrap().contains("\"version\":1"));
     assert_eq!(highest_version(models.as_ref(), "m"), Some(1));
@@ -50,9 +56,14 @@ fn a_demo_whose_reader_ends_early_succeeds_and_leaves_no_files() {
     let scratch = tempfile::tempdir().unwrap();
     let mut command = flechette();
     command.args(["demo", "--once", "--rows", "1000"]).env("TMPDIR", scratch.path());
-    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    drop(child.stdout.take());
-    let output = child.wait_with_output().unwrap();
+    let output = command.stdout(closed()).stderr(Stdio::piped()).spawn().unwrap().wait_with_output().unwrap();
     assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
     assert_eq!(fs::read_dir(scratch.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn a_failure_is_one_also_if_nobody_reads_the_result() {
+    let mut command = flechette();
+    command.args(["config", "check", "--json"]).env("FLECHETTE_CACHE_BYTES", "many").stdout(closed());
+    assert_eq!(command.status().unwrap().code(), Some(2));
 }

@@ -16,6 +16,7 @@ use flechette::types::RawBatch;
 use serde_json::{Value, json};
 use tonic::Code;
 
+use crate::closed_pipes::closed;
 use crate::program::{Served, Workshop, flechette, metrics_page, run, run_failing, run_json};
 use crate::serving::channel;
 use crate::train_data::signal;
@@ -486,10 +487,8 @@ fn a_closed_standard_output_is_no_error_of_score() {
     let (url, valid) = (served.url(), &workshop.valid);
     let line = format!("score --addr {url} --model dlrm --format criteo-tsv {valid} --out /dev/stdout");
     let mut command = flechette();
-    let command = command.args(line.split_whitespace()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = command.spawn().unwrap();
-    drop(child.stdout.take());
-    let output = child.wait_with_output().unwrap();
+    let command = command.args(line.split_whitespace()).stdout(closed()).stderr(Stdio::piped());
+    let output = command.spawn().unwrap().wait_with_output().unwrap();
     let text = String::from_utf8(output.stderr).unwrap();
     assert_eq!((output.status.code(), text.as_str()), (Some(0), ""));
 }

@@ -157,10 +157,14 @@ impl<D: Driver> Shared<D> {
     }
 
     /// Offers to the cache the rows that missed, and the rows that were read through pointers to host memory.
-    /// If no row is offered, it takes no lock. During a switch none is: the switch holds the lock now and
-    /// then, on a thread that may wait for a processor.
+    /// If no row is offered, it takes no lock. During a switch no row is offered, because the switch holds
+    /// the locks at times, on a thread that may wait for a processor.
     fn offer(&self, context: &mut LookupContext<D>, hold: &BatchHold<D>) -> Result<(), GpuCacheError> {
         let ContextParts { lookups, misses, pointed, staging } = context.parts();
+        if self.is_paused() {
+            self.counts.not_admitted.fetch_add((misses.len() + pointed.count()) as u64, Ordering::Relaxed);
+            return Ok(());
+        }
         let missed = misses.iter().map(|miss| Offer {
             table: lookups[miss.lookup].table,
             id: miss.id,
@@ -174,10 +178,6 @@ impl<D: Driver> Shared<D> {
         });
         let mut offers = missed.chain(pointed).peekable();
         if offers.peek().is_none() {
-            return Ok(());
-        }
-        if self.is_paused() {
-            self.counts.not_admitted.fetch_add(offers.count() as u64, Ordering::Relaxed);
             return Ok(());
         }
         self.replace(hold.pin.number(), staging, offers)

@@ -14,7 +14,7 @@ use serde_json::json;
 
 use super::report::Report;
 use super::{Args, MAX_RATE, Pace};
-use crate::cli::print;
+use crate::cli::{print, print_and_end};
 
 /// Least rate that is tried, in requests per second.
 const LEAST_RATE: f64 = 1.0;
@@ -89,10 +89,10 @@ pub(super) fn run(
         bracket.add(rate, passed);
     }
     let found = found.map(|window| &windows[window]);
-    print(&if args.json { json(limit, found, &windows) } else { summary(limit, found) })?;
+    let text = if args.json { json(limit, found, &windows) } else { summary(limit, found) };
     let none =
         || anyhow!("no rate from {LEAST_RATE} requests/s had p99 within {limit:?} and no failed request");
-    found.map(|_| ()).ok_or_else(none)
+    print_and_end(&text, found.map(|_| ()).ok_or_else(none))
 }
 
 fn passes(report: &Report, limit: Duration) -> bool {

@@ -69,13 +69,14 @@ impl RowMemory {
                 opened.store = copied.context("cache.pointers: loading the tables into RAM")?;
             }
             Self::Pinned(device) => {
-                // After a failure of the device, the driver refuses this for ever. The rows are served from
-                // where they are.
-                match opened.store.rows_copied(&PinnedHost(device.clone())) {
-                    Ok(copied) => opened.store = copied,
-                    Err(error) => {
-                        tracing::warn!(%error, "cache.pointers: no pointers without pinned memory");
-                    }
+                let pinned = opened.store.rows_copied(&PinnedHost(device.clone()));
+                // After a failure of the device, the driver refuses this for ever.
+                if let Ok(pinned) = pinned.inspect_err(|error| {
+                    tracing::warn!(%error, "cache.pointers: no pointers without pinned memory");
+                }) {
+                    opened.store = pinned;
+                } else {
+                    Self::Ram.load(opened)?;
                 }
             }
         }

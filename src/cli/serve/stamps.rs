@@ -11,8 +11,8 @@ use std::time::SystemTime;
 use crate::store::{self, Base};
 use crate::types::Version;
 
-/// A hash of the names, lengths and times of change of a version's files. It takes less memory than they do,
-/// because a hundred deltas may be refused that build on one another.
+/// A hash of the names, lengths and times of change of a version's files. Only a hash is kept, because a
+/// hundred deltas that build on one another may be refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Stamp(u64);
 

@@ -14,7 +14,7 @@
 //! again after [`AGAIN`]. A version that requests have used through an engine of its own keeps that.
 //!
 //! New versions are opened and taken over by threads of low priority. What a client asks for with a label,
-//! and the versions of a model that is loaded, have the priority of requests.
+//! and the first versions of a model, have the priority of requests.
 
 mod plan;
 mod switching;

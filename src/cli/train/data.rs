@@ -214,7 +214,9 @@ impl Args {
         }
         let file =
             |path: &Path| begin_sum("--valid", path).map(|begin| ValidFile { name: feed.name(path), begin });
-        let valid = self.valid.as_deref().map(file).transpose()?;
+        // Otherwise the losses decide nothing.
+        let decides = self.early_stop.is_some() || self.save_best;
+        let valid = self.valid.as_deref().filter(|_| decides).map(file).transpose()?;
         Ok(Some(Validating { valid, early_stop: self.early_stop, save_best: self.save_best }))
     }
 

@@ -121,6 +121,10 @@ impl<'a> Epochs<'a> {
     /// When the cursor is of another run, or the log of its samples cannot be read.
     pub(crate) fn at(mut self, cursor: &Cursor, version: Version) -> anyhow::Result<Self> {
         cursor.run.check(&self.run)?;
+        // `serve --train` goes on with a run that had flags of validation.
+        if self.run.validating.is_none() {
+            self.run.validating.clone_from(&cursor.run.validating);
+        }
         (self.place, self.validation) = (cursor.place(), cursor.validation_of(version));
         if let (FeedFiles::Learned(learned), Some(file)) = (&self.feed.files, &cursor.file) {
             match learned.lacks(file, cursor.log.as_deref())? {

@@ -21,7 +21,7 @@ use anyhow::{Context, anyhow};
 use crate::cli::flags::whole;
 use crate::cli::scratchpad::{PipelineFlags, SizeFlag, training_device};
 use crate::cli::training::{ComputeFlags, TrainingFlags, compute_threads};
-use crate::cli::{InputError, error_line, note, print};
+use crate::cli::{InputError, error_line, note, print, print_and_end};
 use crate::config::{Config, Flags};
 use crate::dataset::Stop;
 use crate::device::cuda::Nvidia;
@@ -194,7 +194,10 @@ fn train(
     let version = match run.epochs.best_version().filter(|_| !interrupted) {
         Some(best) => run.versions.make_latest(best)?,
         None => {
-            run.check_gate().map_err(|reason| not_published(&reason, interrupted))?;
+            // Without a step, the weights are those of the last version, which has passed the gate.
+            if run.epochs.meter.samples() > 0 {
+                run.check_gate().map_err(|reason| not_published(&reason, interrupted))?;
+            }
             match run.write() {
                 Err(error) if stop.interrupted() => return Err(not_written(&error, &run).into()),
                 written => written?,
@@ -214,15 +217,13 @@ fn train(
     let quality = quality.filter(|_| !interrupted);
     let report = Report { epochs: &epochs, model: &model, version, quality, interrupted };
     note(report.text().trim_end());
-    if args.json {
-        print(&format!("{}\n", report.json()))?;
-    }
+    let json = if args.json { format!("{}\n", report.json()) } else { String::new() };
     if interrupted {
         let how = format!("wrote {written}; the same command with --resume continues the run");
-        return Err(Interrupted(how).into());
+        return print_and_end(&json, Err(Interrupted(how).into()));
     }
     note(&format!("wrote {written}"));
-    Ok(())
+    print(&json)
 }
 
 /// The last version is not published.

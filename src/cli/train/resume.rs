@@ -78,11 +78,14 @@ fn is_of_run(args: &Args, run: &Run, version: Version) -> bool {
 /// How the run is continued if it ends now.
 pub(crate) fn outlook(args: &Args, run: &Run) -> String {
     let latest = store::versions(&args.models, &args.name).ok().and_then(|mut versions| versions.pop());
-    match latest {
-        Some(latest) if is_of_run(args, run, latest) => {
+    let own = latest.and_then(|latest| overtaken(args, run, Version(0), latest));
+    match (latest, own) {
+        (Some(latest), _) if is_of_run(args, run, latest) => {
             format!("the same command with --resume continues from version {latest}")
         }
-        Some(latest) if args.from.is_none() => {
+        // `--resume` refuses to begin again beside a version of the run.
+        (_, Some(own)) => format!("--from {own} continues from version {own}, which is of this run"),
+        (Some(latest), None) if args.from.is_none() => {
             let begins = "the same command without --resume starts at the beginning";
             format!("{begins}, because version {latest} is of another run")
         }

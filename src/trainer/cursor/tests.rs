@@ -67,12 +67,12 @@ fn another_run_is_refused_by_the_flag_that_differs() {
         other,
         "--data: expected \"b.tsv\" with the same beginning, as before, got another file of this name"
     );
-    assert!(refused(&|run| run.follow = Some("in".to_owned())).starts_with("--follow: expected None"));
+    assert!(refused(&|run| run.follow = Some("in".to_owned())).starts_with("--follow: expected none"));
     let other = refused(&|run| run.fields.label = Some("click".to_owned()));
-    assert_eq!(other, "--label: expected None, as before, got Some(\"click\")");
+    assert_eq!(other, "--label: expected none, as before, got \"click\"");
     assert!(refused(&|run| run.fields.separator = Some('|')).starts_with("--separator: "));
     let columns = refused(&|run| run.fields.columns = Some(vec!["a".to_owned()]));
-    assert!(columns.starts_with("--columns: expected None, as before, got Some([\"a\"])"), "{columns}");
+    assert!(columns.starts_with("--columns: expected none, as before, got [\"a\"]"), "{columns}");
     assert!(refused(&|run| run.batch = 64).starts_with("--batch: expected 128"));
     assert!(refused(&|run| run.shuffle = None).starts_with("--shuffle: "));
     assert!(refused(&|run| run.lr = 0.2).starts_with("--lr: expected 0.1"));
@@ -99,13 +99,13 @@ fn a_run_that_is_validated_otherwise_is_refused_unless_that_is_not_known() {
     let (name, begin) =
         (with(&|now| now.valid = file("w.tsv", "3")), with(&|now| now.valid = file("v.tsv", "4")));
     for (other, expected) in [
-        (&name, "--valid: expected Some(\"v.tsv\"), as before, got Some(\"w.tsv\")"),
-        (&with(&|now| now.valid = None), "--valid: expected Some(\"v.tsv\"), as before, got None"),
+        (&name, "--valid: expected \"v.tsv\", as before, got \"w.tsv\""),
+        (&with(&|now| now.valid = None), "--valid: expected \"v.tsv\", as before, got none"),
         (
             &begin,
             "--valid: expected \"v.tsv\" with the same beginning, as before, got another file of this name",
         ),
-        (&with(&|now| now.early_stop = None), "--early-stop: expected Some(2), as before, got None"),
+        (&with(&|now| now.early_stop = None), "--early-stop: expected 2, as before, got none"),
         (&with(&|now| now.save_best = false), "--save-best: expected true, as before, got false"),
     ] {
         assert_eq!(run.check(other).unwrap_err().to_string(), expected);

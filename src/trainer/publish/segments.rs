@@ -109,7 +109,7 @@ impl Publisher {
             return self.after_captured(state, notes);
         }
         self.poll();
-        // Steps were taken while the pipeline was drained, so none has waited yet.
+        // Steps were taken while the pipeline was drained, so no step has waited for this cut yet.
         let begun = Instant::now();
         // Asked once: a cut that becomes due after the flush was left out would read old rows.
         if !self.may_cut(state.steps) {
