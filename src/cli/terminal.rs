@@ -26,7 +26,7 @@ pub(crate) fn print(text: &str) -> anyhow::Result<()> {
 /// failure.
 ///
 /// # Errors
-/// That of the command, or as [`print`].
+/// That of the command, or as [`print()`].
 pub(crate) fn print_and_end(text: &str, ended: anyhow::Result<()>) -> anyhow::Result<()> {
     let printed = print(text);
     ended.and(printed)
