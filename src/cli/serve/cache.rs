@@ -69,14 +69,13 @@ impl RowMemory {
                 opened.store = copied.context("cache.pointers: loading the tables into RAM")?;
             }
             Self::Pinned(device) => {
-                let pinned = opened.store.rows_copied(&PinnedHost(device.clone()));
-                // After a failure of the device, the driver refuses this for ever.
-                if let Ok(pinned) = pinned.inspect_err(|error| {
-                    tracing::warn!(%error, "cache.pointers: no pointers without pinned memory");
-                }) {
-                    opened.store = pinned;
-                } else {
-                    Self::Ram.load(opened)?;
+                match opened.store.rows_copied(&PinnedHost(device.clone())) {
+                    Ok(pinned) => opened.store = pinned,
+                    // After a failure of the device, the driver refuses this for ever.
+                    Err(error) => {
+                        tracing::warn!(%error, "cache.pointers: no pointers without pinned memory");
+                        Self::Ram.load(opened)?;
+                    }
                 }
             }
         }

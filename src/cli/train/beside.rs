@@ -379,10 +379,7 @@ impl BesideThread {
             tracing::info!(model, "training has ended {why}; it took no step");
             return Ok(());
         }
-        // Without a step, the weights are those of the last version, which has passed the gate.
-        if samples > 0
-            && let Err(reason) = run.check_gate()
-        {
+        if let Err(reason) = run.check_gate() {
             self.server.published(model, &Err(reason.clone()));
             tracing::warn!(
                 model,

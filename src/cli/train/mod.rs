@@ -194,10 +194,7 @@ fn train(
     let version = match run.epochs.best_version().filter(|_| !interrupted) {
         Some(best) => run.versions.make_latest(best)?,
         None => {
-            // Without a step, the weights are those of the last version, which has passed the gate.
-            if run.epochs.meter.samples() > 0 {
-                run.check_gate().map_err(|reason| not_published(&reason, interrupted))?;
-            }
+            run.check_gate().map_err(|reason| not_published(&reason, interrupted))?;
             match run.write() {
                 Err(error) if stop.interrupted() => return Err(not_written(&error, &run).into()),
                 written => written?,
