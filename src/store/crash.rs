@@ -97,8 +97,7 @@ fn write_seed(disk: &dyn Disk, models: &Path, seed: u64) -> Result<Version, Stor
         checkpoint: Some(Checkpoint { cursor: Some("here"), ..Checkpoint::default() }),
         ..Contents::default()
     };
-    let Base { version, .. } = publish(disk, models, "m", &contents)?;
-    Ok(Version(version))
+    Ok(Version(publish(disk, models, "m", &contents)?.base.version))
 }
 
 fn is_seed(opened: &Opened, seed: u64) -> bool {

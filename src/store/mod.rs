@@ -63,7 +63,7 @@ pub use snapshot::{Purpose, open};
 pub(crate) use table::{BadRow, State};
 pub use table::{Table, rows_of};
 pub use write::write;
-pub(crate) use write::{check_writable, make_dirs, publish};
+pub(crate) use write::{Written, check_writable, make_dirs, publish};
 
 use format::{Checksum, FormatError};
 use link::LinkHold;

@@ -172,7 +172,7 @@ pub(crate) fn compact(
         quality: quality.clone(),
         metadata: metadata.clone(),
     };
-    publish(&SystemDisk, models, name, &contents)
+    publish(&SystemDisk, models, name, &contents).map(|written| written.base)
 }
 
 #[cfg(test)]

@@ -19,6 +19,7 @@
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 use xxhash_rust::xxh3::Xxh3;
 
@@ -39,6 +40,15 @@ const CHUNK_BYTES: usize = 1 << 20;
 /// Bytes of rows encoded at a time, by all threads together.
 const ENCODED_BYTES: usize = 16 << 20;
 
+/// A version that was written.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Written {
+    /// What a delta names as its base.
+    pub(crate) base: Base,
+    /// Just before its directory got its number: no reader found it earlier.
+    pub(crate) appeared: Instant,
+}
+
 /// Writes a version of model `name` in the directory `models`, which is made if needed. Returns its number:
 /// the highest existing number, good or not, or [`Contents::above`] if that is higher, plus 1. After success,
 /// the version survives a crash. A failure leaves existing versions unchanged.
@@ -47,11 +57,10 @@ const ENCODED_BYTES: usize = 16 << 20;
 /// [`StoreError`] for contents that do not match their schema, before anything is written; for the first row
 /// that its element type cannot hold; and for errors of the file system.
 pub fn write(models: &Path, name: &str, contents: &Contents) -> Result<Version, StoreError> {
-    publish(&SystemDisk, models, name, contents).map(|written| Version(written.version))
+    publish(&SystemDisk, models, name, contents).map(|written| Version(written.base.version))
 }
 
-/// As [`write()`], on any disk. Returns what a delta of the written version names as its base. A delta gets
-/// the number after its base.
+/// As [`write()`], on any disk. A delta gets the number after its base.
 ///
 /// # Errors
 /// As [`write()`]; and for a delta whose base is not the highest version [`StoreError::BaseOvertaken`], or
@@ -61,7 +70,7 @@ pub(crate) fn publish(
     models: &Path,
     name: &str,
     contents: &Contents,
-) -> Result<Base, StoreError> {
+) -> Result<Written, StoreError> {
     check_name("model", name)?;
     let schema = contents.checked()?;
     let model = models.join(name);
@@ -71,8 +80,8 @@ pub(crate) fn publish(
     sweep(&model);
     let mut staging = Staging::begin(disk, models, name)?;
     let xxh3_128 = staging.fill(contents, &schema)?;
-    let Version(version) = staging.publish(models, name, contents)?;
-    Ok(Base { version, xxh3_128 })
+    let (Version(version), appeared) = staging.publish(models, name, contents)?;
+    Ok(Written { base: Base { version, xxh3_128 }, appeared })
 }
 
 /// Makes a directory and its missing parents, and syncs the directory entry of each.
@@ -251,8 +260,14 @@ impl<'a> Staging<'a> {
         Ok(())
     }
 
-    /// Renames the version to the next free number, which for a delta must be that after its base.
-    fn publish(mut self, models: &Path, name: &str, contents: &Contents) -> Result<Version, StoreError> {
+    /// Renames the version to the next free number, which for a delta must be that after its base. Returns
+    /// the number and when it was about to be given.
+    fn publish(
+        mut self,
+        models: &Path,
+        name: &str,
+        contents: &Contents,
+    ) -> Result<(Version, Instant), StoreError> {
         let model = models.join(name);
         loop {
             let highest = versions(models, name)?.pop();
@@ -262,6 +277,7 @@ impl<'a> Staging<'a> {
             let above = contents.above.filter(|_| contents.base.is_none());
             let version = next_after(&model, highest.max(above))?;
             let path = model.join(version.to_string());
+            let appeared = Instant::now();
             // A rename replaces an empty directory without an error. But a version's directory is never
             // empty, because it gets its number only when it is complete.
             match self.disk.rename(&self.path, &path) {
@@ -272,7 +288,7 @@ impl<'a> Staging<'a> {
                 Ok(()) => self.published = true,
             }
             self.disk.sync_dir(&model).map_err(|e| StoreError::at(&model, e))?;
-            return Ok(version);
+            return Ok((version, appeared));
         }
     }
 }

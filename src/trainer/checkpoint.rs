@@ -20,7 +20,8 @@ use crate::rowlog::{First, RowOrder, Uniform, WorkingFile, WorkingTable, table_c
 use crate::schema::{self, Schema};
 use crate::store::disk::{Disk, SystemDisk};
 use crate::store::{
-    Base, Checkpoint, Contents, Dense, DenseTensor, Opened, PlainMemory, Rows, Table, Training, publish,
+    Base, Checkpoint, Contents, Dense, DenseTensor, Opened, PlainMemory, Rows, Table, Training, Written,
+    publish,
 };
 use crate::types::{Element, Version, unix_ms};
 
@@ -274,7 +275,7 @@ impl DenseCheckpoint {
         models: &Path,
         name: &str,
         parts: VersionParts<'_>,
-    ) -> Result<Base, TrainError> {
+    ) -> Result<Written, TrainError> {
         for (shape, rows) in self.schema.tables.iter().zip(&parts.rows) {
             let finite = match *rows {
                 // The base rows behind deltas were checked when their version was published.
@@ -341,7 +342,7 @@ impl ReferenceTrainer {
     /// As [`TrainState::checkpoint`] and [`DenseCheckpoint::publish`].
     pub fn save(&self, models: &Path, name: &str) -> Result<Version, TrainError> {
         let parts = VersionParts { rows: self.rows(), ..VersionParts::default() };
-        Ok(Version(self.state.checkpoint()?.publish(&SystemDisk, models, name, parts)?.version))
+        Ok(Version(self.state.checkpoint()?.publish(&SystemDisk, models, name, parts)?.base.version))
     }
 
     /// The rows of every table, to save.

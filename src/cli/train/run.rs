@@ -134,10 +134,10 @@ impl ToServer {
                 return self.training.record(EventKind::NotPublished, reason);
             }
         };
-        let Published { version, full, rows, took, written, .. } = published;
+        let Published { version, full, rows, took, appeared, .. } = published;
         let rows = if *full { format!("all {rows} rows") } else { format!("{rows} changed rows") };
         let text = format!("version {version}: {rows} in {} ms", took.as_millis());
-        self.training.record_since(EventKind::Published, text, *written);
+        self.training.record_since(EventKind::Published, text, *appeared);
         series.published.increment(1);
         series.publish_seconds.record(published.took);
         series.pause_seconds.record(published.pause);

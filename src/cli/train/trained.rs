@@ -140,7 +140,7 @@ impl Trained {
         };
         let (cursor, quality) = (notes.cursor.as_deref(), (notes.quality)());
         let parts = VersionParts { rows, base: None, above: None, cursor, quality };
-        dense.publish(&SystemDisk, models, name, parts)
+        Ok(dense.publish(&SystemDisk, models, name, parts)?.base)
     }
 
     /// The statistics of the scratchpad, or null without one.

@@ -76,7 +76,7 @@ impl Sample {
             metadata: self.metadata.clone(),
             ..Contents::default()
         };
-        store::publish(&SystemDisk, models, "m", &contents)
+        store::publish(&SystemDisk, models, "m", &contents).map(|written| written.base)
     }
 
     /// Takes the rows `changed` and the dense weights of another sample.

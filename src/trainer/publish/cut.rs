@@ -7,7 +7,7 @@ use super::row_set::RowSet;
 use super::writer::Job;
 use super::{CutNotes, Published, Publisher};
 use crate::rowlog::WorkingFile;
-use crate::store::{Rows, Table};
+use crate::store::{Rows, Table, Written};
 use crate::trainer::TrainError;
 use crate::trainer::checkpoint::{DenseCheckpoint, VersionParts};
 use crate::trainer::train_state::TrainState;
@@ -136,15 +136,15 @@ impl Publisher {
         let parts = VersionParts { rows, base: None, above, cursor: cursor_text, quality: quality() };
         let options = &self.options;
         let written = dense.publish(&*options.disk, &options.models, &options.name, parts);
-        let (at, took) = (Instant::now(), begun.elapsed());
+        let took = begun.elapsed();
         self.note_cut(state);
-        let base = written?;
+        let Written { base, appeared } = written?;
         self.changed.iter_mut().for_each(RowSet::clear);
         let (rows, bytes) = (self.rows.iter().sum(), self.writer.bytes(base));
         let (version, steps) = (base.version, state.steps);
         let pause = took;
         let full = true;
-        let published = Published { version, full, rows, bytes, written: at, took, pause, steps, cursor };
+        let published = Published { version, full, rows, bytes, appeared, took, pause, steps, cursor };
         self.writer.retain();
         self.written(base, published);
         self.begin_capture()

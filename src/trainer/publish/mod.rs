@@ -88,8 +88,8 @@ pub(crate) struct Published {
     pub full: bool,
     pub rows: u64,
     pub bytes: u64,
-    /// When all files were in place. From then on a server may take it over.
-    pub written: Instant,
+    /// Just before its directory got its number: no server found it earlier.
+    pub appeared: Instant,
     /// From the cut to the end of writing.
     pub took: Duration,
     /// The longest that a step waited for the cut.

@@ -7,7 +7,7 @@ use super::image::RowImage;
 use super::{CutNotes, PublishOptions, Published};
 use crate::ending::Ending;
 use crate::store::retention::{ChainBytes, chain_bytes, retain};
-use crate::store::{self, Base, Purpose, Rows, StoreError, Table};
+use crate::store::{self, Base, Purpose, Rows, StoreError, Table, Written};
 use crate::trainer::TrainError;
 use crate::trainer::checkpoint::{DenseCheckpoint, VersionParts};
 use crate::types::{TableId, Version};
@@ -130,12 +130,11 @@ fn write(options: &PublishOptions, job: Job) -> Outcome {
     image.sort();
     let (full, cursor) = (needs_full(options, base, &image), notes.cursor.clone());
     match publish(options, &image, (&dense, notes), (base, full)) {
-        Ok(base) => {
-            let written = Instant::now();
+        Ok(Written { base, appeared }) => {
             remove_old(options);
             let (version, rows, bytes) = (base.version, image.len() as u64, bytes(options, base));
             let (took, steps) = (begun.elapsed(), dense.training.steps);
-            let published = Published { version, full, rows, bytes, written, took, pause, steps, cursor };
+            let published = Published { version, full, rows, bytes, appeared, took, pause, steps, cursor };
             Outcome::Written { image, base, published }
         }
         Err(error) => {
@@ -181,7 +180,7 @@ fn publish(
     image: &RowImage,
     (dense, notes): (&DenseCheckpoint, CutNotes),
     (base, full): (Base, bool),
-) -> Result<Base, TrainError> {
+) -> Result<Written, TrainError> {
     let (models, name) = (&options.models, options.name.as_str());
     let tables = if full { merged(options, base, image)? } else { Vec::new() };
     let changed = |t: usize| Rows::Changed(image.rows(t), image, TableId(t as u32));
