@@ -89,6 +89,11 @@ impl Index {
         })
     }
 
+    /// Gets the memory from the system now.
+    pub(crate) fn prefault(&self) {
+        self.buckets.prefault();
+    }
+
     #[must_use]
     pub(crate) fn buckets(&self) -> usize {
         self.buckets.all().len()

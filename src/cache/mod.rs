@@ -208,6 +208,12 @@ impl FlatCache {
         Ok(Self { _evictor: evictor.map_err(refused)?, shared })
     }
 
+    /// Gets the memory of index and rows from the system now, so that no batch waits for it.
+    pub(crate) fn prefault(&self) {
+        self.shared.index.prefault();
+        self.shared.pool.prefault();
+    }
+
     /// Starts a batch. Rows that it finds stay readable until the pin is dropped.
     #[must_use]
     pub fn pin(&self) -> BatchPin<'_> {

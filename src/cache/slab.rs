@@ -15,7 +15,7 @@ use memmap2::MmapRaw;
 use super::epoch::Freed;
 use super::index::{Held, Location};
 use super::slots::UNIT;
-use crate::mem::huge_pages;
+use crate::mem::{Pages, huge_pages};
 
 pub(crate) use super::slots::{Class, SlabShape, Slot, Slots};
 
@@ -26,7 +26,7 @@ pub(crate) const POISON: u32 = 0x7FC0_DEAD;
 #[derive(Debug)]
 pub(crate) struct Pool {
     slots: Slots,
-    memory: MmapRaw,
+    memory: Pages<MmapRaw>,
 }
 
 impl Pool {
@@ -36,7 +36,12 @@ impl Pool {
     /// When the allocation fails.
     pub(crate) fn new(shape: SlabShape) -> io::Result<Self> {
         let memory = huge_pages(shape.data_bytes())?;
-        Ok(Self { slots: Slots::new(shape), memory: memory.into() })
+        Ok(Self { slots: Slots::new(shape), memory })
+    }
+
+    /// Gets the memory from the system now.
+    pub(crate) fn prefault(&self) {
+        self.memory.prefault();
     }
 
     pub(crate) fn shape(&self) -> &SlabShape {

@@ -11,25 +11,26 @@ use bytemuck::Pod;
 use memmap2::MmapMut;
 
 use super::OutOfHostMemory;
+use super::pages::{Mapped, Pages};
 
 /// Maps `bytes` of zeroed memory.
 ///
 /// # Errors
 /// The system's error when the mapping fails.
-pub(crate) fn huge_pages(bytes: usize) -> io::Result<MmapMut> {
+pub(crate) fn huge_pages<M: Mapped + From<MmapMut>>(bytes: usize) -> io::Result<Pages<M>> {
     let memory = MmapMut::map_anon(bytes)?;
     // Only advice: without huge pages everything is slower, but correct.
     #[cfg(target_os = "linux")]
     if let Err(error) = memory.advise(memmap2::Advice::HugePage) {
         tracing::debug!(%error, bytes, "no huge pages");
     }
-    Ok(memory)
+    Ok(M::from(memory).into())
 }
 
 /// An array of fixed length in huge pages, zeroed at first.
 #[derive(Debug)]
 pub(crate) struct Huge<T> {
-    memory: MmapMut,
+    memory: Pages<MmapMut>,
     count: usize,
     of: PhantomData<T>,
 }

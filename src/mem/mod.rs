@@ -1,5 +1,5 @@
-//! Memory and hashing: huge pages, prefetch, host memory that a device can share, hash tables with number
-//! keys, the bits of words, pseudo-random numbers, and amounts of memory in words.
+//! Memory and hashing: huge pages, mappings, prefetch, host memory that a device can share, hash tables with
+//! number keys, the bits of words, pseudo-random numbers, and amounts of memory in words.
 
 pub(crate) mod available;
 mod bits;
@@ -7,6 +7,7 @@ mod host;
 mod huge;
 mod mix64;
 mod number_map;
+mod pages;
 pub(crate) mod prefetch;
 pub(crate) mod probe_table;
 mod shown;
@@ -17,4 +18,5 @@ pub(crate) use huge::{Huge, huge_pages};
 pub use mix64::SplitMix64;
 pub(crate) use mix64::{finalize64, fold, mix64};
 pub(crate) use number_map::NumberMap;
+pub(crate) use pages::Pages;
 pub(crate) use shown::bytes;

@@ -14,10 +14,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use memmap2::{Advice, MmapRaw};
 
+use crate::mem::Pages;
 use crate::mem::prefetch::prefetch_first;
 
 #[derive(Debug)]
-pub(crate) struct Mapping(MmapRaw);
+pub(crate) struct Mapping(Pages<MmapRaw>);
 
 impl Mapping {
     /// Maps the whole file, which must not be truncated while the mapping exists.
@@ -25,7 +26,7 @@ impl Mapping {
         let map = MmapRaw::map_raw(file)?;
         // `Stripes::create` explains why. This is only advice, so errors are ignored.
         let _ = map.advise(Advice::Random);
-        Ok(Self(map))
+        Ok(Self(map.into()))
     }
 
     /// Copies the words from byte `at` on into `words`. If another thread writes a word during the copy, the

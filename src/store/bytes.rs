@@ -16,7 +16,7 @@ use std::sync::Arc;
 use memmap2::{Advice, Mmap, MmapMut};
 use rayon::prelude::*;
 
-use crate::mem::{HostBlock, HostMemory, OutOfHostMemory, huge_pages};
+use crate::mem::{HostBlock, HostMemory, OutOfHostMemory, Pages, huge_pages};
 use crate::pace;
 
 // Files hold little-endian numbers, and mapped numbers are read in place.
@@ -165,8 +165,8 @@ impl fmt::Debug for Bytes {
 /// A whole file: mapped, or read into memory. Clones share the bytes.
 #[derive(Clone, Debug)]
 pub(crate) enum FileBytes {
-    Mapped(Arc<Mmap>),
-    Ram(Arc<MmapMut>),
+    Mapped(Arc<Pages<Mmap>>),
+    Ram(Arc<Pages<MmapMut>>),
 }
 
 impl FileBytes {
@@ -182,7 +182,7 @@ impl FileBytes {
         // with SIGBUS (`cli/cut_file.rs` says which file it was); if it writes into one, values change after
         // they were checked. Both violate the rule that versions are immutable (docs/files-in-use.md).
         let map = unsafe { Mmap::map(file)? };
-        Ok(Self::Mapped(Arc::new(map)))
+        Ok(Self::Mapped(Arc::new(map.into())))
     }
 
     /// Reads a file of this length into huge pages. `read` gets a piece of the memory to fill with the next
@@ -194,7 +194,7 @@ impl FileBytes {
         bytes: usize,
         mut read: impl FnMut(&mut [u8]) -> Result<(), E>,
     ) -> Result<Self, E> {
-        let mut memory = huge_pages(bytes).map_err(|_| OutOfHostMemory { bytes })?;
+        let mut memory: Pages<MmapMut> = huge_pages(bytes).map_err(|_| OutOfHostMemory { bytes })?;
         memory.chunks_mut(CHUNK_BYTES).try_for_each(|piece| {
             pace::rest();
             read(piece)
@@ -227,7 +227,7 @@ pub(crate) fn open_regular(path: &Path) -> io::Result<File> {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PlainMemory;
 
-struct PlainBlock(MmapMut);
+struct PlainBlock(Pages<MmapMut>);
 
 impl HostMemory for PlainMemory {
     fn take(&self, bytes: usize) -> Result<Box<dyn HostBlock>, OutOfHostMemory> {

@@ -82,21 +82,29 @@ impl Bucket {
 /// The buckets' memory: zeroed pages of the system, huge pages if available.
 #[cfg(not(flechette_loom))]
 mod memory {
-    use super::{BUCKET_BYTES, Bucket};
     use std::io;
+
+    use memmap2::MmapRaw;
+
+    use super::{BUCKET_BYTES, Bucket};
+    use crate::mem::{Pages, huge_pages};
 
     const _: () = assert!(size_of::<Bucket>() == BUCKET_BYTES);
 
     #[derive(Debug)]
     pub(crate) struct Buckets {
-        memory: memmap2::MmapRaw,
+        memory: Pages<MmapRaw>,
         count: usize,
     }
 
     impl Buckets {
         pub(crate) fn new(count: usize) -> io::Result<Self> {
-            let memory = crate::mem::huge_pages(count * BUCKET_BYTES)?;
-            Ok(Self { memory: memory.into(), count })
+            Ok(Self { memory: huge_pages(count * BUCKET_BYTES)?, count })
+        }
+
+        /// Gets the memory from the system now.
+        pub(crate) fn prefault(&self) {
+            self.memory.prefault();
         }
 
         #[inline]
@@ -123,6 +131,8 @@ mod memory {
             let slot = |_| IndexSlot { key: AtomicU64::new(EMPTY.0), word: AtomicU64::new(0) };
             Ok(Self((0..count).map(|_| Bucket(std::array::from_fn(slot))).collect()))
         }
+
+        pub(crate) fn prefault(&self) {}
 
         pub(crate) fn all(&self) -> &[Bucket] {
             &self.0

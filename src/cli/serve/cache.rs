@@ -18,7 +18,7 @@ use crate::device::cuda::Nvidia;
 use crate::device::cuda::pinned::PinnedHost;
 use crate::engine::LookupTier;
 use crate::engine::gpu::{GpuLookupTier, GpuTierOptions};
-use crate::mem::available::memory_bytes;
+use crate::mem::available::{available_bytes, memory_bytes};
 use crate::planner::counts::Ranked;
 use crate::schema::Schema;
 use crate::store::{Opened, PlainMemory};
@@ -181,6 +181,7 @@ impl TierBuilder {
         memory.load(opened)?;
         let shape = shape(self.config.cache.size, &opened.schema, options)?;
         let cache = FlatCache::new(&shape, options).map_err(|e| InputError(e.into()))?;
+        prefault(&cache, shape.bytes);
         Ok((LookupTier::Host(cache), memory))
     }
 
@@ -207,6 +208,18 @@ impl TierBuilder {
         };
         let tier = GpuLookupTier::new(device.clone(), &shape).map_err(|e| InputError(e.into()))?;
         Ok((LookupTier::Gpu(tier), memory))
+    }
+}
+
+/// Gets the memory of a cache on the host, unless the system has less: then it is taken as the cache fills.
+fn prefault(cache: &FlatCache, bytes: usize) {
+    match available_bytes() {
+        Some(free) if free < bytes as u64 => tracing::warn!(
+            bytes,
+            free,
+            "the cache may become larger than the free memory: the system ends the server if it does"
+        ),
+        _ => cache.prefault(),
     }
 }
 

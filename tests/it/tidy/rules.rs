@@ -39,7 +39,7 @@ pub const IMPORTS: &[(&str, &[&str])] = &[
     // Only for tests.
     ("fuzz", &[]),
     ("types", &[]),
-    ("mem", &[]),
+    ("mem", &["pace"]),
     ("sync", &[]),
     ("ending", &[]),
     ("pace", &[]),
@@ -118,6 +118,7 @@ pub const UNSAFE_HOMES: &[&str] = &[
     "fuzz/memory",
     "store/bytes",
     "rowlog/mapping",
+    "mem/pages",
     "mem/prefetch",
     "trainer/pipeline/slots",
     "trainer/pipeline/gpu/",
