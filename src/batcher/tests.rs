@@ -253,6 +253,24 @@ async fn a_second_worker_joins_in_when_the_delay_is_over() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_batch_is_looked_up_while_another_one_is_in_its_dense_layers_only_by_a_second_worker() {
+    for workers in [1, 2] {
+        let model = Fake::new();
+        let batcher = start(&model, |config| (config.workers, config.max_samples) = (workers, 1));
+        // A batch that has begun is looked up. It is held as if in its dense layers.
+        model.hold();
+        let tickets = [0, 2, 4].map(|seed| batcher.submit(batch(1, seed).0, ANY).unwrap());
+        until(async || model.begun() == workers).await;
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        assert_eq!(model.begun(), workers);
+        model.release();
+        for ticket in tickets {
+            ticket.await.unwrap();
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn expired_and_dropped_requests_are_not_computed() {
     let model = Fake::new();
     let batcher = start(&model, |_| {});

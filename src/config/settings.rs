@@ -97,9 +97,9 @@ pub(crate) const SECTIONS: &[Section] = &[
                 Words("1GiB, or the least value if that is more"),
                 "Most memory for the messages of all calls in flight, encoded and decoded, and for answers \
                  that have not left; at least what the largest message may take, 33 × `server.max_bytes` \
-                 and 26MB. It also sets the HTTP/2 window of a gRPC \
-                 connection: this value / `server.max_connections`, within 64 KiB to 1 MiB, and at least \
-                 512 bytes × `server.max_streams`",
+                 and 26MB. Bytes that are not read yet do not count: all calls of a gRPC connection have an \
+                 HTTP/2 window for them, of this value / `server.max_connections`, within 64 KiB to 1 MiB, \
+                 and at least 512 bytes × `server.max_streams` (so 512 KiB with the defaults)",
             ),
             setting(
                 "server.max_connections",
@@ -460,8 +460,12 @@ pub(crate) const SECTIONS: &[Section] = &[
         name: "threads",
         about: "Thread counts.",
         settings: &[
-            setting("threads.compute", Text("0"), "Threads that compute; 0 means one for each core")
-                .flag("--threads"),
+            setting(
+                "threads.compute",
+                Text("0"),
+                "Threads that compute, for each model; 0 means one for each core",
+            )
+            .flag("--threads"),
             setting("threads.io", Text("0"), "Threads that serve the network; 0 means one for each core"),
         ],
     },

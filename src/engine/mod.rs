@@ -67,18 +67,12 @@ pub(crate) struct EngineParts {
     pub name: String,
     pub lookup_tier: LookupTier,
     pub metrics: Arc<ModelMetrics>,
-    /// Threads for batches of more than one chunk.
+    /// Threads for batches of more than one chunk. Models that share a pool take turns by batches. So that a
+    /// model with long batches does not hold up the others, each has a pool of its own, and the system's
+    /// scheduler shares the processors.
     pub threads: Arc<rayon::ThreadPool>,
     /// Most samples of a batch.
     pub max_samples: usize,
-}
-
-/// The parts of an engine beside another one.
-#[allow(missing_docs)]
-pub(crate) struct BesideParts {
-    pub metrics: Arc<ModelMetrics>,
-    /// Threads for batches of more than one chunk.
-    pub threads: Arc<rayon::ThreadPool>,
 }
 
 /// One model, ready to score.
@@ -144,10 +138,10 @@ impl Engine {
         Ok(Self::serving(served, Arc::new(schema), parts))
     }
 
-    /// An engine without a cache, for another version of the same model that [`Self::accept`] has accepted.
-    pub(crate) fn beside(&self, version: LoadedVersion, beside: BesideParts) -> Self {
-        let BesideParts { metrics, threads } = beside;
-        let (name, max_samples) = (self.name.clone(), self.max_samples);
+    /// An engine without a cache on the same threads, for another version of the same model that
+    /// [`Self::accept`] has accepted.
+    pub(crate) fn beside(&self, version: LoadedVersion, metrics: Arc<ModelMetrics>) -> Self {
+        let (name, max_samples, threads) = (self.name.clone(), self.max_samples, self.threads.clone());
         let parts = EngineParts { name, lookup_tier: LookupTier::Store, metrics, threads, max_samples };
         Self::serving(version, self.schema.clone(), parts)
     }
@@ -227,6 +221,13 @@ impl Engine {
     #[must_use]
     pub(crate) fn with_recorder(mut self, recorder: Recorder) -> Self {
         self.recorder = Some(recorder);
+        self
+    }
+
+    /// Computes batches of more than one chunk on these threads.
+    #[must_use]
+    pub(crate) fn with_threads(mut self, threads: Arc<rayon::ThreadPool>) -> Self {
+        self.threads = threads;
         self
     }
 

@@ -6,7 +6,7 @@ mod cusim;
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, MutexGuard};
+use std::sync::{Arc, Barrier, MutexGuard, mpsc};
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -186,6 +186,19 @@ pub(crate) fn begin_batch(engine: &Engine) -> BatchPin<'_> {
 /// Lets no switch go on before this is dropped.
 pub(crate) fn hold_switches(engine: &Engine) -> MutexGuard<'_, ()> {
     engine.switching.lock().unwrap()
+}
+
+/// Keeps all threads of an engine busy until the result is dropped.
+pub(crate) fn occupy_threads(engine: &Engine) -> mpsc::Sender<()> {
+    let (free, freed) = mpsc::channel();
+    let (freed, busy) = (Mutex::new(freed), Arc::new(Barrier::new(engine.threads.current_num_threads() + 1)));
+    let here = busy.clone();
+    engine.threads.spawn_broadcast(move |_| {
+        busy.wait();
+        let _ = freed.lock().unwrap().recv();
+    });
+    here.wait();
+    free
 }
 
 pub(crate) fn options() -> CacheOptions {

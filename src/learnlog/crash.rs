@@ -1,15 +1,17 @@
 //! The log on a disk with failing calls, and on a disk that crashes (`store/crash.rs`).
 
 use std::fs::File;
+use std::future::poll_fn;
 use std::io;
 use std::path::Path;
+use std::task::Poll;
 use std::time::Duration;
 
 use super::log::{Log, LogDisk};
-use super::tests::{numbered, numbers, schema};
+use super::tests::{LONG, numbered, numbers, schema};
 use super::*;
 use crate::metrics::Metrics;
-use crate::store::crash::{CrashingDisk, Fault, Op, RecordingDisk, dir_in_memory, fates};
+use crate::store::crash::{CrashingDisk, Effect, Fault, Op, RecordingDisk, dir_in_memory, fates};
 use crate::store::disk::SystemDisk;
 use crate::store::stuck::StuckDisk;
 
@@ -53,13 +55,46 @@ impl LogDisk for StuckDisk {
     }
 }
 
+/// A learner on a disk that may hang.
+fn learner_on(disk: &'static StuckDisk, dir: &Path) -> Learner {
+    let log = Log::open(disk, dir, u64::MAX).unwrap();
+    let options = LearnerOptions { dir: dir.to_owned(), max_bytes: 1 << 20, segment_bytes: 1 << 20 };
+    Learner::with_log(log, options, Metrics::new().unwrap().model("m", &schema())).unwrap()
+}
+
+#[test]
+fn requests_that_wait_for_a_sync_together_share_the_next_one() {
+    static DISK: StuckDisk = StuckDisk::new();
+    let dir = dir_in_memory();
+    let learner = learner_on(&DISK, dir.path());
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    // The first request also syncs the beginning of the segment.
+    runtime.block_on(learner.learn(numbered(0..1), LONG)).unwrap();
+    let before = DISK.syncs();
+    DISK.set_stuck(true);
+    let request = |number| Box::pin(learner.learn(numbered(number..number + 1), LONG));
+    let mut waiting: Vec<_> = (1..=10).map(request).collect();
+    runtime.block_on(poll_fn(|context| {
+        assert!(waiting.iter_mut().all(|request| request.as_mut().poll(context).is_pending()));
+        Poll::Ready(())
+    }));
+    DISK.set_stuck(false);
+    for request in waiting {
+        runtime.block_on(request).unwrap();
+    }
+    // One for those that the thread had taken before the disk answered, and one for those that waited.
+    let syncs = DISK.syncs() - before;
+    assert!((1..=2).contains(&syncs), "{syncs} syncs for 10 requests");
+    learner.join();
+    drop(Log::open(&SystemDisk, dir.path(), u64::MAX).unwrap());
+    assert_eq!(numbers(dir.path()).unwrap(), (0..=10).collect::<Vec<u32>>());
+}
+
 #[test]
 fn a_request_does_not_wait_for_ever_for_a_disk_that_does_not_answer() {
     static DISK: StuckDisk = StuckDisk::new();
     let dir = dir_in_memory();
-    let log = Log::open(&DISK, dir.path(), u64::MAX).unwrap();
-    let options = LearnerOptions { dir: dir.path().to_owned(), max_bytes: 1 << 20, segment_bytes: 1 << 20 };
-    let learner = Learner::with_log(log, options, Metrics::new().unwrap().model("m", &schema())).unwrap();
+    let learner = learner_on(&DISK, dir.path());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     let learn = |number, most| {
         let most = Duration::from_millis(most);
@@ -105,8 +140,8 @@ fn write(root: &Path, fault: Option<Fault>) -> Written {
         }
     }
     let mut ops = disk.ops.lock().unwrap().clone();
-    if let Some(Fault { at, done: false, .. }) = fault
-        && at < ops.len()
+    if let Some(Fault { at, effect, .. }) = fault
+        && ops.get(at).is_some_and(|op| !effect.is_seen(op))
     {
         ops.remove(at);
         acked.iter_mut().filter(|(_, done)| *done > at).for_each(|(_, done)| *done -= 1);
@@ -162,10 +197,10 @@ fn whichever_call_fails_the_log_has_what_was_acknowledged_and_nothing_else() {
     let root = dir_in_memory();
     let calls = write(root.path(), None).ops.len();
     for at in 0..calls {
-        for done in [false, true] {
-            let what = format!("call {at} fails, done: {done}");
+        for effect in Effect::ALL {
+            let what = format!("call {at} fails, effect: {effect:?}");
             let root = dir_in_memory();
-            let fault = Fault { at, calls: 1, done, kind: io::ErrorKind::StorageFull };
+            let fault = Fault { at, calls: 1, effect, kind: io::ErrorKind::StorageFull };
             let written = write(root.path(), Some(fault));
             let dir = folder(&root.path().join("models"), "m");
             let acked: Vec<u32> = written.acked.iter().map(|(number, _)| *number).collect();

@@ -210,7 +210,7 @@ fn a_log_has_one_writer_and_new_segments_for_another_schema() {
 }
 
 /// More than any request needs.
-const LONG: Duration = Duration::from_secs(600);
+pub(super) const LONG: Duration = Duration::from_secs(600);
 
 fn learner(dir: &Path, max_bytes: u64) -> (Arc<Learner>, Arc<crate::metrics::ModelMetrics>) {
     let metrics = Metrics::new().unwrap().model("m", &schema());

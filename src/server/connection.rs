@@ -531,3 +531,7 @@ impl Drop for Unsent {
         self.call.open.0.activity().unsent.remove(&self.number);
     }
 }
+
+#[cfg(test)]
+#[cfg(not(flechette_loom))]
+mod tests;

@@ -45,8 +45,9 @@ pub(crate) struct Windows {
 }
 
 impl Windows {
-    /// All connections together may have as many unread bytes as the calls in flight may take. A connection
-    /// has room for a small frame of each call whatever this is.
+    /// The windows are fixed when a connection opens. Unread bytes count in no other limit. A connection has
+    /// its part of the bytes that the calls in flight may take, but room for a small frame of each call
+    /// whatever this is: with the defaults all connections together may have twice those bytes.
     pub(crate) fn new(config: &ServerConfig) -> Self {
         let (least, most) = CONNECTION;
         let share = (config.max_inflight_bytes / config.max_connections.max(1)).clamp(least, most);

@@ -151,9 +151,31 @@ pub(crate) struct Fault {
     /// The index of the first one.
     pub at: usize,
     pub calls: usize,
-    /// Whether they take effect nevertheless.
-    pub done: bool,
+    /// What they do nevertheless.
+    pub effect: Effect,
     pub kind: io::ErrorKind,
+}
+
+/// What a call does although it fails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Effect {
+    Nothing,
+    /// A write writes the first half of its bytes, as on a disk that is full then. Other calls do nothing.
+    Half,
+    All,
+}
+
+impl Effect {
+    pub(crate) const ALL: [Self; 3] = [Self::Nothing, Self::Half, Self::All];
+
+    /// Whether it changes anything on the disk.
+    pub(crate) fn is_seen(self, op: &Op) -> bool {
+        match self {
+            Self::Nothing => false,
+            Self::Half => matches!(op, Op::Append(..)),
+            Self::All => true,
+        }
+    }
 }
 
 /// The real disk, with a record of its calls and faults. Syncs are only recorded, because no test
@@ -169,13 +191,18 @@ pub(crate) struct RecordingDisk {
 impl RecordingDisk {
     pub(crate) fn step<T>(&self, op: Op, run: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
         let mut ops = self.ops.lock().unwrap();
-        let fault = self.fault.filter(|fault| (fault.at..fault.at + fault.calls).contains(&ops.len()));
+        let fault = self.fault_of(ops.len());
+        let seen = fault.is_some_and(|fault| fault.effect.is_seen(&op));
         ops.push(op);
         match fault {
-            Some(Fault { done: true, kind, .. }) => run().and(Err(io::Error::from(kind))),
+            Some(Fault { kind, .. }) if seen => run().and(Err(io::Error::from(kind))),
             Some(Fault { kind, .. }) => Err(io::Error::from(kind)),
             None => run(),
         }
+    }
+
+    fn fault_of(&self, call: usize) -> Option<Fault> {
+        self.fault.filter(|fault| (fault.at..fault.at + fault.calls).contains(&call))
     }
 }
 
@@ -189,6 +216,9 @@ impl Disk for RecordingDisk {
     }
 
     fn append(&self, file: &mut File, path: &Path, bytes: &[u8]) -> io::Result<()> {
+        let fault = self.fault_of(self.ops.lock().unwrap().len());
+        let half = fault.is_some_and(|fault| fault.effect == Effect::Half);
+        let bytes = if half { &bytes[..bytes.len() / 2] } else { bytes };
         self.step(Op::Append(path.to_owned(), bytes.to_owned()), || SystemDisk.append(file, path, bytes))
     }
 
@@ -223,15 +253,15 @@ fn whichever_call_fails_readers_see_the_old_version_or_the_whole_new_one() {
     let renamed = ops.iter().position(|op| matches!(op, Op::Rename(..))).unwrap();
     assert!(ops.len() > 20, "{ops:#?}");
     for at in 0..ops.len() {
-        for done in [false, true] {
+        for effect in Effect::ALL {
             for kind in [io::ErrorKind::StorageFull, io::ErrorKind::PermissionDenied, io::ErrorKind::Other] {
-                let what = format!("call {at} ({kind}, done: {done})");
+                let what = format!("call {at} ({kind}, effect: {effect:?})");
                 let root = dir_in_memory();
                 let models = root.path().join("models");
                 write_seed(&RecordingDisk::default(), &models, 1).unwrap();
-                let disk =
-                    RecordingDisk { fault: Some(Fault { at, calls: 1, done, kind }), ..Default::default() };
-                let published = at > renamed || (at == renamed && done);
+                let fault = Some(Fault { at, calls: 1, effect, kind });
+                let disk = RecordingDisk { fault, ..Default::default() };
+                let published = at > renamed || (at == renamed && effect == Effect::All);
                 match write_seed(&disk, &models, 2) {
                     Ok(version) => panic!("{what}: wrote {version}"),
                     Err(StoreError::DiskFull { .. }) => {

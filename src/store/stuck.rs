@@ -3,26 +3,33 @@
 use std::fs::File;
 use std::io;
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex};
 use std::time::Duration;
 
 use super::disk::{Disk, SystemDisk};
 
-/// A disk that does not answer while it is stuck.
+/// A disk that does not answer while it is stuck. It counts the syncs of files.
 #[derive(Default)]
 pub(crate) struct StuckDisk {
     stuck: Mutex<bool>,
     freed: Condvar,
+    syncs: AtomicUsize,
 }
 
 impl StuckDisk {
     pub(crate) const fn new() -> Self {
-        Self { stuck: Mutex::new(false), freed: Condvar::new() }
+        Self { stuck: Mutex::new(false), freed: Condvar::new(), syncs: AtomicUsize::new(0) }
     }
 
     pub(crate) fn set_stuck(&self, stuck: bool) {
         *self.stuck.lock().unwrap() = stuck;
         self.freed.notify_all();
+    }
+
+    /// The syncs of files that have ended.
+    pub(crate) fn syncs(&self) -> usize {
+        self.syncs.load(Ordering::SeqCst)
     }
 }
 
@@ -44,6 +51,7 @@ impl Disk for StuckDisk {
         let limit = Duration::from_secs(60);
         let (_freed, timeout) = self.freed.wait_timeout_while(stuck, limit, |stuck| *stuck).unwrap();
         assert!(!timeout.timed_out(), "nobody waits this long");
+        self.syncs.fetch_add(1, Ordering::SeqCst);
         SystemDisk.sync(file, path)
     }
 

@@ -7,9 +7,10 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::pin::Pin;
 use std::sync::{Arc, mpsc};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
+use flechette::dataset::synthetic::write_criteo_tsv;
 use flechette::predict::{Description, Predict, PredictError};
 use flechette::schema::Schema;
 use flechette::schema::preset::{self, ArchKind};
@@ -30,7 +31,7 @@ use tonic_types::StatusExt;
 
 use crate::fake::{Fake, until};
 use crate::kserve::typed;
-use crate::program::{Served, run_failing};
+use crate::program::{Served, run_failing, run_json};
 use crate::serving::{self, Running, http_get, request};
 
 /// The first bytes of an HTTP/2 client: the fixed text and an empty SETTINGS frame.
@@ -251,6 +252,39 @@ async fn connections_that_reopen_calls_without_a_body_keep_others_and_the_drain_
     }
     assert_eq!(served, 100);
     assert_eq!(running.stop().await.unwrap().unwrap().unfinished, 0);
+}
+
+#[test]
+fn with_the_default_limits_8_connections_full_of_calls_without_a_body_refuse_no_others_and_hold_no_drain() {
+    let models = models();
+    let data = models.path().join("rows.tsv");
+    write_criteo_tsv(100, 1, std::fs::File::create(&data).unwrap()).unwrap();
+    let served = serve("true", models.path(), "");
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let mut held = runtime.block_on(async {
+        let mut held = Vec::new();
+        for _ in 0..8 {
+            let mut raw = connect(served.grpc, 65_535).await;
+            for _ in 0..1024 {
+                raw = raw.ready().await.unwrap();
+                held.push(raw.send_request(head(), false).unwrap());
+            }
+        }
+        held
+    });
+    let mut context = Context::from_waker(Waker::noop());
+    let polled = held.iter_mut().map(|(answer, _)| Pin::new(answer).poll(&mut context));
+    let waiting = polled.filter(Poll::is_pending).count();
+    assert!(waiting > 8000, "{waiting} calls are held");
+    let load = run_json(&format!(
+        "load --addr {} --model ads --format criteo-tsv {} --concurrency 4 --seconds 1 --json",
+        served.url(),
+        data.display()
+    ));
+    assert!(load["failed"] == 0 && load["unsent"] == 0 && load["ok"].as_u64() > Some(10), "{load}");
+    served.terminate();
+    let (status, log) = served.ended();
+    assert!(status.success() && !log.contains("server.drain_seconds have passed"), "{log}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

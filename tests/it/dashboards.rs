@@ -249,3 +249,27 @@ fn every_alert_is_explained_in_the_operators_page() {
         assert!(page.contains(&format!("| `{alert}` |")), "{alert}");
     }
 }
+
+#[test]
+fn every_message_of_the_symptoms_in_the_operators_page_is_one_of_the_program() {
+    let page = include_str!("../../docs/operations.md");
+    let section = page.split("\n## Symptoms\n").nth(1).unwrap().split("\n## ").next().unwrap();
+    // What a message names at run time is left out.
+    let messages = |line: &str| -> Vec<String> {
+        let cell = line.strip_prefix("| ").and_then(|row| row.split(" | ").next()).unwrap_or_default();
+        let quoted = cell.split('`').skip(1).step_by(2).flat_map(|text| text.split(" ctr"));
+        let text = |part: &str| part.trim_matches([' ', '.', ':']).to_owned();
+        quoted.map(text).filter(|text| text.contains(' ')).collect()
+    };
+    let sources = walkdir::WalkDir::new(concat!(env!("CARGO_MANIFEST_DIR"), "/src")).into_iter();
+    let sources: String = sources
+        .map(|file| file.unwrap().into_path())
+        .filter(|path| path.extension().is_some_and(|extension| extension == "rs"))
+        .map(|path| fs::read_to_string(path).unwrap())
+        .collect();
+    let messages: Vec<String> = section.lines().flat_map(messages).collect();
+    assert!(messages.len() > 15, "{messages:?}");
+    for message in messages {
+        assert!(sources.contains(&message), "{message}");
+    }
+}

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+use std::hint::black_box;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -31,6 +32,25 @@ impl Predict for Other {
 
     fn describe(&self) -> Description {
         Description { model: "other".to_owned(), ..self.0.describe() }
+    }
+
+    fn ready(&self) -> bool {
+        true
+    }
+}
+
+/// A model that works long for each sample.
+struct Expensive(Arc<Fake>);
+
+impl Predict for Expensive {
+    fn predict(&self, batch: &Batch) -> Result<Scores, PredictError> {
+        let rounds = 200_000 * batch.samples as u64;
+        black_box((0..rounds).fold(1, |sum, round| black_box(sum ^ round)));
+        self.0.predict(batch)
+    }
+
+    fn describe(&self) -> Description {
+        self.0.describe()
     }
 
     fn ready(&self) -> bool {
@@ -104,6 +124,34 @@ async fn a_flooded_model_does_not_take_all_memory_of_messages() {
     until(async || running.value(refused).await >= 1000.0).await;
     ask_other(&running).await;
     running.model.release();
+    for call in flood {
+        call.await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_flooded_model_that_works_long_for_a_sample_leaves_processor_time_to_a_cheap_one() {
+    const CALLS: usize = 20;
+    let workers = std::thread::available_parallelism().unwrap().get();
+    let expensive = Fake::new();
+    let model = Arc::new(Expensive(expensive.clone()));
+    let running = start(|parts| {
+        parts.models[0] = model;
+        (parts.batchers.common.workers, parts.batchers.common.max_samples) = (workers, 16);
+    })
+    .await;
+    let flood = flood(&running, 16).await;
+    until(async || expensive.begun() > workers).await;
+    let before = expensive.begun();
+    for seed in 0..CALLS as u64 {
+        let (mut message, scores) = request(3, seed);
+        message.model = "other".to_owned();
+        assert_eq!(running.send(message).await.unwrap().unwrap(), scores);
+    }
+    // While the cheap model waits, each worker of the other one computes at most one batch for each call.
+    let batches = expensive.begun() - before;
+    assert!(flood.iter().any(|call| !call.is_finished()), "the flood ends before the calls");
+    assert!(batches <= CALLS * workers, "{batches} batches of {workers} workers");
     for call in flood {
         call.await.unwrap();
     }

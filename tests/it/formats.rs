@@ -1,16 +1,29 @@
-//! Every format of a version that was ever released can be read: a model of each is in `tests/fixtures`.
+//! Every format of a version that was ever released can be read: a model of each is in `tests/fixtures`, and
+//! another one with int8 rows. In format 1 the latter was not written by a program of that time: a script
+//! wrote the tensors of the first version of format 2 as `src/store/format.rs` describes format 1.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use flechette::store::{self, Purpose};
+use flechette::types::{TableId, Version};
 use serde_json::{Value, json};
 
 use crate::program::{Served, run, run_failing, run_json};
 
 /// The directories of the formats, and their numbers.
 fn formats() -> Vec<(PathBuf, u64)> {
+    fixtures("format-")
+}
+
+/// As [`formats`], of the models with int8 rows.
+fn int8_formats() -> Vec<(PathBuf, u64)> {
+    fixtures("int8-format-")
+}
+
+fn fixtures(prefix: &str) -> Vec<(PathBuf, u64)> {
     let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
-    let number = |path: &PathBuf| path.file_name()?.to_str()?.strip_prefix("format-")?.parse().ok();
+    let number = |path: &PathBuf| path.file_name()?.to_str()?.strip_prefix(prefix)?.parse().ok();
     let entries = fs::read_dir(fixtures).unwrap().map(|entry| entry.unwrap().path());
     let mut formats: Vec<_> = entries.filter_map(|path| number(&path).map(|number| (path, number))).collect();
     formats.sort_by_key(|(_, number)| *number);
@@ -37,50 +50,78 @@ fn numbers(path: &Path) -> Vec<f64> {
 
 #[test]
 fn a_model_of_every_format_is_listed_served_with_its_scores_and_trained_on() {
-    let formats = formats();
-    let found: Vec<u64> = formats.iter().map(|(_, number)| *number).collect();
-    assert_eq!(found, [1, 2]);
-    for (fixture, format) in formats {
-        let models = copied(&fixture);
-        let dir = models.path().to_str().unwrap();
-        let listed = run_json(&format!("versions --models {dir} --json"));
-        assert_eq!(listed["models"][0]["name"], "small");
-        for version in listed["models"][0]["versions"].as_array().unwrap() {
-            assert_eq!(version["good"], true, "{version}");
-            let manifest = format!("{dir}/small/{}/MANIFEST.json", version["version"]);
-            let manifest: Value = serde_json::from_str(&fs::read_to_string(manifest).unwrap()).unwrap();
-            assert_eq!(manifest["format"], format);
-        }
-        let served = Served::start(dir, "");
-        let out = models.path().join("scores.txt");
-        run_json(&format!(
-            "score --addr http://{} --model small --format synthetic rows=4,seed=9,skew=medium --json \
-             --out {}",
-            served.grpc,
-            out.display()
-        ));
-        drop(served);
-        let (scores, expected) = (numbers(&out), numbers(&fixture.join("scores.txt")));
-        assert_eq!(scores.len(), 4);
-        // The bits depend on the kind of processor.
-        let near = scores.iter().zip(&expected).all(|(score, expected)| (score - expected).abs() < 1e-6);
-        assert!(near, "format {format}: {scores:?}, expected {expected:?}");
-        if format > 1 {
-            // Its cursor is that of one epoch over 200 samples.
-            let resumed = run_json(&format!(
-                "train --resume --format synthetic --data rows=200,seed=1,skew=medium --batch 32 --epochs 2 \
-                 --models {dir} --name small --json"
-            ));
-            assert_eq!((&resumed["version"], &resumed["steps"]), (&3.into(), &14.into()));
-            fs::remove_dir_all(format!("{dir}/small/3")).unwrap();
-        }
-        let trained = run_json(&format!(
-            "train --from latest --format synthetic --data rows=64,seed=2,skew=medium --batch 32 \
+    for formats in [formats(), int8_formats()] {
+        let found: Vec<u64> = formats.iter().map(|(_, number)| *number).collect();
+        assert_eq!(found, [1, 2]);
+        formats.iter().for_each(|(fixture, format)| is_listed_served_and_trained_on(fixture, *format));
+    }
+}
+
+fn is_listed_served_and_trained_on(fixture: &Path, format: u64) {
+    let models = copied(fixture);
+    let dir = models.path().to_str().unwrap();
+    let listed = run_json(&format!("versions --models {dir} --json"));
+    assert_eq!(listed["models"][0]["name"], "small");
+    for version in listed["models"][0]["versions"].as_array().unwrap() {
+        assert_eq!(version["good"], true, "{version}");
+        let manifest = format!("{dir}/small/{}/MANIFEST.json", version["version"]);
+        let manifest: Value = serde_json::from_str(&fs::read_to_string(manifest).unwrap()).unwrap();
+        assert_eq!(manifest["format"], format);
+    }
+    let served = Served::start(dir, "");
+    let out = models.path().join("scores.txt");
+    run_json(&format!(
+        "score --addr http://{} --model small --format synthetic rows=4,seed=9,skew=medium --json \
+         --out {}",
+        served.grpc,
+        out.display()
+    ));
+    drop(served);
+    let (scores, expected) = (numbers(&out), numbers(&fixture.join("scores.txt")));
+    assert_eq!(scores.len(), 4);
+    // The bits depend on the kind of processor.
+    let near = scores.iter().zip(&expected).all(|(score, expected)| (score - expected).abs() < 1e-6);
+    assert!(near, "format {format}: {scores:?}, expected {expected:?}");
+    if format > 1 {
+        // Its cursor is that of one epoch over 200 samples.
+        let resumed = run_json(&format!(
+            "train --resume --format synthetic --data rows=200,seed=1,skew=medium --batch 32 --epochs 2 \
              --models {dir} --name small --json"
         ));
-        // Format 1 has no f32 rows of the rounded table, so the steps begin again.
-        assert_eq!(trained["steps"], if format == 1 { 2 } else { 9 });
+        assert_eq!((&resumed["version"], &resumed["steps"]), (&3.into(), &14.into()));
+        fs::remove_dir_all(format!("{dir}/small/3")).unwrap();
     }
+    let trained = run_json(&format!(
+        "train --from latest --format synthetic --data rows=64,seed=2,skew=medium --batch 32 \
+         --models {dir} --name small --json"
+    ));
+    // Format 1 has no f32 rows of the rounded table, so the steps begin again.
+    assert_eq!(trained["steps"], if format == 1 { 2 } else { 9 });
+}
+
+#[test]
+fn int8_rows_of_every_format_are_read_as_they_were_written() {
+    for (fixture, format) in int8_formats() {
+        let models = copied(&fixture);
+        // The rows of each version, as `examples/python/score_from_files.py` reads them.
+        let rows = fs::read_to_string(fixture.join("rows.json")).unwrap();
+        let versions: Vec<Vec<Vec<f32>>> = serde_json::from_str(&rows).unwrap();
+        assert_eq!(versions.len() as u64, format, "format 2 also has a delta");
+        for (version, rows) in (1..).zip(versions) {
+            let opened = store::open(models.path(), "small", Version(version), Purpose::Serve).unwrap();
+            let table = opened.store.table(TableId(0)).unwrap();
+            assert_eq!((rows.len(), table.row(60)), (60, None));
+            for (row, expected) in (0..).zip(rows) {
+                assert_eq!(decoded(table.row(row).unwrap()), expected, "version {version}, row {row}");
+            }
+        }
+    }
+}
+
+/// An int8 row with 5 elements: the steps, 3 zeros, scale and bias.
+fn decoded(row: &[u8]) -> Vec<f32> {
+    let number = |at: usize| f32::from_le_bytes(row[at..at + 4].try_into().unwrap());
+    row[..5].iter().map(|&step| f32::from(step) * number(8) + number(12)).collect()
 }
 
 #[test]

@@ -181,9 +181,52 @@ async def asynchronous(address):
         assert number == 40, number
 
 
+async def secured(secure):
+    """A server that wants certificates of its clients and tokens; the label `canary` names version 1."""
+    keys = ("root_certificates", "private_key", "certificate_chain")
+    tls = {"ssl": True} | {key: secure[key] for key in keys}
+    predict, admin = ({"authorization": f"Bearer {secure[role]}"} for role in ("predict", "admin"))
+    with triton.InferenceServerClient(secure["address"], **tls) as client:
+        # Health needs no token.
+        assert client.is_server_live() and client.is_model_ready(MODEL)
+        check(client.infer(MODEL, inputs(), headers=predict))
+        assert client.get_model_metadata(MODEL, headers=predict).name == MODEL
+        refused("UNAUTHENTICATED", "authorization", client.infer, MODEL, inputs())
+        refused("PERMISSION_DENIED", "a token of auth.admin", client.unload_model, MODEL, headers=predict)
+
+        check(client.infer(MODEL, inputs(), headers=predict, parameters={"label": "canary"}))
+        named = {"headers": predict, "parameters": {"label": "canary"}}
+        refused("INVALID_ARGUMENT", "got both", client.infer, MODEL, inputs(), "1", **named)
+        for label, code, words in [("blue", "NOT_FOUND", 'got "blue"'), (1, "INVALID_ARGUMENT", "a string")]:
+            named["parameters"] = {"label": label}
+            refused(code, words, client.infer, MODEL, inputs(), **named)
+
+        answers = queue.Queue()
+        client.start_stream(lambda result, error: answers.put((result, error)), headers=predict)
+        for label in ("canary", "blue"):
+            client.async_stream_infer(MODEL, inputs(), parameters={"label": label})
+        result, error = answers.get(timeout=60)
+        assert error is None, error
+        check(result)
+        result, error = answers.get(timeout=60)
+        assert 'got "blue"' in error.message(), error
+        client.stop_stream()
+
+        client.unload_model(MODEL, headers=admin)
+        client.load_model(MODEL, headers=admin)
+    async with triton_aio.InferenceServerClient(secure["address"], **tls) as client:
+        check(await client.infer(MODEL, inputs(triton_aio), headers=predict, parameters={"label": "canary"}))
+    for without in ("root_certificates", "private_key"):
+        others = tls | {without: None} | ({"certificate_chain": None} if without == "private_key" else {})
+        with triton.InferenceServerClient(secure["address"], **others) as client:
+            refused("UNAVAILABLE", "", client.is_server_live)
+
+
 with triton.InferenceServerClient(case["address"]) as client:
     for step in (metadata, infer, errors, statistics, stream, repository):
         step(client)
         print(step.__name__, "passes", flush=True)
 asyncio.run(asynchronous(case["address"]))
 print("asynchronous passes")
+asyncio.run(secured(case["secure"]))
+print("secured passes")

@@ -7,8 +7,9 @@ use std::process::Command;
 
 use flechette::server::proto::ctr_client::CtrClient;
 use flechette::server::proto::{FeatureColumn, PredictRequest};
-use serde_json::json;
+use serde_json::{Value, json};
 
+use crate::certificates::{Authority, Files};
 use crate::program::{Served, run_json};
 use crate::python::python;
 use crate::serving::channel;
@@ -93,6 +94,38 @@ pub fn train(dir: &Path) -> String {
     models
 }
 
+/// A server of the same models that wants certificates and tokens, its files, and what a client must know.
+fn secured(models: &str) -> (Served, Files, Value) {
+    const PREDICT: &str = "predict-0123456789abcdef";
+    const ADMIN: &str = "admin-0123456789abcdef";
+    let (files, authority) = (Files::new(), Authority::new());
+    let signed = authority.sign(2090);
+    files.certificate(&signed);
+    files.write("ca.pem", &authority.pem());
+    files.write("predict", PREDICT);
+    files.write("admin", ADMIN);
+    let path = |name: &str| files.path(name).display().to_string();
+    let [certificate, key, ca] = ["server.pem", "server.key", "ca.pem"].map(path);
+    let config = format!(
+        "[tls]\ncertificate = \"{certificate}\"\nkey = \"{key}\"\nclient_ca = \"{ca}\"\n\
+         [auth]\npredict = \"{}\"\nadmin = \"{}\"\n[server]\nadmin = \"on\"\n\
+         [models.ads]\nlabels = {{ canary = 1 }}\n",
+        path("predict"),
+        path("admin"),
+    );
+    let config = files.write("config.toml", &config);
+    let served = Served::start(models, &format!("--config {}", config.display()));
+    let secure = json!({
+        "address": served.grpc.to_string(),
+        "root_certificates": ca,
+        "private_key": key,
+        "certificate_chain": certificate,
+        "predict": PREDICT,
+        "admin": ADMIN,
+    });
+    (served, files, secure)
+}
+
 #[test]
 fn tritonclient_gets_the_native_scores_and_manages_models() {
     let python = match python() {
@@ -127,6 +160,8 @@ fn tritonclient_gets_the_native_scores_and_manages_models() {
         ("columns", request.features.iter().map(column).collect()),
     ]);
     described.insert("score_bits", native.scores.iter().map(|score| score.to_bits()).collect());
+    let (secured, files, secure) = secured(&models);
+    described.insert("secure", secure);
     fs::write(&case, json!(described).to_string()).unwrap();
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/kserve_client.py");
     let output = Command::new("timeout")
@@ -135,7 +170,8 @@ fn tritonclient_gets_the_native_scores_and_manages_models() {
     let output = output.unwrap();
     let (out, log) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{out}{log}");
-    assert_eq!(out.lines().count(), 7, "{out}");
+    assert_eq!(out.lines().count(), 8, "{out}");
+    drop((secured, files));
 
     let example = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/python/kserve.py");
     let address = served.grpc.to_string();

@@ -153,6 +153,41 @@ async fn an_http_request_that_never_ends_is_disconnected() {
     assert_eq!(running.get("/healthz").await.0, 200);
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn http_clients_with_half_a_request_or_that_read_no_answer_are_closed_while_others_are_served() {
+    let running = Running::start_with(|parts| {
+        parts.server.max_connections = 4;
+        parts.server.http_idle = Duration::from_secs(1);
+    })
+    .await;
+    let open = async |sent: &[u8]| {
+        let mut stream = TcpStream::connect(running.http).await.unwrap();
+        stream.write_all(sent).await.unwrap();
+        stream
+    };
+    let head = open(b"GET /metrics HTTP/1.1\r\nHost: x\r\n").await;
+    let body = open(b"POST /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nhalf of it").await;
+    let unread = open(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").await;
+    for path in ["/healthz", "/metrics", "/status.json"] {
+        assert_eq!(running.get(path).await.0, 200, "{path}");
+    }
+    let ended = async |mut stream: TcpStream| {
+        // What is read is an answer, or that the client's bytes were not read.
+        let _ = timeout(LATE, stream.read_to_end(&mut Vec::new())).await.expect("closed in time");
+    };
+    // Asks for more until the answers fill all buffers, and then until it is closed.
+    let asking = async {
+        let page = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n".repeat(100);
+        let mut unread = unread;
+        while unread.write_all(&page).await.is_ok() {}
+    };
+    let asked = timeout(LATE, asking);
+    let (_, _, asked) = tokio::join!(ended(head), ended(body), asked);
+    asked.expect("closed in time");
+    // The one that asks.
+    running.until_metric("flechette_connections{port=\"http\"} 1").await;
+}
+
 /// A running program with the model `ads` of this schema and these settings.
 fn serve(schema: &str, settings: &str) -> (tempfile::TempDir, Served) {
     let models = tempfile::tempdir().unwrap();

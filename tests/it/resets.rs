@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-use std::io::{Read, Write};
+use std::io::{BufReader, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -71,4 +71,73 @@ async fn calls_that_are_reset_faster_than_they_end_take_no_memory_and_no_turn_of
     let limit = CONNECTIONS * (100 + (48 << 10) / 70) + 100;
     let most = most.load(Ordering::Relaxed);
     assert!(most < limit, "{most} tasks");
+}
+
+/// Sends calls and then a ping. Returns whether the server answers the ping before it closes the connection.
+fn send(mut socket: TcpStream, calls: impl Iterator<Item = Vec<u8>>) -> bool {
+    const PING: u8 = 6;
+    let mut answers = BufReader::new(socket.try_clone().unwrap());
+    let reader = std::thread::spawn(move || {
+        let mut head = [0; 9];
+        while answers.read_exact(&mut head).is_ok() {
+            let [_, high, low, kind, flags, ..] = head;
+            if (kind, flags) == (PING, 1) {
+                return true;
+            }
+            let mut payload = vec![0; usize::from(high) * 256 + usize::from(low)];
+            if answers.read_exact(&mut payload).is_err() {
+                break;
+            }
+        }
+        false
+    });
+    let ping = http2_frame(PING, 0, 0, &[1; 8]);
+    let bytes: Vec<u8> = PREFACE.iter().copied().chain(calls.flatten()).chain(ping).collect();
+    // Fails if the server closes the connection.
+    let _ = socket.write_all(&bytes);
+    let goes_on = reader.join().unwrap();
+    let _ = socket.shutdown(Shutdown::Both);
+    goes_on
+}
+
+/// The ids of the first calls of a connection.
+fn ids(calls: u32) -> impl Iterator<Item = u32> {
+    (0..calls).map(|call| 1 + 2 * call)
+}
+
+/// Sends calls on a connection of their own, while another connection is served.
+async fn send_beside_others(
+    running: &Running,
+    calls: impl Iterator<Item = Vec<u8>> + Send + 'static,
+) -> bool {
+    let socket = TcpStream::connect(running.grpc).unwrap();
+    let sending = std::thread::spawn(move || send(socket, calls));
+    let mut served = 0;
+    while !sending.is_finished() || served < 10 {
+        let (message, scores) = request(1, 3);
+        assert_eq!(running.send(message).await.unwrap().unwrap(), scores);
+        served += 1;
+    }
+    sending.join().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connection_of_which_the_server_must_reset_too_many_calls_is_closed_and_others_are_served() {
+    const MOST: u32 = 100_000;
+    let running = Running::start().await;
+    // The method after another header, which HTTP/2 answers with a reset.
+    let malformed = |id| http2_frame(1, 5, id, &[0x90, 0x83]);
+    for (calls, goes_on) in [(MOST, true), (MOST + 1, false)] {
+        let went_on = send_beside_others(&running, ids(calls).map(malformed)).await;
+        assert_eq!(went_on, goes_on, "after {calls} calls");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn calls_that_are_reset_in_the_fewest_bytes_neither_end_their_connection_nor_hold_up_others() {
+    let running = Running::start().await;
+    // POST, http and the path `/` take a byte each.
+    let reset =
+        |id| [http2_frame(1, 4, id, &[0x83, 0x86, 0x84]), http2_frame(RESET, 0, id, &[0, 0, 0, 8])].concat();
+    assert!(send_beside_others(&running, ids(50_000).map(reset)).await, "the connection is closed");
 }

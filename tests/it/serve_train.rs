@@ -128,12 +128,16 @@ async fn score(served: SocketAddr, requests: Vec<PredictRequest>, stop: Arc<Atom
 #[test]
 fn a_server_that_trains_takes_the_memory_that_the_pages_state() {
     // A second copy of the rows alone would be past the limit.
-    const ROWS: u64 = 400_000;
+    const ROWS: u64 = 2_600_000;
+    const TABLES: u64 = 4;
     let workshop = Workshop::new(10, 10);
-    let (config, models) = (workshop.config(ArchKind::Dlrm, 16, ROWS), &workshop.models);
+    let (config, models) = (workshop.path("many_ids.toml"), &workshop.models);
+    let shape = SyntheticShape { tables: TABLES as usize, rows: ROWS, dense: 2, multi_hot: Some(64) };
+    fs::write(&config, preset::synthetic(ArchKind::Dlrm, 16, shape).to_toml()).unwrap();
     // Rows and Adagrad's state, both f32.
-    let bytes = 26 * ROWS * 16 * 4 * 2;
-    let data = "rows=40000,seed=3,skew=uniform";
+    let bytes = TABLES * ROWS * 16 * 4 * 2;
+    // 576,000 ids for each table, so 20 % of the rows change: three times as many as are copied at once.
+    let data = "rows=9000,seed=3,skew=uniform,lengths=max";
     let line = format!(
         "--train {MODEL}={data} --model-config {config} --format synthetic --batch 512 \
          --publish-every 20steps"
@@ -146,6 +150,8 @@ fn a_server_that_trains_takes_the_memory_that_the_pages_state() {
     });
     let most = most.get();
     assert!(version_at(models) >= 3, "versions were published meanwhile");
+    let published = shown(&served, "publish_rows_total") / (TABLES * ROWS) as f64;
+    assert!(published > 0.15, "the versions have {published} of the rows");
     let stated = bytes * 115 / 100 + (256 << 20);
     println!("{most} bytes for {bytes} bytes of rows and state; at most {stated} are stated");
     assert!(most <= stated, "{most} bytes, stated {stated}");
@@ -253,7 +259,9 @@ fn scores_follow_the_versions(more: &str) {
             assert!(stages >= if more.is_empty() { 4 } else { 8 }, "{threads:?}");
             assert!(threads.iter().all(|(name, policy)| !waits(name) || *policy == IDLE), "{threads:?}");
             let serves = |name: &str| {
-                ["flechette", "tokio", "watch-models", "open"].iter().any(|of| name.starts_with(of))
+                ["flechette", "tokio", "watch-models", "open", "compute", "batch"]
+                    .iter()
+                    .any(|of| name.starts_with(of))
             };
             assert!(threads.iter().any(|(name, _)| serves(name)), "{threads:?}");
             assert!(threads.iter().all(|(name, policy)| !serves(name) || *policy != IDLE), "{threads:?}");

@@ -36,7 +36,9 @@ async fn start(files: &Files, authority: &Authority, mutual: bool) -> Running {
 
 async fn score(endpoint: Endpoint) -> Result<(), String> {
     let channel = endpoint.connect().await.map_err(|error| format!("{error:?}"))?;
-    score_on(CtrClient::new(channel)).await.map_err(|status| format!("{status:?}"))
+    // The server refuses a certificate after the handshake of the client, whose call then may wait for ever.
+    let scored = tokio::time::timeout(Duration::from_secs(20), score_on(CtrClient::new(channel))).await;
+    scored.map_err(|late| late.to_string())?.map_err(|status| format!("{status:?}"))
 }
 
 async fn score_on(mut client: CtrClient<Channel>) -> Result<(), Status> {

@@ -9,7 +9,6 @@ use anyhow::Context;
 use super::cache::{self, BuiltTier, TierBuilder};
 use super::stamps::{Stamper, Stamps};
 use super::{Live, LoadedModel, warm};
-use crate::cli::training::compute_threads;
 use crate::cli::{InputError, background};
 use crate::config::{Config, DeviceKind, TraceConfig, VersionPolicy};
 use crate::device::cuda::Nvidia;
@@ -54,7 +53,6 @@ pub(crate) struct Loader {
     pub metrics: Arc<Metrics>,
     pub live: Arc<Live>,
     tiers: TierBuilder,
-    pub threads: Arc<rayon::ThreadPool>,
     /// Started for the first shadow.
     shadow_threads: OnceLock<Option<Arc<rayon::ThreadPool>>>,
 }
@@ -63,7 +61,7 @@ impl Loader {
     /// Opens the device.
     ///
     /// # Errors
-    /// When the device or `cache.counts` cannot be used, or the system cannot start a thread.
+    /// When the device or `cache.counts` cannot be used.
     pub(crate) fn new(
         config: &Config,
         models: &Path,
@@ -76,9 +74,8 @@ impl Loader {
             counts: cache::counts(&config.cache)?,
             config: config.clone(),
         };
-        let threads = Arc::new(compute_threads(&config)?);
         let (models, shadow_threads) = (models.to_owned(), OnceLock::new());
-        Ok(Self { config, models, metrics, live, tiers, threads, shadow_threads })
+        Ok(Self { config, models, metrics, live, tiers, shadow_threads })
     }
 
     /// A pool of one thread, so that an engine computes on the thread that calls it.
@@ -125,19 +122,20 @@ impl Loader {
     /// The engine of the version of a model that `stable` names. Fills its cache, unless `cache.warm` is off.
     ///
     /// # Errors
-    /// When the model has no good version, or its cache or recorder cannot be built.
+    /// When the model has no good version, or its cache, its recorder or its threads cannot be had.
     pub(crate) fn load(&self, name: &str) -> anyhow::Result<LoadedModel> {
         let Self { config, models, .. } = self;
         let (mut opened, refused) = self.open_stable(name)?;
         let BuiltTier { tier, memory, ranked } = self.tiers.build(name, &mut opened)?;
         memory.prepare(&mut opened);
         let metrics = self.metrics.model(name, &opened.schema);
+        let threads = background::pool("compute", config.threads.compute).context("threads.compute")?;
         let recorder = recorder_of(&config.trace, &opened.schema, &models.join(name), &metrics)?;
         let parts = EngineParts {
             name: name.to_owned(),
             lookup_tier: tier,
             metrics,
-            threads: self.threads.clone(),
+            threads: Arc::new(threads),
             max_samples: config.batchers.of(name).max_samples,
         };
         let table_bytes = opened.store.row_bytes();
@@ -193,3 +191,7 @@ fn recorder_of(
     let failed = || format!("trace.rate: cannot record in {}", options.folder.display());
     Ok(Some(recorder.with_context(failed)?))
 }
+
+#[cfg(test)]
+#[cfg(not(flechette_loom))]
+mod tests;

@@ -32,7 +32,7 @@ use super::{LoadedModel, Loader};
 use crate::cli::background;
 use crate::config::{Sticky, TrafficConfig};
 use crate::engine::switch::{Changes, NextVersion};
-use crate::engine::{BesideParts, Engine, LoadedVersion};
+use crate::engine::{Engine, LoadedVersion};
 use crate::metrics::Metrics;
 use crate::predict::Predict;
 use crate::server::{Loaded, NotChanged, Registry};
@@ -367,7 +367,7 @@ impl Versions {
     /// An engine of a version that the main engine does not have.
     fn beside(&self, model: &LoadedModel, name: &str, version: LoadedVersion) -> Arc<Engine> {
         let metrics = self.loader.metrics.beside(name, &model.engine.describe().schema);
-        Arc::new(model.engine.beside(version, BesideParts { metrics, threads: self.loader.threads.clone() }))
+        Arc::new(model.engine.beside(version, metrics))
     }
 
     fn set_shadow(&self, model: &LoadedModel, name: &str, version: Option<Version>, known: &mut Known) {
@@ -379,7 +379,7 @@ impl Versions {
             let loaded = beside.unwrap_or_else(|| model.engine.served());
             let metrics = Metrics::hidden(name, &model.engine.describe().schema);
             let threads = self.loader.shadow_threads()?;
-            let engine = model.engine.beside(loaded, BesideParts { metrics, threads });
+            let engine = model.engine.beside(loaded, metrics).with_threads(threads);
             Some((version, Arc::new(Background(engine)) as Arc<dyn Predict>))
         });
     }

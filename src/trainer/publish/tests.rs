@@ -25,6 +25,7 @@ use crate::trainer::{ReferenceTrainer, initialise, resume};
 use crate::types::Element;
 
 const STEPS: u64 = 24;
+const COMPACT_AT: f64 = 1.5;
 
 /// What was published, and why other versions were not.
 type Log = Arc<Mutex<Vec<Result<Published, String>>>>;
@@ -60,7 +61,7 @@ impl Run {
         self.step_with(seed, notes);
     }
 
-    fn step_with(&mut self, seed: u64, notes: impl FnOnce() -> Result<CutNotes, String>) {
+    fn step_with(&mut self, seed: u64, notes: impl FnOnce(&TrainState) -> Result<CutNotes, String>) {
         let (batch, labels) = generate(&self.reference.state.schema.clone(), 5, seed);
         let mut casting = Casting::default();
         let lookups = self.reference.state.lookups.clone();
@@ -68,21 +69,32 @@ impl Run {
         self.publisher.before_step(&self.reference.tables, &casting);
         self.reference.step(&batch, &labels, &mut Vec::new()).unwrap();
         self.publisher.mark(&casting);
-        self.publisher.after_step(&self.reference.state, &self.reference.tables, notes).unwrap();
+        let ReferenceTrainer { state, tables, .. } = &self.reference;
+        self.publisher.after_step(state, tables, || notes(state)).unwrap();
         self.after.push(bits(&self.reference));
     }
 
     /// Takes a step, and waits until the version that is due is written.
     fn publish_step(&mut self, seed: u64) {
         self.step(seed);
-        self.publisher.settle(&self.reference.state, &self.reference.tables, notes).unwrap();
+        self.settle();
         while self.publisher.in_flight {
             self.publisher.collect(SLOW_WRITE);
         }
     }
 
+    fn settle(&mut self) {
+        let ReferenceTrainer { state, tables, .. } = &self.reference;
+        self.publisher.settle(state, tables, || notes(state)).unwrap();
+    }
+
     fn finish(&mut self) -> Base {
-        self.publisher.finish(&self.reference.state, &self.reference.tables, &notes().unwrap()).unwrap()
+        self.try_finish().unwrap()
+    }
+
+    fn try_finish(&mut self) -> Result<Base, TrainError> {
+        let ReferenceTrainer { state, tables, .. } = &self.reference;
+        self.publisher.finish(state, tables, &notes(state).unwrap())
     }
 
     /// Asserts that every version has the numbers after its steps. Returns how many were full.
@@ -92,7 +104,7 @@ impl Run {
         for one in &published {
             let opened = store::open(models, "m", Version(one.version), Purpose::Train).unwrap();
             assert_eq!(opened.training.unwrap().steps, one.steps);
-            assert_eq!(opened.cursor.as_deref(), Some("here"));
+            assert_has_its_cursor(&opened);
             let resumed = resume(opened, self.reference.state.optimizer).unwrap();
             let first = self.reference.steps() + 1 - self.after.len() as u64;
             assert!(bits(&resumed) == self.after[(one.steps - first) as usize], "{one:?}");
@@ -103,11 +115,21 @@ impl Run {
 
 fn options(models: &Path, every: Every) -> PublishOptions {
     let (models, name, disk) = (models.to_owned(), "m".to_owned(), Arc::new(SystemDisk));
-    PublishOptions { models, name, disk, every, keep: 100, compact_at: 1.5 }
+    PublishOptions { models, name, disk, every, keep: 100, compact_at: COMPACT_AT }
 }
 
-fn notes() -> Result<CutNotes, String> {
-    Ok(CutNotes { cursor: Some("here".to_owned()), ..CutNotes::default() })
+/// Notes with a cursor that no other step has.
+fn notes(state: &TrainState) -> Result<CutNotes, String> {
+    Ok(CutNotes { cursor: Some(cursor_after(state.steps)), ..CutNotes::default() })
+}
+
+fn cursor_after(steps: u64) -> String {
+    format!("after step {steps}")
+}
+
+/// Asserts that a version has the cursor of its step.
+fn assert_has_its_cursor(opened: &Opened) {
+    assert_eq!(opened.cursor, Some(cursor_after(opened.training.unwrap().steps)));
 }
 
 #[test]
@@ -193,8 +215,9 @@ fn a_chain_with_a_row_that_is_not_finite_is_not_merged_into_a_full_version_and_t
     };
     let value = poison(&mut run, f32::NAN);
     let Run { reference, publisher, .. } = &mut run;
-    publisher.begin_cut(&reference.state, (notes().unwrap(), Instant::now()), &reference.tables).unwrap();
-    publisher.settle(&reference.state, &reference.tables, notes).unwrap();
+    let ReferenceTrainer { state, tables, .. } = &*reference;
+    publisher.begin_cut(state, (notes(state).unwrap(), Instant::now()), tables).unwrap();
+    publisher.settle(state, tables, || notes(state)).unwrap();
     let refused = publisher.collect(SLOW_WRITE);
     let name = &reference.state.schema.tables[0].name;
     assert!(matches!(&refused, Some(TrainError::NotFinite { tensor, .. }) if tensor == name), "{refused:?}");

@@ -32,7 +32,7 @@ fn assert_ends_with_all_rows(run: &OnDisk, case: &Case, expected: &[Vec<u32>]) {
 #[test]
 fn a_gate_that_keeps_refusing_ends_the_capture_and_the_next_version_has_all_rows() {
     let (case, expected, mut run) = small_on_disk(&Arc::default());
-    let gate = |state: &TrainState| if state.steps == 8 { notes() } else { Err("refused".to_owned()) };
+    let gate = |state: &TrainState| if state.steps == 8 { notes(state) } else { Err("refused".to_owned()) };
     run.train_only(&case, &mut Slow(Duration::ZERO, gate));
     assert_eq!(run.published().len(), 1);
     assert!(!run.captured && run.publisher.spare.is_none(), "captured rows are released");
@@ -45,10 +45,10 @@ fn a_disk_that_does_not_answer_ends_the_capture_and_no_row_is_lost() {
     let disk = Arc::<StuckDisk>::default();
     let (case, expected, mut run) = small_on_disk(&disk);
     let mut cuts = 0;
-    let stuck = |_: &TrainState| {
+    let stuck = |state: &TrainState| {
         cuts += 1;
         disk.set_stuck(cuts > 1);
-        notes()
+        notes(state)
     };
     run.train_only(&case, &mut Slow(Duration::ZERO, stuck));
     assert!(!run.captured && run.publisher.in_flight);
@@ -65,7 +65,7 @@ fn after_a_long_refusal_the_next_version_has_all_rows_and_none_are_copied() {
     let mut run = Run::with(reference, None, options);
     run.publisher.most_copied = 200;
     run.finish();
-    (0..STEPS).for_each(|seed| run.step_with(seed, || Err("refused".to_owned())));
+    (0..STEPS).for_each(|seed| run.step_with(seed, |_| Err("refused".to_owned())));
     assert!(run.publisher.marked_bytes() > run.publisher.most_held());
     run.step(STEPS);
     assert!(run.publisher.cut.is_none() && !run.publisher.in_flight);
@@ -143,18 +143,19 @@ fn after_the_writing_thread_has_ended_another_one_writes_deltas_and_no_row_is_lo
     let options = PublishOptions { compact_at: 1e9, ..options(dir.path(), Every::Steps(2)) };
     let mut run = Run::with(reference, None, options);
     let panics = Arc::new(AtomicBool::new(true));
-    let poisoned = || {
+    let poisoned = |state: &TrainState| {
         let panics = panics.clone();
         let quality = move || {
             let on_writer = std::thread::current().name() == Some("publish");
             assert!(!(on_writer && panics.swap(false, Ordering::SeqCst)), "the first delta's figures");
             BTreeMap::new()
         };
-        Ok(CutNotes { quality: Arc::new(quality), ..notes()? })
+        Ok(CutNotes { quality: Arc::new(quality), ..notes(state)? })
     };
     for seed in 0..8 {
         run.step_with(seed, poisoned);
-        run.publisher.settle(&run.reference.state, &run.reference.tables, poisoned).unwrap();
+        let ReferenceTrainer { state, tables, .. } = &run.reference;
+        run.publisher.settle(state, tables, || poisoned(state)).unwrap();
         run.publisher.collect(SLOW_WRITE);
     }
     let kinds = |log: &Log| -> Vec<Result<bool, ()>> {
@@ -179,19 +180,17 @@ fn a_run_whose_disk_does_not_answer_ends_with_an_error_that_says_where_resume_co
     run.publisher.writer.patience = Duration::from_millis(100);
     disk.set_stuck(true);
     run.step(2);
-    let finish =
-        |run: &mut Run| run.publisher.finish(&run.reference.state, &run.reference.tables, &notes().unwrap());
-    let error = finish(&mut run).unwrap_err().to_string();
+    let error = run.try_finish().unwrap_err().to_string();
     assert!(error.starts_with(dir.path().join("m").to_str().unwrap()), "{error}");
     let rest = "what was trained after step 1 is not published, and --resume continues from version 1";
     assert!(error.ends_with(rest), "{error}");
     // A disk that answers again is waited for as long as before.
     disk.set_stuck(false);
-    let tries = (0..600).find_map(|_| finish(&mut run).ok());
+    let tries = (0..600).find_map(|_| run.try_finish().ok());
     assert_eq!(tries.map(|base| base.version), Some(2));
     disk.set_stuck(true);
     run.step(3);
-    finish(&mut run).unwrap_err();
+    run.try_finish().unwrap_err();
     // It does not wait for the thread, which ends when the disk answers.
     drop(run);
     disk.set_stuck(false);
@@ -230,16 +229,15 @@ fn a_reader_that_waits_at_a_full_log_gets_a_version_before_its_step_or_the_reaso
     (0..3).for_each(|seed| run.step(seed));
     assert!(run.log.lock().unwrap().is_empty());
     shortage.set(Some(77));
-    run.step_with(3, || Err("refused".to_owned()));
+    run.step_with(3, |_| Err("refused".to_owned()));
     let refused = run.log.lock().unwrap().pop().unwrap().unwrap_err();
     assert!(refused.starts_with("refused. The log of learned samples is full (learn.max_bytes, 77 bytes)"));
     // It is reported once for these steps, and again after a while.
-    let settle = |run: &mut Run| run.publisher.settle(&run.reference.state, &run.reference.tables, notes);
-    settle(&mut run).unwrap();
+    run.settle();
     assert!(run.log.lock().unwrap().is_empty());
     run.publisher.told_full = None;
-    settle(&mut run).unwrap();
-    settle(&mut run).unwrap();
+    run.settle();
+    run.settle();
     run.assert_published(dir.path());
     let log = run.log.lock().unwrap();
     assert!(matches!(&log[..], [Ok(published)] if published.steps == 4), "{log:?}");

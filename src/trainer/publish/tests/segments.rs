@@ -61,22 +61,31 @@ impl OnDisk {
     }
 
     pub(super) fn with(
-        (state, pipeline, dir): (TrainState, Pipeline, tempfile::TempDir),
+        begun: (TrainState, Pipeline, tempfile::TempDir),
         every: u64,
+        disk: Arc<dyn Disk + Send>,
+    ) -> Self {
+        Self::compacting(begun, (every, COMPACT_AT), disk)
+    }
+
+    /// A run that writes a full version when the deltas exceed this share of the last one.
+    pub(super) fn compacting(
+        (state, pipeline, dir): (TrainState, Pipeline, tempfile::TempDir),
+        (every, compact_at): (u64, f64),
         disk: Arc<dyn Disk + Send>,
     ) -> Self {
         let models = dir_in_memory();
         let log = Log::default();
         let seen = log.clone();
         let on_publish = Box::new(move |outcome| seen.lock().unwrap().push(outcome));
-        let options = PublishOptions { disk, ..options(models.path(), Every::Steps(every)) };
+        let options = PublishOptions { disk, compact_at, ..options(models.path(), Every::Steps(every)) };
         let publisher = Publisher::new(options, &state, None, on_publish).unwrap();
         Self { models, state, pipeline, publisher, log, captured: false, _dir: dir }
     }
 
     /// Trains the case and writes the last version. Returns the versions.
     fn train(&mut self, case: &Case, each_step: Duration) -> Vec<Published> {
-        self.train_only(case, &mut Slow(each_step, |_: &TrainState| notes()));
+        self.train_only(case, &mut Slow(each_step, notes));
         self.finish();
         self.published()
     }
@@ -95,7 +104,7 @@ impl OnDisk {
     pub(super) fn finish(&mut self) -> Base {
         let Self { state, pipeline, publisher, .. } = self;
         pipeline.flush().unwrap();
-        publisher.finish_file(state, pipeline.store(), &notes().unwrap()).unwrap()
+        publisher.finish_file(state, pipeline.store(), &notes(state).unwrap()).unwrap()
     }
 
     pub(super) fn published(&self) -> Vec<Published> {
@@ -106,6 +115,7 @@ impl OnDisk {
     /// A trainer that continues from a version.
     pub(super) fn resumed(&self, version: u64, case: &Case) -> ReferenceTrainer {
         let opened = store::open(self.models.path(), "m", Version(version), Purpose::Train).unwrap();
+        assert_has_its_cursor(&opened);
         resume(opened, case.optimizer()).unwrap()
     }
 }
@@ -221,12 +231,8 @@ fn a_pause_of_the_reader_never_ends_training_whoever_asks_for_it() {
         });
         let OnDisk { state, pipeline, publisher, .. } = &mut run;
         let data = Data { reader: &mut data, batch: case.batch, steps: u64::MAX };
-        let samples = publisher.train_on_disk(
-            state,
-            pipeline,
-            data,
-            (&mut Slow(Duration::ZERO, |_: &TrainState| notes()), &stop),
-        );
+        let samples =
+            publisher.train_on_disk(state, pipeline, data, (&mut Slow(Duration::ZERO, notes), &stop));
         ended.store(true, std::sync::atomic::Ordering::SeqCst);
         assert_eq!(samples.unwrap(), case.samples as u64);
     });
