@@ -38,9 +38,6 @@ use crate::mem::prefetch::PREFETCH_AHEAD;
 use crate::pace;
 use crate::types::{FlatKey, TableId, Version};
 
-/// Rows that are merged between two rests.
-const MERGED: usize = 256;
-
 /// The result of a version switch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Switched {
@@ -196,7 +193,7 @@ impl Shared {
             slots.into_values().for_each(|slot| self.pool.put_back(slot));
             return Err(error);
         }
-        for (own, slot) in slots {
+        for (own, slot) in pace::rested(slots) {
             if let Some(changed) = overlay.rows.get_mut(&own) {
                 changed.location = Some(slot.location());
             }
@@ -217,10 +214,7 @@ impl Shared {
         let mut unplaced = Vec::new();
         let key_of = |(&own, changed): (&FlatKey, &Changed)| self.keys.row(changed.table, own).1;
         let mut ahead = overlay.rows.iter().skip(PREFETCH_AHEAD).map(key_of);
-        for (n, (&own, &Changed { table, location })) in overlay.rows.iter().enumerate() {
-            if n.is_multiple_of(MERGED) {
-                pace::rest();
-            }
+        for (&own, &Changed { table, location }) in pace::rested(&overlay.rows) {
             ahead.next().into_iter().for_each(|key| self.index.prefetch(key));
             let (_, key) = self.keys.row(table, own);
             let Some(location) = location else {

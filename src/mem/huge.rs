@@ -45,6 +45,11 @@ impl<T: Pod> Huge<T> {
         let memory = huge_pages(bytes).map_err(|_| OutOfHostMemory { bytes })?;
         Ok(Self { memory, count, of: PhantomData })
     }
+
+    /// As [`Pages::prefault`].
+    pub(crate) fn prefault(&self) {
+        self.memory.prefault();
+    }
 }
 
 impl<T: Pod> Deref for Huge<T> {

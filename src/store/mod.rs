@@ -28,6 +28,7 @@ use std::sync::Arc;
 use crate::config::TableMemory;
 use crate::mem::prefetch::prefetch;
 use crate::mem::{HostMemory, OutOfHostMemory};
+use crate::pace;
 use crate::types::{TableId, Version};
 
 pub(crate) mod atomic_write;
@@ -113,16 +114,24 @@ impl EmbeddingStore {
     /// not build on it. A row may occur several times.
     #[must_use]
     pub(crate) fn changed_since(&self, earlier: &Self) -> Option<Vec<(TableId, u64)>> {
-        let links = self.links.iter().map(|link| link.base);
-        let builds_on = !earlier.links.is_empty()
-            && links.take(earlier.links.len()).eq(earlier.links.iter().map(|link| link.base));
-        let rows = |(t, (table, earlier)): (usize, (&Table, &Table))| {
+        if !self.builds_on(earlier) {
+            return None;
+        }
+        let mut changed = Vec::new();
+        for (t, (table, earlier)) in self.tables.iter().zip(&earlier.tables).enumerate() {
             let newer = table.deltas().get(earlier.deltas().len()..).unwrap_or_default();
-            let keys = newer.iter().flat_map(|delta| delta.keys());
-            keys.map(|&row| (TableId(t as u32), row)).collect::<Vec<_>>()
-        };
-        let tables = self.tables.iter().zip(&earlier.tables).enumerate();
-        builds_on.then(|| tables.flat_map(rows).collect())
+            let rows = newer.iter().flat_map(|delta| delta.keys());
+            changed.extend(pace::rested(rows).map(|&row| (TableId(t as u32), row)));
+        }
+        Some(changed)
+    }
+
+    /// Whether this version is an earlier one of the same chain with further deltas.
+    #[must_use]
+    pub(crate) fn builds_on(&self, earlier: &Self) -> bool {
+        let links = self.links.iter().map(|link| link.base);
+        let earlier = earlier.links.iter().map(|link| link.base);
+        earlier.len() > 0 && links.take(earlier.len()).eq(earlier)
     }
 
     /// Says to other processes that the version is served, while the file is open. `None` without files or

@@ -17,7 +17,7 @@ use super::bytes::Bytes;
 use super::table::State;
 use crate::mem::prefetch::{PREFETCH_AHEAD, prefetch_line};
 use crate::mem::{Huge, OutOfHostMemory, mix64};
-use crate::pace;
+use crate::pace::rested;
 
 /// The changed rows of a table in one delta.
 #[derive(Debug)]
@@ -62,12 +62,6 @@ struct Bucket {
     /// The number of the delta in the upper bits, the position in the delta in the lower ones.
     place: u64,
 }
-
-/// Rows that are handled between two rests.
-const RESTED: usize = 1024;
-
-/// The least size of the system's pages.
-const PAGE_BYTES: usize = 4096;
 
 /// Bits of a position in a delta.
 const POSITION_BITS: u32 = 44;
@@ -146,22 +140,12 @@ impl Overlay {
     }
 }
 
-/// The same items, with rests in between.
-fn rested<T>(items: impl Iterator<Item = T>) -> impl Iterator<Item = T> {
-    items.enumerate().map(|(n, item)| {
-        if n.is_multiple_of(RESTED) {
-            pace::rest();
-        }
-        item
-    })
-}
-
 /// An empty hash table for this many rows. It has a bucket more, so that a probe always ends.
 fn empty(rows: usize) -> Result<Huge<Bucket>, OutOfHostMemory> {
-    let mut buckets: Huge<Bucket> = Huge::zeroed(rows * 10 / 7 + 1)?;
+    let buckets: Huge<Bucket> = Huge::zeroed(rows * 10 / 7 + 1)?;
     // Memory that is read before it is written is the system's page of zeros until then. To exchange it,
-    // the system interrupts all processors, also those that compute requests. So each page is written first.
-    buckets.iter_mut().step_by(PAGE_BYTES / size_of::<Bucket>()).for_each(|first| *first = Bucket::zeroed());
+    // the system interrupts all processors, also those that compute requests.
+    buckets.prefault();
     Ok(buckets)
 }
 

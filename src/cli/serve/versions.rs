@@ -282,7 +282,8 @@ impl Versions {
             let reasons = known.told.as_ref().map(|told| told.reasons.clone()).unwrap_or_default();
             self.tell(model, name, Told::of(&plan, target, beside, reasons), known)?;
             // The target was loaded when the plan was made.
-            known.switching = next.map(|next| self.begin_switch(model, name, (next, own), look.urgent));
+            known.switching =
+                next.map(|next| self.begin_switch(model, name, (target, own, next), look.urgent));
             match self.end_switch(model, name, known, if look.asked { ASKED_WAIT } else { WAIT }) {
                 Ended::Well => {}
                 other => return Ok(other),
@@ -310,20 +311,22 @@ impl Versions {
         newer.map(|(version, refusal)| (*version, refusal.reason.clone())).collect()
     }
 
-    /// The switch of the main engine to a loaded version.
+    /// The switch of the main engine to a loaded version. The result lists the changed rows, which may be
+    /// many, so it is called on the thread of the switch.
     fn next(
         &self,
         model: &LoadedModel,
         (target, old_stays): (Version, bool),
         known: &Known,
-    ) -> Option<NextVersion> {
+    ) -> Option<impl FnOnce() -> NextVersion + Send + use<>> {
         let (old, version) = (model.engine.served(), known.beside.get(&target)?.served());
-        let (newer, older) = if target > old.version() { (&version, &old) } else { (&old, &version) };
-        let changes = match newer.store.changed_since(&older.store) {
-            Some(rows) => Changes::Rows(rows),
-            None => Changes::Unknown,
-        };
-        Some(NextVersion { version, changes, switch_bytes: self.loader.live.switch_bytes(), old_stays })
+        let switch_bytes = self.loader.live.switch_bytes();
+        Some(move || {
+            let (newer, older) = if target > old.version() { (&version, &old) } else { (&old, &version) };
+            let rows = newer.store.changed_since(&older.store);
+            let changes = rows.map_or(Changes::Unknown, Changes::Rows);
+            NextVersion { version, changes, switch_bytes, old_stays }
+        })
     }
 
     /// Tells the server what is loaded, unless it knows that.

@@ -307,7 +307,7 @@ fn open(
     let mut opened = store::open_after(&loader.models, &name, version, &before.store)?;
     engine.check_schema(&opened)?;
     // Otherwise the base rows are those of the loaded version, and ready.
-    if opened.store.changed_since(&before.store).is_none() {
+    if !opened.store.builds_on(&before.store) {
         memory.load(&mut opened)?;
         memory.prepare(&mut opened);
     }

@@ -43,22 +43,22 @@ pub(super) enum Ended {
 }
 
 impl Versions {
-    /// Begins to take over a version. `own`: requests use it through an engine of its own.
+    /// Begins to take over the version `target`. `next` is called on the thread of the switch. `own`:
+    /// requests use the version through an engine of its own.
     pub(super) fn begin_switch(
         &self,
         model: &LoadedModel,
         name: &str,
-        (next, own): (NextVersion, bool),
+        (target, own, next): (Version, bool, impl FnOnce() -> NextVersion + Send + 'static),
         urgent: bool,
     ) -> Switching {
-        let target = next.version.version();
         let (end, ended) = mpsc::channel();
         let (engine, wake, woken) = (model.engine.clone(), self.wake.clone(), name.to_owned());
         let switch = move || {
             if !urgent {
                 background::low_priority();
             }
-            let result = unless_it_panics(|| engine.switch(next));
+            let result = unless_it_panics(|| engine.switch(next()));
             drop(engine);
             // Nobody receives it if the model was unloaded meanwhile.
             result.into_iter().for_each(|result| drop(end.send(result)));
