@@ -148,8 +148,8 @@ async fn a_flooded_model_that_works_long_for_a_sample_leaves_processor_time_to_a
         message.model = "other".to_owned();
         assert_eq!(running.send(message).await.unwrap().unwrap(), scores);
     }
-    // A call waits for few batches of each worker of the other model, on a busy machine too. In one queue with
-    // the flood, it would wait for all of them.
+    // A call waits for few batches of each worker of the other model, on a busy machine too. In one queue
+    // with the flood, it would wait for all of them.
     let batches = expensive.begun() - before;
     assert!(flood.iter().any(|call| !call.is_finished()), "the flood ends before the calls");
     assert!(batches <= 4 * CALLS * workers, "{batches} batches of {workers} workers");

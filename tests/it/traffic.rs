@@ -573,8 +573,8 @@ const FULL_CACHE: [&str; 2] = ["[cache]\nadmission = \"all\"", "--cache-mode on 
 const GROWTH: u64 = 3 << 20;
 
 /// Runs a round 100 times, and then 100 times more, which must not take more memory, mappings, files or
-/// threads. Before, the threads share ever more of the allocator's arenas: memory grows by a half in the first
-/// 150 rounds, and not at all after 500. A round leaves one version loaded.
+/// threads. Before, the threads share ever more of the allocator's arenas: memory grows by a half in the
+/// first 150 rounds, and not at all after 500. A round leaves one version loaded.
 #[cfg(target_os = "linux")]
 fn a_hundred_rounds_give_everything_back(client: &Client, mut round: impl FnMut(u64)) {
     let pid = client.served.id();
