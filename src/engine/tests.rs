@@ -4,6 +4,7 @@
 #[cfg(feature = "cusim")]
 mod cusim;
 
+use std::fs;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Barrier, MutexGuard, mpsc};
@@ -84,6 +85,11 @@ impl World {
         let tables = 0..self.schema.tables.len() as u32;
         let rows = tables.flat_map(|table| (0..ROWS).map(move |id| (TableId(table), id)));
         rows.filter(|(_, id)| self.changed_in(*id, version) == version).collect()
+    }
+
+    /// Copies a version to another model.
+    pub(crate) fn copy_version(&self, version: &str, to: &str) {
+        copy(&self.models().join(MODEL).join(version), &self.models().join(to).join(version));
     }
 
     fn write(&self, version: u64, model_toml: &str) {
@@ -174,6 +180,19 @@ impl World {
     /// Scores some batches. All of them must be of this version.
     pub(crate) fn check_all(&self, engine: &Engine, version: u64, seeds: std::ops::Range<u64>) {
         seeds.for_each(|seed| assert_eq!(self.check(engine, seed), Version(version)));
+    }
+}
+
+/// Copies a directory.
+fn copy(from: &Path, to: &Path) {
+    fs::create_dir_all(to).unwrap();
+    for entry in fs::read_dir(from).unwrap() {
+        let (path, name) = entry.map(|entry| (entry.path(), entry.file_name())).unwrap();
+        if path.is_dir() {
+            copy(&path, &to.join(name));
+        } else {
+            fs::copy(&path, to.join(name)).unwrap();
+        }
     }
 }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 use super::*;
 use crate::cli::serve::Serving;
 use crate::config::Flags;
-use crate::engine::tests::{MODEL, World, Writer, occupy_threads};
+use crate::engine::tests::{World, Writer, occupy_threads};
 use crate::predict::Predict;
 use crate::types::Batch;
 
@@ -12,22 +12,11 @@ use crate::types::Batch;
 fn a_model_whose_threads_are_all_busy_leaves_those_of_another_one_free() {
     let mut world = World::new(Writer::Everything);
     world.publish();
-    let copied = world.models().join("other/1");
-    std::fs::create_dir_all(&copied).unwrap();
-    let files = world.models().join(MODEL).join("1");
-    assert!(
-        std::process::Command::new("cp")
-            .arg("-r")
-            .arg(files.join("."))
-            .arg(&copied)
-            .status()
-            .unwrap()
-            .success()
-    );
+    world.copy_version("1", "other");
     let flags = Flags { device: Some("host".into()), ..Flags::default() };
     let config = Config::resolve(&flags, [], Some("threads.compute = 2")).unwrap();
     let serving = Serving::load(&config, world.models()).unwrap();
-    let [busy, other] = [MODEL, "other"].map(|name| serving.loader.load(name).unwrap().engine);
+    let [busy, other] = &serving.engines()[..] else { panic!("two models") };
 
     let mut batch = Batch::empty(2);
     (0..8).for_each(|seed| batch.append(&busy.generate_batch(seed)));
@@ -36,9 +25,9 @@ fn a_model_whose_threads_are_all_busy_leaves_those_of_another_one_free() {
         std::thread::spawn(move || end.send(engine.predict(&batch).map(|scores| scores.probabilities)));
         ended
     };
-    let free = occupy_threads(&busy);
-    let scores = predict(&other).recv_timeout(Duration::from_secs(60)).expect("its own threads").unwrap();
-    let waits = predict(&busy);
+    let free = occupy_threads(busy);
+    let scores = predict(other).recv_timeout(Duration::from_secs(60)).expect("its own threads").unwrap();
+    let waits = predict(busy);
     assert_eq!(waits.recv_timeout(Duration::from_millis(100)).unwrap_err(), RecvTimeoutError::Timeout);
     drop(free);
     assert_eq!(waits.recv_timeout(Duration::from_secs(60)).unwrap().unwrap(), scores);

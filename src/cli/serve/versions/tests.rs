@@ -5,7 +5,6 @@ use std::any::Any;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use tonic::transport::Channel;
@@ -194,7 +193,7 @@ fn a_switch_that_does_not_end_delays_no_other_model() {
     world.publish();
     world.publish();
     for version in ["1", "2"] {
-        copy(&world.models().join(MODEL).join(version), &world.models().join("other").join(version));
+        world.copy_version(version, "other");
     }
     let running = Running::start(&world, "");
     let engines = running.serving.engines();
@@ -211,7 +210,7 @@ fn a_switch_that_does_not_end_delays_no_other_model() {
     running.set_label("other", "old", 1).unwrap();
     running.unload("other").unwrap();
     running.load("other").unwrap();
-    copy(&world.models().join(MODEL).join("3"), &world.models().join("other").join("3"));
+    world.copy_version("3", "other");
     running.load("other").unwrap();
     wait("the new version of the other model", || {
         running.get("/metrics").contains("flechette_serving_version{model=\"other\"} 3")
@@ -287,17 +286,4 @@ fn a_model_is_loaded_with_its_newest_good_version_and_a_bad_one_is_refused_once(
     assert_eq!(running.metric("switches_refused_total"), before + 1.0);
     let [_, (version, state, _)] = &running.index()[..] else { panic!("no two rows") };
     assert_eq!((version.as_str(), state.as_str()), ("2", "UNAVAILABLE"));
-}
-
-/// Copies the files of a version.
-fn copy(from: &Path, to: &Path) {
-    fs::create_dir_all(to).unwrap();
-    for entry in fs::read_dir(from).unwrap() {
-        let (path, name) = entry.map(|entry| (entry.path(), entry.file_name())).unwrap();
-        if path.is_dir() {
-            copy(&path, &to.join(name));
-        } else {
-            fs::copy(&path, to.join(name)).unwrap();
-        }
-    }
 }
