@@ -33,7 +33,7 @@ use super::error::CacheError;
 use super::index::{Entry, Held, Location, Stamp, Unlinked};
 use super::shared::{Insertion, Shared};
 use super::slab::Slot;
-use crate::mem::NumberMap;
+use crate::mem::PartedMap;
 use crate::mem::prefetch::PREFETCH_AHEAD;
 use crate::pace;
 use crate::types::{FlatKey, TableId, Version};
@@ -111,7 +111,7 @@ pub(crate) struct Overlay {
 }
 
 /// A hash map by flat key.
-pub(crate) type ByKey<T> = NumberMap<FlatKey, T>;
+pub(crate) type ByKey<T> = PartedMap<FlatKey, T>;
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Changed {
@@ -129,7 +129,7 @@ impl Overlay {
 
     /// The result of the switch that made this overlay.
     pub(crate) fn switched(&self) -> Switched {
-        let carried = self.rows.values().filter(|row| row.location.is_some()).count() as u64;
+        let carried = pace::rested(self.rows.iter()).filter(|(_, row)| row.location.is_some()).count() as u64;
         Switched { changed: self.rows.len() as u64, carried }
     }
 }
@@ -178,7 +178,7 @@ impl Shared {
             overlay.rows.insert(own, Changed { table, location: None });
             let Some(row) = row.filter(|_| !location.is_host()) else { return Ok(()) };
             // A row that occurs twice is written twice to the same slot, which no batch has seen yet.
-            let slot = match slots.entry(own) {
+            let slot = match slots.part_mut(&own).entry(own) {
                 hash_map::Entry::Occupied(slot) => Some(slot.into_mut()),
                 hash_map::Entry::Vacant(none) => {
                     self.take(self.classes[table.index()]).map(|slot| none.insert(slot))
@@ -190,11 +190,11 @@ impl Shared {
             Ok(())
         });
         if let Err(error) = done {
-            slots.into_values().for_each(|slot| self.pool.put_back(slot));
+            slots.into_iter().for_each(|(_, slot)| self.pool.put_back(slot));
             return Err(error);
         }
         for (own, slot) in pace::rested(slots) {
-            if let Some(changed) = overlay.rows.get_mut(&own) {
+            if let Some(changed) = overlay.rows.part_mut(&own).get_mut(&own) {
                 changed.location = Some(slot.location());
             }
         }
@@ -214,7 +214,7 @@ impl Shared {
         let mut unplaced = Vec::new();
         let key_of = |(&own, changed): (&FlatKey, &Changed)| self.keys.row(changed.table, own).1;
         let mut ahead = overlay.rows.iter().skip(PREFETCH_AHEAD).map(key_of);
-        for (&own, &Changed { table, location }) in pace::rested(&overlay.rows) {
+        for (&own, &Changed { table, location }) in pace::rested(overlay.rows.iter()) {
             ahead.next().into_iter().for_each(|key| self.index.prefetch(key));
             let (_, key) = self.keys.row(table, own);
             let Some(location) = location else {

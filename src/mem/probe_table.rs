@@ -3,8 +3,8 @@
 //!
 //! A batch looks up tens of thousands of rows, and few of their buckets are in a processor's cache. A caller
 //! prefetches the bucket of a later row while it works on an earlier one, so that memory serves many lookups
-//! at once. The standard library's map cannot prefetch. Half of the buckets stay empty, so a probe reads two
-//! or three neighbours, mostly of one line. A removal moves later buckets of the run back into the gap, so it
+//! at once. The standard library's map cannot prefetch. About half of the buckets stay empty, so a probe reads
+//! two or three neighbours, mostly of one line. A removal moves later buckets of the run back into the gap, so it
 //! leaves no tombstone (Knuth, The Art of Computer Programming 3, section 6.4, algorithm R).
 
 use bytemuck::Pod;
@@ -47,7 +47,25 @@ impl<B: Bucket> ProbeTable<B> {
     /// # Errors
     /// [`OutOfHostMemory`] when the allocation fails.
     pub(crate) fn new(capacity: usize) -> Result<Self, OutOfHostMemory> {
-        Ok(Self { buckets: Huge::zeroed(2 * capacity + 1)? })
+        Self::with_buckets(2 * capacity + 1)
+    }
+
+    /// An empty table for fewer entries than it has buckets: a probe ends at an empty one.
+    ///
+    /// # Errors
+    /// [`OutOfHostMemory`] when the allocation fails.
+    pub(crate) fn with_buckets(buckets: usize) -> Result<Self, OutOfHostMemory> {
+        Ok(Self { buckets: Huge::zeroed(buckets)? })
+    }
+
+    #[cfg(test)]
+    pub(crate) fn bytes(&self) -> usize {
+        size_of_val(&*self.buckets)
+    }
+
+    /// Gets the memory from the system now.
+    pub(crate) fn prefault(&self) {
+        self.buckets.prefault();
     }
 
     /// Removes all entries.
@@ -70,11 +88,22 @@ impl<B: Bucket> ProbeTable<B> {
     /// Adds an entry. Before, the table must have fewer entries than its capacity.
     #[inline]
     pub(crate) fn insert(&mut self, bucket: B) {
+        self.replace(bucket, |_| false);
+    }
+
+    /// Writes an entry over the first one of its tag's run for which `matches` is true, or adds it.
+    #[inline]
+    pub(crate) fn replace(&mut self, bucket: B, matches: impl Fn(&B) -> bool) {
         let mut at = self.home(bucket.tag());
-        while !self.buckets[at].is_empty() {
+        while !self.buckets[at].is_empty() && !matches(&self.buckets[at]) {
             at = self.after(at);
         }
         self.buckets[at] = bucket;
+    }
+
+    /// All entries, by about the order of their tags.
+    pub(crate) fn entries(&self) -> impl Iterator<Item = &B> {
+        self.buckets.iter().filter(|bucket| !bucket.is_empty())
     }
 
     /// Removes the entry that [`Self::find`] returns, if there is one.

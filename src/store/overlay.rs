@@ -1,9 +1,10 @@
 //! The rows that the deltas of a chain changed, in front of a table's base rows.
 //!
 //! A delta's rows are read from its mapped file. The overlay only says which delta holds the newest bytes of
-//! a row: a hash table from the row's number to the delta and the position in it. It is built once, when the
-//! version is opened, so its size is exact: 16 bytes an entry at a load of 0.7, which is 23 bytes a changed
-//! row. Linear probing at this load reads one or two lines of the processor's cache.
+//! a row: a hash table from the row's number to its place, which counts through all deltas, oldest first. It
+//! is built once, when the version is opened, so its size is exact: 8 bytes an entry at a load of 0.7, which
+//! is 12 bytes a changed row, or twice that if a number does not fit in 32 bits. Linear probing at this load
+//! reads one or two lines of the processor's cache.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -15,8 +16,9 @@ use bytemuck::{Pod, Zeroable};
 
 use super::bytes::Bytes;
 use super::table::State;
-use crate::mem::prefetch::{PREFETCH_AHEAD, prefetch_line};
-use crate::mem::{Huge, OutOfHostMemory, mix64};
+use crate::mem::OutOfHostMemory;
+use crate::mem::prefetch::PREFETCH_AHEAD;
+use crate::mem::probe_table::{Bucket, ProbeTable, Tag};
 use crate::pace::rested;
 
 /// The changed rows of a table in one delta.
@@ -47,24 +49,71 @@ pub(crate) struct Place<'o> {
 
 /// The newest place of every changed row of a table.
 pub(crate) struct Overlay {
-    buckets: Huge<Bucket>,
+    places: Places,
     rows: u64,
     /// Oldest first.
     deltas: Vec<Arc<DeltaRows>>,
+    /// The place of the first row of each delta.
+    starts: Vec<u64>,
 }
 
-/// An entry of the hash table; zeros if it is empty.
+/// A hash table from changed rows to their places.
+enum Places {
+    /// If all rows and places are below `u32::MAX`.
+    Narrow(ProbeTable<Entry<u32>>),
+    Wide(ProbeTable<Entry<u64>>),
+}
+
+/// The number of a row, plus 1, and its place. Zeros in an empty bucket.
 #[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct Bucket {
-    /// The number of the row, plus 1.
-    row: u64,
-    /// The number of the delta in the upper bits, the position in the delta in the lower ones.
-    place: u64,
+#[repr(transparent)]
+struct Entry<N>([N; 2]);
+
+/// A number of an [`Entry`].
+trait Number: Pod + Into<u64> {
+    /// This number, which fits.
+    fn of(number: u64) -> Self;
 }
 
-/// Bits of a position in a delta.
-const POSITION_BITS: u32 = 44;
+impl Number for u32 {
+    fn of(number: u64) -> Self {
+        number as Self
+    }
+}
+
+impl Number for u64 {
+    fn of(number: u64) -> Self {
+        number
+    }
+}
+
+impl<N: Number> Entry<N> {
+    fn new(row: u64, place: u64) -> Self {
+        Self([N::of(row + 1), N::of(place)])
+    }
+
+    #[inline(always)]
+    fn row(self) -> u64 {
+        self.0[0].into().wrapping_sub(1)
+    }
+
+    #[inline(always)]
+    fn place(self) -> u64 {
+        self.0[1].into()
+    }
+}
+
+impl<N: Number> Bucket for Entry<N> {
+    #[inline(always)]
+    fn is_empty(&self) -> bool {
+        self.0[0].into() == 0
+    }
+
+    #[inline(always)]
+    fn tag(&self) -> Tag {
+        Tag::of(self.row())
+    }
+}
 
 impl Overlay {
     /// The overlay of these deltas, oldest first, each with ascending rows.
@@ -73,10 +122,13 @@ impl Overlay {
     /// [`OutOfHostMemory`] when the allocation fails.
     pub(crate) fn new(deltas: Vec<Arc<DeltaRows>>) -> Result<Self, OutOfHostMemory> {
         let rows = newest(&deltas).count();
-        // A bucket more than the entries, so that a probe always ends.
-        let mut buckets = empty(rows)?;
-        rested(newest(&deltas)).for_each(|(row, delta, at)| put(&mut buckets, row, place(delta, at)));
-        Ok(Self { buckets, rows: rows as u64, deltas })
+        let starts = starts(&deltas);
+        let entries = rested(newest(&deltas)).map(|(row, delta, at)| (row, starts[delta] + at as u64));
+        let places = match are_narrow(&deltas) {
+            true => Places::Narrow(filled(rows, entries)?),
+            false => Places::Wide(filled(rows, entries)?),
+        };
+        Ok(Self { places, rows: rows as u64, deltas, starts })
     }
 
     /// This overlay with a newer delta, which has ascending rows.
@@ -84,48 +136,46 @@ impl Overlay {
     /// # Errors
     /// [`OutOfHostMemory`] when the allocation fails.
     pub(crate) fn with(&self, newer: Arc<DeltaRows>) -> Result<Self, OutOfHostMemory> {
+        let deltas: Vec<_> = self.deltas.iter().cloned().chain([newer.clone()]).collect();
         let keys = newer.keys();
-        let is_new = |(at, &row): (usize, &u64)| {
+        let rows = self.rows as usize + self.count_unchanged(keys);
+        let starts = starts(&deltas);
+        let first = starts.last().copied().unwrap_or_default();
+        let places = match (&self.places, are_narrow(&deltas)) {
+            (Places::Narrow(older), true) => Places::Narrow(grown(older, rows, keys, first)?),
+            (Places::Wide(older), false) => Places::Wide(grown(older, rows, keys, first)?),
+            _ => return Self::new(deltas),
+        };
+        Ok(Self { places, rows: rows as u64, deltas, starts })
+    }
+
+    /// How many of these rows no delta changed.
+    fn count_unchanged(&self, keys: &[u64]) -> usize {
+        let is_unchanged = |(at, &row): (usize, &u64)| {
             keys.get(at + PREFETCH_AHEAD).into_iter().for_each(|&ahead| self.prefetch(ahead));
             self.find(row).is_none()
         };
-        let added = rested(keys.iter().enumerate()).filter(|&key| is_new(key)).count();
-        let rows = self.rows as usize + added;
-        let mut buckets = empty(rows)?;
-        // Rows come in about the order of their new buckets, so this writes memory from begin to end.
-        let present = self.buckets.iter().filter(|bucket| bucket.row != 0);
-        rested(present).for_each(|bucket| put(&mut buckets, bucket.row - 1, bucket.place));
-        let delta = self.deltas.len();
-        for (at, &row) in rested(keys.iter().enumerate()) {
-            keys.get(at + PREFETCH_AHEAD).into_iter().for_each(|&ahead| prefetch_home(&buckets, ahead));
-            put(&mut buckets, row, place(delta, at));
-        }
-        let deltas = self.deltas.iter().cloned().chain([newer]).collect();
-        Ok(Self { buckets, rows: rows as u64, deltas })
+        rested(keys.iter().enumerate()).filter(|&key| is_unchanged(key)).count()
     }
 
     /// Where the newest bytes of a row are; `None` if no delta changed it.
     #[inline]
     pub(crate) fn find(&self, row: u64) -> Option<Place<'_>> {
-        let mut at = home(row, self.buckets.len());
-        loop {
-            let bucket = self.buckets[at];
-            if bucket.row == 0 {
-                return None;
-            }
-            if bucket.row == row.wrapping_add(1) {
-                let position = bucket.place & ((1 << POSITION_BITS) - 1);
-                let delta = &self.deltas[(bucket.place >> POSITION_BITS) as usize];
-                return Some(Place { delta, at: position as usize });
-            }
-            at = after(at, self.buckets.len());
-        }
+        let place = match &self.places {
+            Places::Narrow(places) => place_of(places, row)?,
+            Places::Wide(places) => place_of(places, row)?,
+        };
+        let delta = self.starts.partition_point(|&start| start <= place) - 1;
+        Some(Place { delta: &self.deltas[delta], at: (place - self.starts[delta]) as usize })
     }
 
     /// Prefetches where [`Self::find`] looks first.
     #[inline]
     pub(crate) fn prefetch(&self, row: u64) {
-        prefetch_home(&self.buckets, row);
+        match &self.places {
+            Places::Narrow(places) => places.prefetch(Tag::of(row)),
+            Places::Wide(places) => places.prefetch(Tag::of(row)),
+        }
     }
 
     /// Number of changed rows.
@@ -140,44 +190,63 @@ impl Overlay {
     }
 }
 
-/// An empty hash table for this many rows. It has a bucket more, so that a probe always ends.
-fn empty(rows: usize) -> Result<Huge<Bucket>, OutOfHostMemory> {
-    let buckets: Huge<Bucket> = Huge::zeroed(rows * 10 / 7 + 1)?;
+#[inline]
+fn place_of<N: Number>(places: &ProbeTable<Entry<N>>, row: u64) -> Option<u64> {
+    places.find(Tag::of(row), |entry| entry.row() == row).map(|entry| entry.place())
+}
+
+/// The place of the first row of each delta.
+fn starts(deltas: &[Arc<DeltaRows>]) -> Vec<u64> {
+    let mut end = 0;
+    let start = |delta: &Arc<DeltaRows>| {
+        let start = end;
+        end += delta.keys().len() as u64;
+        start
+    };
+    deltas.iter().map(start).collect()
+}
+
+/// Whether all rows and places are below `u32::MAX`.
+fn are_narrow(deltas: &[Arc<DeltaRows>]) -> bool {
+    let rows: u64 = deltas.iter().map(|delta| delta.keys().len() as u64).sum();
+    let last = deltas.iter().filter_map(|delta| delta.keys().last().copied()).max().unwrap_or_default();
+    rows.max(last) < u64::from(u32::MAX)
+}
+
+/// An empty hash table for this many rows.
+fn empty<N: Number>(rows: usize) -> Result<ProbeTable<Entry<N>>, OutOfHostMemory> {
+    let places = ProbeTable::with_buckets(rows * 10 / 7 + 1)?;
     // Memory that is read before it is written is the system's page of zeros until then. To exchange it,
     // the system interrupts all processors, also those that compute requests.
-    buckets.prefault();
-    Ok(buckets)
+    places.prefault();
+    Ok(places)
 }
 
-fn place(delta: usize, at: usize) -> u64 {
-    (delta as u64) << POSITION_BITS | at as u64
+/// A hash table of these rows, which differ, and their places.
+fn filled<N: Number>(
+    rows: usize,
+    entries: impl Iterator<Item = (u64, u64)>,
+) -> Result<ProbeTable<Entry<N>>, OutOfHostMemory> {
+    let mut places = empty(rows)?;
+    entries.for_each(|(row, place)| places.insert(Entry::new(row, place)));
+    Ok(places)
 }
 
-/// Sets the place of a row.
-fn put(buckets: &mut Huge<Bucket>, row: u64, place: u64) {
-    let mut to = home(row, buckets.len());
-    while buckets[to].row != 0 && buckets[to].row != row + 1 {
-        to = after(to, buckets.len());
+/// A hash table of `rows` rows: those of an older one, and those of a newer delta from this place on.
+fn grown<N: Number>(
+    older: &ProbeTable<Entry<N>>,
+    rows: usize,
+    keys: &[u64],
+    first: u64,
+) -> Result<ProbeTable<Entry<N>>, OutOfHostMemory> {
+    let mut places = empty(rows)?;
+    // Entries come in about the order of their new buckets, so this writes memory from begin to end.
+    rested(older.entries()).for_each(|entry| places.insert(*entry));
+    for (at, &row) in rested(keys.iter().enumerate()) {
+        keys.get(at + PREFETCH_AHEAD).into_iter().for_each(|&ahead| places.prefetch(Tag::of(ahead)));
+        places.replace(Entry::new(row, first + at as u64), |entry| entry.row() == row);
     }
-    buckets[to] = Bucket { row: row + 1, place };
-}
-
-/// The bucket where the run of a row begins.
-#[inline]
-fn home(row: u64, buckets: usize) -> usize {
-    // The upper half of the product is uniform below `buckets`, without a division.
-    ((u128::from(mix64(row)) * buckets as u128) >> 64) as usize
-}
-
-/// Prefetches the bucket where the run of a row begins.
-#[inline]
-fn prefetch_home(buckets: &Huge<Bucket>, row: u64) {
-    prefetch_line(&raw const buckets[home(row, buckets.len())]);
-}
-
-#[inline]
-fn after(at: usize, buckets: usize) -> usize {
-    if at + 1 == buckets { 0 } else { at + 1 }
+    Ok(places)
 }
 
 /// Every changed row, ascending, with the number of the newest delta that has it and the position there: a

@@ -37,17 +37,14 @@ impl<D: Driver> OverlayTable<D> {
     /// # Errors
     /// [`DriverError::OutOfMemory`] when an allocation fails: the table takes 32 to 64 bytes per row on the
     /// device, and until this returns also on the host. Other driver errors.
-    pub(crate) fn new(
-        gpu_table: &GpuTable<D>,
-        rows: impl ExactSizeIterator<Item = ChangedRow>,
-    ) -> Result<Self, DriverError> {
+    pub(crate) fn new(gpu_table: &GpuTable<D>, rows: &[ChangedRow]) -> Result<Self, DriverError> {
         let count = (2 * rows.len()).next_power_of_two().max(2);
         let mask = count - 1;
         let mut plan = Plan::default();
         let array = plan.array::<Changed>(count);
         let mut written = PinnedMemory::new(gpu_table.driver(), plan.bytes())?;
         let table = written.get_mut(array);
-        for ChangedRow { key, location, words } in rows {
+        for &ChangedRow { key, location, words } in rows {
             let within = location.filter(|&at| at & 1 == 0 && gpu_table.holds(at, words));
             let mut at = mix64(key) as usize & mask;
             while table[at].key != EMPTY_KEY {

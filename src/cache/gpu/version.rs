@@ -36,6 +36,7 @@ use crate::cache::gpu::overlay::{ChangedRow, OverlayTable};
 use crate::cache::gpu::table::{Job, JobRow, Jobs};
 use crate::device::cuda::memory::Staging;
 use crate::device::cuda::{Driver, DriverError};
+use crate::mem::NumberMap;
 use crate::types::{FlatKey, TableId, Version};
 
 /// Bytes of the staging buffer, unless one row is longer.
@@ -180,6 +181,9 @@ impl<D: Driver> Shared<D> {
     }
 }
 
+/// Rows that fit in the staging buffer.
+type StagedRows<'r> = NumberMap<FlatKey, (TableId, &'r [u8])>;
+
 /// Copies the changed rows that are cached into new slots, as far as there is room.
 struct Carrier<'s, D: Driver> {
     shared: &'s Shared<D>,
@@ -210,7 +214,7 @@ impl<'s, D: Driver> Carrier<'s, D> {
         if carried.is_err() {
             // No batch can find the slots. They are freed after the copies into them have ended.
             self.jobs.finish()?;
-            self.slots.into_values().for_each(|slot| self.shared.slots.give_back(slot.location()));
+            self.slots.into_iter().for_each(|(_, slot)| self.shared.slots.give_back(slot.location()));
         }
         carried.map(|table| (self.overlay, table))
     }
@@ -219,11 +223,11 @@ impl<'s, D: Driver> Carrier<'s, D> {
         &mut self,
         changed: impl IntoIterator<Item = N>,
     ) -> Result<(), GpuCacheError> {
-        let (mut rows, mut words): (ByKey<(TableId, &[u8])>, _) = (ByKey::default(), 0);
+        let (mut rows, mut words): (StagedRows<'_>, _) = (StagedRows::default(), 0);
         for NewRow { table, id, row } in changed.into_iter().map(Into::into) {
             let own = self.shared.changed_key(table, id, row)?;
             let Some(row) = row else {
-                self.overlay.rows.entry(own).or_insert(Changed { table, location: None });
+                self.overlay.rows.part_mut(&own).entry(own).or_insert(Changed { table, location: None });
                 continue;
             };
             if rows.len() == JOBS || words + row.len() / UNIT > self.staging.len() {
@@ -240,7 +244,7 @@ impl<'s, D: Driver> Carrier<'s, D> {
     }
 
     /// Copies rows that fit in one block of jobs and in the staging buffer.
-    fn copy_some(&mut self, rows: &ByKey<(TableId, &[u8])>) -> Result<(), GpuCacheError> {
+    fn copy_some(&mut self, rows: &StagedRows<'_>) -> Result<(), GpuCacheError> {
         self.take_slots(rows)?;
         let Self { shared, jobs, staging, slots, .. } = self;
         let mut word = 0;
@@ -265,11 +269,11 @@ impl<'s, D: Driver> Carrier<'s, D> {
 
     /// Takes a slot for each row that is in the pool, as far as there is room. Writes the rows' new locations
     /// to the overlay.
-    fn take_slots(&mut self, rows: &ByKey<(TableId, &[u8])>) -> Result<(), GpuCacheError> {
+    fn take_slots(&mut self, rows: &StagedRows<'_>) -> Result<(), GpuCacheError> {
         let Self { shared, jobs, staging, slots, overlay } = self;
         jobs.finish()?;
         shared.tidy_up()?;
-        let unseen = rows.iter().filter(|(own, _)| !slots.contains_key(*own));
+        let unseen = rows.iter().filter(|(own, _)| slots.get(own).is_none());
         let mut rows: Vec<(FlatKey, TableId)> = unseen.map(|(own, (table, _))| (*own, *table)).collect();
         while !rows.is_empty() {
             // Rows that share a key go into different launches.
@@ -285,7 +289,9 @@ impl<'s, D: Driver> Carrier<'s, D> {
                 let slot = in_pool.then(|| shared.slots.take(shared.classes[table.index()])).flatten();
                 let location = slot.as_ref().map(Slot::location);
                 overlay.rows.insert(own, Changed { table, location });
-                slots.extend(slot.map(|slot| (own, slot)));
+                if let Some(slot) = slot {
+                    slots.insert(own, slot);
+                }
             }
             rows = later;
         }
@@ -300,7 +306,8 @@ impl<'s, D: Driver> Carrier<'s, D> {
             location: changed.location.map(|location| location.bits()),
             words: self.shared.slot_words(changed.table),
         };
-        OverlayTable::new(&self.shared.gpu_table, self.overlay.rows.iter().map(row))
+        let rows: Vec<_> = self.overlay.rows.iter().map(row).collect();
+        OverlayTable::new(&self.shared.gpu_table, &rows)
     }
 }
 

@@ -435,7 +435,7 @@ fn a_batch_searches_its_own_overlay_before_the_index() {
                 words: 1,
             })
             .collect();
-        let overlay = Arc::new(OverlayTable::new(&bench.table, rows.into_iter()).unwrap());
+        let overlay = Arc::new(OverlayTable::new(&bench.table, &rows).unwrap());
         let mut context = bench.context();
         let ids: Vec<u64> = (0..40).collect();
         for round in 0..6 {
