@@ -8,7 +8,7 @@
 //! cached by the processor that a real request would not find there. All run in turn, `--rounds` times.
 //!
 //! `--rounds N` (3), `--seconds N` of a window (3), `--rows N` per table (100,000), `--only TEXT` of a
-//! setting ("dlrm 16, 1 sample"), `--triton PYTHON` with the packages of `triton_server.py`; without it that
+//! setting ("dlrm16, 1 sample"), `--triton PYTHON` with the packages of `triton_server.py`; without it that
 //! peer is left out. `--json`.
 
 #[path = "../harness/bare.rs"]

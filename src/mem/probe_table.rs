@@ -3,9 +3,9 @@
 //!
 //! A batch looks up tens of thousands of rows, and few of their buckets are in a processor's cache. A caller
 //! prefetches the bucket of a later row while it works on an earlier one, so that memory serves many lookups
-//! at once. The standard library's map cannot prefetch. About half of the buckets stay empty, so a probe reads
-//! two or three neighbours, mostly of one line. A removal moves later buckets of the run back into the gap, so it
-//! leaves no tombstone (Knuth, The Art of Computer Programming 3, section 6.4, algorithm R).
+//! at once. The standard library's map cannot prefetch. A third of the buckets or more stay empty, so a probe
+//! reads two or three neighbours, mostly of one line. A removal moves later buckets of the run back into the
+//! gap, so it leaves no tombstone (Knuth, The Art of Computer Programming 3, section 6.4, algorithm R).
 
 use bytemuck::Pod;
 

@@ -464,8 +464,7 @@ fn services(
         .max_decoding_message_size(config.max_bytes);
     let kserve = |most| {
         let service = kserve::KserveService(shared.clone());
-        inference::grpc_inference_service_server::GrpcInferenceServiceServer::new(service)
-            .max_decoding_message_size(most)
+        kserve::GrpcInferenceServiceServer::new(service).max_decoding_message_size(most)
     };
     let reflection = || {
         tonic_reflection::server::Builder::configure()

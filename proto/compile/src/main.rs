@@ -5,20 +5,32 @@ use std::error::Error;
 use std::path::Path;
 
 use prost::Message;
+use tonic_prost_build::FileDescriptorSet;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let proto = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let generated = proto.join("generated");
     let descriptors = protox::compile(["flechette/v1/ctr.proto", "inference/kserve.proto"], [&proto])?;
-    std::fs::create_dir_all(&generated)?;
+    let server = generated.join("server");
+    std::fs::create_dir_all(&server)?;
     std::fs::write(generated.join("descriptors.bin"), descriptors.encode_to_vec())?;
-    tonic_prost_build::configure()
+    let (kserve, ctr) = descriptors.file.into_iter().partition(|file| file.package() == "inference");
+    let [kserve, ctr] = [kserve, ctr].map(|file| FileDescriptorSet { file });
+    // Strings and raw tensors stay slices of the received message instead of one allocation each.
+    let messages = tonic_prost_build::configure()
         .out_dir(&generated)
-        // Strings and raw tensors stay slices of the received message instead of one allocation each.
         .bytes(".flechette.v1.FeatureColumn.strings")
         .bytes(".inference.InferTensorContents.bytes_contents")
         .bytes(".inference.ModelInferRequest.raw_input_contents")
-        .bytes(".inference.ModelInferResponse.raw_output_contents")
-        .compile_fds(descriptors)?;
+        .bytes(".inference.ModelInferResponse.raw_output_contents");
+    messages.clone().compile_fds(ctr)?;
+    messages.build_server(false).compile_fds(kserve.clone())?;
+    // The server reads the tensors of a request in a form of its own.
+    tonic_prost_build::configure()
+        .out_dir(server)
+        .build_client(false)
+        .extern_path(".inference.ModelInferRequest", "crate::server::kserve::InferRequest")
+        .extern_path(".inference", "crate::server::inference")
+        .compile_fds(kserve)?;
     Ok(())
 }

@@ -1,5 +1,6 @@
 //! The KServe v2 protocol, `inference.GRPCInferenceService`.
 //!
+//! - `request`: a request as the server reads it;
 //! - `tensors`: from input tensors to a batch;
 //! - `terms`: the deadline, the priority and the label of a request;
 //! - `answers`: responses: scores, descriptions of models, statistics;
@@ -10,6 +11,7 @@
 
 pub(crate) mod answers;
 mod repository;
+pub(crate) mod request;
 pub(crate) mod tensors;
 pub(crate) mod terms;
 
@@ -22,7 +24,6 @@ use super::Shared;
 use super::charge::Kind;
 use super::convert::clip;
 use super::gate::Call;
-use super::inference::grpc_inference_service_server::GrpcInferenceService;
 use super::inference::*;
 use super::model::Model;
 use super::pending::{Pending, ScoreRequest};
@@ -36,6 +37,15 @@ use crate::schema::Schema;
 use crate::types::Scores;
 use answers::Form;
 pub(crate) use repository::change;
+pub(crate) use request::InferRequest;
+use service::grpc_inference_service_server::GrpcInferenceService;
+pub(crate) use service::grpc_inference_service_server::GrpcInferenceServiceServer;
+
+/// The service of `proto/inference/kserve.proto`, with [`InferRequest`] for its `ModelInferRequest`.
+#[allow(unreachable_pub, clippy::all, clippy::unwrap_used, clippy::expect_used)]
+mod service {
+    include!("../../../proto/generated/server/inference.rs");
+}
 
 /// The methods that do not simply use a model.
 pub(crate) const KINDS: &[(&str, Kind)] = &[
@@ -58,7 +68,7 @@ fn version(text: String) -> Result<Option<u64>, CallError> {
     text.parse().map(Some).map_err(|_| CallError::VersionText { got: clip(text) })
 }
 
-impl ScoreRequest for ModelInferRequest {
+impl ScoreRequest for InferRequest {
     type Form = Form;
     type Response = ModelInferResponse;
     type Answer = ModelStreamInferResponse;
@@ -124,7 +134,7 @@ impl KserveService {
 
 #[tonic::async_trait]
 impl GrpcInferenceService for KserveService {
-    type ModelStreamInferStream = Answers<ModelInferRequest>;
+    type ModelStreamInferStream = Answers<InferRequest>;
 
     async fn server_live(
         &self,
@@ -173,7 +183,7 @@ impl GrpcInferenceService for KserveService {
 
     async fn model_infer(
         &self,
-        mut request: Request<ModelInferRequest>,
+        mut request: Request<InferRequest>,
     ) -> Result<Response<ModelInferResponse>, Status> {
         let call = Call::of(&mut request)?;
         let pending = Pending::begin(&self.0, request.into_inner(), &call)?;
@@ -182,7 +192,7 @@ impl GrpcInferenceService for KserveService {
 
     async fn model_stream_infer(
         &self,
-        mut request: Request<Streaming<ModelInferRequest>>,
+        mut request: Request<Streaming<InferRequest>>,
     ) -> Result<Response<Self::ModelStreamInferStream>, Status> {
         let call = Call::of(&mut request)?;
         Ok(Response::new(Answers::new(self.0.clone(), request.into_inner(), call)))

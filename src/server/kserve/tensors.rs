@@ -12,14 +12,13 @@
 //! contents are converted from the message to the raw batch directly.
 
 use std::fmt;
-use std::sync::LazyLock;
 
 use prost::bytes::Bytes;
 
+use super::request::{InputTensor, Malformed, Shape};
 use crate::schema::{Arity, Schema};
 use crate::server::convert::{Inputs, Scratch, clip, fill_text, no_text};
 use crate::server::inference::InferTensorContents;
-use crate::server::inference::model_infer_request::InferInputTensor;
 use crate::server::status::CallError;
 use crate::types::{Batch, RawFeature, RawValues};
 
@@ -29,6 +28,8 @@ pub(crate) const LENGTHS: &str = ":lengths";
 /// Why the tensors of a request are not a batch of the model.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TensorError {
+    #[error("inputs[{at}]: {error}")]
+    Malformed { at: usize, error: Malformed },
     #[error("input {name:?}: the model has no such input")]
     Unknown { name: String },
     #[error("input {name:?}: missing")]
@@ -102,22 +103,17 @@ pub(crate) fn dense_name(schema: &Schema) -> &'static str {
 }
 
 /// An input tensor of a message, with its elements.
-#[derive(Clone, Copy)]
 struct Tensor<'m> {
     name: &'m str,
     datatype: &'m str,
-    shape: &'m [i64],
+    shape: Shape,
     elements: Elements<'m>,
 }
 
-#[derive(Clone, Copy)]
 enum Elements<'m> {
     Raw(&'m [u8]),
-    Typed(&'m InferTensorContents),
+    Typed(Box<InferTensorContents>),
 }
-
-/// Of a tensor without contents.
-static NO_CONTENTS: LazyLock<InferTensorContents> = LazyLock::new(InferTensorContents::default);
 
 /// The tensors of a request by what they are, in the order of the schema.
 struct Tensors<'m> {
@@ -132,40 +128,17 @@ struct Tensors<'m> {
 /// When the tensors are not a batch of this model, or exceed a limit.
 pub(crate) fn encode(
     inputs: &Inputs,
-    tensors: &[InferInputTensor],
+    tensors: &[Bytes],
     raw: &[Bytes],
     out: &mut Batch,
 ) -> Result<(), CallError> {
-    let tensors = Tensors::sort(inputs, with_elements(tensors, raw)?)?;
+    if !raw.is_empty() && raw.len() != tensors.len() {
+        return Err(TensorError::RawCount { inputs: tensors.len(), got: raw.len() }.into());
+    }
+    let tensors = tensors.iter().enumerate().map(|(at, tensor)| Tensor::read(at, tensor, raw.get(at)));
+    let tensors = Tensors::sort(inputs, tensors)?;
     let samples = tensors.samples(inputs)?;
     inputs.convert(samples, out, |scratch| Ok(tensors.fill(&inputs.schema, scratch)?), |_| ())
-}
-
-/// The tensors with their elements: all raw, or all typed.
-fn with_elements<'m>(
-    tensors: &'m [InferInputTensor],
-    raw: &'m [Bytes],
-) -> Result<Vec<Tensor<'m>>, TensorError> {
-    let is_raw = !raw.is_empty();
-    if is_raw && raw.len() != tensors.len() {
-        return Err(TensorError::RawCount { inputs: tensors.len(), got: raw.len() });
-    }
-    let mut raw = raw.iter();
-    let tensor = |tensor: &'m InferInputTensor| {
-        let InferInputTensor { name, datatype, shape, parameters, contents } = tensor;
-        if parameters.contains_key("shared_memory_region") {
-            return Err(TensorError::SharedMemory { name: clip(name.clone()) });
-        }
-        let elements = match (raw.next(), contents) {
-            (Some(_), Some(contents)) if lens(contents).iter().any(|len| *len > 0) => {
-                return Err(TensorError::BothContents { name: clip(name.clone()) });
-            }
-            (Some(bytes), _) => Elements::Raw(bytes),
-            (None, contents) => Elements::Typed(contents.as_ref().unwrap_or(&NO_CONTENTS)),
-        };
-        Ok(Tensor { name, datatype, shape, elements })
-    };
-    tensors.iter().map(tensor).collect()
 }
 
 /// The number of elements in each field.
@@ -183,7 +156,10 @@ fn lens(contents: &InferTensorContents) -> [usize; 8] {
 }
 
 impl<'m> Tensors<'m> {
-    fn sort(inputs: &Inputs, tensors: Vec<Tensor<'m>>) -> Result<Self, TensorError> {
+    fn sort(
+        inputs: &Inputs,
+        tensors: impl Iterator<Item = Result<Tensor<'m>, TensorError>>,
+    ) -> Result<Self, TensorError> {
         let schema = &inputs.schema;
         let none = || schema.features.iter().map(|_| None).collect::<Vec<_>>();
         let mut sorted = Self { dense: None, values: none(), lengths: none() };
@@ -191,6 +167,7 @@ impl<'m> Tensors<'m> {
         // Clients often send the tensors in the order of the schema, so the next feature is a good guess.
         let mut likely = 0;
         for tensor in tensors {
+            let tensor = tensor?;
             let name = tensor.name;
             let place = if Some(name) == dense {
                 Some(&mut sorted.dense)
@@ -240,7 +217,7 @@ impl<'m> Tensors<'m> {
                 Some(_) => vec![-1, inputs.schema.dense_width() as i64],
                 None => vec![-1; tensor.shape.len().max(1)],
             };
-            let got = Dims::of(tensor.shape);
+            let got = Dims::of(&tensor.shape);
             return Err(TensorError::Shape { name: name(), expected: Dims(expected), got });
         };
         if got == 0 {
@@ -290,7 +267,7 @@ impl Column {
         column.offsets.clear();
         values.check_datatype(&["INT64", "BYTES"])?;
         let Some(lengths) = lengths else {
-            let each = match *values.shape {
+            let each = match values.shape[..] {
                 [_, each] if !self.one_hot => each.max(0),
                 _ => 1,
             };
@@ -302,7 +279,7 @@ impl Column {
             column.offsets.extend((0..=samples).map(|sample| (sample * each as usize) as u32));
             return Ok(());
         };
-        let count = match *values.shape {
+        let count = match values.shape[..] {
             [count] if count >= 0 => count,
             _ => return Err(values.wrong_shape(&[-1])),
         };
@@ -317,13 +294,30 @@ impl Column {
     }
 }
 
-impl Tensor<'_> {
+impl<'m> Tensor<'m> {
+    /// The tensor at this position, with its elements: raw ones, or its own.
+    fn read(at: usize, tensor: &'m Bytes, raw: Option<&'m Bytes>) -> Result<Self, TensorError> {
+        let tensor = InputTensor::read(tensor).map_err(|error| TensorError::Malformed { at, error })?;
+        let InputTensor { name, datatype, shape, shared_memory, contents } = tensor;
+        if shared_memory {
+            return Err(TensorError::SharedMemory { name: clip(name.to_owned()) });
+        }
+        let elements = match (raw, contents) {
+            (Some(_), Some(contents)) if lens(&contents).iter().any(|len| *len > 0) => {
+                return Err(TensorError::BothContents { name: clip(name.to_owned()) });
+            }
+            (Some(bytes), _) => Elements::Raw(bytes),
+            (None, contents) => Elements::Typed(contents.unwrap_or_default()),
+        };
+        Ok(Self { name, datatype, shape, elements })
+    }
+
     fn check_shape(&self, expected: &[i64]) -> Result<(), TensorError> {
-        if self.shape == expected { Ok(()) } else { Err(self.wrong_shape(expected)) }
+        if self.shape[..] == *expected { Ok(()) } else { Err(self.wrong_shape(expected)) }
     }
 
     fn wrong_shape(&self, expected: &[i64]) -> TensorError {
-        let (expected, got) = (Dims(expected.to_vec()), Dims::of(self.shape));
+        let (expected, got) = (Dims(expected.to_vec()), Dims::of(&self.shape));
         TensorError::Shape { name: self.name.to_owned(), expected, got }
     }
 
@@ -371,7 +365,7 @@ impl Tensor<'_> {
         self.check_datatype(&["FP32"])?;
         self.check_shape(&[samples as i64, width as i64])?;
         let count = samples * width;
-        match self.elements {
+        match &self.elements {
             Elements::Raw(bytes) => out.extend(Self::raw(self.name, bytes, count)?.map(f32::from_le_bytes)),
             Elements::Typed(contents) => {
                 let counts = (contents.fp32_contents.len(), lens(contents).iter().sum());
@@ -387,7 +381,7 @@ impl Tensor<'_> {
         self.check_datatype(&["INT32"])?;
         self.check_shape(&[samples as i64])?;
         out.push(0);
-        match self.elements {
+        match &self.elements {
             Elements::Raw(bytes) => {
                 self.add_ends(Self::raw(self.name, bytes, samples)?.map(i32::from_le_bytes), out)
             }
@@ -424,7 +418,7 @@ impl Tensor<'_> {
             RawValues::Text { .. } => Vec::new(),
         };
         ids.clear();
-        match self.elements {
+        match &self.elements {
             Elements::Raw(bytes) => ids.extend(Self::raw(self.name, bytes, count)?.map(u64::from_le_bytes)),
             Elements::Typed(contents) => {
                 let counts = (contents.int64_contents.len(), lens(contents).iter().sum());
@@ -441,7 +435,7 @@ impl Tensor<'_> {
     }
 
     fn strings(&self, count: usize, out: &mut RawValues) -> Result<(), TensorError> {
-        match self.elements {
+        match &self.elements {
             Elements::Typed(contents) => {
                 let counts = (contents.bytes_contents.len(), lens(contents).iter().sum());
                 Self::check_typed(self.name, "bytes_contents", count, counts)?;

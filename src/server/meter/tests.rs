@@ -203,7 +203,7 @@ fn tensor() -> impl Strategy<Value = InferInputTensor> {
     )
 }
 
-fn infer_request() -> impl Strategy<Value = ModelInferRequest> {
+pub(crate) fn infer_request() -> impl Strategy<Value = ModelInferRequest> {
     let inputs = prop::collection::vec(tensor(), 0..9);
     let outputs = prop::collection::vec((".{0,9}", parameters()), 0..5);
     (".{0,9}", ".{0,9}", parameters(), inputs, outputs, strings(9)).prop_map(

@@ -7,7 +7,8 @@ use crate::fuzz::memory::measured;
 use crate::fuzz::{run, wire};
 use crate::server::convert::Inputs;
 use crate::server::inference::*;
-use crate::server::kserve::{answers, tensors};
+use crate::server::kserve::request::tests::check_same;
+use crate::server::kserve::{InferRequest, answers, tensors};
 use crate::server::pending::ScoreRequest;
 use crate::server::proto::{GetModelRequest, LearnRequest, SetLabelRequest};
 use crate::server::status::CallError;
@@ -266,11 +267,14 @@ fn model_infer() {
     let mut seeds = encoded(&typed);
     seeds.extend(encoded(&typed.map(raw)));
     run(wire::mutated(seeds, KSERVE_NESTED, WORDS), |Input(message)| {
-        let Some((request, cost)) = decoded::<ModelInferRequest>(&KSERVE, &message) else { return false };
+        let Some((generated, cost)) = decoded::<ModelInferRequest>(&KSERVE, &message) else { return false };
+        check_same(&message);
+        let read = |message: Vec<u8>| InferRequest::decode(Bytes::from(message)).unwrap();
+        let request = read(message.clone());
         let (_, memory) = measured(|| (request.timeout(), request.priority().map_err(Status::from).is_ok()));
         assert!(memory <= 1 << 14, "{memory} for the parameters");
         let _ = answers::outputs(&request.outputs).map_err(|error| Status::from(CallError::from(error)));
-        let encode = |request: &ModelInferRequest, batch: &mut Batch| {
+        let encode = |request: &InferRequest, batch: &mut Batch| {
             tensors::encode(&known, &request.inputs, &request.raw_input_contents, batch)
         };
         let of_request = (message.len(), cost);
@@ -278,7 +282,8 @@ fn model_infer() {
         if let Some(batch) = &batch
             && request.raw_input_contents.is_empty()
         {
-            let of_raw = converted(of_request, |batch| encode(&raw(request.clone()), batch));
+            let of_raw = read(raw(generated).encode_to_vec());
+            let of_raw = converted(of_request, |batch| encode(&of_raw, batch));
             assert_eq!(of_raw.as_ref(), Some(batch), "typed and raw contents");
         }
         batch.is_some()

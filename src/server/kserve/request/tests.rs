@@ -1,0 +1,107 @@
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::server::inference::ModelInferRequest;
+use crate::server::inference::model_infer_request::InferInputTensor;
+use crate::server::meter::tests::infer_request;
+
+/// What a message is written as. Unlike messages, bytes with NaN are equal.
+fn written(message: Option<&impl Message>) -> Option<Vec<u8>> {
+    message.map(Message::encode_to_vec)
+}
+
+fn parameters(of: &HashMap<String, InferParameter>) -> BTreeMap<&str, Vec<u8>> {
+    of.iter().map(|(name, value)| (&name[..], value.encode_to_vec())).collect()
+}
+
+/// Whether both forms of a tensor say the same.
+fn is_same(read: &InputTensor<'_>, generated: &InferInputTensor) -> bool {
+    read.name == generated.name
+        && read.datatype == generated.datatype
+        && read.shape[..] == generated.shape[..]
+        && read.shared_memory == generated.parameters.contains_key("shared_memory_region")
+        && written(read.contents.as_deref()) == written(generated.contents.as_ref())
+}
+
+/// Checks that a message is read as generated code reads it, if that reads it.
+pub(crate) fn check_same(message: &[u8]) {
+    let Ok(generated) = ModelInferRequest::decode(message) else { return };
+    let read = InferRequest::decode(Bytes::copy_from_slice(message)).unwrap();
+    assert_eq!(read.inputs.len(), generated.inputs.len());
+    for (input, generated) in read.inputs.iter().zip(&generated.inputs) {
+        let read = InputTensor::read(input).unwrap();
+        assert!(is_same(&read, generated), "{read:?} is not {generated:?}");
+    }
+    assert_eq!(read.model_name, generated.model_name);
+    assert_eq!(read.model_version, generated.model_version);
+    assert_eq!(read.id, generated.id);
+    assert_eq!(parameters(&read.parameters), parameters(&generated.parameters));
+    assert_eq!(read.outputs.len(), generated.outputs.len());
+    for (read, generated) in read.outputs.iter().zip(&generated.outputs) {
+        assert_eq!(read.name, generated.name);
+        assert_eq!(parameters(&read.parameters), parameters(&generated.parameters));
+    }
+    assert_eq!(read.raw_input_contents, generated.raw_input_contents);
+}
+
+proptest! {
+    #[test]
+    fn a_request_is_read_as_generated_code_reads_it(request in infer_request()) {
+        check_same(&request.encode_to_vec());
+    }
+
+    #[test]
+    fn a_damaged_request_is_read_as_generated_code_reads_it_or_refused(
+        request in infer_request(),
+        damage in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),
+    ) {
+        let mut message = request.encode_to_vec();
+        for (at, byte) in damage {
+            let at = at.index(message.len());
+            message[at] = byte;
+        }
+        check_same(&message);
+    }
+}
+
+/// Writes a field of some bytes.
+fn field(tag: u8, bytes: &[u8]) -> Vec<u8> {
+    [&[tag << 3 | 2, u8::try_from(bytes.len()).unwrap()], bytes].concat()
+}
+
+#[test]
+fn forms_that_writers_rarely_use_are_read() {
+    // A name twice, a shape in numbers of their own, contents in two parts, and a field of another time.
+    let fp32 = |value: f32| field(5, &field(6, &value.to_le_bytes()));
+    let tensor = [
+        field(1, b"first"),
+        field(1, b"dense"),
+        vec![3 << 3, 2, 3 << 3, 0x81, 0x01],
+        fp32(1.5),
+        fp32(-2.0),
+        field(9, b"later"),
+        vec![10 << 3, 7],
+        field(4, &[field(1, b"shared_memory_region"), field(2, &[])].concat()),
+    ]
+    .concat();
+    check_same(&field(5, &tensor));
+    let tensor = Bytes::from(tensor);
+    let read = InputTensor::read(&tensor).unwrap();
+    assert_eq!((read.name, &read.shape[..], read.shared_memory), ("dense", &[2, 129][..], true));
+    assert_eq!(read.contents.unwrap().fp32_contents, [1.5, -2.0]);
+}
+
+#[test]
+fn bytes_that_are_no_tensor_are_refused() {
+    for (bytes, expected) in [
+        (vec![1 << 3 | 2, 9, b'x'], "a field ends after the tensor"),
+        (field(1, &[0xFF]), "a text is not UTF-8"),
+        (vec![3 << 3 | 2, 1, 0x80], "failed to decode Protobuf message: invalid varint"),
+        (vec![4 << 3 | 2, 2, 10, 5], "a field ends after the tensor"),
+    ] {
+        let error = InputTensor::read(&Bytes::from(bytes)).unwrap_err();
+        assert_eq!(error.to_string(), expected);
+    }
+}
