@@ -119,5 +119,4 @@ fn key(mut entry: &[u8]) -> Result<&[u8], Malformed> {
 }
 
 #[cfg(test)]
-#[cfg(not(flechette_loom))]
 pub(crate) mod tests;
