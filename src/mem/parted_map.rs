@@ -16,7 +16,7 @@ const PARTS: usize = 64;
 const PART_BIT: u32 = 40;
 
 /// A [`NumberMap`] in parts.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct PartedMap<K, V> {
     parts: Box<[NumberMap<K, V>; PARTS]>,
 }
@@ -33,12 +33,6 @@ impl<K: Eq + Hash, V> PartedMap<K, V> {
         (BuildHasherDefault::<MixHasher>::default().hash_one(key) >> PART_BIT) as usize % PARTS
     }
 
-    /// The part of the map with this key, if the map has it.
-    #[inline]
-    pub(crate) fn part(&self, key: &K) -> &NumberMap<K, V> {
-        &self.parts[Self::part_of(key)]
-    }
-
     /// The part of the map that has or gets this key.
     #[inline]
     pub(crate) fn part_mut(&mut self, key: &K) -> &mut NumberMap<K, V> {
@@ -47,7 +41,7 @@ impl<K: Eq + Hash, V> PartedMap<K, V> {
 
     #[inline]
     pub(crate) fn get(&self, key: &K) -> Option<&V> {
-        self.part(key).get(key)
+        self.parts[Self::part_of(key)].get(key)
     }
 
     pub(crate) fn insert(&mut self, key: K, value: V) -> Option<V> {

@@ -36,7 +36,7 @@ pub(crate) struct InferRequest {
 }
 
 /// As `InferInputTensor`, with slices of its message.
-#[derive(Debug, Default, PartialEq)]
+#[derive(Debug, Default)]
 pub(crate) struct InputTensor<'m> {
     pub name: &'m str,
     pub datatype: &'m str,
