@@ -26,6 +26,7 @@ mod files;
 mod find_p99;
 mod following;
 mod formats;
+mod gpu;
 mod kserve;
 #[cfg(target_os = "linux")]
 mod kserve_models;

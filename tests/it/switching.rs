@@ -178,7 +178,7 @@ pub fn published_for() -> Duration {
 }
 
 /// Publishes full versions in which every number changes, until some time has passed.
-fn publish_full_versions(workshop: &Workshop, served: &Served) {
+pub fn publish_full_versions(workshop: &Workshop, served: &Served) {
     let (begun, models) = (Instant::now(), &workshop.models);
     for version in 2.. {
         if version > 6 && begun.elapsed() >= published_for() {
@@ -190,7 +190,7 @@ fn publish_full_versions(workshop: &Workshop, served: &Served) {
 }
 
 /// Trains on from version 1 in another process, which publishes deltas and now and then a full version.
-fn publish_by_training(workshop: &Workshop, served: &Served) {
+pub fn publish_by_training(workshop: &Workshop, served: &Served) {
     let Workshop { models, train, .. } = workshop;
     let line = format!(
         "train --from latest --models {models} --name {MODEL} --format criteo-tsv --data {train} --batch 8 \
@@ -235,7 +235,7 @@ pub fn check_every_answer(grpc: std::net::SocketAddr, workshop: &Workshop, publi
     versions.len()
 }
 
-fn every_answer_is_of_the_version_that_it_names(flags: &str, publish: fn(&Workshop, &Served)) {
+pub fn every_answer_is_of_the_version_that_it_names(flags: &str, publish: fn(&Workshop, &Served)) {
     let workshop = Workshop::new(300, 400);
     workshop.train(ArchKind::Dlrm);
     let served = Served::start(&workshop.models, flags);
