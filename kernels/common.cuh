@@ -169,15 +169,13 @@ struct Changed {
     u64 location;  // NOWHERE: not cached
 };
 
-// Written by the host before each batch, in pinned memory.
+// Written by the host before each batch.
 struct BatchHeader {
     u64 now;                 // the batch's stamp
     const Changed* overlay;  // searched before the index; null: none
     u64 overlay_mask;        // the number of the overlay's slots minus one; at least one slot is free
     u32 generation;          // of this batch's deduplication entries (probe.cu); never 0
     u32 samples;
-    u32 staged;              // missed rows that the host has staged
-    u32 unused;
 };
 
 // In device memory, passed from kernel to kernel. The first three are 0 between launches.

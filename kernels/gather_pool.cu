@@ -13,7 +13,7 @@
 // the rows that the host has fetched for the misses, or at its owner's place. The probe writes the places; in
 // training the host does. The kernel is launched right after the probe, before the host knows whether there
 // are misses. It does nothing unless the number of staged rows equals the number of misses. So a batch
-// without misses needs two launches and one wait.
+// without misses needs a copy, two launches and one wait.
 //
 // The two structs below equal `PoolLookup` of src/compute/pool.rs and `PoolArgs` of
 // src/device/cuda/pool_args.rs, field by field. The host checks every offset, index and width before the
@@ -46,7 +46,7 @@ struct PoolArgs {
     u32 lookup_count;
     u32 dense_width;
     u32 stride;
-    u32 unused;
+    u32 staged;                 // missed rows that the host has staged
 };
 
 constexpr u32 POOLING_MEAN = 1;
@@ -107,7 +107,7 @@ __device__ __forceinline__ float pooled(const PoolArgs& args, const PoolLookup& 
 }
 
 extern "C" __global__ void gather_pool(PoolArgs args) {
-    if (args.state->misses != args.header->staged) return;
+    if (args.state->misses != args.staged) return;
     u32* scan = dynamic_shared<u32>();
     for (u32 i = threadIdx.x; i < args.lookup_count + 2; i += blockDim.x) scan[i] = args.scan[i];
     __syncthreads();

@@ -13,14 +13,15 @@
 // that another occurrence does not find, or vice versa. Both rows are right, and the miss is fetched anyway.)
 //
 // **Probing.** Eight lanes read a bucket of eight slots at once, one line of memory, for each of their eight
-// keys in turn. Replacement and eviction run on another stream, so a slot may change while it is read. The
-// lane whose slot has the key reads word, key and word again, in this order, as `Index::probe` of
+// keys; the loads of all keys wait for memory together. This first look at the keys only selects a slot and
+// needs no order. Replacement and eviction run on another stream, so a slot may change while it is read. So
+// the lane whose key it is reads word, key and word again, in this order, as `Index::probe` of
 // src/cache/index.rs does. If the key is still the same and both words have the same location, it is the
 // key's location: while the batch is pinned, no location in the pool is linked a second time, so both words
 // are of one linking L. By rule 1 of common.cuh, the key is L's or a later one. By rule 2, the last word is
 // that key's or a later one; but it is L's, so the key is L's. (A location in host memory has one key only,
-// as long as the memory is registered.) The first look at the key only selects the lane and needs no order. A
-// slot whose key is TOMBSTONE is skipped.
+// as long as the memory is registered.) Otherwise the warp searches again. A slot whose key is TOMBSTONE is
+// skipped.
 //
 // **Tags.** In an index of narrow keys several rows share a key. Therefore ids are deduplicated by the rows'
 // full keys, and an entry is the wanted row only if its tag equals the row's full key. Another row's entry is
@@ -83,57 +84,54 @@ __device__ __forceinline__ u32 owner_of(const ProbeArgs& args, u32 generation, u
 // hottest rows. Equals `FRESH` of src/cache/index.rs.
 constexpr u32 FRESH = 2;
 
-enum Look { LOOK_ABSENT, LOOK_FOUND, LOOK_CHANGED };
-
-// Reads one slot. If it has the key, renews its stamp unless it is fresh.
-__device__ __forceinline__ Look look_at(Slot* slot, u64 key, u64 now, u64* location) {
-    if (load(&slot->key) != key) return LOOK_ABSENT;
+// The location of a slot that had the key a moment ago, or NOWHERE if the slot changes. Renews the stamp
+// unless it is fresh.
+__device__ __forceinline__ u64 read_slot(Slot* slot, u64 key, u64 now) {
     const u64 word = load(&slot->word);
     __threadfence();  // orders the word before the key (rule 1), and before the row and its tag
-    if (load(&slot->key) != key) return LOOK_CHANGED;
+    if (load(&slot->key) != key) return NOWHERE;
     __threadfence();  // orders the key before the word (rule 2)
     const u64 again = load(&slot->word);
-    if (location_of(again) != location_of(word)) return LOOK_CHANGED;
+    if (location_of(again) != location_of(word)) return NOWHERE;
     // If this fails, another thread has stamped the slot or linked another entry. Both are harmless.
     if (age(now, stamp_of(again)) > FRESH) atomicCAS(&slot->word, again, pack(location_of(again), now));
-    *location = location_of(word);
-    return LOOK_FOUND;
+    return location_of(word);
 }
 
-// The location of a key, or NOWHERE. SLOTS lanes look for the same key. Called by the whole warp.
-__device__ __forceinline__ u64 find_as_group(const ProbeArgs& args, u64 key, u64 now) {
+// The slot with each lane's key, or null. A lane without a key passes EMPTY. Called by the whole warp.
+//
+// SLOTS lanes read both buckets of each other's keys. All loads come before the first use of one, so that
+// they wait for memory together.
+__device__ __forceinline__ Slot* slot_of(const ProbeArgs& args, u64 key) {
     const u32 lane = threadIdx.x % WARP, rank = lane % SLOTS, group = lane - rank;
-    u64 location = NOWHERE;
-    for (;;) {
-        u32 changed = 0;
+    u64 seen[SLOTS][2];
+    for (u32 turn = 0; turn < SLOTS; ++turn) {
+        const u64 wanted = __shfl_sync(ALL_LANES, key, turn, SLOTS);
         for (u32 which = 0; which < 2; ++which) {
-            u64 mine = NOWHERE;
-            Look look = LOOK_ABSENT;
-            if (key != EMPTY && location == NOWHERE)
-                look = look_at(bucket_of(args.index, args.buckets, key, which) + rank, key, now, &mine);
-            const u32 found = __ballot_sync(ALL_LANES, look == LOOK_FOUND) >> group & 0xffu;
-            changed |= __ballot_sync(ALL_LANES, look == LOOK_CHANGED) >> group & 0xffu;
-            const u32 finder = found ? static_cast<u32>(__ffs(static_cast<int>(found))) - 1 : 0;
-            const u64 theirs = __shfl_sync(ALL_LANES, mine, finder, SLOTS);
-            if (found) location = theirs;
+            Slot* slot = bucket_of(args.index, args.buckets, wanted, which) + rank;
+            seen[turn][which] = wanted == EMPTY ? TOMBSTONE : load(&slot->key);
         }
-        if (!__any_sync(ALL_LANES, location == NOWHERE && changed)) return location;
     }
+    Slot* slot = nullptr;
+    for (u32 turn = 0; turn < SLOTS; ++turn) {
+        const u64 wanted = __shfl_sync(ALL_LANES, key, turn, SLOTS);
+        for (u32 which = 0; which < 2; ++which) {
+            const u32 found = __ballot_sync(ALL_LANES, seen[turn][which] == wanted) >> group & 0xffu;
+            if (rank != turn || !found || slot) continue;
+            slot = bucket_of(args.index, args.buckets, key, which) + (__ffs(static_cast<int>(found)) - 1);
+        }
+    }
+    return slot;
 }
 
 // The location of each lane's key, or NOWHERE. A lane without a key passes EMPTY. Called by the whole warp.
 __device__ __forceinline__ u64 find(const ProbeArgs& args, u64 key, u64 now) {
-    const u32 rank = threadIdx.x % SLOTS;
     u64 location = NOWHERE;
-    for (u32 turn = 0; turn < SLOTS; ++turn) {
-        const u64 shared = __shfl_sync(ALL_LANES, key, turn, SLOTS);
-        const u64 found = find_as_group(args, shared, now);
-        if (rank == turn) location = found;
+    for (;;) {
+        Slot* slot = slot_of(args, location == NOWHERE ? key : EMPTY);
+        if (slot) location = read_slot(slot, key, now);
+        if (!__any_sync(ALL_LANES, slot && location == NOWHERE)) return location;
     }
-    // Another lane has read the slot. This orders that lane's fence before this lane's loads of the row's
-    // tag. The shuffle does not.
-    __syncwarp();
-    return location;
 }
 
 // The index key of a row whose full key is `full`, and whether the row has a tag.

@@ -124,13 +124,9 @@ impl<D: Driver> Layer<D> {
 impl<D: Driver> Query<D> {
     fn run(&mut self, batch: usize, store: &EmbeddingStore) {
         let first = self.first;
+        let row = |table: TableId, id| store.row(TableId(first + table.0), id).ok_or((table, id));
         let fetch = |missing: &mut MissingRows<'_>| {
-            for m in 0..missing.len() {
-                let (table, id) = missing.row(m);
-                if let Some(row) = store.row(TableId(first + table.0), id) {
-                    missing.bytes_mut(m).copy_from_slice(row);
-                }
-            }
+            missing.fill(row).unwrap_or_else(|row| unreachable!("a row of the traffic: {row:?}"));
             Ok::<_, GpuCacheError>(())
         };
         match self.cache.embed(&mut self.context, &self.batches[batch], fetch) {

@@ -238,6 +238,17 @@ impl Index {
         Some(unlink(slot, EMPTY))
     }
 
+    /// Whether a key is linked. Takes no lock: for a key that is just being linked or unlinked, the answer is
+    /// that from before or after.
+    #[inline]
+    pub(crate) fn has(&self, key: FlatKey) -> bool {
+        let (first, second) = self.pair(key);
+        let is_in = |bucket: usize| {
+            self.buckets.all()[bucket].0.iter().any(|slot| slot.key.load(Ordering::Relaxed) == key.0)
+        };
+        is_in(first) || is_in(second)
+    }
+
     /// Passes the location of a key to `look` if the key is linked. Does not renew its stamp.
     pub(crate) fn look<R>(&self, key: FlatKey, look: impl FnOnce(Held<'_>) -> R) -> Option<R> {
         let (first, second) = self.pair(key);

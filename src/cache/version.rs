@@ -26,7 +26,6 @@
 //! An overlay takes up to 76 bytes per cached row that changed in addition to `cache.bytes`, and up to 57
 //! more while it is built (`cache/tests/memory.rs`).
 
-use std::collections::hash_map;
 use std::sync::{Arc, PoisonError};
 
 use super::error::CacheError;
@@ -72,15 +71,17 @@ impl Cached<'_> {
         self.0.hot_rows()
     }
 
-    /// Those of these rows that are cached.
-    pub(crate) fn held(self, rows: &[(TableId, u64)]) -> Vec<(TableId, u64)> {
+    /// Those of these rows whose index keys are linked: all that are cached, and rows that share a key with a
+    /// cached row.
+    pub(crate) fn linked(self, rows: &[(TableId, u64)]) -> Vec<(TableId, u64)> {
         pace::rest();
         let (keys, index) = (&self.0.keys, &self.0.index);
-        let own = |&(table, id): &(TableId, u64)| Some((table, id, keys.own(table, id)?));
-        let rows: Vec<_> = rows.iter().filter_map(own).collect();
-        rows.iter().for_each(|&(table, _, own)| index.prefetch(keys.row(table, own).1));
-        let held = rows.into_iter().filter(|&(table, _, own)| self.0.find(table, own).is_some());
-        held.map(|(table, id, _)| (table, id)).collect()
+        let key = |&(table, id): &(TableId, u64)| Some((table, id, keys.row(table, keys.own(table, id)?).1));
+        let rows: Vec<_> = rows.iter().filter_map(key).collect();
+        rows.iter().for_each(|&(.., key)| index.prefetch(key));
+        // No key is linked during a switch, so one that is not linked now stays so.
+        let linked = rows.into_iter().filter(|&(.., key)| index.has(key));
+        linked.map(|(table, id, _)| (table, id)).collect()
     }
 }
 
@@ -169,36 +170,31 @@ impl Shared {
         &self,
         changed: impl IntoIterator<Item = N>,
     ) -> Result<Overlay, CacheError> {
-        let mut slots: ByKey<Slot> = ByKey::default();
-        let mut overlay = Overlay::default();
+        let mut rows: ByKey<(TableId, Option<Slot>)> = ByKey::default();
         let done = changed.into_iter().try_for_each(|changed| {
             let NewRow { table, id, row } = changed.into();
             let own = self.changed_key(table, id, row)?;
             let Some(location) = self.find(table, own) else { return Ok(()) };
-            overlay.rows.insert(own, Changed { table, location: None });
+            let (_, slot) = rows.part_mut(&own).entry(own).or_insert((table, None));
             let Some(row) = row.filter(|_| !location.is_host()) else { return Ok(()) };
             // A row that occurs twice is written twice to the same slot, which no batch has seen yet.
-            let slot = match slots.part_mut(&own).entry(own) {
-                hash_map::Entry::Occupied(slot) => Some(slot.into_mut()),
-                hash_map::Entry::Vacant(none) => {
-                    self.take(self.classes[table.index()]).map(|slot| none.insert(slot))
-                }
-            };
+            if slot.is_none() {
+                *slot = self.take(self.classes[table.index()]);
+            }
             if let Some(slot) = slot {
                 self.fill(slot, table, own, row);
             }
             Ok(())
         });
         if let Err(error) = done {
-            slots.into_iter().for_each(|(_, slot)| self.pool.put_back(slot));
+            rows.into_iter().filter_map(|(_, (_, slot))| slot).for_each(|slot| self.pool.put_back(slot));
             return Err(error);
         }
-        for (own, slot) in pace::rested(slots) {
-            if let Some(changed) = overlay.rows.part_mut(&own).get_mut(&own) {
-                changed.location = Some(slot.location());
-            }
-        }
-        Ok(overlay)
+        let changed = |(table, slot): (_, Option<Slot>)| {
+            let location = slot.map(|slot| slot.location());
+            Changed { table, location }
+        };
+        Ok(Overlay { rows: rows.map_values(changed, pace::rest) })
     }
 
     /// Where a row is; `None` if it is not cached.

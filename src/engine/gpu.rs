@@ -306,13 +306,9 @@ fn fetch(served: &Served, missing: &mut MissingRows<'_>) -> Result<(), PredictEr
     let store = &served.store;
     debug_assert_eq!(missing.version(), store.version(), "rows of the batch's version");
     store.fetch((0..missing.len()).map(|m| missing.row(m)));
-    for m in 0..missing.len() {
-        let (table, id) = missing.row(m);
-        let row = store.row(table, id);
-        let row = row.ok_or_else(|| PredictError::Store(format!("no row {id} of table {}", table.0)))?;
-        missing.bytes_mut(m).copy_from_slice(row);
-    }
-    Ok(())
+    missing.fill(|table, id| {
+        store.row(table, id).ok_or_else(|| PredictError::Store(format!("no row {id} of table {}", table.0)))
+    })
 }
 
 /// An id that no table holds, so it reads zeros.

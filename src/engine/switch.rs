@@ -184,7 +184,7 @@ fn switch_host(
         Changes::Unknown => cache.switch(to, |cached| rows.compared(&cached.rows())),
         Changes::Rows(changed) => {
             let chunks = changed.chunks(KNOWN_CHUNK);
-            cache.switch(to, |cached| chunks.flat_map(move |chunk| rows.known(&cached.held(chunk))))
+            cache.switch(to, |cached| chunks.flat_map(move |chunk| rows.known(&cached.linked(chunk))))
         }
     }
 }

@@ -48,6 +48,22 @@ impl<K: Eq + Hash, V> PartedMap<K, V> {
         self.part_mut(&key).insert(key, value)
     }
 
+    /// The map with `change` of each value. Calls `pause` before each part. A part keeps its order, so this
+    /// reads and writes memory in sequence.
+    pub(crate) fn map_values<W>(
+        self,
+        mut change: impl FnMut(V) -> W,
+        mut pause: impl FnMut(),
+    ) -> PartedMap<K, W> {
+        let mut changed = PartedMap::default();
+        for (from, to) in self.parts.into_iter().zip(changed.parts.iter_mut()) {
+            pause();
+            to.reserve(from.len());
+            to.extend(from.into_iter().map(|(key, value)| (key, change(value))));
+        }
+        changed
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.parts.iter().map(NumberMap::len).sum()
     }
@@ -79,6 +95,11 @@ mod tests {
         assert_eq!(parted.len(), whole.len());
         assert!((0..20_000).all(|key| parted.get(&key) == whole.get(&key)));
         assert!(parted.iter().all(|(key, value)| whole.get(key) == Some(value)));
+        let (parted, whole) = (
+            parted.map_values(|value| value * 2, || ()),
+            whole.into_iter().map(|(key, value)| (key, value * 2)),
+        );
+        let whole: NumberMap<u64, u64> = whole.collect();
         assert_eq!(parted.into_iter().collect::<NumberMap<u64, u64>>(), whole);
     }
 

@@ -75,9 +75,11 @@ fn every_answer_of_a_real_gpu_is_of_the_version_that_it_names_while_cached_rows_
 /// The files of a version, but for its manifest, which has the time.
 fn files(models: &str) -> Vec<(String, Vec<u8>)> {
     let version = folder(models, MODEL, 1);
-    let read = |file: &Path| (file.file_name().unwrap().to_str().unwrap().to_owned(), fs::read(file).unwrap());
+    let read =
+        |file: &Path| (file.file_name().unwrap().to_str().unwrap().to_owned(), fs::read(file).unwrap());
     let tables = fs::read_dir(version.join("tables")).unwrap().map(|entry| entry.unwrap().path());
-    let mut files: Vec<_> = tables.chain([version.join("dense.safetensors")]).map(|file| read(&file)).collect();
+    let mut files: Vec<_> =
+        tables.chain([version.join("dense.safetensors")]).map(|file| read(&file)).collect();
     files.sort();
     files
 }

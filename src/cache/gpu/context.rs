@@ -1,7 +1,8 @@
 //! A lookup context: the stream and the memory for the lookup of one batch at a time.
 //!
-//! A batch launches two kernels, a probe of the index and a gather that pools the rows. If every row is
-//! cached, the batch needs only two launches, or one graph of two nodes, and one wait. If a row is missing,
+//! A batch copies its layout to the device and launches two kernels, a probe of the index and a gather that
+//! pools the rows. If every row is cached, the batch needs only a copy, two launches (or one graph of two
+//! nodes), and one wait. If a row is missing,
 //! the gather does nothing. Then the hits are copied while the host writes the missing rows, and the gather
 //! is launched again.
 
@@ -169,6 +170,9 @@ impl<D: Driver> LookupContext<D> {
         let driver = &**self.table.driver();
         let grid = PerKernel { probe: blocks(driver, warps.probe), gather: blocks(driver, warps.gather) };
         self.busy = true;
+        // SAFETY: the kernels follow on this stream. `self` neither writes nor frees the memory before
+        // `settle`.
+        unsafe { self.memory.upload(&self.stream)? };
         if let Some(Some(graph)) = self.graphs.get(&grid) {
             self.launch_graph(graph)?;
         } else if self.graphs.contains_key(&grid) {
@@ -192,15 +196,15 @@ impl<D: Driver> LookupContext<D> {
         // slot has a newer generation. `self` owns all of this memory and neither writes nor frees it before
         // `settle`. The same holds for the overlay in the header. Tags are in the pool with their rows.
         unsafe { kernels::probe(driver, &self.stream, grid.probe, &args)? };
-        self.gather(grid.gather)
+        self.gather(grid.gather, 0)
     }
 
-    fn gather(&self, blocks: u32) -> Result<(), DriverError> {
-        let args = self.memory.pool_args(&self.table);
+    /// Launches the gather, for a batch of which this many missing rows are staged.
+    fn gather(&self, blocks: u32, staged: usize) -> Result<(), DriverError> {
+        let args = self.memory.pool_args(&self.table, staged);
         // SAFETY: as in `launch`. `BatchMemory::new` has checked the lookups' columns. `GpuTable` ensures
-        // that entries of the index point into the pool or into registered memory. The header's count of
-        // staged rows is 0 until `stage` has stored the addresses of the missing rows. These rows are in the
-        // staging buffer.
+        // that entries of the index point into the pool or into registered memory. `staged` is 0 until
+        // `stage` has stored the addresses of the missing rows. These rows are in the staging buffer.
         unsafe { gather_pool(&**self.table.driver(), &self.stream, blocks, &args) }
     }
 
@@ -288,7 +292,8 @@ impl<D: Driver> LookupContext<D> {
         // The copy of the hits may still be running. It reads nothing that `stage` writes.
         memory.stage(rows.into_iter());
         self.busy = true;
-        self.gather(blocks(&**self.table.driver(), self.memory.warps().gather))
+        let grid = blocks(&**self.table.driver(), self.memory.warps().gather);
+        self.gather(grid, self.misses.len())
     }
 
     /// The output of the last batch, valid after [`Self::settle`]: `samples x stride` values. Each sample has

@@ -12,7 +12,9 @@ use super::version::BatchHold;
 use super::{GpuCache, GpuCacheError, Shared};
 use crate::cache::gpu::args::NarrowColumn;
 use crate::cache::gpu::table::JobRow;
+use crate::compute::gather_pool::rows_ahead;
 use crate::device::cuda::Driver;
+use crate::mem::prefetch::{PREFETCH_AHEAD, prefetch};
 use crate::schema::Lookup;
 use crate::types::{Batch, TableId, Version};
 
@@ -26,9 +28,8 @@ pub struct MissingRows<'c> {
 }
 
 impl MissingRows<'_> {
-    #[must_use]
-    #[allow(missing_docs, clippy::len_without_is_empty)] // there is at least one
-    pub fn len(&self) -> usize {
+    /// How many there are, at least one.
+    pub(crate) fn len(&self) -> usize {
         self.misses.len()
     }
 
@@ -39,13 +40,30 @@ impl MissingRows<'_> {
     }
 
     /// Table and id of the `m`-th row.
-    #[must_use]
-    pub fn row(&self, m: usize) -> (TableId, u64) {
+    pub(crate) fn row(&self, m: usize) -> (TableId, u64) {
         (self.lookups[self.misses[m].lookup].table, self.misses[m].id)
     }
 
+    /// Writes every row. `row` finds a row's bytes.
+    ///
+    /// # Errors
+    /// The first error of `row`; then nothing is written.
+    pub fn fill<'r, E>(&mut self, row: impl Fn(TableId, u64) -> Result<&'r [u8], E>) -> Result<(), E> {
+        let find = |m| {
+            let (table, id) = self.row(m);
+            row(table, id)
+        };
+        let rows: Vec<&[u8]> = (0..self.len()).map(find).collect::<Result<_, _>>()?;
+        let ahead = rows_ahead(rows.first().map_or(0, |row| row.len()));
+        for (m, row) in rows.iter().enumerate() {
+            rows.get(m + ahead).into_iter().for_each(|row| prefetch(row));
+            self.bytes_mut(m).copy_from_slice(row);
+        }
+        Ok(())
+    }
+
     /// The bytes of the `m`-th row, which the caller overwrites.
-    pub fn bytes_mut(&mut self, m: usize) -> &mut [u8] {
+    pub(crate) fn bytes_mut(&mut self, m: usize) -> &mut [u8] {
         let miss = self.misses[m];
         let from = miss.word * UNIT;
         &mut self.bytes[from..from + (self.row_bytes)(miss.lookup)]
@@ -165,11 +183,16 @@ impl<D: Driver> Shared<D> {
             self.counts.not_admitted.fetch_add((misses.len() + pointed.count()) as u64, Ordering::Relaxed);
             return Ok(());
         }
-        let missed = misses.iter().map(|miss| Offer {
-            table: lookups[miss.lookup].table,
-            id: miss.id,
-            row: JobRow::Staged(miss.word),
-            occurrences: 1, // the device does not count a row's occurrences
+        let own_key = |miss: &MissedRow| self.keys.own(lookups[miss.lookup].table, miss.id);
+        let missed = misses.iter().enumerate().map(|(m, miss)| {
+            let ahead = misses.get(m + PREFETCH_AHEAD).and_then(own_key);
+            ahead.into_iter().for_each(|key| self.admission.prefetch(key));
+            Offer {
+                table: lookups[miss.lookup].table,
+                id: miss.id,
+                row: JobRow::Staged(miss.word),
+                occurrences: 1, // the device does not count a row's occurrences
+            }
         });
         let pointed = pointed.filter_map(|LookupRow { lookup, id }| {
             let table = lookups[lookup].table;

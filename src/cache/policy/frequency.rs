@@ -26,6 +26,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::mem::mix64;
+use crate::mem::prefetch::prefetch_line;
 use crate::types::FlatKey;
 
 /// Bits of an entry of a queue: a part of the key's hash, and below it the count.
@@ -72,11 +73,21 @@ impl Sketch {
         size_of_val::<[AtomicU64]>(&self.words)
     }
 
+    fn word(&self, hash: u64) -> &AtomicU64 {
+        &self.words[((u128::from(hash) * self.words.len() as u128) >> 64) as usize]
+    }
+
+    /// Prefetches the word that [`Self::admits`] changes.
+    #[inline]
+    pub(crate) fn prefetch(&self, key: FlatKey) {
+        prefetch_line(self.word(mix64(key.0)));
+    }
+
     /// Counts a row that a batch missed and that occurs `occurrences` times in the batch. Returns whether the
     /// row has been used often enough to be admitted. Call this once for each missed row of a batch.
     pub(crate) fn admits(&self, key: FlatKey, occurrences: u32) -> bool {
         let hash = mix64(key.0);
-        let word = &self.words[((u128::from(hash) * self.words.len() as u128) >> 64) as usize];
+        let word = self.word(hash);
         // Mixed again, since the high bits have chosen the word.
         let name = mix64(hash) << COUNT_BITS & MASK;
         let (after, count) = missed(word.load(Ordering::Relaxed), name, occurrences.into());

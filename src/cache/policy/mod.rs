@@ -50,6 +50,15 @@ impl Admission {
         }
     }
 
+    /// Prefetches what [`Self::admits`] reads for a key.
+    #[inline]
+    pub(crate) fn prefetch(&self, key: FlatKey) {
+        match self {
+            Self::Probability(_) => {}
+            Self::Frequency(sketch) => sketch.prefetch(key),
+        }
+    }
+
     #[must_use]
     pub(crate) fn bytes(&self) -> usize {
         match self {

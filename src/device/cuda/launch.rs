@@ -54,7 +54,7 @@ launches! {
 ///
 /// # Safety
 /// As [`Driver::launch`]. Places and owners were written by operations before this one on the stream. Bags
-/// and columns satisfy the conditions of [`crate::compute::pool`]. If the header's `staged` equals the number
-/// of misses, `rows` has an address for each miss.
+/// and columns satisfy the conditions of [`crate::compute::pool`]. If `staged` equals the number of misses,
+/// `rows` has an address for each miss.
 gather_pool(d, args: PoolArgs, blocks) shape(blocks, args.lookup_count as usize + 2);
 }

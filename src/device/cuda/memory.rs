@@ -34,6 +34,12 @@ impl<T> Array<T> {
     pub(crate) fn len(&self) -> usize {
         self.count
     }
+
+    /// Bytes from the beginning of the block to the end of the first `count` elements.
+    #[must_use]
+    pub(crate) fn bytes_to(&self, count: usize) -> usize {
+        self.at + count * size_of::<T>()
+    }
 }
 
 /// The layout of a block: arrays one after the other, each aligned to a cache line.
@@ -181,6 +187,41 @@ impl<D: Driver> Drop for PinnedMemory<D> {
     fn drop(&mut self) {
         // SAFETY: allocated by `new` and freed once; the owner has waited for all kernels that used it.
         unsafe { self.driver.free_pinned(self.memory) };
+    }
+}
+
+/// A block of pinned memory and one of device memory, with the same layout. The host writes the first one, and
+/// a copy moves what it has written to the second one. Kernels that read data several times, or wait for it
+/// before they can read other data, read it there: a read of pinned memory takes microseconds.
+pub(crate) struct Mirrored<D: Driver> {
+    pub host: PinnedMemory<D>,
+    pub device: DeviceMemory<D>,
+}
+
+impl<D: Driver> Mirrored<D> {
+    /// Allocates both blocks, zeroed.
+    ///
+    /// # Errors
+    /// As [`Driver::allocate`] and [`Driver::allocate_pinned`].
+    pub(crate) fn new(driver: &Arc<D>, bytes: usize) -> Result<Self, DriverError> {
+        Ok(Self { host: PinnedMemory::new(driver, bytes)?, device: DeviceMemory::new(driver, bytes)? })
+    }
+
+    /// Copies the first `bytes` bytes to the device. Does not wait.
+    ///
+    /// # Errors
+    /// As [`Driver::copy`].
+    ///
+    /// # Panics
+    /// When the blocks are shorter.
+    ///
+    /// # Safety
+    /// Until an event behind the copy has fired, nobody frees the blocks or writes these bytes, and only
+    /// operations behind the copy on this stream read them on the device.
+    pub(crate) unsafe fn upload(&self, stream: &D::Stream, bytes: usize) -> Result<(), DriverError> {
+        assert!(bytes <= self.host.bytes().min(self.device.bytes()), "a part of the blocks");
+        // SAFETY: both are at least this long. The caller guarantees the rest.
+        unsafe { self.host.driver.copy(stream, self.host.memory.device, self.device.at, bytes) }
     }
 }
 

@@ -31,10 +31,6 @@ pub(crate) struct BatchHeader {
     /// count as free (probe.cu).
     pub generation: u32,
     pub samples: u32,
-    /// Number of missed rows that the host has staged.
-    pub staged: u32,
-    /// Padding, 0.
-    pub unused: u32,
 }
 
 /// `BatchState` of common.cuh: what a batch's kernels pass to each other, in device memory.
@@ -92,6 +88,6 @@ pub(crate) struct PoolArgs {
     pub dense_width: u32,
     /// Elements from one output row to the next.
     pub stride: u32,
-    /// Padding, 0.
-    pub unused: u32,
+    /// Number of missed rows that the host has staged.
+    pub staged: u32,
 }

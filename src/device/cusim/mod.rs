@@ -122,7 +122,7 @@ pub(crate) fn gather_pool(pool: &Pool, out: &mut [f32], shape: Launch) -> Result
         pool.rows.iter().map(|row| if row.is_empty() { 0 } else { row.as_ptr() as u64 }).collect();
     // There is no cache here, so every row is a miss that the host has fetched.
     let misses = rows.len() as u32;
-    let header = BatchHeader { samples: pool.samples as u32, staged: misses, ..BatchHeader::default() };
+    let header = BatchHeader { samples: pool.samples as u32, ..BatchHeader::default() };
     let state = BatchState { misses, ..BatchState::default() };
     let places: Vec<u64> = pool.occurrences.iter().map(|&unique| AT_MISS | u64::from(unique)).collect();
     let args = PoolArgs {
@@ -142,7 +142,7 @@ pub(crate) fn gather_pool(pool: &Pool, out: &mut [f32], shape: Launch) -> Result
         lookup_count: pool.lookups.len() as u32,
         dense_width: pool.dense_width as u32,
         stride: pool.stride as u32,
-        unused: 0,
+        staged: misses,
     };
     let shape = Launch { shared_bytes: size_of_val(scan.as_slice()), ..shape };
     // SAFETY: `gather_pool` takes one `PoolArgs`, whose layout is the kernel's. `Pool::check` has checked

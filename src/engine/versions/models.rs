@@ -92,7 +92,7 @@ impl Engine {
         let row = new.rows.to_ne_bytes();
         self.versions.begin(NEW, new);
         let rows = |cached: Cached<'_>| {
-            let held = cached.held(&[(TABLE, ROW)]);
+            let held = cached.linked(&[(TABLE, ROW)]);
             held.into_iter().map(|(table, id)| (table, id, &row[..])).collect::<Vec<_>>()
         };
         self.cache.switch(NEW, rows).unwrap();

@@ -492,7 +492,7 @@ unsafe extern "C" fn cuEventQuery(event: usize) -> i32 {
     call(|world| {
         let Some(found) = world.events.get(&event).cloned() else { return 400 };
         if found.capture.is_some() {
-            return 907;
+            return 1; // as driver 580, after the capture has ended
         }
         if found.fired.contains(&found.records) {
             return 0;
@@ -507,7 +507,7 @@ unsafe extern "C" fn cuEventSynchronize(event: usize) -> i32 {
     call(|world| {
         let Some(found) = world.events.get(&event).cloned() else { return 400 };
         if found.capture.is_some() {
-            return 907;
+            return 1; // as driver 580, after the capture has ended
         }
         while !world.has_fired(event, found.records) && world.sticky == 0 {
             assert!(world.step(found.stream), "a wait that never ends");

@@ -44,9 +44,9 @@ on_every_gpu! {
         held!(warm::warm_rows_are_found_whatever_the_admission_and_keep_their_order);
     warming_stops_at_the_high_watermark_and_keeps_the_hottest:
         held!(warm::warming_stops_at_the_high_watermark_and_keeps_the_hottest);
-    a_batch_of_hits_takes_two_operations_whatever_the_table_count:
-        held!(device::a_batch_of_hits_takes_two_operations_whatever_the_table_count);
-    no_batch_takes_a_copy_or_a_memset: held!(device::no_batch_takes_a_copy_or_a_memset);
+    a_batch_of_hits_takes_three_operations_whatever_the_table_count:
+        held!(device::a_batch_of_hits_takes_three_operations_whatever_the_table_count);
+    a_batch_takes_one_copy_and_no_memset: held!(device::a_batch_takes_one_copy_and_no_memset);
     eviction_goes_to_the_low_watermark_and_takes_the_oldest: |driver: &Arc<Nvidia>| {
         for eviction in [EvictionOption::Lru, EvictionOption::Lfu(vec![])] {
             let new = |world: &World| device::on(driver, world);

@@ -178,13 +178,13 @@ fn memory_passes_from_one_row_size_to_another() {
 // ---- Operations per batch. ----
 
 #[test]
-fn a_batch_of_hits_takes_two_operations_whatever_the_table_count() {
-    device::a_batch_of_hits_takes_two_operations_whatever_the_table_count(|world| subject(world, 0));
+fn a_batch_of_hits_takes_three_operations_whatever_the_table_count() {
+    device::a_batch_of_hits_takes_three_operations_whatever_the_table_count(|world| subject(world, 0));
 }
 
 #[test]
-fn no_batch_takes_a_copy_or_a_memset() {
-    device::no_batch_takes_a_copy_or_a_memset(|world| subject(world, 5));
+fn a_batch_takes_one_copy_and_no_memset() {
+    device::a_batch_takes_one_copy_and_no_memset(|world| subject(world, 5));
 }
 
 // ---- Concurrent streams. ----

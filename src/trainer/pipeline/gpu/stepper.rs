@@ -17,7 +17,7 @@ use super::kernels;
 use super::scratchpad::{Shared, SlotArray, check_slots, limit, shape};
 use crate::compute::pool::{MAX_LOOKUPS, PoolLookup, WARP_LANES};
 use crate::device::cuda::launch::{blocks, gather_pool};
-use crate::device::cuda::memory::{Array, DeviceMemory, PinnedMemory, Plan};
+use crate::device::cuda::memory::{Array, Mirrored, Plan};
 use crate::device::cuda::pool_args::PoolArgs;
 use crate::device::cuda::pool_args::{AT_NOTHING, BatchHeader, BatchState};
 use crate::device::cuda::{Address, Driver, DriverError};
@@ -34,13 +34,7 @@ const MOST: u64 = (u32::MAX >> 2) as u64;
 pub(crate) struct CudaStepper<D: Driver> {
     shared: Arc<Shared<D>>,
     stream: D::Stream,
-    memory: BatchMemory<D>,
-}
-
-/// The memory of a batch, with the same layout on the host and on the device.
-struct BatchMemory<D: Driver> {
-    host: PinnedMemory<D>,
-    device: DeviceMemory<D>,
+    memory: Mirrored<D>,
 }
 
 struct GatherArrays {
@@ -67,21 +61,21 @@ struct UpdateArrays {
 impl<D: Driver> CudaStepper<D> {
     pub(crate) fn new(shared: &Arc<Shared<D>>) -> Result<Self, ScratchError> {
         let stream = shared.driver.stream()?;
-        let memory = BatchMemory::new(&shared.driver, 1 << 16)?;
+        let memory = Mirrored::new(&shared.driver, 1 << 16)?;
         Ok(Self { shared: shared.clone(), stream, memory })
     }
 
     /// Grows the memory to at least `bytes` bytes. The last batch must have finished.
     fn make_room(&mut self, bytes: usize) -> Result<(), DriverError> {
         if self.memory.host.bytes() < bytes {
-            self.memory = BatchMemory::new(&self.shared.driver, bytes.next_power_of_two())?;
+            self.memory = Mirrored::new(&self.shared.driver, bytes.next_power_of_two())?;
         }
         Ok(())
     }
 
     /// Writes the kernel's input for a gather, except `PoolArgs`. Returns the number of warps.
     fn write_gather(&mut self, gather: &Gather<'_>, arrays: &GatherArrays) -> Result<u32, ScratchError> {
-        let Self { shared, memory: BatchMemory { host, .. }, .. } = self;
+        let Self { shared, memory: Mirrored { host, .. }, .. } = self;
         let header = BatchHeader { samples: gather.samples as u32, ..BatchHeader::default() };
         host.get_mut(arrays.header)[0] = header;
         // The default state says that no row is missing. Otherwise the kernel would skip the batch.
@@ -129,7 +123,7 @@ impl<D: Driver> CudaStepper<D> {
         // within records. `write_gather` has shown that every place is a slot of this scratchpad that the
         // caller holds.
         unsafe {
-            driver.copy(stream, memory.host_at(), memory.device_at(), arrays.host_bytes)?;
+            memory.upload(stream, arrays.host_bytes)?;
             gather_pool(driver, stream, blocks(driver, warps), args)?;
             let (from, to) = (memory.device.of(arrays.out), memory.host.of(arrays.out));
             driver.copy(stream, Address(from), Address(to), arrays.out.len() * WORD)
@@ -138,7 +132,7 @@ impl<D: Driver> CudaStepper<D> {
 
     /// Writes the kernel's input for an update, except the gradients. Returns the number of warps.
     fn write_update(&mut self, update: &Update<'_>, arrays: &UpdateArrays) -> Result<u32, ScratchError> {
-        let Self { shared, memory: BatchMemory { host, .. }, .. } = self;
+        let Self { shared, memory: Mirrored { host, .. }, .. } = self;
         host.get_mut(arrays.scan)[0] = 0;
         let (mut rows, mut sources, mut warps) = (0, 0, 0);
         for (i, table) in update.tables.iter().enumerate() {
@@ -176,7 +170,7 @@ impl<D: Driver> CudaStepper<D> {
         // SAFETY: as in `launch_gather`. `check_rows` has shown that sources are within samples and columns,
         // and that records have the optimizer's states. The caller holds the slots.
         unsafe {
-            driver.copy(stream, memory.host_at(), memory.device_at(), bytes)?;
+            memory.upload(stream, bytes)?;
             kernels::update_rows(driver, stream, warps, args)
         }
     }
@@ -219,7 +213,7 @@ impl<D: Driver> Stepper for CudaStepper<D> {
                 lookup_count: lookups as u32,
                 dense_width: 0,
                 stride: stride as u32,
-                unused: 0,
+                staged: 0,
             };
             let launched = self.launch_gather(&args, warps, &arrays);
             self.shared.settle(&self.stream, launched)?;
@@ -265,20 +259,6 @@ impl<D: Driver> Stepper for CudaStepper<D> {
         };
         let launched = self.launch_update(&args.with_rule(update.rule), warps, plan.bytes());
         Ok(self.shared.settle(&self.stream, launched)?)
-    }
-}
-
-impl<D: Driver> BatchMemory<D> {
-    fn new(driver: &Arc<D>, bytes: usize) -> Result<Self, DriverError> {
-        Ok(Self { host: PinnedMemory::new(driver, bytes)?, device: DeviceMemory::new(driver, bytes)? })
-    }
-
-    fn host_at(&self) -> Address {
-        Address(self.host.address())
-    }
-
-    fn device_at(&self) -> Address {
-        Address(self.device.address())
     }
 }
 
