@@ -54,6 +54,8 @@ pub(crate) use entry::{Entry, Fate, Held, Link, Location, Stamp, Unlinked};
 pub(crate) const SLOTS: usize = if cfg!(flechette_loom) { 2 } else { 8 };
 /// Bytes of a bucket.
 pub(crate) const BUCKET_BYTES: usize = 128;
+/// How many keys ahead a loop prefetches buckets.
+pub(crate) const BUCKETS_AHEAD: usize = 12;
 /// The share of slots that may be in use.
 pub(crate) const LOAD: f64 = 0.8;
 /// A stamp that is at most this many batches old is not renewed, so an entry may look that much older than it

@@ -8,14 +8,11 @@ use std::ops::Range;
 
 use super::epoch::Pin;
 use super::error::CacheError;
-use super::index::{Held, Location, Stamp};
+use super::index::{BUCKETS_AHEAD, Held, Location, Stamp};
 use super::key::{RowKeys, mix64};
 use super::shared::Shared;
 use super::version::Overlay;
 use crate::types::{FlatKey, TableId};
-
-/// How many probes ahead index buckets are prefetched.
-const AHEAD: usize = 12;
 
 /// A batch's ids and the result of their lookup. Reuse it: then a batch allocates only if it is larger than
 /// all batches before.
@@ -167,7 +164,7 @@ impl Query {
         self.tallies.resize(cache.tables.len(), Tally::default());
         let now = Stamp::of(pin.number());
         for unique in 0..self.rows.len() {
-            if let Some(row) = self.rows.get(unique + AHEAD) {
+            if let Some(row) = self.rows.get(unique + BUCKETS_AHEAD) {
                 cache.index.prefetch(cache.keys.row(row.table, row.own).1);
             }
             let row = &mut self.rows[unique];

@@ -29,11 +29,10 @@
 use std::sync::{Arc, PoisonError};
 
 use super::error::CacheError;
-use super::index::{Entry, Held, Location, Stamp, Unlinked};
+use super::index::{BUCKETS_AHEAD, Entry, Held, Location, Stamp, Unlinked};
 use super::shared::{Insertion, Shared};
 use super::slab::Slot;
 use crate::mem::PartedMap;
-use crate::mem::prefetch::PREFETCH_AHEAD;
 use crate::pace;
 use crate::types::{FlatKey, TableId, Version};
 
@@ -76,12 +75,16 @@ impl Cached<'_> {
     pub(crate) fn linked(self, rows: &[(TableId, u64)]) -> Vec<(TableId, u64)> {
         pace::rest();
         let (keys, index) = (&self.0.keys, &self.0.index);
-        let key = |&(table, id): &(TableId, u64)| Some((table, id, keys.row(table, keys.own(table, id)?).1));
-        let rows: Vec<_> = rows.iter().filter_map(key).collect();
-        rows.iter().for_each(|&(.., key)| index.prefetch(key));
+        let key = |&(table, id): &(TableId, u64)| Some(keys.row(table, keys.own(table, id)?).1);
+        let keys: Vec<_> = rows.iter().map(key).collect();
+        let mut ahead = keys.iter().flatten();
+        ahead.by_ref().take(BUCKETS_AHEAD).for_each(|&key| index.prefetch(key));
         // No key is linked during a switch, so one that is not linked now stays so.
-        let linked = rows.into_iter().filter(|&(.., key)| index.has(key));
-        linked.map(|(table, id, _)| (table, id)).collect()
+        let mut is_linked = |key: Option<FlatKey>| {
+            ahead.next().into_iter().for_each(|&key| index.prefetch(key));
+            key.is_some_and(|key| index.has(key))
+        };
+        rows.iter().zip(&keys).filter(|(_, key)| is_linked(**key)).map(|(row, _)| *row).collect()
     }
 }
 
@@ -209,7 +212,7 @@ impl Shared {
         let now = Stamp::of(self.epochs.tag());
         let mut unplaced = Vec::new();
         let key_of = |(&own, changed): (&FlatKey, &Changed)| self.keys.row(changed.table, own).1;
-        let mut ahead = overlay.rows.iter().skip(PREFETCH_AHEAD).map(key_of);
+        let mut ahead = overlay.rows.iter().skip(BUCKETS_AHEAD).map(key_of);
         for (&own, &Changed { table, location }) in pace::rested(overlay.rows.iter()) {
             ahead.next().into_iter().for_each(|key| self.index.prefetch(key));
             let (_, key) = self.keys.row(table, own);

@@ -192,8 +192,11 @@ def look(browser: Browser, url: str, folder: str, variant: str, axe: str) -> dic
     # The policy for contents holds for the page's own scripts, not for those of DevTools.
     browser.evaluate(axe)
     browser.evaluate(UNHIDDEN)
+    # A page that is hidden draws nothing new, so that no element moves while it is examined.
+    browser.evaluate("Object.defineProperty(document, 'hidden', { value: true, configurable: true })")
     run = f"axe.run(document, {{ runOnly: {json.dumps(TAGS)} }})"
     audit = browser.evaluate(f"{run}.then(({{ violations, incomplete }}) => ({{ violations, incomplete }}))")
+    browser.evaluate("delete document.hidden")
     found["violations"], found["incomplete"] = brief(audit["violations"]), brief(audit["incomplete"])
     found["reached"], found["toggled"] = tab_through(browser), toggled_by_keyboard(browser)
 

@@ -190,9 +190,9 @@ impl<D: Driver> Drop for PinnedMemory<D> {
     }
 }
 
-/// A block of pinned memory and one of device memory, with the same layout. The host writes the first one, and
-/// a copy moves what it has written to the second one. Kernels that read data several times, or wait for it
-/// before they can read other data, read it there: a read of pinned memory takes microseconds.
+/// A block of pinned memory and one of device memory, with the same layout. The host writes the first one,
+/// and a copy moves what it has written to the second one. Kernels that read data several times, or wait for
+/// it before they can read other data, read it there: a read of pinned memory takes microseconds.
 pub(crate) struct Mirrored<D: Driver> {
     pub host: PinnedMemory<D>,
     pub device: DeviceMemory<D>,
