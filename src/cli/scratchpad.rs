@@ -129,8 +129,8 @@ impl PipelineFlags {
     }
 }
 
-/// The GPU to train on, if `device.kind` is `cuda`. `auto` means the host, because the speed of
-/// training on a GPU has not been measured.
+/// The GPU to train on, if `device.kind` is `cuda`. `auto` means the host, because the speed of training on a
+/// GPU has not been measured.
 pub(crate) fn training_device(config: &Config) -> anyhow::Result<Option<Arc<Nvidia>>> {
     if config.device.kind != DeviceKind::Cuda {
         return Ok(None);

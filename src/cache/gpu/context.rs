@@ -1,10 +1,9 @@
 //! A lookup context: the stream and the memory for the lookup of one batch at a time.
 //!
 //! A batch copies its layout to the device and launches two kernels, a probe of the index and a gather that
-//! pools the rows. If every row is cached, the batch needs only a copy, two launches (or one graph of two
-//! nodes), and one wait. If a row is missing,
-//! the gather does nothing. Then the hits are copied while the host writes the missing rows, and the gather
-//! is launched again.
+//! pools the rows. If every row is cached, it needs only a copy, two launches (or one graph of two nodes),
+//! and one wait. If a row is missing, the gather does nothing. Then the hits are copied while the host writes
+//! the missing rows, and the gather is launched again.
 
 #![allow(unsafe_code)]
 

@@ -92,8 +92,8 @@ impl Engine {
         let row = new.rows.to_ne_bytes();
         self.versions.begin(NEW, new);
         let rows = |cached: Cached<'_>| {
-            let held = cached.linked(&[(TABLE, ROW)]);
-            held.into_iter().map(|(table, id)| (table, id, &row[..])).collect::<Vec<_>>()
+            let linked = cached.linked(&[(TABLE, ROW)]);
+            linked.into_iter().map(|(table, id)| (table, id, &row[..])).collect::<Vec<_>>()
         };
         self.cache.switch(NEW, rows).unwrap();
         drop(self.versions.end());
