@@ -245,10 +245,7 @@ impl Index {
     #[inline]
     pub(crate) fn has(&self, key: FlatKey) -> bool {
         let (first, second) = self.pair(key);
-        let is_in = |bucket: usize| {
-            self.buckets.all()[bucket].0.iter().any(|slot| slot.key.load(Ordering::Relaxed) == key.0)
-        };
-        is_in(first) || is_in(second)
+        [first, second].iter().any(|bucket| self.buckets.all()[*bucket].find(key).is_some())
     }
 
     /// Passes the location of a key to `look` if the key is linked. Does not renew its stamp.

@@ -23,8 +23,8 @@
 //! has evicted. So [`super::epoch::RetireList`] frees nothing during that time, and all slots in it get a new
 //! tag when the overlay is removed.
 //!
-//! An overlay takes up to 76 bytes per cached row that changed in addition to `cache.bytes`, and up to 57
-//! more while it is built (`cache/tests/memory.rs`).
+//! An overlay takes up to 76 bytes per cached row that changed in addition to `cache.bytes`, and up to 94
+//! while it is built (`cache/tests/memory.rs`).
 
 use std::sync::{Arc, PoisonError};
 

@@ -1,15 +1,14 @@
 //! The whole program on a real GPU, if there is one. `cusim_serve` has more of it, on a simulated one.
 
 use std::fs;
-use std::path::Path;
 
 use flechette::device::cuda;
 use flechette::schema::preset::ArchKind;
 
-use crate::program::{Served, Workshop, run_json};
+use crate::program::{Served, Workshop, manifest, run_json};
 use crate::skip::skip;
 use crate::switching::{
-    MODEL, every_answer_is_of_the_version_that_it_names, folder, publish_by_training, publish_full_versions,
+    MODEL, every_answer_is_of_the_version_that_it_names, publish_by_training, publish_full_versions,
 };
 
 /// Whether there is a GPU to test on. Otherwise reports that the test is skipped.
@@ -72,18 +71,6 @@ fn every_answer_of_a_real_gpu_is_of_the_version_that_it_names_while_cached_rows_
     every_answer_of_a_real_gpu_is_right(publish_by_training);
 }
 
-/// The files of a version, but for its manifest, which has the time.
-fn files(models: &str) -> Vec<(String, Vec<u8>)> {
-    let version = folder(models, MODEL, 1);
-    let read =
-        |file: &Path| (file.file_name().unwrap().to_str().unwrap().to_owned(), fs::read(file).unwrap());
-    let tables = fs::read_dir(version.join("tables")).unwrap().map(|entry| entry.unwrap().path());
-    let mut files: Vec<_> =
-        tables.chain([version.join("dense.safetensors")]).map(|file| read(&file)).collect();
-    files.sort();
-    files
-}
-
 #[test]
 fn training_on_a_real_gpu_writes_the_hosts_bytes() {
     if !is_there() {
@@ -98,7 +85,7 @@ fn training_on_a_real_gpu_writes_the_hosts_bytes() {
              --scratchpad 0.3 --device {device} --models {models} --name {MODEL} --json",
             workshop.train
         ));
-        files(&models)
+        manifest(&models, MODEL, 1)
     };
     for optimizer in ["sgd", "adagrad", "rowwise_adagrad", "adam"] {
         assert!(train("cuda", optimizer) == train("host", optimizer), "{optimizer}");

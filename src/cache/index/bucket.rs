@@ -68,7 +68,7 @@ impl IndexSlot {
 }
 
 impl Bucket {
-    /// The slot of a key. The caller holds the bucket's lock.
+    /// The slot of a key. Unless the caller holds the bucket's lock, the slot may be another key's at once.
     pub(super) fn find(&self, key: FlatKey) -> Option<&IndexSlot> {
         self.0.iter().find(|slot| slot.key.load(Ordering::Relaxed) == key.0)
     }
