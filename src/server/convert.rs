@@ -1,24 +1,31 @@
 //! Converts a request message to a batch, and scores to a response message.
 //!
-//! The message is untrusted: its counts are compared with each other and with the limits before memory is
-//! allocated for them. [`Schema::encode`] checks the rest, which depends on the schema: transforms, hashing
+//! The message is untrusted: the number of samples is compared with its limit before the columns are read, and
+//! then with what they have. [`Schema::encode`] checks the rest, which depends on the schema: transforms, hashing
 //! and the number of ids of each sample.
+
+mod column;
 
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use prost::bytes::Bytes;
-
+use super::ctr::{LearnHead, LearnMessage, PredictMessage};
 use super::proto;
+use super::received::{Malformed, Received, fields};
 use crate::learnlog::{Checksum, Record, schema_sum};
 use crate::predict::Description;
 use crate::schema::{AbsentId, Arity, EncodeError, Schema, Transform};
 use crate::types::{Batch, RawBatch, RawFeature, RawValues, Scores};
+use column::Column;
 
 /// Why a request cannot be converted to a batch of the model.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ConvertError {
+    #[error("message: malformed: {0}")]
+    Malformed(#[from] Malformed),
+    #[error("features[{at}]: malformed: {error}")]
+    MalformedColumn { at: usize, error: Malformed },
     #[error("samples: expected at least 1, got 0")]
     NoSamples,
     #[error("samples: limit {limit} (server.max_samples), got {got}")]
@@ -68,29 +75,23 @@ impl Inputs {
     ///
     /// # Errors
     /// When the request is not a batch of this model, or exceeds a limit.
-    pub(crate) fn encode(&self, request: proto::PredictRequest, out: &mut Batch) -> Result<(), ConvertError> {
-        let proto::PredictRequest { samples, dense, features, .. } = request;
-        let columns = Columns { dense, features };
-        self.convert(samples as usize, out, |scratch| self.fill(columns, scratch), |_| ())
+    pub(crate) fn encode(&self, request: &PredictMessage, out: &mut Batch) -> Result<(), ConvertError> {
+        let samples = request.head.samples as usize;
+        self.convert(samples, out, |scratch| self.fill(&request.message, scratch), |_| ())
     }
 
     /// The samples of a request for the log, after the same checks as those of [`Self::encode`].
     ///
     /// # Errors
     /// As [`Self::encode`], and when the labels are wrong, or a dense value is too large to train on.
-    pub(crate) fn record(
-        &self,
-        request: proto::LearnRequest,
-        out: &mut Batch,
-    ) -> Result<Record, ConvertError> {
-        let proto::LearnRequest { samples, dense, features, labels, .. } = request;
+    pub(crate) fn record(&self, request: LearnMessage, out: &mut Batch) -> Result<Record, ConvertError> {
+        let Received { head: LearnHead { samples, labels, .. }, message } = request;
         if labels.len() != samples as usize && samples as usize <= self.max_samples {
             return Err(ConvertError::LabelCount { samples: samples as usize, got: labels.len() });
         }
         if let Some(sample) = labels.iter().position(|label| !(0.0..=1.0).contains(label)) {
             return Err(ConvertError::Label { sample, got: labels[sample] });
         }
-        let columns = Columns { dense, features };
         let record = |raw: &mut RawBatch| {
             let width = self.schema.dense_width().max(1);
             for (sample, dense) in raw.dense.chunks_exact(width).enumerate() {
@@ -101,7 +102,7 @@ impl Inputs {
             raw.labels = None;
             Ok(record)
         };
-        self.convert(samples as usize, out, |scratch| self.fill(columns, scratch), record)?
+        self.convert(samples as usize, out, |scratch| self.fill(&message, scratch), record)?
     }
 
     /// Overwrites `out` with the batch of the columns that `fill` writes, and calls `then` with the raw batch
@@ -130,7 +131,7 @@ impl Inputs {
                 self.schema.check_absent(out).map_err(ConvertError::from)?;
                 Ok(then(&mut scratch.raw))
             });
-            if raw_bytes(&scratch.raw) > SCRATCH_BYTES {
+            if scratch.bytes() > SCRATCH_BYTES {
                 *scratch = Scratch::default();
             }
             encoded
@@ -145,41 +146,55 @@ impl Inputs {
         }
     }
 
-    /// Fills the columns in the order of the schema.
-    fn fill(&self, columns: Columns, scratch: &mut Scratch) -> Result<(), ConvertError> {
+    /// Reads the columns of a request of either kind, in the order of the schema.
+    fn fill(&self, message: &[u8], scratch: &mut Scratch) -> Result<(), ConvertError> {
         let names = &self.schema.features;
-        let samples = scratch.raw.samples;
-        scratch.raw.dense = columns.dense;
+        scratch.raw.dense.clear();
         scratch.seen.clear();
         scratch.seen.resize(names.len(), false);
-        for (i, column) in columns.features.into_iter().enumerate() {
-            // Most clients send features in the order of the schema.
-            let Some(index) = self.index(&column.name, i) else {
-                return Err(ConvertError::UnknownFeature { name: clip(column.name) });
-            };
-            if std::mem::replace(&mut scratch.seen[index], true) {
-                return Err(ConvertError::DuplicateFeature { name: column.name });
+        let mut at = 0;
+        for field in fields(message) {
+            let field = field?;
+            match field.number {
+                DENSE => field.floats(&mut scratch.raw.dense)?,
+                FEATURES => {
+                    self.fill_column(at, field.bytes()?, scratch)?;
+                    at += 1;
+                }
+                _ => {}
             }
-            fill_column(samples, column, &mut scratch.raw.features[index])?;
         }
         match scratch.seen.iter().position(|seen| !seen) {
             Some(missing) => Err(ConvertError::MissingFeature { name: names[missing].name.clone() }),
             None => Ok(()),
         }
     }
+
+    /// Reads the column at this position of a request.
+    fn fill_column(&self, at: usize, message: &[u8], scratch: &mut Scratch) -> Result<(), ConvertError> {
+        let Scratch { raw, seen, column } = scratch;
+        let name = column.read(message).map_err(|error| ConvertError::MalformedColumn { at, error })?;
+        // Most clients send features in the order of the schema.
+        let Some(index) = self.index(name, at) else {
+            return Err(ConvertError::UnknownFeature { name: clip(name.to_owned()) });
+        };
+        if std::mem::replace(&mut seen[index], true) {
+            return Err(ConvertError::DuplicateFeature { name: name.to_owned() });
+        }
+        column.fill(name, raw.samples, &mut raw.features[index])
+    }
 }
 
-/// The columns of a message.
-struct Columns {
-    dense: Vec<f32>,
-    features: Vec<proto::FeatureColumn>,
-}
+/// Fields of a request of either kind.
+const DENSE: u32 = 4;
+const FEATURES: u32 = 5;
 
 /// Memory that conversions reuse. Without it a request of 26 columns would take more than 50 allocations.
 pub(crate) struct Scratch {
     pub raw: RawBatch,
     /// For each feature of the schema, whether the request has its column.
     seen: Vec<bool>,
+    column: Column,
 }
 
 /// A scratch of more bytes is freed after the conversion.
@@ -188,7 +203,22 @@ const SCRATCH_BYTES: usize = 1 << 20;
 impl Default for Scratch {
     fn default() -> Self {
         let raw = RawBatch { samples: 0, dense: Vec::new(), features: Vec::new(), labels: None };
-        Self { raw, seen: Vec::new() }
+        Self { raw, seen: Vec::new(), column: Column::default() }
+    }
+}
+
+impl Scratch {
+    /// Its memory, apart from what each column takes in any case.
+    fn bytes(&self) -> usize {
+        let Self { raw, column, .. } = self;
+        let columns = raw.features.iter().map(|column| {
+            let values = match &column.values {
+                RawValues::Ids(ids) => 8 * ids.capacity(),
+                RawValues::Text { bytes, ends } => bytes.capacity() + 4 * ends.capacity(),
+            };
+            values + 4 * column.offsets.capacity()
+        });
+        4 * raw.dense.capacity() + column.bytes() + columns.sum::<usize>()
     }
 }
 
@@ -200,51 +230,16 @@ fn no_values() -> RawFeature {
     RawFeature { offsets: Vec::new(), values: RawValues::Ids(Vec::new()) }
 }
 
-fn fill_column(
-    samples: usize,
-    column: proto::FeatureColumn,
-    raw: &mut RawFeature,
-) -> Result<(), ConvertError> {
-    let proto::FeatureColumn { name, lengths, ids, strings } = column;
-    match (ids.is_empty(), strings.is_empty()) {
-        (false, false) => {
-            return Err(ConvertError::BothValues { name, ids: ids.len(), strings: strings.len() });
+/// Replaces values by no ids, and keeps their memory if they are ids.
+pub(crate) fn no_ids(values: &mut RawValues) -> &mut Vec<u64> {
+    loop {
+        match values {
+            RawValues::Text { .. } => *values = RawValues::Ids(Vec::new()),
+            RawValues::Ids(ids) => {
+                ids.clear();
+                return ids;
+            }
         }
-        (_, true) => raw.values = RawValues::Ids(ids),
-        (true, false) => fill_text(&strings, &mut raw.values),
-    }
-    let values = raw.values.len();
-    raw.offsets.clear();
-    if lengths.is_empty() {
-        if values != samples {
-            return Err(ConvertError::ValueCount { name, samples, values });
-        }
-        raw.offsets.extend(0..=samples as u32);
-        return Ok(());
-    }
-    if lengths.len() != samples {
-        return Err(ConvertError::LengthCount { name, samples, got: lengths.len() });
-    }
-    let sum: u64 = lengths.iter().map(|&length| u64::from(length)).sum();
-    if sum != values as u64 {
-        return Err(ConvertError::LengthSum { name, values, sum });
-    }
-    // The sum is the number of values in one message, so no partial sum overflows 32 bits.
-    let mut end = 0;
-    raw.offsets.push(end);
-    raw.offsets.extend(lengths.iter().map(|length| {
-        end += length;
-        end
-    }));
-    Ok(())
-}
-
-/// Concatenates the strings. A message is at most 1 GiB, so their ends fit in 32 bits.
-pub(crate) fn fill_text(strings: &[Bytes], values: &mut RawValues) {
-    let (bytes, ends) = no_text(values);
-    for string in strings {
-        bytes.extend_from_slice(string);
-        ends.push(bytes.len() as u32);
     }
 }
 
@@ -260,18 +255,6 @@ pub(crate) fn no_text(values: &mut RawValues) -> (&mut Vec<u8>, &mut Vec<u32>) {
             }
         }
     }
-}
-
-/// Bytes of a raw batch's values and offsets.
-fn raw_bytes(raw: &RawBatch) -> usize {
-    let columns = raw.features.iter().map(|column| {
-        let values = match &column.values {
-            RawValues::Ids(ids) => 8 * ids.len(),
-            RawValues::Text { bytes, ends } => bytes.len() + 4 * ends.len(),
-        };
-        values + 4 * column.offsets.len()
-    });
-    4 * raw.dense.len() + columns.sum::<usize>()
 }
 
 /// Most bytes of a client's name in an error message.
@@ -354,3 +337,6 @@ pub(crate) fn description(model: &Description, limits: proto::Limits) -> proto::
 pub(crate) fn architecture(schema: &Schema) -> &'static str {
     schema.architecture.kind().name()
 }
+
+#[cfg(test)]
+pub(crate) mod tests;

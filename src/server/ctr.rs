@@ -3,6 +3,8 @@
 //! A Predict call, and each request of a PredictStream call, takes the path of a scored request
 //! (`pending.rs`). A Learn call is checked like one, and stored.
 
+mod request;
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -13,11 +15,10 @@ use super::charge::Kind;
 use super::gate::Call;
 use super::model::Model;
 use super::pending::{Pending, ScoreRequest};
-use super::proto::ctr_server::Ctr;
 use super::proto::predict_stream_response::Result as PredictResult;
 use super::proto::{
-    self, GetModelRequest, GetModelResponse, Label, LearnRequest, LearnResponse, Limits, PredictError,
-    PredictRequest, PredictResponse, PredictStreamResponse, SetLabelRequest, SetLabelResponse,
+    self, GetModelRequest, GetModelResponse, Label, LearnResponse, Limits, PredictError, PredictResponse,
+    PredictStreamResponse, SetLabelRequest, SetLabelResponse,
 };
 use super::served::{Queued, Served};
 use super::status::CallError;
@@ -29,45 +30,58 @@ use crate::learnlog::name_of;
 use crate::schema::Schema;
 use crate::types::{Follow, Scores};
 
+#[cfg(test)]
+pub(crate) use request::PredictHead;
+pub(crate) use request::{LearnHead, LearnMessage, PredictMessage};
+use service::ctr_server::Ctr;
+pub(crate) use service::ctr_server::CtrServer;
+
+/// The service of `proto/flechette/v1/ctr.proto`, with [`PredictMessage`] for its `PredictRequest`, and
+/// [`LearnMessage`] for its `LearnRequest`.
+#[allow(unreachable_pub, clippy::all, clippy::unwrap_used, clippy::expect_used)]
+mod service {
+    include!("../../proto/generated/server/flechette.v1.rs");
+}
+
 /// The methods that do not simply use a model.
 pub(crate) const KINDS: &[(&str, Kind)] =
     &[("PredictStream", Kind::Stream), ("Learn", Kind::Learn), ("SetLabel", Kind::Change)];
 
-impl ScoreRequest for PredictRequest {
+impl ScoreRequest for PredictMessage {
     type Form = ();
     type Response = PredictResponse;
     type Answer = PredictStreamResponse;
 
     fn take_model(&mut self) -> String {
-        std::mem::take(&mut self.model)
+        std::mem::take(&mut self.head.model)
     }
 
     fn timeout(&self) -> Option<Duration> {
-        (self.timeout_ms > 0).then(|| Duration::from_millis(self.timeout_ms.into()))
+        (self.head.timeout_ms > 0).then(|| Duration::from_millis(self.head.timeout_ms.into()))
     }
 
     fn priority(&self) -> Result<Priority, CallError> {
-        match proto::Priority::try_from(self.priority) {
+        match proto::Priority::try_from(self.head.priority) {
             Ok(proto::Priority::Normal) => Ok(Priority::Normal),
             Ok(proto::Priority::High) => Ok(Priority::High),
             Ok(proto::Priority::Low) => Ok(Priority::Low),
-            Err(_) => Err(CallError::UnknownPriority { got: self.priority }),
+            Err(_) => Err(CallError::UnknownPriority { got: self.head.priority }),
         }
     }
 
     fn take_id(&mut self) -> String {
-        std::mem::take(&mut self.request_id)
+        std::mem::take(&mut self.head.request_id)
     }
 
     fn queue(mut self, id: &str, model: &Model, terms: Terms) -> Result<(Queued, ()), CallError> {
         let ask = Ask {
-            version: (self.version != 0).then_some(self.version),
-            label: std::mem::take(&mut self.label),
+            version: (self.head.version != 0).then_some(self.head.version),
+            label: std::mem::take(&mut self.head.label),
             id,
             terms,
-            logits: self.logits,
+            logits: self.head.logits,
         };
-        let queued = model.queue(&ask, |inputs, batch| Ok(inputs.encode(self, batch)?))?;
+        let queued = model.queue(&ask, |inputs, batch| Ok(inputs.encode(&self, batch)?))?;
         Ok((queued, ()))
     }
 
@@ -96,7 +110,7 @@ impl From<CallError> for PredictError {
 }
 
 impl Served {
-    async fn learn(&self, request: LearnRequest) -> Result<LearnResponse, CallError> {
+    async fn learn(&self, request: LearnMessage) -> Result<LearnResponse, CallError> {
         let description = self.predict.describe();
         let Some(learner) = &self.learner else {
             return Err(CallError::NoLearning { model: description.model });
@@ -115,11 +129,11 @@ pub(crate) struct CtrService(pub Arc<Shared>);
 
 #[tonic::async_trait]
 impl Ctr for CtrService {
-    type PredictStreamStream = Answers<PredictRequest>;
+    type PredictStreamStream = Answers<PredictMessage>;
 
     async fn predict(
         &self,
-        mut request: Request<PredictRequest>,
+        mut request: Request<PredictMessage>,
     ) -> Result<Response<PredictResponse>, Status> {
         let call = Call::of(&mut request)?;
         let pending = Pending::begin(&self.0, request.into_inner(), &call)?;
@@ -128,21 +142,21 @@ impl Ctr for CtrService {
 
     async fn predict_stream(
         &self,
-        mut request: Request<Streaming<PredictRequest>>,
+        mut request: Request<Streaming<PredictMessage>>,
     ) -> Result<Response<Self::PredictStreamStream>, Status> {
         let call = Call::of(&mut request)?;
         Ok(Response::new(Answers::new(self.0.clone(), request.into_inner(), call)))
     }
 
-    async fn learn(&self, mut request: Request<LearnRequest>) -> Result<Response<LearnResponse>, Status> {
+    async fn learn(&self, mut request: Request<LearnMessage>) -> Result<Response<LearnResponse>, Status> {
         let call = Call::of(&mut request)?;
         let mut message = request.into_inner();
         let sender = Sender::new(&call, String::new());
         call.reported();
-        let name = std::mem::take(&mut message.model);
+        let name = std::mem::take(&mut message.head.model);
         let model = self.0.find(name).inspect_err(|error| sender.refused(error))?;
         call.count();
-        let mut account = LearnAccount::new(model.clone(), sender, &call, message.samples);
+        let mut account = LearnAccount::new(model.clone(), sender, &call, message.head.samples);
         // The gate's timer drops this future at the deadline.
         let result = match call.deadline {
             Some(deadline) if deadline <= Instant::now() => Err(CallError::Late),

@@ -35,6 +35,7 @@ mod not_served;
 mod origin;
 mod pending;
 mod pressure;
+mod received;
 mod registry;
 mod report;
 mod repository;
@@ -460,8 +461,8 @@ fn services(
     config: &ServerConfig,
     health: HealthServer<impl Health>,
 ) -> Result<impl GrpcService, ServerError> {
-    let ctr = proto::ctr_server::CtrServer::new(ctr::CtrService(shared.clone()))
-        .max_decoding_message_size(config.max_bytes);
+    let ctr =
+        ctr::CtrServer::new(ctr::CtrService(shared.clone())).max_decoding_message_size(config.max_bytes);
     let kserve = |most| {
         let service = kserve::KserveService(shared.clone());
         kserve::GrpcInferenceServiceServer::new(service).max_decoding_message_size(most)

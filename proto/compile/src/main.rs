@@ -23,12 +23,20 @@ fn main() -> Result<(), Box<dyn Error>> {
         .bytes(".inference.InferTensorContents.bytes_contents")
         .bytes(".inference.ModelInferRequest.raw_input_contents")
         .bytes(".inference.ModelInferResponse.raw_output_contents");
-    messages.clone().compile_fds(ctr)?;
+    messages.clone().compile_fds(ctr.clone())?;
     messages.build_server(false).compile_fds(kserve.clone())?;
-    // The server reads the tensors of a request in a form of its own.
-    tonic_prost_build::configure()
+    // The server reads the largest requests in forms of its own.
+    let server = tonic_prost_build::configure()
         .out_dir(server)
         .build_client(false)
+        .codec_path("crate::server::received::ProstCodec");
+    server
+        .clone()
+        .extern_path(".flechette.v1.PredictRequest", "crate::server::ctr::PredictMessage")
+        .extern_path(".flechette.v1.LearnRequest", "crate::server::ctr::LearnMessage")
+        .extern_path(".flechette.v1", "crate::server::proto")
+        .compile_fds(ctr)?;
+    server
         .extern_path(".inference.ModelInferRequest", "crate::server::kserve::InferRequest")
         .extern_path(".inference", "crate::server::inference")
         .compile_fds(kserve)?;

@@ -37,9 +37,10 @@ use crate::schema::Schema;
 use crate::types::Scores;
 use answers::Form;
 pub(crate) use repository::change;
-pub(crate) use request::InferRequest;
+pub(crate) use request::{InferHead, InferRequest};
 use service::grpc_inference_service_server::GrpcInferenceService;
 pub(crate) use service::grpc_inference_service_server::GrpcInferenceServiceServer;
+use tensors::Parts;
 
 /// The service of `proto/inference/kserve.proto`, with [`InferRequest`] for its `ModelInferRequest`.
 #[allow(unreachable_pub, clippy::all, clippy::unwrap_used, clippy::expect_used)]
@@ -74,30 +75,31 @@ impl ScoreRequest for InferRequest {
     type Answer = ModelStreamInferResponse;
 
     fn take_model(&mut self) -> String {
-        std::mem::take(&mut self.model_name)
+        std::mem::take(&mut self.head.model_name)
     }
 
     fn timeout(&self) -> Option<Duration> {
-        terms::timeout(self)
+        terms::timeout(&self.head)
     }
 
     fn priority(&self) -> Result<Priority, CallError> {
-        terms::priority(self)
+        terms::priority(&self.head)
     }
 
     fn take_id(&mut self) -> String {
-        std::mem::take(&mut self.id)
+        std::mem::take(&mut self.head.id)
     }
 
     fn queue(self, id: &str, model: &Model, terms: Terms) -> Result<(Queued, Form), CallError> {
-        terms::check_timeout(&self)?;
-        let label = terms::label(&self)?;
-        let Self { model_version, inputs, outputs, raw_input_contents, .. } = self;
-        let outputs = answers::outputs(&outputs)?;
-        let ask = Ask { version: version(model_version)?, label, id, terms, logits: outputs.logit };
-        let raw = !raw_input_contents.is_empty();
-        let queued =
-            model.queue(&ask, |known, batch| tensors::encode(known, &inputs, &raw_input_contents, batch))?;
+        let Self { head, message } = self;
+        terms::check_timeout(&head)?;
+        let label = terms::label(&head)?;
+        let outputs = answers::outputs(&head.outputs)?;
+        let version = version(head.model_version)?;
+        let parts = Parts::find(&message)?;
+        let raw = parts.are_raw();
+        let ask = Ask { version, label, id, terms, logits: outputs.logit };
+        let queued = model.queue(&ask, |inputs, batch| parts.encode(inputs, batch))?;
         Ok((queued, Form { model: model.name().to_owned(), id: id.to_owned(), raw, outputs }))
     }
 
@@ -108,7 +110,7 @@ impl ScoreRequest for InferRequest {
     fn answer(
         &self,
     ) -> impl FnOnce(Result<ModelInferResponse, CallError>) -> ModelStreamInferResponse + use<> {
-        let id = self.id.clone();
+        let id = self.head.id.clone();
         |answered| answers::of_stream(answered, id)
     }
 }

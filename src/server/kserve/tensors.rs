@@ -14,11 +14,13 @@
 use std::fmt;
 
 use prost::bytes::Bytes;
+use smallvec::SmallVec;
 
-use super::request::{InputTensor, Malformed, Shape};
+use super::request::{InputTensor, Shape};
 use crate::schema::{Arity, Schema};
-use crate::server::convert::{Inputs, Scratch, clip, fill_text, no_text};
+use crate::server::convert::{Inputs, Scratch, clip, no_ids, no_text};
 use crate::server::inference::InferTensorContents;
+use crate::server::received::{Malformed, fields};
 use crate::server::status::CallError;
 use crate::types::{Batch, RawFeature, RawValues};
 
@@ -28,8 +30,10 @@ pub(crate) const LENGTHS: &str = ":lengths";
 /// Why the tensors of a request are not a batch of the model.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TensorError {
-    #[error("inputs[{at}]: {error}")]
-    Malformed { at: usize, error: Malformed },
+    #[error("message: malformed: {0}")]
+    Malformed(#[from] Malformed),
+    #[error("inputs[{at}]: malformed: {error}")]
+    MalformedTensor { at: usize, error: Malformed },
     #[error("input {name:?}: the model has no such input")]
     Unknown { name: String },
     #[error("input {name:?}: missing")]
@@ -122,23 +126,58 @@ struct Tensors<'m> {
     lengths: Vec<Option<Tensor<'m>>>,
 }
 
-/// Overwrites `out` with the batch of a request's tensors.
-///
-/// # Errors
-/// When the tensors are not a batch of this model, or exceed a limit.
-pub(crate) fn encode(
-    inputs: &Inputs,
-    tensors: &[Bytes],
-    raw: &[Bytes],
-    out: &mut Batch,
-) -> Result<(), CallError> {
-    if !raw.is_empty() && raw.len() != tensors.len() {
-        return Err(TensorError::RawCount { inputs: tensors.len(), got: raw.len() }.into());
+/// The tensors of a request, and the raw contents of each, if there are any. All are slices of its message.
+pub(crate) struct Parts<'m> {
+    message: &'m Bytes,
+    tensors: Slices<'m>,
+    raw: Slices<'m>,
+}
+
+type Slices<'m> = SmallVec<[&'m [u8]; 32]>;
+
+/// Fields of a request.
+const INPUTS: u32 = 5;
+const RAW_INPUT_CONTENTS: u32 = 7;
+
+impl<'m> Parts<'m> {
+    /// # Errors
+    /// When the message is malformed, or not every tensor has raw contents.
+    pub(crate) fn find(message: &'m Bytes) -> Result<Self, TensorError> {
+        let (mut tensors, mut raw) = (Slices::new(), Slices::new());
+        for field in fields(message) {
+            let field = field?;
+            match field.number {
+                INPUTS => tensors.push(field.bytes()?),
+                RAW_INPUT_CONTENTS => raw.push(field.bytes()?),
+                _ => {}
+            }
+        }
+        if !raw.is_empty() && raw.len() != tensors.len() {
+            return Err(TensorError::RawCount { inputs: tensors.len(), got: raw.len() });
+        }
+        Ok(Self { message, tensors, raw })
     }
-    let tensors = tensors.iter().enumerate().map(|(at, tensor)| Tensor::read(at, tensor, raw.get(at)));
-    let tensors = Tensors::sort(inputs, tensors)?;
-    let samples = tensors.samples(inputs)?;
-    inputs.convert(samples, out, |scratch| Ok(tensors.fill(&inputs.schema, scratch)?), |_| ())
+
+    /// Whether the client gives, and expects, raw contents.
+    pub(crate) fn are_raw(&self) -> bool {
+        !self.raw.is_empty()
+    }
+
+    /// Overwrites `out` with the batch of the tensors.
+    ///
+    /// # Errors
+    /// When the tensors are not a batch of this model, or exceed a limit.
+    pub(crate) fn encode(&self, inputs: &Inputs, out: &mut Batch) -> Result<(), CallError> {
+        let Self { message, tensors, raw } = self;
+        let tensors = tensors.iter().enumerate().map(|(at, tensor)| {
+            let read = InputTensor::read(tensor, message);
+            let tensor = read.map_err(|error| TensorError::MalformedTensor { at, error })?;
+            Tensor::new(tensor, raw.get(at).copied())
+        });
+        let tensors = Tensors::sort(inputs, tensors)?;
+        let samples = tensors.samples(inputs)?;
+        inputs.convert(samples, out, |scratch| Ok(tensors.fill(&inputs.schema, scratch)?), |_| ())
+    }
 }
 
 /// The number of elements in each field.
@@ -295,9 +334,8 @@ impl Column {
 }
 
 impl<'m> Tensor<'m> {
-    /// The tensor at this position, with its elements: raw ones, or its own.
-    fn read(at: usize, tensor: &'m Bytes, raw: Option<&'m Bytes>) -> Result<Self, TensorError> {
-        let tensor = InputTensor::read(tensor).map_err(|error| TensorError::Malformed { at, error })?;
+    /// The tensor with its elements: raw ones, or its own.
+    fn new(tensor: InputTensor<'m>, raw: Option<&'m [u8]>) -> Result<Self, TensorError> {
         let InputTensor { name, datatype, shape, shared_memory, contents } = tensor;
         if shared_memory {
             return Err(TensorError::SharedMemory { name: clip(name.to_owned()) });
@@ -413,11 +451,7 @@ impl<'m> Tensor<'m> {
     }
 
     fn ids(&self, count: usize, out: &mut RawValues) -> Result<(), TensorError> {
-        let mut ids = match std::mem::replace(out, RawValues::Ids(Vec::new())) {
-            RawValues::Ids(ids) => ids,
-            RawValues::Text { .. } => Vec::new(),
-        };
-        ids.clear();
+        let ids = no_ids(out);
         match &self.elements {
             Elements::Raw(bytes) => ids.extend(Self::raw(self.name, bytes, count)?.map(u64::from_le_bytes)),
             Elements::Typed(contents) => {
@@ -430,7 +464,6 @@ impl<'m> Tensor<'m> {
             let (name, got) = (self.name.to_owned(), ids[element].cast_signed());
             return Err(TensorError::NegativeId { name, element, got });
         }
-        *out = RawValues::Ids(ids);
         Ok(())
     }
 
@@ -444,6 +477,15 @@ impl<'m> Tensor<'m> {
             }
             Elements::Raw(bytes) => raw_strings(self.name, bytes, count, out),
         }
+    }
+}
+
+/// Concatenates the strings. A message is at most 1 GiB, so their ends fit in 32 bits.
+fn fill_text(strings: &[Bytes], values: &mut RawValues) {
+    let (bytes, ends) = no_text(values);
+    for string in strings {
+        bytes.extend_from_slice(string);
+        ends.push(bytes.len() as u32);
     }
 }
 

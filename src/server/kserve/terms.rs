@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use super::InferRequest;
+use super::InferHead;
 use crate::batcher::Priority;
 use crate::server::convert::clip;
 use crate::server::inference::infer_parameter::ParameterChoice;
@@ -12,13 +12,13 @@ use crate::server::status::CallError;
 /// Most characters of a text in an error, before it is shortened.
 const SHOWN: usize = 100;
 
-fn parameter<'a>(request: &'a InferRequest, name: &str) -> Option<&'a ParameterChoice> {
+fn parameter<'a>(request: &'a InferHead, name: &str) -> Option<&'a ParameterChoice> {
     request.parameters.get(name).and_then(|parameter| parameter.parameter_choice.as_ref())
 }
 
 /// The time of the request from its arrival, in microseconds. Clients send 0 for no limit. `None` also for a
 /// parameter that [`check_timeout`] refuses.
-pub(crate) fn timeout(request: &InferRequest) -> Option<Duration> {
+pub(crate) fn timeout(request: &InferHead) -> Option<Duration> {
     let micros = match parameter(request, "timeout")? {
         ParameterChoice::Int64Param(micros) => u64::try_from(*micros).ok()?,
         ParameterChoice::Uint64Param(micros) => *micros,
@@ -29,7 +29,7 @@ pub(crate) fn timeout(request: &InferRequest) -> Option<Duration> {
 
 /// # Errors
 /// [`CallError::Timeout`]: a request whose limit is not understood would have none.
-pub(crate) fn check_timeout(request: &InferRequest) -> Result<(), CallError> {
+pub(crate) fn check_timeout(request: &InferHead) -> Result<(), CallError> {
     match parameter(request, "timeout") {
         None | Some(ParameterChoice::Int64Param(0..) | ParameterChoice::Uint64Param(_)) => Ok(()),
         Some(other) => Err(CallError::Timeout { got: shown(other) }),
@@ -40,7 +40,7 @@ pub(crate) fn check_timeout(request: &InferRequest) -> Result<(), CallError> {
 ///
 /// # Errors
 /// [`CallError::Priority`].
-pub(crate) fn priority(request: &InferRequest) -> Result<Priority, CallError> {
+pub(crate) fn priority(request: &InferHead) -> Result<Priority, CallError> {
     match parameter(request, "priority") {
         None | Some(ParameterChoice::Int64Param(0 | 2) | ParameterChoice::Uint64Param(0 | 2)) => {
             Ok(Priority::Normal)
@@ -69,7 +69,7 @@ fn shown(value: &ParameterChoice) -> String {
 ///
 /// # Errors
 /// [`CallError::LabelParameter`].
-pub(crate) fn label(request: &InferRequest) -> Result<String, CallError> {
+pub(crate) fn label(request: &InferHead) -> Result<String, CallError> {
     match parameter(request, "label") {
         None => Ok(String::new()),
         Some(ParameterChoice::StringParam(label)) => Ok(label.clone()),

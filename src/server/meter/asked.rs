@@ -4,7 +4,7 @@ use prost::Message;
 
 use super::layout::Field;
 use crate::batcher::Priority;
-use crate::server::kserve::{InferRequest, terms};
+use crate::server::kserve::{InferHead, terms};
 
 /// Longer fields say nothing. The name of a directory is shorter, and so is the parameter `priority`.
 const MOST_BYTES: usize = 256;
@@ -60,6 +60,6 @@ fn priority_of(entry: &[u8]) -> Option<Priority> {
     let is_priority = entry.starts_with(b"\x0a\x08priority");
     let length = u8::try_from(entry.len()).ok().filter(|length| is_priority && *length < 0x80)?;
     // The field 4 with this length: a request with only this parameter.
-    let request = InferRequest::decode([&[4 << 3 | 2, length], entry].concat().as_slice()).ok()?;
+    let request = InferHead::decode([&[4 << 3 | 2, length], entry].concat().as_slice()).ok()?;
     terms::priority(&request).ok()
 }

@@ -62,19 +62,31 @@ fn column() -> impl Strategy<Value = FeatureColumn> {
     )
 }
 
+pub(crate) fn predict_request() -> impl Strategy<Value = PredictRequest> {
+    let dense = prop::collection::vec(any::<f32>(), 0..30);
+    let features = prop::collection::vec(column(), 0..12);
+    (".{0,9}", dense, features, (".{0,9}", ".{0,40}")).prop_map(
+        |(model, dense, features, (label, request_id))| PredictRequest {
+            model,
+            version: 1 << 40,
+            samples: 3,
+            dense,
+            features,
+            timeout_ms: 1 << 31,
+            priority: 1,
+            logits: true,
+            label,
+            request_id,
+        },
+    )
+}
+
 proptest! {
     #[test]
     fn the_cost_covers_the_decoded_message_however_it_is_cut(
-        model in ".{0,9}",
-        dense in prop::collection::vec(any::<f32>(), 0..30),
-        features in prop::collection::vec(column(), 0..12),
-        (label, request_id) in (".{0,9}", ".{0,40}"),
+        message in predict_request(),
         piece in 1..50usize,
     ) {
-        let message = PredictRequest {
-            model, version: 1 << 40, samples: 3, dense, features, timeout_ms: 1 << 31, priority: 1,
-            logits: true, label, request_id,
-        };
         let wire = framed(&message.encode_to_vec());
         let whole = cost(&wire, wire.len()).unwrap();
         prop_assert_eq!(cost(&wire, piece), Ok(whole));

@@ -6,6 +6,7 @@ use super::*;
 use crate::server::inference::ModelInferRequest;
 use crate::server::inference::model_infer_request::InferInputTensor;
 use crate::server::meter::tests::infer_request;
+use crate::server::received::Receive;
 
 /// What a message is written as. Unlike messages, bytes with NaN are equal.
 fn written(message: Option<&impl Message>) -> Option<Vec<u8>> {
@@ -28,22 +29,27 @@ fn is_same(read: &InputTensor<'_>, generated: &InferInputTensor) -> bool {
 /// Checks that a message is read as generated code reads it, if that reads it.
 pub(crate) fn check_same(message: &[u8]) {
     let Ok(generated) = ModelInferRequest::decode(message) else { return };
-    let read = InferRequest::decode(Bytes::copy_from_slice(message)).unwrap();
-    assert_eq!(read.inputs.len(), generated.inputs.len());
-    for (input, generated) in read.inputs.iter().zip(&generated.inputs) {
-        let read = InputTensor::read(input).unwrap();
+    let InferRequest { head, message } = InferRequest::receive(Bytes::copy_from_slice(message)).unwrap();
+    let bytes_of = |number| {
+        let fields = fields(&message).map(Result::unwrap).filter(move |field| field.number == number);
+        fields.map(|field| field.bytes().unwrap()).collect::<Vec<_>>()
+    };
+    let inputs = bytes_of(5);
+    assert_eq!(inputs.len(), generated.inputs.len());
+    for (input, generated) in inputs.iter().zip(&generated.inputs) {
+        let read = InputTensor::read(input, &message).unwrap();
         assert!(is_same(&read, generated), "{read:?} is not {generated:?}");
     }
-    assert_eq!(read.model_name, generated.model_name);
-    assert_eq!(read.model_version, generated.model_version);
-    assert_eq!(read.id, generated.id);
-    assert_eq!(parameters(&read.parameters), parameters(&generated.parameters));
-    assert_eq!(read.outputs.len(), generated.outputs.len());
-    for (read, generated) in read.outputs.iter().zip(&generated.outputs) {
+    assert_eq!(head.model_name, generated.model_name);
+    assert_eq!(head.model_version, generated.model_version);
+    assert_eq!(head.id, generated.id);
+    assert_eq!(parameters(&head.parameters), parameters(&generated.parameters));
+    assert_eq!(head.outputs.len(), generated.outputs.len());
+    for (read, generated) in head.outputs.iter().zip(&generated.outputs) {
         assert_eq!(read.name, generated.name);
         assert_eq!(parameters(&read.parameters), parameters(&generated.parameters));
     }
-    assert_eq!(read.raw_input_contents, generated.raw_input_contents);
+    assert_eq!(bytes_of(7), generated.raw_input_contents);
 }
 
 proptest! {
@@ -88,7 +94,7 @@ fn forms_that_writers_rarely_use_are_read() {
     .concat();
     check_same(&field(5, &tensor));
     let tensor = Bytes::from(tensor);
-    let read = InputTensor::read(&tensor).unwrap();
+    let read = InputTensor::read(&tensor, &tensor).unwrap();
     assert_eq!((read.name, &read.shape[..], read.shared_memory), ("dense", &[2, 129][..], true));
     assert_eq!(read.contents.unwrap().fp32_contents, [1.5, -2.0]);
 }
@@ -96,12 +102,13 @@ fn forms_that_writers_rarely_use_are_read() {
 #[test]
 fn bytes_that_are_no_tensor_are_refused() {
     for (bytes, expected) in [
-        (vec![1 << 3 | 2, 9, b'x'], "a field ends after the tensor"),
+        (vec![1 << 3 | 2, 9, b'x'], "a field ends after the message that it is in"),
         (field(1, &[0xFF]), "a text is not UTF-8"),
         (vec![3 << 3 | 2, 1, 0x80], "failed to decode Protobuf message: invalid varint"),
-        (vec![4 << 3 | 2, 2, 10, 5], "a field ends after the tensor"),
+        (vec![4 << 3 | 2, 2, 10, 5], "a field ends after the message that it is in"),
     ] {
-        let error = InputTensor::read(&Bytes::from(bytes)).unwrap_err();
+        let bytes = Bytes::from(bytes);
+        let error = InputTensor::read(&bytes, &bytes).unwrap_err();
         assert_eq!(error.to_string(), expected);
     }
 }

@@ -6,11 +6,15 @@ use crate::fuzz::bytes::{self, Input};
 use crate::fuzz::memory::measured;
 use crate::fuzz::{run, wire};
 use crate::server::convert::Inputs;
+use crate::server::convert::tests::check_same as columns_are_same;
+use crate::server::ctr::{LearnMessage, PredictMessage};
 use crate::server::inference::*;
-use crate::server::kserve::request::tests::check_same;
-use crate::server::kserve::{InferRequest, answers, tensors};
+use crate::server::kserve::request::tests::check_same as tensors_are_same;
+use crate::server::kserve::tensors::Parts;
+use crate::server::kserve::{InferRequest, answers};
 use crate::server::pending::ScoreRequest;
 use crate::server::proto::{GetModelRequest, LearnRequest, SetLabelRequest};
+use crate::server::received::Receive;
 use crate::server::status::CallError;
 use crate::types::Batch;
 
@@ -80,6 +84,12 @@ fn decoded<M: Message + Default>(layout: &'static Layout, message: &[u8]) -> Opt
     }
 }
 
+/// The message as the server receives it, and its cost, if it is not refused.
+fn received<R: Receive>(layout: &'static Layout, message: &[u8]) -> Option<(R, usize)> {
+    let cost = cost_by(layout, &framed(message), usize::MAX).ok()?;
+    Some((R::receive(Bytes::copy_from_slice(message)).ok()?, cost))
+}
+
 /// Converts a request to a batch, and checks the batch.
 fn converted<E: Into<CallError>>(
     (message, cost): (usize, usize),
@@ -145,9 +155,11 @@ fn encoded<M: Message>(messages: &[M]) -> Vec<Vec<u8>> {
 fn predict() {
     let inputs = inputs();
     run(wire::mutated(encoded(&predict_requests()), CTR_NESTED, WORDS), |Input(message)| {
-        let Some((request, cost)) = decoded::<PredictRequest>(&CTR, &message) else { return false };
+        decoded::<PredictRequest>(&CTR, &message);
+        columns_are_same(&message);
+        let Some((request, cost)) = received::<PredictMessage>(&CTR, &message) else { return false };
         let _ = (request.timeout(), request.priority());
-        converted((message.len(), cost), |batch| inputs.encode(request, batch)).is_some()
+        converted((message.len(), cost), |batch| inputs.encode(&request, batch)).is_some()
     });
 }
 
@@ -161,9 +173,11 @@ fn learn() {
     };
     let seeds: Vec<_> = predict_requests().into_iter().map(request).collect();
     run(wire::mutated(encoded(&seeds), CTR_NESTED, WORDS), |Input(message)| {
-        let Some((request, cost)) = decoded::<LearnRequest>(&CTR, &message) else { return false };
+        decoded::<LearnRequest>(&CTR, &message);
+        columns_are_same(&message);
+        let Some((request, cost)) = received::<LearnMessage>(&CTR, &message) else { return false };
         converted((message.len(), cost), |batch| {
-            let samples = request.samples;
+            let samples = request.head.samples;
             let record = inputs.record(request, batch)?;
             assert_eq!(record.samples, samples);
             Ok::<_, CallError>(())
@@ -267,22 +281,22 @@ fn model_infer() {
     let mut seeds = encoded(&typed);
     seeds.extend(encoded(&typed.map(raw)));
     run(wire::mutated(seeds, KSERVE_NESTED, WORDS), |Input(message)| {
-        let Some((generated, cost)) = decoded::<ModelInferRequest>(&KSERVE, &message) else { return false };
-        check_same(&message);
-        let read = |message: Vec<u8>| InferRequest::decode(Bytes::from(message)).unwrap();
-        let request = read(message.clone());
+        let generated = decoded::<ModelInferRequest>(&KSERVE, &message);
+        tensors_are_same(&message);
+        let Some((request, cost)) = received::<InferRequest>(&KSERVE, &message) else { return false };
         let (_, memory) = measured(|| (request.timeout(), request.priority().map_err(Status::from).is_ok()));
         assert!(memory <= 1 << 14, "{memory} for the parameters");
-        let _ = answers::outputs(&request.outputs).map_err(|error| Status::from(CallError::from(error)));
-        let encode = |request: &InferRequest, batch: &mut Batch| {
-            tensors::encode(&known, &request.inputs, &request.raw_input_contents, batch)
-        };
+        let _ = answers::outputs(&request.head.outputs).map_err(|error| Status::from(CallError::from(error)));
+        let raw_given = Parts::find(&request.message).is_ok_and(|parts| parts.are_raw());
+        let encode =
+            |request: &InferRequest, batch: &mut Batch| Parts::find(&request.message)?.encode(&known, batch);
         let of_request = (message.len(), cost);
         let batch = converted(of_request, |batch| encode(&request, batch));
         if let Some(batch) = &batch
-            && request.raw_input_contents.is_empty()
+            && let Some((generated, _)) = generated
+            && !raw_given
         {
-            let of_raw = read(raw(generated).encode_to_vec());
+            let of_raw = InferRequest::receive(raw(generated).encode_to_vec().into()).unwrap();
             let of_raw = converted(of_request, |batch| encode(&of_raw, batch));
             assert_eq!(of_raw.as_ref(), Some(batch), "typed and raw contents");
         }
