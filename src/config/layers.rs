@@ -32,8 +32,7 @@ const BATCH_GROWTH: u64 = 12;
 
 /// Most memory of a message of this size, as the server counts it (`server/meter.rs`): the bytes themselves,
 /// 64 for an empty string, which takes 2, and more for each tensor, output and parameter of KServe, which
-/// take 2 as well. A native message has at most 10,000 columns of 320 bytes, which is less. Each message
-/// costs some memory that is not used.
+/// take 2 as well. A native message takes less. Each message costs some memory that is not used.
 pub(crate) fn message_bytes(max_bytes: u64) -> u64 {
     const MOST_TENSORS: u64 = 20_001;
     const MOST_OTHERS: u64 = 20_001 + 100;

@@ -5,7 +5,7 @@
 //! the decoded message is too late. The meter parses the wire format of a body, with the messages in its
 //! messages that have repeated fields (`meter/layout.rs` describes them), and charges each entry with its
 //! decoded size before the decoder sees the entry. It refuses what it cannot parse, so nothing is decoded
-//! that was not charged.
+//! that was not charged. What is not decoded, but read in place, is charged with what the conversion takes.
 
 mod asked;
 mod layout;
@@ -22,8 +22,8 @@ use tonic::body::Body;
 
 use super::charge::Charge;
 use asked::Asked;
+use layout::{COLUMN, COLUMN_GROWTH, DEPTH, Field, LIMITS, Limit, SHORT_COLUMN};
 pub(crate) use layout::{CTR, KSERVE, Layout};
-use layout::{DEPTH, Field, LIMITS, Limit};
 
 /// Why a message is refused before it is decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -304,12 +304,11 @@ impl Meter {
                 each = number;
                 0
             }
+            Field::Columns if length <= SHORT_COLUMN => COLUMN_GROWTH * length,
+            Field::Columns => return Ok(self.begin(&COLUMN, length)),
             Field::Messages(entry, inner, limit) => {
                 limit.map_or(Ok(()), |limit| self.count(limit))?;
-                self.levels[self.depth] = Level { layout: inner, end: self.at + length };
-                self.depth += 1;
-                self.next();
-                return Ok(entry + inner.spare);
+                return Ok(entry + self.begin(inner, length));
             }
         };
         if length == 0 {
@@ -318,6 +317,14 @@ impl Meter {
             self.state = State::Bytes { left: length, each };
         }
         Ok(cost)
+    }
+
+    /// Begins a message in the message. Returns its cost without its fields.
+    fn begin(&mut self, layout: &'static Layout, length: usize) -> usize {
+        self.levels[self.depth] = Level { layout, end: self.at + length };
+        self.depth += 1;
+        self.next();
+        layout.spare
     }
 
     /// Counts an entry of a field that has a limit.

@@ -1,4 +1,4 @@
-//! What the fields of a request cost when they are decoded, by their numbers.
+//! What the fields of a request cost when they are decoded or converted, by their numbers.
 
 use std::mem::size_of;
 
@@ -7,7 +7,6 @@ use prost::bytes::Bytes;
 use crate::schema::MAX_FEATURES;
 use crate::server::inference::InferParameter;
 use crate::server::inference::model_infer_request::{InferInputTensor, InferRequestedOutputTensor};
-use crate::server::proto::FeatureColumn;
 
 /// Messages within messages, with the outermost one.
 pub(super) const DEPTH: usize = 3;
@@ -35,8 +34,6 @@ pub(super) struct Limit {
 /// Counters of a meter.
 pub(super) const LIMITS: usize = 3;
 
-static COLUMNS: Limit = Limit { counter: 0, name: "features", entries: "columns", most: MAX_FEATURES };
-
 /// The dense tensor, and for each feature its values and their lengths.
 static TENSORS: Limit = Limit { counter: 0, name: "inputs", entries: "tensors", most: 2 * MAX_FEATURES + 1 };
 
@@ -62,8 +59,10 @@ pub(super) enum Field {
     Fixed(usize),
     /// Packed numbers of variable length. Each takes this many bytes of memory.
     Varints(usize),
-    /// Strings that stay slices of the message. Each takes this many bytes of memory besides.
+    /// Strings that stay slices of the message, or are joined. Each takes this many bytes of memory besides.
     Slices(usize),
+    /// Columns of features, whose layout is [`COLUMN`].
+    Columns,
     /// Messages without repeated fields. Each takes this many bytes of memory besides its encoding. The meter
     /// does not parse them, so what is not valid in them is found by the decoder.
     Flat(usize, &'static Limit),
@@ -102,24 +101,22 @@ const fn fixed(bytes: usize) -> Field {
 
 const SLICES: Field = Field::Slices(grown(size_of::<Bytes>()));
 
-/// Requests of `flechette.v1.Ctr`: `model`, `dense`, `features`, `labels`, `priority`.
+/// Requests of `flechette.v1.Ctr`: `model`, `dense`, `features`, `labels`, `priority`. Columns take no memory
+/// of their own, because they are read in place.
 pub(crate) static CTR: Layout = Layout {
-    spare: spare(size_of::<FeatureColumn>()) + SMALL,
-    fields: &[
-        (1, Field::Model),
-        (4, fixed(4)),
-        (5, Field::Messages(COLUMN_BYTES, &COLUMN, Some(&COLUMNS))),
-        (6, fixed(4)),
-        (7, Field::Priority),
-    ],
+    spare: SMALL,
+    fields: &[(1, Field::Model), (4, fixed(4)), (5, Field::Columns), (6, fixed(4)), (7, Field::Priority)],
 };
 
-/// An entry in the vector of columns, and the smallest allocations of its name and its three vectors.
-const COLUMN_BYTES: usize = grown(size_of::<FeatureColumn>()) + 4 * SMALL;
+/// `lengths`, `ids`, and `strings`, which are joined.
+pub(super) static COLUMN: Layout =
+    Layout { spare: 0, fields: &[(2, numbers(4)), (3, numbers(8)), (4, Field::Slices(grown(4)))] };
 
-/// `lengths`, `ids`, `strings`.
-static COLUMN: Layout =
-    Layout { spare: spare(size_of::<Bytes>()), fields: &[(2, numbers(4)), (3, numbers(8)), (4, SLICES)] };
+/// The most memory that a byte of a column takes: as an id.
+pub(super) const COLUMN_GROWTH: usize = grown(8);
+
+/// A shorter column is charged [`COLUMN_GROWTH`] for each of its bytes. To parse it would take longer.
+pub(super) const SHORT_COLUMN: usize = 64;
 
 /// Requests of `inference.GRPCInferenceService`: the model's name, `parameters` of a repository request or
 /// the id of another one, `parameters`, `inputs`, `outputs`, `raw_input_contents`.
