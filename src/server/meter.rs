@@ -22,8 +22,8 @@ use tonic::body::Body;
 
 use super::charge::Charge;
 use asked::Asked;
-use layout::{COLUMN, COLUMN_GROWTH, DEPTH, Field, LIMITS, Limit, SHORT_COLUMN};
 pub(crate) use layout::{CTR, KSERVE, Layout};
+use layout::{DEPTH, Field, LIMITS, Limit, SHORT};
 
 /// Why a message is refused before it is decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -304,11 +304,18 @@ impl Meter {
                 each = number;
                 0
             }
-            Field::Columns if length <= SHORT_COLUMN => COLUMN_GROWTH * length,
-            Field::Columns => return Ok(self.begin(&COLUMN, length)),
             Field::Messages(entry, inner, limit) => {
                 limit.map_or(Ok(()), |limit| self.count(limit))?;
-                return Ok(entry + self.begin(inner, length));
+                let cost = entry + inner.spare;
+                match inner.growth {
+                    Some(growth) if length <= SHORT => cost + growth * length,
+                    _ => {
+                        self.levels[self.depth] = Level { layout: inner, end: self.at + length };
+                        self.depth += 1;
+                        self.next();
+                        return Ok(cost);
+                    }
+                }
             }
         };
         if length == 0 {
@@ -317,14 +324,6 @@ impl Meter {
             self.state = State::Bytes { left: length, each };
         }
         Ok(cost)
-    }
-
-    /// Begins a message in the message. Returns its cost without its fields.
-    fn begin(&mut self, layout: &'static Layout, length: usize) -> usize {
-        self.levels[self.depth] = Level { layout, end: self.at + length };
-        self.depth += 1;
-        self.next();
-        layout.spare
     }
 
     /// Counts an entry of a field that has a limit.

@@ -5,8 +5,11 @@ use std::mem::size_of;
 use prost::bytes::Bytes;
 
 use crate::schema::MAX_FEATURES;
-use crate::server::inference::InferParameter;
-use crate::server::inference::model_infer_request::{InferInputTensor, InferRequestedOutputTensor};
+use crate::server::inference::model_infer_request::InferRequestedOutputTensor;
+use crate::server::inference::{InferParameter, InferTensorContents};
+
+/// Most bytes of a message that is not parsed if its layout says how much its bytes cost.
+pub(super) const SHORT: usize = 64;
 
 /// Messages within messages, with the outermost one.
 pub(super) const DEPTH: usize = 3;
@@ -16,6 +19,9 @@ pub(super) const DEPTH: usize = 3;
 pub(crate) struct Layout {
     /// Memory of its vectors that no entry is charged for: see [`spare`]. Each message costs it.
     pub(super) spare: usize,
+    /// The most memory that a byte of it takes, if a message of at most [`SHORT`] bytes is charged this for each
+    /// of them. To parse it would take longer.
+    pub(super) growth: Option<usize>,
     fields: &'static [(u64, Field)],
 }
 
@@ -40,7 +46,7 @@ static TENSORS: Limit = Limit { counter: 0, name: "inputs", entries: "tensors", 
 /// There is only one output.
 static OUTPUTS: Limit = Limit { counter: 1, name: "outputs", entries: "tensors", most: 100 };
 
-/// Of the request, its tensors and its outputs together.
+/// Of the request and its outputs together.
 static PARAMETERS: Limit =
     Limit { counter: 2, name: "parameters", entries: "entries", most: 2 * MAX_FEATURES + 1 };
 
@@ -61,8 +67,6 @@ pub(super) enum Field {
     Varints(usize),
     /// Strings that stay slices of the message, or are joined. Each takes this many bytes of memory besides.
     Slices(usize),
-    /// Columns of features, whose layout is [`COLUMN`].
-    Columns,
     /// Messages without repeated fields. Each takes this many bytes of memory besides its encoding. The meter
     /// does not parse them, so what is not valid in them is found by the decoder.
     Flat(usize, &'static Limit),
@@ -99,40 +103,44 @@ const fn fixed(bytes: usize) -> Field {
     Field::Fixed(grown(bytes))
 }
 
-const SLICES: Field = Field::Slices(grown(size_of::<Bytes>()));
-
 /// Requests of `flechette.v1.Ctr`: `model`, `dense`, `features`, `labels`, `priority`. Columns take no memory
 /// of their own, because they are read in place.
 pub(crate) static CTR: Layout = Layout {
     spare: SMALL,
-    fields: &[(1, Field::Model), (4, fixed(4)), (5, Field::Columns), (6, fixed(4)), (7, Field::Priority)],
+    growth: None,
+    fields: &[
+        (1, Field::Model),
+        (4, fixed(4)),
+        (5, Field::Messages(0, &COLUMN, None)),
+        (6, fixed(4)),
+        (7, Field::Priority),
+    ],
 };
 
-/// `lengths`, `ids`, and `strings`, which are joined.
-pub(super) static COLUMN: Layout =
-    Layout { spare: 0, fields: &[(2, numbers(4)), (3, numbers(8)), (4, Field::Slices(grown(4)))] };
-
-/// The most memory that a byte of a column takes: as an id.
-pub(super) const COLUMN_GROWTH: usize = grown(8);
-
-/// A shorter column is charged [`COLUMN_GROWTH`] for each of its bytes. To parse it would take longer.
-pub(super) const SHORT_COLUMN: usize = 64;
+/// `lengths`, `ids`, and `strings`, which are joined. An id takes most.
+static COLUMN: Layout = Layout {
+    spare: 0,
+    growth: Some(grown(8)),
+    fields: &[(2, numbers(4)), (3, numbers(8)), (4, Field::Slices(grown(4)))],
+};
 
 /// Requests of `inference.GRPCInferenceService`: the model's name, `parameters` of a repository request or
 /// the id of another one, `parameters`, `inputs`, `outputs`, `raw_input_contents`.
 pub(crate) static KSERVE: Layout = Layout {
-    spare: spare(size_of::<InferInputTensor>())
-        + spare(size_of::<InferRequestedOutputTensor>())
-        + spare(size_of::<Bytes>()),
+    spare: spare(size_of::<InferRequestedOutputTensor>()) + 2 * spare(SLICE),
+    growth: None,
     fields: &[
         (1, Field::Model),
         (3, PARAMETER),
         (4, Field::Parameter(PARAMETER_BYTES, &PARAMETERS)),
         (5, Field::Messages(TENSOR_BYTES, &TENSOR, Some(&TENSORS))),
         (6, Field::Messages(OUTPUT_BYTES, &OUTPUT, Some(&OUTPUTS))),
-        (7, SLICES),
+        (7, Field::Slices(grown(SLICE))),
     ],
 };
+
+/// Tensors, and their raw contents, are read in place.
+const SLICE: usize = size_of::<&[u8]>();
 
 /// An entry of a hash map. After the map has grown it is 7/16 full, and its old memory, half as large, is
 /// still there.
@@ -142,17 +150,22 @@ const PARAMETER: Field = Field::Flat(PARAMETER_BYTES, &PARAMETERS);
 /// An entry in the vector of outputs, and the smallest allocation of its name.
 const OUTPUT_BYTES: usize = grown(size_of::<InferRequestedOutputTensor>()) + SMALL;
 
-/// An entry in the vector of tensors, and the smallest allocations of its name, its datatype, its shape and
-/// the eight vectors of its contents.
-const TENSOR_BYTES: usize = grown(size_of::<InferInputTensor>()) + 11 * SMALL;
+/// A tensor in place, its contents, and the smallest allocations of its shape and of the vectors of its
+/// contents. Its parameters are not decoded.
+const TENSOR_BYTES: usize =
+    grown(SLICE) + size_of::<InferTensorContents>() + 9 * SMALL + spare(size_of::<Bytes>());
 
-/// `shape`, `parameters`, `contents`.
-static TENSOR: Layout =
-    Layout { spare: 0, fields: &[(3, numbers(8)), (4, PARAMETER), (5, Field::Messages(0, &CONTENTS, None))] };
+/// `shape`, `contents`. A string takes most: at least two bytes of the message.
+static TENSOR: Layout = Layout {
+    spare: 0,
+    growth: Some(grown(size_of::<Bytes>()) / 2),
+    fields: &[(3, numbers(8)), (5, Field::Messages(0, &CONTENTS, None))],
+};
 
 /// Elements of eight datatypes.
 static CONTENTS: Layout = Layout {
-    spare: spare(size_of::<Bytes>()),
+    spare: 0,
+    growth: None,
     fields: &[
         (1, numbers(1)),
         (2, numbers(4)),
@@ -161,9 +174,9 @@ static CONTENTS: Layout = Layout {
         (5, numbers(8)),
         (6, fixed(4)),
         (7, fixed(8)),
-        (8, SLICES),
+        (8, Field::Slices(grown(size_of::<Bytes>()))),
     ],
 };
 
 /// `parameters`.
-static OUTPUT: Layout = Layout { spare: 0, fields: &[(2, PARAMETER)] };
+static OUTPUT: Layout = Layout { spare: 0, growth: None, fields: &[(2, PARAMETER)] };

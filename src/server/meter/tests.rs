@@ -140,11 +140,12 @@ fn parameters_held(parameters: &HashMap<String, InferParameter>) -> usize {
     parameters.capacity() * (size_of::<(String, InferParameter)>() + 1) + strings.sum::<usize>()
 }
 
-/// The memory of a decoded KServe request, by the capacities of its vectors.
+/// The memory of a received KServe request, and of its tensors while they are converted, at least.
 fn infer_held(message: &ModelInferRequest) -> usize {
     let inputs = message.inputs.iter().map(|input| {
         let contents = input.contents.as_ref().map_or(0, |contents| {
-            contents.bool_contents.capacity()
+            size_of::<InferTensorContents>()
+                + contents.bool_contents.capacity()
                 + 4 * contents.int_contents.capacity()
                 + 8 * contents.int64_contents.capacity()
                 + 4 * contents.uint_contents.capacity()
@@ -153,17 +154,15 @@ fn infer_held(message: &ModelInferRequest) -> usize {
                 + 8 * contents.fp64_contents.capacity()
                 + size_of::<Bytes>() * contents.bytes_contents.capacity()
         });
-        let texts = input.name.capacity() + input.datatype.capacity();
-        texts + 8 * input.shape.capacity() + parameters_held(&input.parameters) + contents
+        8 * input.shape.capacity() + contents
     });
     let outputs =
         message.outputs.iter().map(|output| output.name.capacity() + parameters_held(&output.parameters));
     message.model_name.capacity()
         + message.id.capacity()
         + parameters_held(&message.parameters)
-        + size_of::<InferInputTensor>() * message.inputs.capacity()
         + size_of::<InferRequestedOutputTensor>() * message.outputs.capacity()
-        + size_of::<Bytes>() * message.raw_input_contents.capacity()
+        + size_of::<&[u8]>() * (message.inputs.len() + message.raw_input_contents.len())
         + inputs.sum::<usize>()
         + outputs.sum::<usize>()
 }
@@ -283,7 +282,7 @@ proptest! {
 fn tiny_entries_of_a_kserve_request_cost_their_decoded_size() {
     let most = 2 * MAX_FEATURES + 1;
     let tensors = framed(&[0x2a, 0].repeat(most));
-    assert!(cost_by(&KSERVE, &tensors, 1000).unwrap() >= most * size_of::<InferInputTensor>());
+    assert!(cost_by(&KSERVE, &tensors, 1000).unwrap() >= most * size_of::<InferTensorContents>());
     let fault = cost_by(&KSERVE, &framed(&[0x2a, 0].repeat(most + 1)), 1000).unwrap_err();
     assert_eq!(fault.to_string(), "inputs: limit 20001 tensors, got more");
     // 1000 numbers of one byte, in `int64_contents` of one tensor.

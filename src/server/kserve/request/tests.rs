@@ -7,7 +7,7 @@ use crate::server::inference::ModelInferRequest;
 use crate::server::inference::model_infer_request::InferInputTensor;
 use crate::server::meter::KSERVE;
 use crate::server::meter::tests::{infer_request, is_refused};
-use crate::server::received::Receive;
+use crate::server::received::{Field, Receive, Value};
 
 /// What a message is written as. Unlike messages, bytes with NaN are equal.
 fn written(message: Option<&impl Message>) -> Option<Vec<u8>> {
@@ -41,7 +41,15 @@ pub(crate) fn check_same(message: &[u8]) {
     let inputs = bytes_of(5);
     assert_eq!(inputs.len(), generated.inputs.len());
     for (input, generated) in inputs.iter().zip(&generated.inputs) {
-        let read = InputTensor::read(input, &message).unwrap();
+        let read = InputTensor::read(input, &message);
+        // Generated code takes an entry of a map for a message also if its key says that it is none, and the
+        // fields after it for others.
+        let is_entry = |field: &Field<'_>| field.number == 4 && !matches!(field.value, Value::Bytes(_));
+        if fields(input).flatten().any(|field| is_entry(&field)) {
+            assert!(read.is_err());
+            continue;
+        }
+        let read = read.unwrap();
         assert!(is_same(&read, generated), "{read:?} is not {generated:?}");
     }
     assert_eq!(head.model_name, generated.model_name);
