@@ -34,8 +34,9 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
-use crate::config::{Flags, Layers};
+use crate::config::{Flags, Layers, arenas_are_given};
 use crate::dataset::DatasetError;
+use crate::mem;
 use crate::predict::PredictError;
 use crate::schema::SchemaError;
 use crate::trainer::TrainError;
@@ -120,6 +121,9 @@ pub fn run(cli: Cli) -> anyhow::Result<()> {
     }
     let settings = Layers::load(&flags).map_err(|e| InputError(e.into()))?;
     let config = settings.clone().config().map_err(|e| InputError(e.into()))?;
+    if !arenas_are_given() {
+        mem::limit_arenas();
+    }
     logging::start(&config.log.level, config.log.format)?;
     config.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
     #[cfg(target_os = "linux")]

@@ -331,6 +331,11 @@ impl Config {
     }
 }
 
+/// Whether the environment limits the arenas of glibc's allocator (`mem/arenas.rs`). glibc reads it itself.
+pub(crate) fn arenas_are_given() -> bool {
+    std::env::var_os("MALLOC_ARENA_MAX").is_some()
+}
+
 impl Layers {
     /// Reads the file that the flags name, and the environment.
     ///

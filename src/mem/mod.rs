@@ -1,6 +1,8 @@
-//! Memory and hashing: huge pages, mappings, prefetch, host memory that a device can share, hash tables with
-//! number keys, the bits of words, pseudo-random numbers, and amounts of memory in words.
+//! Memory and hashing: the allocator's arenas, huge pages, mappings, prefetch, host memory that a device can
+//! share, hash tables with number keys, the bits of words, pseudo-random numbers, and amounts of memory in
+//! words.
 
+mod arenas;
 pub(crate) mod available;
 mod bits;
 mod host;
@@ -13,6 +15,7 @@ pub(crate) mod prefetch;
 pub(crate) mod probe_table;
 mod shown;
 
+pub(crate) use arenas::limit_arenas;
 pub(crate) use bits::set_bits;
 pub(crate) use host::{HostBlock, HostMemory, OutOfHostMemory};
 pub(crate) use huge::{Huge, huge_pages};

@@ -1,8 +1,8 @@
 //! Converts a request message to a batch, and scores to a response message.
 //!
-//! The message is untrusted: the number of samples is compared with its limit before the columns are read, and
-//! then with what they have. [`Schema::encode`] checks the rest, which depends on the schema: transforms, hashing
-//! and the number of ids of each sample.
+//! The message is untrusted: the number of samples is compared with its limit before the columns are read,
+//! and then with what they have. [`Schema::encode`] checks the rest, which depends on the schema: transforms,
+//! hashing and the number of ids of each sample.
 
 mod column;
 

@@ -409,6 +409,8 @@ fn when_training_fails_the_server_goes_on_and_ends_with_an_error() {
     wait("a version is served", || shown(&served, "serving_version") > 1.0);
     fs::write(format!("{}/1", site.incoming), "not a sample\n").unwrap();
     wait("training fails", || shows(&served, "training_state", -1.0));
+    // Of the samples before the file.
+    wait("the last version is served", || shown(&served, "serving_version") == version_on_disk(&site) as f64);
     let version = shown(&served, "serving_version");
     assert_eq!(served.score(MODEL, &site.workshop.valid, "")["version"], version as u64);
     let status = served.status();

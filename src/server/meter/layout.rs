@@ -19,8 +19,8 @@ pub(super) const DEPTH: usize = 3;
 pub(crate) struct Layout {
     /// Memory of its vectors that no entry is charged for: see [`spare`]. Each message costs it.
     pub(super) spare: usize,
-    /// The most memory that a byte of it takes, if a message of at most [`SHORT`] bytes is charged this for each
-    /// of them. To parse it would take longer.
+    /// The most memory that a byte of it takes, if a message of at most [`SHORT`] bytes is charged this for
+    /// each of them. To parse it would take longer.
     pub(super) growth: Option<usize>,
     fields: &'static [(u64, Field)],
 }

@@ -118,6 +118,7 @@ pub const UNSAFE_HOMES: &[&str] = &[
     "fuzz/memory",
     "store/bytes",
     "rowlog/mapping",
+    "mem/arenas",
     "mem/pages",
     "mem/prefetch",
     "trainer/pipeline/slots",
