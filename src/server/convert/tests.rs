@@ -36,8 +36,19 @@ fn check_columns(message: &[u8], dense: &[f32], features: &[proto::FeatureColumn
 pub(crate) fn check_same(message: &[u8]) {
     let bytes = || Bytes::copy_from_slice(message);
     if let Ok(generated) = proto::PredictRequest::decode(message) {
-        let proto::PredictRequest { model, version, samples, dense, features, .. } = generated;
-        let proto::PredictRequest { timeout_ms, priority, logits, label, request_id, .. } = generated;
+        // Without `..`, so that a new field of the message must be one of the head.
+        let proto::PredictRequest {
+            model,
+            version,
+            samples,
+            dense,
+            features,
+            timeout_ms,
+            priority,
+            logits,
+            label,
+            request_id,
+        } = generated;
         let received = PredictMessage::receive(bytes()).unwrap();
         let head = PredictHead { model, version, samples, timeout_ms, priority, logits, label, request_id };
         assert_eq!(received.head, head);

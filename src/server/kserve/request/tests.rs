@@ -38,9 +38,19 @@ pub(crate) fn check_same(message: &[u8]) {
         let fields = fields(&message).map(Result::unwrap).filter(move |field| field.number == number);
         fields.map(|field| field.bytes().unwrap()).collect::<Vec<_>>()
     };
+    // Without `..`, so that a new field of the message must be one of the head.
+    let ModelInferRequest {
+        model_name,
+        model_version,
+        id,
+        parameters: generated_parameters,
+        inputs: generated_inputs,
+        outputs,
+        raw_input_contents,
+    } = generated;
     let inputs = bytes_of(5);
-    assert_eq!(inputs.len(), generated.inputs.len());
-    for (input, generated) in inputs.iter().zip(&generated.inputs) {
+    assert_eq!(inputs.len(), generated_inputs.len());
+    for (input, generated) in inputs.iter().zip(&generated_inputs) {
         let read = InputTensor::read(input, &message);
         // Generated code takes an entry of a map for a message also if its key says that it is none, and the
         // fields after it for others.
@@ -52,16 +62,14 @@ pub(crate) fn check_same(message: &[u8]) {
         let read = read.unwrap();
         assert!(is_same(&read, generated), "{read:?} is not {generated:?}");
     }
-    assert_eq!(head.model_name, generated.model_name);
-    assert_eq!(head.model_version, generated.model_version);
-    assert_eq!(head.id, generated.id);
-    assert_eq!(parameters(&head.parameters), parameters(&generated.parameters));
-    assert_eq!(head.outputs.len(), generated.outputs.len());
-    for (read, generated) in head.outputs.iter().zip(&generated.outputs) {
+    assert_eq!((head.model_name, head.model_version, head.id), (model_name, model_version, id));
+    assert_eq!(parameters(&head.parameters), parameters(&generated_parameters));
+    assert_eq!(head.outputs.len(), outputs.len());
+    for (read, generated) in head.outputs.iter().zip(&outputs) {
         assert_eq!(read.name, generated.name);
         assert_eq!(parameters(&read.parameters), parameters(&generated.parameters));
     }
-    assert_eq!(bytes_of(7), generated.raw_input_contents);
+    assert_eq!(bytes_of(7), raw_input_contents);
 }
 
 proptest! {
