@@ -147,7 +147,7 @@ impl Client {
         target.format.warn_of_lists(&self.schema);
         let (labels, fields) = (Labels::unless(target.unlabelled), target.format.fields());
         let options = ReadOptions { labels, fields, ..ReadOptions::default() };
-        Ok(dataset::open(target.format.format, &[file.to_owned()], &self.schema, options)?)
+        Ok(dataset::open(target.format.format()?, &[file.to_owned()], &self.schema, options)?)
     }
 
     /// Samples of a request: `given`, or `default` within the server's limit.

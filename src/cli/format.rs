@@ -2,14 +2,18 @@
 
 use std::convert::Infallible;
 
+use anyhow::anyhow;
+
+use crate::cli::InputError;
 use crate::dataset::{FieldOptions, Format};
 use crate::schema::{Arity, Schema};
 
 /// Flags of a data format.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct FormatFlags {
-    #[arg(long, value_name = "F", help = format!("Format of the data: {}", Format::names()))]
-    pub format: Format,
+    // `None` only for learned samples, if a command may train on them (`cli::command`).
+    #[arg(long, value_name = "F", required = true, help = format!("Format of the data: {}", Format::names()))]
+    format: Option<Format>,
     #[command(flatten)]
     fields: FieldFlags,
 }
@@ -49,6 +53,17 @@ fn separator(text: &str) -> Result<char, String> {
 }
 
 impl FormatFlags {
+    /// # Errors
+    /// When the data is learned samples.
+    pub(crate) fn format(&self) -> anyhow::Result<Format> {
+        self.format.ok_or_else(|| InputError(anyhow!("--format: missing")).into())
+    }
+
+    /// The format, if it is given.
+    pub(crate) fn given(&self) -> Option<Format> {
+        self.format
+    }
+
     /// How the fields of a line are named and divided.
     pub(crate) fn fields(&self) -> FieldOptions {
         self.fields.options()
@@ -59,7 +74,7 @@ impl FormatFlags {
     pub(crate) fn warn_of_lists(&self, schema: &Schema) {
         let lists = schema.features.iter().filter(|feature| matches!(feature.arity, Arity::MultiHot { .. }));
         let lists: Vec<&str> = lists.map(|feature| feature.name.as_str()).collect();
-        if self.format != Format::Synthetic && self.fields.separator.is_none() && !lists.is_empty() {
+        if self.format != Some(Format::Synthetic) && self.fields.separator.is_none() && !lists.is_empty() {
             let names = lists.join(", ");
             tracing::warn!("without --separator, each field of these multi-hot features is one id: {names}");
         }

@@ -92,12 +92,16 @@ pub fn parse() -> Cli {
 }
 
 fn command() -> clap::Command {
-    Cli::command().mut_subcommands(|command| {
+    let commands = Cli::command().mut_subcommands(|command| {
         command.mut_args(|arg| {
             // `--lr -1` is a wrong value of `--lr`, not an unknown flag `-1`.
             let negative = arg.get_action().takes_values() && !arg.is_positional();
             arg.allow_negative_numbers(negative)
         })
+    });
+    // Learned samples have no format.
+    commands.mut_subcommand("train", |train| {
+        train.mut_arg("format", |format| format.required(false).required_unless_present("learned"))
     })
 }
 

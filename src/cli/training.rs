@@ -142,7 +142,7 @@ impl TrainingFlags {
     /// # Errors
     /// When a file cannot be used.
     pub(crate) fn open(&self, paths: &[PathBuf], schema: &Schema) -> anyhow::Result<Box<dyn Reader + Send>> {
-        Ok(dataset::open(self.format.format, paths, schema, self.read_options())?)
+        Ok(dataset::open(self.format.format()?, paths, schema, self.read_options())?)
     }
 
     /// Opens the data for a first pass before training, which `flag` needs.

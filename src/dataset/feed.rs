@@ -19,7 +19,8 @@ use crate::schema::Schema;
 
 /// The data of a training run.
 pub(crate) struct Feed {
-    pub format: Format,
+    /// `None` for learned samples, if nothing else is read.
+    pub format: Option<Format>,
     pub files: FeedFiles,
     pub schema: Schema,
     pub options: ReadOptions,
@@ -117,7 +118,7 @@ impl Feed {
     pub(crate) fn open_other(&self, path: &Path) -> Result<Box<dyn Reader + Send>, DatasetError> {
         let stop = self.stop.only_interrupts();
         let input = Input { files: Files::List([path.to_owned()].into()), stop: stop.clone() };
-        let reader = open_input(self.format, input, &self.schema, self.options.clone())?;
+        let reader = open_input(self.format()?, input, &self.schema, self.options.clone())?;
         Ok(Box::new(Stoppable::new(reader, stop)))
     }
 
@@ -133,9 +134,13 @@ impl Feed {
     #[must_use]
     pub(crate) fn name(&self, path: &Path) -> String {
         match (self.format, path.file_name()) {
-            (Format::Synthetic, _) | (_, None) => path.to_string_lossy().into_owned(),
+            (Some(Format::Synthetic), _) | (_, None) => path.to_string_lossy().into_owned(),
             (_, Some(name)) => name.to_string_lossy().into_owned(),
         }
+    }
+
+    fn format(&self) -> Result<Format, DatasetError> {
+        self.format.ok_or(DatasetError::NoFormat)
     }
 
     fn open_files(&self, from: &Place) -> Result<Box<dyn Reader + Send>, DatasetError> {
@@ -151,7 +156,7 @@ impl Feed {
                 return Ok(Box::new(reader));
             }
         };
-        open_input(self.format, Input { files, stop }, &self.schema, self.options.clone())
+        open_input(self.format()?, Input { files, stop }, &self.schema, self.options.clone())
     }
 
     /// Opens a followed directory at a place in one of its files.
@@ -165,13 +170,14 @@ impl Feed {
         at: &FileAt,
         stop: Stop,
     ) -> Result<Box<dyn Reader + Send>, DatasetError> {
-        if self.format == Format::Synthetic {
+        let format = self.format()?;
+        if format == Format::Synthetic {
             return Err(DatasetError::Follow);
         }
         let (mut follow, path) = (follow.clone(), follow.path(&at.name));
         let exists = follow.continue_after(&at.name)?;
         let input = Input { files: Files::Followed(follow), stop };
-        let mut reader = Delimited::open(self.format, input, &self.schema, self.options.clone())?;
+        let mut reader = Delimited::open(format, input, &self.schema, self.options.clone())?;
         if exists {
             let got = reader.skip_in(path.clone(), at.samples)?;
             if got < at.samples {

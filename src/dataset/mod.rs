@@ -209,6 +209,8 @@ impl Default for ReadOptions {
 pub enum DatasetError {
     #[error("unknown format {name:?}, expected {names}", names = Format::names())]
     UnknownFormat { name: String },
+    #[error("no format of the data was given")]
+    NoFormat,
     #[error("no data file was given")]
     NoFiles,
     #[error("{}: cannot be opened: {cause}", path.display())]

@@ -275,7 +275,7 @@ fn a_server_trains_on_what_clients_send_to_it_also_after_a_kill() {
     let Workshop { models, train, valid, .. } = &workshop;
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let served = || {
-        let flags = "--train log=learn --format criteo-tsv --batch 32 --publish-every 200ms";
+        let flags = "--train log=learn --batch 32 --publish-every 200ms";
         Served::start(models, flags)
     };
     let killed = served();
@@ -432,8 +432,8 @@ fn trains_the_log_after_kills(more: &str) {
         fs::copy(client.log.join(file), whole.join(file)).unwrap();
     }
     let report = run_json(&format!(
-        "train --from latest --format criteo-tsv --models {models} --name file --batch 32 --json --learned \
-         --learned-until-end {more}"
+        "train --from latest --models {models} --name file --batch 32 --json --learned --learned-until-end \
+         {more}"
     ));
     assert_eq!(report["rows"], found.len());
     let [log, file] = ["log", "file"].map(|name| last_version(&workshop, name));
@@ -460,6 +460,14 @@ fn flags_of_learned_samples_are_checked() {
     assert!(error.contains("--learned: ") && error.contains("no samples were sent"), "{error}");
     let error = run_failing(2, &format!("{line} --data {} --learned-until-end", workshop.train));
     assert!(error.contains("--learned-until-end: used only with --learned"), "{error}");
+    // Only files have a format.
+    let (line, train) = (line.replace("--format criteo-tsv ", ""), &workshop.train);
+    let error = run_failing(2, &format!("{line} --learned"));
+    assert!(error.contains("no samples were sent"), "{error}");
+    let error = run_failing(2, &format!("{line} --learned --valid {train}"));
+    assert!(error.contains("--format: missing"), "{error}");
+    let error = run_failing(2, &format!("{line} --data {train}"));
+    assert!(error.contains("required arguments were not provided"), "{error}");
 }
 
 #[test]

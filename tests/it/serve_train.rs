@@ -487,7 +487,7 @@ fn flags_of_training_that_cannot_be_used_are_refused_by_name() {
     for (more, words) in [
         ("--batch 64".to_owned(), "--train <NAME=SOURCE>"),
         ("--scratchpad 0.5".to_owned(), "--train <NAME=SOURCE>"),
-        (format!("--train m={incoming}"), "--format <F>"),
+        (format!("--train m={incoming}"), "--format: missing"),
         (format!("--train m {flags}"), "expected NAME=SOURCE"),
         (format!("--train a/b={incoming} {flags}"), "--train: model"),
         (format!("--train m={incoming} --format criteo-tsv"), "--model-config: missing"),

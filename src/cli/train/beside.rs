@@ -41,7 +41,7 @@ struct GivenFlags {
     /// Trains a model of this name while it is served. SOURCE is a directory (or follow:DIR), whose files are
     /// trained in the order of their names as they are renamed into it, or data files, or `learn`: the
     /// samples that clients send with Learn
-    #[arg(long, value_name = "NAME=SOURCE", num_args = 1.., requires = "format")]
+    #[arg(long, value_name = "NAME=SOURCE", num_args = 1..)]
     train: Vec<String>,
     /// The model.toml that `init` wrote; needed if the model has no version yet
     #[arg(long, value_name = "FILE")]
@@ -110,6 +110,10 @@ impl FromArgMatches for OptionalBeside {
         if let Some(flag) = given.for_files_only().filter(|_| !matches!(target.source, Source::Files(_))) {
             let reason = format!("{flag}: only for data files, because this SOURCE grows\n");
             return Err(clap::Error::raw(ErrorKind::ValueValidation, reason));
+        }
+        if given.run.training.format.given().is_none() && target.source != Source::Learned {
+            let reason = "--format: missing, for the files of --train\n";
+            return Err(clap::Error::raw(ErrorKind::MissingRequiredArgument, reason));
         }
         Ok(Self(Some(BesideFlags { target, given })))
     }

@@ -11,7 +11,7 @@ use super::Args;
 use crate::cli::InputError;
 use crate::cli::flags::whole;
 use crate::cli::training::{data_path, is_pipe, no_samples, readable_twice};
-use crate::dataset::{Feed, FeedFiles, FileAt, Follow, HeldOut, Learned, Shuffle, Stop};
+use crate::dataset::{Feed, FeedFiles, FieldOptions, FileAt, Follow, HeldOut, Learned, Shuffle, Stop};
 use crate::learnlog;
 use crate::schema::Schema;
 use crate::store::format::Checksum;
@@ -155,7 +155,7 @@ impl Args {
             None => FeedFiles::List(flags.data.clone()),
         };
         Feed {
-            format: self.run.training.format.format,
+            format: self.run.training.format.given(),
             files,
             schema: schema.clone(),
             options: self.run.training.read_options(),
@@ -189,9 +189,12 @@ impl Args {
     pub(crate) fn cursor_run(&self, feed: &Feed) -> anyhow::Result<Run> {
         let optimizer = self.run.training.optimizer()?;
         let name = |dir: &PathBuf| dir.file_name().map(|name| name.to_string_lossy().into_owned());
+        // Learned samples have neither lines nor fields.
+        let lines = Some(&self.run.training.format).filter(|_| !self.data.learned);
+        let format = lines.and_then(|lines| lines.given());
         Ok(Run {
-            format: self.run.training.format.format.to_string(),
-            fields: self.run.training.format.fields(),
+            format: format.map_or_else(String::new, |format| format.to_string()),
+            fields: lines.map_or_else(FieldOptions::default, |lines| lines.fields()),
             files: feed.names(),
             begins: self.data.data.iter().map(|path| begin_sum("--data", path)).collect::<Result<_, _>>()?,
             follow: self.data.follow.as_ref().map(|dir| name(dir).unwrap_or_default()),
@@ -223,6 +226,9 @@ impl Args {
     /// Opens every file once, so that a file that cannot be used is reported before hours of training.
     pub(crate) fn check_data(&self, schema: &Schema) -> anyhow::Result<()> {
         let (data, valid) = (&self.data.data, &self.valid);
+        if valid.is_some() {
+            self.run.training.format.format()?;
+        }
         // clap does not ask for --follow here, because it conflicts with --data.
         if !self.data.learned {
             self.run.training.format.warn_of_lists(schema);

@@ -74,7 +74,8 @@ fn feed(format: Format, files: FeedFiles) -> Feed {
         _ => preset::criteo(ArchKind::Dcn, 1, 100),
     };
     let options = ReadOptions { labels: Labels::Required, malformed_lines: 1000, ..ReadOptions::default() };
-    Feed { format, files, schema, options, shuffle: None, held_out: None, stop: Stop::default() }
+    let (format, stop) = (Some(format), Stop::default());
+    Feed { format, files, schema, options, shuffle: None, held_out: None, stop }
 }
 
 fn list(dir: &Path, format: Format, rows: u64) -> Feed {

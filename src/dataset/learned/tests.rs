@@ -40,7 +40,7 @@ fn record(schema: &Schema, numbers: std::ops::Range<u32>) -> Record {
 
 fn feed(dir: &Path, until_end: bool, stop: &Stop) -> Feed {
     Feed {
-        format: Format::CriteoTsv,
+        format: Some(Format::CriteoTsv),
         files: FeedFiles::Learned(Learned::new(dir, until_end)),
         schema: schema(),
         options: ReadOptions::default(),

@@ -78,6 +78,9 @@ fn another_run_is_refused_by_the_flag_that_differs() {
     assert!(refused(&|run| run.lr = 0.2).starts_with("--lr: expected 0.1"));
     let other = refused(&|run| run.format = "csv".to_owned());
     assert_eq!(other, "--format: expected \"criteo-tsv\", as before, got \"csv\"");
+    // Learned samples have no lines.
+    let learned = |format: &str| Run { learned: true, format: format.to_owned(), ..cursor().run };
+    assert_eq!(learned("").check(&learned("csv")), Ok(()));
     assert!(refused(&|run| run.seed = 1).starts_with("--seed: "));
     assert!(refused(&|run| run.held_out = None).starts_with("--valid-ratio: "));
     assert!(refused(&|run| run.schedule.warmup = 4).starts_with("--lr-warmup: expected 3"));
