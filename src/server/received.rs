@@ -145,7 +145,7 @@ fn field<'m>(rest: &mut &'m [u8]) -> Result<Field<'m>, Malformed> {
 }
 
 impl<'m> Field<'m> {
-    /// A text without meaning as such, or a message.
+    /// A text, a message, or packed numbers.
     ///
     /// # Errors
     /// [`Malformed::Type`], as of all others.

@@ -75,17 +75,21 @@ proptest! {
         request in predict_request(),
         damage in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),
     ) {
-        let mut message = request.encode_to_vec();
-        for (at, byte) in damage {
-            let at = at.index(message.len());
-            message[at] = byte;
-        }
-        check_same(&message);
+        check_same(&damaged(request.encode_to_vec(), damage));
     }
 }
 
+/// Replaces some bytes.
+pub(crate) fn damaged(mut message: Vec<u8>, damage: Vec<(prop::sample::Index, u8)>) -> Vec<u8> {
+    for (at, byte) in damage {
+        let at = at.index(message.len());
+        message[at] = byte;
+    }
+    message
+}
+
 /// Writes a field of some bytes.
-fn field(number: u8, bytes: &[u8]) -> Vec<u8> {
+pub(crate) fn field(number: u8, bytes: &[u8]) -> Vec<u8> {
     [&[number << 3 | 2, u8::try_from(bytes.len()).unwrap()], bytes].concat()
 }
 

@@ -3,6 +3,7 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 
 use super::*;
+use crate::server::convert::tests::{damaged, field};
 use crate::server::inference::ModelInferRequest;
 use crate::server::inference::model_infer_request::InferInputTensor;
 use crate::server::meter::KSERVE;
@@ -88,18 +89,8 @@ proptest! {
         request in infer_request(),
         damage in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),
     ) {
-        let mut message = request.encode_to_vec();
-        for (at, byte) in damage {
-            let at = at.index(message.len());
-            message[at] = byte;
-        }
-        check_same(&message);
+        check_same(&damaged(request.encode_to_vec(), damage));
     }
-}
-
-/// Writes a field of some bytes.
-fn field(tag: u8, bytes: &[u8]) -> Vec<u8> {
-    [&[tag << 3 | 2, u8::try_from(bytes.len()).unwrap()], bytes].concat()
 }
 
 #[test]
