@@ -1,17 +1,17 @@
-//! A thread whose end is awaited with a time limit.
+//! A thread that can be joined with a time limit.
 
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// A thread whose end has a limit, because a system call or a model call cannot be ended.
-pub(crate) struct Ending {
+/// A thread whose join has a time limit, because a system call or a call of a model cannot be interrupted.
+pub(crate) struct BoundedThread {
     /// Closed when the thread ends.
     ended: Receiver<()>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Ending {
+impl BoundedThread {
     /// # Errors
     /// When the system cannot start a thread.
     pub(crate) fn start(name: &str, run: impl FnOnce() + Send + 'static) -> std::io::Result<Self> {
@@ -45,7 +45,7 @@ mod tests {
     #[test]
     fn the_wait_for_a_thread_has_a_limit_and_ends_with_the_thread() {
         let (release, held) = mpsc::channel::<()>();
-        let mut thread = Ending::start("held", move || assert!(held.recv().is_err())).unwrap();
+        let mut thread = BoundedThread::start("held", move || assert!(held.recv().is_err())).unwrap();
         assert!(!thread.wait(Duration::from_millis(1)));
         drop(release);
         assert!(thread.wait(Duration::from_secs(20)));

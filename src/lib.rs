@@ -5,8 +5,8 @@
 //!
 //! ```text
 //! server ----> batcher ----> engine ----> cache ----> store      rows of the distinct ids
-//! decode,      merge         |            index,      mapped
-//! encode       requests      |            slots       tables
+//! decode,      merge         |            index,      tables in
+//! encode       requests      |            slots       memory or mapped
 //! (schema)                   +----------> compute                gather-pool: rows to input rows
 //!                            +----------> model                  layers: input rows to scores
 //! ```
@@ -55,21 +55,21 @@ mod skip;
 #[cfg(test)]
 #[cfg(not(flechette_loom))]
 #[cfg(target_os = "linux")]
-#[path = "../tests/it/pretend.rs"]
-mod pretend;
+#[path = "../tests/it/stub_driver.rs"]
+mod stub_driver;
 
 // The blank line between two modules keeps rustfmt from sorting them.
 
 // Basic types, memory, configuration.
 pub mod types;
 
+pub(crate) mod pace;
+
 pub mod mem;
 
 pub(crate) mod sync;
 
-pub(crate) mod ending;
-
-pub(crate) mod pace;
+pub(crate) mod bounded_thread;
 
 pub mod config;
 

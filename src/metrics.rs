@@ -508,7 +508,7 @@ impl Metrics {
 
     /// Metrics of a further engine of a model: the counters and histograms are those of the model, the gauges
     /// are not shown, and the statistics are its own.
-    pub(crate) fn beside(&self, name: &str, schema: &Schema) -> Arc<ModelMetrics> {
+    pub(crate) fn secondary(&self, name: &str, schema: &Schema) -> Arc<ModelMetrics> {
         Arc::new(ModelMetrics::new(&WithoutGauges(self.series()), name, schema))
     }
 

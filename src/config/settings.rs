@@ -323,7 +323,7 @@ pub(crate) const SECTIONS: &[Section] = &[
             setting(
                 "cache.admission_misses",
                 Text("2"),
-                "Recent misses that a row needs, 1 to 15; used with `frequency`",
+                "Miss count that a row needs, 1 to 15; used with `frequency`",
             ),
             setting(
                 "cache.eviction",

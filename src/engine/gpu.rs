@@ -17,7 +17,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::switch::{Changes, KNOWN_CHUNK, NextRows};
-use super::versions::{Served, Versions};
+use super::versions::{LoadedVersion, Versions};
 use super::{Engine, Spent, spend};
 use crate::cache::gpu::context::{ContextBytes, LookupError};
 use crate::cache::gpu::{ContextShape, GpuCache, GpuCacheError, GpuHostRows, LookupContext, MissingRows};
@@ -81,7 +81,12 @@ type Columns = Vec<(Lookup, Table)>;
 
 /// A [`ContextPool`] of any driver, as a trait object.
 trait AnyContextPool: Send + Sync {
-    fn embed(&self, batch: &Batch, versions: &Versions<Served>, then: Then<'_>) -> Result<(), EmbedError>;
+    fn embed(
+        &self,
+        batch: &Batch,
+        versions: &Versions<LoadedVersion>,
+        then: Then<'_>,
+    ) -> Result<(), EmbedError>;
     fn switch(&self, to: Version, of: &Changes, rows: &mut NextRows<'_>) -> Result<Switched, GpuCacheError>;
     fn warm(&self, rows: &mut dyn Iterator<Item = WarmRow<'_>>) -> Result<Warmed, GpuCacheError>;
     fn point_at(&self, store: &EmbeddingStore) -> usize;
@@ -91,7 +96,7 @@ trait AnyContextPool: Send + Sync {
 }
 
 /// Gets the model's input for a batch, and the batch's version.
-pub(crate) type Then<'f> = &'f mut dyn FnMut(&[f32], &Served);
+pub(crate) type Then<'f> = &'f mut dyn FnMut(&[f32], &LoadedVersion);
 
 /// A row to warm a cache with.
 pub(crate) type WarmRow<'r> = (TableId, u64, &'r [u8]);
@@ -160,7 +165,7 @@ impl GpuLookupTier {
     pub(crate) fn embed(
         &self,
         batch: &Batch,
-        versions: &Versions<Served>,
+        versions: &Versions<LoadedVersion>,
         then: Then<'_>,
     ) -> Result<(), EmbedError> {
         self.pool.embed(&self.columns(batch), versions, then)
@@ -302,7 +307,7 @@ impl Engine {
 }
 
 /// Writes the rows of a batch that are not cached.
-fn fetch(served: &Served, missing: &mut MissingRows<'_>) -> Result<(), PredictError> {
+fn fetch(served: &LoadedVersion, missing: &mut MissingRows<'_>) -> Result<(), PredictError> {
     let store = &served.store;
     debug_assert_eq!(missing.version(), store.version(), "rows of the batch's version");
     store.fetch((0..missing.len()).map(|m| missing.row(m)));
@@ -388,7 +393,12 @@ impl<D: Driver> Drop for InUse<'_, D> {
 }
 
 impl<D: Driver> AnyContextPool for ContextPool<D> {
-    fn embed(&self, batch: &Batch, versions: &Versions<Served>, then: Then<'_>) -> Result<(), EmbedError> {
+    fn embed(
+        &self,
+        batch: &Batch,
+        versions: &Versions<LoadedVersion>,
+        then: Then<'_>,
+    ) -> Result<(), EmbedError> {
         let mut in_use = self.take();
         // `take` waits for a context, so there is one.
         let Some(context) = &mut in_use.context else { return Ok(()) };

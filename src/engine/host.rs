@@ -8,7 +8,7 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::versions::Served;
+use super::versions::LoadedVersion;
 use super::{Engine, Spent, spend};
 use crate::cache::{CacheError, FlatCache, Miss, Query, Source};
 use crate::model::InputRows;
@@ -62,7 +62,7 @@ impl Engine {
         let pin = cache.pin();
         let version = pin.version();
         let served = self.versions.of(version).ok_or_else(|| not_in_use(version))?;
-        let Served { store, .. } = &*served;
+        let LoadedVersion { store, .. } = &*served;
         let found = pin.lookup(query).map_err(cache_error)?;
         store.fetch(found.misses().iter().map(|miss| (miss.table, miss.id)));
         for miss in found.misses().iter().chain(found.pointed()) {

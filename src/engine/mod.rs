@@ -36,7 +36,7 @@ use crate::types::{AbsentId, Batch, Scores, TableId, Times, Version, unix_ms};
 use gpu::{GpuLookupTier, WarmRow};
 use host::Scratch;
 pub(crate) use versions::LoadedVersion;
-use versions::{Served, Versions};
+use versions::Versions;
 
 /// Where batches look up rows.
 pub(crate) enum LookupTier {
@@ -86,7 +86,7 @@ pub struct Engine {
     host_rows: Vec<HostRows>,
     lookup_tier: LookupTier,
     /// Declared after the tier, which may point at rows of the store and is dropped first.
-    versions: Versions<Served>,
+    versions: Versions<LoadedVersion>,
     /// Held during a switch.
     switching: Mutex<()>,
     metrics: Arc<ModelMetrics>,
@@ -134,19 +134,19 @@ impl Engine {
     pub(crate) fn new(opened: Opened, parts: EngineParts) -> Result<Self, WeightsError> {
         let model = Model::new(&opened.schema);
         let weights = read_weights(&model, &opened)?;
-        let (schema, served) = Served::new(opened, weights);
+        let (schema, served) = LoadedVersion::new(opened, weights);
         Ok(Self::serving(served, Arc::new(schema), parts))
     }
 
     /// An engine without a cache on the same threads, for another version of the same model that
     /// [`Self::accept`] has accepted.
-    pub(crate) fn beside(&self, version: LoadedVersion, metrics: Arc<ModelMetrics>) -> Self {
+    pub(crate) fn secondary(&self, version: Arc<LoadedVersion>, metrics: Arc<ModelMetrics>) -> Self {
         let (name, max_samples, threads) = (self.name.clone(), self.max_samples, self.threads.clone());
         let parts = EngineParts { name, lookup_tier: LookupTier::Store, metrics, threads, max_samples };
         Self::serving(version, self.schema.clone(), parts)
     }
 
-    fn serving(version: LoadedVersion, schema: Arc<Schema>, parts: EngineParts) -> Self {
+    fn serving(version: Arc<LoadedVersion>, schema: Arc<Schema>, parts: EngineParts) -> Self {
         let EngineParts { name, lookup_tier, metrics, threads, max_samples } = parts;
         let number = version.version();
         metrics.version.set(number.0 as f64);
@@ -268,7 +268,7 @@ impl Engine {
     /// rows of its samples, starting at the given sample.
     fn run_chunks(
         &self,
-        Served { weights, store, .. }: &Served,
+        LoadedVersion { weights, store, .. }: &LoadedVersion,
         batch: &Batch,
         spent: &Spent,
         write: impl Fn(usize, &mut Tape<f32>) + Sync,

@@ -1,6 +1,6 @@
 //! The versions that batches use: the current one and, during a switch, the next one.
 //!
-//! A batch takes everything that belongs to a version (dense weights, rows) as one [`Served`], and keeps it
+//! A batch takes everything that belongs to a version (dense weights, rows) as one [`LoadedVersion`], and keeps it
 //! until it ends. With a cache, the version of the batch's pin decides which one it takes: the rows that the
 //! batch finds in the cache are of that version. Without a cache it takes the current one.
 //!
@@ -19,8 +19,8 @@ use crate::store::{EmbeddingStore, Opened};
 use crate::sync::{Arc, RwLock};
 use crate::types::Version;
 
-/// A version, ready to score.
-pub(crate) struct Served {
+/// A version, ready to score. The engines that use it share it.
+pub(crate) struct LoadedVersion {
     pub weights: Weights<f32>,
     pub store: EmbeddingStore,
     /// When its last batch was trained, in milliseconds since 1970, if it says so.
@@ -31,12 +31,9 @@ pub(crate) struct Served {
     _mark: Option<File>,
 }
 
-/// A loaded version, which the engines that use it share.
-pub(crate) type LoadedVersion = Arc<Served>;
-
-impl Served {
+impl LoadedVersion {
     /// An opened version with its weights, laid out for the model. Also returns its schema.
-    pub(crate) fn new(opened: Opened, weights: Weights<f32>) -> (Schema, LoadedVersion) {
+    pub(crate) fn new(opened: Opened, weights: Weights<f32>) -> (Schema, Arc<LoadedVersion>) {
         let Opened { schema, store, training, .. } = opened;
         let trained_unix_ms = training.map(|training| training.last_batch_unix_ms);
         let (loaded, mark) = (Instant::now(), store.mark_served());
@@ -49,7 +46,7 @@ impl Served {
     }
 }
 
-/// The versions that are in use. `T` is [`Served`], or what a model checker puts in its place.
+/// The versions that are in use. `T` is [`LoadedVersion`], or what a model checker puts in its place.
 pub(crate) struct Versions<T>(RwLock<InUse<T>>);
 
 struct InUse<T> {

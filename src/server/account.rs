@@ -8,7 +8,7 @@ use tonic::Code;
 use super::gate::{Arrival, Call};
 use super::model::Model;
 use super::report::{self, Instants, Report, Steps};
-use super::served::Queued;
+use super::serving_engine::Queued;
 use super::status::CallError;
 use crate::batcher::{Progress, Terms};
 use crate::types::{Scores, Times};

@@ -20,10 +20,10 @@ use super::proto::{
     self, GetModelRequest, GetModelResponse, Label, LearnResponse, Limits, PredictError, PredictResponse,
     PredictStreamResponse, SetLabelRequest, SetLabelResponse,
 };
-use super::served::{Queued, Served};
+use super::serving_engine::{Queued, ServingEngine};
 use super::status::CallError;
 use super::stream::Answers;
-use super::traffic::Ask;
+use super::traffic::RequestOptions;
 use super::{Shared, convert, labels};
 use crate::batcher::{Priority, Terms};
 use crate::learnlog::name_of;
@@ -74,14 +74,14 @@ impl ScoreRequest for PredictMessage {
     }
 
     fn queue(mut self, id: &str, model: &Model, terms: Terms) -> Result<(Queued, ()), CallError> {
-        let ask = Ask {
+        let options = RequestOptions {
             version: (self.head.version != 0).then_some(self.head.version),
             label: std::mem::take(&mut self.head.label),
             id,
             terms,
             logits: self.head.logits,
         };
-        let queued = model.queue(&ask, |inputs, batch| Ok(inputs.encode(&self, batch)?))?;
+        let queued = model.queue(&options, |inputs, batch| Ok(inputs.encode(&self, batch)?))?;
         Ok((queued, ()))
     }
 
@@ -109,7 +109,7 @@ impl From<CallError> for PredictError {
     }
 }
 
-impl Served {
+impl ServingEngine {
     async fn learn(&self, request: LearnMessage) -> Result<LearnResponse, CallError> {
         let description = self.predict.describe();
         let Some(learner) = &self.learner else {

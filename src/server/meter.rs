@@ -7,8 +7,8 @@
 //! decoded size before the decoder sees the entry. It refuses what it cannot parse, so nothing is decoded
 //! that was not charged. What is not decoded, but read in place, is charged with what the conversion takes.
 
-mod asked;
 mod layout;
+mod target;
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -21,9 +21,9 @@ use tonic::Status;
 use tonic::body::Body;
 
 use super::charge::Charge;
-use asked::Asked;
 pub(crate) use layout::{CTR, KSERVE, Layout};
 use layout::{DEPTH, Field, LIMITS, Limit, SHORT};
+use target::CallTarget;
 
 /// Why a message is refused before it is decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -110,15 +110,15 @@ struct Meter {
     entries: [usize; LIMITS],
     /// What the current message costs so far.
     cost: usize,
-    asked: Asked,
+    target: CallTarget,
 }
 
 impl Meter {
     fn new(layout: &'static Layout, max_bytes: usize) -> Self {
         let state = State::Prefix { read: 0, length: 0 };
         let levels = [Level { layout, end: 0 }; DEPTH];
-        let (entries, asked) = ([0; LIMITS], Asked::default());
-        Self { state, max_bytes, levels, depth: 1, at: 0, entries, cost: 0, asked }
+        let (entries, target) = ([0; LIMITS], CallTarget::default());
+        Self { state, max_bytes, levels, depth: 1, at: 0, entries, cost: 0, target }
     }
 
     /// Parses the next bytes of the body. Returns the memory that they take, encoded and decoded. Calls
@@ -144,7 +144,7 @@ impl Meter {
                     }
                     bytes = later;
                     self.spend(now.len())?;
-                    self.asked.read(now);
+                    self.target.read(now);
                     match left - now.len() {
                         0 => self.next(),
                         left => self.state = State::Bytes { left, each },
@@ -190,7 +190,7 @@ impl Meter {
         }
         (self.levels[0].end, self.at) = (length as usize, 0);
         self.entries = [0; LIMITS];
-        self.asked = Asked::default();
+        self.target = CallTarget::default();
         let (state, cost) = match length as usize {
             0 => (State::Prefix { read: 0, length: 0 }, 0),
             message if message > self.max_bytes => (State::Refused, 0),
@@ -237,7 +237,7 @@ impl Meter {
                 let field = *field;
                 if let Some(number) = varint.push(byte)? {
                     if let Field::Priority = self.level().layout.field(field) {
-                        self.asked.number(number);
+                        self.target.number(number);
                     }
                     self.next();
                     return Ok(0);
@@ -285,12 +285,12 @@ impl Meter {
         let cost = match layout.field(field) {
             Field::Other | Field::Priority => length,
             field @ Field::Model => {
-                self.asked.begin(field, length);
+                self.target.begin(field, length);
                 length
             }
             field @ Field::Parameter(entry, limit) => {
                 self.count(limit)?;
-                self.asked.begin(field, length);
+                self.target.begin(field, length);
                 entry + length
             }
             Field::Slices(entry) => entry,
@@ -343,7 +343,7 @@ impl Meter {
 
     /// Ends a field: the key of a field or the next message follows.
     fn next(&mut self) {
-        self.asked.end();
+        self.target.end();
         while self.depth > 1 && self.left() == 0 {
             self.depth -= 1;
         }
@@ -439,11 +439,11 @@ impl http_body::Body for Metered {
             this.set_due(ended);
         }
         let charged = charged.map_err(Status::from).and_then(|cost| {
-            if let Some(model) = this.meter.asked.model.take() {
+            if let Some(model) = this.meter.target.model.take() {
                 this.charge.name(model);
             }
             this.charge.add(cost)?;
-            if ended { this.charge.admit(this.meter.asked.priority) } else { Ok(()) }
+            if ended { this.charge.admit(this.meter.target.priority) } else { Ok(()) }
         });
         match charged {
             Ok(()) => polled,

@@ -20,7 +20,6 @@ mod connection;
 mod convert;
 mod ctr;
 mod descriptors;
-mod ended;
 #[cfg(test)]
 #[cfg(not(flechette_loom))]
 mod fuzz;
@@ -39,9 +38,10 @@ mod received;
 mod registry;
 mod report;
 mod repository;
+mod retired;
 mod route;
 mod security;
-mod served;
+mod serving_engine;
 mod shadow;
 mod socket;
 #[cfg_attr(not(feature = "otel"), path = "no_spans.rs")]
@@ -86,7 +86,7 @@ use report::Slow;
 pub(crate) use repository::{Change, ChangeError, Repository, Requested};
 use route::GrpcService;
 use security::{Guard, Security};
-use served::Served;
+use serving_engine::ServingEngine;
 use spans::Spans;
 use status::CallError;
 use stuck::Stuck;
@@ -276,7 +276,7 @@ impl Shared {
         if models.is_empty() {
             return Some("no model is served".to_owned());
         }
-        let names = |are: fn(&Served) -> bool| {
+        let names = |are: fn(&ServingEngine) -> bool| {
             let names = models.iter().filter(|(_, model)| are(model.stable()));
             names.map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(", ")
         };

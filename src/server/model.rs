@@ -10,10 +10,10 @@ use std::time::Instant;
 
 use super::convert::{Inputs, clip};
 use super::pressure::Pressure;
-use super::served::{Queued, Served};
+use super::serving_engine::{Queued, ServingEngine};
 use super::shadow::Shadowing;
 use super::status::CallError;
-use super::traffic::{Ask, Labels, Split};
+use super::traffic::{Labels, RequestOptions, Split};
 use crate::config::{CANARY, STABLE, TrafficConfig};
 use crate::metrics::{LabelMetrics, Metrics};
 use crate::types::{Batch, Follow, Scores, Version};
@@ -22,7 +22,7 @@ use crate::types::{Batch, Follow, Scores, Version};
 pub(crate) struct Model {
     name: String,
     /// The first is the main one, whose version changes.
-    engines: Vec<Arc<Served>>,
+    engines: Vec<Arc<ServingEngine>>,
     /// The calls of all versions.
     pressure: Arc<Pressure>,
     /// The version of the main engine, or the one that it takes over.
@@ -69,7 +69,7 @@ struct Named {
 /// The parts of a model that change together.
 pub(crate) struct Parts {
     /// All engines, the main one first.
-    pub engines: Vec<Arc<Served>>,
+    pub engines: Vec<Arc<ServingEngine>>,
     pub pressure: Arc<Pressure>,
     pub main: Version,
     pub latest: Version,
@@ -161,21 +161,21 @@ impl Model {
     }
 
     /// The engine whose version changes.
-    pub(crate) fn main(&self) -> &Arc<Served> {
+    pub(crate) fn main(&self) -> &Arc<ServingEngine> {
         &self.engines[0]
     }
 
     /// The engine of requests that name neither a version nor a label, but for the canary's share.
-    pub(crate) fn stable(&self) -> &Arc<Served> {
+    pub(crate) fn stable(&self) -> &Arc<ServingEngine> {
         &self.engines[self.stable]
     }
 
-    pub(crate) fn engine(&self, engine: usize) -> &Arc<Served> {
+    pub(crate) fn engine(&self, engine: usize) -> &Arc<ServingEngine> {
         &self.engines[engine]
     }
 
     /// All engines, the main one first.
-    pub(crate) fn engines(&self) -> &[Arc<Served>] {
+    pub(crate) fn engines(&self) -> &[Arc<ServingEngine>] {
         &self.engines
     }
 
@@ -214,8 +214,8 @@ impl Model {
     pub(crate) fn engine_of(&self, follow: Follow) -> Option<usize> {
         let version = follow.version(self.latest);
         // While the main engine takes over a version that has an engine, that one is used.
-        let beside = self.engines.iter().position(|served| served.version == Some(version));
-        beside.or_else(|| (version == self.main).then_some(0))
+        let secondary = self.engines.iter().position(|served| served.version == Some(version));
+        secondary.or_else(|| (version == self.main).then_some(0))
     }
 
     /// The version that a label would name, if it is loaded and its engine is not taking over another one.
@@ -225,7 +225,7 @@ impl Model {
     }
 
     /// The loaded versions, ascending, each with its engine.
-    pub(crate) fn versions(&self) -> Vec<(u64, &Arc<Served>)> {
+    pub(crate) fn versions(&self) -> Vec<(u64, &Arc<ServingEngine>)> {
         let mut all: Vec<_> =
             self.engines.iter().map(|served| (served.predict.describe().version.0, served)).collect();
         all.sort_by_key(|(version, _)| *version);
@@ -247,9 +247,9 @@ impl Model {
     /// # Errors
     /// [`CallError::NoVersion`].
     pub(crate) fn find(&self, requested: u64) -> Result<usize, CallError> {
-        let beside = self.engines.iter().position(|served| served.version == Some(Version(requested)));
+        let secondary = self.engines.iter().position(|served| served.version == Some(Version(requested)));
         let main = || (self.main().predict.describe().version.0 == requested).then_some(0);
-        beside.or_else(main).ok_or_else(|| self.no_version(requested))
+        secondary.or_else(main).ok_or_else(|| self.no_version(requested))
     }
 
     fn no_version(&self, requested: u64) -> CallError {
@@ -263,15 +263,15 @@ impl Model {
     /// When the version or the label is not there, the request cannot be converted, or the queue is full.
     pub(crate) fn queue(
         &self,
-        ask: &Ask<'_>,
+        options: &RequestOptions<'_>,
         encode: impl FnOnce(&Inputs, &mut Batch) -> Result<(), CallError>,
     ) -> Result<Queued, CallError> {
-        let split = self.canary.as_ref().filter(|_| ask.version.is_none() && ask.label.is_empty());
+        let split = self.canary.as_ref().filter(|_| options.version.is_none() && options.label.is_empty());
         let by_samples = split.filter(|(_, split)| split.by_samples());
         let Choice { mut engine, version } = match split {
             Some(_) if by_samples.is_some() => Choice { engine: self.stable, version: None },
-            Some((canary, split)) if split.takes(ask.id) => Choice { engine: *canary, version: None },
-            _ => self.choose(ask)?,
+            Some((canary, split)) if split.takes(options.id) => Choice { engine: *canary, version: None },
+            _ => self.choose(options)?,
         };
         let served = &self.engines[engine];
         let description = served.predict.describe();
@@ -279,7 +279,7 @@ impl Model {
         let started = Instant::now();
         let mut batch = served.batcher.spare();
         encode(&inputs, &mut batch)?;
-        batch.logits = ask.logits;
+        batch.logits = options.logits;
         if let Some((canary, split)) = by_samples
             && split.takes_batch(&batch)
         {
@@ -289,14 +289,14 @@ impl Model {
         served.metrics.statistics.input.add(1, started.elapsed());
         let shadow = self.shadow.as_ref().and_then(|shadow| shadow.copy(served, &batch));
         let samples = batch.samples;
-        let ticket = served.batcher.submit(batch, ask.terms)?;
+        let ticket = served.batcher.submit(batch, options.terms)?;
         let shadow = shadow.and_then(|(shadow, batch)| shadow.submit(batch));
-        self.count(ask, engine);
+        self.count(options, engine);
         Ok(Queued { ticket, samples, inputs, engine, version, shadow })
     }
 
-    fn choose(&self, ask: &Ask<'_>) -> Result<Choice, CallError> {
-        match (ask.version, ask.label.as_str()) {
+    fn choose(&self, options: &RequestOptions<'_>) -> Result<Choice, CallError> {
+        match (options.version, options.label.as_str()) {
             (None, "") => Ok(Choice { engine: self.stable, version: None }),
             (Some(version), "") => Ok(Choice { engine: self.find(version)?, version: Some(version) }),
             (None, label) => self.choose_label(label),
@@ -322,11 +322,11 @@ impl Model {
     }
 
     /// Counts a request for its label.
-    fn count(&self, ask: &Ask<'_>, engine: usize) {
-        if ask.version.is_some() || self.named.len() <= 1 {
+    fn count(&self, options: &RequestOptions<'_>, engine: usize) {
+        if options.version.is_some() || self.named.len() <= 1 {
             return;
         }
-        let label = match ask.label.as_str() {
+        let label = match options.label.as_str() {
             "" if self.canary.as_ref().is_some_and(|(canary, _)| *canary == engine) => CANARY,
             "" => STABLE,
             label => label,

@@ -13,10 +13,10 @@ use std::time::{Duration, Instant};
 use dashmap::DashMap;
 use dashmap::mapref::entry::Entry;
 
-use super::ended::Ended;
 use super::model::{Held, Model, Parts};
 use super::pressure::Pressure;
-use super::served::Served;
+use super::retired::RetiredEngines;
+use super::serving_engine::ServingEngine;
 use super::shadow::{ShadowOptions, Shadowing};
 use super::traffic::{LabelError, Labels};
 use super::{Learning, RequestLimits, ServerError};
@@ -35,7 +35,7 @@ const WAIT_STEP: Duration = Duration::from_millis(1);
 /// What is loaded of a model besides its main engine, and how its requests are shared out.
 pub(crate) struct Loaded {
     /// An engine for each further version.
-    pub beside: Vec<Arc<dyn Predict>>,
+    pub secondary: Vec<Arc<dyn Predict>>,
     /// The version that the main engine has, or takes over next.
     pub main: Version,
     /// What [`Follow::Latest`] means.
@@ -147,10 +147,10 @@ impl Models {
         predict: Arc<dyn Predict>,
         metrics: Arc<ModelMetrics>,
         config: &BatcherConfig,
-    ) -> Result<Served, ServerError> {
+    ) -> Result<ServingEngine, ServerError> {
         let batcher = Batcher::start(predict.clone(), metrics.clone(), config);
         let batcher = batcher.map_err(ServerError::Thread)?;
-        Ok(Served::new(predict, batcher, metrics, self.limits))
+        Ok(ServingEngine::new(predict, batcher, metrics, self.limits))
     }
 
     /// Changes the limits and the delay of every queue.
@@ -232,13 +232,13 @@ impl Models {
     pub(crate) fn set_versions(&self, name: &str, loaded: Loaded) -> Result<(), NotChanged> {
         let changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
         let old = self.get(name).ok_or(NotChanged::NotServed)?;
-        let Loaded { beside, main, latest, traffic, shadow, missing, newer } = loaded;
+        let Loaded { secondary, main, latest, traffic, shadow, missing, newer } = loaded;
         let mut parts = Parts { main, latest, traffic, missing, newer, ..old.parts() };
         parts.engines.truncate(1);
         let batchers = self.batchers();
         let config = batchers.of(name);
-        for predict in beside {
-            parts.engines.push(self.beside((name, config), predict, &old)?);
+        for predict in secondary {
+            parts.engines.push(self.secondary((name, config), predict, &old)?);
         }
         if let Some(labels) = &mut parts.labels {
             labels.settings.clone_from(&parts.traffic.labels);
@@ -259,7 +259,8 @@ impl Models {
         parts.shadow = self.shadow((shadow, parts.traffic.shadow_share), config, &old)?;
         let left = Some(old.main_version()).filter(|left| *left != main);
         let left_to_another = left.is_some() && parts.engines.iter().any(|served| served.version == left);
-        let ends = |served: &&Arc<Served>| !parts.engines.iter().any(|other| Arc::ptr_eq(other, served));
+        let ends =
+            |served: &&Arc<ServingEngine>| !parts.engines.iter().any(|other| Arc::ptr_eq(other, served));
         let ended: Vec<_> = old.engines().iter().filter(ends).cloned().collect();
         let ends = |shadow: &&Arc<Shadowing>| !parts.shadow.iter().any(|other| Arc::ptr_eq(other, shadow));
         let shadow = old.shadow().filter(ends).cloned();
@@ -268,22 +269,22 @@ impl Models {
         self.replace(name, parts);
         drop((batchers, changing, old));
         held.iter().for_each(|held| wait_for_calls(name, held));
-        Ended { engines: ended, shadow }.join(name, MAX_WAIT);
+        RetiredEngines { engines: ended, shadow }.join(name, MAX_WAIT);
         Ok(())
     }
 
     /// The engine of a further version: the one that serves it already, or a new one.
-    fn beside(
+    fn secondary(
         &self,
         (name, config): (&str, &BatcherConfig),
         predict: Arc<dyn Predict>,
         old: &Model,
-    ) -> Result<Arc<Served>, ServerError> {
+    ) -> Result<Arc<ServingEngine>, ServerError> {
         let known = old.engines().iter().find(|served| Arc::ptr_eq(&served.predict, &predict));
         if let Some(known) = known {
             return Ok(known.clone());
         }
-        let metrics = self.metrics.beside(name, &predict.describe().schema);
+        let metrics = self.metrics.secondary(name, &predict.describe().schema);
         Ok(Arc::new(self.start(predict, metrics, config)?.fixed()))
     }
 
@@ -322,7 +323,7 @@ impl Models {
         let labels: Vec<String> = model.named().map(|(label, ..)| label.to_owned()).collect();
         drop(model);
         wait_for_calls(name, &held);
-        let ended = Ended { engines, shadow }.join(name, MAX_WAIT);
+        let ended = RetiredEngines { engines, shadow }.join(name, MAX_WAIT);
         for label in labels {
             self.metrics.label(name, &label).version.set(0.0);
         }

@@ -8,7 +8,7 @@ use super::Shared;
 use super::account::{Account, Sender};
 use super::gate::Call;
 use super::model::Model;
-use super::served::Queued;
+use super::serving_engine::Queued;
 use super::status::CallError;
 use crate::batcher::{Priority, Terms};
 use crate::schema::Schema;

@@ -1,21 +1,22 @@
-//! Engines that no call finds any more, and the end of their threads.
+//! Shuts down engines that were removed from a model: joins their threads, with a time limit, and releases
+//! their memory.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::served::Served;
+use super::serving_engine::ServingEngine;
 use super::shadow::Shadowing;
-use crate::ending::Ending;
+use crate::bounded_thread::BoundedThread;
 
-/// Engines of a model that end.
+/// Engines that were removed from a model, and that no call finds any more.
 #[derive(Default)]
-pub(crate) struct Ended {
-    pub engines: Vec<Arc<Served>>,
+pub(crate) struct RetiredEngines {
+    pub engines: Vec<Arc<ServingEngine>>,
     pub shadow: Option<Arc<Shadowing>>,
 }
 
-impl Ended {
-    /// Ends the threads of the engines, and releases their memory. Returns `false` if that takes longer than
+impl RetiredEngines {
+    /// Joins the threads of the engines, and releases their memory. Returns `false` if that takes longer than
     /// `limit`: a call of a model that is stuck cannot be ended, and the caller has other models to care for.
     pub(crate) fn join(self, model: &str, limit: Duration) -> bool {
         if self.engines.is_empty() && self.shadow.is_none() {
@@ -26,9 +27,9 @@ impl Ended {
         // On its own thread: a batch that does not end must leave no log locked, and a disk that does not
         // answer no engine in memory.
         let closing = (!learners.is_empty()).then(|| {
-            Ending::start("end-learners", move || learners.iter().for_each(|learner| learner.join()))
+            BoundedThread::start("end-learners", move || learners.iter().for_each(|learner| learner.join()))
         });
-        let joining = Ending::start("end-engines", move || {
+        let joining = BoundedThread::start("end-engines", move || {
             self.engines.iter().for_each(|served| served.batcher.close());
             self.engines.iter().for_each(|served| served.batcher.join());
             self.shadow.iter().for_each(|shadow| shadow.end());

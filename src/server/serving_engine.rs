@@ -13,7 +13,7 @@ use crate::schema::Schema;
 use crate::types::Version;
 
 /// An engine that serves.
-pub(crate) struct Served {
+pub(crate) struct ServingEngine {
     pub predict: Arc<dyn Predict>,
     /// `None` for the main engine, whose version changes.
     pub version: Option<Version>,
@@ -25,7 +25,7 @@ pub(crate) struct Served {
     inputs: RwLock<Arc<Inputs>>,
 }
 
-impl Served {
+impl ServingEngine {
     pub(crate) fn new(
         predict: Arc<dyn Predict>,
         batcher: Batcher,

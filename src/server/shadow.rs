@@ -8,7 +8,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::ServerError;
-use super::served::Served;
+use super::serving_engine::ServingEngine;
 use super::traffic::Split;
 use crate::batcher::{Batcher, Terms, Ticket};
 use crate::config::{BatcherConfig, Sticky};
@@ -87,7 +87,7 @@ impl Shadowing {
     /// A copy of a batch for the shadow, if it should score it.
     pub(crate) fn copy<'s>(
         self: &'s Arc<Self>,
-        by: &Served,
+        by: &ServingEngine,
         batch: &Batch,
     ) -> Option<(&'s Arc<Self>, Batch)> {
         let same = by.predict.describe().version == self.version;

@@ -83,7 +83,7 @@ impl Labels {
 
 /// What a request asks for, besides its samples.
 #[derive(Debug, Default)]
-pub(crate) struct Ask<'a> {
+pub(crate) struct RequestOptions<'a> {
     /// The version that must compute the scores.
     pub version: Option<u64>,
     /// The label whose version must compute them. Empty: none.

@@ -1,9 +1,9 @@
 //! The embedding store: the versions of a model on disk, and access to the rows of one version.
 //!
 //! A version is an immutable directory. [`write()`] fills it under a temporary name, syncs it and renames it.
-//! [`open`] checks every byte against the manifest and then serves rows from memory or from the mapped files.
-//! So a crash at any instant leaves the existing versions intact. A damaged version is refused, and
-//! [`open_latest`] opens the next lower good one.
+//! [`open`] checks every file that it reads against the manifest, and then serves rows from memory or from
+//! the mapped files. So a crash at any instant leaves the existing versions intact. A damaged version is
+//! refused, and [`open_latest`] opens the next lower good one.
 //!
 //! - [`mod@format`]: encodes and decodes the files of a version in memory.
 //! - [`table`] and `bytes`: the rows of one table, in memory or mapped; `place`: which of the two.

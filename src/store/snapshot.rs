@@ -1,11 +1,11 @@
 //! Lists the versions of a model, and opens one of them with the versions that it builds on. (Writing is in
 //! `write`.)
 //!
-//! Opening checks the manifest, the length and checksum of every file, and the name, type and shape of every
-//! tensor, so that later code can rely on them. That costs one read of the files, which also brings them into
-//! the page cache. The checksum is computed through a small buffer and not through the mapping, because
-//! touched pages of a mapping count as memory of the process. If the tables are read into memory (`place`),
-//! it is computed from the bytes in memory.
+//! Opening checks the manifest, the length and checksum of every file that the [`Purpose`] needs, and the
+//! name, type and shape of every tensor, so that later code can rely on them. That costs one read of the
+//! files, which also brings them into the page cache. The checksum is computed through a small buffer and not
+//! through the mapping, because touched pages of a mapping count as memory of the process. If the tables are
+//! read into memory (`place`), it is computed from the bytes in memory.
 //!
 //! A delta is opened with its base, and so on down to a full version. One damaged link makes every version
 //! after it unusable. A server that already has a version of the chain opens only the links after it

@@ -13,7 +13,7 @@
 //! ```
 //!
 //! Numbers are little-endian. A file may end anywhere, if its writer was killed or the disk was full. The
-//! reader reads its whole blocks, and [`Ended`] gives the number of bytes after them. Any other fault is an
+//! reader reads its whole blocks, and [`FileEnd`] gives the number of bytes after them. Any other fault is an
 //! error with an offset. Lengths are checked before memory is allocated for them.
 
 use std::io::{self, Read};
@@ -54,11 +54,11 @@ pub(crate) struct HeaderTable {
 
 /// Where a file ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Ended {
+pub(crate) enum FileEnd {
     /// After a whole block, or after the header.
     Whole,
     /// Inside the header or a block.
-    Cut {
+    Truncated {
         /// Bytes of the header and all whole blocks.
         read: u64,
         /// Bytes after the last whole block.
@@ -70,7 +70,7 @@ pub(crate) enum Ended {
 pub(crate) enum Opened<R> {
     Whole(TraceReader<R>),
     /// The file ends inside its header, after this many bytes, so it has no accesses.
-    Cut {
+    Truncated {
         bytes: u64,
     },
 }
@@ -140,7 +140,7 @@ impl<R: Read> TraceReader<R> {
     /// Reads the header.
     ///
     /// # Errors
-    /// [`FormatError`] when the header is invalid. A cut header gives [`Opened::Cut`].
+    /// [`FormatError`] when the header is invalid. A cut header gives [`Opened::Truncated`].
     pub(crate) fn open(mut source: R) -> Result<Opened<R>, FormatError> {
         let form = |offset, reason: String| FormatError::Form { offset, reason };
         let mut head = [0; 12];
@@ -152,7 +152,7 @@ impl<R: Read> TraceReader<R> {
             ));
         }
         if got < head.len() {
-            return Ok(Opened::Cut { bytes: got as u64 });
+            return Ok(Opened::Truncated { bytes: got as u64 });
         }
         let length = number(&head[8..]) as usize;
         if length > MAX_HEADER_BYTES {
@@ -161,7 +161,7 @@ impl<R: Read> TraceReader<R> {
         let mut json = vec![0; length + 8];
         let got = fill(&mut source, &mut json)?;
         if got < json.len() {
-            return Ok(Opened::Cut { bytes: (head.len() + got) as u64 });
+            return Ok(Opened::Truncated { bytes: (head.len() + got) as u64 });
         }
         let (json, checksum) = json.split_at(length);
         if xxh3_64(json) != number(checksum) {
@@ -190,13 +190,13 @@ impl<R: Read> TraceReader<R> {
     pub(crate) fn read<E: From<FormatError>>(
         mut self,
         mut on_access: impl FnMut(TableId, u64) -> Result<(), E>,
-    ) -> Result<Ended, E> {
+    ) -> Result<FileEnd, E> {
         let mut accesses = Vec::new();
         loop {
             let mut head = [0; BLOCK_HEAD_BYTES];
             let got = fill(&mut self.source, &mut head).map_err(FormatError::from)?;
             if got < head.len() {
-                return Ok(if got == 0 { Ended::Whole } else { self.cut(got) });
+                return Ok(if got == 0 { FileEnd::Whole } else { self.cut(got) });
             }
             let length = number(&head[..4]) as usize;
             if !(1..=MAX_PAYLOAD_BYTES).contains(&length) {
@@ -246,8 +246,8 @@ impl<R: Read> TraceReader<R> {
         Ok(())
     }
 
-    fn cut(&self, rest: usize) -> Ended {
-        Ended::Cut { read: self.offset, rest: rest as u64 }
+    fn cut(&self, rest: usize) -> FileEnd {
+        FileEnd::Truncated { read: self.offset, rest: rest as u64 }
     }
 
     fn form(&self, reason: String) -> FormatError {

@@ -14,10 +14,10 @@ use flechette::schema::preset::ArchKind;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::certificates::{Authority, Files};
-use crate::pretend::Machine;
 use crate::program::{Background, Served, Workshop, flechette};
 use crate::prometheus::{Prometheus, RULES, faster, is_installed, promtool, replaced};
 use crate::skip::skip_part;
+use crate::stub_driver::Machine;
 use crate::switching::wait;
 
 const MODEL: &str = "dlrm";
@@ -25,7 +25,7 @@ const MODEL: &str = "dlrm";
 /// The alert that no server causes, but that there is none.
 const ABSENT: &str = "FlechetteAbsent";
 
-/// The alert that needs a pretended GPU.
+/// The alert that needs a stub GPU.
 const DEVICE_LOST: &str = "FlechetteDeviceLost";
 
 /// The unit tests of the rules.
@@ -212,12 +212,12 @@ fn with_few_descriptors(workshop: &Workshop) -> Case {
     Case::new(served, &["FlechetteConnectionsHigh", "FlechetteFilesLow"]).keep(idle)
 }
 
-/// Its pretended GPU computes wrong scores. `None`, and this part of the test is skipped, if that cannot be
+/// Its stub GPU computes wrong scores. `None`, and this part of the test is skipped, if that cannot be
 /// compiled. `cusim_serve.rs` has a GPU that fails later.
 fn with_a_bad_device(workshop: &Workshop) -> Option<Case> {
     let machine = Machine::whole();
     if !machine.is_complete() {
-        skip_part("no rustc to compile the pretended libraries");
+        skip_part("no rustc to compile the stub libraries");
         return None;
     }
     let mut command = Command::new("sh");

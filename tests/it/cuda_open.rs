@@ -1,11 +1,11 @@
-//! Opening a CUDA device on pretended machines (`pretend`): where its kernels come from, and every error.
+//! Opening a CUDA device on machines with a stub driver (`stub_driver`): where its kernels come from, and every error.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use crate::pretend::Machine;
 use crate::program::flechette;
+use crate::stub_driver::Machine;
 
 #[test]
 fn without_a_usable_gpu_serve_warns_with_auto_and_exits_with_cuda() {

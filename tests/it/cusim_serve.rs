@@ -1,4 +1,4 @@
-//! Serving on a pretended GPU: the real CUDA driver code runs on the pretended libcuda, and the simulator
+//! Serving on a stub GPU: the real CUDA driver code runs on the stub libcuda, and the simulator
 //! executes the kernels. All other code, from the configuration to the scores, is the code that runs on a
 //! machine with a GPU.
 
@@ -9,13 +9,13 @@ use std::time::Instant;
 
 use flechette::cli::serve::{Serving, runtime};
 use flechette::config::{Config, Flags};
-use flechette::device::cusim::pretended::{LAUNCHES_LEFT, execute_kernels, execute_kernels_but};
+use flechette::device::cusim::stub::{LAUNCHES_LEFT, execute_kernels, execute_kernels_but};
 use flechette::schema::preset::ArchKind;
 use serde_json::Value;
 
-use crate::pretend::Machine;
 use crate::program::{Served, Workshop, run_json};
 use crate::prometheus::{Prometheus, RULES, faster, is_installed};
+use crate::stub_driver::Machine;
 use crate::switching::{check_every_answer, publish_all_changed, published_for, wait};
 
 /// The configuration of a server on free ports and a device.
@@ -30,7 +30,7 @@ fn config(device: &str, settings: &str) -> Config {
     Config::resolve(&flags, environment, Some(settings)).unwrap()
 }
 
-/// Runs a server on the pretended GPU, in this process, while `then` runs. Returns the result of `then`.
+/// Runs a server on the stub GPU, in this process, while `then` runs. Returns the result of `then`.
 fn served<T: Send + 'static>(
     device: &str,
     models: &str,
@@ -81,7 +81,7 @@ fn workshop() -> (Workshop, [(&'static str, String); 2]) {
 
 const COUNTS: [&str; 4] = ["cache_hits_total", "cache_misses_total", "cache_evictions_total", "device_lost"];
 
-/// Checks that a server on the pretended GPU returns the trainer's scores. Returns the server's [`COUNTS`].
+/// Checks that a server on the stub GPU returns the trainer's scores. Returns the server's [`COUNTS`].
 fn scores_alike(workshop: &Workshop, own: &[(&'static str, String); 2], settings: &str) -> [f64; 4] {
     scores_alike_on("cuda", i64::MAX, workshop, own, settings)
 }

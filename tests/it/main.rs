@@ -48,8 +48,6 @@ mod own_data;
 mod packaging;
 mod plan;
 mod plan_counts;
-#[cfg(target_os = "linux")]
-mod pretend;
 mod program;
 #[cfg(target_os = "linux")]
 mod prometheus;
@@ -73,6 +71,8 @@ mod status_page;
 #[cfg(target_os = "linux")]
 mod store_memory;
 mod stream;
+#[cfg(target_os = "linux")]
+mod stub_driver;
 mod switching;
 mod tidy;
 mod tls;

@@ -1,6 +1,6 @@
 //! Pretended NVIDIA libraries, and child processes that use them.
 //!
-//! A process loads libcuda only once. So a test that needs a pretended one runs itself again as a child
+//! A process loads libcuda only once. So a test that needs a stub runs itself again as a child
 //! process, with the library on its search path. [`Machine`] describes the libraries. The test calls
 //! [`Machine::runs`], which starts the child; in the child, the same call runs the test's code.
 
@@ -17,10 +17,10 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::skip::skip;
 
-/// The source of the pretended driver.
-pub(crate) const LIBCUDA: &str = include_str!("pretend/libcuda.rs");
-/// The source of the pretended compiler.
-pub(crate) const LIBNVRTC: &str = include_str!("pretend/libnvrtc.rs");
+/// The source of the stub driver.
+pub(crate) const LIBCUDA: &str = include_str!("stub_driver/libcuda.rs");
+/// The source of the stub compiler.
+pub(crate) const LIBNVRTC: &str = include_str!("stub_driver/libnvrtc.rs");
 
 /// Environment variable of a child: the path of its folder.
 const INSIDE: &str = "PRETEND_FOLDER";
@@ -40,7 +40,7 @@ pub(crate) struct Machine {
 pub(crate) struct ChildOutput {
     /// Standard output.
     pub out: String,
-    /// The pretended driver's log of calls, one per line.
+    /// The stub driver's log of calls, one per line.
     pub log: String,
 }
 
@@ -55,7 +55,7 @@ impl Machine {
         }
     }
 
-    /// A machine with the pretended driver and compiler.
+    /// A machine with the stub driver and compiler.
     pub(crate) fn whole() -> Self {
         Self::bare().with("libcuda.so", LIBCUDA).with("libnvrtc.so", LIBNVRTC)
     }
@@ -88,7 +88,7 @@ impl Machine {
         self
     }
 
-    /// Sets a variable for the pretended libraries.
+    /// Sets a variable for the stub libraries.
     pub(crate) fn with_setting(self, name: &str, value: &str) -> Self {
         self.with_variable(&format!("PRETEND_{name}"), value)
     }
@@ -122,7 +122,7 @@ impl Machine {
         command.args(["--exact", test, "--nocapture"]).env(INSIDE, self.folder.path());
         let child = self.equip(&mut command).output().unwrap();
         let (out, err) = (String::from_utf8_lossy(&child.stdout), String::from_utf8_lossy(&child.stderr));
-        assert!(child.status.success(), "{test} on a pretended machine:\n{out}{err}");
+        assert!(child.status.success(), "{test} on a machine with a stub driver:\n{out}{err}");
         assert!(out.contains("test result: ok. 1 passed"), "the child did not run {test}:\n{out}{err}");
         Some(ChildOutput { out: out.into_owned(), log: fs::read_to_string(self.log()).unwrap_or_default() })
     }
@@ -130,7 +130,7 @@ impl Machine {
     /// Whether the libraries could be compiled. If not, reports the test as skipped.
     pub(crate) fn is_available(&self) -> bool {
         if self.without_rustc {
-            skip("no rustc to compile the pretended libraries");
+            skip("no rustc to compile the stub libraries");
         }
         self.is_complete()
     }
@@ -164,7 +164,7 @@ fn folder() -> Option<PathBuf> {
     std::env::var_os(INSIDE).map(PathBuf::from)
 }
 
-/// The pretended driver's log so far. Must be called in a child.
+/// The stub driver's log so far. Must be called in a child.
 pub(crate) fn log_so_far() -> String {
     fs::read_to_string(folder().unwrap().join("log")).unwrap_or_default()
 }
@@ -173,7 +173,7 @@ pub(crate) fn log_so_far() -> String {
 /// there is no rustc.
 fn built(source: &str) -> Option<PathBuf> {
     let program = std::env::current_exe().unwrap();
-    let folder = program.parent().unwrap().join("pretend");
+    let folder = program.parent().unwrap().join("stub_driver");
     let kept = folder.join(format!("{:016x}.so", xxh3_64(source.as_bytes())));
     if !kept.exists() {
         Command::new("rustc").arg("--version").output().ok()?;

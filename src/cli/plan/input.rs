@@ -12,7 +12,7 @@ use crate::dataset::{self, DatasetError, Format, ReadOptions};
 use crate::planner::counts::Counts;
 use crate::planner::trace::{TooLong, TraceBuilder};
 use crate::schema::Schema;
-use crate::trace::format::{Ended, FormatError, Header, Opened, TraceReader};
+use crate::trace::format::{FileEnd, FormatError, Header, Opened, TraceReader};
 use crate::types::{Batch, RawBatch, TableId};
 
 /// What the accesses are read from.
@@ -106,7 +106,7 @@ pub(super) fn read_traces(
         let file = BufReader::new(File::open(path).with_context(named)?);
         let reader = match TraceReader::open(file).with_context(named)? {
             Opened::Whole(reader) => reader,
-            Opened::Cut { bytes } => {
+            Opened::Truncated { bytes } => {
                 tracing::warn!("{shown}: ends within its header, after {bytes} bytes: no accesses were read");
                 continue;
             }
@@ -117,7 +117,7 @@ pub(super) fn read_traces(
             count += 1;
             Ok::<(), RecordError>(accesses.push(table, row)?)
         });
-        if let Ended::Cut { read, rest } = ended.with_context(named)? {
+        if let FileEnd::Truncated { read, rest } = ended.with_context(named)? {
             tracing::warn!(
                 "{shown}: ends within a block: {count} accesses in the first {read} bytes were read, the \
                  last {rest} bytes were not"

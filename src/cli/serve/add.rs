@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 
 use super::stamps::{Stamper, Stamps};
-use super::versions::{Look, Versions};
-use super::watch::Ask;
+use super::versions::{SettleOptions, Versions};
+use super::watch::WatchCommand;
 use super::{LoadedModels, Loader};
 use crate::cli::error_line;
 use crate::server::Registry;
@@ -33,7 +33,7 @@ impl Adder {
         loader: &Arc<Loader>,
         served: &LoadedModels,
         registry: Registry,
-        wake: SyncSender<Ask>,
+        wake: SyncSender<WatchCommand>,
     ) -> anyhow::Result<Self> {
         let versions = Versions::new(loader, &registry, wake)?;
         let (loader, served) = (loader.clone(), served.clone());
@@ -56,7 +56,7 @@ impl Adder {
             self.registry.add(model.engine.clone())?;
             self.served.add(model.clone());
             // The reason is in the log.
-            let _ = self.versions.settle(&model, Look::FIRST);
+            let _ = self.versions.settle(&model, SettleOptions::FIRST);
             self.registry.loaded(name);
             Ok(())
         });

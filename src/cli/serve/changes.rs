@@ -11,15 +11,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::oneshot;
 
-use super::versions::{Look, NotSettled};
+use super::versions::{NotSettled, SettleOptions};
 use super::warm;
-use super::watch::{Ask, Watcher, unless_it_panics};
+use super::watch::{WatchCommand, Watcher, unless_it_panics};
 use crate::server::{Change, ChangeError, Labels, NotChanged, Repository, Requested};
 use crate::store;
 use crate::types::Follow;
 
 /// A change that a client has requested.
-pub(crate) struct Asked {
+pub(crate) struct ChangeRequest {
     change: Change,
     model: String,
     /// The id of the client's call, for the log.
@@ -31,9 +31,9 @@ pub(crate) struct Asked {
 
 /// The model that the thread works on; `None` before its first one.
 #[derive(Clone, Default)]
-pub(crate) struct Now(Arc<Mutex<Option<String>>>);
+pub(crate) struct ModelInProgress(Arc<Mutex<Option<String>>>);
 
-impl Now {
+impl ModelInProgress {
     pub(crate) fn set(&self, model: &str) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(model.to_owned());
     }
@@ -44,41 +44,41 @@ impl Now {
 }
 
 /// A look at a model, because its labels have changed. A model waits for one at most.
-pub(crate) struct LookAt {
+pub(crate) struct LabelsChanged {
     model: String,
     waiting: Arc<Mutex<BTreeSet<String>>>,
 }
 
-impl LookAt {
+impl LabelsChanged {
     /// The model. From now on, changes of its labels need another look.
     pub(crate) fn begin(self) -> String {
         self.model.clone()
     }
 }
 
-impl Drop for LookAt {
+impl Drop for LabelsChanged {
     fn drop(&mut self) {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.model);
     }
 }
 
 /// Passes requests to the thread.
-pub(crate) struct Asks {
+pub(crate) struct CommandSender {
     /// The directory of the models.
     models: PathBuf,
-    wake: SyncSender<Ask>,
-    now: Now,
+    wake: SyncSender<WatchCommand>,
+    now: ModelInProgress,
     /// The models that wait for a look.
     waiting: Arc<Mutex<BTreeSet<String>>>,
 }
 
-impl Asks {
-    pub(crate) fn new(models: &Path, wake: SyncSender<Ask>, now: Now) -> Self {
+impl CommandSender {
+    pub(crate) fn new(models: &Path, wake: SyncSender<WatchCommand>, now: ModelInProgress) -> Self {
         Self { models: models.to_owned(), wake, now, waiting: Arc::default() }
     }
 }
 
-impl Repository for Asks {
+impl Repository for CommandSender {
     fn names(&self) -> Result<Vec<String>, String> {
         store::models(&self.models).map_err(|error| error.to_string())
     }
@@ -89,9 +89,9 @@ impl Repository for Asks {
 
     fn look(&self, model: &str) {
         if self.waiting.lock().unwrap_or_else(PoisonError::into_inner).insert(model.to_owned()) {
-            let look = LookAt { model: model.to_owned(), waiting: self.waiting.clone() };
+            let look = LabelsChanged { model: model.to_owned(), waiting: self.waiting.clone() };
             // It fails if the thread has ended, or has so much to do that the next look comes later.
-            let _ = self.wake.try_send(Ask::Labels(look));
+            let _ = self.wake.try_send(WatchCommand::Labels(look));
         }
     }
 
@@ -99,8 +99,8 @@ impl Repository for Asks {
         let (waits, begun) = oneshot::channel();
         let (reply, answer) = oneshot::channel();
         // If the thread has ended, the reply is dropped, and the answer says so.
-        if let Err(TrySendError::Full(Ask::Change(Asked { reply, .. }))) =
-            self.wake.try_send(Ask::Change(Asked { change, model, id, waits, reply }))
+        if let Err(TrySendError::Full(WatchCommand::Change(ChangeRequest { reply, .. }))) =
+            self.wake.try_send(WatchCommand::Change(ChangeRequest { change, model, id, waits, reply }))
         {
             let _ = reply.send(Err(ChangeError::Busy));
         }
@@ -127,7 +127,7 @@ fn words(change: &Change) -> String {
     }
 }
 
-impl Asked {
+impl ChangeRequest {
     /// Makes the change, unless its client is gone, and answers the client.
     fn settle(self, make: impl FnOnce(&Change, &str, &str) -> Result<(), ChangeError>) {
         let Self { change, model, id, waits, reply } = self;
@@ -155,7 +155,7 @@ fn not_settled(model: &str, error: NotSettled) -> ChangeError {
 
 impl Watcher {
     /// Makes a change, unless its client is gone.
-    pub(crate) fn change(&mut self, requested: Asked) {
+    pub(crate) fn change(&mut self, requested: ChangeRequest) {
         self.now.set(&requested.model);
         requested.settle(|change, model, id| match change {
             Change::Load => self.load(model, id),
@@ -187,7 +187,7 @@ impl Watcher {
         self.forget_refused(name);
         // It also fails if only other versions than the label's are refused.
         let new = follow == Some(Follow::Latest);
-        let look = Look { new, label: Some((label, follow)), urgent: true, asked: true };
+        let look = SettleOptions { new, label: Some((label, follow)), urgent: true, asked: true };
         let settled = self.adder.versions.settle(&model, look);
         let models = &self.adder.loader.models;
         let keep = |labels: &Labels| {
@@ -239,7 +239,7 @@ impl Watcher {
         self.forget_refused(name);
         let refused = |reason| ChangeError::Refused { model: name.to_owned(), reason };
         if let Some(model) = self.adder.served.find(name) {
-            let settled = self.adder.versions.settle(&model, Look::LOAD);
+            let settled = self.adder.versions.settle(&model, SettleOptions::LOAD);
             return settled.map_err(|error| not_settled(name, error));
         }
         if let Err(reason) = self.adder.add(name) {
@@ -281,19 +281,19 @@ mod tests {
     use super::*;
     use crate::types::Version;
 
-    fn asks(wake: SyncSender<Ask>) -> Asks {
-        Asks::new(Path::new("models"), wake, Now::default())
+    fn sender(wake: SyncSender<WatchCommand>) -> CommandSender {
+        CommandSender::new(Path::new("models"), wake, ModelInProgress::default())
     }
 
-    fn load(asks: &Asks) -> oneshot::Receiver<Result<(), ChangeError>> {
-        asks.change(Change::Load, "ads".to_owned(), String::new()).answer
+    fn load(sender: &CommandSender) -> oneshot::Receiver<Result<(), ChangeError>> {
+        sender.change(Change::Load, "ads".to_owned(), String::new()).answer
     }
 
     #[test]
     fn a_change_that_panics_is_answered_and_the_thread_goes_on() {
         let (wake, woken) = sync_channel(2);
-        let mut answer = load(&asks(wake));
-        let Ok(Ask::Change(requested)) = woken.try_recv() else { panic!("no change") };
+        let mut answer = load(&sender(wake));
+        let Ok(WatchCommand::Change(requested)) = woken.try_recv() else { panic!("no change") };
         requested.settle(|_, _, _| panic!("on purpose"));
         let error = answer.try_recv().unwrap().unwrap_err();
         assert_eq!(error.code(), tonic::Code::Internal, "{error}");
@@ -302,18 +302,21 @@ mod tests {
     #[test]
     fn what_waits_for_the_thread_is_bounded() {
         let (wake, woken) = sync_channel(2);
-        let asks = asks(wake);
-        (0..10).for_each(|_| asks.look("ads"));
-        let mut waits = load(&asks);
-        let mut refused = load(&asks);
+        let sender = sender(wake);
+        (0..10).for_each(|_| sender.look("ads"));
+        let mut waits = load(&sender);
+        let mut refused = load(&sender);
         assert!(waits.try_recv().is_err(), "it waits for the thread");
         let error = refused.try_recv().unwrap().unwrap_err();
         assert!(matches!(error, ChangeError::Busy), "{error}");
-        let Ok(Ask::Labels(look)) = woken.try_recv() else { panic!("no look") };
+        let Ok(WatchCommand::Labels(look)) = woken.try_recv() else { panic!("no look") };
         assert_eq!(look.begin(), "ads");
-        assert!(matches!(woken.try_recv(), Ok(Ask::Change(_))));
-        asks.look("ads");
-        assert!(matches!(woken.try_recv(), Ok(Ask::Labels(_))), "another look after the begin of the first");
+        assert!(matches!(woken.try_recv(), Ok(WatchCommand::Change(_))));
+        sender.look("ads");
+        assert!(
+            matches!(woken.try_recv(), Ok(WatchCommand::Labels(_))),
+            "another look after the begin of the first"
+        );
     }
 
     #[test]

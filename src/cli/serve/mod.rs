@@ -35,8 +35,8 @@ use tokio::sync::oneshot;
 
 use crate::batcher::CORES;
 use crate::cli::InputError;
-use crate::cli::train::beside::{Beside, BesideFlags, OptionalBeside};
 use crate::cli::train::interrupt::OnSignal;
+use crate::cli::train::serve_train::{OptionalServeTrain, ServeTrain, ServeTrainFlags};
 use crate::config::{Config, Flags, Layers};
 use crate::engine::Engine;
 use crate::metrics::Metrics;
@@ -51,7 +51,7 @@ use start::{Start, Started};
 
 pub(crate) use warm::Saving;
 use watch::Wakes;
-pub(crate) use watch::{Ask, Watching};
+pub(crate) use watch::{WatchCommand, Watching};
 
 /// How long the end of the server waits for blocking tasks.
 const RUNTIME_WAIT: Duration = Duration::from_secs(1);
@@ -62,7 +62,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     pub settings: Flags,
     #[command(flatten)]
-    training: OptionalBeside,
+    training: OptionalServeTrain,
 }
 
 /// Serves until SIGTERM or SIGINT, then drains. A second signal ends the process at once. SIGHUP reads the
@@ -79,7 +79,7 @@ pub(crate) fn run(args: Args, config: &Config, settings: Layers) -> anyhow::Resu
         store::models(&models).map_err(|e| InputError(e.into())).context("server.models")?;
     }
     let metrics = Arc::new(Metrics::kept(config.server.metrics).context("metrics")?);
-    let learns = training.as_ref().and_then(BesideFlags::learns);
+    let learns = training.as_ref().and_then(ServeTrainFlags::learns);
     let _second_signal = OnSignal::set_flag(&Arc::default())?;
     let runtime = runtime(config)?;
     let ended = runtime.block_on(async {
@@ -118,7 +118,7 @@ pub(crate) fn run(args: Args, config: &Config, settings: Layers) -> anyhow::Resu
         };
         drop(watching);
         // Blocks, which is fine because no call is in flight.
-        let trained = training.map_or(Ok(()), Beside::end);
+        let trained = training.map_or(Ok(()), ServeTrain::end);
         let drained = drained?;
         // The drop saves the hot rows a last time. It blocks, which is fine because no call is in flight.
         drop(saving);

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use tokio::signal::unix::Signal;
 
-use super::watch::Ask;
+use super::watch::WatchCommand;
 use crate::cli::logging;
 use crate::config::{Config, Layers, Reloaded, TrafficConfig};
 use crate::server::Registry;
@@ -66,7 +66,7 @@ pub(crate) struct Reloader {
     pub live: Arc<Live>,
     pub registry: Registry,
     /// Wakes the thread that watches the models, so that it waits for its new interval.
-    pub wake: SyncSender<Ask>,
+    pub wake: SyncSender<WatchCommand>,
 }
 
 impl Reloader {
@@ -106,7 +106,7 @@ impl Reloader {
         self.registry.set_slow(config.log.slow);
         // It also fails if the thread has ended.
         if let Err(TrySendError::Full(_)) =
-            self.wake.try_send(if traffic { Ask::Traffic } else { Ask::Interval })
+            self.wake.try_send(if traffic { WatchCommand::Traffic } else { WatchCommand::Interval })
         {
             tracing::warn!("SIGHUP: many changes of models wait, so the settings of models are used later");
         }

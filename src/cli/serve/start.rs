@@ -14,8 +14,8 @@ use super::add::Adder;
 use super::watch::{Wakes, Watching};
 use super::{Live, Loader, Saving, Serving};
 use crate::cli::InputError;
-use crate::cli::train::beside::{Beside, BesideFlags};
 use crate::cli::train::run::ToServer;
+use crate::cli::train::serve_train::{ServeTrain, ServeTrainFlags};
 use crate::config::{Config, TableMemory};
 use crate::metrics::Metrics;
 use crate::server::Registry;
@@ -27,7 +27,7 @@ pub(crate) struct Start {
     /// The directory of the models.
     pub models: PathBuf,
     pub metrics: Arc<Metrics>,
-    pub training: Option<BesideFlags>,
+    pub training: Option<ServeTrainFlags>,
     pub registry: Registry,
     pub live: Arc<Live>,
     pub wakes: Wakes,
@@ -39,7 +39,7 @@ pub(crate) struct Started {
     pub served: usize,
     pub watching: Watching,
     pub saving: Option<Saving>,
-    pub training: Option<Beside>,
+    pub training: Option<ServeTrain>,
 }
 
 impl Start {
@@ -66,9 +66,9 @@ impl Start {
 
     fn run(self) -> anyhow::Result<Started> {
         let Self { mut config, models, metrics, training, registry, live, wakes } = self;
-        let prepare = |flags: BesideFlags| {
+        let prepare = |flags: ServeTrainFlags| {
             let server = ToServer::new(metrics.training(flags.name()), wakes.wake.clone());
-            Beside::prepare(flags, &config, &models, server)
+            ServeTrain::prepare(flags, &config, &models, server)
         };
         let mut training = training.map(prepare).transpose()?;
         if training.is_some() && config.memory == TableMemory::Auto {
@@ -90,7 +90,7 @@ impl Start {
         }
         let saving = serving.save_hot_rows(&config, &models)?;
         let watching = Serving::watch_with(adder, wakes)?;
-        training.as_mut().map_or(Ok(()), Beside::begin)?;
+        training.as_mut().map_or(Ok(()), ServeTrain::begin)?;
         Ok(Started { served, watching, saving, training })
     }
 }

@@ -11,7 +11,7 @@
 //!
 //! A switch runs on a thread of its own (`switching`), because it waits for batches, and one of them may not
 //! end. If it fails, which is mostly for that reason, the version is refused as if it were bad, and is opened
-//! again after [`AGAIN`]. A version that requests have used through an engine of its own keeps that.
+//! again after [`RETRY_SWITCH_AFTER`]. A version that requests have used through an engine of its own keeps that.
 //!
 //! New versions are opened and taken over by threads of low priority. What a client asks for with a label,
 //! and the first versions of a model, have the priority of requests.
@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 use super::loader::Refused;
 use super::shadow::Background;
 use super::stamps::Stamps;
-use super::watch::Ask;
+use super::watch::WatchCommand;
 use super::{LoadedModel, Loader};
 use crate::cli::background;
 use crate::config::{Sticky, TrafficConfig};
@@ -38,13 +38,13 @@ use crate::predict::Predict;
 use crate::server::{Loaded, NotChanged, Registry};
 use crate::types::{Follow, Version};
 use plan::Plan;
-use switching::{ASKED_WAIT, Ended, Switching, WAIT};
+use switching::{ASKED_WAIT, SwitchOutcome, Switching, WAIT};
 
 /// How often a model is looked at again when its labels are set at the same time.
 const TRIES: usize = 5;
 
 /// When a version is tried again that the main engine could not take over. Trying it costs its opening.
-const AGAIN: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 60 });
+const RETRY_SWITCH_AFTER: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 60 });
 
 /// What is known about the versions of a model.
 #[derive(Default)]
@@ -58,13 +58,13 @@ struct Known {
     /// The loaded versions that were not on disk at the last look.
     gone: BTreeSet<Version>,
     /// The engines of the versions that the main engine does not have.
-    beside: BTreeMap<Version, Arc<Engine>>,
+    secondary: BTreeMap<Version, Arc<Engine>>,
     shadow: Option<(Version, Arc<dyn Predict>)>,
     /// The switch of the main engine that has not ended.
     switching: Option<Switching>,
-    /// What the server was told last.
-    told: Option<Told>,
-    /// Whether it is told again, because it may have kept versions for labels that were set meanwhile.
+    /// What was reported to the server last.
+    reported: Option<Reported>,
+    /// Whether it is reported again, because it may have kept versions for labels that were set meanwhile.
     again: bool,
 }
 
@@ -109,12 +109,12 @@ impl From<String> for NotSettled {
     }
 }
 
-/// What the server knows about a model's versions.
+/// What the server knows about the versions of a model, because this module has reported it.
 #[derive(PartialEq)]
-struct Told {
+struct Reported {
     main: Version,
     /// The versions with an engine of their own.
-    beside: Vec<Version>,
+    secondary: Vec<Version>,
     latest: Version,
     shadow: Option<Version>,
     traffic: TrafficConfig,
@@ -130,10 +130,10 @@ struct Reasons {
     newer: BTreeMap<Version, String>,
 }
 
-impl Told {
-    fn of(plan: &Plan, main: Version, beside: Vec<Version>, reasons: Reasons) -> Self {
+impl Reported {
+    fn of(plan: &Plan, main: Version, secondary: Vec<Version>, reasons: Reasons) -> Self {
         let Plan { latest, shadow, traffic, .. } = plan;
-        Self { main, beside, latest: *latest, shadow: *shadow, traffic: traffic.clone(), reasons }
+        Self { main, secondary, latest: *latest, shadow: *shadow, traffic: traffic.clone(), reasons }
     }
 }
 
@@ -144,7 +144,7 @@ fn refusal(version: Version, reason: &str) -> String {
 
 /// What to look for.
 #[derive(Clone, Copy)]
-pub(crate) struct Look<'l> {
+pub(crate) struct SettleOptions<'l> {
     /// Whether versions that are not loaded are looked for, besides those that labels name.
     pub new: bool,
     /// A label that will be set if its version can be loaded. The main engine keeps its version.
@@ -155,7 +155,7 @@ pub(crate) struct Look<'l> {
     pub asked: bool,
 }
 
-impl Look<'_> {
+impl SettleOptions<'_> {
     /// For new versions.
     pub(crate) const NEW: Self = Self { new: true, label: None, urgent: false, asked: false };
     /// For new versions, when a client wants the newest one.
@@ -171,7 +171,7 @@ pub(crate) struct Versions {
     loader: Arc<Loader>,
     registry: Registry,
     /// Wakes the thread that makes all changes when a switch has ended.
-    wake: SyncSender<Ask>,
+    wake: SyncSender<WatchCommand>,
     known: HashMap<String, Known>,
     /// Threads of low priority that open versions.
     opening: rayon::ThreadPool,
@@ -183,7 +183,7 @@ impl Versions {
     pub(crate) fn new(
         loader: &Arc<Loader>,
         registry: &Registry,
-        wake: SyncSender<Ask>,
+        wake: SyncSender<WatchCommand>,
     ) -> anyhow::Result<Self> {
         let opening = background::low_priority_pool("open")?;
         Ok(Self { loader: loader.clone(), registry: registry.clone(), wake, known: HashMap::new(), opening })
@@ -212,7 +212,7 @@ impl Versions {
     /// # Errors
     /// Why the highest version that was tried now is refused, or why the version of `look.label` is; or that
     /// a version is still being taken over.
-    pub(crate) fn settle(&mut self, model: &LoadedModel, look: Look<'_>) -> Result<(), NotSettled> {
+    pub(crate) fn settle(&mut self, model: &LoadedModel, look: SettleOptions<'_>) -> Result<(), NotSettled> {
         let name = model.engine.describe().model;
         let mut known = self.known.remove(&name).unwrap_or_else(|| Known::at_load(model));
         known.again |= !look.new;
@@ -225,28 +225,28 @@ impl Versions {
         &self,
         model: &LoadedModel,
         name: &str,
-        look: Look<'_>,
+        look: SettleOptions<'_>,
         known: &mut Known,
     ) -> Result<(), NotSettled> {
         let mut failed = None;
         match self.end_switch(model, name, known, if look.asked { ASKED_WAIT } else { Duration::ZERO }) {
-            Ended::Well => {}
-            Ended::Refused(reason) => failed = Some(reason),
-            Ended::NotYet(reason) => return Err(NotSettled::Switching(reason)),
+            SwitchOutcome::Well => {}
+            SwitchOutcome::Refused(reason) => failed = Some(reason),
+            SwitchOutcome::NotYet(reason) => return Err(NotSettled::Switching(reason)),
         }
         for _ in 0..TRIES {
             // After a failed switch, no other version is opened in vain: its switch would wait as long.
-            let look = Look { new: look.new && failed.is_none(), ..look };
+            let look = SettleOptions { new: look.new && failed.is_none(), ..look };
             let plan = self.plan(model, name, look, known)?;
             let (refused, latest) = (plan.refused.clone(), plan.latest);
             match self.apply(model, name, look, (plan, known)) {
-                Ok(Ended::Well) => {
+                Ok(SwitchOutcome::Well) => {
                     let newer = known.refused.keys().filter(|version| **version > latest);
                     model.engine.set_refused_now(newer.count());
                     return failed.or(refused).map_or(Ok(()), |reason| Err(reason.into()));
                 }
-                Ok(Ended::Refused(reason)) => failed = Some(reason),
-                Ok(Ended::NotYet(reason)) => {
+                Ok(SwitchOutcome::Refused(reason)) => failed = Some(reason),
+                Ok(SwitchOutcome::NotYet(reason)) => {
                     tracing::debug!(model = name, "{reason}");
                     return Err(NotSettled::Switching(reason));
                 }
@@ -267,25 +267,26 @@ impl Versions {
         &self,
         model: &LoadedModel,
         name: &str,
-        look: Look<'_>,
+        look: SettleOptions<'_>,
         (plan, known): (Plan, &mut Known),
-    ) -> Result<Ended, NotChanged> {
+    ) -> Result<SwitchOutcome, NotChanged> {
         let (main, target) = (model.engine.version(), plan.stable);
         let waits = known.refused.get(&target).is_some_and(Refusal::stays);
         if look.label.is_none() && target != main && !waits {
             let next = self.next(model, (target, plan.wanted.contains(&main)), known);
             // Requests for its number or another label use its own engine until the switch has ended.
-            let own = known.told.as_ref().is_some_and(|told| told.beside.contains(&target));
+            let own = known.reported.as_ref().is_some_and(|reported| reported.secondary.contains(&target));
             let own = own || plan.pinned.contains(&target);
-            let beside = plan.wanted.iter().copied().filter(|version| *version != target || own).collect();
-            // The reasons that were told hold until the switch has ended.
-            let reasons = known.told.as_ref().map(|told| told.reasons.clone()).unwrap_or_default();
-            self.tell(model, name, Told::of(&plan, target, beside, reasons), known)?;
+            let secondary = plan.wanted.iter().copied().filter(|version| *version != target || own).collect();
+            // The reported reasons hold until the switch has ended.
+            let reasons =
+                known.reported.as_ref().map(|reported| reported.reasons.clone()).unwrap_or_default();
+            self.tell(model, name, Reported::of(&plan, target, secondary, reasons), known)?;
             // The target was loaded when the plan was made.
             known.switching =
                 next.map(|next| self.begin_switch(model, name, (target, own, next), look.urgent));
             match self.end_switch(model, name, known, if look.asked { ASKED_WAIT } else { WAIT }) {
-                Ended::Well => {}
+                SwitchOutcome::Well => {}
                 other => return Ok(other),
             }
         }
@@ -293,14 +294,14 @@ impl Versions {
         let mut wanted = plan.wanted.clone();
         if look.label.is_some() {
             // The labels of before still count.
-            wanted.extend(known.beside.keys());
+            wanted.extend(known.secondary.keys());
         }
-        let beside: Vec<Version> = wanted.into_iter().filter(|version| *version != main).collect();
+        let secondary: Vec<Version> = wanted.into_iter().filter(|version| *version != main).collect();
         let missing = plan.missing.iter().map(|missing| missing.text.clone()).collect();
         let reasons = Reasons { missing, newer: Self::newer(known, &plan) };
-        self.tell(model, name, Told::of(&plan, main, beside.clone(), reasons), known)?;
-        known.beside.retain(|version, _| beside.contains(version));
-        Ok(Ended::Well)
+        self.tell(model, name, Reported::of(&plan, main, secondary.clone(), reasons), known)?;
+        known.secondary.retain(|version, _| secondary.contains(version));
+        Ok(SwitchOutcome::Well)
     }
 
     /// Why the versions above the latest one are refused, unless `missing` says it already.
@@ -319,7 +320,7 @@ impl Versions {
         (target, old_stays): (Version, bool),
         known: &Known,
     ) -> Option<impl FnOnce() -> NextVersion + Send + use<>> {
-        let (old, version) = (model.engine.served(), known.beside.get(&target)?.served());
+        let (old, version) = (model.engine.served(), known.secondary.get(&target)?.served());
         let switch_bytes = self.loader.live.switch_bytes();
         Some(move || {
             let (newer, older) = if target > old.version() { (&version, &old) } else { (&old, &version) };
@@ -330,47 +331,53 @@ impl Versions {
     }
 
     /// Tells the server what is loaded, unless it knows that.
-    fn tell(&self, model: &LoadedModel, name: &str, told: Told, known: &mut Known) -> Result<(), NotChanged> {
-        if known.told.as_ref() == Some(&told) && !known.again {
+    fn tell(
+        &self,
+        model: &LoadedModel,
+        name: &str,
+        reported: Reported,
+        known: &mut Known,
+    ) -> Result<(), NotChanged> {
+        if known.reported.as_ref() == Some(&reported) && !known.again {
             return Ok(());
         }
         let schema = model.engine.describe().schema;
-        if let Sticky::Feature(feature) = &told.traffic.sticky
+        if let Sticky::Feature(feature) = &reported.traffic.sticky
             && !schema.features.iter().any(|known| known.name == *feature)
         {
             let effect = "the model has no such feature, so request ids are used";
             tracing::warn!(model = name, feature, "models.{name}.sticky: {effect}");
         }
-        let engines = told.beside.iter().map(|version| {
-            let engine = known.beside.entry(*version).or_insert_with(|| {
+        let engines = reported.secondary.iter().map(|version| {
+            let engine = known.secondary.entry(*version).or_insert_with(|| {
                 // The main engine still has a version that it leaves.
                 let served = model.engine.served();
                 debug_assert_eq!(served.version(), *version, "an engine has another version than its number");
-                self.beside(model, name, served)
+                self.secondary(model, name, served)
             });
             engine.clone() as Arc<dyn Predict>
         });
         let engines = engines.collect();
-        self.set_shadow(model, name, told.shadow, known);
-        let Reasons { missing, newer } = told.reasons.clone();
+        self.set_shadow(model, name, reported.shadow, known);
+        let Reasons { missing, newer } = reported.reasons.clone();
         let loaded = Loaded {
-            beside: engines,
-            main: told.main,
-            latest: told.latest,
-            traffic: told.traffic.clone(),
+            secondary: engines,
+            main: reported.main,
+            latest: reported.latest,
+            traffic: reported.traffic.clone(),
             shadow: known.shadow.as_ref().map(|(_, shadow)| shadow.clone()),
             missing,
             newer,
         };
         self.registry.set_versions(name, loaded)?;
-        (known.told, known.again) = (Some(told), false);
+        (known.reported, known.again) = (Some(reported), false);
         Ok(())
     }
 
     /// An engine of a version that the main engine does not have.
-    fn beside(&self, model: &LoadedModel, name: &str, version: LoadedVersion) -> Arc<Engine> {
-        let metrics = self.loader.metrics.beside(name, &model.engine.describe().schema);
-        Arc::new(model.engine.beside(version, metrics))
+    fn secondary(&self, model: &LoadedModel, name: &str, version: Arc<LoadedVersion>) -> Arc<Engine> {
+        let metrics = self.loader.metrics.secondary(name, &model.engine.describe().schema);
+        Arc::new(model.engine.secondary(version, metrics))
     }
 
     fn set_shadow(&self, model: &LoadedModel, name: &str, version: Option<Version>, known: &mut Known) {
@@ -378,11 +385,11 @@ impl Versions {
             return;
         }
         known.shadow = version.and_then(|version| {
-            let beside = known.beside.get(&version).map(|engine| engine.served());
-            let loaded = beside.unwrap_or_else(|| model.engine.served());
+            let secondary = known.secondary.get(&version).map(|engine| engine.served());
+            let loaded = secondary.unwrap_or_else(|| model.engine.served());
             let metrics = Metrics::hidden(name, &model.engine.describe().schema);
             let threads = self.loader.shadow_threads()?;
-            let engine = model.engine.beside(loaded, metrics).with_threads(threads);
+            let engine = model.engine.secondary(loaded, metrics).with_threads(threads);
             Some((version, Arc::new(Background(engine)) as Arc<dyn Predict>))
         });
     }

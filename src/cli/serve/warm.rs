@@ -9,7 +9,7 @@ use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::time::Duration;
 
 use super::LoadedModels;
-use crate::ending::Ending;
+use crate::bounded_thread::BoundedThread;
 use crate::engine::Engine;
 use crate::predict::Predict;
 use crate::schema::Schema;
@@ -49,7 +49,7 @@ fn by_table(saved: HotRows, schema: &Schema) -> Vec<(TableId, u64)> {
 /// A thread that saves the rows of the caches at intervals, and a last time when this is dropped.
 pub struct Saving {
     stop: Option<Sender<()>>,
-    thread: Ending,
+    thread: BoundedThread,
 }
 
 impl Saving {
@@ -64,7 +64,7 @@ impl Saving {
     ) -> std::io::Result<Self> {
         let (served, models) = (served.clone(), models.to_owned());
         let (stop, stopped) = mpsc::channel::<()>();
-        let thread = Ending::start("save-hot-rows", move || {
+        let thread = BoundedThread::start("save-hot-rows", move || {
             loop {
                 let waited = match every {
                     Some(every) => stopped.recv_timeout(every),

@@ -25,10 +25,10 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender};
 use std::time::{Duration, Instant};
 
 use super::add::Adder;
-use super::changes::{Asked, Asks, LookAt, Now};
-use super::versions::Look;
+use super::changes::{ChangeRequest, CommandSender, LabelsChanged, ModelInProgress};
+use super::versions::SettleOptions;
+use crate::bounded_thread::BoundedThread;
 use crate::cli::train::run::NewVersion;
-use crate::ending::Ending;
 use crate::predict::Predict;
 use crate::server::Registry;
 use crate::store;
@@ -36,46 +36,46 @@ use crate::store;
 /// How long the end of the server waits for a version that is being opened.
 const END_WAIT: Duration = Duration::from_secs(1);
 
-/// Most requests that wait for the thread, which may be opening a large version.
-const WAITING: usize = 1024;
+/// Most commands that wait for the thread, which may be opening a large version.
+const MOST_COMMANDS: usize = 1024;
 
 /// How long the thread sleeps if it reads no directory at intervals.
-const LONG: Duration = Duration::from_secs(3600);
+const IDLE_SLEEP: Duration = Duration::from_secs(3600);
 
-/// What the thread is asked to do.
-pub(crate) enum Ask {
+/// A command for the thread.
+pub(crate) enum WatchCommand {
     /// To look for a new version of this model, which may be its first one.
     Look(NewVersion),
     /// To load and unload versions of this model, after its labels were set.
-    Labels(LookAt),
+    Labels(LabelsChanged),
     /// To look at this model, whose main engine has taken over a version or failed to.
     Switched(String),
     /// To look at all models, because their settings have changed.
     Traffic,
     /// To load or unload a model.
-    Change(Asked),
+    Change(ChangeRequest),
     /// To use the new interval between two looks at all models.
     Interval,
     /// To end.
     Stop,
 }
 
-/// The way to the thread. What finds no room is not sent.
+/// The channel to the thread. A command that finds no room is not sent.
 pub(crate) struct Wakes {
-    pub wake: SyncSender<Ask>,
-    woken: Receiver<Ask>,
-    now: Now,
+    pub wake: SyncSender<WatchCommand>,
+    woken: Receiver<WatchCommand>,
+    now: ModelInProgress,
 }
 
 impl Wakes {
     pub(crate) fn new() -> Self {
-        let (wake, woken) = mpsc::sync_channel(WAITING);
-        Self { wake, woken, now: Now::default() }
+        let (wake, woken) = mpsc::sync_channel(MOST_COMMANDS);
+        Self { wake, woken, now: ModelInProgress::default() }
     }
 
     /// Lets clients load and unload the models of a directory. What they ask for waits for the thread.
     pub(crate) fn open(&self, registry: &Registry, models: &Path) {
-        registry.set_repository(Arc::new(Asks::new(models, self.wake.clone(), self.now.clone())));
+        registry.set_repository(Arc::new(CommandSender::new(models, self.wake.clone(), self.now.clone())));
     }
 }
 
@@ -83,8 +83,8 @@ impl Wakes {
 pub struct Watching {
     stop: Arc<AtomicBool>,
     /// Wakes the thread.
-    wake: SyncSender<Ask>,
-    thread: Ending,
+    wake: SyncSender<WatchCommand>,
+    thread: BoundedThread,
 }
 
 impl Watching {
@@ -97,7 +97,7 @@ impl Watching {
         let stop = Arc::new(AtomicBool::new(false));
         let unloaded = HashSet::new();
         let mut watcher = Watcher { adder, stop: stop.clone(), unloaded, now, unreadable: false };
-        let thread = Ending::start("watch-models", move || watcher.watch(&woken))?;
+        let thread = BoundedThread::start("watch-models", move || watcher.watch(&woken))?;
         Ok(Self { stop, wake, thread })
     }
 }
@@ -106,7 +106,7 @@ impl Drop for Watching {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::SeqCst);
         // It fails if the thread has ended, or has so much to do that it will see that it stops.
-        let _ = self.wake.try_send(Ask::Stop);
+        let _ = self.wake.try_send(WatchCommand::Stop);
         // Opening a large version takes long, and its result is not needed any more.
         self.thread.wait(END_WAIT);
     }
@@ -117,7 +117,7 @@ pub(crate) struct Watcher {
     pub adder: Adder,
     /// Models that are served again only when a client loads them.
     pub unloaded: HashSet<String>,
-    pub now: Now,
+    pub now: ModelInProgress,
     stop: Arc<AtomicBool>,
     /// Whether the directory could not be read at the last look.
     unreadable: bool,
@@ -125,15 +125,16 @@ pub(crate) struct Watcher {
 
 impl Watcher {
     /// Looks at all models at intervals, and does what it is asked to do.
-    fn watch(&mut self, woken: &Receiver<Ask>) {
+    fn watch(&mut self, woken: &Receiver<WatchCommand>) {
         let mut last = Instant::now();
         while !self.stops() {
             // A new interval wakes this thread.
             let every = self.adder.loader.live.watch();
-            let wait = every.map_or(LONG, |every| (last + every).saturating_duration_since(Instant::now()));
+            let wait =
+                every.map_or(IDLE_SLEEP, |every| (last + every).saturating_duration_since(Instant::now()));
             match woken.recv_timeout(wait) {
-                Ok(Ask::Stop) | Err(RecvTimeoutError::Disconnected) => return,
-                Ok(ask) => unless_it_panics(|| self.do_asked(ask)).unwrap_or(()),
+                Ok(WatchCommand::Stop) | Err(RecvTimeoutError::Disconnected) => return,
+                Ok(ask) => unless_it_panics(|| self.do_command(ask)).unwrap_or(()),
                 Err(RecvTimeoutError::Timeout) if every.is_none() => {}
                 Err(RecvTimeoutError::Timeout) => {
                     unless_it_panics(|| self.look()).unwrap_or(());
@@ -143,14 +144,16 @@ impl Watcher {
         }
     }
 
-    fn do_asked(&mut self, ask: Ask) {
+    fn do_command(&mut self, ask: WatchCommand) {
         match ask {
-            Ask::Look(new) => self.look_at_named(&new.model),
-            Ask::Labels(look) => self.look_at_labels(&look.begin()),
-            Ask::Switched(name) if self.adder.versions.is_switching(&name) => self.look_at_named(&name),
-            Ask::Traffic => self.look_again(),
-            Ask::Change(requested) => self.change(requested),
-            Ask::Switched(_) | Ask::Interval | Ask::Stop => {}
+            WatchCommand::Look(new) => self.look_at_named(&new.model),
+            WatchCommand::Labels(look) => self.look_at_labels(&look.begin()),
+            WatchCommand::Switched(name) if self.adder.versions.is_switching(&name) => {
+                self.look_at_named(&name)
+            }
+            WatchCommand::Traffic => self.look_again(),
+            WatchCommand::Change(requested) => self.change(requested),
+            WatchCommand::Switched(_) | WatchCommand::Interval | WatchCommand::Stop => {}
         }
     }
 
@@ -159,7 +162,7 @@ impl Watcher {
         match self.adder.served.find(name) {
             Some(model) => {
                 // The reason is in the log.
-                let _ = self.adder.versions.settle(&model, Look::NEW);
+                let _ = self.adder.versions.settle(&model, SettleOptions::NEW);
             }
             // It has its first good version.
             None if !self.unloaded.contains(name) => self.add(name),
@@ -171,7 +174,7 @@ impl Watcher {
         self.now.set(name);
         if let Some(model) = self.adder.served.find(name) {
             // The reason is in the log.
-            let _ = self.adder.versions.settle(&model, Look::LABELS);
+            let _ = self.adder.versions.settle(&model, SettleOptions::LABELS);
         }
     }
 
@@ -189,7 +192,7 @@ impl Watcher {
             }
             self.now.set(&model.engine.describe().model);
             // The reason is in the log.
-            let _ = self.adder.versions.settle(model, Look::NEW);
+            let _ = self.adder.versions.settle(model, SettleOptions::NEW);
         }
         let names = match store::models(&self.adder.loader.models) {
             Ok(names) => names,

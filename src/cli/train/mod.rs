@@ -1,6 +1,5 @@
 //! `flechette train`: trains a model on click logs and writes a new version of it.
 
-pub(crate) mod beside;
 mod data;
 mod epochs;
 mod evaluate;
@@ -11,6 +10,7 @@ pub(crate) mod publishing;
 mod report;
 mod resume;
 pub(crate) mod run;
+pub(crate) mod serve_train;
 mod trained;
 
 use std::path::{Path, PathBuf};

@@ -12,7 +12,7 @@ use super::publishing::{ModelLock, Versions, base_of};
 use super::resume::ResumePoint;
 use super::trained::Trained;
 use crate::cli::error_line;
-use crate::cli::serve::Ask;
+use crate::cli::serve::WatchCommand;
 use crate::config::Config;
 use crate::dataset::{Feed, FeedFiles, Stop};
 use crate::device::cuda::Nvidia;
@@ -83,7 +83,7 @@ pub(crate) struct Setting<'c> {
 #[derive(Clone)]
 pub(crate) struct ToServer {
     pub training: Arc<Training>,
-    wake: SyncSender<Ask>,
+    wake: SyncSender<WatchCommand>,
     /// Whether the server was asked to look for a version and has not finished.
     looks: Arc<AtomicBool>,
 }
@@ -101,7 +101,7 @@ impl Drop for NewVersion {
 }
 
 impl ToServer {
-    pub(crate) fn new(training: Arc<Training>, wake: SyncSender<Ask>) -> Self {
+    pub(crate) fn new(training: Arc<Training>, wake: SyncSender<WatchCommand>) -> Self {
         Self { training, wake, looks: Arc::default() }
     }
 
@@ -146,8 +146,9 @@ impl ToServer {
         self.looks.store(true, Ordering::Release);
         // Without a receiver the server has ended. If many changes of models wait, the next look finds the
         // version.
-        let _ =
-            self.wake.try_send(Ask::Look(NewVersion { model: model.to_owned(), looks: self.looks.clone() }));
+        let _ = self
+            .wake
+            .try_send(WatchCommand::Look(NewVersion { model: model.to_owned(), looks: self.looks.clone() }));
     }
 }
 

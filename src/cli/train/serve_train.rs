@@ -73,22 +73,22 @@ impl GivenFlags {
 
 /// Flags of `serve --train`.
 #[derive(Debug)]
-pub(crate) struct BesideFlags {
+pub(crate) struct ServeTrainFlags {
     target: Target,
     given: GivenFlags,
 }
 
-/// [`BesideFlags`] if `--train` is given. Each of them requires it. clap cannot derive this, because flags
+/// [`ServeTrainFlags`] if `--train` is given. Each of them requires it. clap cannot derive this, because flags
 /// are flattened within them.
 #[derive(Debug)]
-pub(crate) struct OptionalBeside(pub Option<BesideFlags>);
+pub(crate) struct OptionalServeTrain(pub Option<ServeTrainFlags>);
 
-impl clap::Args for OptionalBeside {
+impl clap::Args for OptionalServeTrain {
     fn augment_args(command: Command) -> Command {
         // For an update, no flag is required.
-        let flags = GivenFlags::augment_args_for_update(Command::new("beside"));
+        let flags = GivenFlags::augment_args_for_update(Command::new("serve-train"));
         let needs_train = |flag: &clap::Arg| {
-            let flag = flag.clone().help_heading("Training beside the server");
+            let flag = flag.clone().help_heading("Training in the server");
             if flag.get_id() == "train" { flag } else { flag.requires("train") }
         };
         command.args(flags.get_arguments().map(needs_train))
@@ -99,7 +99,7 @@ impl clap::Args for OptionalBeside {
     }
 }
 
-impl FromArgMatches for OptionalBeside {
+impl FromArgMatches for OptionalServeTrain {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
         if !matches.contains_id("train") {
             return Ok(Self(None));
@@ -115,7 +115,7 @@ impl FromArgMatches for OptionalBeside {
             let reason = "--format: missing, for the files of --train\n";
             return Err(clap::Error::raw(ErrorKind::MissingRequiredArgument, reason));
         }
-        Ok(Self(Some(BesideFlags { target, given })))
+        Ok(Self(Some(ServeTrainFlags { target, given })))
     }
 
     fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
@@ -143,7 +143,7 @@ impl Target {
     }
 }
 
-impl BesideFlags {
+impl ServeTrainFlags {
     /// The model's name.
     pub(crate) fn name(&self) -> &str {
         &self.target.name
@@ -190,7 +190,7 @@ impl BesideFlags {
 }
 
 /// Training beside a server.
-pub(crate) struct Beside {
+pub(crate) struct ServeTrain {
     stop: Stop,
     /// Lets the thread begin to train.
     begin: Option<Sender<()>>,
@@ -201,13 +201,13 @@ pub(crate) struct Beside {
     last_version: Duration,
 }
 
-impl Beside {
+impl ServeTrain {
     /// Starts the thread, and waits until the model can be served.
     ///
     /// # Errors
     /// When flags or data are wrong, or the model's last version cannot be continued.
     pub(crate) fn prepare(
-        flags: BesideFlags,
+        flags: ServeTrainFlags,
         config: &Config,
         models: &Path,
         server: ToServer,
@@ -217,7 +217,7 @@ impl Beside {
         let args = flags.into_args(models)?;
         let stop = Stop::default();
         let ((ready, prepared), (begin, begun), (end, ended)) = (channel(), channel(), channel());
-        let thread = BesideThread { args, config: config.clone(), stop: stop.clone(), server, threads };
+        let thread = TrainingThread { args, config: config.clone(), stop: stop.clone(), server, threads };
         let spawned = std::thread::Builder::new().name("train".to_owned());
         spawned.spawn(move || thread.run(Server { ready, begun }, &end)).context("--train: thread")?;
         // The thread answers, or drops its end. The time depends on the size of the model.
@@ -273,7 +273,7 @@ impl Server {
 }
 
 /// What the thread of training owns.
-struct BesideThread {
+struct TrainingThread {
     args: Args,
     config: Config,
     stop: Stop,
@@ -281,7 +281,7 @@ struct BesideThread {
     threads: usize,
 }
 
-impl BesideThread {
+impl TrainingThread {
     /// Prepares the model, waits until the server answers, trains, and reports the end.
     fn run(self, server: Server, end: &Sender<Result<(), String>>) {
         background::only_when_idle("training runs");

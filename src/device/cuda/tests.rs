@@ -1,4 +1,4 @@
-//! The driver on pretended machines, and on a real GPU if there is one.
+//! The driver on machines with a stub driver, and on a real GPU if there is one.
 
 mod compile;
 mod driver;

@@ -8,7 +8,7 @@ mod device;
 mod driver;
 mod launch;
 #[cfg(target_os = "linux")]
-pub mod pretended;
+pub mod stub;
 #[cfg(test)]
 #[cfg(not(flechette_loom))]
 mod tests;

@@ -1,4 +1,4 @@
-//! Makes the pretended libcuda execute kernels in the simulator, so that the real driver code runs as on a
+//! Makes the stub libcuda execute kernels in the simulator, so that the real driver code runs as on a
 //! GPU.
 
 #![allow(unsafe_code)]
@@ -42,19 +42,19 @@ pub fn execute_kernels() {
         unsafe extern "C" fn(*const u8, usize, *const u32, *const u8, usize) -> i32,
         unsafe extern "C" fn(*const u8, usize) -> usize,
     );
-    // SAFETY: the library is the pretended one, which the driver finds by the same name, and its function has
+    // SAFETY: the library is the stub, which the driver finds by the same name, and its function has
     // this type.
     unsafe {
         let library = dlopen(c"libcuda.so".as_ptr(), RTLD_NOW);
         assert!(!library.is_null());
-        let executes = dlsym(library, c"pretend_executes".as_ptr());
+        let executes = dlsym(library, c"stub_executes".as_ptr());
         assert!(!executes.is_null());
         std::mem::transmute::<*mut c_void, Executes>(executes)(execute, argument_bytes);
     }
 }
 
 unsafe fn text<'t>(name: *const u8, length: usize) -> &'t str {
-    // SAFETY: the pretended driver passes a string's address and length.
+    // SAFETY: the stub driver passes a string's address and length.
     std::str::from_utf8(unsafe { std::slice::from_raw_parts(name, length) }).unwrap_or_default()
 }
 
@@ -65,7 +65,7 @@ unsafe extern "C" fn execute(
     argument: *const u8,
     bytes: usize,
 ) -> i32 {
-    // SAFETY: the pretended driver passes three numbers, and an argument of the length that `argument_bytes`
+    // SAFETY: the stub driver passes three numbers, and an argument of the length that `argument_bytes`
     // returned.
     let (name, [blocks, threads, shared], argument) = unsafe {
         (text(name, length), *shape.cast::<[u32; 3]>(), std::slice::from_raw_parts(argument, bytes))

@@ -19,7 +19,7 @@ use crate::server::inference::{
     ModelStatistics, ModelStreamInferResponse, ServerMetadataResponse, StatisticDuration,
 };
 use crate::server::model::Model;
-use crate::server::served::Served;
+use crate::server::serving_engine::ServingEngine;
 use crate::server::status::CallError;
 use crate::types::Scores;
 
@@ -174,7 +174,7 @@ pub(crate) fn model_metadata(model: &Model) -> ModelMetadataResponse {
 
 /// Statistics of an engine: since its version was loaded, or, for the main engine, since the model was
 /// loaded.
-pub(crate) fn statistics(served: &Served) -> ModelStatistics {
+pub(crate) fn statistics(served: &ServingEngine) -> ModelStatistics {
     let Description { model, version, .. } = served.predict.describe();
     let statistics = &served.metrics.statistics;
     let duration = |total: &Total| {

@@ -28,10 +28,10 @@ use super::inference::*;
 use super::model::Model;
 use super::pending::{Pending, ScoreRequest};
 use super::repository::Change;
-use super::served::Queued;
+use super::serving_engine::Queued;
 use super::status::CallError;
 use super::stream::Answers;
-use super::traffic::Ask;
+use super::traffic::RequestOptions;
 use crate::batcher::{Priority, Terms};
 use crate::schema::Schema;
 use crate::types::Scores;
@@ -98,8 +98,8 @@ impl ScoreRequest for InferRequest {
         let version = version(head.model_version)?;
         let parts = Parts::find(&message)?;
         let raw = parts.are_raw();
-        let ask = Ask { version, label, id, terms, logits: outputs.logit };
-        let queued = model.queue(&ask, |inputs, batch| parts.encode(inputs, batch))?;
+        let options = RequestOptions { version, label, id, terms, logits: outputs.logit };
+        let queued = model.queue(&options, |inputs, batch| parts.encode(inputs, batch))?;
         Ok((queued, Form { model: model.name().to_owned(), id: id.to_owned(), raw, outputs }))
     }
 

@@ -11,7 +11,7 @@ const MOST_BYTES: usize = 256;
 
 /// What has been read so far.
 #[derive(Default)]
-pub(super) struct Asked {
+pub(super) struct CallTarget {
     /// The model's name, until it is taken.
     pub model: Option<String>,
     pub priority: Priority,
@@ -19,7 +19,7 @@ pub(super) struct Asked {
     reading: Option<(Field, Vec<u8>)>,
 }
 
-impl Asked {
+impl CallTarget {
     /// A field of this length begins.
     pub(super) fn begin(&mut self, field: Field, length: usize) {
         if length <= MOST_BYTES {

@@ -362,12 +362,12 @@ fn the_largest_message_costs_at_most_what_the_configuration_assumes() {
 }
 
 /// The model and the priority that a message names, which arrives in pieces.
-fn asked(layout: &'static Layout, message: &[u8], piece: usize) -> (Option<String>, Priority) {
+fn target(layout: &'static Layout, message: &[u8], piece: usize) -> (Option<String>, Priority) {
     let mut meter = Meter::new(layout, MAX_BYTES);
     for piece in framed(message).chunks(piece) {
         meter.feed(piece, |_| ()).unwrap();
     }
-    (meter.asked.model, meter.asked.priority)
+    (meter.target.model, meter.target.priority)
 }
 
 #[test]
@@ -388,7 +388,7 @@ fn the_model_and_the_priority_are_known_before_a_message_is_decoded() {
             let mut message = ModelInferRequest { model_name: "ads".to_owned(), ..Default::default() };
             message.parameters.extend(parameters);
             message.inputs.push(InferInputTensor { name: "other".to_owned(), ..Default::default() });
-            assert_eq!(asked(&KSERVE, &message.encode_to_vec(), piece), (name(), priority));
+            assert_eq!(target(&KSERVE, &message.encode_to_vec(), piece), (name(), priority));
         }
         for (number, priority) in [(0, Priority::Normal), (1, Priority::High), (2, Priority::Low)] {
             let column = FeatureColumn { name: "user".to_owned(), ids: vec![7], ..Default::default() };
@@ -396,7 +396,7 @@ fn the_model_and_the_priority_are_known_before_a_message_is_decoded() {
             message.features.push(column);
             // The field 7.
             let bytes = [message.encode_to_vec(), vec![7 << 3, number]].concat();
-            assert_eq!(asked(&CTR, &bytes, piece), (name(), priority));
+            assert_eq!(target(&CTR, &bytes, piece), (name(), priority));
         }
     }
 }

@@ -8,7 +8,7 @@ use crate::config::MAX_LABELS;
 use crate::fake::{Fake, batcher_config};
 use crate::predict::{Description, PredictError};
 use crate::server::convert::Inputs;
-use crate::server::traffic::Ask;
+use crate::server::traffic::RequestOptions;
 use crate::types::{Batch, Jagged, Scores};
 
 /// A model that serves version 2, and a further engine for it.
@@ -40,9 +40,9 @@ fn sample() -> Batch {
 }
 
 /// The main engine takes over version 4, and another one serves version 2.
-fn leaves_version_2(beside: Arc<Fake>) -> Loaded {
+fn leaves_version_2(secondary: Arc<Fake>) -> Loaded {
     Loaded {
-        beside: vec![beside],
+        secondary: vec![secondary],
         main: Version(4),
         latest: Version(4),
         traffic: TrafficConfig::default(),
@@ -54,13 +54,13 @@ fn leaves_version_2(beside: Arc<Fake>) -> Loaded {
 
 #[test]
 fn the_main_engine_leaves_a_version_when_also_the_calls_before_the_last_label_are_answered() {
-    let (models, beside) = served();
+    let (models, secondary) = served();
     // A call that has found the main engine for version 2.
     let call = models.get(NAME).unwrap();
     let stable = Some(Follow::Version(Version(2)));
     assert_eq!(models.set_label(NAME, ("stable", stable)).unwrap(), Some(Version(2)));
     thread::scope(|scope| {
-        let leaves = scope.spawn(|| models.set_versions(NAME, leaves_version_2(beside)).unwrap());
+        let leaves = scope.spawn(|| models.set_versions(NAME, leaves_version_2(secondary)).unwrap());
         thread::sleep(Duration::from_millis(50));
         assert!(!leaves.is_finished(), "the call is not answered");
         drop(call);
@@ -187,7 +187,7 @@ impl Predict for Broken {
 fn a_request_that_the_shadow_cannot_score_is_answered_and_counted() {
     let (models, fake) = served();
     let loaded = Loaded {
-        beside: Vec::new(),
+        secondary: Vec::new(),
         main: Version(2),
         latest: Version(3),
         traffic: TrafficConfig { shadow_share: 1.0, ..TrafficConfig::default() },
@@ -199,12 +199,18 @@ fn a_request_that_the_shadow_cannot_score_is_answered_and_counted() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     runtime.block_on(async {
         let model = models.get(NAME).unwrap();
-        let ask = Ask { id: "", version: None, label: String::new(), logits: false, terms: Terms::default() };
+        let options = RequestOptions {
+            id: "",
+            version: None,
+            label: String::new(),
+            logits: false,
+            terms: Terms::default(),
+        };
         let encode = |_: &Inputs, batch: &mut Batch| {
             *batch = sample();
             Ok(())
         };
-        let (scores, _) = model.scores(model.queue(&ask, encode).unwrap()).await.unwrap();
+        let (scores, _) = model.scores(model.queue(&options, encode).unwrap()).await.unwrap();
         assert_eq!(scores.version, Version(2));
     });
     let until = Instant::now() + Duration::from_secs(10);

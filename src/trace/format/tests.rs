@@ -27,12 +27,12 @@ fn bytes(blocks: &[Accesses]) -> Vec<u8> {
     file
 }
 
-fn read(file: &[u8]) -> Result<(Header, Accesses, Ended), FormatError> {
+fn read(file: &[u8]) -> Result<(Header, Accesses, FileEnd), FormatError> {
     let reader = match TraceReader::open(file)? {
         Opened::Whole(reader) => reader,
-        Opened::Cut { bytes } => {
+        Opened::Truncated { bytes } => {
             assert_eq!(bytes, file.len() as u64);
-            return Ok((header(), Vec::new(), Ended::Cut { read: 0, rest: bytes }));
+            return Ok((header(), Vec::new(), FileEnd::Truncated { read: 0, rest: bytes }));
         }
     };
     let (header, mut accesses) = (reader.header().clone(), Vec::new());
@@ -47,7 +47,7 @@ proptest! {
     #[test]
     fn a_written_recording_is_read_back(blocks in blocks()) {
         let got = read(&bytes(&blocks)).unwrap();
-        prop_assert_eq!(got, (header(), blocks.concat(), Ended::Whole));
+        prop_assert_eq!(got, (header(), blocks.concat(), FileEnd::Whole));
     }
 
     #[test]
@@ -57,16 +57,16 @@ proptest! {
         let at = at.index(file.len());
         let got = read(&file[..at]);
         if at < begin {
-            let ended = Ended::Cut { read: 0, rest: at as u64 };
+            let ended = FileEnd::Truncated { read: 0, rest: at as u64 };
             prop_assert_eq!(got.unwrap(), (header(), vec![], ended));
             return Ok(());
         }
         let whole = (0..=blocks.len()).rev().find(|&n| bytes(&blocks[..n]).len() <= at).unwrap();
         let read = bytes(&blocks[..whole]).len();
         let ended = if at == read {
-            Ended::Whole
+            FileEnd::Whole
         } else {
-            Ended::Cut { read: read as u64, rest: (at - read) as u64 }
+            FileEnd::Truncated { read: read as u64, rest: (at - read) as u64 }
         };
         prop_assert_eq!(got.unwrap(), (header(), blocks[..whole].concat(), ended));
     }
@@ -82,7 +82,7 @@ proptest! {
             Err(error) => prop_assert!(error.to_string().starts_with("at byte ")),
             Ok((got, accesses, ended)) => {
                 prop_assert_eq!(got, header());
-                let is_cut = matches!(ended, Ended::Cut { .. });
+                let is_cut = matches!(ended, FileEnd::Truncated { .. });
                 prop_assert!(is_cut);
                 prop_assert!(blocks.concat().starts_with(&accesses));
             }
@@ -101,7 +101,7 @@ proptest! {
     ) {
         let file = [header().bytes(), block_head(&payload, accesses).to_vec(), payload].concat();
         if let Ok((_, got, ended)) = read(&file) {
-            prop_assert_eq!((got.len() as u32, ended), (accesses, Ended::Whole));
+            prop_assert_eq!((got.len() as u32, ended), (accesses, FileEnd::Whole));
         }
     }
 }

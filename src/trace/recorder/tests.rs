@@ -1,4 +1,4 @@
-use super::super::format::{Ended, FormatError, Opened, TraceReader};
+use super::super::format::{FileEnd, FormatError, Opened, TraceReader};
 use super::*;
 use crate::metrics::Metrics;
 use crate::schema::preset::{self, ArchKind, SyntheticShape};
@@ -35,7 +35,7 @@ fn read(folder: &Path) -> (Vec<(u32, u64)>, Vec<u64>) {
             all.push((table.0, row));
             Ok::<(), FormatError>(())
         });
-        assert_eq!(ended.unwrap(), Ended::Whole);
+        assert_eq!(ended.unwrap(), FileEnd::Whole);
     }
     (all, files.iter().map(|file| file.bytes).collect())
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::image::RowImage;
 use super::{CutNotes, PublishOptions, Published};
-use crate::ending::Ending;
+use crate::bounded_thread::BoundedThread;
 use crate::store::retention::{ChainBytes, chain_bytes, retain};
 use crate::store::{self, Base, Purpose, Rows, StoreError, Table, Written};
 use crate::trainer::TrainError;
@@ -47,7 +47,7 @@ pub(crate) struct Writer {
     options: PublishOptions,
     jobs: Option<SyncSender<Box<Job>>>,
     outcomes: Receiver<Outcome>,
-    thread: Ending,
+    thread: BoundedThread,
     /// How long the end of training waits for a version.
     pub patience: Duration,
     /// Whether it has waited so long in vain. Then the thread is left to itself.
@@ -61,7 +61,7 @@ impl Writer {
         let (jobs, received) = sync_channel::<Box<Job>>(1);
         let (done, outcomes) = sync_channel(1);
         let of_thread = options.clone();
-        let thread = Ending::start("publish", move || {
+        let thread = BoundedThread::start("publish", move || {
             for job in received {
                 if done.send(write(&of_thread, *job)).is_err() {
                     return;

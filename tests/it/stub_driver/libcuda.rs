@@ -1,10 +1,10 @@
-//! A pretended libcuda in plain memory, with the functions that flechette uses. Tests compile it with rustc
+//! A stub libcuda in plain memory, with the functions that flechette uses. Tests compile it with rustc
 //! and put it on the library path.
 //!
 //! It is as strict as the real driver. A call without a current context fails. The operations of a stream
 //! are executed late, one per query, and only in the stream's order. During a capture, calls fail that the
 //! real driver refuses. After a final error, every call returns it. The library executes one kernel itself,
-//! `scale` of the tests. Other kernels go to the function that was registered with `pretend_executes`, or
+//! `scale` of the tests. Other kernels go to the function that was registered with `stub_executes`, or
 //! are ignored if none was registered.
 //!
 //! Environment variables inject errors (`setting`). Loaded modules, launches, calls after a final error and
@@ -681,7 +681,7 @@ fn parameter_bytes(name: &str) -> usize {
 
 /// Registers a function that executes all kernels except `scale`. A result other than 0 is a final error.
 #[no_mangle]
-unsafe extern "C" fn pretend_executes(execute: Execute, argument_bytes: ArgumentBytes) {
+unsafe extern "C" fn stub_executes(execute: Execute, argument_bytes: ArgumentBytes) {
     *EXECUTOR.lock().unwrap() = Some((execute, argument_bytes));
 }
 

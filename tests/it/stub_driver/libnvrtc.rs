@@ -1,4 +1,4 @@
-//! A pretended libnvrtc. The image of a kernel is a line with the kernel's name and the compiler options.
+//! A stub libnvrtc. The image of a kernel is a line with the kernel's name and the compiler options.
 //!
 //! `PRETEND_ARCHITECTURES` lists the known capabilities, and `PRETEND_COMPILE` is the result code of
 //! compilation. Each compilation is written to the file `PRETEND_LOG`. SAFETY, for the whole file: the

@@ -39,10 +39,10 @@ pub const IMPORTS: &[(&str, &[&str])] = &[
     // Only for tests.
     ("fuzz", &[]),
     ("types", &[]),
+    ("pace", &[]),
     ("mem", &["pace"]),
     ("sync", &[]),
-    ("ending", &[]),
-    ("pace", &[]),
+    ("bounded_thread", &[]),
     ("config", &["types"]),
     ("schema", &["types", "mem"]),
     ("metrics", &["types", "config", "schema"]),
@@ -63,13 +63,13 @@ pub const IMPORTS: &[(&str, &[&str])] = &[
             "model", "trace",
         ],
     ),
-    ("server", &["types", "ending", "schema", "config", "metrics", "predict", "learnlog", "batcher"]),
+    ("server", &["types", "bounded_thread", "schema", "config", "metrics", "predict", "learnlog", "batcher"]),
     ("planner", &["types", "mem", "schema", "cache::policy"]),
     ("rowlog", &["types", "mem", "store"]),
     (
         "trainer",
         &[
-            "types", "mem", "ending", "schema", "predict", "compute", "device", "dataset", "model", "store",
+            "types", "mem", "bounded_thread", "schema", "predict", "compute", "device", "dataset", "model", "store",
             "rowlog",
         ],
     ),

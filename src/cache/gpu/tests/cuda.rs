@@ -1,5 +1,5 @@
 //! The contract of `cache_contract` on NVIDIA's driver: on a real GPU if there is one and, with the feature
-//! cusim, on the pretended driver (`pretend`), whose kernels the simulator executes (`cusim_kernels`).
+//! cusim, on the stub driver (`stub_driver`), whose kernels the simulator executes (`cusim_kernels`).
 
 use std::sync::Arc;
 

@@ -1,8 +1,9 @@
 //! What is wanted of a model, and opening what is not loaded yet.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
-use super::{Known, Look, Refusal, Versions, refusal};
+use super::{Known, Refusal, SettleOptions, Versions, refusal};
 use crate::cli::serve::stamps::Stamper;
 use crate::cli::serve::{LoadedModel, Loader};
 use crate::config::{STABLE, Shadow, TrafficConfig, VersionPolicy};
@@ -73,7 +74,7 @@ impl Versions {
         &self,
         model: &LoadedModel,
         name: &str,
-        look: Look<'_>,
+        look: SettleOptions<'_>,
         known: &mut Known,
     ) -> Result<Plan, String> {
         let traffic = self.loader.live.traffic(name);
@@ -177,7 +178,7 @@ impl Versions {
 
     /// Warns once of each loaded version that is no longer on disk.
     fn warn_of_gone(&self, model: &LoadedModel, name: &str, on_disk: &[Version], known: &mut Known) {
-        let loaded = known.beside.keys().copied().chain([model.engine.version()]);
+        let loaded = known.secondary.keys().copied().chain([model.engine.version()]);
         let gone: BTreeSet<Version> = loaded.filter(|version| !on_disk.contains(version)).collect();
         for version in gone.difference(&known.gone) {
             let effect = "it goes on, and a restart would not find it";
@@ -218,7 +219,7 @@ impl Opener<'_> {
                 }
             }
             VersionPolicy::Latest(count) => {
-                let mut candidates: BTreeSet<Version> = self.known.beside.keys().copied().collect();
+                let mut candidates: BTreeSet<Version> = self.known.secondary.keys().copied().collect();
                 candidates.insert(self.model.engine.version());
                 if new {
                     candidates.extend(on_disk);
@@ -246,7 +247,7 @@ impl Opener<'_> {
     /// # Errors
     /// Why it is refused.
     fn load(&mut self, version: Version) -> Result<(), String> {
-        if version == self.model.engine.version() || self.known.beside.contains_key(&version) {
+        if version == self.model.engine.version() || self.known.secondary.contains_key(&version) {
             return Ok(());
         }
         let (loader, name) = (&self.versions.loader, self.name);
@@ -257,8 +258,8 @@ impl Opener<'_> {
             return Err(refusal.reason.clone());
         }
         let model = self.model;
-        let beside = self.known.beside.values().map(|engine| engine.served());
-        let below = beside.chain([model.engine.served()]).filter(|loaded| loaded.version() < version);
+        let secondary = self.known.secondary.values().map(|engine| engine.served());
+        let below = secondary.chain([model.engine.served()]).filter(|loaded| loaded.version() < version);
         let before = below.max_by_key(|loaded| loaded.version());
         // Read before the version is opened, so that later changes are noticed.
         let loaded = before.as_ref().and_then(|before| before.store.base());
@@ -269,8 +270,8 @@ impl Opener<'_> {
             Ok(loaded) => {
                 self.known.refused.remove(&version);
                 tracing::debug!(model = name, version = version.0, "version opened");
-                let engine = self.versions.beside(self.model, name, loaded);
-                self.known.beside.insert(version, engine);
+                let engine = self.versions.secondary(self.model, name, loaded);
+                self.known.secondary.insert(version, engine);
                 Ok(())
             }
             Err(error) => {
@@ -294,8 +295,8 @@ fn open(
     loader: &Loader,
     LoadedModel { engine, memory, .. }: &LoadedModel,
     version: Version,
-    before: Option<LoadedVersion>,
-) -> anyhow::Result<LoadedVersion> {
+    before: Option<Arc<LoadedVersion>>,
+) -> anyhow::Result<Arc<LoadedVersion>> {
     let name = engine.describe().model;
     let Some(before) = before else {
         let mut opened = store::open(&loader.models, &name, version, loader.purpose())?;

@@ -7,11 +7,11 @@
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-use super::{AGAIN, Known, Refusal, Versions, refusal};
+use super::{Known, RETRY_SWITCH_AFTER, Refusal, Versions, refusal};
 use crate::cli::background;
 use crate::cli::serve::LoadedModel;
 use crate::cli::serve::stamps::Stamper;
-use crate::cli::serve::watch::{Ask, unless_it_panics};
+use crate::cli::serve::watch::{WatchCommand, unless_it_panics};
 use crate::engine::switch::{NextVersion, SwitchError, Taken};
 use crate::metrics::EventKind;
 use crate::types::Version;
@@ -33,7 +33,7 @@ pub(super) struct Switching {
 }
 
 /// How a switch has ended.
-pub(super) enum Ended {
+pub(super) enum SwitchOutcome {
     /// The main engine has the version, or there was no switch.
     Well,
     /// The version is refused, for this reason.
@@ -65,7 +65,7 @@ impl Versions {
             drop(end);
             // It fails if the thread that makes all changes has ended, or so much waits for it that the model
             // is looked at later.
-            let _ = wake.try_send(Ask::Switched(woken));
+            let _ = wake.try_send(WatchCommand::Switched(woken));
         };
         if let Err(error) = std::thread::Builder::new().name("switch".to_owned()).spawn(switch) {
             tracing::warn!(model = name, %error, "no thread for a switch");
@@ -80,8 +80,8 @@ impl Versions {
         name: &str,
         known: &mut Known,
         limit: Duration,
-    ) -> Ended {
-        let Some(switching) = &known.switching else { return Ended::Well };
+    ) -> SwitchOutcome {
+        let Some(switching) = &known.switching else { return SwitchOutcome::Well };
         let &Switching { target, own, begun, ref ended } = switching;
         let result = match ended.recv_timeout(limit) {
             Ok(result) => result.map_err(|error| error.to_string()),
@@ -89,7 +89,7 @@ impl Versions {
             Err(RecvTimeoutError::Timeout) => {
                 let seconds = begun.elapsed().as_secs();
                 let waits = "a batch that began before does not end, or the machine has little time for it";
-                return Ended::NotYet(format!(
+                return SwitchOutcome::NotYet(format!(
                     "version {target} is still being taken over after {seconds} s: {waits}; it goes on"
                 ));
             }
@@ -110,7 +110,7 @@ impl Versions {
                     format!("version {to} after {from}; {carried} cached rows updated, {dropped} dropped");
                 events.record(EventKind::Switched, name, text);
                 known.refused.remove(&target);
-                Ended::Well
+                SwitchOutcome::Well
             }
             Err(error) => {
                 let serving = model.engine.version().0;
@@ -119,12 +119,12 @@ impl Versions {
                 events.record(EventKind::Refused, name, format!("version {target}: {error}"));
                 let stamps = Stamper::new(&self.loader.models, name).of(&[target]);
                 let reason = refusal(target, &error);
-                let again = Some(Instant::now() + AGAIN);
+                let again = Some(Instant::now() + RETRY_SWITCH_AFTER);
                 known.refused.insert(target, Refusal { stamps, reason: reason.clone(), again });
                 if !own {
-                    known.beside.remove(&target);
+                    known.secondary.remove(&target);
                 }
-                Ended::Refused(reason)
+                SwitchOutcome::Refused(reason)
             }
         }
     }

@@ -13,8 +13,8 @@ use crate::device::cuda::kernel_cache::KernelCache;
 use crate::device::cuda::sources::{KERNELS, KernelFile};
 use crate::device::cuda::{CudaError, open};
 
-use crate::pretend::{ChildOutput, LIBCUDA, Machine};
 use crate::skip::skip;
+use crate::stub_driver::{ChildOutput, LIBCUDA, Machine};
 
 /// The folders that contain a libnvrtc.
 fn folders() -> Vec<PathBuf> {

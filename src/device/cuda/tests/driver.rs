@@ -1,6 +1,6 @@
-//! The `Driver` for NVIDIA devices (`device/cuda/nvidia.rs`), on a pretended libcuda and libnvrtc
-//! (`pretend`): every method, the counts of operations, the release of resources, and every error.
-//! Properties that do not need the pretended driver are also tested on a real GPU, if there is one.
+//! The `Driver` for NVIDIA devices (`device/cuda/nvidia.rs`), on a stub libcuda and libnvrtc
+//! (`stub_driver`): every method, the counts of operations, the release of resources, and every error.
+//! Properties that do not need the stub driver are also tested on a real GPU, if there is one.
 #![allow(unsafe_code)]
 
 use std::path::Path;
@@ -12,11 +12,11 @@ use crate::device::cuda::nvidia::open_with;
 use crate::device::cuda::sources::KernelFile;
 use crate::device::cuda::{Address, Driver, DriverError, LaunchShape, Nvidia, Pinned, open};
 
-use crate::pretend::{Machine, is_child, log_so_far};
 use crate::skip::skip_part;
+use crate::stub_driver::{Machine, is_child, log_so_far};
 
-/// Runs `inside` in a child process on a pretended GPU, and `test` on the machine's GPU if there is one.
-/// Returns the pretended driver's log.
+/// Runs `inside` in a child process on a stub GPU, and `test` on the machine's GPU if there is one.
+/// Returns the stub driver's log.
 fn on_every_gpu(test: fn(&Nvidia), machine: Machine, inside: impl FnOnce(&Path)) -> Option<String> {
     let output = machine.runs(inside);
     if is_child() {
@@ -411,7 +411,7 @@ fn a_graph_that_cannot_be_instantiated_releases_its_capture() {
         let expected = "cuda cuGraphInstantiateWithFlags: error 2 (CUDA_ERROR_OUT_OF_MEMORY)";
         assert_eq!(refused.to_string(), expected);
     });
-    // The one graph is the executable graph that the pretended driver refused, but counts.
+    // The one graph is the executable graph that the stub driver refused, but counts.
     output.inspect(|output| {
         assert!(output.log.contains("released with streams 0 events 0 graphs 1 "), "{}", output.log)
     });

@@ -1,12 +1,12 @@
-//! Runs a property on a real GPU if there is one and, with the feature cusim, on the pretended driver, whose
-//! kernels the simulator executes (`device/cusim/pretended.rs`).
+//! Runs a property on a real GPU if there is one and, with the feature cusim, on the stub driver, whose
+//! kernels the simulator executes (`device/cusim/stub.rs`).
 
 use std::sync::Arc;
 
 use crate::device::cuda::context::usable;
 use crate::device::cuda::{Nvidia, open};
-use crate::pretend::is_child;
 use crate::skip::{skip, skip_part};
+use crate::stub_driver::is_child;
 
 pub(crate) fn nvidia() -> Arc<Nvidia> {
     Arc::new(open(0, None).unwrap())
@@ -31,8 +31,8 @@ macro_rules! on_every_gpu {
         $(#[test]
         fn $name() {
             #[cfg(feature = "cusim")]
-            crate::pretend::Machine::whole().runs(|_| {
-                crate::device::cusim::pretended::execute_kernels();
+            crate::stub_driver::Machine::whole().runs(|_| {
+                crate::device::cusim::stub::execute_kernels();
                 $property(&$crate::device::cuda::tests::every_gpu::nvidia());
             });
             $crate::device::cuda::tests::every_gpu::on_a_real_gpu($property);

@@ -1,10 +1,10 @@
-//! Opening a CUDA device on pretended machines (`pretend`): where its kernels come from, and every error.
+//! Opening a CUDA device on machines with a stub driver (`stub_driver`): where its kernels come from, and every error.
 
 use crate::device::cuda::sources::KERNELS;
 use crate::device::cuda::{CudaError, ahead, open};
 
-use crate::pretend::{ChildOutput, LIBCUDA, Machine};
 use crate::skip::skip;
+use crate::stub_driver::{ChildOutput, LIBCUDA, Machine};
 
 /// Asserts that the driver was dropped and everything was released.
 fn assert_nothing_left(output: &ChildOutput) {

@@ -1,12 +1,12 @@
-//! The probe for CUDA devices, with pretended drivers: a complete one, an old one, one without a device, one
+//! The probe for CUDA devices, with stub drivers: a complete one, an old one, one without a device, one
 //! that fails, one that lacks a function, and a file that is not a library.
 
 use std::path::Path;
 
 use crate::device::cuda::context::probe;
 
-use crate::pretend::{ChildOutput, LIBCUDA, Machine};
 use crate::skip::skip;
+use crate::stub_driver::{ChildOutput, LIBCUDA, Machine};
 
 const MARK: &str = "probe result: ";
 

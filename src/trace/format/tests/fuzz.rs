@@ -18,7 +18,7 @@ fn a_changed_recording() {
         let Ok((_, accesses, ended)) = read(&file) else { return false };
         // A block may be lost or copied, but never changed.
         assert!(accesses.iter().all(|access| written.contains(access)));
-        ended == Ended::Whole
+        ended == FileEnd::Whole
     });
 }
 
@@ -51,7 +51,7 @@ fn a_payload_with_a_good_checksum() {
             }
             let file = [header().bytes(), block_head(&payload, count).to_vec(), payload].concat();
             let Ok((_, accesses, ended)) = read(&file) else { return false };
-            assert_eq!((accesses.len() as u32, ended), (count, Ended::Whole));
+            assert_eq!((accesses.len() as u32, ended), (count, FileEnd::Whole));
             assert_eq!(read(&bytes(std::slice::from_ref(&accesses))).unwrap().1, accesses);
             true
         },

@@ -1,5 +1,5 @@
 //! The contracts of `scratch_contract` and `pipeline_contract` on NVIDIA's driver: on a real GPU if there is
-//! one and, with the feature cusim, on the pretended driver (`pretend`), whose kernels the simulator executes
+//! one and, with the feature cusim, on the stub driver (`stub_driver`), whose kernels the simulator executes
 //! (`cusim_kernels`).
 
 use std::sync::Arc;
@@ -49,8 +49,8 @@ fn a_device_error_ends_the_training() {
 
     use crate::trainer::{ScratchpadSize, TrainError};
 
-    use crate::device::cusim::pretended::{LAUNCHES_LEFT, execute_kernels};
-    use crate::pretend::Machine;
+    use crate::device::cusim::stub::{LAUNCHES_LEFT, execute_kernels};
+    use crate::stub_driver::Machine;
 
     // A process cannot use a device after a final error, so each case has its own child.
     for launches in ["0", "1", "5", "20"] {
