@@ -4,17 +4,17 @@
 //! the request of the message waits for the end of a batch anyway. Below the capacity this does not matter.
 //! Under overload, so many messages come that models lose a large part of their time to it. So while a model
 //! is overloaded, threads of the runtime that have nothing left to do wait until a batch ends, or at most
-//! [`MOST`], and then find several messages at once.
+//! [`MAX_WAIT`], and then find several messages at once.
 
 use std::sync::{Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// The longest wait. Messages for another model, or for none, must not wait longer.
-const MOST: Duration = Duration::from_millis(4);
+const MAX_WAIT: Duration = Duration::from_millis(4);
 
 /// The cores that this process may use.
 pub(crate) static CORES: LazyLock<Cores> =
-    LazyLock::new(|| Cores::new(std::thread::available_parallelism().map_or(1, usize::from), MOST));
+    LazyLock::new(|| Cores::new(std::thread::available_parallelism().map_or(1, usize::from), MAX_WAIT));
 
 pub(crate) struct Cores {
     count: usize,

@@ -22,8 +22,8 @@ use super::queue::{Limits, Priority, Terms};
 /// A queue that has not been empty for this long is a standing queue.
 const STANDING: Duration = Duration::from_millis(100);
 
-/// The share of a client's time that a request may wait in a standing queue.
-const SHARE: u32 = 20;
+/// In a standing queue, a request may wait for its client's time divided by this.
+const DEADLINE_DIVISOR: u32 = 20;
 
 /// The time per sample is a mean over about this many seconds of computing. The mean is over time and not
 /// over batches: a pause of the machine during a small batch says little about the batches after it, which
@@ -81,7 +81,7 @@ impl Overload {
         let seconds = samples as f64 * self.seconds_per_sample() / limits.workers.max(1) as f64;
         let wait = Duration::from_secs_f64(seconds);
         let until = |deadline: Instant| deadline.saturating_duration_since(now);
-        let limit = terms.deadline.map_or(limits.default_deadline, until) / SHARE;
+        let limit = terms.deadline.map_or(limits.default_deadline, until) / DEADLINE_DIVISOR;
         if wait > limit { Err(TooLate { wait, limit }) } else { Ok(()) }
     }
 

@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use crate::config::{CANARY, MAX_LABELS, STABLE};
 
 /// Most names of a model in the life of the process, besides `stable` and `canary`.
-const MOST: usize = 4 * MAX_LABELS;
+const MAX_NAMES: usize = 4 * MAX_LABELS;
 
 /// The names that have series, by model.
 #[derive(Default)]
@@ -20,6 +20,6 @@ impl LabelNames {
         }
         let mut models = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let names = models.entry(model.to_owned()).or_default();
-        names.contains(label) || names.len() < MOST && names.insert(label.to_owned())
+        names.contains(label) || names.len() < MAX_NAMES && names.insert(label.to_owned())
     }
 }

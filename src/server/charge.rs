@@ -2,13 +2,13 @@
 //! computed, and the memory of its messages.
 //!
 //! **Places.** All calls together have `server.max_requests` places and `server.max_inflight_bytes`. A model
-//! gets at most [`SHARE`] times what is free of them, so clients of one model cannot take them from another
-//! one: whatever they send, a quarter stays free, and the more models need places, the closer each comes to
-//! an equal part. If only one model is served, it gets all. A call has a place from the end of its message to
-//! its answer. So neither a message that does not end nor an answer that is not read holds one. Learn calls
-//! wait for the disk, so they get at most half of the places. A stream has a place from its begin to its end,
-//! and its place and memory belong to no model, because it has requests for any. Those of a call that changes
-//! a model belong to none either, so that an overloaded one can be changed.
+//! gets at most [`MAX_HELD_PER_FREE`] times what is free of them, so clients of one model cannot take them
+//! from another one: whatever they send, a quarter stays free, and the more models need places, the closer
+//! each comes to an equal part. If only one model is served, it gets all. A call has a place from the end of
+//! its message to its answer. So neither a message that does not end nor an answer that is not read holds
+//! one. Learn calls wait for the disk, so they get at most half of the places. A stream has a place from its
+//! begin to its end, and its place and memory belong to no model, because it has requests for any. Those of a
+//! call that changes a model belong to none either, so that an overloaded one can be changed.
 //!
 //! **Connections.** Calls that wait for their message, or for their answer to leave, are in flight too. There
 //! are at most twice as many calls in flight as places. While less than half of these are taken (for a new
@@ -25,20 +25,20 @@ use std::time::Instant;
 use tonic::Status;
 
 use super::Shared;
-use super::connection::Link;
+use super::link::Link;
 use super::pressure::{Pressure, overloaded};
 use super::status::FULL;
 use crate::batcher::Priority;
 
 /// A model may hold at most this many times what is free.
-const SHARE: usize = 3;
+const MAX_HELD_PER_FREE: usize = 3;
 
 /// The part kept for other connections is divided by at least this number. If it were divided by the number
 /// of connections alone, the first ones would leave nothing for later ones.
 const PARTS: usize = 64;
 
-/// The share of the memory that is kept for other connections. One large stream may need nearly all.
-const KEPT_BYTES: usize = 16;
+/// The memory divided by this is kept for other connections. One large stream may need nearly all.
+const KEPT_MEMORY_DIVISOR: usize = 16;
 
 /// A call in flight. What it takes is free when this is dropped.
 pub(crate) struct Charge {
@@ -290,7 +290,7 @@ impl Charge {
         let others = if of_model > own && self.takes_from_others(of_model, limit, all) {
             "; the rest is for other models"
         } else if of_connection > own
-            && self.takes_from_connections(of_connection, limit / KEPT_BYTES, limit, all)
+            && self.takes_from_connections(of_connection, limit / KEPT_MEMORY_DIVISOR, limit, all)
         {
             "; the rest is for other connections"
         } else if all > limit {
@@ -323,7 +323,7 @@ impl Drop for Charge {
 }
 
 fn is_beyond_share(held: usize, limit: usize, all: usize) -> bool {
-    held > SHARE.saturating_mul(limit.saturating_sub(all))
+    held > MAX_HELD_PER_FREE.saturating_mul(limit.saturating_sub(all))
 }
 
 fn full(limit: usize, all: usize, others: &str) -> Status {

@@ -29,7 +29,7 @@ use tonic::{Code, Status};
 
 use super::Shared;
 use super::charge::{Charge, Kind};
-use super::connection::Link;
+use super::link::Link;
 use super::meter::{Layout, Metered};
 use super::origin::Origin;
 use super::report::{self, Instants, Report};

@@ -4,9 +4,9 @@
 //! heavy overload that work alone takes the processor from the model, and requests age in the buffers of the
 //! network, where no deadline is seen. So while requests are refused, the rate of answers is measured, and
 //! the calls in flight are compared with it: by Little's law, `calls / rate` is how long a new call would
-//! take. If that is more than [`MOST`] or a share of its time, it is refused at once, which costs little.
-//! More calls in flight would not be answered sooner. Only calls of the same priority and of higher ones
-//! count, because those are computed first, and a refusal of a low priority is no sign of overload for
+//! take. If that is more than [`MAX_CALL_TIME`] or a share of its time, it is refused at once, which costs
+//! little. More calls in flight would not be answered sooner. Only calls of the same priority and of higher
+//! ones count, because those are computed first, and a refusal of a low priority is no sign of overload for
 //! higher ones.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -23,11 +23,11 @@ pub(crate) const TICK: Duration = Duration::from_millis(200);
 /// Ticks without a refusal after which the overload is over.
 const CALM: u64 = 5;
 
-/// A call may take one part in `SHARE` of its client's time.
-const SHARE: u32 = 5;
+/// A call may take one part in `DEADLINE_DIVISOR` of its client's time.
+const DEADLINE_DIVISOR: u32 = 5;
 
 /// The most time that a call may take.
-const MOST: Duration = Duration::from_millis(25);
+const MAX_CALL_TIME: Duration = Duration::from_millis(25);
 
 /// At least this many calls are always admitted, so that the rate can be measured.
 const LEAST: usize = 16;
@@ -131,9 +131,10 @@ impl Pressure {
             return None;
         }
         let takes = Duration::from_secs_f64((before as f64 / rate.max(1.0)).min(60.0));
-        let time =
-            deadline.map_or(MOST, |deadline| deadline.saturating_duration_since(Instant::now()) / SHARE);
-        (takes > time.min(MOST)).then_some(takes)
+        let time = deadline.map_or(MAX_CALL_TIME, |deadline| {
+            deadline.saturating_duration_since(Instant::now()) / DEADLINE_DIVISOR
+        });
+        (takes > time.min(MAX_CALL_TIME)).then_some(takes)
     }
 
     /// Measures the rate. `elapsed` is the time since the last call.
@@ -166,7 +167,7 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    /// Pressure after a second with so many answers, and with a refusal if the model is overloaded.
+    /// The pressure after a second with `answers` answers, and with a refusal if the model is overloaded.
     fn after(answers: u64, overloaded: bool) -> Pressure {
         let pressure = Pressure::new();
         if overloaded {

@@ -1,7 +1,7 @@
 //! A layer around health (also KServe's) and reflection. They are not behind the gate, so that they answer
 //! when all places are taken. They have limits of their own:
 //!
-//! * A connection has at most [`MOST`] of them open.
+//! * A connection has at most [`MAX_OPEN`] of them open.
 //! * Their messages must be complete after some time, which the service's [`MessageTime`] says.
 //! * A health watch may last, because a load balancer keeps one open on each of its connections. But a
 //!   connection whose only calls are of this layer counts as one without calls (`connection.rs`).
@@ -20,11 +20,11 @@ use tonic::codegen::http::{Request, Response};
 use tonic::codegen::{BoxFuture, Bytes, Service};
 use tonic::server::NamedService;
 
-use super::connection::Link;
+use super::link::Link;
 use super::route::GrpcService;
 
 /// Most open calls of a connection. Clients need one or two, and a proxy one for each client behind it.
-const MOST: usize = 32;
+const MAX_OPEN: usize = 32;
 
 /// How long the messages of a call may take from its headers, and the setting that says so.
 #[derive(Clone, Copy)]
@@ -60,8 +60,9 @@ impl<S: GrpcService> Service<Request<Body>> for Ungated<S> {
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
-        let Some(aside) = Link::of(&request).and_then(|link| link.step_aside(MOST)) else {
-            let text = format!("health and reflection: limit {MOST} open calls of a connection, got more");
+        let Some(aside) = Link::of(&request).and_then(|link| link.step_aside(MAX_OPEN)) else {
+            let text =
+                format!("health and reflection: limit {MAX_OPEN} open calls of a connection, got more");
             return Box::pin(async { Ok(Status::resource_exhausted(text).into_http()) });
         };
         let answer = self.inner.call(request.map(|body| Body::new(Timed::new(body, self.limit))));

@@ -21,7 +21,7 @@ use hyper::body::Incoming;
 use prost::bytes::Bytes;
 use tokio::time::timeout;
 
-use super::connection::OpenStream;
+use super::link::OpenStream;
 use crate::config::ServerConfig;
 
 /// What a DATA frame counts for at least.

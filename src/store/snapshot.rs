@@ -20,10 +20,11 @@ use rayon::prelude::*;
 
 use super::bytes::Bytes;
 use super::format::{Base, Training};
-use super::link::{Link, TableParts};
+use super::link::Link;
 use super::overlay::DeltaRows;
 use super::place::Place;
 use super::table::Table;
+use super::table_reader::TableParts;
 use super::{EmbeddingStore, Refusal, StoreError, check_name};
 use crate::config::TableMemory;
 use crate::schema::{self, Schema};
@@ -110,18 +111,27 @@ pub(crate) struct Latest {
     pub refused: Vec<Refusal>,
 }
 
-/// The names of the models in a directory, sorted: each subdirectory that has a version, good or not.
+/// The directory that `mkfs.ext4` makes at the root of a volume, which only root can read.
+const LOST_AND_FOUND: &str = "lost+found";
+
+/// The names of the models in a directory, sorted: each subdirectory that has a version, good or not, or that
+/// cannot be read.
 ///
 /// # Errors
 /// [`StoreError`] when `dir` is missing, is not a directory, or cannot be read.
 pub(crate) fn models(dir: &Path) -> Result<Vec<String>, StoreError> {
-    let mut names = Vec::new();
-    for name in entry_names(dir)? {
-        if check_name("model", &name).is_ok() && dir.join(&name).is_dir() && !versions(dir, &name)?.is_empty()
-        {
-            names.push(name);
-        }
-    }
+    let is_model = |name: &String| {
+        let named = check_name("model", name).is_ok() && name != LOST_AND_FOUND;
+        named
+            && match versions(dir, name) {
+                Ok(versions) => !versions.is_empty(),
+                // A file, or a directory that was removed just now.
+                Err(StoreError::NotADirectory { .. } | StoreError::MissingDirectory { .. }) => false,
+                // Whoever opens it gets the reason, and the other models are not affected.
+                Err(_) => true,
+            }
+    };
+    let mut names: Vec<String> = entry_names(dir)?.into_iter().filter(is_model).collect();
     names.sort();
     Ok(names)
 }

@@ -26,7 +26,7 @@ const SAMPLE: usize = 256;
 /// Buckets that are listed at once: 256 KiB of pinned memory.
 const LISTED: usize = 1 << 10;
 /// The most entries that one sweep evicts.
-const MOST: usize = 1 << 13;
+const MAX_EVICTED: usize = 1 << 13;
 
 /// The progress of an eviction.
 pub(crate) struct Sweep<D: Driver> {
@@ -57,7 +57,7 @@ impl<D: Driver> Sweep<D> {
         let by_rank = !common.eviction.is_by_age();
         let withdrawals = by_rank.then(|| Withdrawals::new(gpu_table)).transpose()?;
         Ok(Self {
-            sweeper: Sweeper::new(gpu_table, SAMPLE, MOST, common.tables.len())?,
+            sweeper: Sweeper::new(gpu_table, SAMPLE, MAX_EVICTED, common.tables.len())?,
             lister: Lister::new(gpu_table, LISTED, common.keys.narrow())?,
             withdrawals,
             plan: EvictionPlan::default(),
@@ -115,7 +115,7 @@ impl<D: Driver> Shared<D> {
             slabs[slab / 32] |= 1 << (slab % 32);
         }
         // Few enough buckets that one sweep can evict all their entries.
-        let buckets = left.min((room.min(MOST) / 8).max(1) as u64).min(u64::from(STRETCH)) as u32;
+        let buckets = left.min((room.min(MAX_EVICTED) / 8).max(1) as u64).min(u64::from(STRETCH)) as u32;
         let stretch = Stretch { hand: sweep.hand, buckets, most: room, victims: Victims::In(&slabs) };
         self.sweep(sweep, self.epochs.tag(), stretch)?;
         self.advance(sweep, buckets);
@@ -131,7 +131,7 @@ impl<D: Driver> Shared<D> {
         now: u64,
         stretch: Stretch,
     ) -> Result<bool, DriverError> {
-        let most = stretch.most.min(MOST);
+        let most = stretch.most.min(MAX_EVICTED);
         let evicted = sweep.sweeper.sweep(now, stretch)?;
         // Earlier jobs on the same stream have ended too. The sweep may have evicted rows that they linked,
         // so their rows are counted before the evicted entries are subtracted.

@@ -34,7 +34,7 @@ const BITS: u32 = 16;
 const COUNT_BITS: u32 = 4;
 const MASK: u64 = (1 << BITS) - 1;
 /// Counts saturate at this value.
-const MOST: u64 = (1 << COUNT_BITS) - 1;
+const MAX_COUNT: u64 = (1 << COUNT_BITS) - 1;
 /// Entries of a word's queue.
 const DEPTH: u32 = u64::BITS / BITS;
 /// Bytes of an entry.
@@ -57,7 +57,7 @@ impl Sketch {
         let words = (bytes / size_of::<u64>()).max(1);
         Self {
             words: (0..words).map(|_| AtomicU64::new(0)).collect(),
-            least: u64::from(least).clamp(1, MOST),
+            least: u64::from(least).clamp(1, MAX_COUNT),
         }
     }
 
@@ -100,10 +100,10 @@ impl Sketch {
 /// Returns the new queue and the row's new count.
 fn missed(queue: u64, name: u64, occurrences: u64) -> (u64, u64) {
     let entry = |place: u32| queue >> (place * BITS) & MASK;
-    let is_row = |place: &u32| entry(*place) & !MOST == name && entry(*place) & MOST > 0;
+    let is_row = |place: &u32| entry(*place) & !MAX_COUNT == name && entry(*place) & MAX_COUNT > 0;
     let found = (0..DEPTH).find(is_row);
-    let before = found.map_or(0, |place| entry(place) & MOST);
-    let count = (before + occurrences).min(MOST);
+    let before = found.map_or(0, |place| entry(place) & MAX_COUNT);
+    let count = (before + occurrences).min(MAX_COUNT);
     // All newer entries move up by one place. This overwrites the row's old entry, or else the oldest entry.
     let moving = u64::MAX >> (u64::BITS - BITS * (found.unwrap_or(DEPTH - 1) + 1));
     let after = queue & !moving | queue << BITS & moving | name | count;

@@ -9,7 +9,7 @@ proptest! {
         let (mut queue, mut list) = (0, Vec::<(u64, u64)>::new());
         for (name, occurrences) in names {
             let known = list.iter().position(|&(n, _)| n == name);
-            let count = (known.map_or(0, |at| list.remove(at).1) + occurrences).min(MOST);
+            let count = (known.map_or(0, |at| list.remove(at).1) + occurrences).min(MAX_COUNT);
             list.insert(0, (name, count));
             list.truncate(DEPTH as usize);
             let (after, counted) = missed(queue, name << COUNT_BITS, occurrences);
