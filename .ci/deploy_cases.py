@@ -53,6 +53,7 @@ CASES = {
     "required values only": REQUIRED,
     "every value": EVERYTHING,
     "a least number of pods": {**REQUIRED, "disruptionBudget": {"minAvailable": 0}},
+    "a GPU and no limit of memory": {**REQUIRED, "gpus": 1, "resources": {"limits": {"memory": None}}},
     "other ports": {**REQUIRED, "settings": {"server": {"grpc": "[::]:9001", "http": "0.0.0.0:9002"}}},
     "a network policy without an init container": {**REQUIRED, "networkPolicy": {"enabled": True}},
     "spans": {

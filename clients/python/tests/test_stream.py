@@ -38,6 +38,22 @@ def test_batches_are_scored_in_order_and_few_are_taken_ahead(client: Client, cas
     assert taken == 100
 
 
+def test_batches_that_come_slowly_are_scored_when_they_come(client: Client, case: Case) -> None:
+    scored = 0
+
+    def batches() -> Iterator[Any]:
+        for number in range(5):
+            # The result of the batch before the last one has been yielded.
+            assert scored >= number - 1
+            yield case.columns
+            time.sleep(0.5)
+
+    for result in client.predict_stream(MODEL, batches(), timeout=1.5):
+        scored += 1
+        assert np.asarray(result.scores).tobytes() == case.scores.tobytes()
+    assert scored == 5
+
+
 def test_a_refused_batch_raises_its_error(client: Client, case: Case) -> None:
     wrong = {**case.columns, "seen": [[1] * 9] * 50}
     results = client.predict_stream(MODEL, [case.columns, wrong, case.columns])

@@ -225,6 +225,9 @@ class Client:
                     deadline = self._deadline(timeout)
                     request = self._described(model, deadline, partial(ask.request, columns))
                     stream.send(Batch(request, columns, deadline))
+                    # The next batch may come late.
+                    if stream.has_answer():
+                        break
                 if not stream.pending:
                     return
                 try:

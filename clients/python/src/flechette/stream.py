@@ -78,8 +78,14 @@ class Stream:
     def send(self, batch: Batch) -> None:
         """Send a batch."""
         self.pending.append(batch)
-        if self._call is not None:
+        if self._call is None:
+            self._open()
+        else:
             self._outbox.put(batch.timed())
+
+    def has_answer(self) -> bool:
+        """Tell whether `receive` need not wait."""
+        return not self._inbox.empty()
 
     def receive(self) -> tuple[Batch, PredictResponse | ServerError]:
         """Wait for the answer to the first batch without one."""
