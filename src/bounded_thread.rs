@@ -1,13 +1,14 @@
 //! A thread that can be joined with a time limit.
 
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::sync::{Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// A thread whose join has a time limit, because a system call or a call of a model cannot be interrupted.
 pub(crate) struct BoundedThread {
-    /// Closed when the thread ends.
-    ended: Receiver<()>,
+    /// Closed when the thread ends. Behind a mutex only because a receiver alone cannot be shared.
+    ended: Mutex<Receiver<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -20,12 +21,13 @@ impl BoundedThread {
             let _end = end;
             run();
         })?;
-        Ok(Self { ended, thread: Some(thread) })
+        Ok(Self { ended: Mutex::new(ended), thread: Some(thread) })
     }
 
     /// Waits for the end of the thread. Returns `false` if it has not ended in time.
     pub(crate) fn wait(&mut self, limit: Duration) -> bool {
-        if self.ended.recv_timeout(limit) == Err(RecvTimeoutError::Timeout) {
+        let ended = self.ended.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if ended.recv_timeout(limit) == Err(RecvTimeoutError::Timeout) {
             return false;
         }
         if let Some(thread) = self.thread.take() {

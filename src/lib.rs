@@ -30,7 +30,7 @@
 //! The library has no stable interface: programs talk to the server over gRPC, and read versions as files.
 
 #![warn(unreachable_pub)]
-// They panic if nobody reads; commands use `cli::terminal`.
+// They panic if their reader has ended; commands use `cli::terminal`.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 // Loom builds leave most tests out, so much is unused in them.
 #![cfg_attr(flechette_loom, allow(dead_code, unused_imports))]

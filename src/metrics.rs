@@ -15,10 +15,10 @@ mod label_names;
 mod page;
 mod register;
 mod statistics;
+mod training;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
 
 use metrics::{Counter, Gauge, Histogram, KeyName, NoopRecorder, Recorder, Unit};
 use metrics_exporter_prometheus::{
@@ -33,6 +33,7 @@ use label_names::LabelNames;
 pub(crate) use page::Page;
 use register::{Labels, Series, WithoutGauges, recorded};
 pub(crate) use statistics::{Statistics, Total};
+pub(crate) use training::{Training, TrainingState};
 
 /// The `model` label of calls that do not name a loaded model.
 pub(crate) const NO_MODEL: &str = "(none)";
@@ -270,8 +271,8 @@ series! {
     LearnMetrics:
     samples: Counter, "flechette_learn_samples_total", "Samples of Learn calls that were made durable.";
     refused: Counter, "flechette_learn_refused_total",
-        "Samples of Learn calls that were not stored: the log was full, or the disk failed.";
-    bytes: Gauge, "flechette_learn_bytes", "Bytes of the log of learned samples now.";
+        "Samples of Learn calls that were refused or failed: no room, or the disk failed or was too slow.";
+    bytes: Gauge, "flechette_learn_bytes", "Bytes of the log of learned samples, at most 5 seconds ago.";
     sync_seconds: Seconds, "flechette_learn_sync_seconds",
         "Time to write and sync the samples of the Learn calls that waited together.";
 }
@@ -341,44 +342,6 @@ pub struct Metrics {
     label_names: LabelNames,
     /// The models that are trained in this process.
     trainings: Mutex<BTreeMap<String, Arc<Training>>>,
-}
-
-/// The state of a training in this process.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs)]
-pub(crate) enum TrainingState {
-    Running,
-    Ended,
-    Failed,
-}
-
-/// A training in this process: its series and its state.
-pub(crate) struct Training {
-    pub series: TrainingMetrics,
-    state: Mutex<TrainingState>,
-    model: String,
-    events: Arc<Events>,
-}
-
-impl Training {
-    pub(crate) fn record(&self, kind: EventKind, text: impl AsRef<str>) {
-        self.events.record(kind, &self.model, text);
-    }
-
-    /// Records what happened a moment ago.
-    pub(crate) fn record_since(&self, kind: EventKind, text: impl AsRef<str>, at: Instant) {
-        self.events.record_since(kind, (&self.model, text.as_ref()), at);
-    }
-
-    /// Enters a state.
-    pub(crate) fn enter(&self, state: TrainingState) {
-        *self.state.lock().unwrap_or_else(PoisonError::into_inner) = state;
-        self.series.state.set(match state {
-            TrainingState::Running => 1.0,
-            TrainingState::Ended => 0.0,
-            TrainingState::Failed => -1.0,
-        });
-    }
 }
 
 /// Every series of one model. Incrementing one is an atomic operation.
@@ -542,14 +505,7 @@ impl Metrics {
         let mut trainings = self.trainings.lock().unwrap_or_else(PoisonError::into_inner);
         let new = || {
             let series = TrainingMetrics::new(self.series(), &[("model", model)]);
-            // Nothing was measured yet.
-            let measured = [&series.auc, &series.log_loss, &series.calibration];
-            measured.into_iter().for_each(|gauge| gauge.set(f64::NAN));
-            let (model, events) = (model.to_owned(), self.events.clone());
-            let state = Mutex::new(TrainingState::Running);
-            let training = Training { series, state, model, events };
-            training.enter(TrainingState::Running);
-            Arc::new(training)
+            Arc::new(Training::new(model, series, self.events.clone()))
         };
         trainings.entry(model.to_owned()).or_insert_with(new).clone()
     }
@@ -558,8 +514,7 @@ impl Metrics {
     #[must_use]
     pub(crate) fn training_state(&self, model: &str) -> Option<TrainingState> {
         let trainings = self.trainings.lock().unwrap_or_else(PoisonError::into_inner);
-        let training = trainings.get(model)?;
-        Some(*training.state.lock().unwrap_or_else(PoisonError::into_inner))
+        Some(trainings.get(model)?.state())
     }
 
     /// The series of the connections of a port. Later calls return the same ones.

@@ -45,7 +45,7 @@ use split::{Job, Part, Split, Then};
 /// Most bytes of a merged batch, so that the 32-bit offsets of [`crate::types::Jagged`] cannot overflow.
 const BATCH_BYTES: usize = 256 << 20;
 
-/// How many times as long as a client without a deadline is assumed to wait, a call of the model may take.
+/// A call of the model counts as stuck after this many times `batcher.default_deadline_ms`.
 const PATIENCE: u32 = 6;
 
 /// Answered batches that are kept to reuse their memory: most batches, and most bytes of each.

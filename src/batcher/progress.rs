@@ -42,7 +42,7 @@ impl Reply {
         (Self { sender, taken: taken.clone() }, answer, Progress { queued, taken })
     }
 
-    /// Whether nobody waits for the answer any more.
+    /// Whether the client has given up the answer.
     pub(crate) fn is_closed(&self) -> bool {
         self.sender.is_closed()
     }

@@ -24,7 +24,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use libc::{SA_SIGINFO, SIGBUS, STDERR_FILENO, c_int, siginfo_t};
 
-/// How long the line may take: standard error may be a full pipe that nobody reads.
+/// How long the line may take: standard error may be a full pipe that is not read.
 const LINE_MS: c_int = 1000;
 
 /// Longest line. A pipe takes it at once.

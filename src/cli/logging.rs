@@ -1,6 +1,8 @@
-//! The log on standard error: its level, its format, and the limit on lines of each warning (`limit.rs`).
+//! The log on standard error: its level, its format, the limit on lines of each warning (`limit.rs`),
+//! and a reader that does not read (`stderr.rs`).
 
 mod limit;
+mod stderr;
 
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::io::{self, IsTerminal};
@@ -18,6 +20,7 @@ use super::InputError;
 use crate::config::LogFormat;
 use limit::Limit;
 pub(crate) use limit::end;
+pub(crate) use stderr::LogWriter;
 
 /// Changes the level of this process's log, once it has started.
 static LEVEL: OnceLock<reload::Handle<Targets, Registry>> = OnceLock::new();
@@ -28,7 +31,7 @@ static LEVEL: OnceLock<reload::Handle<Targets, Registry>> = OnceLock::new();
 /// When the level is not one.
 pub(crate) fn start(level: &str, format: LogFormat) -> Result<(), InputError> {
     let (filter, handle) = reload::Layer::new(targets(level)?);
-    let lines = fmt::layer().with_writer(io::stderr);
+    let lines = fmt::layer().with_writer(|| LogWriter);
     let lines = match format {
         LogFormat::Text => lines.with_ansi(io::stderr().is_terminal()).boxed(),
         LogFormat::Json => lines.json().flatten_event(true).boxed(),

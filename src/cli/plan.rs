@@ -56,7 +56,7 @@ pub(crate) struct Args {
     /// File for a plot of hit rate against cache size, as SVG
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
-    /// Also prints the hit rates of static caches, one for each table, and the hit rates of each table
+    /// Also prints the hit rates of per-table caches, and the hit rates of each table
     #[arg(long)]
     tables: bool,
     #[command(flatten)]

@@ -1,9 +1,11 @@
 //! What commands print. Results go to standard output. If its reader closes it early (`| head`), the command
-//! ends, and that is a success. Everything else goes to standard error, and nobody needs to read it: training
-//! goes on after its reader has ended or its disk is full. `println!` and `eprintln!` would panic then, so
-//! clippy refuses them.
+//! ends, and that is a success. Everything else goes to standard error, which need not be read: training goes
+//! on after its reader has ended or stops reading, or its disk is full. `println!` and `eprintln!` would
+//! panic or wait then, so clippy refuses them.
 
 use std::io::{self, Write};
+
+use super::logging::LogWriter;
 
 /// Standard output was closed by its reader.
 #[derive(Debug, thiserror::Error)]
@@ -32,7 +34,7 @@ pub(crate) fn print_and_end(text: &str, ended: anyhow::Result<()>) -> anyhow::Re
     ended.and(printed)
 }
 
-/// Writes a line to standard error, if that is possible.
+/// Writes a line to standard error, if that is possible soon.
 pub(crate) fn note(line: &str) {
-    let _ = writeln!(io::stderr(), "{line}");
+    let _ = LogWriter.write(format!("{line}\n").as_bytes());
 }

@@ -7,7 +7,7 @@ use anyhow::anyhow;
 use serde_json::json;
 
 use crate::cli::train::publishing::lock_model;
-use crate::cli::{InputError, note, print};
+use crate::cli::{InputError, note, print_and_end};
 use crate::store::listing::{Listed, Summary, list};
 use crate::store::{self, Purpose, StoreError, retention};
 use crate::types::{Version, unix_ms};
@@ -42,14 +42,23 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         Some(name) => vec![name.clone()],
         None => store::models(&args.models).map_err(wrong)?,
     };
-    let listed = names.iter().map(|name| list(&args.models, name).map_err(wrong));
-    let listed: Vec<Vec<Listed>> = listed.collect::<Result<_, _>>()?;
-    let models = names.iter().zip(&listed);
-    if args.json {
-        let models = models.map(|(name, listed)| json!({ "name": name, "versions": versions_json(listed) }));
-        return print(&format!("{}\n", json!({ "models": models.collect::<Vec<_>>() })));
+    // A model that cannot be read does not hide the others.
+    let (mut models, mut ended) = (Vec::new(), Ok(()));
+    for name in &names {
+        match list(&args.models, name) {
+            Ok(listed) => models.push((name, listed)),
+            Err(error) if ended.is_ok() => ended = Err(wrong(error)),
+            Err(error) => note(&format!("--models: {error}")),
+        }
     }
-    print(&models.map(|(name, listed)| table(name, listed)).collect::<String>())
+    let text = if args.json {
+        let models =
+            models.iter().map(|(name, listed)| json!({ "name": name, "versions": versions_json(listed) }));
+        format!("{}\n", json!({ "models": models.collect::<Vec<_>>() }))
+    } else {
+        models.iter().map(|(name, listed)| table(name, listed)).collect()
+    };
+    print_and_end(&text, ended)
 }
 
 fn compact(args: &Args, name: &str) -> anyhow::Result<()> {

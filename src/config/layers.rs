@@ -1,6 +1,7 @@
 //! The three layers of the configuration (file, environment, flags), and the parsing of their texts into
 //! values.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -32,7 +33,7 @@ const BATCH_GROWTH: u64 = 12;
 
 /// Most memory of a message of this size, as the server counts it (`server/meter.rs`): the bytes themselves,
 /// 64 for an empty string, which takes 2, and more for each tensor, output and parameter of KServe, which
-/// take 2 as well. A native message takes less. Each message costs some memory that is not used.
+/// take 2 as well. A native message takes less. `SPARE` is for capacity of vectors that is not used.
 pub(crate) fn message_bytes(max_bytes: u64) -> u64 {
     const MOST_TENSORS: u64 = 20_001;
     const MOST_OTHERS: u64 = 20_001 + 100;
@@ -402,8 +403,13 @@ impl Layers {
     }
 
     fn address(&self, key: &'static str) -> Result<SocketAddr, ConfigError> {
-        let expected = || "host:port, such as 127.0.0.1:8001".to_owned();
-        self.parse(key, expected, |text| text.to_socket_addrs().ok()?.next())
+        let reason = RefCell::new(String::new());
+        let expected = || format!("host:port, such as 127.0.0.1:8001{}", reason.borrow());
+        self.parse(key, expected, |text| {
+            let found = text.to_socket_addrs();
+            let found = found.inspect_err(|error| *reason.borrow_mut() = format!(" ({error})"));
+            found.ok()?.next()
+        })
     }
 
     pub(crate) fn choice<T: Copy>(&self, key: &'static str, choices: &[(&str, T)]) -> Result<T, ConfigError> {

@@ -127,7 +127,7 @@ pub(crate) const SECTIONS: &[Section] = &[
             setting(
                 "server.http_idle_seconds",
                 Text("75"),
-                "An HTTP connection without an answer for this long is closed",
+                "An HTTP connection of which no whole answer has left for this long is closed",
             ),
             setting(
                 "server.grpc_idle_seconds",
@@ -451,8 +451,8 @@ pub(crate) const SECTIONS: &[Section] = &[
             setting(
                 "device.kernel_cache",
                 Words("`flechette/kernels` in `$XDG_CACHE_HOME` or `~/.cache`"),
-                "Directory for compiled GPU kernels, to which nobody else may write; with `off` they are not \
-                 saved",
+                "Directory for compiled GPU kernels, to which no other user may write; with `off` they are \
+                 not saved",
             ),
         ],
     },

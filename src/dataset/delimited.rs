@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::fields::{Fields, Row, number, shown};
 use super::files::{Files, Next};
-use super::layout::{Columns, FirstLineError, Layout};
+use super::layout::{Columns, DenseField, FirstLineError, Layout};
 use super::lines::{Line, Lines};
 use super::{DatasetError, FileRun, Format, Input, ReadOptions, Reader, source};
 use crate::schema::Schema;
@@ -58,7 +58,7 @@ struct Begun {
 
 /// What was read after a line.
 enum Taken {
-    /// A good line of so many bytes.
+    /// A good line; its length in bytes.
     Line(usize),
     /// Nothing: the reader was told to stop.
     Stopped,
@@ -395,11 +395,16 @@ fn append(row: &Row<'_>, columns: &Columns, out: &mut RawBatch, labels: &mut Vec
         }
     }
     let before = out.dense.len();
-    for &i in &columns.dense {
-        let Some(value) = number(row.field(i)) else {
-            out.dense.truncate(before);
-            return Err(format!("field {}: expected a number, got {}", i + 1, shown(row.field(i))));
+    for &DenseField { index, trained } in &columns.dense {
+        let text = row.field(index);
+        let refused =
+            |expected: &str| format!("field {}: expected {expected}, got {}", index + 1, shown(text));
+        let value = match number(text) {
+            None => Err(refused("a number")),
+            Some(value) if trained.is_none_or(|transform| transform.is_trainable(value)) => Ok(value),
+            Some(_) => Err(refused("a number whose square is finite after the transform")),
         };
+        let value = value.inspect_err(|_| out.dense.truncate(before))?;
         out.dense.push(value);
     }
     for (column, field) in out.features.iter_mut().zip(&columns.features) {

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::fields::{Division, Row, listed_name, shown_name};
 use super::{DatasetError, Format, Labels, ReadOptions};
 use crate::schema::preset::{CRITEO_DENSE, CRITEO_FEATURES};
-use crate::schema::{Arity, Feature, Schema};
+use crate::schema::{Arity, Feature, Schema, Transform};
 
 /// A column of this name is not read.
 const NO_NAME: &str = "_";
@@ -56,15 +56,23 @@ impl FieldOptions {
 }
 
 /// Where the inputs of a schema are in a line: fields are indices from 0.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Columns {
     /// Number of fields of a line.
     pub count: usize,
     pub label: Option<usize>,
     /// The field of each dense feature of the schema.
-    pub dense: Vec<usize>,
+    pub dense: Vec<DenseField>,
     /// The field of each categorical feature of the schema.
     pub features: Vec<FeatureField>,
+}
+
+/// The field of a dense feature.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct DenseField {
+    pub index: usize,
+    /// For data to train on, which must have no value that a model cannot be trained on.
+    pub trained: Option<Transform>,
 }
 
 /// The field of a categorical feature.
@@ -103,7 +111,7 @@ pub(crate) struct Layout {
     pub division: Division,
     label: String,
     labels: Labels,
-    dense: Vec<String>,
+    dense: Vec<(String, Option<Transform>)>,
     features: Vec<(String, Option<List>)>,
     /// `None`: the first line of each file names its columns.
     named: Option<Named>,
@@ -161,7 +169,8 @@ impl Layout {
             let reason = "the schema has no feature with several ids (arity = { multi_hot = ... })";
             return wrong("--separator", reason.to_owned());
         }
-        let dense = schema.dense.iter().map(|d| d.name.clone()).collect();
+        let trained = |transform| (*labels == Labels::Required).then_some(transform);
+        let dense = schema.dense.iter().map(|d| (d.name.clone(), trained(d.transform))).collect();
         let mut layout =
             Self { division: division(format), label, labels: *labels, dense, features, named: None };
         layout.named = match (&fields.columns, format) {
@@ -236,11 +245,12 @@ impl Layout {
                 columns: listed(names.iter().copied()),
             });
         }
+        let dense = |(name, trained): &(String, _)| Ok(DenseField { index: field(name)?, trained: *trained });
         let feature = |(name, list): &(String, _)| Ok(FeatureField { index: field(name)?, list: *list });
         Ok(Columns {
             count: names.len(),
             label,
-            dense: self.dense.iter().map(|name| field(name)).collect::<Result<_, _>>()?,
+            dense: self.dense.iter().map(dense).collect::<Result<_, DatasetError>>()?,
             features: self.features.iter().map(feature).collect::<Result<_, DatasetError>>()?,
         })
     }

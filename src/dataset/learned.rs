@@ -187,7 +187,7 @@ impl LearnedReader {
         self.count_as(samples, samples);
     }
 
-    /// Counts samples, of which so many are in the batch.
+    /// Counts samples; `in_batch` of them are in the batch.
     fn count_as(&mut self, samples: usize, in_batch: usize) {
         self.taken += samples;
         let Some(Open { name, samples: of_file, .. }) = &mut self.open else { return };
@@ -196,9 +196,9 @@ impl LearnedReader {
     }
 
     /// Adds the next sample of the request to the batch. A sample that would end the training for good is
-    /// left out, because the server has acknowledged it and nobody can take it out of the log. Servers
-    /// refuse such samples, but earlier ones did not. The rule depends on the sample alone, so a run that
-    /// continues leaves out the same samples.
+    /// left out, because the server has acknowledged it and the log cannot be changed. Servers refuse such
+    /// samples, but a log may have them from an earlier program. The rule depends on the sample alone, so a
+    /// run that continues leaves out the same samples.
     fn take_sample(&mut self, out: &mut RawBatch) {
         let width = self.schema.dense_width();
         let dense = self.request.dense.get(self.taken * width..(self.taken + 1) * width).unwrap_or_default();
@@ -309,10 +309,14 @@ impl Learned {
         }
         let Some((number, durable)) = number_of(name).zip(Durable::read(&self.dir)?) else { return Ok(None) };
         let got = if path.exists() { samples_of(&self.dir, number, durable, *expected)? } else { 0 };
-        // Without a segment that others follow, the reader says what is missing.
-        let may_be = number < durable.segment && !path.exists();
-        Ok((got < *expected && !may_be).then(|| {
-            format!("{}: has {got} samples, but the version was trained on {expected}", path.display())
+        if got >= *expected {
+            return Ok(None);
+        }
+        let path = path.display();
+        // The segments of a version are removed when a later one is published. That one is gone.
+        Ok(Some(match number < durable.segment && got == 0 {
+            true => format!("{path}: is missing, but a later segment exists"),
+            false => format!("{path}: has {got} samples, but the version was trained on {expected}"),
         }))
     }
 }

@@ -21,7 +21,7 @@ impl Reader for Stoppable {
             return Ok(0);
         }
         let read = self.inner.read(max_samples, out)?;
-        // An interrupt may have cut the batch short. It is final, so nobody misses the batch.
+        // An interrupt may have cut the batch short. It is final, so the batch is not missed.
         Ok(if self.stop.interrupted() { 0 } else { read })
     }
 

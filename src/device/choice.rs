@@ -27,7 +27,7 @@ pub(crate) enum Why {
 
 impl<D> Choice<D> {
     /// Whether the host replaces a GPU that `auto` would have preferred, and that seems to be there. The
-    /// caller then logs a warning. Without a driver nobody expects a GPU.
+    /// caller then logs a warning. Without a driver, no GPU is expected.
     #[must_use]
     pub(crate) fn is_fallback(&self) -> bool {
         let Self::Host { why: Why::NoGpu(error) } = self else { return false };

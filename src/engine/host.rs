@@ -1,9 +1,8 @@
 //! Rows on the host: read from the store, or through a cache in RAM.
 //!
 //! With a cache, a batch pins the cache, so that no row changes meanwhile. The pin's version decides which
-//! store and weights the batch uses. It probes the cache for all
-//! distinct rows, reads the misses from the store and offers them to the cache. Rows are pooled in place,
-//! in the cache or in the store.
+//! store and weights the batch uses. The batch probes the cache for all distinct rows, reads the misses from
+//! the store and offers them to the cache. Rows are pooled in place, in the cache or in the store.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};

@@ -1,8 +1,8 @@
 //! The versions that batches use: the current one and, during a switch, the next one.
 //!
-//! A batch takes everything that belongs to a version (dense weights, rows) as one [`LoadedVersion`], and keeps it
-//! until it ends. With a cache, the version of the batch's pin decides which one it takes: the rows that the
-//! batch finds in the cache are of that version. Without a cache it takes the current one.
+//! A batch takes everything that belongs to a version (dense weights, rows) as one [`LoadedVersion`], and
+//! keeps it until it ends. With a cache, the version of the batch's pin decides which one it takes: the rows
+//! that the batch finds in the cache are of that version. Without a cache it takes the current one.
 //!
 //! **Why the version of a pin is always here.** A switch adds the next version before the cache makes it
 //! current. It removes the old one after the cache has waited for all batches with a pin of the old version.

@@ -33,7 +33,7 @@ const SECONDS: f64 = 0.5;
 /// One input that takes longer hangs.
 const LONGEST: Duration = Duration::from_secs(60);
 
-/// The thread of a check may hold so many bytes more than before it.
+/// How many bytes more the thread of a check may hold than before it.
 const MOST_BYTES: usize = 64 << 20;
 
 /// Inputs between two looks at the saved seeds.

@@ -5,6 +5,7 @@ use std::future::poll_fn;
 use std::io;
 use std::path::Path;
 use std::task::Poll;
+use std::thread::sleep;
 use std::time::Duration;
 
 use super::log::{Log, LogDisk};
@@ -109,6 +110,39 @@ fn a_request_does_not_wait_for_ever_for_a_disk_that_does_not_answer() {
     DISK.set_stuck(false);
     learn(3, 600_000).unwrap();
     assert_eq!(numbers(dir.path()).unwrap(), [1, 2, 3]);
+}
+
+#[test]
+fn while_the_disk_hangs_requests_are_refused_at_a_limit_and_wait_without_a_thread() {
+    static DISK: StuckDisk = StuckDisk::new();
+    let dir = dir_in_memory();
+    let learner = learner_on(&DISK, dir.path());
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    let learn = |most| runtime.block_on(learner.learn(numbered(0..100), most));
+    learn(LONG).unwrap();
+    DISK.set_stuck(true);
+    let mut sent = 0;
+    let refused = loop {
+        match learn(Duration::from_millis(1)).unwrap_err() {
+            LearnError::Slow { .. } => sent += 1,
+            refused => break refused.to_string(),
+        }
+    };
+    assert!(refused.contains("limit 262144 bytes that wait for the disk"), "{refused}");
+    assert!(sent > 10, "{sent}");
+    // The log has no room, which only the thread could find out. The runtime has one thread, and goes on.
+    let large = learner.learn(numbered(0..100_000), Duration::from_millis(50));
+    let error = runtime.block_on(async { tokio::join!(large, tokio::time::sleep(Duration::ZERO)).0 });
+    assert!(matches!(error, Err(LearnError::Slow { .. })), "{error:?}");
+    DISK.set_stuck(false);
+    // The queue is taken at once.
+    assert!((0..1000).any(|_| learn(LONG).inspect_err(|_| sleep(Duration::from_millis(5))).is_ok()));
+    // Requests that were given up are not stored, but for those that the thread had taken before.
+    assert!(numbers(dir.path()).unwrap().len() <= 400);
+    let large = || runtime.block_on(learner.learn(numbered(0..100_000), LONG));
+    large().unwrap();
+    let error = large().unwrap_err().to_string();
+    assert!(error.contains("limit 1048576 bytes (learn.max_bytes)"), "{error}");
 }
 
 /// What a writer did.

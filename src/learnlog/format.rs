@@ -193,7 +193,7 @@ fn put_floats(out: &mut Vec<u8>, values: &[f32]) {
     values.iter().for_each(|value| out.extend_from_slice(&value.to_le_bytes()));
 }
 
-/// The samples of a payload; `None` for bytes that are not a payload of so many samples.
+/// The samples of a payload; `None` for bytes that are not a payload with this number of samples.
 pub(crate) fn decode(samples: u32, payload: &[u8]) -> Option<RawBatch> {
     let samples = samples as usize;
     let mut parts = Parts(payload);

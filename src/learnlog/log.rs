@@ -1,8 +1,8 @@
 //! Writing: appends records to the last segment, and repairs it after a crash or a failed call.
 //!
 //! A segment is never written again once a later one exists, and all its bytes are durable by then. A record
-//! that could not be made durable is cut off before anything else is written, because after a failed sync
-//! nobody knows which of its bytes are on disk.
+//! that could not be made durable is cut off before anything else is written, because after a failed sync it
+//! is not known which of its bytes are on disk.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;

@@ -4,18 +4,21 @@
 //! and answers them. Requests that arrive meanwhile wait for the next sync. So the number of syncs per second
 //! does not depend on the number of requests.
 //!
-//! **Limits.** A record is queued only if it fits in `learn.max_bytes` together with the log and the queue.
-//! So the limit bounds disk and memory. A request that nobody waits for any more, because its deadline has
-//! passed, is not written, unless it was taken from the queue before. A trainer may remove segments at any
-//! time; they are counted again when the log seems full.
+//! **Limits.** A record is queued only if it fits in `learn.max_bytes` together with the log and the queue,
+//! and the queue itself has a limit, because the disk may hang. A request that was abandoned, because its
+//! deadline has passed, is not written, unless it was taken from the queue before. A trainer may remove
+//! segments at any time; they are counted again when the log seems full.
+//!
+//! Only the thread uses the disk. Requests run on the threads of the network, which must not wait for it, and
+//! no lock is held meanwhile.
 
 use std::path::PathBuf;
-use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use tokio::sync::oneshot;
+use tokio::sync::{Notify, oneshot};
 
 use super::full::show_full;
 use super::{Log, LogError, Position, Record, kept_bytes};
@@ -25,8 +28,14 @@ use crate::store::disk::SystemDisk;
 
 /// A group takes no more records after this many bytes.
 const GROUP_BYTES: u64 = 16 << 20;
-/// How often the segments of a full log are counted again.
+/// Most bytes of the queue, but it always takes one record.
+const QUEUE_BYTES: u64 = if cfg!(test) { 256 << 10 } else { 4 * GROUP_BYTES };
+/// Most bytes of a record: its head has their number in 32 bits.
+const RECORD_BYTES: u64 = u32::MAX as u64;
+/// How often the segments of a full log are counted again for a request.
 const RECOUNT_EVERY: Duration = Duration::from_millis(50);
+/// How often they are counted again for the metric.
+const MEASURE_EVERY: Duration = Duration::from_secs(5);
 
 /// Where a learner stores samples, and its limits.
 #[derive(Clone, Debug)]
@@ -44,8 +53,14 @@ pub(crate) enum LearnError {
          files of the log are removed when a version was trained on them"
     )]
     Full { limit: u64, kept: u64, size: u64 },
+    #[error("learned samples: limit {limit} bytes that wait for the disk, {queued} wait, request has {size}")]
+    Behind { limit: u64, queued: u64, size: u64 },
+    #[error("learned samples: limit {limit} bytes of a stored request, got {size}")]
+    TooLarge { limit: u64, size: u64 },
     #[error("learned samples: the server is draining and accepts no more requests")]
     Closed,
+    #[error("learned samples: the writing thread has failed; a restart of the server starts it again")]
+    Failed,
     #[error("learned samples: {0}")]
     Log(Arc<LogError>),
     #[error(
@@ -56,22 +71,32 @@ pub(crate) enum LearnError {
 }
 
 impl LearnError {
-    /// Whether there is no room, by the limit or on the disk.
+    /// Whether there is no room, by a limit or on the disk.
     #[must_use]
     pub(crate) fn is_full(&self) -> bool {
         match self {
-            Self::Full { .. } => true,
-            Self::Closed | Self::Slow { .. } => false,
+            Self::Full { .. } | Self::Behind { .. } | Self::TooLarge { .. } => true,
+            Self::Closed | Self::Failed | Self::Slow { .. } => false,
             Self::Log(error) => matches!(**error, LogError::Store(StoreError::DiskFull { .. })),
         }
     }
 }
 
+/// Where a stored record is, or why it is not stored.
+type Answer = oneshot::Receiver<Result<Position, LearnError>>;
+
 /// Stores the samples of one model.
 pub(crate) struct Learner {
     room: Arc<Room>,
-    queue: Mutex<Option<Sender<Waiting>>>,
+    queue: Mutex<Option<Sender<Job>>>,
     thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// What the thread is asked to do.
+enum Job {
+    Store(Waiting),
+    /// Count the log, because it seems to have no room for this many bytes.
+    Count(u64),
 }
 
 /// A request in the queue.
@@ -85,6 +110,8 @@ struct Room {
     options: LearnerOptions,
     metrics: Arc<ModelMetrics>,
     used: Mutex<Used>,
+    /// Notified when the log was counted for a request, and when the thread ends.
+    counted: Notify,
 }
 
 struct Used {
@@ -92,8 +119,10 @@ struct Used {
     queued: u64,
     /// When the log was counted.
     counted: Instant,
-    /// Whether trainers were told that there is no room.
-    told_full: bool,
+    /// Whether a [`Job::Count`] is queued.
+    counting: bool,
+    /// Whether trainers should know that there is no room.
+    full: bool,
 }
 
 impl Room {
@@ -103,24 +132,19 @@ impl Room {
 
     /// Takes bytes for the queue.
     fn reserve(&self, size: u64) -> Result<(), LearnError> {
+        if size > RECORD_BYTES {
+            return Err(LearnError::TooLarge { limit: RECORD_BYTES, size });
+        }
         let limit = self.options.max_bytes;
         let mut used = self.used();
-        if used.log + used.queued + size > limit && used.counted.elapsed() >= RECOUNT_EVERY {
-            self.count(&mut used);
-        }
-        let kept = used.log + used.queued;
+        let (queued, kept) = (used.queued, used.log + used.queued);
         if kept + size > limit {
-            // No version makes room for a request that an empty log could not take.
-            if size <= limit && !used.told_full {
-                used.told_full = true;
-                show_full(&self.options.dir, Some(limit));
-            }
             return Err(LearnError::Full { limit, kept, size });
         }
-        if used.told_full {
-            used.told_full = false;
-            show_full(&self.options.dir, None);
+        if queued > 0 && queued + size > QUEUE_BYTES {
+            return Err(LearnError::Behind { limit: QUEUE_BYTES, queued, size });
         }
+        used.full = false;
         used.queued += size;
         Ok(())
     }
@@ -133,18 +157,21 @@ impl Room {
         self.metrics.learn.bytes.set(used.log as f64);
     }
 
-    /// Counts the log again, in which a trainer may have removed segments.
-    fn recount(&self) {
-        self.count(&mut self.used());
-    }
-
-    fn count(&self, used: &mut Used) {
-        match kept_bytes(&self.options.dir) {
+    /// Counts the log again, in which a trainer may have removed segments. Waits for the disk.
+    fn count(&self) {
+        let counted = kept_bytes(&self.options.dir);
+        let mut used = self.used();
+        match counted {
             Ok(bytes) => used.log = bytes,
             Err(error) => tracing::warn!("learned samples: cannot be counted: {error}"),
         }
         used.counted = Instant::now();
         self.metrics.learn.bytes.set(used.log as f64);
+    }
+
+    /// Whether the log was counted just now, and trainers know what that means for a request of this size.
+    fn is_known(&self, used: &Used, size: u64) -> bool {
+        used.counted.elapsed() < RECOUNT_EVERY && (used.full || size > self.options.max_bytes)
     }
 }
 
@@ -163,13 +190,13 @@ impl Learner {
         options: LearnerOptions,
         metrics: Arc<ModelMetrics>,
     ) -> Result<Self, LogError> {
-        let used = Used { log: 0, queued: 0, counted: Instant::now(), told_full: false };
-        // Of a process that was killed.
+        let used = Used { log: 0, queued: 0, counted: Instant::now(), counting: false, full: false };
+        // A process that was killed may have left the file `full`.
         show_full(&options.dir, None);
-        let room = Arc::new(Room { options, metrics, used: Mutex::new(used) });
-        room.recount();
+        let room = Arc::new(Room { options, metrics, used: Mutex::new(used), counted: Notify::new() });
+        room.count();
         let (sender, receiver) = mpsc::channel();
-        let writer = Writer { log, room: room.clone(), segment: 0 };
+        let writer = Writer { log, room: room.clone(), segment: 0, shown_full: false };
         let thread = std::thread::Builder::new().name("learn-write".into());
         let thread = thread.spawn(move || writer.run(&receiver));
         let thread = thread.map_err(|e| LogError::io(&room.options.dir, e))?;
@@ -183,27 +210,60 @@ impl Learner {
     /// [`LearnError`]. The samples are not stored, except that after [`LearnError::Slow`] they may be.
     pub(crate) async fn learn(&self, record: Record, most: Duration) -> Result<Position, LearnError> {
         let samples = u64::from(record.samples);
-        let answer =
-            self.submit(record).inspect_err(|_| self.room.metrics.learn.refused.increment(samples))?;
-        match tokio::time::timeout(most, answer).await {
+        let stored = tokio::time::timeout(most, async {
             // The thread answers every request, unless it panicked.
-            Ok(answer) => answer.unwrap_or(Err(LearnError::Closed)),
-            Err(_) => Err(LearnError::Slow { log: self.room.options.dir.clone(), after: most }),
+            self.submit(record).await?.await.unwrap_or(Err(LearnError::Failed))
+        });
+        let stored = stored
+            .await
+            .unwrap_or_else(|_| Err(LearnError::Slow { log: self.room.options.dir.clone(), after: most }));
+        // The thread counts those that it could not store.
+        if !matches!(stored, Ok(_) | Err(LearnError::Log(_))) {
+            self.room.metrics.learn.refused.increment(samples);
+        }
+        stored
+    }
+
+    /// Puts a record into the queue.
+    async fn submit(&self, record: Record) -> Result<Answer, LearnError> {
+        let size = record.bytes();
+        let mut reserved = self.room.reserve(size);
+        if matches!(reserved, Err(LearnError::Full { .. })) && self.recount(size).await {
+            reserved = self.room.reserve(size);
+        }
+        reserved?;
+        let (reply, answer) = oneshot::channel();
+        match self.send(Job::Store(Waiting { record, reply })) {
+            Ok(()) => Ok(answer),
+            Err(error) => {
+                self.room.leave(size, 0);
+                Err(error)
+            }
         }
     }
 
-    fn submit(&self, record: Record) -> Result<oneshot::Receiver<Result<Position, LearnError>>, LearnError> {
-        let size = record.bytes();
-        self.room.reserve(size)?;
-        let (reply, answer) = oneshot::channel();
-        let queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
-        match queue.as_ref().map(|queue| queue.send(Waiting { record, reply })) {
-            Some(Ok(())) => Ok(answer),
-            Some(Err(_)) | None => {
-                self.room.leave(size, 0);
-                Err(LearnError::Closed)
+    /// Lets the thread count a log that seems to have no room for this many bytes, and waits for that.
+    /// Returns `false` if it was counted just now.
+    async fn recount(&self, size: u64) -> bool {
+        let counted = self.room.counted.notified();
+        {
+            let mut used = self.room.used();
+            if self.room.is_known(&used, size) {
+                return false;
             }
+            if !used.counting && self.send(Job::Count(size)).is_err() {
+                return false;
+            }
+            used.counting = true;
         }
+        counted.await;
+        true
+    }
+
+    fn send(&self, job: Job) -> Result<(), LearnError> {
+        let queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        let queue = queue.as_ref().ok_or(LearnError::Closed)?;
+        queue.send(job).map_err(|_| LearnError::Failed)
     }
 
     /// Refuses further requests, and waits until the queued ones are answered.
@@ -222,20 +282,66 @@ struct Writer {
     room: Arc<Room>,
     /// The segment of the last record.
     segment: u64,
+    /// Whether trainers were told that there is no room.
+    shown_full: bool,
 }
 
 impl Writer {
-    fn run(mut self, queue: &Receiver<Waiting>) {
-        while let Ok(first) = queue.recv() {
-            let mut size = first.record.bytes();
-            let mut group = vec![first];
-            while size < GROUP_BYTES
-                && let Ok(next) = queue.try_recv()
-            {
-                size += next.record.bytes();
-                group.push(next);
+    fn run(mut self, queue: &Receiver<Job>) {
+        loop {
+            match queue.recv_timeout(MEASURE_EVERY) {
+                Ok(first) => self.work(first, queue),
+                Err(RecvTimeoutError::Timeout) => self.room.count(),
+                Err(RecvTimeoutError::Disconnected) => return,
             }
+        }
+    }
+
+    /// Does all that is queued, up to the size of a group.
+    fn work(&mut self, first: Job, queue: &Receiver<Job>) {
+        let (mut group, mut size, mut counted_for) = (Vec::new(), 0, None);
+        let mut next = Some(first);
+        while let Some(job) = next.take() {
+            match job {
+                Job::Store(waiting) => {
+                    size += waiting.record.bytes();
+                    group.push(waiting);
+                }
+                Job::Count(size) => counted_for = Some(size),
+            }
+            if size < GROUP_BYTES {
+                next = queue.try_recv().ok();
+            }
+        }
+        if !group.is_empty() {
             self.write(group, size);
+        }
+        if let Some(size) = counted_for {
+            self.count_for(size);
+        }
+        self.show_full();
+    }
+
+    /// Counts the log for requests that wait for it.
+    fn count_for(&mut self, size: u64) {
+        self.room.count();
+        let limit = self.room.options.max_bytes;
+        let mut used = self.room.used();
+        used.counting = false;
+        // No version makes room for a request that an empty log could not take.
+        used.full |= size <= limit && used.log + used.queued + size > limit;
+        drop(used);
+        // Whoever is refused may look for the file.
+        self.show_full();
+        self.room.counted.notify_waiters();
+    }
+
+    /// Tells trainers whether there is no room, if that has changed.
+    fn show_full(&mut self) {
+        let full = self.room.used().full;
+        if full != self.shown_full {
+            self.shown_full = full;
+            show_full(&self.room.options.dir, full.then_some(self.room.options.max_bytes));
         }
     }
 
@@ -255,9 +361,14 @@ impl Writer {
         self.room.metrics.learn.refused.increment(samples(lost));
         let stored = kept.iter().map(Record::bytes).sum();
         self.room.leave(size, stored);
-        if let Some(last) = positions.last().filter(|last| last.segment != self.segment) {
+        // The old file `full` is removed before requests that found room are answered.
+        self.show_full();
+        let new_segment = positions.last().is_some_and(|last| last.segment != self.segment);
+        if let Some(last) = positions.last() {
             self.segment = last.segment;
-            self.room.recount();
+        }
+        if new_segment || self.room.used().counted.elapsed() >= MEASURE_EVERY {
+            self.room.count();
         }
         let error = result.err().map(|error| {
             tracing::warn!("learned samples: {error}");
@@ -268,10 +379,18 @@ impl Writer {
             let answer = match (positions.next(), &error) {
                 (Some(position), _) => Ok(position),
                 (None, Some(error)) => Err(error.clone()),
-                (None, None) => Err(LearnError::Closed),
+                (None, None) => Err(LearnError::Failed),
             };
             // The client may be gone.
             let _ = reply.send(answer);
         }
+    }
+}
+
+impl Drop for Writer {
+    /// Releases the requests that wait for a count, also after a panic.
+    fn drop(&mut self) {
+        self.room.used().counting = false;
+        self.room.counted.notify_waiters();
     }
 }

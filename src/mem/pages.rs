@@ -34,7 +34,7 @@ pub(crate) trait Mapped {
     /// Takes pages away. If that fails, they stay until the mapping is removed.
     ///
     /// # Safety
-    /// Nobody may use the contents any more: those of anonymous memory become zeros.
+    /// The contents must not be used any more: those of anonymous memory become zeros.
     #[cfg(unix)]
     unsafe fn take_away(&self, start: usize, bytes: usize);
 }
@@ -59,7 +59,7 @@ macro_rules! mapped {
             #[cfg(unix)]
             unsafe fn take_away(&self, start: usize, bytes: usize) {
                 let forget = memmap2::UncheckedAdvice::DontNeed;
-                // SAFETY: the caller ensures that nobody uses the contents.
+                // SAFETY: the caller ensures that the contents are not used any more.
                 let _ = unsafe { self.unchecked_advise_range(forget, start, bytes) };
             }
         }

@@ -2,7 +2,7 @@
 //!
 //! A [`trace::Trace`] is the order in which rows are used, from click logs or from a server's recordings.
 //! [`simulate`] runs it through caches of several sizes and policies, as one flat cache of all tables and as
-//! one static cache for each table. Both are compared with the optimal policy, which knows the future.
+//! a cache of its own for each table. Both are compared with the optimal policy, which knows the future.
 //! [`curve`] gives the hit rate of LRU at every size, and so the size from which more memory gains little.
 //! [`capacity`] says how many replicas a rate of scores needs with each cache. [`report`] writes the results
 //! as text or JSON, [`plot`] as SVG.

@@ -163,8 +163,7 @@ fn series(plan: &Plan<'_>) -> Vec<Series> {
     let flat = flat.map(|(p, colour)| of(format!("flat {}", p.name()), colour, false, &|s| s.flat.of(p)));
     let optimal = of("flat optimal (knows the future)".to_owned(), BLACK, false, &|size| &size.flat.optimal);
     let lru = COLOURS[Policy::Lru as usize];
-    let per_table =
-        of("lru, a static cache per table".to_owned(), lru, true, &|size| size.per_table.of(Policy::Lru));
+    let per_table = of("lru, per-table caches".to_owned(), lru, true, &|size| size.per_table.of(Policy::Lru));
     flat.chain([optimal, per_table]).collect()
 }
 

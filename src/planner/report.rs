@@ -128,11 +128,11 @@ impl<'t> Plan<'t> {
         text
     }
 
-    /// The hit rates of static caches, and those of each table, as text.
+    /// The hit rates of per-table caches, and those of each table, as text.
     #[must_use]
     pub(crate) fn tables_text(&self) -> String {
         let mut text =
-            "\none static cache for each table, each with the same share of its rows: hit rate in %\n"
+            "\na cache of its own for each table, with the same share of its rows: hit rate in %\n"
                 .to_owned();
         text += &self.by_size(|size| &size.per_table).lines();
         for size in &self.sizes {

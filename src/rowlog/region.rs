@@ -142,7 +142,7 @@ impl WorkingRows {
     }
 
     /// The place of the record of this row; `None` if it was never written. Valid while [`Self::hold`]'s lock
-    /// is held, or while nobody writes the table.
+    /// is held, or while the table is not written.
     #[inline]
     pub(crate) fn place(&self, stripes: &Stripes, row: u64) -> Option<u64> {
         match &self.layout {

@@ -113,17 +113,14 @@ impl Schema {
         Ok(())
     }
 
-    /// Checks that a model can train on the dense values of a sample, which are those before transforms.
-    /// Layers multiply values with each other, and optimizers square gradients, which have them as factors.
-    /// So whatever the weights are, one value whose square is not finite can make a loss or a weight that is
-    /// not finite, which ends the training.
+    /// Checks that a model can train on the dense values of a sample, which are those before transforms
+    /// ([`super::Transform::is_trainable`]).
     ///
     /// # Errors
     /// [`EncodeError::TooLarge`] for the first such value.
     pub(crate) fn check_trainable(&self, sample: usize, dense: &[f32]) -> Result<(), EncodeError> {
         for (&value, column) in dense.iter().zip(&self.dense) {
-            let transformed = column.transform.apply(value);
-            if !(transformed * transformed).is_finite() {
+            if !column.transform.is_trainable(value) {
                 return Err(EncodeError::TooLarge { feature: column.name.clone(), sample, value });
             }
         }

@@ -100,6 +100,16 @@ impl Transform {
             Self::Standardize { mean, std } => (raw - mean) / std,
         }
     }
+
+    /// Whether a model can be trained on a raw value: the square of the input must be finite.
+    ///
+    /// Layers multiply values with each other, and optimizers square gradients, which have them as factors.
+    /// So whatever the weights are, one larger value can make a loss or a weight that is not finite, which
+    /// ends the training.
+    pub(crate) fn is_trainable(self, raw: f32) -> bool {
+        let input = self.apply(raw);
+        (input * input).is_finite()
+    }
 }
 
 /// A categorical input.

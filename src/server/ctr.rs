@@ -112,9 +112,10 @@ impl From<CallError> for PredictError {
 impl ServingEngine {
     async fn learn(&self, request: LearnMessage) -> Result<LearnResponse, CallError> {
         let description = self.predict.describe();
-        let Some(learner) = &self.learner else {
+        let Some(log) = &self.learn_log else {
             return Err(CallError::NoLearning { model: description.model });
         };
+        let learner = log.learner()?;
         // The batch shows that the samples can be trained on. The log keeps the values before hashing.
         let record = self.inputs(&description.schema).record(request, &mut self.batcher.spare())?;
         let samples = record.samples;

@@ -1,7 +1,7 @@
 //! Setting a label of a model when a client asks for it.
 //!
-//! A label that gets a loaded version changes at once, and is then made durable. Otherwise the repository
-//! loads the version first, and changes the label itself.
+//! A label that gets a loaded version changes at once. Otherwise the repository loads the version first, and
+//! changes the label. Then the labels of the model are made durable.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -44,53 +44,59 @@ pub(crate) async fn set(
         (false, 0) => Some(Follow::Latest),
         (false, number) => Some(Follow::Version(Version(number))),
     };
-    if matches!(follow, Some(Follow::Version(_))) {
-        match set_loaded(shared, &model, (&label, follow)).await? {
-            Ok(version) => {
-                let number = version.map(|version| version.0);
-                tracing::info!(model, label, version = number, id, "label set by a client");
-                settle(shared, &model);
-                return Ok(version);
-            }
-            // It has to be loaded first.
-            Err(NotChanged::NotServed | NotChanged::NotLoaded) => {}
-            Err(error) => return Err(ChangeError::Refused { model, reason: error.to_string() }.into()),
-        }
+    let named = match follow {
+        Some(Follow::Version(_)) => set_loaded(shared, &model, (&label, follow), id)?,
+        Some(Follow::Latest) | None => None,
+    };
+    if named.is_none() {
+        let change = Change::Label { label: label.clone(), follow };
+        kserve::change(shared, change, model.clone(), id.to_owned()).await?;
     }
-    kserve::change(shared, Change::Label { label: label.clone(), follow }, model.clone(), id.to_owned())
-        .await?;
-    settle(shared, &model);
-    let named = shared.models.get(&model);
-    let version = named.and_then(|named| named.named().find(|(name, ..)| *name == label)?.2);
+    keep(shared, &model, &label).await;
+    // Unloads versions that no label names any more, when the repository has time.
+    shared.repository.get().iter().for_each(|repository| repository.look(&model));
+    if named.is_some() {
+        return Ok(named);
+    }
+    let served = shared.models.get(&model);
+    let version = served.and_then(|served| served.named().find(|(name, ..)| *name == label)?.2);
     Ok(version.map(Version))
 }
 
-/// Lets the repository unload versions that no label names any more. Nobody waits for that.
-fn settle(shared: &Shared, model: &str) {
-    shared.repository.get().iter().for_each(|repository| repository.look(model));
-}
-
-/// Sets a label without the repository's thread, which may be opening a large version, and writes it.
-async fn set_loaded(
-    shared: &Arc<Shared>,
+/// Sets a label to a loaded version, without the repository's thread, which may be opening a large version.
+/// Returns `None` if the version has to be loaded first.
+fn set_loaded(
+    shared: &Shared,
     model: &str,
     (label, follow): (&str, Option<Follow>),
-) -> Result<Result<Option<Version>, NotChanged>, CallError> {
-    let repository = shared.repository.get().ok_or(ChangeError::Unsupported)?.clone();
-    // Not in a blocking task, because all of those may wait for the disk.
-    let set = shared.models.set_label(model, (label, follow));
-    if set.is_ok() {
-        let (of_task, name) = (shared.clone(), model.to_owned());
-        let keeping = tokio::task::spawn_blocking(move || {
-            of_task.models.keep_labels(&name, |labels| repository.keep_labels(&name, &labels.set));
-        });
-        if tokio::time::timeout(DISK_WAIT, keeping).await.is_err() {
-            tracing::warn!(
-                model,
-                label,
-                "a label that a client has set is not written yet: the disk is slow"
-            );
+    id: &str,
+) -> Result<Option<Version>, CallError> {
+    match shared.models.set_label(model, (label, follow)) {
+        Ok(version) => {
+            let number = version.map(|version| version.0);
+            tracing::info!(model, label, version = number, id, "label set by a client");
+            Ok(version)
         }
+        Err(NotChanged::NotServed | NotChanged::NotLoaded) => Ok(None),
+        Err(error) => Err(ChangeError::Refused { model: model.to_owned(), reason: error.to_string() }.into()),
     }
-    Ok(set)
+}
+
+/// Makes the labels of a model durable. Waits for the disk, but not for long: the labels hold until a restart
+/// anyway, and are written when the disk answers.
+async fn keep(shared: &Arc<Shared>, model: &str, label: &str) {
+    let Some(repository) = shared.repository.get().cloned() else { return };
+    let (shared, name) = (shared.clone(), model.to_owned());
+    let keeping = tokio::spawn(async move {
+        let _keeping = shared.models.keeping.lock().await;
+        let shared = shared.clone();
+        let keep = move || {
+            shared.models.keep_labels(&name, |labels| repository.keep_labels(&name, &labels.set));
+        };
+        // A panic is in the log.
+        let _ = tokio::task::spawn_blocking(keep).await;
+    });
+    if tokio::time::timeout(DISK_WAIT, keeping).await.is_err() {
+        tracing::warn!(model, label, "a label that a client has set is not written yet: the disk is slow");
+    }
 }

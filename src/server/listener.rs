@@ -5,8 +5,8 @@
 //! a connection, for example because the process has too many open files, the port waits before it tries
 //! again.
 //!
-//! On the HTTP port a connection without an answer for some time is closed, so a client that sends its
-//! request byte by byte, or reads no answer, cannot hold a permit for long.
+//! On the HTTP port a connection is closed if no whole answer has left for some time. So a client that sends
+//! its request or reads an answer byte by byte, or not at all, cannot hold a permit for long.
 
 use std::future::poll_fn;
 use std::io;
@@ -23,7 +23,7 @@ use tokio::time::{Instant, Sleep};
 use tonic::codegen::tokio_stream::Stream as _;
 use tonic::transport::server::TcpIncoming;
 
-use super::connection::Link;
+use super::link::Link;
 use super::socket::Socket;
 use crate::metrics::ConnectionMetrics;
 
@@ -143,9 +143,9 @@ impl Limited {
 /// How long a connection of the HTTP port may take.
 #[derive(Clone, Copy)]
 pub(crate) struct AnswerTimes {
-    /// To the first byte of the first answer.
+    /// Until the first answer has left.
     pub first: Duration,
-    /// From the last byte of an answer to the next one.
+    /// From one answer that has left to the next one.
     pub next: Duration,
 }
 
@@ -170,11 +170,32 @@ impl axum::serve::Listener for HttpPort {
     }
 }
 
+/// The time limit of the next answer of a connection.
+struct Overdue {
+    next: Duration,
+    timer: Pin<Box<Sleep>>,
+    /// Whether a part of an answer was written after the last flush.
+    unflushed: bool,
+}
+
+impl Overdue {
+    fn new(times: AnswerTimes) -> Self {
+        Self { next: times.next, timer: Box::pin(tokio::time::sleep(times.first)), unflushed: false }
+    }
+
+    /// HTTP flushes when it has no more bytes to write, so an answer has left to the socket.
+    fn flushed(&mut self) {
+        if std::mem::take(&mut self.unflushed) {
+            self.timer.as_mut().reset(Instant::now() + self.next);
+        }
+    }
+}
+
 /// A connection with its permit.
 pub(crate) struct Connection {
     stream: Socket,
-    /// On the HTTP port: the longest time without an answer, and its timer.
-    overdue: Option<(Duration, Pin<Box<Sleep>>)>,
+    /// On the HTTP port.
+    overdue: Option<Overdue>,
     /// On the gRPC port: counts and limits the bytes that arrive.
     link: Option<Arc<Link>>,
     _permit: Permit,
@@ -182,8 +203,7 @@ pub(crate) struct Connection {
 
 impl Connection {
     fn http(stream: Socket, permit: Permit, times: AnswerTimes) -> Self {
-        let overdue = Some((times.next, Box::pin(tokio::time::sleep(times.first))));
-        Self { stream, overdue, link: None, _permit: permit }
+        Self { stream, overdue: Some(Overdue::new(times)), link: None, _permit: permit }
     }
 
     pub(crate) fn grpc(stream: Socket, permit: Permit, link: Arc<Link>) -> Self {
@@ -196,7 +216,7 @@ impl Connection {
 
     /// Fails when the time for an answer is over.
     fn in_time(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
-        let over = self.overdue.as_mut().is_some_and(|(_, sleep)| sleep.as_mut().poll(cx).is_ready());
+        let over = self.overdue.as_mut().is_some_and(|overdue| overdue.timer.as_mut().poll(cx).is_ready());
         if over { Err(io::ErrorKind::TimedOut.into()) } else { Ok(()) }
     }
 
@@ -207,8 +227,8 @@ impl Connection {
     ) -> Poll<io::Result<usize>> {
         if polled.is_pending() {
             self.in_time(cx)?;
-        } else if let (Poll::Ready(Ok(1..)), Some((time, sleep))) = (&polled, &mut self.overdue) {
-            sleep.as_mut().reset(Instant::now() + *time);
+        } else if let (Poll::Ready(Ok(1..)), Some(overdue)) = (&polled, &mut self.overdue) {
+            overdue.unflushed = true;
         }
         polled
     }
@@ -252,11 +272,22 @@ impl AsyncWrite for Connection {
         self.stream.is_write_vectored()
     }
 
-    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.stream().poll_flush(cx)
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let polled = self.as_mut().stream().poll_flush(cx);
+        // Encrypted bytes may wait for the socket.
+        if polled.is_pending() {
+            self.in_time(cx)?;
+        } else if let Some(overdue) = &mut self.overdue {
+            overdue.flushed();
+        }
+        polled
     }
 
-    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.stream().poll_shutdown(cx)
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let polled = self.as_mut().stream().poll_shutdown(cx);
+        if polled.is_pending() {
+            self.in_time(cx)?;
+        }
+        polled
     }
 }

@@ -15,6 +15,7 @@
 //!    are closed. HTTP stops last.
 
 mod account;
+mod answer;
 mod charge;
 mod connection;
 mod convert;
@@ -26,6 +27,8 @@ mod fuzz;
 mod gate;
 mod kserve;
 mod labels;
+mod learn_log;
+mod link;
 mod listener;
 mod meter;
 mod model;
@@ -172,8 +175,6 @@ pub enum ServerError {
     Listen { key: &'static str, address: SocketAddr, error: io::Error },
     #[error("batcher.workers: cannot start a thread: {0}")]
     Thread(io::Error),
-    #[error("learn.enabled: model {model:?}: {error}")]
-    Learn { model: String, error: String },
     #[error(transparent)]
     File(#[from] FileError),
     #[error("otel.endpoint: {0}")]
@@ -576,9 +577,9 @@ impl Drain<'_> {
             for (_, model) in shared.models.all() {
                 model.shadow().iter().for_each(|shadow| shadow.end());
                 model.engines().iter().for_each(|served| served.batcher.join());
-                // Its queue is empty if all calls finished in time. Otherwise its records are answered to
-                // nobody.
-                model.main().learner.iter().for_each(|learner| learner.join());
+                // Its queue is empty if all calls finished in time. Otherwise the answers to its records are
+                // dropped.
+                model.main().learn_log.iter().for_each(|log| log.close());
             }
             // Before the answer, which may end the process: the end of a model writes its recorded accesses.
             drop(shared);

@@ -1,8 +1,8 @@
 //! A served model: its engines, and which of them scores a request.
 //!
-//! A [`Model`] never changes. When versions are loaded, or labels are set, another one takes its place in the
-//! map (`models.rs`), and engines that it does not have end when nobody uses the old one any more. So a
-//! request sees the engines and labels of one instant, and takes no lock.
+//! A [`Model`] is immutable. To load a version or set a label, a new one replaces it in the map
+//! (`models.rs`). An engine that only the old one has is shut down when the last request that uses the old
+//! one has ended. So a request sees one consistent set of engines and labels, and takes no lock.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

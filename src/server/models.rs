@@ -1,10 +1,10 @@
 //! The models that are served. Models are added and removed while calls run.
 //!
 //! Calls find their model in a concurrent map: its shards are locked only for the copy of a reference, so a
-//! call does not wait for a model that is being added, whose batcher is started before. A model that is
-//! removed is out of the map before its batchers are closed, so that the calls which have found it are
-//! answered. The same holds for one version of a model: a new [`Model`] without it takes the old one's place,
-//! and its batcher is closed when no call has the old one, or a model before it, any more.
+//! call does not wait for a model that is being added, whose batcher is started before. To remove a model, it
+//! is first taken out of the map and then its batchers are closed, so that calls which have found it are
+//! still answered. To remove one version, a new [`Model`] without it replaces the old one; the batcher of the
+//! version is closed when no call uses the old one any more.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use dashmap::DashMap;
 use dashmap::mapref::entry::Entry;
 
+use super::learn_log::LearnLog;
 use super::model::{Held, Model, Parts};
 use super::pressure::Pressure;
 use super::retired::RetiredEngines;
@@ -22,7 +23,7 @@ use super::traffic::{LabelError, Labels};
 use super::{Learning, RequestLimits, ServerError};
 use crate::batcher::Batcher;
 use crate::config::{BatcherConfig, Batchers, LearnConfig, TrafficConfig};
-use crate::learnlog::{self, Learner, LearnerOptions, LogError};
+use crate::learnlog::{self, LearnerOptions};
 use crate::metrics::{EventKind, Metrics, ModelMetrics};
 use crate::predict::Predict;
 use crate::types::{Follow, Version};
@@ -65,10 +66,11 @@ pub(crate) enum NotChanged {
 /// The served models by name.
 pub(crate) struct Models {
     served: DashMap<String, Arc<Model>>,
-    /// Held while a model takes the place of another one. Nobody waits for a disk meanwhile.
+    /// Held while a model takes the place of another one, and never while waiting for a disk.
     changing: Mutex<()>,
-    /// Held while labels are made durable.
-    keeping: Mutex<()>,
+    /// Held while labels are made durable: one after the other, each with the labels of that time, so that
+    /// the last ones stay. Those that wait for it hold no thread.
+    pub keeping: tokio::sync::Mutex<()>,
     metrics: Arc<Metrics>,
     /// Held while engines are added, so that they get the present settings.
     batchers: Mutex<Batchers>,
@@ -85,22 +87,24 @@ impl Models {
         learning: Option<Learning>,
     ) -> Self {
         let (served, batchers) = (DashMap::new(), Mutex::new(batchers));
-        let [changing, keeping] = [(); 2].map(Mutex::new);
+        let (changing, keeping) = (Mutex::default(), tokio::sync::Mutex::default());
         Self { served, changing, keeping, metrics, batchers, limits, learning }
     }
 
     /// Opens the log of a model, if the model takes samples.
-    fn learner(&self, name: &str, metrics: &Arc<ModelMetrics>) -> Result<Option<Learner>, ServerError> {
-        let Some(learning) = self.learning.as_ref().filter(|learning| learning.takes(name)) else {
-            return Ok(None);
-        };
+    fn learn_log(&self, name: &str, metrics: &Arc<ModelMetrics>) -> Option<LearnLog> {
+        let learning = self.learning.as_ref().filter(|learning| learning.takes(name))?;
         let LearnConfig { max_bytes, segment_bytes, .. } = learning.config;
         let options =
             LearnerOptions { dir: learnlog::folder(&learning.models, name), max_bytes, segment_bytes };
-        let learner = Learner::start(options, metrics.clone());
-        let refused =
-            |error: LogError| ServerError::Learn { model: name.to_owned(), error: error.to_string() };
-        learner.map(Some).map_err(refused)
+        Some(LearnLog::open(name, options, metrics.clone()))
+    }
+
+    /// Tries to open the logs of learned samples that could not be opened before. Waits for the disk.
+    pub(crate) fn retry_learn_logs(&self) {
+        for (_, model) in self.all() {
+            model.main().learn_log.iter().for_each(|log| log.retry());
+        }
     }
 
     /// Starts the batcher of a model and serves it from now on.
@@ -114,9 +118,9 @@ impl Models {
             return Err(ServerError::DuplicateModel(name));
         }
         let metrics = self.metrics.model(&name, &description.schema);
-        let learner = self.learner(&name, &metrics)?;
+        let learn_log = self.learn_log(&name, &metrics);
         let batchers = self.batchers();
-        let served = self.start(predict, metrics, batchers.of(&name))?.with_learner(learner);
+        let served = self.start(predict, metrics, batchers.of(&name))?.with_learn_log(learn_log);
         let parts = Parts {
             engines: vec![Arc::new(served)],
             main: description.version,
@@ -203,11 +207,9 @@ impl Models {
         Ok(version)
     }
 
-    /// Makes the labels of a model durable that clients have set. If `keep` fails, they still hold until a
-    /// restart: whoever rolls a version back needs that now. Waits for the disk.
+    /// Makes the labels of a model durable that clients have set, while `keeping` is held. If `keep` fails,
+    /// they still hold until a restart: whoever rolls a version back needs that now. Waits for the disk.
     pub(crate) fn keep_labels(&self, name: &str, keep: impl FnOnce(&Labels) -> Result<(), String>) {
-        // One after the other, each with the labels of that time, so that the last ones stay.
-        let _keeping = self.keeping.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(labels) = self.get(name).and_then(|model| model.labels().cloned()) else { return };
         let not_kept = keep(&labels).err();
         if let Some(reason) = &not_kept {

@@ -43,7 +43,7 @@ impl Registry {
         self.0.models.set_labels(model, labels);
     }
 
-    /// Sets or forgets a label, and makes it durable, as [`super::models::Models`] does.
+    /// As [`super::models::Models::set_label`].
     ///
     /// # Errors
     /// As there.
@@ -51,11 +51,13 @@ impl Registry {
         &self,
         model: &str,
         change: (&str, Option<Follow>),
-        keep: impl FnOnce(&Labels) -> Result<(), String>,
     ) -> Result<Option<Version>, NotChanged> {
-        let version = self.0.models.set_label(model, change)?;
-        self.0.models.keep_labels(model, keep);
-        Ok(version)
+        self.0.models.set_label(model, change)
+    }
+
+    /// As [`super::models::Models::retry_learn_logs`].
+    pub(crate) fn retry_learn_logs(&self) {
+        self.0.models.retry_learn_logs();
     }
 
     /// As [`super::models::Models::set_versions`].

@@ -23,11 +23,11 @@ impl RetiredEngines {
             return true;
         }
         let until = Instant::now() + limit;
-        let learners: Vec<_> = self.engines.iter().filter_map(|served| served.learner.clone()).collect();
+        let logs: Vec<_> = self.engines.iter().filter_map(|served| served.learn_log.clone()).collect();
         // On its own thread: a batch that does not end must leave no log locked, and a disk that does not
         // answer no engine in memory.
-        let closing = (!learners.is_empty()).then(|| {
-            BoundedThread::start("end-learners", move || learners.iter().for_each(|learner| learner.join()))
+        let closing = (!logs.is_empty()).then(|| {
+            BoundedThread::start("close-learn-logs", move || logs.iter().for_each(|log| log.close()))
         });
         let joining = BoundedThread::start("end-engines", move || {
             self.engines.iter().for_each(|served| served.batcher.close());

@@ -4,9 +4,9 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use super::RequestLimits;
 use super::convert::Inputs;
+use super::learn_log::LearnLog;
 use super::shadow::Compare;
 use crate::batcher::{Batcher, Ticket};
-use crate::learnlog::Learner;
 use crate::metrics::ModelMetrics;
 use crate::predict::Predict;
 use crate::schema::Schema;
@@ -20,7 +20,7 @@ pub(crate) struct ServingEngine {
     pub batcher: Batcher,
     pub metrics: Arc<ModelMetrics>,
     /// `None` if the model takes no samples.
-    pub learner: Option<Arc<Learner>>,
+    pub learn_log: Option<Arc<LearnLog>>,
     pub limits: RequestLimits,
     inputs: RwLock<Arc<Inputs>>,
 }
@@ -34,7 +34,7 @@ impl ServingEngine {
     ) -> Self {
         let description = predict.describe();
         let inputs = RwLock::new(Arc::new(Inputs::new(description.schema, limits.max_samples)));
-        Self { predict, version: None, batcher, metrics, learner: None, limits, inputs }
+        Self { predict, version: None, batcher, metrics, learn_log: None, limits, inputs }
     }
 
     /// An engine of one version, which does not change.
@@ -43,8 +43,8 @@ impl ServingEngine {
         Self { version, ..self }
     }
 
-    pub(crate) fn with_learner(self, learner: Option<Learner>) -> Self {
-        Self { learner: learner.map(Arc::new), ..self }
+    pub(crate) fn with_learn_log(self, learn_log: Option<LearnLog>) -> Self {
+        Self { learn_log: learn_log.map(Arc::new), ..self }
     }
 
     /// Whether it can score, and its worker is not stuck.

@@ -61,6 +61,8 @@ pub(crate) enum CallError {
     Change(#[from] ChangeError),
     #[error("learn.enabled: model {model:?} takes no samples here")]
     NoLearning { model: String },
+    #[error("learned samples: model {model:?} takes none: {reason}")]
+    NoLearnLog { model: String, reason: String },
     #[error(transparent)]
     Learn(#[from] LearnError),
     #[error(transparent)]
@@ -87,7 +89,9 @@ impl CallError {
             | Self::UnknownPriority { .. } => Code::InvalidArgument,
             Self::Change(error) => error.code(),
             Self::NoLearning { .. } => Code::FailedPrecondition,
-            Self::Loading { .. } | Self::Refused { .. } | Self::NoScores { .. } => Code::Unavailable,
+            Self::Loading { .. } | Self::Refused { .. } | Self::NoScores { .. } | Self::NoLearnLog { .. } => {
+                Code::Unavailable
+            }
             Self::Learn(error) if error.is_full() => Code::ResourceExhausted,
             Self::Learn(_) => Code::Unavailable,
             Self::Batch(
@@ -110,8 +114,10 @@ impl CallError {
     /// Whether the server is at fault, and an operator should know.
     pub(crate) fn is_fault(&self) -> bool {
         match self {
-            Self::NoScores { .. } => true,
-            Self::Learn(error @ (LearnError::Log(_) | LearnError::Slow { .. })) => !error.is_full(),
+            Self::NoScores { .. } | Self::NoLearnLog { .. } => true,
+            Self::Learn(error @ (LearnError::Log(_) | LearnError::Failed | LearnError::Slow { .. })) => {
+                !error.is_full()
+            }
             Self::Batch(error) => matches!(
                 error,
                 BatchError::Failed(_)

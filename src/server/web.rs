@@ -50,7 +50,8 @@ async fn metrics(State(shared): State<Arc<Shared>>) -> impl IntoResponse {
 }
 
 /// The first line says whether the server is ready. Each further line is a model that cannot be served, a
-/// version that is wanted and cannot be loaded, or a model of which an older version is served.
+/// version that is wanted and cannot be loaded, a model that takes no learned samples because its log cannot
+/// be opened, or a model of which an older version is served.
 async fn ready(State(shared): State<Arc<Shared>>) -> impl IntoResponse {
     let (status, mut text) = match shared.not_ready() {
         None => (StatusCode::OK, "ready\n".to_owned()),
@@ -62,6 +63,9 @@ async fn ready(State(shared): State<Arc<Shared>>) -> impl IntoResponse {
     for (name, model) in shared.models.all() {
         for reason in model.missing() {
             let _ = writeln!(text, "not loaded: model {name}: {reason}");
+        }
+        if let Some(reason) = model.main().learn_log.as_ref().and_then(|log| log.failure()) {
+            let _ = writeln!(text, "no learned samples: model {name}: {reason}");
         }
         if !model.newer_refused().is_empty() {
             let reasons: Vec<&str> = model.newer_refused().values().map(String::as_str).collect();

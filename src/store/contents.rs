@@ -26,8 +26,8 @@ pub struct Contents<'a> {
     pub base: Option<Base>,
     /// A full version gets a number above this one, even if this version is no longer on disk.
     pub above: Option<Version>,
-    /// A full version is refused unless this is the highest version on disk when it gets its number. A delta
-    /// has its base for that.
+    /// A full version is refused unless this is the highest version on disk when it gets its number. For a
+    /// delta, `base` has this effect.
     pub only_after: Option<Version>,
     /// Dense weights.
     pub dense: Vec<DenseTensor<'a>>,

@@ -8,8 +8,8 @@
 //! - [`mod@format`]: encodes and decodes the files of a version in memory.
 //! - [`table`] and `bytes`: the rows of one table, in memory or mapped; `place`: which of the two.
 //! - `contents` and `write`: the input of the writer, and the writer.
-//! - `snapshot`: listing, checking and opening versions; `link`: the files of one of them; `overlay`: the
-//!   rows that deltas changed.
+//! - `snapshot`: listing, checking and opening versions; `link` and `table_reader`: the files of one of them;
+//!   `overlay`: the rows that deltas changed.
 //! - [`listing`]: what is known of each version on disk.
 //! - [`retention`]: what stays on disk, and compaction of a chain.
 //! - [`hot_rows`]: the rows that a cache held, and [`labels`]: the labels that clients have set, kept for the
@@ -51,6 +51,7 @@ pub(crate) mod snapshot;
 #[cfg(not(flechette_loom))]
 pub(crate) mod stuck;
 pub(crate) mod table;
+mod table_reader;
 mod write;
 
 pub use bytes::PlainMemory;
@@ -329,6 +330,17 @@ impl StoreError {
             io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => Self::Permission { path },
             io::ErrorKind::NotADirectory => Self::NotADirectory { path },
             _ => Self::Io { path, source },
+        }
+    }
+
+    /// Whether the cause may end although no file changes: the system had no memory or no free descriptor, or
+    /// could not read.
+    pub(crate) fn may_pass(&self) -> bool {
+        match self {
+            Self::Memory(_) | Self::Io { .. } | Self::Permission { .. } | Self::Removing { .. } => true,
+            Self::Base { source, .. } => source.may_pass(),
+            Self::NoGoodVersion { refused, .. } => refused.iter().any(|refusal| refusal.reason.may_pass()),
+            _ => false,
         }
     }
 }

@@ -407,9 +407,15 @@ fn only_numbers_are_versions_and_only_directories_with_versions_are_models() {
     }
     fs::create_dir_all(dir.path().join("no_version/state")).unwrap();
     fs::create_dir_all(dir.path().join(".hidden/1")).unwrap();
+    fs::create_dir_all(dir.path().join("lost+found/1")).unwrap();
     fs::write(dir.path().join("file"), "").unwrap();
+    std::os::unix::fs::symlink("nowhere", dir.path().join("dangling")).unwrap();
     assert_eq!(store::versions(dir.path(), "m").unwrap(), vec![Version(1), Version(2)]);
     assert_eq!(store::models(dir.path()).unwrap(), vec!["m"]);
+    // A directory that cannot be read may be a model, and does not hide the others.
+    std::os::unix::fs::symlink("unreadable", dir.path().join("unreadable")).unwrap();
+    assert_eq!(store::models(dir.path()).unwrap(), vec!["m", "unreadable"]);
+    fs::remove_file(dir.path().join("unreadable")).unwrap();
 
     fs::create_dir(dir.path().join("m").join(u64::MAX.to_string())).unwrap();
     let error = Sample::of(3).write(dir.path(), "m").unwrap_err();

@@ -18,11 +18,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::Sampler;
 use super::format::{self, BLOCK_HEAD_BYTES, Header};
+use crate::bounded_thread::BoundedThread;
 use crate::metrics::ModelMetrics;
 use crate::schema::{Lookup, Schema, Table};
 use crate::types::{Batch, TableId};
@@ -38,6 +38,8 @@ const MAX_BLOCK_AGE: Duration = Duration::from_secs(1);
 /// The wait after a first failed write, and the longest wait.
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 const LONGEST_RETRY: Duration = Duration::from_secs(60);
+/// How long the end of a model waits for the disk.
+const END_WAIT: Duration = Duration::from_secs(10);
 /// A file takes at most `1 / FILES` of the limit for all files.
 const FILES: u64 = 4;
 /// A file's name before and after its number.
@@ -65,7 +67,7 @@ pub(crate) struct Recorder {
     waiting: Arc<AtomicUsize>,
     metrics: Arc<ModelMetrics>,
     sender: Option<Sender<Part>>,
-    thread: Option<JoinHandle<()>>,
+    thread: BoundedThread,
 }
 
 /// Accesses of one batch, encoded.
@@ -95,9 +97,7 @@ impl Recorder {
         let (sender, receiver) = mpsc::channel();
         let mut writer = Writer::new(files, metrics.clone());
         let waits = waiting.clone();
-        let thread = std::thread::Builder::new()
-            .name("trace-write".into())
-            .spawn(move || writer.run(&receiver, &waits))?;
+        let thread = BoundedThread::start("trace-write", move || writer.run(&receiver, &waits))?;
         Ok(Self {
             sampler: Sampler::new(options.rate),
             lookups: schema.lookups(),
@@ -105,7 +105,7 @@ impl Recorder {
             waiting,
             metrics,
             sender: Some(sender),
-            thread: Some(thread),
+            thread,
         })
     }
 
@@ -151,10 +151,8 @@ impl Recorder {
 impl Drop for Recorder {
     fn drop(&mut self) {
         self.sender = None;
-        if let Some(thread) = self.thread.take()
-            && thread.join().is_err()
-        {
-            tracing::error!("trace: the writing thread panicked");
+        if !self.thread.wait(END_WAIT) {
+            tracing::warn!("trace: the last accesses are not written after {} s", END_WAIT.as_secs());
         }
     }
 }

@@ -34,7 +34,7 @@ pub(crate) struct ReadAhead<'d, 's> {
 }
 
 /// Ends the reader when this is dropped, because training has failed or panicked. The thread that reads may
-/// wait for a file or a sample that comes late or never, and nobody would see the error until then.
+/// wait for a file or a sample that comes late or never, and the error would not be seen until then.
 pub(crate) struct EndReader(Option<Stop>);
 
 impl EndReader {

@@ -1,4 +1,5 @@
-//! Opening a CUDA device on machines with a stub driver (`stub_driver`): where its kernels come from, and every error.
+//! Opening a CUDA device on machines with a stub driver (`stub_driver`): where its kernels come from, and
+//! every error.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;

@@ -578,6 +578,93 @@ fn a_version_that_was_trained_on_another_log_begins_at_the_first_sample_of_this_
     assert_eq!(trained(models, "log", 3), trained(models, "file", 3));
 }
 
+#[test]
+fn a_log_that_cannot_be_opened_keeps_no_model_from_being_served_and_is_tried_again() {
+    let (workshop, _, settings) = workshop(100);
+    let models = Path::new(&workshop.models);
+    let log = log_of(models, "log");
+    fs::create_dir_all(&log).unwrap();
+    let lock = fs::File::create(log.join("lock")).unwrap();
+    lock.lock().unwrap();
+    let served = Served::start(&workshop.models, &settings);
+    assert_eq!(served.score("log", &workshop.valid, "")["version"], 1);
+    let line = "no learned samples: model log: ";
+    let (code, text) = served.get("/readyz");
+    assert!(code == 200 && text.contains(line), "{text}");
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let learn = || {
+        let message = LearnRequest { model: "log".to_owned(), samples: 1, ..LearnRequest::default() };
+        runtime.block_on(async { CtrClient::new(channel(served.grpc).await).learn(message).await })
+    };
+    let status = learn().unwrap_err();
+    assert_eq!(status.code(), Code::Unavailable, "{status}");
+    assert!(status.message().contains("another process writes this log"), "{status}");
+    drop(lock);
+    wait("the log is open", || !served.get("/readyz").1.contains(line));
+    // Now the message is checked.
+    assert_eq!(learn().unwrap_err().code(), Code::InvalidArgument);
+}
+
+#[test]
+fn a_damaged_log_fails_the_training_in_a_server_and_not_the_server() {
+    let (workshop, schema, settings) = workshop(100);
+    let Workshop { models, train, .. } = &workshop;
+    let served = Served::start(models, &settings);
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    assert_eq!(runtime.block_on(send_file(&served, &schema, train)), 100);
+    drop(served);
+    let segment = log_of(Path::new(models), "log").join("0000000001.fllearn");
+    let mut bytes = fs::read(&segment).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    fs::write(&segment, bytes).unwrap();
+    let served = Served::start(models, "--train log=learn --batch 32");
+    assert_eq!(served.score("log", &workshop.valid, "")["version"], 1);
+    wait("the training has failed", || served.metric("flechette_training_state", &["model=\"log\""]) == -1.0);
+    assert!(served.get("/readyz").1.contains("no learned samples: model log: "));
+    served.terminate();
+    let (ended, log) = served.ended();
+    assert!(ended.code() == Some(1) && log.contains("0000000001.fllearn: damaged"), "{log}");
+}
+
+#[test]
+fn training_goes_on_from_an_older_version_when_the_last_one_was_deleted() {
+    let (workshop, schema, _) = workshop(400);
+    let Workshop { models, train, valid, .. } = &workshop;
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let settings = workshop.path("segments.toml");
+    fs::write(&settings, "[learn]\nsegment_bytes = \"64Ki\"\n").unwrap();
+    let flags = format!("--train log=learn --batch 32 --publish-every 1steps --config {settings}");
+    let served = Served::start(models, &flags);
+    for _ in 0..4 {
+        assert_eq!(runtime.block_on(send_file(&served, &schema, train)), 400);
+    }
+    wait_for_samples(models, 200 + 1600);
+    let log = log_of(Path::new(models), "log");
+    wait("the first samples are removed", || !log.join("0000000001.fllearn").exists());
+    drop(served);
+    let last = highest_version(Path::new(models), "log").unwrap();
+    let path = |version: u64| Path::new(models).join("log").join(version.to_string());
+    // The first version was trained on a file.
+    let mut left = (2..=last).filter(|version| path(*version).exists());
+    let oldest = left.next().unwrap();
+    left.for_each(|version| fs::remove_dir_all(path(version)).unwrap());
+    let cursor = fs::read(path(oldest).join("checkpoint/cursor.json")).unwrap();
+    let cursor: serde_json::Value = serde_json::from_slice(&cursor).unwrap();
+    let segment = cursor["file"]["name"].as_str().expect("a version that was trained on the log");
+    assert!(!log.join(segment).exists(), "{segment} was removed with a later version");
+    let served = Served::start(models, &flags);
+    assert_eq!(runtime.block_on(send_file(&served, &schema, valid)), 200);
+    wait("the new samples are in a version", || {
+        served.metric("flechette_serving_version", &["model=\"log\""]) > oldest as f64
+    });
+    assert_eq!(served.metric("flechette_training_state", &["model=\"log\""]), 1.0);
+    served.terminate();
+    let (_, said) = served.ended();
+    let warning = "is missing, but a later segment exists: training begins at the first sample of the log";
+    assert!(said.contains(warning), "{said}");
+}
+
 /// A server that trains on a log with room for less than half of the samples.
 fn serve_small_log(workshop: &Workshop, flags: &str) -> Served {
     let settings = workshop.path("small.toml");

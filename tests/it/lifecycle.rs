@@ -136,6 +136,35 @@ fn a_model_without_a_good_version_is_named_and_the_others_are_served() {
 }
 
 #[test]
+fn a_directory_that_cannot_be_read_is_named_and_the_models_beside_it_are_served() {
+    let workshop = Workshop::new(300, 50);
+    workshop.train(ArchKind::Dlrm);
+    let models = Path::new(&workshop.models);
+    fs::create_dir(models.join("lost+found")).unwrap();
+    // Also root cannot read a link to itself.
+    std::os::unix::fs::symlink("loop", models.join("loop")).unwrap();
+    let served = Served::start(&workshop.models, "");
+    assert_eq!(served.score("dlrm", &workshop.valid, "")["version"], 1);
+    let (code, text) = served.get("/readyz");
+    let lines: Vec<&str> = text.lines().collect();
+    assert!(code == 200 && lines.len() == 2 && lines[0] == "ready", "{text}");
+    assert!(lines[1].starts_with("not served: model loop: ") && lines[1].contains("models/loop"), "{text}");
+    let listed = run(&format!("versions --models {} --json", workshop.models));
+    let versions: serde_json::Value = serde_json::from_slice(&listed.stdout).unwrap();
+    assert_eq!(versions["models"][0]["name"], "dlrm");
+    assert!(String::from_utf8_lossy(&listed.stderr).contains("models/loop"), "{listed:?}");
+    assert_eq!(listed.status.code(), Some(2));
+    // New versions and new models are still found.
+    workshop.train(ArchKind::Dlrm);
+    workshop.train(ArchKind::Dcn);
+    let ready = [["dcn", "1", "READY"], ["dlrm", "2", "READY"]];
+    wait("the new versions are served", || {
+        let index = index(&served);
+        ready.iter().all(|row| index.iter().any(|found| found[..3] == *row))
+    });
+}
+
+#[test]
 fn a_server_without_a_good_version_of_any_model_is_not_ready_and_waits_for_one() {
     let workshop = Workshop::new(300, 50);
     workshop.train(ArchKind::Dlrm);

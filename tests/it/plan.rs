@@ -173,7 +173,7 @@ fn tables_are_printed_if_they_are_asked_for() {
     let tables = text("--tables");
     assert!(tables.starts_with(&text("")), "{tables}");
     // There are 26 tables, and a wide table for each. The output lists 40 of the 52 and sums up the others.
-    for words in ["one static cache for each table", "by table at 20 % of the rows", "\nC1 ", "12 others"] {
+    for words in ["a cache of its own for each table", "by table at 20 % of the rows", "\nC1 ", "12 others"] {
         assert!(tables.contains(words), "{words} in\n{tables}");
     }
 }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use flechette::schema::preset::{self, ArchKind};
 use flechette::types::Version;
 
-use crate::program::{Workshop, flechette, run, run_failing};
+use crate::program::{Workshop, flechette, run, run_failing, run_json};
 
 /// The parts of a `train` command line.
 struct Line<'a> {
@@ -89,6 +89,48 @@ fn data_that_cannot_be_trained_on_is_an_input_error_and_leaves_no_version() {
         assert!(words.iter().all(|words| error.contains(words)), "{words:?}: {error}");
         assert!(!Path::new(&workshop.models).join("m").exists(), "{error}");
     }
+}
+
+#[test]
+fn a_line_with_a_value_that_no_model_can_be_trained_on_is_malformed() {
+    let (workshop, _) = workshop();
+    let schema = preset::criteo(ArchKind::Dlrm, 4, 100).to_toml();
+    assert!(schema.contains("transform = \"log1p\""));
+    let (log, plain) = (workshop.path("log.toml"), workshop.path("plain.toml"));
+    fs::write(&plain, schema.replace("transform = \"log1p\"", "transform = \"none\"")).unwrap();
+    fs::write(&log, schema).unwrap();
+    let text = fs::read_to_string(&workshop.train).unwrap();
+    let mut fields: Vec<&str> = text.lines().next().unwrap().split('\t').collect();
+    fields[1] = "1e30";
+    let data = workshop.path("large.tsv");
+    fs::write(&data, text.clone() + &fields.join("\t") + "\n").unwrap();
+    for (config, rows) in [(&plain, 300), (&log, 301)] {
+        let more = "--optimizer sgd --lr 1e-12 --json";
+        let output = run(&Line { config, data: &data, name: "m", more }.text(&workshop.models));
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.success(), "{said}");
+        let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!((&report["rows"], &report["skipped"]), (&rows.into(), &(301 - rows).into()), "{said}");
+        let reason = "line 301: field 2: expected a number whose square is finite after the transform";
+        assert_eq!(said.contains(reason), rows == 300, "{said}");
+    }
+}
+
+#[test]
+fn a_run_without_a_sample_writes_no_version_also_if_it_may_continue() {
+    let (workshop, config) = workshop();
+    let (empty, models) = (workshop.path("empty"), Path::new(&workshop.models));
+    fs::write(&empty, "").unwrap();
+    let line =
+        |data: &str, more: &str| Line { config: &config, data, name: "m", more }.text(&workshop.models);
+    run_failing(2, &line(&empty, "--resume"));
+    assert!(!models.join("m/1").exists());
+    assert_eq!(run_json(&line(&workshop.train, "--json"))["rows"], 300);
+    run_failing(2, &line(&empty, "--from latest --resume"));
+    assert!(!models.join("m/2").exists());
+    // A run that is complete has no news.
+    let report = run_json(&line(&workshop.train, "--json --resume"));
+    assert_eq!(report, serde_json::json!({ "model": "m", "version": 1, "rows": 0 }));
 }
 
 #[test]

@@ -502,7 +502,7 @@ fn flags_of_training_that_cannot_be_used_are_refused_by_name() {
         assert!(output.status.code() == Some(2) && error.contains(words), "{more}: {error}");
     }
     let served = site.follow("");
-    let second = run_failing(2, &line(&format!("--train {MODEL}={incoming} {flags}")));
+    let second = run_failing(1, &line(&format!("--train {MODEL}={incoming} {flags}")));
     assert!(second.contains("another process trains \"dlrm\" and publishes"), "{second}");
     served.terminate();
     assert!(served.ended().0.success());

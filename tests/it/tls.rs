@@ -194,6 +194,22 @@ async fn encrypted_answers_that_are_not_read_take_no_places_and_their_connection
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_encrypted_http_client_that_reads_no_answers_is_closed() {
+    let (files, authority) = (Files::new(), Authority::new());
+    let mut tls = files.certificate(&authority.sign(UNTIL));
+    tls.http = true;
+    let running = Running::start_with(|parts| {
+        parts.tls = Some(tls);
+        parts.server.http_idle = Duration::from_secs(1);
+    })
+    .await;
+    let mut unread = tls_stream(running.http, &authority, "http/1.1").await.unwrap();
+    let asks = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n".repeat(1000);
+    let asking = async { while unread.write_all(&asks).await.is_ok() && unread.flush().await.is_ok() {} };
+    tokio::time::timeout(Duration::from_secs(120), asking).await.expect("closed in time");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_new_certificate_is_used_for_new_connections_while_calls_run() {
     let (files, old, new) = (Files::new(), Authority::new(), Authority::new());
     let running = start(&files, &old, false).await;

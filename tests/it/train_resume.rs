@@ -201,13 +201,13 @@ fn a_run_cannot_resume_as_another_run_or_beside_a_run_that_publishes() {
         assert!(publisher.try_wait().unwrap().is_none() && Instant::now() < limit, "it takes no lock");
         sleep(Duration::from_millis(100));
     }
-    let compacted = run_failing(2, &format!("versions --models {models} --name m --compact"));
+    let compacted = run_failing(1, &format!("versions --models {models} --name m --compact"));
     assert!(compacted.contains("another process trains \"m\" and publishes"), "{compacted}");
     // A run finds the lock before it reads the last version, which cannot be read now.
     let latest = highest_version(Path::new(models), "m").unwrap();
     fs::write(Path::new(models).join(format!("m/{latest}/MANIFEST.json")), "{").unwrap();
     for flags in ["--from latest", "--resume"] {
-        let held = run_failing(2, &line(&format!("--publish-every 2steps {flags}")));
+        let held = run_failing(1, &line(&format!("--publish-every 2steps {flags}")));
         assert!(held.contains("another process trains \"m\" and publishes"), "{flags}: {held}");
     }
     publisher.kill().unwrap();

@@ -40,7 +40,7 @@ impl FromStr for Source {
 }
 
 /// Samples of one batch.
-const READ: usize = 4096;
+const BATCH_SAMPLES: usize = 4096;
 
 /// Receives accesses.
 pub(super) trait Accesses {
@@ -81,7 +81,7 @@ pub(super) fn read_data(
 ) -> anyhow::Result<()> {
     let mut reader = dataset::open(format, files, schema, options)?;
     let (mut raw, mut batch) = (RawBatch::default(), Batch::default());
-    while reader.read(READ, &mut raw)? > 0 {
+    while reader.read(BATCH_SAMPLES, &mut raw)? > 0 {
         let refused = |error: anyhow::Error| InputError(error.context("--data"));
         schema.encode(&raw, &mut batch).map_err(|e| refused(e.into()))?;
         schema.check_absent(&batch).map_err(|e| refused(e.into()))?;

@@ -1,12 +1,14 @@
 //! Adds models to the server, at the start and while it runs.
 //!
 //! A model that cannot be loaded is refused: the log, `/readyz` and the status page say why, and the other
-//! models are served. It is tried again only if its files have changed, so a version that is copied into
-//! place slowly is served when it is complete.
+//! models are served. It is tried again if its files have changed, so a version that is copied into place
+//! slowly is served when it is complete. If the reason is not in its files, such as a lack of memory, it is
+//! also tried again after a minute, and then after twice as long each time, up to an hour.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
+use std::time::{Duration, Instant};
 
 use super::stamps::{Stamper, Stamps};
 use super::versions::{SettleOptions, Versions};
@@ -14,7 +16,7 @@ use super::watch::WatchCommand;
 use super::{LoadedModels, Loader};
 use crate::cli::error_line;
 use crate::server::Registry;
-use crate::store;
+use crate::store::{self, StoreError};
 
 /// Loads models, and adds them to a server.
 pub(crate) struct Adder {
@@ -22,8 +24,37 @@ pub(crate) struct Adder {
     pub served: LoadedModels,
     pub registry: Registry,
     pub versions: Versions,
-    /// Models that were refused, as they were then.
-    refused: HashMap<String, Stamps>,
+    refused: HashMap<String, RefusedModel>,
+}
+
+/// The wait before a refused model is tried again although its files have not changed.
+const FIRST_WAIT: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 60 });
+const MAX_WAIT: Duration = Duration::from_secs(3600);
+
+/// A model that was refused.
+struct RefusedModel {
+    /// Its files as they were then.
+    stamps: Stamps,
+    /// When it is tried again although they have not changed; `None`: never.
+    again: Option<Instant>,
+    /// The wait until then.
+    wait: Duration,
+}
+
+impl RefusedModel {
+    fn stays(&self, now: &Stamps) -> bool {
+        self.stamps == *now && self.again.is_none_or(|again| Instant::now() < again)
+    }
+
+    /// With the wait that follows the one of the refusal before, for the same files.
+    fn after(before: Option<&Self>, stamps: Stamps, error: &anyhow::Error) -> Self {
+        let wait = match before {
+            Some(before) if before.stamps == stamps => (before.wait * 2).min(MAX_WAIT),
+            _ => FIRST_WAIT,
+        };
+        let passes = error.downcast_ref::<StoreError>().is_none_or(StoreError::may_pass);
+        Self { stamps, again: passes.then(|| Instant::now() + wait), wait }
+    }
 }
 
 impl Adder {
@@ -41,7 +72,7 @@ impl Adder {
     }
 
     /// Loads a model and serves it, with all versions that are wanted. Returns `false`, and does nothing, if
-    /// the model was refused and has not changed since.
+    /// the model was refused and it is not time to try it again.
     ///
     /// # Errors
     /// When the model cannot be loaded. That is logged and shown already.
@@ -49,7 +80,7 @@ impl Adder {
         let versions = store::versions(&self.loader.models, name).unwrap_or_default();
         // Read before the model is opened, so that later changes are noticed.
         let now = Stamper::new(&self.loader.models, name).of(&versions);
-        if self.refused.get(name) == Some(&now) {
+        if self.refused.get(name).is_some_and(|refused| refused.stays(&now)) {
             return Ok(false);
         }
         let added = self.loader.load(name).and_then(|model| {
@@ -71,7 +102,8 @@ impl Adder {
                 let reason = line.strip_prefix(&format!("model {name:?}: ")).unwrap_or(&line).to_owned();
                 tracing::warn!(model = name, %reason, "model refused; it is tried again if its files change");
                 self.registry.refuse(name, reason);
-                self.refused.insert(name.to_owned(), now);
+                let refused = RefusedModel::after(self.refused.get(name), now, &error);
+                self.refused.insert(name.to_owned(), refused);
                 Err(error)
             }
         }
@@ -92,5 +124,40 @@ impl Adder {
     pub(crate) fn retain(&mut self, names: &[String]) {
         self.refused.retain(|name, _| names.contains(name));
         self.registry.retain(names);
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(flechette_loom))]
+mod tests {
+    use std::io;
+
+    use anyhow::anyhow;
+
+    use super::*;
+
+    #[test]
+    fn a_refused_model_is_tried_again_only_if_its_files_changed_or_the_reason_may_have_passed() {
+        let models = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(models.path().join("m/1")).unwrap();
+        let stamps = || Stamper::new(models.path(), "m").of(&[crate::types::Version(1)]);
+        let (before, path) = (stamps(), models.path().to_owned());
+        let damaged = StoreError::MissingFile { path: path.clone() };
+        let unreadable = StoreError::Io { path: path.clone(), source: io::Error::other("") };
+        let refused = |reason| crate::store::Refusal { version: crate::types::Version(1), reason };
+        let none_good =
+            |reason| StoreError::NoGoodVersion { model: "m".to_owned(), refused: vec![refused(reason)] };
+        let wait = |error: anyhow::Error| {
+            let first = RefusedModel::after(None, before.clone(), &error);
+            first.again.map(|_| RefusedModel::after(Some(&first), before.clone(), &error).wait)
+        };
+        assert_eq!(wait(none_good(damaged).into()), None);
+        assert_eq!(wait(none_good(unreadable).into()), Some(2 * FIRST_WAIT));
+        assert_eq!(wait(anyhow!("no thread")), Some(2 * FIRST_WAIT));
+        let damaged = StoreError::MissingFile { path };
+        let refused = RefusedModel::after(None, before.clone(), &damaged.into());
+        assert!(refused.stays(&stamps()));
+        std::fs::write(models.path().join("m/1/file"), "").unwrap();
+        assert!(!refused.stays(&stamps()));
     }
 }

@@ -172,7 +172,7 @@ impl Watcher {
         if known { Ok(()) } else { Err(ChangeError::Unknown { model: name.to_owned() }) }
     }
 
-    /// Loads the version that a label should name, and sets the label.
+    /// Loads the version that a label should name, and sets the label. The server makes it durable.
     fn set_label(
         &mut self,
         name: &str,
@@ -189,11 +189,7 @@ impl Watcher {
         let new = follow == Some(Follow::Latest);
         let look = SettleOptions { new, label: Some((label, follow)), urgent: true, asked: true };
         let settled = self.adder.versions.settle(&model, look);
-        let models = &self.adder.loader.models;
-        let keep = |labels: &Labels| {
-            store::labels::save(models, name, &labels.set).map_err(|error| error.to_string())
-        };
-        match self.adder.registry.set_label(name, (label, follow), keep) {
+        match self.adder.registry.set_label(name, (label, follow)) {
             Ok(version) => {
                 let version = version.map(|version| version.0);
                 tracing::info!(model = name, label, version, id, "label set by a client");
@@ -239,6 +235,7 @@ impl Watcher {
         self.forget_refused(name);
         let refused = |reason| ChangeError::Refused { model: name.to_owned(), reason };
         if let Some(model) = self.adder.served.find(name) {
+            self.adder.registry.retry_learn_logs();
             let settled = self.adder.versions.settle(&model, SettleOptions::LOAD);
             return settled.map_err(|error| not_settled(name, error));
         }
@@ -262,12 +259,13 @@ impl Watcher {
         self.forget_refused(name);
         let model = self.adder.served.remove(name);
         self.adder.versions.remove(name);
-        if self.adder.loader.config.cache.warm {
+        if let Some(model) = model.filter(|_| self.adder.loader.config.cache.warm) {
             // For the next load. A failure is logged.
-            model.iter().for_each(|model| warm::save_once(&model.engine, &self.adder.loader.models));
+            let engine = model.engine.clone();
+            drop(model);
+            warm::save_unloaded(engine, &self.adder.loader.models);
         }
-        // The memory of the model is released here, unless its hot rows are being saved by another thread.
-        drop(model);
+        // The memory of the model is released by now, unless its hot rows are still being saved.
         tracing::info!(model = name, id, "unloaded for a client");
         Ok(())
     }

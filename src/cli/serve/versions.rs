@@ -11,7 +11,7 @@
 //!
 //! A switch runs on a thread of its own (`switching`), because it waits for batches, and one of them may not
 //! end. If it fails, which is mostly for that reason, the version is refused as if it were bad, and is opened
-//! again after [`RETRY_SWITCH_AFTER`]. A version that requests have used through an engine of its own keeps that.
+//! again after [`RETRY_AFTER`]. A version that requests have used through an engine of its own keeps that.
 //!
 //! New versions are opened and taken over by threads of low priority. What a client asks for with a label,
 //! and the first versions of a model, have the priority of requests.
@@ -43,8 +43,9 @@ use switching::{ASKED_WAIT, SwitchOutcome, Switching, WAIT};
 /// How often a model is looked at again when its labels are set at the same time.
 const TRIES: usize = 5;
 
-/// When a version is tried again that the main engine could not take over. Trying it costs its opening.
-const RETRY_SWITCH_AFTER: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 60 });
+/// When a version is tried again that the main engine could not take over, or that was refused for a reason
+/// that may have passed. Trying it costs its opening.
+const RETRY_AFTER: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 60 });
 
 /// What is known about the versions of a model.
 #[derive(Default)]
@@ -53,6 +54,8 @@ struct Known {
     refused: BTreeMap<Version, Refusal>,
     /// What the settings name, as it was written down last.
     named: Option<BTreeMap<String, Follow>>,
+    /// Whether that failed.
+    not_named: bool,
     /// Whether its directory could not be read at the last look.
     unreadable: bool,
     /// The loaded versions that were not on disk at the last look.
@@ -149,7 +152,7 @@ pub(crate) struct SettleOptions<'l> {
     pub new: bool,
     /// A label that will be set if its version can be loaded. The main engine keeps its version.
     pub label: Option<(&'l str, Option<Follow>)>,
-    /// Otherwise versions are opened and taken over at a low priority.
+    /// Opens and takes over versions at the priority of requests, not at the low one.
     pub urgent: bool,
     /// Whether a client waits for a switch.
     pub asked: bool,

@@ -5,6 +5,7 @@
 //! failure is logged and never stops the server.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::time::Duration;
 
@@ -17,7 +18,7 @@ use crate::store::hot_rows::{HotRows, MAX_ROWS};
 use crate::types::TableId;
 
 /// How long the end of the server waits for the disk. What is not saved by then makes the next start colder.
-const END_WAIT: Duration = Duration::from_secs(30);
+const END_WAIT: Duration = Duration::from_secs(15);
 
 /// Fills an engine's cache with the saved rows of its model, or with `ranked` if there are none.
 pub(crate) fn fill(engine: &Engine, models: &Path, ranked: Vec<(TableId, u64)>) {
@@ -89,8 +90,18 @@ impl Drop for Saving {
     }
 }
 
+/// Saves the rows of an engine that is not served any more. If the disk takes too long, the memory of the
+/// engine is released later.
+pub(crate) fn save_unloaded(engine: Arc<Engine>, models: &Path) {
+    let models = models.to_owned();
+    let saving = BoundedThread::start("save-hot-rows", move || save_once(&engine, &models));
+    if !saving.is_ok_and(|mut saving| saving.wait(END_WAIT)) {
+        tracing::warn!("hot rows of an unloaded model are not saved after {} s", END_WAIT.as_secs());
+    }
+}
+
 /// Saves the rows that an engine's cache holds.
-pub(crate) fn save_once(engine: &Engine, models: &Path) {
+fn save_once(engine: &Engine, models: &Path) {
     let model = engine.describe().model;
     if let Err(reason) = save(engine, models) {
         tracing::warn!(model, %reason, "hot rows not saved: the next start uses an older save or is cold");

@@ -194,6 +194,7 @@ impl Watcher {
             // The reason is in the log.
             let _ = self.adder.versions.settle(model, SettleOptions::NEW);
         }
+        self.adder.registry.retry_learn_logs();
         let names = match store::models(&self.adder.loader.models) {
             Ok(names) => names,
             Err(reason) => {

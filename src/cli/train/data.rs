@@ -34,7 +34,7 @@ pub(crate) struct DataFlags {
     /// Trains on the samples that clients sent to the server, and waits for more
     #[arg(long, conflicts_with_all = ["data", "follow", "shuffle", "valid_ratio", "epochs", "early_stop"])]
     #[arg(conflicts_with = "save_best")]
-    learned: bool,
+    pub learned: bool,
     /// Ends when all samples of the log were trained on, and does not wait for more
     #[arg(long)]
     learned_until_end: bool,
@@ -209,10 +209,10 @@ impl Args {
         })
     }
 
-    /// How the epochs are validated; `None` for data without epochs, where that decides nothing, and for
-    /// `serve --train`, which continues however they were validated.
+    /// How the epochs are validated; `None` if the run has no epochs, because validation then affects
+    /// nothing, and for `serve --train`, which continues a run of `train` whatever its validation flags were.
     fn validating(&self, feed: &Feed) -> anyhow::Result<Option<Validating>> {
-        if !self.has_validation || self.data.follows() {
+        if !self.alone || self.data.follows() {
             return Ok(None);
         }
         let file =
@@ -245,7 +245,9 @@ impl Args {
                 let reason = "no samples were sent to a server (learn.enabled)";
                 return Err(InputError(anyhow!("--learned: {}: {reason}", log.display())).into());
             }
-            learnlog::repair(&log).map_err(|e| InputError(anyhow!("--learned: {e}")))?;
+            if self.alone {
+                learnlog::repair(&log).map_err(|e| InputError(anyhow!("--learned: {e}")))?;
+            }
             if !self.data.learned_until_end && !self.run.publish.publishes() {
                 tracing::warn!(
                     "--learned: without --publish-every this run writes its only version, and removes \
@@ -255,10 +257,12 @@ impl Args {
         }
         if self.epochs > 1 {
             readable_twice("--epochs", data)?;
-            if let Some(pipe) = valid.as_ref().filter(|path| is_pipe(path)) {
-                let error = anyhow!("--valid: {}: a pipe cannot be read after every epoch", pipe.display());
-                return Err(InputError(error).into());
-            }
+        }
+        // Read after each epoch, and for the written version.
+        let valid_twice = self.epochs > 1 || self.early_stop.is_some() || self.save_best;
+        if let Some(pipe) = valid.as_ref().filter(|path| valid_twice && is_pipe(path)) {
+            let error = anyhow!("--valid: {}: a pipe cannot be read after every epoch", pipe.display());
+            return Err(InputError(error).into());
         }
         if self.data.valid_ratio.is_some() {
             readable_twice("--valid-ratio", data)?;

@@ -278,9 +278,18 @@ impl<'a> Epochs<'a> {
         Ok(())
     }
 
+    /// Checks that the gate lets the present state through. Without a step, the weights are those of the last
+    /// version, which has passed it.
+    ///
+    /// # Errors
+    /// What the gate found.
+    pub(crate) fn check_gate(&self) -> Result<(), String> {
+        if self.meter.samples() == 0 { Ok(()) } else { self.args.run.publish.check(&self.meter.progressive) }
+    }
+
     /// Writes a version of the epoch that is the best so far, if the gate lets it through.
     fn write_best(&mut self, model: &mut Trained, versions: &mut Versions<'_>) -> anyhow::Result<()> {
-        if let Err(reason) = self.args.run.publish.check(&self.meter.progressive) {
+        if let Err(reason) = self.check_gate() {
             self.meter.print(&format!("the best version so far is not published: {reason}"));
             return Ok(());
         }

@@ -17,6 +17,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, anyhow};
+use serde_json::json;
 
 use crate::cli::flags::whole;
 use crate::cli::scratchpad::{PipelineFlags, SizeFlag, training_device};
@@ -26,8 +27,9 @@ use crate::config::{Config, Flags};
 use crate::dataset::Stop;
 use crate::device::cuda::Nvidia;
 use crate::schema::Schema;
-use crate::store::{check_name, check_writable};
+use crate::store::{StoreError, check_name, check_writable};
 use crate::trainer::TrainError;
+use crate::types::Version;
 use data::DataFlags;
 use from::FromVersion;
 use interrupt::{Interrupted, OnSignal};
@@ -79,9 +81,10 @@ pub(crate) struct Args {
     /// Writes a version after each epoch with the least log loss so far, and none at the end
     #[arg(long, requires = "validation", conflicts_with = "follow")]
     save_best: bool,
-    /// Whether there are flags of validation. `serve --train` has none, and continues runs that had some.
+    /// Whether training has a process of its own. `serve --train` has no flags of validation, and its server
+    /// opens the log of learned samples.
     #[arg(skip = true)]
-    has_validation: bool,
+    alone: bool,
     /// Prints one line of JSON at the end
     #[arg(long)]
     json: bool,
@@ -156,9 +159,23 @@ fn check(args: &Args, stop: &Stop) -> anyhow::Result<Checked> {
     let (start, schema) = Start::of(args, stop)?;
     args.check_data(&schema)?;
     evaluate::check_out(args)?;
-    check_writable(&args.models, &args.name).map_err(|e| InputError(anyhow!("--models: {e}")))?;
+    // With `serve --train`, what is there is served nevertheless.
+    let refused = |error: StoreError| match args.alone {
+        true => InputError(anyhow!("--models: {error}")).into(),
+        false => anyhow::Error::new(error).context("--models"),
+    };
+    check_writable(&args.models, &args.name).map_err(refused)?;
     let lock = if held.is_held() { held } else { publishing::lock(args)? };
     Ok(Checked { start, schema, lock })
+}
+
+/// The line of `--json` for a run that trains nothing, because this version has all of its samples.
+fn no_news(args: &Args, version: Option<Version>) -> String {
+    let version = version.map(|version| version.0);
+    match args.json {
+        true => format!("{}\n", json!({ "model": args.name, "version": version, "rows": 0 })),
+        false => String::new(),
+    }
 }
 
 fn train(
@@ -174,10 +191,12 @@ fn train(
     let feed = args.feed(&schema, stop);
     let setting = Setting { config, device, server: None, lock: lock.clone() };
     let continued = start.continued();
-    let Some(mut run) = Run::begin(args, &feed, start, setting)? else { return Ok(()) };
+    let Some(mut run) = Run::begin(args, &feed, start, setting)? else {
+        return print(&no_news(args, continued));
+    };
     run.train()?;
     let mut interrupted = stop.interrupted();
-    if run.epochs.meter.samples() == 0 && !args.resume {
+    if run.epochs.meter.samples() == 0 && continued.is_none() {
         let nothing = "no step was taken, so no version was written".to_owned();
         return Err(if interrupted { Interrupted(nothing).into() } else { args.data.no_samples() });
     }
@@ -185,7 +204,8 @@ fn train(
     if let Some(version) = continued.filter(|_| run.epochs.meter.samples() == 0 && args.data.follows()) {
         let nothing = format!("no new samples since {}/{}/{version}", args.models.display(), args.name);
         run.epochs.meter.print(&nothing);
-        return if interrupted { Err(Interrupted(nothing).into()) } else { Ok(()) };
+        let ended = if interrupted { Err(Interrupted(nothing).into()) } else { Ok(()) };
+        return print_and_end(&no_news(args, continued), ended);
     }
     if let Some(best) = run.epochs.unwritten_best().filter(|_| !interrupted) {
         tracing::warn!("no version of the best epoch, {best}, could be written: the last epoch is written");
@@ -194,7 +214,7 @@ fn train(
     let version = match run.epochs.best_version().filter(|_| !interrupted) {
         Some(best) => run.versions.make_latest(best)?,
         None => {
-            run.check_gate().map_err(|reason| not_published(&reason, interrupted))?;
+            run.epochs.check_gate().map_err(|reason| not_published(&reason, interrupted))?;
             match run.write() {
                 Err(error) if stop.interrupted() => return Err(not_written(&error, &run).into()),
                 written => written?,

@@ -7,7 +7,7 @@ use std::str::FromStr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use anyhow::{Context, anyhow};
+use anyhow::{Context, anyhow, bail};
 
 use super::Args;
 use super::data::Consumer;
@@ -136,7 +136,7 @@ impl PublishFlags {
 /// Writes the versions of a run.
 pub(crate) struct Versions<'a> {
     args: &'a Args,
-    /// Removes what a version was trained on.
+    /// Removes the samples that a published version was trained on from the log of learned samples.
     consume: Option<Consumer>,
     /// Without one, a version is written only when it is asked for.
     publisher: Option<Publisher>,
@@ -256,8 +256,9 @@ impl<'a> Versions<'a> {
         if self.publisher.is_none() {
             self.remove_earlier_bests();
             self.bests.push(base);
+        } else {
+            self.keep(Version(base.version))?;
         }
-        self.keep(Version(base.version))?;
         Ok(Version(base.version))
     }
 
@@ -288,15 +289,13 @@ impl<'a> Versions<'a> {
         }
     }
 
-    /// Keeps the version of the best epoch on disk.
+    /// Keeps the version of the best epoch on disk: retention removes none that is open.
     ///
     /// # Errors
     /// When it cannot be opened.
     pub(crate) fn keep(&mut self, version: Version) -> anyhow::Result<()> {
-        if self.publisher.is_some() {
-            let opened = store::open(&self.args.models, &self.args.name, version, Purpose::Serve)?;
-            self.best = Some(opened.store);
-        }
+        let opened = store::open(&self.args.models, &self.args.name, version, Purpose::Serve)?;
+        self.best = Some(opened.store);
         Ok(())
     }
 }
@@ -321,13 +320,13 @@ pub(crate) fn base_of(args: &Args, opened: &Opened) -> anyhow::Result<Option<Bas
     Ok(opened.store.base().filter(|base| exact && highest == Some(Version(base.version))))
 }
 
-/// Locks the model for a trainer that publishes.
+/// Locks the model for a trainer that publishes, or whose version removes learned samples from their log.
 ///
 /// # Errors
 /// When another process publishes versions of the model.
 pub(crate) fn lock(args: &Args) -> anyhow::Result<ModelLock> {
-    let publishes = args.run.publish.publishes();
-    let file = publishes.then(|| lock_model(&args.models, &args.name)).transpose()?.flatten();
+    let locks = args.run.publish.publishes() || args.data.learned;
+    let file = locks.then(|| lock_model(&args.models, &args.name)).transpose()?.flatten();
     Ok(ModelLock(Arc::new(Mutex::new(file))))
 }
 
@@ -383,11 +382,8 @@ pub(crate) fn lock_model(models: &Path, name: &str) -> anyhow::Result<Option<Fil
         let file = File::create(&path).with_context(at)?;
         match file.try_lock() {
             Err(TryLockError::WouldBlock) => {
-                let held = anyhow!(
-                    "--name: another process trains {name:?} and publishes: {} is locked",
-                    path.display()
-                );
-                return Err(InputError(held).into());
+                let path = path.display();
+                bail!("--name: another process trains {name:?} and publishes: {path} is locked");
             }
             // Without locks on the file system, a second trainer is found when its version has a taken
             // number.
@@ -452,7 +448,7 @@ mod tests {
         let (models, path) = (dir.path(), lock_path(dir.path(), "m"));
         let ended = AtomicBool::new(false);
         thread::scope(|scope| {
-            // It removes the file only if nobody has locked it, but others may have opened it.
+            // It removes the file only if it is not locked, but others may have opened it.
             scope.spawn(|| {
                 while !ended.load(Ordering::SeqCst) {
                     let Ok(file) = File::open(&path) else { continue };

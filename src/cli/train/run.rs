@@ -216,16 +216,6 @@ impl<'a> Run<'a> {
         trained
     }
 
-    /// Checks that the gate lets the present state through. Without a step, the weights are those of the last
-    /// version, which has passed it.
-    ///
-    /// # Errors
-    /// What the gate found.
-    pub(crate) fn check_gate(&self) -> Result<(), String> {
-        let Epochs { args, meter, .. } = &self.epochs;
-        if meter.samples() == 0 { Ok(()) } else { args.run.publish.check(&meter.progressive) }
-    }
-
     /// Writes a version of the present state. If the last version has this state, nothing is written.
     ///
     /// # Errors

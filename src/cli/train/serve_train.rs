@@ -30,7 +30,7 @@ use crate::dataset::{Feed, Stop};
 use crate::learnlog;
 use crate::metrics::{EventKind, TrainingState};
 use crate::store::retention::chain_bytes;
-use crate::store::{check_name, versions};
+use crate::store::{StoreError, check_name, versions};
 
 /// How often versions are published without `--publish-every`.
 const PUBLISH_EVERY: Duration = Duration::from_secs(5);
@@ -78,8 +78,8 @@ pub(crate) struct ServeTrainFlags {
     given: GivenFlags,
 }
 
-/// [`ServeTrainFlags`] if `--train` is given. Each of them requires it. clap cannot derive this, because flags
-/// are flattened within them.
+/// [`ServeTrainFlags`] if `--train` is given. Each of them requires it. clap cannot derive this, because
+/// flags are flattened within them.
 #[derive(Debug)]
 pub(crate) struct OptionalServeTrain(pub Option<ServeTrainFlags>);
 
@@ -183,7 +183,7 @@ impl ServeTrainFlags {
             epochs,
             early_stop: None,
             save_best: false,
-            has_validation: false,
+            alone: false,
             json: false,
         })
     }
@@ -317,11 +317,16 @@ impl TrainingThread {
         let _ = end.send(result);
     }
 
-    /// The server gets an error before the model is ready. Later ones are returned.
+    /// The server gets an error before the model is ready, if it is one of flags or if nothing can be served.
+    /// Others are returned: training has failed.
     fn prepare_and_train(&self, server: Server) -> anyhow::Result<()> {
         // The lock is held to the end, also by the publisher.
         let Checked { start, schema, lock } = match self.check() {
             Ok(checked) => checked,
+            // The disk is full, for example.
+            Err(error) if error.is::<StoreError>() && self.has_version() => {
+                return if server.waits(Ok(())) { Err(error) } else { Ok(()) };
+            }
             Err(error) => {
                 server.waits(Err(error));
                 return Ok(());
@@ -334,6 +339,14 @@ impl TrainingThread {
                 (true, Some(mut run)) => self.train(&mut run),
                 _ => Ok(()),
             },
+            // The data is damaged, or a disk has failed. What is there can be served.
+            Err(error) if !error.is::<InputError>() && self.has_version() => {
+                if server.waits(Ok(())) {
+                    Err(error)
+                } else {
+                    Ok(())
+                }
+            }
             Err(error) => {
                 server.waits(Err(error));
                 Ok(())
@@ -383,7 +396,7 @@ impl TrainingThread {
             tracing::info!(model, "training has ended {why}; it took no step");
             return Ok(());
         }
-        if let Err(reason) = run.check_gate() {
+        if let Err(reason) = run.epochs.check_gate() {
             self.server.published(model, &Err(reason.clone()));
             tracing::warn!(
                 model,

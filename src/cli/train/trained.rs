@@ -161,10 +161,11 @@ impl Trained {
 /// The slots of a scratchpad of this size, by size of a row with its optimizer state; `None` if all rows fit.
 fn slots(args: &Args, schema: &Schema, size: SizeFlag) -> anyhow::Result<Option<Vec<usize>>> {
     let sizes = Sizes::of(schema, args.run.training.optimizer);
-    let before = || match &args.data.follow {
-        None => args.run.training.open_before("--scratchpad min", &args.data.data, schema),
-        Some(_) => {
-            Err(InputError(anyhow!("--scratchpad min: reads the data twice, so not with --follow")).into())
+    let before = || match args.data.follows() {
+        false => args.run.training.open_before("--scratchpad min", &args.data.data, schema),
+        true => {
+            let reason = "reads the data twice, so not with --follow or learned samples";
+            Err(InputError(anyhow!("--scratchpad min: {reason}")).into())
         }
     };
     let size = size.resolve(&sizes, schema, before, u64::MAX)?;

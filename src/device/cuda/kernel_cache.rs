@@ -132,7 +132,7 @@ fn check_folder(folder: &Path) -> io::Result<()> {
     if found.uid() != user || found.mode() & 0o022 != 0 {
         let (owner, mode) = (found.uid(), found.mode() & 0o7777);
         return Err(io::Error::other(format!(
-            "expected a folder of user {user} to which nobody else may write, got one of user {owner} with \
+            "expected a folder of user {user} to which no other user may write, got one of user {owner} with \
              mode {mode:o}"
         )));
     }

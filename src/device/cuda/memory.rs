@@ -216,7 +216,7 @@ impl<D: Driver> Mirrored<D> {
     /// When the blocks are shorter.
     ///
     /// # Safety
-    /// Until an event behind the copy has fired, nobody frees the blocks or writes these bytes, and only
+    /// Until an event behind the copy has fired, nothing frees the blocks or writes these bytes, and only
     /// operations behind the copy on this stream read them on the device.
     pub(crate) unsafe fn upload(&self, stream: &D::Stream, bytes: usize) -> Result<(), DriverError> {
         assert!(bytes <= self.host.bytes().min(self.device.bytes()), "a part of the blocks");

@@ -1,4 +1,4 @@
-//! Simulates caches on a trace: one flat cache of all tables, and one static cache for each table.
+//! Simulates caches on a trace: one flat cache of all tables, and a cache of its own for each table.
 //!
 //! Hit rates include the first access of each row, which always misses. Only the server's default policy
 //! may refuse to admit a missed row. A size is a fraction of the distinct rows of the trace. The flat cache

@@ -12,7 +12,7 @@ use super::Simulated;
 use super::list::{Links, List};
 
 /// Use counts saturate here.
-const MOST: u8 = 3;
+const MAX_USES: u8 = 3;
 /// The small queue gets `1 / SMALL_PART` of the cache.
 const SMALL_PART: usize = 10;
 
@@ -102,7 +102,7 @@ impl Simulated for S3Fifo {
         let queue = self.queue_of[key as usize];
         if matches!(queue, Queue::Small | Queue::Main) {
             let count = &mut self.counts[key as usize];
-            *count = (*count + 1).min(MOST);
+            *count = (*count + 1).min(MAX_USES);
             return true;
         }
         if queue == Queue::Ghost {

@@ -53,7 +53,7 @@ impl Column {
     /// Moves the values to the raw batch, whose memory is used for the next column.
     ///
     /// # Errors
-    /// When they are not those of so many samples.
+    /// When the number of samples differs.
     pub(super) fn fill(
         &mut self,
         name: &str,

@@ -90,7 +90,7 @@ pub(crate) async fn index(
 async fn names(repository: Arc<dyn Repository>, most: Duration) -> Result<Vec<String>, String> {
     let listed = async {
         let permit = LISTS.acquire().await;
-        // It keeps the permit until the disk answers, also if nobody waits for that any more.
+        // It keeps the permit until the disk answers, also if the call has ended.
         let listed = tokio::task::spawn_blocking(move || (repository.names(), permit)).await;
         // The task is not cancelled, and does not panic.
         listed.map_err(|error| error.to_string())?.0

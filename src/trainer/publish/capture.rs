@@ -1,7 +1,7 @@
 //! The rows of the next version, in training with a scratchpad.
 //!
 //! The current records of rows are then spread over the slots, the stages of the pipeline and the working
-//! file, so nobody could copy them after a cut. Instead, Train copies the records that a step has updated
+//! file, so they could not be copied after a cut. Instead, Train copies the records that a step has updated
 //! right after the step. At a cut the image is complete, and Train goes on with an empty one.
 //!
 //! A record is copied over an older record of the same row if that is found in a small table, which forgets.

@@ -115,7 +115,7 @@ pub(crate) struct Publisher {
     capture: Option<Capture>,
     /// The image of an earlier cut, without its rows.
     spare: Option<RowImage>,
-    /// Whether training shows the records of the rows that a step has updated.
+    /// Whether the trainer passes updated records to the publisher.
     may_capture: bool,
     /// The last version, if deltas apply to it.
     base: Option<Base>,
@@ -158,7 +158,7 @@ pub(crate) struct Publisher {
     on_publish: Box<OnPublish>,
     /// With a server in this process: training rests while a version is on its way to it.
     taking_over: Option<Box<TakingOver>>,
-    /// Of a log of learned samples, which gets room only from a version.
+    /// Set while the log of learned samples is full: only a new version frees space in it.
     shortage: Shortage,
     /// When it was last reported that no version makes room.
     told_full: Option<Instant>,

@@ -3,6 +3,8 @@
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SendError, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
+use rayon::ThreadPoolBuilder;
+
 use super::image::RowImage;
 use super::{CutNotes, PublishOptions, Published};
 use crate::bounded_thread::BoundedThread;
@@ -61,9 +63,13 @@ impl Writer {
         let (jobs, received) = sync_channel::<Box<Job>>(1);
         let (done, outcomes) = sync_channel(1);
         let of_thread = options.clone();
+        // Threads for parallel work, as many as training has, and with its priority, which they inherit.
+        let pool = ThreadPoolBuilder::new().num_threads(rayon::current_num_threads());
+        let pool = pool.thread_name(|n| format!("publish-{n}")).build();
+        let pool = pool.map_err(|e| TrainError::Threads { reason: e.to_string() })?;
         let thread = BoundedThread::start("publish", move || {
             for job in received {
-                if done.send(write(&of_thread, *job)).is_err() {
+                if done.send(pool.install(|| write(&of_thread, *job))).is_err() {
                     return;
                 }
             }
@@ -166,7 +172,7 @@ const MOST_DELTAS: usize = 100;
 const MOST_FILES: usize = 8192;
 
 /// Whether the next version must be full: the deltas, with this one, exceed their share of the last full
-/// version, or they are too many, or somebody has removed one of them, so that nobody could open another.
+/// version, or they are too many, or one of them was removed, so that no later one could be opened.
 fn needs_full(options: &PublishOptions, base: Base, image: &RowImage) -> bool {
     let most = (MOST_FILES / image.tables().max(1)).clamp(1, MOST_DELTAS);
     let chain = chain_bytes(&options.models, &options.name, Version(base.version));

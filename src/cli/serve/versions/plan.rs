@@ -2,8 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Instant;
 
-use super::{Known, Refusal, SettleOptions, Versions, refusal};
+use super::{Known, RETRY_AFTER, Refusal, SettleOptions, Versions, refusal};
 use crate::cli::serve::stamps::Stamper;
 use crate::cli::serve::{LoadedModel, Loader};
 use crate::config::{STABLE, Shadow, TrafficConfig, VersionPolicy};
@@ -11,7 +12,7 @@ use crate::engine::LoadedVersion;
 use crate::metrics::EventKind;
 use crate::predict::Predict;
 use crate::server::Labels;
-use crate::store;
+use crate::store::{self, StoreError};
 use crate::types::{Follow, Version};
 
 /// What should be loaded of a model.
@@ -143,15 +144,21 @@ impl Versions {
         }
         let models = &self.loader.models;
         let same = store::labels::load_settings(models, name).is_ok_and(|before| before == named);
-        if !same && let Err(error) = store::labels::save_settings(models, name, &named) {
-            tracing::warn!(
-                model = name,
-                %error,
-                "the versions that the settings name are not written down: while this server is down, a \
-                 trainer may remove them"
-            );
+        let saved = if same { Ok(()) } else { store::labels::save_settings(models, name, &named) };
+        match saved {
+            Ok(()) => (known.named, known.not_named) = (Some(named), false),
+            // Tried again at the next look.
+            Err(error) => {
+                if !std::mem::replace(&mut known.not_named, true) {
+                    tracing::warn!(
+                        model = name,
+                        %error,
+                        "the versions that the settings name are not written down: while this server is \
+                         down, a trainer may remove them"
+                    );
+                }
+            }
         }
-        known.named = Some(named);
     }
 
     /// The versions of a model's directory, ascending.
@@ -241,8 +248,7 @@ impl Opener<'_> {
     }
 
     /// Loads a version, unless it is loaded. A version that was refused is tried again only if its files have
-    /// changed, or those of a version that it builds on, or after some time if the main engine could not take
-    /// it over.
+    /// changed, or those of a version that it builds on, or after some time if the reason may have passed.
     ///
     /// # Errors
     /// Why it is refused.
@@ -282,7 +288,9 @@ impl Opener<'_> {
                 loader.metrics.events.record(EventKind::Refused, name, text);
                 self.model.engine.count_refused();
                 let reason = refusal(version, &reason);
-                let refusal = Refusal { stamps, reason: reason.clone(), again: None };
+                let passes = error.downcast_ref::<StoreError>().is_some_and(StoreError::may_pass);
+                let again = passes.then(|| Instant::now() + RETRY_AFTER);
+                let refusal = Refusal { stamps, reason: reason.clone(), again };
                 self.known.refused.insert(version, refusal);
                 Err(reason)
             }

@@ -7,7 +7,7 @@
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-use super::{Known, RETRY_SWITCH_AFTER, Refusal, Versions, refusal};
+use super::{Known, RETRY_AFTER, Refusal, Versions, refusal};
 use crate::cli::background;
 use crate::cli::serve::LoadedModel;
 use crate::cli::serve::stamps::Stamper;
@@ -60,7 +60,7 @@ impl Versions {
             }
             let result = unless_it_panics(|| engine.switch(next()));
             drop(engine);
-            // Nobody receives it if the model was unloaded meanwhile.
+            // There is no receiver if the model was unloaded meanwhile.
             result.into_iter().for_each(|result| drop(end.send(result)));
             drop(end);
             // It fails if the thread that makes all changes has ended, or so much waits for it that the model
@@ -119,7 +119,7 @@ impl Versions {
                 events.record(EventKind::Refused, name, format!("version {target}: {error}"));
                 let stamps = Stamper::new(&self.loader.models, name).of(&[target]);
                 let reason = refusal(target, &error);
-                let again = Some(Instant::now() + RETRY_SWITCH_AFTER);
+                let again = Some(Instant::now() + RETRY_AFTER);
                 known.refused.insert(target, Refusal { stamps, reason: reason.clone(), again });
                 if !own {
                     known.secondary.remove(&target);

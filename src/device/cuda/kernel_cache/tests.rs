@@ -49,7 +49,7 @@ fn a_folder_to_which_others_may_write_is_not_used() {
     cache.put(&entry(), b"image").unwrap();
     fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o775)).unwrap();
     for trouble in [cache.get(&entry()).unwrap_err(), cache.put(&entry(), b"other").unwrap_err()] {
-        assert!(trouble.contains("nobody else may write") && trouble.contains("mode 775"), "{trouble}");
+        assert!(trouble.contains("no other user may write") && trouble.contains("mode 775"), "{trouble}");
     }
 }
 

@@ -1,4 +1,5 @@
-//! Opening a CUDA device on machines with a stub driver (`stub_driver`): where its kernels come from, and every error.
+//! Opening a CUDA device on machines with a stub driver (`stub_driver`): where its kernels come from, and
+//! every error.
 
 use crate::device::cuda::sources::KERNELS;
 use crate::device::cuda::{CudaError, ahead, open};

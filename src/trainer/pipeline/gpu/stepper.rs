@@ -28,7 +28,7 @@ use crate::trainer::pipeline::slot_flags::NO_SLOT;
 
 const WORD: usize = size_of::<f32>();
 /// The limit for numbers of threads, warps and elements, so that kernels can count them in 32 bits.
-const MOST: u64 = (u32::MAX >> 2) as u64;
+const MAX_NUMBER: u64 = (u32::MAX >> 2) as u64;
 
 /// Steps on one stream.
 pub(crate) struct CudaStepper<D: Driver> {
@@ -225,9 +225,9 @@ impl<D: Driver> Stepper for CudaStepper<D> {
         let rows: usize = update.tables.iter().map(|table| table.rows.run.held.list().len()).sum();
         let sources: usize = update.tables.iter().map(|table| table.sources.len()).sum();
         limit("tables", MAX_LOOKUPS as u64, update.tables.len())?;
-        limit("rows of a batch", MOST / u64::from(WARP_LANES), rows)?;
-        limit("sources of a batch", MOST, sources)?;
-        limit("gradients of a sample", MOST, update.stride)?;
+        limit("rows of a batch", MAX_NUMBER / u64::from(WARP_LANES), rows)?;
+        limit("sources of a batch", MAX_NUMBER, sources)?;
+        limit("gradients of a sample", MAX_NUMBER, update.stride)?;
         let mut plan = Plan::default();
         let arrays = UpdateArrays {
             tables: plan.array(update.tables.len()),
@@ -290,9 +290,9 @@ fn check_gather(gather: &Gather<'_>) -> Result<usize, ScratchError> {
         stride += table_of(gather, lookup)?.dim;
         occurrences += occurrences_of(lookup);
     }
-    limit("ids of a batch", MOST, occurrences)?;
-    limit("offsets of a batch", MOST, gather.lookups.len().saturating_mul(gather.samples + 1))?;
-    limit("elements of a batch", MOST, gather.samples.saturating_mul(stride))?;
+    limit("ids of a batch", MAX_NUMBER, occurrences)?;
+    limit("offsets of a batch", MAX_NUMBER, gather.lookups.len().saturating_mul(gather.samples + 1))?;
+    limit("elements of a batch", MAX_NUMBER, gather.samples.saturating_mul(stride))?;
     Ok(stride)
 }
 

@@ -146,7 +146,8 @@ fn after_the_writing_thread_has_ended_another_one_writes_deltas_and_no_row_is_lo
     let poisoned = |state: &TrainState| {
         let panics = panics.clone();
         let quality = move || {
-            let on_writer = std::thread::current().name() == Some("publish");
+            // The thread `publish-0` of its pool.
+            let on_writer = std::thread::current().name().is_some_and(|name| name.starts_with("publish"));
             assert!(!(on_writer && panics.swap(false, Ordering::SeqCst)), "the first delta's figures");
             BTreeMap::new()
         };

@@ -1,0 +1,108 @@
+//! The log of the samples that clients send for a model. The model is served without it if it cannot be
+//! opened, for example because another process writes it or because it is damaged. It is then tried again.
+
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
+use std::time::{Duration, Instant};
+
+use super::status::CallError;
+use crate::learnlog::{LearnError, Learner, LearnerOptions};
+use crate::metrics::ModelMetrics;
+
+/// How often it is tried to open the log. That costs the read of its last segment.
+const RETRY_AFTER: Duration = Duration::from_secs(if cfg!(test) { 0 } else { 10 });
+
+/// The log of a model that takes samples.
+pub(crate) struct LearnLog {
+    model: String,
+    options: LearnerOptions,
+    metrics: Arc<ModelMetrics>,
+    state: RwLock<State>,
+}
+
+enum State {
+    Open(Arc<Learner>),
+    Failed(Failure),
+    Closed,
+}
+
+/// Why the log could not be opened, and when.
+#[derive(Clone)]
+struct Failure {
+    reason: String,
+    at: Instant,
+}
+
+impl LearnLog {
+    /// Opens the log. A failure is logged.
+    pub(crate) fn open(model: &str, options: LearnerOptions, metrics: Arc<ModelMetrics>) -> Self {
+        let state = match Learner::start(options.clone(), metrics.clone()) {
+            Ok(learner) => State::Open(Arc::new(learner)),
+            Err(error) => State::Failed(failure(model, error.to_string(), None)),
+        };
+        Self { model: model.to_owned(), options, metrics, state: RwLock::new(state) }
+    }
+
+    /// Opens the log if that has failed some time before. Waits for the disk.
+    pub(crate) fn retry(&self) {
+        let before = match &*self.state() {
+            State::Failed(before) if before.at.elapsed() >= RETRY_AFTER => before.clone(),
+            _ => return,
+        };
+        // Not under the lock, for which requests would wait.
+        let opened = Learner::start(self.options.clone(), self.metrics.clone());
+        let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
+        if matches!(*state, State::Closed) {
+            return;
+        }
+        *state = match opened {
+            Ok(learner) => {
+                tracing::info!(model = self.model, "the model takes learned samples again");
+                State::Open(Arc::new(learner))
+            }
+            Err(error) => State::Failed(failure(&self.model, error.to_string(), Some(&before))),
+        };
+    }
+
+    fn state(&self) -> RwLockReadGuard<'_, State> {
+        self.state.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Why the log could not be opened.
+    pub(crate) fn failure(&self) -> Option<String> {
+        match &*self.state() {
+            State::Failed(failure) => Some(failure.reason.clone()),
+            State::Open(_) | State::Closed => None,
+        }
+    }
+
+    /// # Errors
+    /// When the log is not open.
+    pub(crate) fn learner(&self) -> Result<Arc<Learner>, CallError> {
+        match &*self.state() {
+            State::Open(learner) => Ok(learner.clone()),
+            State::Failed(Failure { reason, .. }) => {
+                Err(CallError::NoLearnLog { model: self.model.clone(), reason: reason.clone() })
+            }
+            State::Closed => Err(LearnError::Closed.into()),
+        }
+    }
+
+    /// Refuses further samples, and waits until the queued ones are on disk.
+    pub(crate) fn close(&self) {
+        let state = {
+            let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
+            std::mem::replace(&mut *state, State::Closed)
+        };
+        if let State::Open(learner) = state {
+            learner.join();
+        }
+    }
+}
+
+/// Logs a failure, unless it is the same as before.
+fn failure(model: &str, reason: String, before: Option<&Failure>) -> Failure {
+    if before.is_none_or(|before| before.reason != reason) {
+        tracing::warn!(model, reason, "the model takes no learned samples; its log is tried again");
+    }
+    Failure { reason, at: Instant::now() }
+}
