@@ -35,8 +35,8 @@ use crate::trace::recorder::Recorder;
 use crate::types::{AbsentId, Batch, Scores, TableId, Times, Version, unix_ms};
 use gpu::{GpuLookupTier, WarmRow};
 use host::Scratch;
-pub(crate) use versions::LoadedVersion;
-use versions::Versions;
+pub(crate) use versions::SharedVersion;
+use versions::{LoadedVersion, Versions};
 
 /// Where batches look up rows.
 pub(crate) enum LookupTier {
@@ -140,13 +140,13 @@ impl Engine {
 
     /// An engine without a cache on the same threads, for another version of the same model that
     /// [`Self::accept`] has accepted.
-    pub(crate) fn secondary(&self, version: Arc<LoadedVersion>, metrics: Arc<ModelMetrics>) -> Self {
+    pub(crate) fn secondary(&self, version: SharedVersion, metrics: Arc<ModelMetrics>) -> Self {
         let (name, max_samples, threads) = (self.name.clone(), self.max_samples, self.threads.clone());
         let parts = EngineParts { name, lookup_tier: LookupTier::Store, metrics, threads, max_samples };
         Self::serving(version, self.schema.clone(), parts)
     }
 
-    fn serving(version: Arc<LoadedVersion>, schema: Arc<Schema>, parts: EngineParts) -> Self {
+    fn serving(version: SharedVersion, schema: Arc<Schema>, parts: EngineParts) -> Self {
         let EngineParts { name, lookup_tier, metrics, threads, max_samples } = parts;
         let number = version.version();
         metrics.version.set(number.0 as f64);

@@ -12,10 +12,10 @@
 //!
 //! A device that fails meanwhile is abandoned, and the host takes over.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
-use super::versions::LoadedVersion;
+use super::versions::{LoadedVersion, SharedVersion};
 use super::{Engine, LookupTier, WARM_CHUNK, read_weights};
 use crate::cache::{CacheError, FlatCache, NewRow, Switched};
 use crate::model::WeightsError;
@@ -42,7 +42,7 @@ pub(crate) enum Changes {
 /// A version to take over.
 pub(crate) struct NextVersion {
     /// What [`Engine::accept`] returned for it.
-    pub version: Arc<LoadedVersion>,
+    pub version: SharedVersion,
     pub changes: Changes,
     /// `cache.switch_bytes`: most bytes of changed rows that stay cached.
     pub switch_bytes: u64,
@@ -80,7 +80,7 @@ impl Engine {
     ///
     /// # Errors
     /// [`SwitchError`].
-    pub(crate) fn accept(&self, opened: Opened) -> Result<Arc<LoadedVersion>, SwitchError> {
+    pub(crate) fn accept(&self, opened: Opened) -> Result<SharedVersion, SwitchError> {
         self.check_schema(&opened)?;
         let weights = read_weights(&self.model, &opened)?;
         Ok(LoadedVersion::new(opened, weights).1)
@@ -96,7 +96,7 @@ impl Engine {
     }
 
     /// The version that later batches use.
-    pub(crate) fn served(&self) -> Arc<LoadedVersion> {
+    pub(crate) fn served(&self) -> SharedVersion {
         self.versions.current()
     }
 
@@ -243,9 +243,9 @@ impl<'r> NextRows<'r> {
 }
 
 /// Waits until no batch uses a version, then releases it. If that takes too long, the batch releases it.
-fn wait_for_last(old: Arc<LoadedVersion>) {
+fn wait_for_last(old: SharedVersion) {
     let until = Instant::now() + MAX_WAIT;
-    while Arc::strong_count(&old) > 1 {
+    while SharedVersion::strong_count(&old) > 1 {
         if Instant::now() >= until {
             let (version, seconds) = (old.version().0, MAX_WAIT.as_secs());
             return tracing::warn!(version, "a batch of the old version has not ended after {seconds} s");

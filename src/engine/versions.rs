@@ -19,7 +19,7 @@ use crate::store::{EmbeddingStore, Opened};
 use crate::sync::{Arc, RwLock};
 use crate::types::Version;
 
-/// A version, ready to score. The engines that use it share it.
+/// A version, ready to score.
 pub(crate) struct LoadedVersion {
     pub weights: Weights<f32>,
     pub store: EmbeddingStore,
@@ -31,9 +31,12 @@ pub(crate) struct LoadedVersion {
     _mark: Option<File>,
 }
 
+/// A loaded version, which the engines that use it share.
+pub(crate) type SharedVersion = Arc<LoadedVersion>;
+
 impl LoadedVersion {
     /// An opened version with its weights, laid out for the model. Also returns its schema.
-    pub(crate) fn new(opened: Opened, weights: Weights<f32>) -> (Schema, Arc<LoadedVersion>) {
+    pub(crate) fn new(opened: Opened, weights: Weights<f32>) -> (Schema, SharedVersion) {
         let Opened { schema, store, training, .. } = opened;
         let trained_unix_ms = training.map(|training| training.last_batch_unix_ms);
         let (loaded, mark) = (Instant::now(), store.mark_served());

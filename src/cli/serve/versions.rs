@@ -32,7 +32,7 @@ use super::{LoadedModel, Loader};
 use crate::cli::background;
 use crate::config::{Sticky, TrafficConfig};
 use crate::engine::switch::{Changes, NextVersion};
-use crate::engine::{Engine, LoadedVersion};
+use crate::engine::{Engine, SharedVersion};
 use crate::metrics::Metrics;
 use crate::predict::Predict;
 use crate::server::{Loaded, NotChanged, Registry};
@@ -378,7 +378,7 @@ impl Versions {
     }
 
     /// An engine of a version that the main engine does not have.
-    fn secondary(&self, model: &LoadedModel, name: &str, version: Arc<LoadedVersion>) -> Arc<Engine> {
+    fn secondary(&self, model: &LoadedModel, name: &str, version: SharedVersion) -> Arc<Engine> {
         let metrics = self.loader.metrics.secondary(name, &model.engine.describe().schema);
         Arc::new(model.engine.secondary(version, metrics))
     }

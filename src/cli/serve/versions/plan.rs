@@ -1,14 +1,13 @@
 //! What is wanted of a model, and opening what is not loaded yet.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 use std::time::Instant;
 
 use super::{Known, RETRY_AFTER, Refusal, SettleOptions, Versions, refusal};
 use crate::cli::serve::stamps::Stamper;
 use crate::cli::serve::{LoadedModel, Loader};
 use crate::config::{STABLE, Shadow, TrafficConfig, VersionPolicy};
-use crate::engine::LoadedVersion;
+use crate::engine::SharedVersion;
 use crate::metrics::EventKind;
 use crate::predict::Predict;
 use crate::server::Labels;
@@ -303,8 +302,8 @@ fn open(
     loader: &Loader,
     LoadedModel { engine, memory, .. }: &LoadedModel,
     version: Version,
-    before: Option<Arc<LoadedVersion>>,
-) -> anyhow::Result<Arc<LoadedVersion>> {
+    before: Option<SharedVersion>,
+) -> anyhow::Result<SharedVersion> {
     let name = engine.describe().model;
     let Some(before) = before else {
         let mut opened = store::open(&loader.models, &name, version, loader.purpose())?;
