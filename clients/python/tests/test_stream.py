@@ -42,16 +42,16 @@ def test_batches_that_come_slowly_are_scored_when_they_come(client: Client, case
     scored = 0
 
     def batches() -> Iterator[Any]:
-        for number in range(5):
+        for number in range(6):
             # The result of the batch before the last one has been yielded.
             assert scored >= number - 1
             yield case.columns
-            time.sleep(0.5)
+            time.sleep(1)
 
-    for result in client.predict_stream(MODEL, batches(), timeout=1.5):
+    for result in client.predict_stream(MODEL, batches(), timeout=5):
         scored += 1
         assert np.asarray(result.scores).tobytes() == case.scores.tobytes()
-    assert scored == 5
+    assert scored == 6
 
 
 def test_a_refused_batch_raises_its_error(client: Client, case: Case) -> None:
