@@ -1,7 +1,6 @@
 //! The three layers of the configuration (file, environment, flags), and the parsing of their texts into
 //! values.
 
-use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -403,13 +402,12 @@ impl Layers {
     }
 
     fn address(&self, key: &'static str) -> Result<SocketAddr, ConfigError> {
-        let reason = RefCell::new(String::new());
-        let expected = || format!("host:port, such as 127.0.0.1:8001{}", reason.borrow());
-        self.parse(key, expected, |text| {
-            let found = text.to_socket_addrs();
-            let found = found.inspect_err(|error| *reason.borrow_mut() = format!(" ({error})"));
-            found.ok()?.next()
-        })
+        let (found, reason) = match self.text(key).map(ToSocketAddrs::to_socket_addrs) {
+            Some(Ok(mut found)) => (found.next(), String::new()),
+            Some(Err(error)) => (None, format!(" ({error})")),
+            None => (None, String::new()),
+        };
+        self.parse(key, || format!("host:port, such as 127.0.0.1:8001{reason}"), |_| found)
     }
 
     pub(crate) fn choice<T: Copy>(&self, key: &'static str, choices: &[(&str, T)]) -> Result<T, ConfigError> {

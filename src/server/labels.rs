@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::convert::clip;
 use super::models::NotChanged;
 use super::proto::SetLabelRequest;
-use super::repository::{Change, ChangeError};
+use super::repository::{Change, ChangeError, Repository};
 use super::status::CallError;
 use super::{Shared, kserve};
 use crate::config::is_label;
@@ -44,6 +44,7 @@ pub(crate) async fn set(
         (false, 0) => Some(Follow::Latest),
         (false, number) => Some(Follow::Version(Version(number))),
     };
+    let repository = shared.repository.get().ok_or(ChangeError::Unsupported)?;
     let named = match follow {
         Some(Follow::Version(_)) => set_loaded(shared, &model, (&label, follow), id)?,
         Some(Follow::Latest) | None => None,
@@ -52,9 +53,9 @@ pub(crate) async fn set(
         let change = Change::Label { label: label.clone(), follow };
         kserve::change(shared, change, model.clone(), id.to_owned()).await?;
     }
-    keep(shared, &model, &label).await;
+    keep(shared, repository.clone(), &model, &label).await;
     // Unloads versions that no label names any more, when the repository has time.
-    shared.repository.get().iter().for_each(|repository| repository.look(&model));
+    repository.look(&model);
     if named.is_some() {
         return Ok(named);
     }
@@ -84,8 +85,7 @@ fn set_loaded(
 
 /// Makes the labels of a model durable. Waits for the disk, but not for long: the labels hold until a restart
 /// anyway, and are written when the disk answers.
-async fn keep(shared: &Arc<Shared>, model: &str, label: &str) {
-    let Some(repository) = shared.repository.get().cloned() else { return };
+async fn keep(shared: &Arc<Shared>, repository: Arc<dyn Repository>, model: &str, label: &str) {
     let (shared, name) = (shared.clone(), model.to_owned());
     let keeping = tokio::spawn(async move {
         let _keeping = shared.models.keeping.lock().await;

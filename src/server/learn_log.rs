@@ -9,7 +9,7 @@ use crate::learnlog::{LearnError, Learner, LearnerOptions};
 use crate::metrics::ModelMetrics;
 
 /// How often it is tried to open the log. That costs the read of its last segment.
-const RETRY_AFTER: Duration = Duration::from_secs(if cfg!(test) { 0 } else { 10 });
+const RETRY_AFTER: Duration = Duration::from_secs(10);
 
 /// The log of a model that takes samples.
 pub(crate) struct LearnLog {

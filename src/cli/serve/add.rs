@@ -28,7 +28,7 @@ pub(crate) struct Adder {
 }
 
 /// The wait before a refused model is tried again although its files have not changed.
-const FIRST_WAIT: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 60 });
+const FIRST_WAIT: Duration = Duration::from_secs(60);
 const MAX_WAIT: Duration = Duration::from_secs(3600);
 
 /// A model that was refused.

@@ -270,6 +270,11 @@ impl Server {
         // Both fail if the server has given up.
         self.ready.send(prepared).is_ok() && self.begun.recv().is_ok()
     }
+
+    /// Reports that the model is ready although training cannot begin, and returns the error when it would.
+    fn serves_without(self, error: anyhow::Error) -> anyhow::Result<()> {
+        if self.waits(Ok(())) { Err(error) } else { Ok(()) }
+    }
 }
 
 /// What the thread of training owns.
@@ -325,7 +330,7 @@ impl TrainingThread {
             Ok(checked) => checked,
             // The disk is full, for example.
             Err(error) if error.is::<StoreError>() && self.has_version() => {
-                return if server.waits(Ok(())) { Err(error) } else { Ok(()) };
+                return server.serves_without(error);
             }
             Err(error) => {
                 server.waits(Err(error));
@@ -340,13 +345,7 @@ impl TrainingThread {
                 _ => Ok(()),
             },
             // The data is damaged, or a disk has failed. What is there can be served.
-            Err(error) if !error.is::<InputError>() && self.has_version() => {
-                if server.waits(Ok(())) {
-                    Err(error)
-                } else {
-                    Ok(())
-                }
-            }
+            Err(error) if !error.is::<InputError>() && self.has_version() => server.serves_without(error),
             Err(error) => {
                 server.waits(Err(error));
                 Ok(())
