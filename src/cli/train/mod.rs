@@ -24,7 +24,7 @@ use crate::cli::scratchpad::{PipelineFlags, SizeFlag, training_device};
 use crate::cli::training::{ComputeFlags, TrainingFlags, compute_threads};
 use crate::cli::{InputError, error_line, note, print, print_and_end};
 use crate::config::{Config, Flags};
-use crate::dataset::Stop;
+use crate::dataset::{Feed, Stop};
 use crate::device::cuda::Nvidia;
 use crate::schema::Schema;
 use crate::store::{StoreError, check_name, check_writable};
@@ -195,42 +195,81 @@ fn train(
         return print(&no_news(args, continued));
     };
     run.train()?;
-    let mut interrupted = stop.interrupted();
-    if run.epochs.meter.samples() == 0 && continued.is_none() {
+    if run.epochs.meter.samples() == 0
+        && let Some(ended) = without_sample(args, &run, continued, stop.interrupted())
+    {
+        return ended;
+    }
+    let version = write_last(&mut run, stop)?;
+    evaluate_and_report(run, &feed, version, stop)
+}
+
+/// How a run ends that took no step. `None` if it writes a version nevertheless: the same rows, with the cursor
+/// of all its data.
+fn without_sample(
+    args: &Args,
+    run: &Run<'_>,
+    continued: Option<Version>,
+    interrupted: bool,
+) -> Option<anyhow::Result<()>> {
+    let Some(version) = continued else {
         let nothing = "no step was taken, so no version was written".to_owned();
-        return Err(if interrupted { Interrupted(nothing).into() } else { args.data.no_samples() });
-    }
-    // Data that is followed is never complete, so that a run may continue when there is more of it.
-    if let Some(version) = continued.filter(|_| run.epochs.meter.samples() == 0 && args.data.follows()) {
-        let nothing = format!("no new samples since {}/{}/{version}", args.models.display(), args.name);
-        run.epochs.meter.print(&nothing);
-        let ended = if interrupted { Err(Interrupted(nothing).into()) } else { Ok(()) };
-        return print_and_end(&no_news(args, continued), ended);
-    }
-    if let Some(best) = run.epochs.unwritten_best().filter(|_| !interrupted) {
-        tracing::warn!("no version of the best epoch, {best}, could be written: the last epoch is written");
-    }
-    // After an interrupt the trained state is needed to continue, not the best one.
-    let version = match run.epochs.best_version().filter(|_| !interrupted) {
-        Some(best) => run.versions.make_latest(best)?,
-        None => {
-            run.epochs.check_gate().map_err(|reason| not_published(&reason, interrupted))?;
-            match run.write() {
-                Err(error) if stop.interrupted() => return Err(not_written(&error, &run).into()),
-                written => written?,
-            }
-        }
+        return Some(Err(if interrupted { Interrupted(nothing).into() } else { args.data.no_samples() }));
     };
-    let Run { epochs, mut model, .. } = run;
-    let written = format!("{}/{}/{version}", args.models.display(), args.name);
-    let quality = if interrupted {
+    // Data that is followed is never complete, so that a run may continue when there is more of it.
+    if !args.data.follows() {
+        return None;
+    }
+    let nothing = format!("no new samples since {}", written(args, version));
+    run.epochs.meter.print(&nothing);
+    let ended = if interrupted { Err(Interrupted(nothing).into()) } else { Ok(()) };
+    Some(print_and_end(&no_news(args, continued), ended))
+}
+
+/// Writes the last version, or makes the best one the latest, and returns it.
+///
+/// # Errors
+/// When the gate refuses the version, or it cannot be written.
+fn write_last(run: &mut Run<'_>, stop: &Stop) -> anyhow::Result<Version> {
+    let interrupted = stop.interrupted();
+    // After an interrupt the trained state is needed to continue, not the best one.
+    if !interrupted {
+        if let Some(best) = run.epochs.best_version() {
+            return run.versions.make_latest(best);
+        }
+        if let Some(best) = run.epochs.unwritten_best() {
+            tracing::warn!(
+                "no version of the best epoch, {best}, could be written: the last epoch is written"
+            );
+        }
+    }
+    run.epochs.check_gate().map_err(|reason| not_published(&reason, interrupted))?;
+    match run.write() {
+        Err(error) if stop.interrupted() => Err(not_written(&error, run).into()),
+        written => written,
+    }
+}
+
+/// Evaluates the last version on the validation data, and says how the run ended.
+///
+/// # Errors
+/// When the validation data cannot be read, or the run was interrupted.
+fn evaluate_and_report(
+    Run { epochs, mut model, .. }: Run<'_>,
+    feed: &Feed,
+    version: Version,
+    stop: &Stop,
+) -> anyhow::Result<()> {
+    let args = epochs.args;
+    let written = written(args, version);
+    let quality = if stop.interrupted() {
         None
     } else {
-        let quality = evaluate::written(args, &feed, &mut model, version);
+        let quality = evaluate::written(args, feed, &mut model, version);
         quality.with_context(|| format!("wrote {written}, but could not evaluate it"))?
     };
     // Then the validation data may not have been read to its end.
-    interrupted = stop.interrupted();
+    let interrupted = stop.interrupted();
     let quality = quality.filter(|_| !interrupted);
     let report = Report { epochs: &epochs, model: &model, version, quality, interrupted };
     note(report.text().trim_end());
@@ -241,6 +280,11 @@ fn train(
     }
     note(&format!("wrote {written}"));
     print(&json)
+}
+
+/// The directory of a version, for messages.
+fn written(args: &Args, version: Version) -> String {
+    format!("{}/{}/{version}", args.models.display(), args.name)
 }
 
 /// The last version is not published.
