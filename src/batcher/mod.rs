@@ -20,7 +20,7 @@ mod worker;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 use std::task::{Context, Poll};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -65,6 +65,11 @@ pub(crate) enum BatchError {
          of its time until the deadline)", .0.wait.as_millis(), .0.limit.as_millis()
     )]
     Overloaded(TooLate),
+    #[error(
+        "batcher: the model computes nothing: a request before this one has waited {} s (limit \
+         batcher.default_deadline_ms)", .waits.as_secs()
+    )]
+    Stands { waits: Duration },
     #[error("batcher: overloaded: requests of a higher priority took the place of this one in the queue")]
     Displaced,
     #[error("the server is draining, or the model is being unloaded: no more requests are accepted")]
@@ -296,6 +301,26 @@ impl Batcher {
     /// [`BatchError::QueueSamples`], [`BatchError::QueueBytes`], [`BatchError::Overloaded`] or
     /// [`BatchError::Closed`]. The ticket returns all other errors.
     pub(crate) fn submit(&self, batch: Batch, terms: Terms) -> Result<Ticket, BatchError> {
+        self.submit_to(self.shared.state(), batch, terms)
+    }
+
+    /// As [`Self::submit`]; `None` also if a worker has the queue. So the caller never waits for a worker that
+    /// only runs when a processor is free.
+    pub(crate) fn try_submit(&self, batch: Batch, terms: Terms) -> Option<Ticket> {
+        let state = match self.shared.state.try_lock() {
+            Ok(state) => state,
+            Err(TryLockError::Poisoned(state)) => state.into_inner(),
+            Err(TryLockError::WouldBlock) => return None,
+        };
+        self.submit_to(state, batch, terms).ok()
+    }
+
+    fn submit_to(
+        &self,
+        mut state: MutexGuard<'_, State>,
+        batch: Batch,
+        terms: Terms,
+    ) -> Result<Ticket, BatchError> {
         if self.shared.runtime.get().is_none()
             && let Ok(runtime) = Handle::try_current()
         {
@@ -304,7 +329,6 @@ impl Batcher {
         let queued = Instant::now();
         let (reply, answer, progress) = Reply::new(queued);
         let size = Size::of(&batch, 0..batch.samples);
-        let mut state = self.shared.state();
         let Limits { queue: limit, batch: most, .. } = state.queue.limits();
         let displaced = state.queue.admit(size, queued, terms).map_err(|refused| refusal(refused, limit))?;
         let turns = if size.samples > most.samples {
@@ -399,6 +423,7 @@ fn refusal(refused: Refused, limit: Size) -> BatchError {
     match refused {
         Refused::Closed => BatchError::Closed,
         Refused::TooLate(late) => BatchError::Overloaded(late),
+        Refused::Stands { waits } => BatchError::Stands { waits },
         Refused::Full { queued, size } if queued.samples + size.samples > limit.samples => {
             BatchError::QueueSamples { limit: limit.samples, queued: queued.samples, size: size.samples }
         }

@@ -6,18 +6,20 @@
 //! requests of the next higher priority pass only if they come within [`GIVES_WAY`] after it, and the queue
 //! is limited. Its own deadline may end it before.
 //!
-//! If the queue is full, a request displaces requests of lower priorities, the lowest and newest first.
+//! If the queue is full, a request displaces requests of lower priorities, the lowest and newest first. If it
+//! does not move, because all workers are in calls that do not end, requests are refused.
 //!
 //! [`Queue::take`] follows one policy:
 //!
-//! * If no batch is being computed, queued requests are taken at once. A lone request never waits.
-//! * If another batch is being computed, a batch may fill until it is full or its first request has waited
-//!   `max_delay`. If the other batch is finished before that, the first rule applies.
+//! * While fewer than half of the workers compute, queued requests are taken at once. A lone request never
+//!   waits.
+//! * While more of them compute, a batch may fill until it is full or its first request has waited
+//!   `max_delay`. If one of them finishes before that, the first rule may apply.
 //! * If the queue is closed, queued requests are taken at once.
 //!
 //! So the delay costs nothing under light load, and under heavy load batches form while the model computes.
-//! `max_delay` only decides when a further worker starts. With a delay of zero every idle worker starts at
-//! once.
+//! The second half of the workers waits, because their cores also have to read messages, and few large batches
+//! cost less than many small ones. With a delay of zero every idle worker starts at once.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -92,7 +94,7 @@ pub(crate) struct Limits {
     pub queue: Size,
     /// Limit of one batch. An entry that exceeds it is computed alone.
     pub batch: Size,
-    /// How long a batch may fill while another is computed.
+    /// How long a batch may fill while half of the workers compute.
     pub max_delay: Duration,
     /// `batcher.default_deadline_ms`: how long a client waits that does not say so.
     pub default_deadline: Duration,
@@ -132,8 +134,15 @@ impl Turns {
 /// Why a request was not queued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refused {
-    Full { queued: Size, size: Size },
+    Full {
+        queued: Size,
+        size: Size,
+    },
     TooLate(TooLate),
+    /// A request before it waits for this long.
+    Stands {
+        waits: Duration,
+    },
     Closed,
 }
 
@@ -216,7 +225,7 @@ impl<T> Queue<T> {
     /// Makes room for a request, whose entries are pushed next. Returns the entries that it displaces.
     ///
     /// # Errors
-    /// When the queue is closed, full, or overloaded.
+    /// When the queue is closed, full, or overloaded, or does not move.
     pub(crate) fn admit(
         &mut self,
         size: Size,
@@ -232,6 +241,7 @@ impl<T> Queue<T> {
             return Err(Refused::Full { queued: before, size });
         }
         self.overload.refuses(&self.limits, queued, before.samples, terms).map_err(Refused::TooLate)?;
+        self.check_moves(queued, terms.priority)?;
         let mut displaced = Vec::new();
         while self.held().plus_within(size, self.limits.queue).is_none() {
             let lowest = Priority::ALL.into_iter().rev().find(|p| self.held[*p as usize].samples > 0);
@@ -240,6 +250,22 @@ impl<T> Queue<T> {
             displaced.extend(self.remove(turn));
         }
         Ok(displaced)
+    }
+
+    /// Refuses a request if one before it has waited for longer than clients wait. So the requests of a version
+    /// that is stuck do not take all places of the server: its measured speed says nothing any more.
+    fn check_moves(&self, now: Instant, priority: Priority) -> Result<(), Refused> {
+        let waits = |entry: &Entry<T>| now.saturating_duration_since(entry.queued);
+        let limit = self.limits.default_deadline;
+        if self.entries.first_key_value().is_none_or(|(_, first)| waits(first) <= limit) {
+            return Ok(());
+        }
+        // A request of a lower priority may wait longer.
+        let before = self.entries.values().find(|entry| entry.terms.priority <= priority);
+        match before.map(waits) {
+            Some(waits) if waits > limit => Err(Refused::Stands { waits }),
+            _ => Ok(()),
+        }
     }
 
     /// Queues an entry. Returns its turn.
@@ -291,7 +317,8 @@ impl<T> Queue<T> {
         let (held, limit) = (self.held(), self.limits.batch);
         let full = held.samples >= limit.samples || held.bytes >= limit.bytes;
         let due = first.queued + self.limits.max_delay;
-        if self.closed || self.computing == 0 || full || due <= now { Next::Work } else { Next::Wait(due) }
+        let are_few = self.computing < self.limits.workers.div_ceil(2);
+        if self.closed || are_few || full || due <= now { Next::Work } else { Next::Wait(due) }
     }
 
     /// Moves the next batch into `taken`, which must be empty, if the policy allows it. Expired entries

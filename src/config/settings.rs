@@ -96,7 +96,7 @@ pub(crate) const SECTIONS: &[Section] = &[
                 "server.max_inflight_bytes",
                 Words("1GiB, or the least value if that is more"),
                 "Most memory for the messages of all calls in flight, encoded and decoded, and for answers \
-                 that have not left; at least what the largest message may take, 33 × `server.max_bytes` \
+                 that have not left, or wait behind another one of their stream; at least what the largest message may take, 33 × `server.max_bytes` \
                  and 26MB. Bytes that are not read yet do not count: all calls of a gRPC connection have an \
                  HTTP/2 window for them, of this value / `server.max_connections`, within 64 KiB to 1 MiB, \
                  and at least 512 bytes × `server.max_streams` (so 512 KiB with the defaults)",
@@ -238,8 +238,8 @@ pub(crate) const SECTIONS: &[Section] = &[
             setting(
                 "batcher.max_delay_us",
                 Text("500"),
-                "How long a batch may wait for more requests while another batch is computed; an idle model \
-                 starts at once",
+                "How long a batch may wait for more requests while at least half of the model's workers \
+                 compute; otherwise it is computed at once",
             )
             .reloads(),
             setting(

@@ -19,7 +19,7 @@ pub(crate) struct Sender {
     /// Its own id, or an empty text.
     id: String,
     /// When its message was decoded.
-    pub decoded: Instant,
+    decoded: Instant,
     /// Whether it is one of a stream.
     of_stream: bool,
 }
@@ -37,6 +37,11 @@ impl Sender {
         Report { code: error.code(), error: text.as_deref(), ..self.report(None) }.tell();
     }
 
+    /// When the request arrived. Only the client knows when it sent a message of a stream.
+    pub(crate) fn arrived(&self) -> Instant {
+        if self.of_stream { self.decoded } else { self.arrival.at }
+    }
+
     /// Whether an error is reported with its reason.
     fn reports(&self, fault: bool) -> bool {
         fault || report::wants_errors(&self.arrival.shared)
@@ -44,9 +49,7 @@ impl Sender {
 
     /// A request that ends now, of no model.
     fn report(&self, steps: Option<Steps>) -> Report<'_> {
-        let Self { arrival, id, decoded, of_stream } = self;
-        // The time between the messages of a stream is its client's.
-        let arrived = if *of_stream { *decoded } else { arrival.at };
+        let Self { arrival, id, decoded, .. } = self;
         Report {
             arrival,
             id,
@@ -56,7 +59,7 @@ impl Sender {
             code: Code::Ok,
             error: None,
             fault: false,
-            times: Instants { arrived, decoded: *decoded, steps, ended: Instant::now() },
+            times: Instants { arrived: self.arrived(), decoded: *decoded, steps, ended: Instant::now() },
         }
     }
 }

@@ -20,6 +20,7 @@ use super::link::{Aside, OpenStream};
 /// A call of a connection, until the last byte of its answer has left.
 struct OpenCall {
     shared: Arc<Shared>,
+    /// Ends before `_aside`, so that the connection knows whether this call has kept it open.
     open: Arc<OpenStream>,
     /// `None` if the gate did not admit the call.
     _charge: Option<Arc<Charge>>,

@@ -8,7 +8,8 @@
 //! its message to its answer. So neither a message that does not end nor an answer that is not read holds
 //! one. Learn calls wait for the disk, so they get at most half of the places. A stream has a place from its
 //! begin to its end, and its place and memory belong to no model, because it has requests for any. Those of a
-//! call that changes a model belong to none either, so that an overloaded one can be changed.
+//! call that describes or changes a model belong to none either, so that this works while it is overloaded,
+//! and for changes a few places are kept ([`KEPT_FOR_CHANGES`]).
 //!
 //! **Connections.** Calls that wait for their message, or for their answer to leave, are in flight too. There
 //! are at most twice as many calls in flight as places. While less than half of these are taken (for a new
@@ -36,6 +37,10 @@ const MAX_HELD_PER_FREE: usize = 3;
 /// The part kept for other connections is divided by at least this number. If it were divided by the number
 /// of connections alone, the first ones would leave nothing for later ones.
 const PARTS: usize = 64;
+
+/// Places that only calls that change a model get, and of calls in flight. With a stuck version, all other
+/// places may be taken by its calls, and a change is what helps.
+const KEPT_FOR_CHANGES: usize = 16;
 
 /// The memory divided by this is kept for other connections. One large stream may need nearly all.
 const KEPT_MEMORY_DIVISOR: usize = 16;
@@ -69,10 +74,42 @@ pub(crate) enum Kind {
     Use,
     /// One message with samples, which the model that it names stores.
     Learn,
+    /// One message, which asks about a model without using it.
+    Describe,
     /// One message, which changes a model.
     Change,
     /// A stream of messages for any models.
     Stream,
+}
+
+impl Kind {
+    /// What it may take of a limit for all calls.
+    fn of_limit(self, limit: usize) -> usize {
+        if self == Self::Change { limit + KEPT_FOR_CHANGES } else { limit }
+    }
+}
+
+/// All calls in flight would take too much memory.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct TooManyBytes(String);
+
+impl From<TooManyBytes> for Status {
+    fn from(TooManyBytes(text): TooManyBytes) -> Self {
+        overloaded(text, FULL)
+    }
+}
+
+/// Memory that a call holds until this is dropped, besides that of its messages.
+pub(crate) struct HeldBytes {
+    charge: Arc<Charge>,
+    bytes: usize,
+}
+
+impl Drop for HeldBytes {
+    fn drop(&mut self) {
+        self.charge.release(self.bytes);
+    }
 }
 
 /// A place among the calls that are computed.
@@ -136,9 +173,9 @@ impl Charge {
                 *charge.place() = Some(place);
                 (limit, places)
             }
-            Kind::Use | Kind::Learn | Kind::Change => (2 * limit, all),
+            Kind::Use | Kind::Learn | Kind::Describe | Kind::Change => (2 * limit, all),
         };
-        if all > 2 * limit {
+        if all > kind.of_limit(2 * limit) {
             return Err(full(limit, all, ""));
         }
         // A connection may always have one.
@@ -195,11 +232,12 @@ impl Charge {
         let (limit, all) = (self.shared.max_requests, self.shared.places.fetch_add(1, Ordering::AcqRel) + 1);
         let learns = self.kind == Kind::Learn;
         let learning = if learns { self.shared.learning.fetch_add(1, Ordering::AcqRel) + 1 } else { 0 };
-        let (model, priority) = (self.model().cloned(), priority.filter(|_| !learns));
+        let model = self.model().cloned();
+        let priority = priority.filter(|_| self.kind == Kind::Use);
         let held = model.as_ref().map_or(0, |model| model.enter(priority));
         // Gives the place back if it is dropped here.
         let place = Place { shared: self.shared.clone(), model, priority, learns };
-        if all > limit {
+        if all > self.kind.of_limit(limit) {
             return Err(full(limit, all, ""));
         }
         if learning > (limit / 2).max(1) {
@@ -207,7 +245,7 @@ impl Charge {
             return Err(full(limit, all, &others));
         }
         if self.takes_from_others(held, limit, all) {
-            let name = self.model.get().map_or("", |named| &named.name);
+            let name = self.model_name().unwrap_or_default();
             let others = format!(", {held} of them for model {name:?}; the rest is for other models");
             return Err(full(limit, all, &others));
         }
@@ -280,7 +318,7 @@ impl Charge {
     /// # Errors
     /// When all calls, or those of the model or of the connection, would take too much. Then nothing is
     /// charged.
-    pub(crate) fn add(&self, bytes: usize) -> Result<(), Status> {
+    pub(crate) fn add(&self, bytes: usize) -> Result<(), TooManyBytes> {
         let limit = self.shared.max_inflight_bytes;
         let own = self.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
         let all = self.shared.in_flight_bytes.fetch_add(bytes, Ordering::AcqRel) + bytes;
@@ -301,9 +339,28 @@ impl Charge {
         self.release(bytes);
         let text = format!(
             "bytes of calls in flight: limit {limit} (server.max_inflight_bytes), got {all}, {own} of them \
-             for this call's message so far{others}"
+             of this call so far{others}"
         );
-        Err(overloaded(text, FULL))
+        Err(TooManyBytes(text))
+    }
+
+    /// Charges memory that the call takes until what is returned is dropped.
+    ///
+    /// # Errors
+    /// As [`Self::add`].
+    pub(crate) fn hold(self: &Arc<Self>, bytes: usize) -> Result<HeldBytes, TooManyBytes> {
+        self.add(bytes)?;
+        Ok(HeldBytes { charge: self.clone(), bytes })
+    }
+
+    /// Whether the call asks for scores of the model that it names.
+    pub(crate) fn scores(&self) -> bool {
+        self.kind == Kind::Use
+    }
+
+    /// The name of the model that the call uses, if it has arrived and that model is served.
+    pub(crate) fn model_name(&self) -> Option<&str> {
+        self.model.get().map(|named| named.name.as_str())
     }
 
     /// Whether a model that holds this much takes it from others.

@@ -44,8 +44,12 @@ mod service {
 }
 
 /// The methods that do not simply use a model.
-pub(crate) const KINDS: &[(&str, Kind)] =
-    &[("PredictStream", Kind::Stream), ("Learn", Kind::Learn), ("SetLabel", Kind::Change)];
+pub(crate) const KINDS: &[(&str, Kind)] = &[
+    ("PredictStream", Kind::Stream),
+    ("Learn", Kind::Learn),
+    ("GetModel", Kind::Describe),
+    ("SetLabel", Kind::Change),
+];
 
 impl ScoreRequest for PredictMessage {
     type Form = ();

@@ -158,9 +158,9 @@ where
             self.kinds.iter().find(|(name, _)| method == Some(name)).map_or(Kind::Use, |(_, kind)| *kind);
         let entered = Link::of(&request).ok_or_else(|| Status::internal("the call has no connection"));
         let entered = entered.and_then(|link| Charge::enter(&self.shared, link, deadline, kind));
-        let mut passage = Passage { arrival, code: Code::Cancelled, error: None };
+        let mut passage = Passage { arrival, charge: None, code: Code::Cancelled, error: None };
         let charge = match entered {
-            Ok(charge) => charge,
+            Ok(charge) => passage.charge.insert(charge).clone(),
             Err(status) => {
                 passage.refused(&status);
                 return Box::pin(async move {
@@ -206,6 +206,8 @@ where
 /// A call without an answer. If it is dropped without [`Passage::leave`], it was cancelled.
 struct Passage {
     arrival: Arc<Arrival>,
+    /// `None` if there are too many calls.
+    charge: Option<Arc<Charge>>,
     code: Code,
     /// Kept if it is reported.
     error: Option<String>,
@@ -237,6 +239,21 @@ impl Passage {
     fn refused(&mut self, status: &Status) {
         self.code = status.code();
         self.error = self.wants_error().then(|| status.message().to_owned());
+    }
+
+    /// Counts a call that no model has counted, for the model that it names if that is served.
+    fn count(&self, took: Duration) {
+        let shared = &self.arrival.shared;
+        let named = self.charge.as_ref().and_then(|charge| Some((charge, charge.model_name()?)));
+        let Some((charge, model)) = named.and_then(|(charge, name)| Some((charge, shared.models.get(name)?)))
+        else {
+            return shared.metrics.no_model.count(self.code as i32);
+        };
+        let metrics = &model.stable().metrics;
+        metrics.requests.count(self.code as i32);
+        if charge.scores() {
+            metrics.statistics.fail.add(1, took);
+        }
     }
 
     /// Whether the gate reports the call with its error.
@@ -282,21 +299,20 @@ impl http_body::Body for Answers {
 
 impl Drop for Passage {
     fn drop(&mut self) {
-        let Arrival { shared, at, decoded, counted, reported, .. } = &*self.arrival;
-        let counted = counted.load(Ordering::Relaxed);
+        let Arrival { at, decoded, counted, reported, .. } = &*self.arrival;
+        let (counted, ended) = (counted.load(Ordering::Relaxed), Instant::now());
         if !counted {
-            shared.metrics.no_model.count(self.code as i32);
+            self.count(ended.saturating_duration_since(*at));
         }
         if reported.load(Ordering::Relaxed) {
             return;
         }
-        let ended = Instant::now();
         // A call without a decoded message waited for it until the end. A counted stream had messages.
         let decoded = decoded.get().copied().unwrap_or(if counted { *at } else { ended });
         let report = Report {
             arrival: &self.arrival,
             id: "",
-            model: None,
+            model: self.charge.as_ref().and_then(|charge| charge.model_name()),
             version: None,
             samples: 0,
             code: self.code,

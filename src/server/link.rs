@@ -56,7 +56,7 @@ struct Activity {
     aside: usize,
     /// Those of them whose tasks have not begun.
     new: usize,
-    /// The last begin or end of a call.
+    /// The last end of a call that keeps the connection open.
     idle_since: Instant,
     /// Wakes the connection's task when there are few enough calls to read on.
     reader: Option<Waker>,
@@ -180,10 +180,7 @@ pub(crate) struct OpenStream(Arc<Link>);
 
 impl OpenStream {
     pub(super) fn new(link: Arc<Link>) -> Self {
-        link.change(|activity| {
-            activity.calls += 1;
-            activity.idle_since = Instant::now();
-        });
+        link.change(|activity| activity.calls += 1);
         Self(link)
     }
 
@@ -195,8 +192,10 @@ impl OpenStream {
 impl Drop for OpenStream {
     fn drop(&mut self) {
         self.0.change(|activity| {
+            if activity.calls > activity.aside {
+                activity.idle_since = Instant::now();
+            }
             activity.calls -= 1;
-            activity.idle_since = Instant::now();
         });
     }
 }

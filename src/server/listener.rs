@@ -10,7 +10,6 @@
 
 use std::future::poll_fn;
 use std::io;
-use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -23,6 +22,7 @@ use tokio::time::{Instant, Sleep};
 use tonic::codegen::tokio_stream::Stream as _;
 use tonic::transport::server::TcpIncoming;
 
+use super::http_port::AnswerTimes;
 use super::link::Link;
 use super::socket::Socket;
 use crate::metrics::ConnectionMetrics;
@@ -140,36 +140,6 @@ impl Limited {
     }
 }
 
-/// How long a connection of the HTTP port may take.
-#[derive(Clone, Copy)]
-pub(crate) struct AnswerTimes {
-    /// Until the first answer has left.
-    pub first: Duration,
-    /// From one answer that has left to the next one.
-    pub next: Duration,
-}
-
-/// The HTTP port, for axum.
-pub(crate) struct HttpPort {
-    pub port: Limited,
-    pub times: AnswerTimes,
-}
-
-impl axum::serve::Listener for HttpPort {
-    type Io = Connection;
-    type Addr = SocketAddr;
-
-    async fn accept(&mut self) -> (Connection, SocketAddr) {
-        let (stream, permit) = self.port.accept().await;
-        let peer = stream.peer;
-        (Connection::http(stream, permit, self.times), peer)
-    }
-
-    fn local_addr(&self) -> io::Result<SocketAddr> {
-        self.port.incoming.local_addr()
-    }
-}
-
 /// The time limit of the next answer of a connection.
 struct Overdue {
     next: Duration,
@@ -202,7 +172,7 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    fn http(stream: Socket, permit: Permit, times: AnswerTimes) -> Self {
+    pub(crate) fn http(stream: Socket, permit: Permit, times: AnswerTimes) -> Self {
         Self { stream, overdue: Some(Overdue::new(times)), link: None, _permit: permit }
     }
 

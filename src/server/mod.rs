@@ -25,6 +25,7 @@ mod descriptors;
 #[cfg(not(flechette_loom))]
 mod fuzz;
 mod gate;
+mod http_port;
 mod kserve;
 mod labels;
 mod learn_log;
@@ -80,10 +81,11 @@ use crate::metrics::Metrics;
 use crate::predict::Predict;
 
 use connection::GrpcPort;
-use listener::{AnswerTimes, ConnectionLimit, HttpPort, Limited};
+use http_port::{AnswerTimes, HttpPort};
+use listener::{ConnectionLimit, Limited};
 use model::Model;
 use models::Models;
-pub(crate) use models::{Loaded, NotChanged};
+pub(crate) use models::{Loaded, Missing, NotChanged};
 use not_served::{NotServed, Reason};
 use report::Slow;
 pub(crate) use repository::{Change, ChangeError, Repository, Requested};
@@ -248,6 +250,9 @@ impl Shared {
         let server = &self.metrics.server;
         server.ready.set(f64::from(self.ready()));
         server.not_served.set(self.not_served.refused().len() as f64);
+        server.places.set(self.places.load(Ordering::Relaxed) as f64);
+        server.in_flight.set(self.in_flight.load(Ordering::Relaxed) as f64);
+        server.in_flight_bytes.set(self.in_flight_bytes.load(Ordering::Relaxed) as f64);
         self.metrics.render()
     }
 
@@ -383,11 +388,9 @@ impl Server {
                 ConnectionLimit::new(shares.http, shared.metrics.connections("http")),
             ),
             times: AnswerTimes { first: config.handshake.min(config.http_idle), next: config.http_idle },
+            routes: web::routes(shared.clone()),
         };
-        let mut stop = stop_http.subscribe();
-        let web = axum::serve(http, web::routes(shared.clone()))
-            .with_graceful_shutdown(async move { stopped(&mut stop).await });
-        let web = tokio::spawn(async move { web.await });
+        let web = tokio::spawn(http.serve(stop_http.subscribe()));
         let incoming = TcpIncoming::from(grpc).with_nodelay(Some(true)).with_keepalive(Some(TCP_KEEPALIVE));
         let calls = GrpcPort {
             shared: shared.clone(),

@@ -4,11 +4,12 @@
 //! (`models.rs`). An engine that only the old one has is shut down when the last request that uses the old
 //! one has ended. So a request sees one consistent set of engines and labels, and takes no lock.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
 
 use super::convert::{Inputs, clip};
+use super::models::Missing;
 use super::pressure::Pressure;
 use super::serving_engine::{Queued, ServingEngine};
 use super::shadow::Shadowing;
@@ -38,8 +39,7 @@ pub(crate) struct Model {
     /// The engine of `canary` and its share, if some requests are for it.
     canary: Option<(usize, Split)>,
     shadow: Option<Arc<Shadowing>>,
-    /// Versions that are wanted and cannot be loaded: why.
-    missing: Vec<String>,
+    missing: Vec<Missing>,
     /// Versions that are newer than `latest` and are refused: why.
     newer: BTreeMap<Version, String>,
     held: Held,
@@ -76,7 +76,7 @@ pub(crate) struct Parts {
     pub labels: Option<Labels>,
     pub traffic: TrafficConfig,
     pub shadow: Option<Arc<Shadowing>>,
-    pub missing: Vec<String>,
+    pub missing: Vec<Missing>,
     pub newer: BTreeMap<Version, String>,
     pub held: Held,
 }
@@ -187,8 +187,25 @@ impl Model {
         self.labels.as_ref()
     }
 
-    pub(crate) fn missing(&self) -> &[String] {
+    pub(crate) fn missing(&self) -> &[Missing] {
         &self.missing
+    }
+
+    /// Why versions are refused that are newer, or that settings or labels name.
+    pub(crate) fn refused_versions(&self) -> BTreeMap<Version, String> {
+        let mut refused = self.newer.clone();
+        for Missing { version, text } in &self.missing {
+            let reasons = refused.entry(*version).or_default();
+            *reasons += if reasons.is_empty() { "" } else { "; " };
+            *reasons += text;
+        }
+        refused
+    }
+
+    /// The versions whose workers are in calls that do not end.
+    pub(crate) fn stuck_versions(&self) -> BTreeSet<Version> {
+        let stuck = self.engines.iter().filter(|served| served.batcher.is_stuck());
+        stuck.map(|served| served.predict.describe().version).collect()
     }
 
     /// Why an older version is served: the newer ones are refused.
@@ -288,11 +305,11 @@ impl Model {
         let served = &self.engines[engine];
         served.metrics.statistics.input.add(1, started.elapsed());
         let shadow = self.shadow.as_ref().and_then(|shadow| shadow.copy(served, &batch));
-        let samples = batch.samples;
+        let (samples, answer_bytes) = (batch.samples, Scores::most_bytes(&batch));
         let ticket = served.batcher.submit(batch, options.terms)?;
         let shadow = shadow.and_then(|(shadow, batch)| shadow.submit(batch));
         self.count(options, engine);
-        Ok(Queued { ticket, samples, inputs, engine, version, shadow })
+        Ok(Queued { ticket, samples, answer_bytes, inputs, engine, version, shadow })
     }
 
     fn choose(&self, options: &RequestOptions<'_>) -> Result<Choice, CallError> {

@@ -33,6 +33,14 @@ use crate::types::{Follow, Version};
 const MAX_WAIT: Duration = Duration::from_secs(if cfg!(test) { 2 } else { 10 });
 const WAIT_STEP: Duration = Duration::from_millis(1);
 
+/// A version that is wanted and cannot be loaded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Missing {
+    pub version: Version,
+    /// Who wants it, and why it is refused.
+    pub text: String,
+}
+
 /// What is loaded of a model besides its main engine, and how its requests are shared out.
 pub(crate) struct Loaded {
     /// An engine for each further version.
@@ -43,8 +51,7 @@ pub(crate) struct Loaded {
     pub latest: Version,
     pub traffic: TrafficConfig,
     pub shadow: Option<Arc<dyn Predict>>,
-    /// Why versions that are wanted cannot be loaded.
-    pub missing: Vec<String>,
+    pub missing: Vec<Missing>,
     /// Why versions that are newer than `latest` are refused.
     pub newer: BTreeMap<Version, String>,
 }

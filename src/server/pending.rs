@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::Shared;
 use super::account::{Account, Sender};
+use super::charge::HeldBytes;
 use super::gate::Call;
 use super::model::Model;
 use super::serving_engine::Queued;
@@ -21,12 +22,12 @@ pub(crate) trait ScoreRequest: Sized + Send + 'static {
     /// The response to a call of one request.
     type Response;
     /// The message of a stream with a response or an error.
-    type Answer: Send + 'static;
+    type Answer: Send + Unpin + 'static;
 
     /// Takes the name of the model out of the request.
     fn take_model(&mut self) -> String;
 
-    /// The time that the request gives itself from its arrival.
+    /// The time that the request gives itself from its arrival ([`Sender::arrived`]).
     fn timeout(&self) -> Option<Duration>;
 
     fn priority(&self) -> Result<Priority, CallError>;
@@ -83,7 +84,7 @@ impl<R: ScoreRequest> Pending<R> {
         call.reported();
         let model = shared.find(request.take_model()).inspect_err(|error| sender.refused(error))?;
         call.count();
-        let own = request.timeout().and_then(|timeout| sender.decoded.checked_add(timeout));
+        let own = request.timeout().and_then(|timeout| sender.arrived().checked_add(timeout));
         let deadline = call.deadline.into_iter().chain(own).min();
         let priority = request.priority();
         let terms = Terms { deadline, priority: priority.as_ref().copied().unwrap_or_default() };
@@ -96,6 +97,22 @@ impl<R: ScoreRequest> Pending<R> {
         let (queued, form) = queued?;
         let due = Due::of(own, deadline, &account.model, &queued);
         Ok(Self { account, queued, form, due })
+    }
+
+    /// Charges its call with what the answer may take, until what is returned is dropped: a client that does
+    /// not read its stream lets answers wait.
+    ///
+    /// # Errors
+    /// When all calls together would take too much.
+    pub(crate) fn hold_answer(mut self, call: &Call) -> Result<(Self, HeldBytes), CallError> {
+        match call.charge.hold(self.queued.answer_bytes) {
+            Ok(held) => Ok((self, held)),
+            Err(error) => {
+                let error = error.into();
+                self.account.failed(&error);
+                Err(error)
+            }
+        }
     }
 
     /// Awaits the scores.

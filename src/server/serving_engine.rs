@@ -68,6 +68,8 @@ impl ServingEngine {
 pub(crate) struct Queued {
     pub ticket: Ticket,
     pub samples: usize,
+    /// Most bytes of its scores.
+    pub answer_bytes: usize,
     pub inputs: Arc<Inputs>,
     /// The index of the engine in its model.
     pub engine: usize,

@@ -97,13 +97,11 @@ impl Shadowing {
     /// Queues a copy, or drops it if the shadow is busy.
     pub(crate) fn submit(self: &Arc<Self>, batch: Batch) -> Option<Compare> {
         // Without the deadline and the priority of the request, which does not wait for it.
-        match self.batcher.submit(batch, Terms::default()) {
-            Ok(ticket) => Some(Compare { shadow: self.clone(), ticket }),
-            Err(_) => {
-                self.metrics.dropped.increment(1);
-                None
-            }
+        let ticket = self.batcher.try_submit(batch, Terms::default());
+        if ticket.is_none() {
+            self.metrics.dropped.increment(1);
         }
+        Some(Compare { shadow: self.clone(), ticket: ticket? })
     }
 
     /// Drops what waits, and ends the thread. Blocks.

@@ -24,7 +24,7 @@ const TLS_HANDSHAKE: u8 = 0x16;
 pub(crate) struct Socket {
     /// The setting of the port.
     port: &'static str,
-    pub peer: SocketAddr,
+    peer: SocketAddr,
     state: State,
 }
 

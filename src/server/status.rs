@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use tonic::{Code, Status};
 
+use super::charge::TooManyBytes;
 use super::convert::{ConvertError, truncated};
 use super::kserve::answers::OutputError;
 use super::kserve::tensors::TensorError;
@@ -67,6 +68,8 @@ pub(crate) enum CallError {
     Learn(#[from] LearnError),
     #[error(transparent)]
     Batch(#[from] BatchError),
+    #[error(transparent)]
+    Bytes(#[from] TooManyBytes),
 }
 
 impl CallError {
@@ -94,13 +97,16 @@ impl CallError {
             }
             Self::Learn(error) if error.is_full() => Code::ResourceExhausted,
             Self::Learn(_) => Code::Unavailable,
-            Self::Batch(
+            Self::Bytes(_)
+            | Self::Batch(
                 BatchError::QueueSamples { .. }
                 | BatchError::QueueBytes { .. }
                 | BatchError::Overloaded(_)
                 | BatchError::Displaced,
             ) => Code::ResourceExhausted,
-            Self::Batch(BatchError::Closed | BatchError::VersionChanged { .. }) => Code::Unavailable,
+            Self::Batch(
+                BatchError::Closed | BatchError::Stands { .. } | BatchError::VersionChanged { .. },
+            ) => Code::Unavailable,
             Self::Late | Self::Batch(BatchError::Expired { .. }) => Code::DeadlineExceeded,
             Self::Batch(BatchError::Failed(_)) => Code::Internal,
         }
@@ -135,6 +141,7 @@ impl CallError {
             Self::Batch(
                 BatchError::QueueSamples { .. } | BatchError::QueueBytes { .. } | BatchError::Displaced,
             )
+            | Self::Bytes(_)
             | Self::Change(ChangeError::Busy) => Some(FULL),
             _ => None,
         }

@@ -1,12 +1,15 @@
 //! A stream of requests for scores, in any protocol. Its answers are in the order of the requests.
 //!
 //! Requests are read while earlier ones wait for their scores, so that they share batches, but at most
-//! [`WINDOW`] are without an answer. A client that does not read its answers is not read from. A request that
-//! fails gets an answer with the error, and the stream goes on. The stream ends with a status if a
-//! message cannot be decoded, when its deadline passes, or when it is idle for too long. The deadline also
-//! ends a stream whose client has sent its last request. When the server drains, no more requests are read.
+//! [`WINDOW`] are without an answer. A client that does not read its answers is not read from, and what its
+//! answers may take is charged to its call until they leave. A request that fails gets an answer with the
+//! error, and the stream goes on. The stream ends with a status if a message cannot be decoded, when its
+//! deadline passes, or when it is idle for too long. The deadline also ends a stream whose client has sent its
+//! last request. When the server drains, no more requests are read, and the stream ends with a status after
+//! the answers to those that were: its client may have sent more of them.
 
 use std::collections::VecDeque;
+use std::future::ready;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -15,22 +18,45 @@ use tokio::time::{Instant, Sleep, sleep, sleep_until};
 use tonic::codegen::tokio_stream::Stream;
 use tonic::{Code, Status, Streaming};
 
+use super::charge::HeldBytes;
 use super::gate::{Call, too_large};
 use super::pending::{Pending, ScoreRequest};
 use super::{Shared, stopped};
+
+/// How a stream ends whose client may send more requests.
+const DRAINS: &str = "the server is draining: no more requests of the stream are read";
 
 /// Most requests of a stream without an answer.
 const WINDOW: usize = 16;
 
 type Boxed<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
+/// A request whose answer was not sent.
+struct Awaited<A> {
+    future: Boxed<A>,
+    /// `None` until it is there.
+    answer: Option<A>,
+    /// `None` if the request was refused.
+    _held: Option<HeldBytes>,
+}
+
+impl<A> Awaited<A> {
+    fn poll(&mut self, cx: &mut Context<'_>) {
+        if self.answer.is_none()
+            && let Poll::Ready(answer) = self.future.as_mut().poll(cx)
+        {
+            self.answer = Some(answer);
+        }
+    }
+}
+
 /// The answers of a stream.
 pub(crate) struct Answers<R: ScoreRequest> {
     shared: Arc<Shared>,
     requests: Streaming<R>,
     call: Call,
-    /// The answers to the requests that were read, in their order.
-    pending: VecDeque<Boxed<R::Answer>>,
+    /// The requests that were read, in their order.
+    pending: VecDeque<Awaited<R::Answer>>,
     /// Ends when the server drains.
     drained: Boxed<()>,
     /// The deadline of the call, until it has passed.
@@ -57,18 +83,17 @@ impl<R: ScoreRequest> Answers<R> {
         let pending = Pending::begin(&self.shared, request, &self.call);
         // The request was converted to a batch, which the limits of the queue count, or refused.
         self.call.charge.release_first();
+        let pending = pending.and_then(|pending| pending.hold_answer(&self.call));
         if let Err(error) = &pending
             && error.is_of_no_model()
         {
             self.count(error.code());
         }
-        self.pending.push_back(Box::pin(async move {
-            let answered = match pending {
-                Ok(pending) => pending.finish().await,
-                Err(error) => Err(error),
-            };
-            answer(answered)
-        }));
+        let (future, held): (Boxed<_>, _) = match pending {
+            Ok((pending, held)) => (Box::pin(async move { answer(pending.finish().await) }), Some(held)),
+            Err(error) => (Box::pin(ready(answer(Err(error)))), None),
+        };
+        self.pending.push_back(Awaited { future, answer: None, _held: held });
     }
 
     /// Restarts the limit of an idle stream.
@@ -137,13 +162,15 @@ impl<R: ScoreRequest> Stream for Answers<R> {
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let this = &mut *self;
         this.end_late(cx);
-        if this.end.is_none() && this.drained.as_mut().poll(cx).is_ready() {
-            this.end = Some(Ok(()));
-        }
         this.read(cx);
+        if this.end.is_none() && this.drained.as_mut().poll(cx).is_ready() {
+            this.end = Some(Err(Status::unavailable(DRAINS)));
+        }
         this.end_idle(cx);
+        // A request that expires leaves the queue, also if an earlier one is computed longer.
+        this.pending.iter_mut().for_each(|awaited| awaited.poll(cx));
         if let Some(first) = this.pending.front_mut() {
-            let Poll::Ready(answer) = first.as_mut().poll(cx) else { return Poll::Pending };
+            let Some(answer) = first.answer.take() else { return Poll::Pending };
             this.pending.pop_front();
             this.progress();
             return Poll::Ready(Some(Ok(answer)));

@@ -1,26 +1,31 @@
-//! Models whose workers are stuck: each is logged once, and once more when it computes again.
+//! Versions whose workers are stuck: each is logged once, and once more when it computes again.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::model::Model;
+use crate::types::Version;
 
-/// The models that were stuck at the last look.
+/// The versions of each model that were stuck at the last look.
 #[derive(Default)]
-pub(crate) struct Stuck(BTreeSet<String>);
+pub(crate) struct Stuck(BTreeMap<String, BTreeSet<Version>>);
 
 impl Stuck {
     pub(crate) fn look(&mut self, name: &str, model: &Model) {
+        let now = model.stuck_versions();
+        let before = self.0.remove(name).unwrap_or_default();
         let seconds = model.stable().batcher.patience().as_secs_f64();
-        match (model.stable().batcher.is_stuck(), self.0.contains(name)) {
-            (true, false) => {
-                self.0.insert(name.to_owned());
-                tracing::error!(model = name, "a call of the model does not end for {seconds} s: not ready");
-            }
-            (false, true) => {
-                self.0.remove(name);
-                tracing::info!(model = name, "the model computes again");
-            }
-            _ => {}
+        for version in now.difference(&before) {
+            tracing::error!(
+                model = name,
+                %version,
+                "a call of the version does not end for {seconds} s"
+            );
+        }
+        for version in before.difference(&now) {
+            tracing::info!(model = name, %version, "the version computes again");
+        }
+        if !now.is_empty() {
+            self.0.insert(name.to_owned(), now);
         }
     }
 }

@@ -50,7 +50,7 @@ async fn metrics(State(shared): State<Arc<Shared>>) -> impl IntoResponse {
 }
 
 /// The first line says whether the server is ready. Each further line is a model that cannot be served, a
-/// version that is wanted and cannot be loaded, a model that takes no learned samples because its log cannot
+/// version that is wanted and cannot be loaded, a version of which a call does not end, a model that takes no learned samples because its log cannot
 /// be opened, or a model of which an older version is served.
 async fn ready(State(shared): State<Arc<Shared>>) -> impl IntoResponse {
     let (status, mut text) = match shared.not_ready() {
@@ -61,8 +61,11 @@ async fn ready(State(shared): State<Arc<Shared>>) -> impl IntoResponse {
         let _ = writeln!(text, "not served: model {name}: {reason}");
     }
     for (name, model) in shared.models.all() {
-        for reason in model.missing() {
-            let _ = writeln!(text, "not loaded: model {name}: {reason}");
+        for missing in model.missing() {
+            let _ = writeln!(text, "not loaded: model {name}: {}", missing.text);
+        }
+        for version in model.stuck_versions() {
+            let _ = writeln!(text, "stuck: model {name}: a call of version {version} does not end");
         }
         if let Some(reason) = model.main().learn_log.as_ref().and_then(|log| log.failure()) {
             let _ = writeln!(text, "no learned samples: model {name}: {reason}");

@@ -125,3 +125,13 @@ pub struct Scores {
     /// For the log and the traces.
     pub times: Times,
 }
+
+impl Scores {
+    /// Most bytes that the lists of a batch's scores take. Each of its ids may be absent.
+    #[must_use]
+    pub(crate) fn most_bytes(batch: &Batch) -> usize {
+        let numbers = batch.samples * if batch.logits { 2 } else { 1 };
+        let ids: usize = batch.features.iter().map(|column| column.ids.len()).sum();
+        numbers * size_of::<f32>() + ids * size_of::<AbsentId>()
+    }
+}

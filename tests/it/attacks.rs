@@ -344,6 +344,15 @@ async fn a_connection_with_nothing_but_a_health_watch_is_closed_when_it_is_idle(
         answer.await.unwrap();
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
+    // But not calls of health.
+    let mut checks = raw.clone();
+    tokio::spawn(async move {
+        while let Ok((answer, mut body)) = checks.send_request(head_of(CHECK), false) {
+            let _ = body.send_data(frame(&[]), true);
+            let _ = answer.await;
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    });
     let ended = tokio::time::timeout(Duration::from_secs(20), statuses.data()).await;
     assert!(!matches!(ended.expect("closed in time"), Some(Ok(_))));
 }
@@ -826,4 +835,18 @@ fn a_model_that_never_answers_does_not_hold_the_end_of_the_process() {
     let in_time = end.recv_timeout(Duration::from_secs(20));
     model.release();
     in_time.expect("the runtime ends while the model computes");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_head_of_an_http_request_has_a_limit() {
+    let running = Running::start().await;
+    let mut raw = TcpStream::connect(running.http).await.unwrap();
+    // More than the limit of 16 KiB, and no end. What the server has not read when it closes is lost.
+    raw.write_all(format!("GET /healthz HTTP/1.1\r\nname: {}", "x".repeat(20 << 10)).as_bytes())
+        .await
+        .unwrap();
+    let mut answer = vec![0; 1000];
+    let length = raw.read(&mut answer).await.unwrap();
+    let answer = String::from_utf8_lossy(&answer[..length]);
+    assert!(answer.starts_with("HTTP/1.1 431 "), "{answer}");
 }

@@ -35,7 +35,7 @@ async fn the_limit_on_bytes_in_flight_counts_what_a_message_takes_when_it_is_con
     // 20,000 bytes on the wire, at least 160,000 in memory, and as much while the vector grows.
     let status = running.client.predict(multiplied(20_000)).await.unwrap_err();
     assert_eq!(status.code(), Code::ResourceExhausted);
-    for needle in ["limit 200000 (server.max_inflight_bytes)", "for this call's message"] {
+    for needle in ["limit 200000 (server.max_inflight_bytes)", "of this call so far"] {
         assert!(status.message().contains(needle), "{needle:?} in {status}");
     }
     running.until_metric("flechette_requests_total{model=\"(none)\",code=\"RESOURCE_EXHAUSTED\"} 1").await;

@@ -212,6 +212,27 @@ async fn a_client_that_does_not_read_its_answers_is_not_read_from() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn answers_that_wait_behind_another_one_count_towards_the_memory_in_flight() {
+    const IDS: usize = 1000;
+    let running = Running::start().await;
+    let in_flight = async || running.value("flechette_in_flight_bytes").await as usize;
+    let raw = connect(running.grpc, 0);
+    let (answer, mut body) =
+        raw.await.send_request(head_of("flechette.v1.Ctr/PredictStream"), false).unwrap();
+    for seed in 0..100 {
+        let mut message = request(1, seed).0;
+        message.features[0].ids = vec![1; IDS];
+        message.features[0].lengths = vec![IDS as u32];
+        body.send_data(frame(&message.encode_to_vec()), false).unwrap();
+    }
+    let answer = answer.await.unwrap();
+    // The first answers wait for a window, and the other ones behind them. Each of their ids may be absent.
+    until(async || in_flight().await >= 16 * 8 * IDS).await;
+    drop((answer, body));
+    until(async || in_flight().await == 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_message_that_cannot_be_decoded_ends_the_stream_after_the_earlier_answers() {
     let running = Running::start().await;
     let mut large = request(1, 1).0;
@@ -297,7 +318,9 @@ async fn a_drain_answers_the_requests_that_were_read_and_ends_the_stream() {
     for seed in 0..3 {
         assert_eq!(open.answer().await.unwrap().scores, request(1, seed).1);
     }
-    assert_eq!(open.answers.message().await.unwrap(), None);
+    let status = open.answers.message().await.unwrap_err();
+    assert_eq!(status.code(), Code::Unavailable);
+    assert_eq!(status.message(), "the server is draining: no more requests of the stream are read");
     assert_eq!(drained.await.unwrap().unwrap().unfinished, 0);
 }
 

@@ -33,7 +33,7 @@ fn a_lone_request_is_taken_at_once_by_an_idle_model() {
 }
 
 #[test]
-fn a_batch_fills_for_at_most_the_delay_while_another_is_computed() {
+fn a_batch_fills_for_at_most_the_delay_while_half_of_the_workers_compute() {
     let (mut queue, now, mut taken) = (Queue::new(LIMITS), Instant::now(), Taken::default());
     push(&mut queue, entry(1, 1, now)).unwrap();
     queue.take(now, &mut taken);
@@ -45,6 +45,20 @@ fn a_batch_fills_for_at_most_the_delay_while_another_is_computed() {
     assert_eq!(queue.next(due), Next::Work, "the delay is over");
     push(&mut queue, entry(3, 6, now)).unwrap();
     assert_eq!(queue.next(now), Next::Work, "the batch is full");
+}
+
+#[test]
+fn requests_do_not_wait_while_fewer_than_half_of_the_workers_compute() {
+    let (mut queue, now) = (Queue::new(Limits { workers: 5, ..LIMITS }), Instant::now());
+    for item in 0..3 {
+        let mut taken = Taken::default();
+        push(&mut queue, entry(item, 1, now)).unwrap();
+        assert_eq!(queue.take(now, &mut taken), Next::Work, "{item} of 5 compute");
+    }
+    push(&mut queue, entry(3, 1, now)).unwrap();
+    assert_eq!(queue.next(now), Next::Wait(now + LIMITS.max_delay), "3 of 5 compute");
+    queue.finish(COMPUTED);
+    assert_eq!(queue.next(now), Next::Work, "2 of 5 compute");
 }
 
 #[test]
@@ -289,6 +303,20 @@ fn slow_queue(busy: Duration) -> (Queue<u64>, Instant) {
     push(&mut queue, entry(1, 10, now)).unwrap();
     push(&mut queue, entry(2, 10, now)).unwrap();
     (queue, now + busy)
+}
+
+#[test]
+fn a_queue_that_does_not_move_refuses_requests_behind_those_that_have_waited_too_long() {
+    let (mut queue, now) = (Queue::new(LIMITS), Instant::now());
+    let low = Terms { priority: Priority::Low, ..NORMAL };
+    push(&mut queue, Entry { terms: low, ..entry(1, 1, now) }).unwrap();
+    let later = now + LIMITS.default_deadline + Duration::from_secs(1);
+    let stands = Err(Refused::Stands { waits: Duration::from_secs(11) });
+    assert_eq!(push(&mut queue, Entry { terms: low, ..entry(2, 1, later) }), stands);
+    // A low priority may wait for others.
+    push(&mut queue, entry(3, 1, later)).unwrap();
+    queue.take(later, &mut Taken::default());
+    push(&mut queue, Entry { terms: low, ..entry(4, 1, later) }).unwrap();
 }
 
 #[test]

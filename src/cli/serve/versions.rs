@@ -35,7 +35,7 @@ use crate::engine::switch::{Changes, NextVersion};
 use crate::engine::{Engine, SharedVersion};
 use crate::metrics::Metrics;
 use crate::predict::Predict;
-use crate::server::{Loaded, NotChanged, Registry};
+use crate::server::{Loaded, Missing, NotChanged, Registry};
 use crate::types::{Follow, Version};
 use plan::Plan;
 use switching::{ASKED_WAIT, SwitchOutcome, Switching, WAIT};
@@ -128,7 +128,7 @@ struct Reported {
 #[derive(Clone, Default, PartialEq)]
 struct Reasons {
     /// Those that the settings or labels name.
-    missing: Vec<String>,
+    missing: Vec<Missing>,
     /// Those above the latest one.
     newer: BTreeMap<Version, String>,
 }
@@ -300,8 +300,7 @@ impl Versions {
             wanted.extend(known.secondary.keys());
         }
         let secondary: Vec<Version> = wanted.into_iter().filter(|version| *version != main).collect();
-        let missing = plan.missing.iter().map(|missing| missing.text.clone()).collect();
-        let reasons = Reasons { missing, newer: Self::newer(known, &plan) };
+        let reasons = Reasons { missing: plan.missing.clone(), newer: Self::newer(known, &plan) };
         self.tell(model, name, Reported::of(&plan, main, secondary.clone(), reasons), known)?;
         known.secondary.retain(|version, _| secondary.contains(version));
         Ok(SwitchOutcome::Well)

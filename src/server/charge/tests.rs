@@ -94,6 +94,39 @@ fn a_call_has_a_place_and_memory_until_its_answer_and_is_in_flight_until_that_ha
 }
 
 #[test]
+fn changes_have_places_of_their_own_and_descriptions_are_not_the_models_load() {
+    let bound = Bound::new(8, 1 << 30);
+    let model = bound.shared.models.get("ads").unwrap();
+    model.pressure().refused(Priority::Low);
+    let described = bound.admit(&link(), Kind::Describe).unwrap();
+    assert_eq!(described.model_name(), None);
+    let (scored, _) = all(|| bound.admit(&link(), Kind::Use));
+    assert_eq!(scored.len(), 7);
+    // As many again wait for their messages, or for their answers to leave.
+    let (waiting, _) = all(|| bound.enter(&link(), Kind::Use));
+    assert_eq!(waiting.len(), 8);
+    assert!(bound.enter(&link(), Kind::Describe).is_err());
+    let (changes, text) = all(|| bound.admit(&link(), Kind::Change));
+    assert_eq!(changes.len(), KEPT_FOR_CHANGES);
+    assert_eq!(text, "calls in flight: limit 8 (server.max_requests), got 33");
+}
+
+#[test]
+fn memory_is_held_beside_that_of_messages() {
+    let bound = Bound::new(8, 1000);
+    let call = bound.enter(&link(), Kind::Stream).unwrap();
+    call.add(400).unwrap();
+    let held = call.hold(500).unwrap();
+    let error = call.hold(200).err().unwrap().to_string();
+    assert!(error.starts_with("bytes of calls in flight: limit 1000 (server.max_inflight_bytes), got 1100"));
+    drop(held);
+    assert_eq!(bound.shared.in_flight_bytes.load(Ordering::Relaxed), 400);
+    drop(call.hold(600).unwrap());
+    drop(call);
+    assert_eq!(bound.shared.in_flight_bytes.load(Ordering::Relaxed), 0);
+}
+
+#[test]
 fn a_few_connections_leave_a_part_to_a_new_one() {
     let bound = Bound::new(100, 1 << 20);
     let links: Vec<_> = (0..24).map(|_| link()).collect();
@@ -110,7 +143,7 @@ fn a_few_connections_leave_a_part_to_a_new_one() {
     let [call, second] = [(); 2].map(|()| bound.enter(&links[0], Kind::Use).unwrap());
     call.add(1_000_000).unwrap();
     let status = second.add(2000).unwrap_err();
-    assert!(status.message().ends_with("the rest is for other connections"), "{status}");
+    assert!(status.to_string().ends_with("the rest is for other connections"), "{status}");
     bound.enter(&links[1], Kind::Use).unwrap().add(40_000).unwrap();
     call.add(1000).unwrap();
 }

@@ -51,6 +51,10 @@ mod service {
 /// The methods that do not simply use a model.
 pub(crate) const KINDS: &[(&str, Kind)] = &[
     ("ModelStreamInfer", Kind::Stream),
+    ("ServerMetadata", Kind::Describe),
+    ("ModelMetadata", Kind::Describe),
+    ("ModelStatistics", Kind::Describe),
+    ("RepositoryIndex", Kind::Describe),
     ("RepositoryModelLoad", Kind::Change),
     ("RepositoryModelUnload", Kind::Change),
 ];

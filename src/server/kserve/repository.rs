@@ -13,6 +13,7 @@ use crate::server::inference::{RepositoryIndexRequest, RepositoryIndexResponse};
 use crate::server::not_served::Reason;
 use crate::server::repository::{Change, ChangeError, Repository, Requested};
 use crate::server::status::CallError;
+use crate::types::Version;
 
 /// How long a client waits for the list of models.
 const LIST_WAIT: Duration = Duration::from_secs(5);
@@ -44,7 +45,8 @@ pub(crate) fn check(
     }
 }
 
-/// All models, by ascending name, with a row for each loaded version and each newer one that is refused.
+/// All models, by ascending name, with a row for each loaded version, and for each one that is refused although
+/// it is newer, or a setting or a label names it.
 ///
 /// # Errors
 /// When the repository cannot be read.
@@ -67,8 +69,7 @@ pub(crate) async fn index(
     }
     for (name, model) in shared.models.all() {
         models.remove(&(name.clone(), 0));
-        let refused = model.newer_refused().iter().filter(|_| !request.ready);
-        for (version, reason) in refused.map(|(version, reason)| (version.0, reason.clone())) {
+        for (Version(version), reason) in model.refused_versions().into_iter().filter(|_| !request.ready) {
             let (text, state) = (version.to_string(), "UNAVAILABLE".to_owned());
             let row = ModelIndex { name: name.clone(), version: text, state, reason };
             models.insert((name.clone(), version), row);

@@ -167,7 +167,7 @@ fn status(name: &str, model: &Model) -> ModelStatus {
         tables: schema.tables.iter().map(|table| table.name.clone()).collect(),
         versions: model.versions().iter().map(|(version, _)| *version).collect(),
         labels: labels.collect(),
-        missing: model.missing().to_vec(),
+        missing: model.missing().iter().map(|missing| missing.text.clone()).collect(),
         newer_refused: model.newer_refused().values().cloned().collect(),
         serving: model.stable_version().0,
         training: None,

@@ -10,7 +10,7 @@ use crate::config::{STABLE, Shadow, TrafficConfig, VersionPolicy};
 use crate::engine::SharedVersion;
 use crate::metrics::EventKind;
 use crate::predict::Predict;
-use crate::server::Labels;
+use crate::server::{Labels, Missing};
 use crate::store::{self, StoreError};
 use crate::types::{Follow, Version};
 
@@ -44,13 +44,6 @@ fn named(traffic: &TrafficConfig) -> BTreeMap<String, Follow> {
     let labels = traffic.labels.iter().map(|(label, follow)| (format!("label {label}"), *follow));
     let all = labels.chain(versions).chain(shadow);
     all.filter(|(_, follow)| *follow != Follow::Latest).collect()
-}
-
-/// A version that is wanted and refused.
-pub(super) struct Missing {
-    pub version: Version,
-    /// Who wants it, and why it is refused.
-    pub text: String,
 }
 
 impl Versions {

@@ -262,6 +262,9 @@ fn a_named_version_that_is_not_on_disk_is_refused_once_and_served_when_it_appear
     let running = Running::start(&world, "labels = { old = 2 }");
     let missing = "ready\nnot loaded: model ctr: label old: version 2 is refused: ";
     wait("the version is missing", || running.get("/readyz").starts_with(missing));
+    let [_, (version, state, reason)] = &running.index()[..] else { panic!("no two rows") };
+    assert_eq!((version.as_str(), state.as_str()), ("2", "UNAVAILABLE"));
+    assert!(reason.starts_with("label old: version 2 is refused: "), "{reason}");
     let refused = running.metric("switches_refused_total");
     // Many looks.
     std::thread::sleep(Duration::from_secs(1));
