@@ -64,7 +64,9 @@ async fn ready(State(shared): State<Arc<Shared>>) -> impl IntoResponse {
         for missing in model.missing() {
             let _ = writeln!(text, "not loaded: model {name}: {}", missing.text);
         }
-        for version in model.stuck_versions() {
+        let stable = model.stable_version();
+        // If this one is stuck, the server is not ready.
+        for version in model.stuck_versions().into_iter().filter(|version| *version != stable) {
             let _ = writeln!(text, "stuck: model {name}: a call of version {version} does not end");
         }
         if let Some(reason) = model.main().learn_log.as_ref().and_then(|log| log.failure()) {

@@ -120,7 +120,7 @@ async fn a_flooded_model_does_not_take_all_memory_of_messages() {
     let running = start(|parts| parts.server.max_inflight_bytes = 256 << 10).await;
     running.model.hold();
     let flood = flood(&running, 64).await;
-    let refused = "flechette_requests_total{model=\"(none)\",code=\"RESOURCE_EXHAUSTED\"}";
+    let refused = "flechette_requests_total{model=\"ads\",code=\"RESOURCE_EXHAUSTED\"}";
     until(async || running.value(refused).await >= 1000.0).await;
     ask_other(&running).await;
     running.model.release();

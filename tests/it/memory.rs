@@ -38,7 +38,7 @@ async fn the_limit_on_bytes_in_flight_counts_what_a_message_takes_when_it_is_con
     for needle in ["limit 200000 (server.max_inflight_bytes)", "of this call so far"] {
         assert!(status.message().contains(needle), "{needle:?} in {status}");
     }
-    running.until_metric("flechette_requests_total{model=\"(none)\",code=\"RESOURCE_EXHAUSTED\"} 1").await;
+    running.until_metric("flechette_requests_total{model=\"ads\",code=\"RESOURCE_EXHAUSTED\"} 1").await;
     // The bytes of refused calls are released.
     let status = running.client.predict(multiplied(1000)).await.unwrap_err();
     assert_eq!(status.code(), Code::InvalidArgument, "{status}");

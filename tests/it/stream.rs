@@ -213,21 +213,24 @@ async fn a_client_that_does_not_read_its_answers_is_not_read_from() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn answers_that_wait_behind_another_one_count_towards_the_memory_in_flight() {
-    const IDS: usize = 1000;
+    const SAMPLES: usize = 64;
+    /// Of one request: 1, 3 and 1 in each sample.
+    const IDS: usize = 5 * SAMPLES;
     let running = Running::start().await;
     let in_flight = async || running.value("flechette_in_flight_bytes").await as usize;
     let raw = connect(running.grpc, 0);
     let (answer, mut body) =
         raw.await.send_request(head_of("flechette.v1.Ctr/PredictStream"), false).unwrap();
-    for seed in 0..100 {
-        let mut message = request(1, seed).0;
-        message.features[0].ids = vec![1; IDS];
-        message.features[0].lengths = vec![IDS as u32];
+    for seed in 0..400 {
+        let mut message = request(SAMPLES, seed).0;
+        message.features[1].ids = vec![1; 3 * SAMPLES];
+        message.features[1].lengths = vec![3; SAMPLES];
         body.send_data(frame(&message.encode_to_vec()), false).unwrap();
     }
     let answer = answer.await.unwrap();
-    // The first answers wait for a window, and the other ones behind them. Each of their ids may be absent.
-    until(async || in_flight().await >= 16 * 8 * IDS).await;
+    // The 32 KiB that tonic gathers wait for a window, and 16 answers behind them. Each of their ids may be
+    // absent.
+    until(async || in_flight().await >= (32 << 10) + 16 * (8 * IDS + 4 * SAMPLES)).await;
     drop((answer, body));
     until(async || in_flight().await == 0).await;
 }

@@ -223,8 +223,12 @@ proptest! {
                     let deadline = lives_us.map(|us| now + Duration::from_micros(us));
                     let terms = Terms { deadline, priority };
                     let before = sum(waiting.iter().filter(|entry| entry.terms.priority <= priority));
+                    let next = waiting.iter().find(|entry| entry.terms.priority <= priority);
+                    let waits = next.map(|entry| now - entry.queued);
+                    let stands = waits.filter(|waits| *waits > LIMITS.default_deadline);
                     match queue.admit(size, now, terms) {
                         Ok(gone) => {
+                            prop_assert_eq!(stands, None);
                             let gone: Vec<u64> = gone.iter().map(|entry| entry.item).collect();
                             prop_assert_eq!(&gone, &displaced(&waiting, size));
                             waiting.retain(|entry| !gone.contains(&entry.number));
@@ -236,6 +240,7 @@ proptest! {
                             prop_assert_eq!((queued, refused), (before, size));
                             prop_assert!(before.plus_within(size, LIMITS.queue).is_none());
                         }
+                        Err(Refused::Stands { waits }) => prop_assert_eq!(stands, Some(waits)),
                         // Only a measured speed refuses more, and here nothing takes time.
                         Err(refused) => prop_assert!(false, "{refused:?}"),
                     }
