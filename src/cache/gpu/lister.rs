@@ -4,14 +4,12 @@
 
 use std::sync::Arc;
 
-use super::args::{EMPTY_KEY, ListArgs, Listed};
+use super::args::{EMPTY_KEY, ListArgs, Listed, SLOTS};
 use super::kernels;
 use super::table::GpuTable;
 use crate::device::cuda::memory::{Array, PinnedMemory, Plan};
 use crate::device::cuda::{Driver, DriverError};
 
-/// Slots of a bucket.
-const SLOTS: usize = 8;
 const WORD: usize = size_of::<u32>();
 
 /// Which buckets are listed.

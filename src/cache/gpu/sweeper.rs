@@ -5,16 +5,12 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::args::{
-    Evicted, Pointable, SampleArgs, SweepArgs, VICTIM_AGED, VICTIM_AGED_ROW, VICTIM_IN_SLABS, VICTIM_POINTER,
-};
+use super::args::{Evicted, Pointable, SLOTS, SampleArgs, SweepArgs, VictimKind};
 use super::kernels;
 use super::table::GpuTable;
 use crate::device::cuda::memory::{Array, DeviceMemory, PinnedMemory, Plan};
 use crate::device::cuda::{Driver, DriverError};
 
-/// Slots of a bucket.
-const SLOTS: usize = 8;
 const WORD: usize = size_of::<u32>();
 
 /// The entries that a sweep evicts.
@@ -142,17 +138,17 @@ impl<D: Driver> Sweeper<D> {
             ..SweepArgs::default()
         };
         match victims {
-            Victims::Aged(age) => (args.victims, args.threshold) = (VICTIM_AGED, age),
+            Victims::Aged(age) => (args.victims, args.threshold) = (VictimKind::Aged as u32, age),
             Victims::AgedRows { age, pointers } => {
-                (args.victims, args.threshold) = (VICTIM_AGED_ROW, age);
+                (args.victims, args.threshold) = (VictimKind::AgedRow as u32, age);
                 args.pointers = pointers.min(u32::MAX.into()) as u32;
             }
             Victims::In(slabs) => {
                 self.memory.get_mut(self.draining).copy_from_slice(slabs);
-                args.victims = VICTIM_IN_SLABS;
+                args.victims = VictimKind::InSlabs as u32;
             }
             Victims::Pointers(Range { start, end }) => {
-                (args.victims, args.from, args.to) = (VICTIM_POINTER, start, end);
+                (args.victims, args.from, args.to) = (VictimKind::Pointer as u32, start, end);
             }
         }
         // SAFETY: `evicted` has room for `most`, and `draining` has a bit for each slab. `point_at` has

@@ -11,12 +11,11 @@
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::args::{JobKind, MayReplace, Outcome, ReplaceArgs, ReplaceJob};
+use super::args::{BUCKET_BYTES, JobKind, MayReplace, Outcome, ReplaceArgs, ReplaceJob};
 use super::kernels;
 use crate::device::cuda::memory::{Array, DeviceMemory, PinnedMemory, Plan, Staging};
 use crate::device::cuda::{Driver, DriverError};
 
-const BUCKET_BYTES: usize = 128;
 /// Words that locations can address.
 const LOCATION_WORDS: u64 = 1 << 39;
 /// Keys below this mark empty and removed entries.
