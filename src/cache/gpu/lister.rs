@@ -77,10 +77,11 @@ impl<D: Driver> Lister<D> {
             drawn: drawn.into(),
         };
         let driver = self.gpu_table.driver();
-        // SAFETY: `listed` has room for `count` buckets, and this is the table's one stream. The kernel ends
-        // before this function does.
+        // SAFETY: `listed` has room for `count` buckets, and this is the only stream on which the index
+        // changes. The kernel has ended when `finish` succeeds. The host reads `listed` only then, and never
+        // writes it. After a failed wait, the driver keeps the memory (`Driver`).
         unsafe { kernels::list_entries(&**driver, self.gpu_table.stream(), &args)? };
-        driver.wait(&driver.record(self.gpu_table.stream())?)?;
+        driver.finish(self.gpu_table.stream())?;
         let listed = &self.memory.get(self.listed)[..count as usize * SLOTS];
         Ok(listed.iter().filter(|entry| entry.key != EMPTY_KEY))
     }

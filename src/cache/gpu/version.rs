@@ -176,7 +176,7 @@ impl<D: Driver> Shared<D> {
                 rows = std::mem::take(&mut later);
             }
         }
-        self.gpu_table.driver().wait(&self.gpu_table.mark()?)?;
+        self.gpu_table.driver().finish(self.gpu_table.stream())?;
         self.tidy_up().map(|_| ())
     }
 }
