@@ -1,5 +1,7 @@
 //! A batch's interface to the cache: its pin, its lookup, and the sources of its rows.
 
+#![allow(unsafe_code)]
+
 use super::epoch;
 use super::error::CacheError;
 use super::index::Held;
@@ -111,7 +113,10 @@ impl<'q> Found<'q> {
             FoundAt::Miss(m) => Source::Miss(m as usize),
             FoundAt::Host(p) => Source::Host(p as usize),
             FoundAt::Slot(location) => {
-                let held = Held::again(location, self.query.batch(), self.pin);
+                // SAFETY: only `Query::probe` sets `found`, to a location from the index or from the overlay
+                // of the batch's version. `BatchPin::lookup` has called it with this pin, and the query is
+                // borrowed since then.
+                let held = unsafe { Held::again(location, self.query.batch(), self.pin) };
                 Source::Row(self.cache.row(row.table, held))
             }
         }

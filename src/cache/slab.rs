@@ -60,12 +60,12 @@ impl Pool {
     /// Copies a tag and a row into an unpublished slot. Together they are as long as the slot.
     pub(crate) fn fill(&self, slot: &mut Slot, tag: &[u8], row: &[u8]) {
         assert_eq!(tag.len() + row.len(), slot.bytes(), "tag and row must fill the slot");
-        let start = self.start(slot.location());
-        // SAFETY: `slot` was made by `take`, so `start..start + bytes` lies in the allocation. No other
-        // thread accesses these bytes: slots do not overlap, this one is marked as taken, and its location is
-        // not published while the `Slot` lives. Readers of other slots hold slices of those bytes only; no
-        // reference to the whole allocation exists. Sources and slot cannot overlap, since a reference into
-        // the pool never covers an unpublished slot.
+        let start = self.start(slot.location(), slot.bytes());
+        // SAFETY: in bounds by the assertions. `slot` came from `take`: `Shared`, which owns the pool, has no
+        // other slots. So no other thread accesses these bytes: slots do not overlap, this one is marked as
+        // taken, and its location is not published while the `Slot` lives. Readers of other slots hold slices
+        // of those bytes only; no reference to the whole allocation exists. Sources and slot cannot overlap,
+        // since a reference into the pool never covers an unpublished slot.
         unsafe {
             start.copy_from_nonoverlapping(NonNull::from(tag).cast(), tag.len());
             start.add(tag.len()).copy_from_nonoverlapping(NonNull::from(row).cast(), row.len());
@@ -83,19 +83,22 @@ impl Pool {
     #[inline]
     pub(crate) fn row<'a>(&'a self, held: Held<'a>, from: usize, bytes: usize) -> &'a [u8] {
         assert!(!held.location().is_host(), "the row must be in the pool");
-        let offset = held.location().offset() as usize * UNIT;
-        assert!(offset + from + bytes <= self.shape().data_bytes(), "the row must end within the pool");
-        // SAFETY: in bounds by the assertion; initialised, since pages begin as zeros. `held` was found in
-        // the index or in a version's overlay, so the slot was filled before it was published there, and its
-        // location was read by an acquire. `'a` ends before the pin is dropped or the bucket's lock is
-        // released. Until then `RetireList` does not free the slot, and only `free`, or `fill` after a later
-        // `take`, would write there.
-        unsafe { std::slice::from_raw_parts(self.start(held.location()).add(from).as_ptr(), bytes) }
+        let start = self.start(held.location(), from + bytes);
+        // SAFETY: in bounds by the assertion of `start`; initialised, since pages begin as zeros. `held` was
+        // found in the index or in a version's overlay (only `Held::again` makes one from a location, and it
+        // is unsafe). So the slot was filled before it was published there, and its location was read by an
+        // acquire. `'a` ends before the pin is dropped or the bucket's lock is released. Until then
+        // `RetireList` does not free the slot, and only `free`, or `fill` after a later `take`, would write
+        // there.
+        let slot = unsafe { std::slice::from_raw_parts(start.as_ptr(), from + bytes) };
+        &slot[from..]
     }
 
     /// Frees a slot that was unlinked and that no batch can read.
     pub(crate) fn free(&self, slot: Freed) {
-        // SAFETY: `Freed` guarantees that the slot was unlinked and that no batch can read it.
+        // SAFETY: `Freed` comes from the cache's `RetireList`, which guarantees that no batch can read the
+        // slot. Each slot is put there once, when it is no longer in the index: the index reports an entry
+        // when it unlinks it, and a switch adds the slots of its overlay that it could not link.
         unsafe { self.release(slot.location()) };
     }
 
@@ -106,10 +109,11 @@ impl Pool {
     /// index, and no batch can read it.
     unsafe fn release(&self, location: Location) {
         if cfg!(debug_assertions) {
-            let start = self.start(location).cast::<u32>();
-            for i in 0..self.slots.bytes_at(location) / UNIT {
-                // SAFETY: in bounds as in `fill`; no other thread accesses the slot, by the caller's
-                // guarantee.
+            let bytes = self.slots.bytes_at(location);
+            let start = self.start(location, bytes).cast::<u32>();
+            for i in 0..bytes / UNIT {
+                // SAFETY: in bounds by the assertion of `start`, and aligned, since offsets are in units of 4
+                // bytes. No other thread accesses the slot, by the caller's guarantee.
                 unsafe { start.add(i).write(POISON) };
             }
         }
@@ -129,10 +133,15 @@ impl Pool {
         move |location| states[(location.offset() / slab_units) as usize]
     }
 
-    fn start(&self, location: Location) -> NonNull<u8> {
+    /// The address of a slot.
+    ///
+    /// # Panics
+    /// When `bytes` bytes from there do not lie within the pool.
+    #[inline]
+    fn start(&self, location: Location, bytes: usize) -> NonNull<u8> {
         let offset = location.offset() as usize * UNIT;
-        debug_assert!(offset < self.shape().data_bytes());
-        // SAFETY: only `take` makes locations, and they are below the allocation's end.
+        assert!(offset + bytes <= self.shape().data_bytes(), "the slot must end within the pool");
+        // SAFETY: in bounds by the assertion: the memory has `data_bytes` bytes, and is not at null.
         unsafe { NonNull::new_unchecked(self.memory.as_mut_ptr().add(offset)) }
     }
 }

@@ -63,7 +63,8 @@ fn stream(to: &mut [f32], from: &[f32]) {
             let (whole, rest) = to.split_at_mut(to.len() / WORDS * WORDS);
             for (to, from) in whole.chunks_exact_mut(WORDS).zip(from.chunks_exact(WORDS)) {
                 // SAFETY: SSE is part of x86-64. Both chunks are as long as a register, and `to` is aligned.
-                // The caller fences before other threads may access the target (`FenceOnDrop`).
+                // The only caller, `copy_past_caches`, fences before it returns, also when it panics
+                // (`FenceOnDrop`). Until then the target is borrowed mutably, so no other thread accesses it.
                 unsafe { _mm_stream_ps(to.as_mut_ptr(), _mm_loadu_ps(from.as_ptr())) };
             }
             return rest.copy_from_slice(&from[whole.len()..]);
@@ -89,12 +90,16 @@ pub fn vectorise<W: Wide>(work: W) -> W::Output {
     work.run()
 }
 
+/// # Safety
+/// The processor has AVX-512F and VL.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512vl")]
 unsafe fn with_avx512<W: Wide>(work: W) -> W::Output {
     work.run()
 }
 
+/// # Safety
+/// The processor has AVX2.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
 unsafe fn with_avx2<W: Wide>(work: W) -> W::Output {

@@ -10,8 +10,9 @@ use super::Real;
 /// A vector register of `T`.
 ///
 /// # Safety
-/// `WIDTH` elements are read and written through pointers, which need no alignment. The processor must have
-/// the implementing type's instruction set.
+/// An implementation reads and writes exactly `WIDTH` elements through pointers, with any alignment. A caller
+/// of its functions guarantees that the processor has the type's instruction set, and that the pointers are
+/// valid for that.
 pub(crate) unsafe trait Vector<T>: Copy {
     const WIDTH: usize;
     unsafe fn load(from: *const T) -> Self;
@@ -26,8 +27,7 @@ pub(crate) unsafe trait Vector<T>: Copy {
 /// A vector register of f32 that can be filled from elements of other types.
 ///
 /// # Safety
-/// `WIDTH` elements are read through pointers, which need no alignment. The processor must have the
-/// implementing type's instruction set.
+/// As for [`Vector`]. The instruction set may be larger.
 pub(crate) unsafe trait Encoded: Vector<f32> {
     /// From IEEE binary16, exactly.
     unsafe fn load_f16(from: *const u8) -> Self;
@@ -95,8 +95,8 @@ mod x86 {
         ($vector:ident, $width:literal: $load:ident, $store:ident, $splat:ident, $zero:ident, $add:ident,
             $multiply:ident, $multiply_add:ident, $divide:ident, $max:ident;
             $from_f16:ident($load_f16:ident), $from_u8:ident, $from_i32:ident($load_u8:ident)) => {
-            // SAFETY: the intrinsics read and write WIDTH unaligned elements; the callers are functions with
-            // the target feature, entered only where the processor reports it.
+            // SAFETY: the intrinsics read and write WIDTH unaligned elements. The caller guarantees that the
+            // pointers are valid for that, and the instruction set.
             unsafe impl Vector<f32> for $vector {
                 const WIDTH: usize = $width;
                 #[inline(always)]
@@ -138,7 +138,7 @@ mod x86 {
                 }
             }
 
-            // SAFETY: as above. Loads of 2 WIDTH bytes (f16) and WIDTH bytes (u8) have WIDTH elements.
+            // SAFETY: as above. `load_f16` reads 2 WIDTH bytes and `load_u8` WIDTH bytes: WIDTH elements.
             unsafe impl Encoded for $vector {
                 #[inline(always)]
                 unsafe fn load_f16(from: *const u8) -> Self {
@@ -159,11 +159,11 @@ mod x86 {
         };
     }
 
-    // AVX-512F and VL.
+    // Instruction set: AVX-512F.
     vector!(__m512, 16: _mm512_loadu_ps, _mm512_storeu_ps, _mm512_set1_ps, _mm512_setzero_ps, _mm512_add_ps,
         _mm512_mul_ps, _mm512_fmadd_ps, _mm512_div_ps, _mm512_max_ps;
         _mm512_cvtph_ps(_mm256_loadu_si256), _mm512_cvtepu8_epi32, _mm512_cvtepi32_ps(_mm_loadu_si128));
-    // AVX2, FMA and F16C.
+    // Instruction set: AVX2 and FMA; for `Encoded` also F16C.
     vector!(__m256, 8: _mm256_loadu_ps, _mm256_storeu_ps, _mm256_set1_ps, _mm256_setzero_ps, _mm256_add_ps,
         _mm256_mul_ps, _mm256_fmadd_ps, _mm256_div_ps, _mm256_max_ps;
         _mm256_cvtph_ps(_mm_loadu_si128), _mm256_cvtepu8_epi32, _mm256_cvtepi32_ps(_mm_loadl_epi64));

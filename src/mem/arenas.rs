@@ -10,8 +10,9 @@ pub(crate) fn limit_arenas() {
     {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let most = i32::try_from(cores.max(2)).unwrap_or(i32::MAX);
-        // SAFETY: mallopt takes two numbers and keeps no pointer. It locks the arena that it changes, and the
-        // limit itself is read when a thread allocates for the first time.
+        // SAFETY: mallopt takes two numbers and keeps no pointer. It locks the arena that it changes. The
+        // limit itself is a plain variable, which threads read when they allocate for the first time;
+        // `cli::run`, the only caller, has started none.
         #[allow(unsafe_code)]
         let _ = unsafe { libc::mallopt(libc::M_ARENA_MAX, most) };
     }

@@ -12,7 +12,7 @@ pub trait HostMemory: Send + Sync {
     fn take(&self, bytes: usize) -> Result<Box<dyn HostBlock>, OutOfHostMemory>;
 }
 
-/// A block of [`HostMemory`], freed when dropped.
+/// A block of [`HostMemory`], freed when dropped. Until then its bytes stay where they are.
 pub trait HostBlock: Send + Sync {
     fn bytes(&self) -> &[u8];
     /// The bytes, for writing. `None` while a handle of [`Self::shared`] exists.

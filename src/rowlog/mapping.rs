@@ -77,9 +77,10 @@ impl Mapping {
     fn words(&self, at: u64) -> &[AtomicU32] {
         let words = self.0.len() / size_of::<AtomicU32>();
         // SAFETY: a mapping begins on a page, so it is aligned for words, and `words` of them are within its
-        // length. It lives as long as `self`. The file has no name and is never truncated, so the mapping
-        // stays readable and writable. This process accesses it only through these atomics. The operating
-        // system also writes to it, when the file is written. Every bit pattern is a valid word.
+        // length. It lives as long as `self`. `Stripes::create`, which maps all files, has removed the file's
+        // name, and `Stripes` never truncates it, so the mapping stays readable and writable. This process
+        // accesses it only through these atomics. The operating system also writes to it, when the file is
+        // written. Every bit pattern is a valid word.
         let all = unsafe { std::slice::from_raw_parts(self.0.as_mut_ptr().cast::<AtomicU32>(), words) };
         all.get(at as usize / size_of::<AtomicU32>()..).unwrap_or_default()
     }

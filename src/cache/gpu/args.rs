@@ -3,6 +3,10 @@
 
 use bytemuck::{Pod, Zeroable};
 
+/// Slots of a bucket.
+pub(crate) const SLOTS: usize = 8;
+/// Bytes of a bucket. A slot has two words of 64 bits.
+pub(crate) const BUCKET_BYTES: usize = SLOTS * 16;
 /// The key of an empty slot.
 pub(crate) const EMPTY_KEY: u64 = 0;
 /// The location of a row that is not cached.
@@ -139,21 +143,24 @@ pub(crate) enum MayReplace {
     Coldest = 2,
 }
 
-/// The key was not present and is linked.
-pub(crate) const LINK_NEW: u32 = 0;
-/// The key was present, and the job changed nothing.
-pub(crate) const LINK_PRESENT: u32 = 1;
-/// The key is linked, and the reported entry is evicted.
-pub(crate) const LINK_REPLACED: u32 = 2;
-/// No slot for the key: both buckets are full, and the job could evict no entry.
-pub(crate) const LINK_FULL: u32 = 3;
-/// The key has its new location; the old one is reported.
-pub(crate) const LINK_SWAPPED: u32 = 4;
-/// The key is unlinked.
-pub(crate) const LINK_WITHDRAWN: u32 = 5;
-/// The key to withdraw was not present.
-#[allow(dead_code)] // only tests with the simulator read it
-pub(crate) const LINK_ABSENT: u32 = 6;
+/// What a job did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum LinkResult {
+    /// The key was not present and is linked.
+    New,
+    /// The key was present, and the job changed nothing.
+    Present,
+    /// The key is linked, and the reported entry is evicted.
+    Replaced,
+    /// No slot for the key: both buckets are full, and the job could evict no entry.
+    Full,
+    /// The key has its new location; the old one is reported.
+    Swapped,
+    /// The key is unlinked.
+    Withdrawn,
+    /// The key to withdraw or to look up was not present.
+    Absent,
+}
 
 /// `Outcome` of replace.cu.
 #[repr(C)]
@@ -163,10 +170,19 @@ pub(crate) struct Outcome {
     pub key: u64,
     /// The location bits of that entry.
     pub location: u64,
-    /// One of the `LINK_` numbers.
+    /// One of the `LINK_` numbers of replace.cu. [`Self::result`] converts it.
     pub link: u32,
     /// Padding, 0.
     pub unused: u32,
+}
+
+impl Outcome {
+    /// What the job did. `None` for a number that no job writes.
+    pub(crate) fn result(&self) -> Option<LinkResult> {
+        use LinkResult::*;
+        // In the order of the numbers.
+        [New, Present, Replaced, Full, Swapped, Withdrawn, Absent].get(self.link as usize).copied()
+    }
 }
 
 /// `ReplaceArgs` of replace.cu.
@@ -242,15 +258,20 @@ pub(crate) struct Evicted {
     pub moved: u64,
 }
 
-/// Value of [`SweepArgs::victims`]: all entries with an age of at least `threshold`.
-pub(crate) const VICTIM_AGED: u32 = 0;
-/// Value of [`SweepArgs::victims`]: rows in the pool with an age of at least `threshold`. Of these,
-/// at most `pointers` rows of the tables in `pointable` become pointers.
-pub(crate) const VICTIM_AGED_ROW: u32 = 1;
-/// Value of [`SweepArgs::victims`]: the rows in the slabs of `draining`.
-pub(crate) const VICTIM_IN_SLABS: u32 = 2;
-/// Value of [`SweepArgs::victims`]: pointers to the locations from `from` to before `to`.
-pub(crate) const VICTIM_POINTER: u32 = 3;
+/// The entries that a sweep evicts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub(crate) enum VictimKind {
+    /// All entries with an age of at least `threshold`.
+    Aged = 0,
+    /// Rows in the pool with an age of at least `threshold`. Of these, at most `pointers` rows of the tables
+    /// in `pointable` become pointers.
+    AgedRow = 1,
+    /// The rows in the slabs of `draining`.
+    InSlabs = 2,
+    /// Pointers to the locations from `from` to before `to`.
+    Pointer = 3,
+}
 
 /// `Pointable` of sweep.cu: a table with all rows, in order, in registered host memory.
 #[repr(C)]

@@ -92,8 +92,10 @@ pub struct LookupContext<D: Driver> {
     graphs: HashMap<PerKernel, Option<D::Graph>>,
     /// The overlay that the running probe reads before the index.
     overlay: Option<Arc<OverlayTable<D>>>,
-    /// Whether kernels may be running.
+    /// Whether kernels may be running. Only a successful wait clears it.
     busy: bool,
+    /// Whether the last probe has ended, so that the host may read what it found.
+    probed: bool,
     version: Version,
 }
 
@@ -116,6 +118,7 @@ impl<D: Driver> LookupContext<D> {
             graphs: HashMap::new(),
             overlay: None,
             busy: false,
+            probed: false,
             version: Version(0),
             table: table.clone(),
         })
@@ -158,6 +161,7 @@ impl<D: Driver> LookupContext<D> {
         overlay: Option<&Arc<OverlayTable<D>>>,
         batch: &Batch,
     ) -> Result<usize, LookupError> {
+        self.probed = false;
         self.settle()?;
         let scratch = self.memory.probe_args(&self.table).scratch;
         self.memory.fill(now, overlay.map(|overlay| &**overlay), batch)?;
@@ -169,8 +173,9 @@ impl<D: Driver> LookupContext<D> {
         let driver = &**self.table.driver();
         let grid = PerKernel { probe: blocks(driver, warps.probe), gather: blocks(driver, warps.gather) };
         self.busy = true;
-        // SAFETY: the kernels follow on this stream. `self` neither writes nor frees the memory before
-        // `settle`.
+        // SAFETY: the kernels follow on this stream. Until they have ended, `busy` is set: then `settle`
+        // fails or waits before this function writes the memory again, and `drop` calls it before it frees
+        // the memory. If the wait fails, the driver keeps the memory.
         unsafe { self.memory.upload(&self.stream)? };
         if let Some(Some(graph)) = self.graphs.get(&grid) {
             self.launch_graph(graph)?;
@@ -183,6 +188,7 @@ impl<D: Driver> LookupContext<D> {
             self.graphs.insert(grid, None);
         }
         self.settle()?;
+        self.probed = true;
         self.list_misses()
     }
 
@@ -192,8 +198,9 @@ impl<D: Driver> LookupContext<D> {
         let args = self.memory.probe_args(&self.table);
         // SAFETY: `BatchMemory::fill` has checked the batch and written it within its arrays, scans included.
         // The number of slots of the scratch table is a power of two and at least two per occurrence, and no
-        // slot has a newer generation. `self` owns all of this memory and neither writes nor frees it before
-        // `settle`. The same holds for the overlay in the header. Tags are in the pool with their rows.
+        // slot has a newer generation. `self` owns all of this memory, and neither writes nor frees it before
+        // the kernels have ended, as for `upload` in `probe`. It reads what they find once `probed` is set.
+        // `settle` keeps the overlay in the header until then. Tags are in the pool with their rows.
         unsafe { kernels::probe(driver, &self.stream, grid.probe, &args)? };
         self.gather(grid.gather, 0)
     }
@@ -203,12 +210,14 @@ impl<D: Driver> LookupContext<D> {
         let args = self.memory.pool_args(&self.table, staged);
         // SAFETY: as in `launch`. `BatchMemory::new` has checked the lookups' columns. `GpuTable` ensures
         // that entries of the index point into the pool or into registered memory. `staged` is 0 until
-        // `stage` has stored the addresses of the missing rows. These rows are in the staging buffer.
+        // `stage` has stored the addresses of the missing rows. These rows are in the staging buffer, which
+        // `Shared::run` (`embed.rs`) writes before `pool`. `out` is read only when `busy` is clear.
         unsafe { gather_pool(&**self.table.driver(), &self.stream, blocks, &args) }
     }
 
     fn launch_graph(&self, graph: &D::Graph) -> Result<(), DriverError> {
-        // SAFETY: the graph was captured from `launch`, whose arguments are the same for every batch.
+        // SAFETY: as in `launch`, from which the graph was captured: its arguments are the same for every
+        // batch.
         unsafe { self.table.driver().launch_graph(&self.stream, graph) }
     }
 
@@ -238,25 +247,34 @@ impl<D: Driver> LookupContext<D> {
     #[must_use]
     #[allow(dead_code)] // only tests with the simulator call it
     pub(crate) fn missed(&self) -> &[u32] {
-        self.memory.counts().missed
+        self.found().counts().missed
     }
 
     /// By lookup: how many occurrences the last probe found in host memory, by a pointer.
     #[must_use]
     pub(crate) fn pointed(&self) -> &[u32] {
-        self.memory.counts().pointed
+        self.found().counts().pointed
     }
 
     /// By lookup: how many of the missed occurrences have an index key that is linked to another row.
     #[must_use]
     pub(crate) fn collided(&self) -> &[u32] {
-        self.memory.counts().collided
+        self.found().counts().collided
     }
 
     /// The distinct rows that the last probe found in host memory.
     #[cfg(all(test, feature = "cusim"))]
     pub(crate) fn pointed_rows(&self) -> impl Iterator<Item = LookupRow> {
-        self.memory.pointed()
+        self.found().pointed()
+    }
+
+    /// The memory with what the last probe found, which no kernel writes any more.
+    ///
+    /// # Panics
+    /// Unless [`Self::probe`] has ended.
+    fn found(&self) -> &BatchMemory<D> {
+        assert!(self.probed, "the probe has not ended");
+        &self.memory
     }
 
     /// Launches the copy of the hits from the pool into this context's device memory. Does not wait.
@@ -265,9 +283,10 @@ impl<D: Driver> LookupContext<D> {
     /// Driver errors.
     pub(crate) fn copy_hits(&mut self) -> Result<(), DriverError> {
         let driver = &**self.table.driver();
+        let args = self.found().copy_args(&self.table);
         self.busy = true;
-        let args = self.memory.copy_args(&self.table);
-        // SAFETY: as in `launch`; it follows the probe in the context's stream.
+        // SAFETY: as in `launch`. The probe has ended, and the kernel neither reads nor writes pinned memory
+        // of this context.
         unsafe { kernels::copy_rows(driver, &self.stream, blocks(driver, self.memory.warps().probe), &args) }
     }
 
@@ -285,6 +304,7 @@ impl<D: Driver> LookupContext<D> {
     /// # Errors
     /// Driver errors.
     pub(crate) fn pool(&mut self) -> Result<(), DriverError> {
+        assert!(self.probed, "the probe has not ended");
         let Self { memory, staging, misses, .. } = self;
         let rows: Vec<u64> =
             misses.iter().map(|m| staging.row(m.word, memory.shape.row_words(m.lookup))).collect();
@@ -297,13 +317,21 @@ impl<D: Driver> LookupContext<D> {
 
     /// The output of the last batch, valid after [`Self::settle`]: `samples x stride` values. Each sample has
     /// its dense values, then each lookup's pooled vector at the lookup's column.
+    ///
+    /// # Panics
+    /// While kernels may be running.
     #[must_use]
     pub(crate) fn out(&self) -> &[f32] {
+        assert!(!self.busy, "the output was not waited for");
         self.memory.out()
     }
 
     /// The parts of this context that the cache needs after the probe.
+    ///
+    /// # Panics
+    /// Unless [`Self::probe`] has ended.
     pub(crate) fn parts(&mut self) -> ContextParts<'_, D, impl Iterator<Item = LookupRow>> {
+        assert!(self.probed, "the probe has not ended");
         let Self { memory, misses, staging, .. } = self;
         ContextParts { lookups: &memory.shape.lookups, misses, pointed: memory.pointed(), staging }
     }
@@ -314,8 +342,7 @@ impl<D: Driver> LookupContext<D> {
     /// Driver errors.
     pub(crate) fn settle(&mut self) -> Result<(), DriverError> {
         if self.busy {
-            let driver = self.table.driver();
-            driver.wait(&driver.record(&self.stream)?)?;
+            self.table.driver().finish(&self.stream)?;
             self.busy = false;
             self.overlay = None;
         }

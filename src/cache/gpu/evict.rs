@@ -12,7 +12,7 @@ use super::super::policy::threshold;
 use super::super::shared::MAX_WAITING;
 use super::rank::Withdrawals;
 use super::{Shared, lock};
-use crate::cache::gpu::args::EMPTY_KEY;
+use crate::cache::gpu::args::{EMPTY_KEY, SLOTS};
 use crate::cache::gpu::lister::Lister;
 use crate::cache::gpu::sweeper::{Stretch, Sweeper, Victims};
 use crate::cache::gpu::table::GpuTable;
@@ -115,7 +115,7 @@ impl<D: Driver> Shared<D> {
             slabs[slab / 32] |= 1 << (slab % 32);
         }
         // Few enough buckets that one sweep can evict all their entries.
-        let buckets = left.min((room.min(MAX_EVICTED) / 8).max(1) as u64).min(u64::from(STRETCH)) as u32;
+        let buckets = left.min((room.min(MAX_EVICTED) / SLOTS).max(1) as u64).min(u64::from(STRETCH)) as u32;
         let stretch = Stretch { hand: sweep.hand, buckets, most: room, victims: Victims::In(&slabs) };
         self.sweep(sweep, self.epochs.tag(), stretch)?;
         self.advance(sweep, buckets);

@@ -6,7 +6,7 @@
 
 #![allow(unsafe_code)]
 
-use super::args::{CopyArgs, ListArgs, ProbeArgs, ReplaceArgs, SampleArgs, SweepArgs};
+use super::args::{CopyArgs, ListArgs, ProbeArgs, ReplaceArgs, SLOTS, SampleArgs, SweepArgs};
 use crate::compute::pool::WARP_LANES;
 use crate::device::cuda::launch::{blocks, launches, shape};
 use crate::device::cuda::{Driver, DriverError};
@@ -57,8 +57,8 @@ link_keys(d, args: ReplaceArgs) shape(blocks(d, args.count.div_ceil(WARP_LANES))
 /// As [`Driver::launch`].
 ///
 /// # Safety
-/// As [`Driver::launch`]. `ages` has 8 words per bucket.
-sample_ages(d, args: SampleArgs) shape(blocks(d, args.count.saturating_mul(8).div_ceil(WARP_LANES)), 0);
+/// As [`Driver::launch`]. `ages` has a word for each slot of the buckets.
+sample_ages(d, args: SampleArgs) shape(blocks(d, warps(args.count)), 0);
 
 /// Unlinks old entries, entries of draining slabs, or pointers.
 ///
@@ -67,7 +67,7 @@ sample_ages(d, args: SampleArgs) shape(blocks(d, args.count.saturating_mul(8).di
 ///
 /// # Safety
 /// As [`Driver::launch`], in the only stream that changes the index. `evicted` has room for `most` entries.
-sweep(d, args: SweepArgs) shape(blocks(d, args.stretch.saturating_mul(8).div_ceil(WARP_LANES)), 0);
+sweep(d, args: SweepArgs) shape(blocks(d, warps(args.stretch)), 0);
 
 /// Lists the entries of some buckets.
 ///
@@ -75,7 +75,12 @@ sweep(d, args: SweepArgs) shape(blocks(d, args.stretch.saturating_mul(8).div_cei
 /// As [`Driver::launch`].
 ///
 /// # Safety
-/// As [`Driver::launch`], in the only stream that changes the index. `listed` has room for 8 entries per
-/// bucket, and the pool has `pool_words` words.
-list_entries(d, args: ListArgs) shape(blocks(d, args.count.saturating_mul(8).div_ceil(WARP_LANES)), 0);
+/// As [`Driver::launch`], in the only stream that changes the index. `listed` has room for the slots of the
+/// buckets, and the pool has `pool_words` words.
+list_entries(d, args: ListArgs) shape(blocks(d, warps(args.count)), 0);
+}
+
+/// The warps for one thread per slot of these buckets.
+fn warps(buckets: u32) -> u32 {
+    buckets.saturating_mul(SLOTS as u32).div_ceil(WARP_LANES)
 }

@@ -4,14 +4,12 @@
 
 use std::sync::Arc;
 
-use super::args::{EMPTY_KEY, ListArgs, Listed};
+use super::args::{EMPTY_KEY, ListArgs, Listed, SLOTS};
 use super::kernels;
 use super::table::GpuTable;
 use crate::device::cuda::memory::{Array, PinnedMemory, Plan};
 use crate::device::cuda::{Driver, DriverError};
 
-/// Slots of a bucket.
-const SLOTS: usize = 8;
 const WORD: usize = size_of::<u32>();
 
 /// Which buckets are listed.
@@ -79,10 +77,11 @@ impl<D: Driver> Lister<D> {
             drawn: drawn.into(),
         };
         let driver = self.gpu_table.driver();
-        // SAFETY: `listed` has room for `count` buckets, and this is the table's one stream. The kernel ends
-        // before this function does.
+        // SAFETY: `listed` has room for `count` buckets, and this is the only stream on which the index
+        // changes. The kernel has ended when `finish` succeeds. The host reads `listed` only then, and never
+        // writes it. After a failed wait, the driver keeps the memory (`Driver`).
         unsafe { kernels::list_entries(&**driver, self.gpu_table.stream(), &args)? };
-        driver.wait(&driver.record(self.gpu_table.stream())?)?;
+        driver.finish(self.gpu_table.stream())?;
         let listed = &self.memory.get(self.listed)[..count as usize * SLOTS];
         Ok(listed.iter().filter(|entry| entry.key != EMPTY_KEY))
     }

@@ -55,10 +55,10 @@ impl<D: Driver> OverlayTable<D> {
         let slots = DeviceMemory::new(gpu_table.driver(), plan.bytes())?;
         let (driver, stream) = (gpu_table.driver(), gpu_table.stream());
         let (from, to) = (Address(written.address()), Address(slots.address()));
-        // SAFETY: both allocations have the planned size, only this function uses them, and they live until
-        // the wait ends.
+        // SAFETY: both allocations have the planned size, and only this function uses them. They are dropped
+        // after the wait; if it fails, the driver keeps them.
         unsafe { driver.copy(stream, from, to, plan.bytes())? };
-        driver.wait(&driver.record(stream)?)?;
+        driver.finish(stream)?;
         Ok(Self { slots, mask: mask as u64 })
     }
 

@@ -16,7 +16,7 @@ use super::super::policy::threshold;
 use super::evict::Sweep;
 use super::replace::JOBS;
 use super::{Shared, lock};
-use crate::cache::gpu::args::{JobKind, LINK_NEW, LINK_SWAPPED, LINK_WITHDRAWN, Listed, MayReplace};
+use crate::cache::gpu::args::{JobKind, LinkResult, Listed, MayReplace};
 use crate::cache::gpu::lister::Look;
 use crate::cache::gpu::table::{GpuTable, Job, JobRow, Jobs};
 use crate::device::cuda::memory::Staging;
@@ -85,16 +85,17 @@ impl<D: Driver> Shared<D> {
         for outcome in outcomes {
             let unlinked =
                 || Unlinked::withdrawn(FlatKey(outcome.key), Location::from_bits(outcome.location));
-            match outcome.link {
-                LINK_WITHDRAWN => self.retire(unlinked()),
+            match outcome.result() {
+                Some(LinkResult::Withdrawn) => self.retire(unlinked()),
                 // The pointer is a new entry.
-                LINK_NEW | LINK_SWAPPED => {
+                Some(LinkResult::New) => self.count_pointer(),
+                Some(LinkResult::Swapped) => {
                     self.count_pointer();
-                    if outcome.link == LINK_SWAPPED {
-                        self.retire(unlinked());
-                    }
+                    self.retire(unlinked());
                 }
-                _ => {}
+                // The entry has left the index meanwhile, or another one has taken its place.
+                Some(LinkResult::Absent | LinkResult::Full | LinkResult::Present | LinkResult::Replaced)
+                | None => {}
             }
         }
         Ok(())

@@ -25,10 +25,7 @@ use super::super::policy::Missed;
 use super::super::shared::MAX_WAITING;
 use super::super::slots::{Slot, UNIT};
 use super::{GpuCacheError, Shared, lock};
-use crate::cache::gpu::args::{
-    EMPTY_KEY, JobKind, LINK_FULL, LINK_NEW, LINK_PRESENT, LINK_REPLACED, LINK_SWAPPED, LINK_WITHDRAWN,
-    MayReplace, Outcome,
-};
+use crate::cache::gpu::args::{EMPTY_KEY, JobKind, LinkResult, MayReplace, Outcome};
 use crate::cache::gpu::table::{GpuTable, Job, JobRow, Jobs};
 use crate::device::cuda::memory::Staging;
 use crate::device::cuda::{Driver, DriverError};
@@ -236,7 +233,8 @@ impl<D: Driver> Shared<D> {
 
     /// Counts the row of a job if the job has linked it.
     pub(crate) fn count_linked(&self, outcome: &Outcome, row: &JobTarget) {
-        if matches!(outcome.link, LINK_NEW | LINK_REPLACED | LINK_SWAPPED) {
+        use LinkResult::{New, Replaced, Swapped};
+        if matches!(outcome.result(), Some(New | Replaced | Swapped)) {
             self.counts.inserted.fetch_add(1, Ordering::Relaxed);
             self.counts.linked_bytes.fetch_add(self.footprint(row.table), Ordering::Relaxed);
             self.entries.fetch_add(1, Ordering::Relaxed);
@@ -246,13 +244,13 @@ impl<D: Driver> Shared<D> {
     /// Retires the entry that a job has unlinked, and frees the slot of a row that it has not linked.
     pub(crate) fn free_unlinked(&self, outcome: &Outcome, row: JobTarget) {
         let unlinked = || Unlinked::withdrawn(FlatKey(outcome.key), Location::from_bits(outcome.location));
-        match outcome.link {
-            LINK_REPLACED => {
+        match outcome.result() {
+            Some(LinkResult::Replaced) => {
                 self.retire(unlinked());
                 self.wake.now();
             }
-            LINK_SWAPPED | LINK_WITHDRAWN => self.retire(unlinked()),
-            LINK_PRESENT | LINK_FULL => {
+            Some(LinkResult::Swapped | LinkResult::Withdrawn) => self.retire(unlinked()),
+            Some(result @ (LinkResult::Present | LinkResult::Full)) => {
                 match row.slot {
                     // The slot was never linked, and the copy into it has ended.
                     JobSlot::New(slot) => self.slots.give_back(slot.location()),
@@ -261,10 +259,10 @@ impl<D: Driver> Shared<D> {
                     }
                     JobSlot::None => {}
                 }
-                let full = u64::from(outcome.link == LINK_FULL);
+                let full = u64::from(result == LinkResult::Full);
                 self.counts.rejected_full.fetch_add(full, Ordering::Relaxed);
             }
-            _ => {}
+            Some(LinkResult::New | LinkResult::Absent) | None => {}
         }
     }
 

@@ -5,16 +5,12 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::args::{
-    Evicted, Pointable, SampleArgs, SweepArgs, VICTIM_AGED, VICTIM_AGED_ROW, VICTIM_IN_SLABS, VICTIM_POINTER,
-};
+use super::args::{Evicted, Pointable, SLOTS, SampleArgs, SweepArgs, VictimKind};
 use super::kernels;
 use super::table::GpuTable;
 use crate::device::cuda::memory::{Array, DeviceMemory, PinnedMemory, Plan};
 use crate::device::cuda::{Driver, DriverError};
 
-/// Slots of a bucket.
-const SLOTS: usize = 8;
 const WORD: usize = size_of::<u32>();
 
 /// The entries that a sweep evicts.
@@ -53,7 +49,8 @@ pub(crate) struct Sweeper<D: Driver> {
     ages: Array<u32>,
     draining: Array<u32>,
     pointable: Array<Pointable>,
-    pointables: usize,
+    /// What the next sweep writes to `pointable`.
+    tables: Vec<Pointable>,
     evicted: Array<Evicted>,
     report: Array<u32>,
 }
@@ -83,7 +80,7 @@ impl<D: Driver> Sweeper<D> {
             ages,
             draining,
             pointable,
-            pointables: 0,
+            tables: Vec::new(),
             evicted,
             report,
         })
@@ -98,8 +95,7 @@ impl<D: Driver> Sweeper<D> {
         };
         let mut held: Vec<Pointable> = tables.filter(held).take(self.pointable.len()).collect();
         held.sort_unstable_by_key(|table| table.base);
-        self.memory.get_mut(self.pointable)[..held.len()].copy_from_slice(&held);
-        self.pointables = held.len();
+        self.tables = held;
     }
 
     /// The ages at `now` of the entries of a sample of buckets, drawn with the seed `draw`. The age is
@@ -112,9 +108,11 @@ impl<D: Driver> Sweeper<D> {
         let count = buckets.min((self.ages.len() / SLOTS) as u64) as u32;
         let (index, ages) = (self.gpu_table.index(), self.memory.of(self.ages));
         let args = SampleArgs { index, ages, buckets, now, draw, count, pointers: u32::from(pointers) };
-        // SAFETY: `ages` has room for `count` buckets, and the kernel ends before this function does.
-        unsafe { kernels::sample_ages(&**self.gpu_table.driver(), self.gpu_table.stream(), &args)? };
-        self.wait()?;
+        let (driver, stream) = (self.gpu_table.driver(), self.gpu_table.stream());
+        // SAFETY: `ages` has room for `count` buckets. The kernel has ended when `finish` succeeds. The host
+        // reads `ages` only then, and never writes it. After a failed wait, the driver keeps the memory.
+        unsafe { kernels::sample_ages(&**driver, stream, &args)? };
+        driver.finish(stream)?;
         Ok(&self.memory.get(self.ages)[..count as usize * SLOTS])
     }
 
@@ -125,6 +123,9 @@ impl<D: Driver> Sweeper<D> {
     /// Driver errors.
     pub(crate) fn sweep(&mut self, now: u64, stretch: Stretch) -> Result<&[Evicted], DriverError> {
         let Stretch { hand, buckets, most, victims } = stretch;
+        // Else the kernel of an earlier sweep may still read what is written next.
+        self.gpu_table.driver().alive()?;
+        self.memory.get_mut(self.pointable)[..self.tables.len()].copy_from_slice(&self.tables);
         let mut args = SweepArgs {
             index: self.gpu_table.index(),
             draining: self.memory.of(self.draining),
@@ -138,35 +139,33 @@ impl<D: Driver> Sweeper<D> {
             stretch: u64::from(buckets).min(self.gpu_table.shape().buckets) as u32,
             most: most.min(self.evicted.len()) as u32,
             slab_words: (self.gpu_table.shape().slab_bytes / WORD) as u32,
-            pointables: self.pointables as u32,
+            pointables: self.tables.len() as u32,
             ..SweepArgs::default()
         };
         match victims {
-            Victims::Aged(age) => (args.victims, args.threshold) = (VICTIM_AGED, age),
+            Victims::Aged(age) => (args.victims, args.threshold) = (VictimKind::Aged as u32, age),
             Victims::AgedRows { age, pointers } => {
-                (args.victims, args.threshold) = (VICTIM_AGED_ROW, age);
+                (args.victims, args.threshold) = (VictimKind::AgedRow as u32, age);
                 args.pointers = pointers.min(u32::MAX.into()) as u32;
             }
             Victims::In(slabs) => {
                 self.memory.get_mut(self.draining).copy_from_slice(slabs);
-                args.victims = VICTIM_IN_SLABS;
+                args.victims = VictimKind::InSlabs as u32;
             }
             Victims::Pointers(Range { start, end }) => {
-                (args.victims, args.from, args.to) = (VICTIM_POINTER, start, end);
+                (args.victims, args.from, args.to) = (VictimKind::Pointer as u32, start, end);
             }
         }
+        let (driver, stream) = (self.gpu_table.driver(), self.gpu_table.stream());
         // SAFETY: `evicted` has room for `most`, and `draining` has a bit for each slab. `point_at` has
         // checked that the rows of `pointable` are in registered memory, and tables are removed from
-        // `pointable` before their memory is unregistered. This is the table's one stream. The kernel ends
-        // before this function does.
-        unsafe { kernels::sweep(&**self.gpu_table.driver(), self.gpu_table.stream(), &args)? };
-        self.wait()?;
+        // `pointable` before their memory is unregistered. This is the only stream on which the index
+        // changes. The kernel has ended when `finish` succeeds; the host reads the results only then. If the
+        // wait fails, the driver has ended: it keeps the memory, and `alive` stops the next sweep before it
+        // writes.
+        unsafe { kernels::sweep(&**driver, stream, &args)? };
+        driver.finish(stream)?;
         let count = self.memory.get(self.report)[0] as usize;
         Ok(&self.memory.get(self.evicted)[..count])
-    }
-
-    fn wait(&self) -> Result<(), DriverError> {
-        let driver = self.gpu_table.driver();
-        driver.wait(&driver.record(self.gpu_table.stream())?)
     }
 }

@@ -11,12 +11,11 @@
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::args::{JobKind, MayReplace, Outcome, ReplaceArgs, ReplaceJob};
+use super::args::{BUCKET_BYTES, JobKind, MayReplace, Outcome, ReplaceArgs, ReplaceJob};
 use super::kernels;
-use crate::device::cuda::memory::{Array, DeviceMemory, PinnedMemory, Plan, Staging};
+use crate::device::cuda::memory::{Array, DeviceMemory, PinnedMemory, Plan, Recorded, Staging};
 use crate::device::cuda::{Driver, DriverError};
 
-const BUCKET_BYTES: usize = 128;
 /// Words that locations can address.
 const LOCATION_WORDS: u64 = 1 << 39;
 /// Keys below this mark empty and removed entries.
@@ -121,14 +120,6 @@ impl<D: Driver> GpuTable<D> {
         self.regions().iter().any(covers)
     }
 
-    /// Records an event that fires when all changes launched so far have ended.
-    ///
-    /// # Errors
-    /// As [`Driver::record`].
-    pub(crate) fn mark(&self) -> Result<D::Event, DriverError> {
-        self.driver.record(&self.stream)
-    }
-
     /// The only stream on which the index changes.
     pub(crate) fn stream(&self) -> &D::Stream {
         &self.stream
@@ -149,9 +140,10 @@ impl<D: Driver> GpuTable<D> {
 
 impl<D: Driver> Drop for GpuTable<D> {
     fn drop(&mut self) {
-        let last = self.driver.record(&self.stream).and_then(|last| self.driver.wait(&last));
-        if let Err(error) = last {
+        if let Err(error) = self.driver.finish(&self.stream) {
             tracing::error!(%error, "waiting for the last change of the cache failed");
+            // Kernels may still read the registered memory, so its owners must not become its only users.
+            std::mem::forget(std::mem::take(&mut *self.regions()));
         }
     }
 }
@@ -198,7 +190,8 @@ pub(crate) struct Jobs<D: Driver> {
     count: usize,
     /// Whether a job copies from the staging buffer.
     staged: bool,
-    done: Option<Arc<D::Event>>,
+    /// The end of the last launch, until a wait for it has succeeded.
+    done: Option<Recorded<D>>,
 }
 
 impl<D: Driver> Jobs<D> {
@@ -235,7 +228,7 @@ impl<D: Driver> Jobs<D> {
     /// row or location is out of bounds.
     ///
     /// # Panics
-    /// After a launch, until [`Self::finish`].
+    /// After a launch, until [`Self::finish`] has succeeded.
     pub(crate) fn push(&mut self, job: Job, staging: &Staging<D>) -> bool {
         assert!(self.done.is_none(), "jobs were added before `finish` of the previous launch");
         let links = matches!(job.kind, JobKind::Keep | JobKind::Swap) && job.row != JobRow::Poison;
@@ -286,7 +279,8 @@ impl<D: Driver> Jobs<D> {
         let mut launched = self.copy_in(&args);
         if launched.is_ok() {
             let GpuTable { driver, stream, .. } = &*self.table;
-            // SAFETY: as in `copy_in`; `push` has kept the keys distinct, and this is the table's one stream.
+            // SAFETY: as in `copy_in`. `push` has kept the keys distinct, and this is the only stream on
+            // which the index changes. The host reads the outcomes after `finish` has waited.
             launched = unsafe { kernels::link_keys(&**driver, stream, &args) };
         }
         // The end is recorded even if the second launch failed, because the first one may be running.
@@ -321,20 +315,22 @@ impl<D: Driver> Jobs<D> {
             return Ok(());
         }
         let GpuTable { driver, stream, .. } = &*self.table;
-        // SAFETY: `push` has checked every location and row. `mark_end` protects the staging buffer. `self`
-        // and its table live until the launch has ended, since `finish` and `drop` wait for it. Host memory
-        // is unregistered only after all jobs have ended.
+        // SAFETY: `push` has checked every location and row. Until the launch has ended (`Driver` says when),
+        // the memory stays allocated: `drop` waits before it frees the jobs and lets go of the table, and so
+        // does the staging buffer, which `mark_end` makes hold the event. Host memory is unregistered only
+        // after all jobs have ended. Nothing races with the kernel: `push` panics while `done` is set,
+        // and only a successful wait clears it; the staging buffer waits before it is written; and by the
+        // cache's epochs no batch reads the slots.
         unsafe { kernels::copy_in(&**driver, stream, args) }
     }
 
     /// Records the end of the launch.
     fn mark_end(&mut self, staging: Option<&mut Staging<D>>) -> Result<(), DriverError> {
-        let done = Arc::new(self.table.driver.record(&self.table.stream)?);
+        let done = self.table.driver.record(&self.table.stream).map(Arc::new);
         if let Some(staging) = staging.filter(|_| self.staged) {
             staging.hold(done.clone());
         }
-        self.done = Some(done);
-        Ok(())
+        self.done.insert(done).as_ref().map(|_| ()).map_err(Clone::clone)
     }
 
     /// Whether the last launch has ended.
@@ -342,16 +338,18 @@ impl<D: Driver> Jobs<D> {
     /// # Errors
     /// As [`Driver::fired`].
     pub(crate) fn fired(&self) -> Result<bool, DriverError> {
-        self.done.as_ref().map_or(Ok(true), |done| self.table.driver.fired(done))
+        let Some(done) = &self.done else { return Ok(true) };
+        self.table.driver.fired(done.as_ref().map_err(Clone::clone)?)
     }
 
     /// Waits for the last launch and returns the outcomes in the order of the jobs. Removes the jobs.
     ///
     /// # Errors
-    /// As [`Driver::wait`].
+    /// As [`Driver::wait`]. Then no jobs can be added any more, and every later call fails too.
     pub(crate) fn finish(&mut self) -> Result<&[Outcome], DriverError> {
-        if let Some(done) = self.done.take() {
-            self.table.driver.wait(&done)?;
+        if let Some(done) = &self.done {
+            self.table.driver.wait(done.as_ref().map_err(Clone::clone)?)?;
+            self.done = None;
         }
         self.keys.clear();
         self.staged = false;

@@ -31,7 +31,7 @@ use super::super::slots::{Slot, UNIT};
 use super::super::version::{ByKey, Changed, NewRow, Overlay, Switched};
 use super::replace::{JOBS, JobBlock, JobSlot, JobTarget, Launch};
 use super::{GpuCacheError, Shared, lock};
-use crate::cache::gpu::args::{JobKind, LINK_PRESENT, MayReplace};
+use crate::cache::gpu::args::{JobKind, LinkResult, MayReplace};
 use crate::cache::gpu::overlay::{ChangedRow, OverlayTable};
 use crate::cache::gpu::table::{Job, JobRow, Jobs};
 use crate::device::cuda::memory::Staging;
@@ -176,7 +176,7 @@ impl<D: Driver> Shared<D> {
                 rows = std::mem::take(&mut later);
             }
         }
-        self.gpu_table.driver().wait(&self.gpu_table.mark()?)?;
+        self.gpu_table.driver().finish(self.gpu_table.stream())?;
         self.tidy_up().map(|_| ())
     }
 }
@@ -282,7 +282,7 @@ impl<'s, D: Driver> Carrier<'s, D> {
                 .partition(|&(own, table)| jobs.push(shared.job(table, own, JobKind::Look), staging));
             jobs.launch(0, MayReplace::Nothing, None)?;
             for (&(own, table), outcome) in looked_up.iter().zip(jobs.finish()?) {
-                if outcome.link != LINK_PRESENT {
+                if outcome.result() != Some(LinkResult::Present) {
                     continue;
                 }
                 let in_pool = outcome.location & 1 == 0;

@@ -9,7 +9,7 @@ use super::super::slots::UNIT;
 use super::super::warm::{STAMPS, Warmed};
 use super::replace::{JOBS, JobSlot, JobTarget};
 use super::{GpuCache, GpuCacheError, Shared, lock};
-use crate::cache::gpu::args::{JobKind, LINK_NEW, LINK_SWAPPED, Listed, MayReplace};
+use crate::cache::gpu::args::{JobKind, LinkResult, Listed, MayReplace};
 use crate::cache::gpu::lister::Look;
 use crate::cache::gpu::table::{Job, JobRow, Jobs};
 use crate::device::cuda::memory::Staging;
@@ -165,9 +165,9 @@ impl<'c, D: Driver> Filling<'c, D> {
         jobs.launch(self.newest, MayReplace::Nothing, Some(staging))?;
         for (outcome, target) in jobs.finish()?.iter().zip(targets.drain(..)) {
             shared.count_linked(outcome, &target);
-            match outcome.link {
-                // `LINK_SWAPPED`: the row has replaced a pointer to it.
-                LINK_NEW | LINK_SWAPPED => warmed.stored += 1,
+            match outcome.result() {
+                // `Swapped`: the row has replaced a pointer to it.
+                Some(LinkResult::New | LinkResult::Swapped) => warmed.stored += 1,
                 _ => warmed.passed_over += 1,
             }
             shared.free_unlinked(outcome, target);

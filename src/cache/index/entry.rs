@@ -100,9 +100,12 @@ impl<'p> Held<'p> {
     ///
     /// # Panics
     /// When the pin belongs to another batch: the location may have been reused since.
+    ///
+    /// # Safety
+    /// The batch has found the location under this pin, in the index or in the overlay of its version.
     #[inline]
     #[must_use]
-    pub(crate) fn again(location: Location, found_by: u64, pin: &'p Pin<'_>) -> Self {
+    pub(crate) unsafe fn again(location: Location, found_by: u64, pin: &'p Pin<'_>) -> Self {
         assert_eq!(found_by, pin.number(), "the location was found under another batch's pin");
         Self { location, pin: PhantomData }
     }

@@ -86,7 +86,7 @@ fn freed_slots_are_poisoned_in_debug() {
     let location = slot.location();
     let bits = |pool: &Pool| {
         // SAFETY: a slot of five values, which no other thread writes.
-        let row = unsafe { std::slice::from_raw_parts(pool.start(location).cast::<u32>().as_ptr(), 5) };
+        let row = unsafe { std::slice::from_raw_parts(pool.start(location, 20).cast::<u32>().as_ptr(), 5) };
         row.to_vec()
     };
     assert_eq!(bits(&pool), [0x0101_0101; 5]);

@@ -53,7 +53,7 @@ impl<'a> RowLayout<'a> for F32Row<'a> {
 
     #[inline(always)]
     unsafe fn load<V: Encoded>(self, at: usize) -> V {
-        // SAFETY: the caller guarantees `at + WIDTH` elements of 4 bytes.
+        // SAFETY: the caller guarantees `at + WIDTH` elements of 4 bytes and the instruction set.
         unsafe { Vector::load(self.0.as_ptr().cast::<f32>().add(at)) }
     }
 }
@@ -73,7 +73,7 @@ impl<'a> RowLayout<'a> for F16Row<'a> {
 
     #[inline(always)]
     unsafe fn load<V: Encoded>(self, at: usize) -> V {
-        // SAFETY: the caller guarantees `at + WIDTH` elements of 2 bytes.
+        // SAFETY: the caller guarantees `at + WIDTH` elements of 2 bytes and the instruction set.
         unsafe { V::load_f16(self.0.as_ptr().add(2 * at)) }
     }
 }

@@ -110,8 +110,9 @@ impl<'a> GatherPool<'a> {
         let Self { lookup: &PoolLookup { offsets, mean, column, .. }, mut rows, out, stride } = self;
         let mut ahead = Ahead::of(rows, L::ELEMENT.row_bytes(N * V::WIDTH));
         let mut to = out.as_mut_ptr().wrapping_add(column);
-        // SAFETY: the caller guarantees the instruction set. `to` points to `dim` elements, which are `N`
-        // registers, and `new` has checked that they lie within `out` for every sample.
+        // SAFETY: the caller guarantees the instruction set. `to` points to the `dim` elements of a sample's
+        // vector, which are `N` registers, and moves by the stride from sample to sample. `new` has checked
+        // that the elements of the last sample, and so of every sample, lie within `out`.
         unsafe {
             if one_each(offsets) {
                 for row in &rows[..offsets.len() - 1] {

@@ -81,12 +81,12 @@ pub(crate) fn transpose_f32(block: &Block<'_, f32>, to: &mut [f32]) {
         if height == 0 || width == 0 {
             return transpose_portable(block, to);
         }
-        debug_assert!(height <= BLOCK && width <= BLOCK, "`pack_transposed` makes all blocks");
+        assert!(height <= BLOCK && width <= BLOCK, "block: too large");
         let end = (height - 1).checked_mul(stride).and_then(|at| at.checked_add(width));
         assert!(end.is_some_and(|end| end <= from.len()), "matrix: too short");
         assert!((width - 1) * LANES + BLOCK <= to.len(), "panels: too short");
-        // SAFETY: the processor has AVX-512F; the lengths of both slices were just checked; and blocks, which
-        // only `pack_transposed` makes, have at most 16 rows and 16 columns.
+        // SAFETY: the processor has AVX-512F, and the size of the block and the lengths of both slices were
+        // just checked.
         return unsafe { transpose_avx512(block, to) };
     }
     transpose_portable(block, to);

@@ -98,9 +98,6 @@ impl fmt::Display for Probe {
 /// Looks for CUDA devices. Never panics, whatever is installed.
 #[must_use]
 pub(crate) fn probe() -> Probe {
-    if !driver_is_present() {
-        return Probe::NoDriver;
-    }
     match Driver::load().and_then(|driver| driver.devices()) {
         Ok(devices) if devices.is_empty() => Probe::NoDevice,
         Ok(devices) => Probe::Found(devices),
@@ -157,10 +154,11 @@ fn checked(code: c_int) -> Result<(), Probe> {
 }
 
 impl Driver {
-    /// libcuda must be present.
     fn load() -> Result<Self, Probe> {
-        // SAFETY: each field has the type of its function in cuda.h. The only caller, `probe`, has checked
-        // that the library is present.
+        if !driver_is_present() {
+            return Err(Probe::NoDriver);
+        }
+        // SAFETY: the library is present, and each field has the type of its function in cuda.h.
         unsafe {
             Ok(Self {
                 init: symbol("cuInit")?,

@@ -102,7 +102,24 @@ pub enum DriverError {
 }
 
 /// A CUDA driver with one device. Every method may be called from any thread.
-pub trait Driver: Send + Sync + 'static {
+///
+/// **When an operation has ended.** Until then it may use the memory of its addresses. It has ended if
+/// [`Self::wait`] or [`Self::finish`] returned `Ok`, or [`Self::fired`] returned `Ok(true)`, for an event or
+/// a stream behind it. An error proves nothing: the operation may be running, for as long as the driver
+/// lives. An operation whose own call failed is not executed.
+///
+/// **When the driver has ended.** The first error of [`Self::record`], [`Self::wait`] or [`Self::finish`]
+/// ends the driver. From then on:
+/// - operations that are enqueued are not executed, so none can race with those that may be running;
+/// - no wait succeeds, so memory that is used again only after a successful wait is not used again;
+/// - [`Self::free`] and [`Self::free_pinned`] keep the memory allocated, so an owner of memory must wait
+///   before it drops the memory, but need not look at the result.
+///
+/// # Safety
+/// An implementation keeps these rules. Allocated memory is as [`Self::allocate`] and
+/// [`Self::allocate_pinned`] say, and no two allocations overlap. Operations of a stream are executed in
+/// order, and access only the memory that their caller names.
+pub unsafe trait Driver: Send + Sync + 'static {
     /// A queue of operations, executed in order.
     type Stream: Send + Sync;
     /// A point in a stream.
@@ -116,10 +133,11 @@ pub trait Driver: Send + Sync + 'static {
     /// [`DriverError::OutOfMemory`], or the driver's error.
     fn allocate(&self, bytes: usize) -> Result<Address, DriverError>;
 
-    /// Frees device memory.
+    /// Frees device memory, unless the driver has ended.
     ///
     /// # Safety
-    /// `memory` came from [`Self::allocate`], and nothing uses it any more.
+    /// `memory` came from [`Self::allocate`] and is freed once. Every operation that uses it has ended, or a
+    /// wait for it has failed.
     unsafe fn free(&self, memory: Address);
 
     /// Allocates zeroed pinned host memory, which kernels can read and write.
@@ -128,10 +146,11 @@ pub trait Driver: Send + Sync + 'static {
     /// [`DriverError::OutOfMemory`], or the driver's error.
     fn allocate_pinned(&self, bytes: usize) -> Result<Pinned, DriverError>;
 
-    /// Frees pinned memory.
+    /// Frees pinned memory, unless the driver has ended.
     ///
     /// # Safety
-    /// `memory` came from [`Self::allocate_pinned`], and neither host nor device uses it any more.
+    /// `memory` came from [`Self::allocate_pinned`] and is freed once. The host does not use it any more.
+    /// Every operation that uses it has ended, or a wait for it has failed.
     unsafe fn free_pinned(&self, memory: Pinned);
 
     /// Creates a stream. Operations of different streams are ordered only by events.
@@ -146,8 +165,7 @@ pub trait Driver: Send + Sync + 'static {
     /// The driver's error.
     ///
     /// # Safety
-    /// Both ranges are allocated. Until an event after this copy has fired, nothing else writes the source,
-    /// and nothing else reads or writes the target.
+    /// Until the copy has ended, both ranges stay allocated and no other access races with it.
     unsafe fn copy(
         &self,
         stream: &Self::Stream,
@@ -162,8 +180,8 @@ pub trait Driver: Send + Sync + 'static {
     /// The driver's error. A later call may report an error of the kernel itself.
     ///
     /// # Safety
-    /// `args` has the layout of the kernel's parameter. Until an event after this launch has fired, every
-    /// address in it stays valid and no other access races with the kernel.
+    /// `args` has the layout of the kernel's parameter. Until the kernel has ended, the memory at every
+    /// address in it stays allocated and no other access races with the kernel.
     unsafe fn launch(
         &self,
         stream: &Self::Stream,
@@ -175,7 +193,7 @@ pub trait Driver: Send + Sync + 'static {
     /// Records an event. It fires after all operations that were enqueued on the stream before.
     ///
     /// # Errors
-    /// The driver's error.
+    /// The error that has ended the driver, now or before.
     fn record(&self, stream: &Self::Stream) -> Result<Self::Event, DriverError>;
 
     /// Makes all operations that are enqueued on the stream from now on wait for the event.
@@ -193,8 +211,23 @@ pub trait Driver: Send + Sync + 'static {
     /// Waits until the event has fired.
     ///
     /// # Errors
-    /// The driver's error, including that of an operation before the event.
+    /// The error that has ended the driver, now or before. It may be that of an operation before the event.
     fn wait(&self, event: &Self::Event) -> Result<(), DriverError>;
+
+    /// Waits for all operations that were enqueued on the stream before.
+    ///
+    /// # Errors
+    /// As [`Self::wait`].
+    fn finish(&self, stream: &Self::Stream) -> Result<(), DriverError> {
+        self.wait(&self.record(stream)?)
+    }
+
+    /// Fails if the driver has ended. A caller whose earlier calls have waited checks here that the waits
+    /// succeeded, before it uses the memory again.
+    ///
+    /// # Errors
+    /// The error that has ended the driver.
+    fn alive(&self) -> Result<(), DriverError>;
 
     /// Makes a graph of the operations that `fill` enqueues on the stream. They are not executed.
     ///

@@ -65,7 +65,7 @@ impl Plan {
     }
 }
 
-/// Device memory, freed when dropped. Before that, the owner must wait until no kernel uses it.
+/// Device memory, freed when dropped. Whoever enqueues operations that use it waits for them before that.
 pub struct DeviceMemory<D: Driver> {
     driver: Arc<D>,
     at: Address,
@@ -106,21 +106,26 @@ impl<D: Driver> DeviceMemory<D> {
     /// The driver's error.
     pub fn copy_to(&self, to: &mut Self) -> Result<(), DriverError> {
         let stream = self.driver.stream()?;
-        // SAFETY: both are allocated with at least this length, and borrowed until the event has fired.
+        // SAFETY: both are allocated with at least this length, and borrowed until `finish` returns. If it
+        // fails, the driver has ended: it keeps both allocated and executes nothing else.
         unsafe { self.driver.copy(&stream, self.at, to.at, self.bytes.min(to.bytes))? };
-        self.driver.wait(&self.driver.record(&stream)?)
+        self.driver.finish(&stream)
     }
 }
 
 impl<D: Driver> Drop for DeviceMemory<D> {
     fn drop(&mut self) {
-        // SAFETY: allocated by `new` and freed once; the owner has waited for all kernels that used it.
+        // SAFETY: allocated by `new` and freed once. Whoever enqueued an operation that uses the memory has
+        // promised that it stays allocated until the operation has ended (`Driver::copy`, `Driver::launch`),
+        // and so has waited before this. After a failed wait, the driver keeps the memory.
         unsafe { self.driver.free(self.at) };
     }
 }
 
-/// Pinned host memory, freed when dropped, like [`DeviceMemory`]. The host may read what a kernel writes, and
-/// write what a kernel reads, only after an event behind that kernel has fired.
+/// Pinned host memory, freed when dropped, like [`DeviceMemory`]. [`Self::get`] and [`Self::get_mut`] are
+/// safe, because whoever enqueues an operation has promised that nothing races with it ([`Driver::launch`]).
+/// So code that enqueues one also ensures that, until it has ended, the host does not read an array that it
+/// writes, nor write an array that it uses.
 pub(crate) struct PinnedMemory<D: Driver> {
     driver: Arc<D>,
     memory: Pinned,
@@ -161,7 +166,9 @@ impl<D: Driver> PinnedMemory<D> {
     pub(crate) fn get<T: Pod>(&self, array: Array<T>) -> &[T] {
         self.check(array);
         // SAFETY: `check` has shown that the array is in bounds and aligned. The memory was zeroed, and any
-        // bits are a valid `T`. The caller has waited for the kernels that write here.
+        // bits are a valid `T`. The host writes only through `get_mut`, which borrows `self` mutably. No
+        // operation writes here now: whoever enqueued it has promised that no access of the host races with
+        // it (`Driver::copy`, `Driver::launch`).
         unsafe { std::slice::from_raw_parts(self.memory.host.as_ptr().add(array.at).cast(), array.count) }
     }
 
@@ -172,8 +179,8 @@ impl<D: Driver> PinnedMemory<D> {
     #[must_use]
     pub(crate) fn get_mut<T: Pod>(&mut self, array: Array<T>) -> &mut [T] {
         self.check(array);
-        // SAFETY: as in `get`; `self` is borrowed mutably, and the caller has waited for the kernels that use
-        // it.
+        // SAFETY: as in `get`. `self` is borrowed mutably, so there is no other reference, and by the same
+        // promise no operation uses the array now.
         unsafe { std::slice::from_raw_parts_mut(self.memory.host.as_ptr().add(array.at).cast(), array.count) }
     }
 
@@ -185,7 +192,7 @@ impl<D: Driver> PinnedMemory<D> {
 
 impl<D: Driver> Drop for PinnedMemory<D> {
     fn drop(&mut self) {
-        // SAFETY: allocated by `new` and freed once; the owner has waited for all kernels that used it.
+        // SAFETY: as for `DeviceMemory`. References of the host borrow `self`, so none is left.
         unsafe { self.driver.free_pinned(self.memory) };
     }
 }
@@ -216,8 +223,8 @@ impl<D: Driver> Mirrored<D> {
     /// When the blocks are shorter.
     ///
     /// # Safety
-    /// Until an event behind the copy has fired, nothing frees the blocks or writes these bytes, and only
-    /// operations behind the copy on this stream read them on the device.
+    /// Until the copy has ended, the blocks stay allocated, the host does not write these bytes, and only
+    /// operations behind the copy on this stream use them on the device.
     pub(crate) unsafe fn upload(&self, stream: &D::Stream, bytes: usize) -> Result<(), DriverError> {
         assert!(bytes <= self.host.bytes().min(self.device.bytes()), "a part of the blocks");
         // SAFETY: both are at least this long. The caller guarantees the rest.
@@ -225,12 +232,15 @@ impl<D: Driver> Mirrored<D> {
     }
 }
 
+/// An event behind operations. If it could not be recorded, the error, which has ended the driver.
+pub(crate) type Recorded<D> = Result<Arc<<D as Driver>::Event>, DriverError>;
+
 /// A staging buffer: pinned memory. The host writes rows to it, and kernels of several streams read them.
 pub(crate) struct Staging<D: Driver> {
     memory: PinnedMemory<D>,
     words: Array<u32>,
-    /// Events behind the kernels that read the current contents.
-    readers: Vec<Arc<D::Event>>,
+    /// Behind the kernels that read the current contents.
+    readers: Vec<Recorded<D>>,
 }
 
 impl<D: Driver> Staging<D> {
@@ -253,12 +263,19 @@ impl<D: Driver> Staging<D> {
     /// Waits until the kernels that read the current contents have finished. Returns the words for writing.
     ///
     /// # Errors
-    /// As [`Driver::wait`].
+    /// As [`Driver::wait`]. Then the buffer is never written again.
     pub(crate) fn words_mut(&mut self) -> Result<&mut [u32], DriverError> {
-        for reader in self.readers.drain(..) {
-            self.memory.driver.wait(&reader)?;
-        }
+        self.settle()?;
         Ok(self.memory.get_mut(self.words))
+    }
+
+    /// Waits for the readers. If that fails, they stay, so that later calls fail too.
+    fn settle(&mut self) -> Result<(), DriverError> {
+        for reader in &self.readers {
+            self.memory.driver.wait(reader.as_ref().map_err(Clone::clone)?)?;
+        }
+        self.readers.clear();
+        Ok(())
     }
 
     /// Address, for kernels, of the row of `words` words that begins at index `word`.
@@ -272,7 +289,7 @@ impl<D: Driver> Staging<D> {
     }
 
     /// Declares a reader: [`Self::words_mut`] waits for this event.
-    pub(crate) fn hold(&mut self, reader: Arc<D::Event>) {
+    pub(crate) fn hold(&mut self, reader: Recorded<D>) {
         self.readers.push(reader);
     }
 
@@ -285,10 +302,8 @@ impl<D: Driver> Staging<D> {
 
 impl<D: Driver> Drop for Staging<D> {
     fn drop(&mut self) {
-        for reader in &self.readers {
-            if let Err(error) = self.memory.driver.wait(reader) {
-                tracing::error!(%error, "waiting for the readers of a staging buffer failed");
-            }
+        if let Err(error) = self.settle() {
+            tracing::error!(%error, "waiting for the readers of a staging buffer failed");
         }
     }
 }

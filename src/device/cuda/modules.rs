@@ -103,7 +103,8 @@ impl Drop for Modules {
     fn drop(&mut self) {
         for &module in &self.handles {
             // SAFETY: the module is loaded, and none of its kernels runs: streams and graphs hold an `Arc` of
-            // `self`, and a dropped stream waits for its operations before it drops the `Arc`.
+            // `self`, and a dropped stream waits for its operations before it drops the `Arc`. If that wait
+            // fails, the error is final, and `release` does not call the driver.
             self.primary.release(|api| unsafe { (api.unload_module)(module) });
         }
     }

@@ -118,7 +118,7 @@ impl Nvidia {
         // SAFETY: the memory is allocated, `bytes` long, and not shared yet.
         self.primary.call("cuMemsetD8Async", |api| unsafe { (api.set_bytes)(memory, 0, bytes, stream) })?;
         // SAFETY: the stream is alive.
-        self.primary.call("cuStreamSynchronize", |api| unsafe { (api.finish)(stream) })
+        self.primary.call_or_end("cuStreamSynchronize", |api| unsafe { (api.finish)(stream) })
     }
 
     /// Adds the free and total bytes to the error of an allocation that found too little memory.
@@ -143,7 +143,10 @@ fn host_memory() -> (u64, u64) {
     (available_bytes().unwrap_or(0), memory_bytes().unwrap_or(0))
 }
 
-impl Driver for Nvidia {
+// SAFETY: libcuda allocates and executes as cuda.h says. All errors of `record` and `wait` are final
+// (`Primary::call_or_end`), and after a final error `Primary` does not call libcuda any more, neither to
+// enqueue nor to wait nor to free.
+unsafe impl Driver for Nvidia {
     type Stream = Stream;
     type Event = Event;
     type Graph = Graph;
@@ -158,7 +161,8 @@ impl Driver for Nvidia {
         allocated.map_err(|error| self.refusal(error, DEVICE_MEMORY, bytes))?;
         let address = Address(memory);
         if let Err(error) = self.make_zero(memory, bytes) {
-            // SAFETY: the memory was allocated above and is not shared yet.
+            // SAFETY: the memory was allocated above and is not shared yet. The memset was refused, or the
+            // wait for it has failed.
             unsafe { self.free(address) };
             return Err(error);
         }
@@ -166,7 +170,8 @@ impl Driver for Nvidia {
     }
 
     unsafe fn free(&self, memory: Address) {
-        // SAFETY: the caller guarantees that the memory came from `allocate` and nothing uses it any more.
+        // SAFETY: the caller guarantees that the memory came from `allocate`, and that its operations have
+        // ended or a wait for them has failed. In the second case, `release` does not call the driver.
         self.primary.release(|api| unsafe { (api.free)(memory.0) });
     }
 
@@ -202,8 +207,7 @@ impl Driver for Nvidia {
         let at = memory.host.as_ptr().addr();
         let given = self.pinned.lock().unwrap_or_else(PoisonError::into_inner).remove(&at);
         if let Some(given) = given {
-            // SAFETY: the caller guarantees that the memory came from `allocate_pinned` and nothing uses it
-            // any more. The map entry is removed, so it is freed once.
+            // SAFETY: as in `free`. The map entry is removed, so the memory is freed once.
             self.primary.release(|api| unsafe { (api.free_host)(given) });
         }
     }
@@ -223,8 +227,8 @@ impl Driver for Nvidia {
             return Ok(());
         }
         self.primary.call("cuMemcpyAsync", |api| {
-            // SAFETY: the caller guarantees that both ranges are allocated, and that nothing else accesses
-            // them meanwhile. Host and device share one address space, so the driver can tell them apart.
+            // SAFETY: the caller guarantees that both ranges stay allocated and that no access races with the
+            // copy. Host and device share one address space, so the driver can tell them apart.
             unsafe { (api.copy)(to.0, from.0, bytes, stream.handle) }
         })?;
         self.count(stream, &self.copies, 1);
@@ -247,7 +251,8 @@ impl Driver for Nvidia {
         let LaunchShape { blocks, threads, shared_bytes } = shape;
         let mut parameters: [*mut c_void; 1] = [args.as_ptr().cast_mut().cast()];
         // SAFETY: the function is loaded and has one parameter of the size of `args`, which the driver copies
-        // before it returns. The caller guarantees that the addresses in `args` are valid.
+        // before it returns. The caller guarantees that the memory at its addresses stays allocated and that
+        // no access races with the kernel.
         self.primary.call("cuLaunchKernel", |api| unsafe {
             (api.launch)(
                 function.handle,
@@ -284,7 +289,11 @@ impl Driver for Nvidia {
 
     fn wait(&self, event: &Event) -> Result<(), DriverError> {
         // SAFETY: the event is alive.
-        self.primary.call("cuEventSynchronize", |api| unsafe { (api.wait)(event.handle) })
+        self.primary.call_or_end("cuEventSynchronize", |api| unsafe { (api.wait)(event.handle) })
+    }
+
+    fn alive(&self) -> Result<(), DriverError> {
+        self.primary.alive()
     }
 
     fn capture(

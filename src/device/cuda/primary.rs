@@ -5,6 +5,8 @@
 //!
 //! After a final error (`errors::is_final`) every call on the context fails, with an error that does not show
 //! the cause. So the first final error is stored, and every later call returns it without calling the driver.
+//! If the host cannot learn whether operations have ended ([`Primary::call_or_end`]), the error is final
+//! whatever its code. As the driver is not called any more, nothing is freed that such an operation may use.
 #![allow(unsafe_code)]
 
 use std::cell::Cell;
@@ -12,7 +14,7 @@ use std::ffi::c_int;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use super::api::{Api, Handle};
+use super::api::{Api, Handle, driver_is_present};
 use super::context::{DeviceInfo, Probe};
 use super::driver::DriverError;
 use super::errors::{CudaError, OUT_OF_MEMORY, SUCCESS, failed};
@@ -43,11 +45,15 @@ pub(crate) struct Primary {
 impl Primary {
     /// Retains the device's primary context and makes it current.
     pub(crate) fn retain(info: &DeviceInfo) -> Result<Arc<Self>, CudaError> {
-        // SAFETY: `info` came from a probe, which opened the library.
+        if !driver_is_present() {
+            return Err(CudaError::NoDevice { found: Probe::NoDriver });
+        }
+        // SAFETY: the library is present.
         let api = unsafe { Api::load() }
             .map_err(|symbol| CudaError::NoDevice { found: Probe::DriverIncomplete { symbol } })?;
         let (mut device, mut context) = (0, 0);
-        // SAFETY: the probe has initialised the driver, and one int is written.
+        // SAFETY: one int is written. The probe that found the device has initialised the driver; otherwise
+        // the call would return an error.
         let code = unsafe { (api.device)(&raw mut device, info.ordinal as c_int) };
         if code != SUCCESS {
             return Err(failed("cuDeviceGet", code).into());
@@ -92,16 +98,41 @@ impl Primary {
         if code == SUCCESS {
             return Ok(());
         }
-        let error = failed(name, code);
-        if matches!(error, DriverError::Sticky { .. }) {
-            tracing::error!("{error}");
-            return Err(self.end.get_or_init(|| error).clone());
+        match failed(name, code) {
+            error @ DriverError::Sticky { .. } => Err(self.end_with(error)),
+            error => Err(error),
         }
-        Err(error)
     }
 
-    /// Makes a call that releases something. An error is only logged: the caller cannot do anything about it,
-    /// and after a final error the driver has released everything already.
+    /// As [`Self::call`], but any error is final. For the calls by which the host learns that operations have
+    /// ended: after an error, they may be running and nothing would show when they end.
+    pub(crate) fn call_or_end(
+        &self,
+        name: &'static str,
+        call: impl FnOnce(&Api) -> c_int,
+    ) -> Result<(), DriverError> {
+        self.call(name, call).map_err(|error| match error {
+            DriverError::Failed { call, code, name } => {
+                self.end_with(DriverError::Sticky { call, code, name })
+            }
+            error => error,
+        })
+    }
+
+    /// Stores a final error if it is the first. Returns the first one.
+    fn end_with(&self, error: DriverError) -> DriverError {
+        tracing::error!("{error}");
+        self.end.get_or_init(|| error).clone()
+    }
+
+    /// # Errors
+    /// The first final error.
+    pub(crate) fn alive(&self) -> Result<(), DriverError> {
+        self.end.get().map_or(Ok(()), |error| Err(error.clone()))
+    }
+
+    /// Makes a call that releases something. An error is only logged, since the caller cannot do anything
+    /// about it. After a final error nothing is called: what is left is released with the context.
     pub(crate) fn release(&self, call: impl FnOnce(&Api) -> c_int) {
         if let Err(error) = self.call("release", call) {
             tracing::debug!("{error}");
@@ -109,9 +140,7 @@ impl Primary {
     }
 
     fn enter(&self) -> Result<(), DriverError> {
-        if let Some(error) = self.end.get() {
-            return Err(error.clone());
-        }
+        self.alive()?;
         // On a thread that is ending, `CURRENT` may be destroyed. Then every call sets the context.
         if CURRENT.try_with(Cell::get) == Ok(self.number) {
             return Ok(());
@@ -158,7 +187,8 @@ impl Drop for Primary {
             self.release(|api| unsafe { (api.destroy_event)(event) });
         }
         // SAFETY: a thread may have no current context. The release matches the retain in `retain`. Users of
-        // the context hold an `Arc` of `self`, so none is left.
+        // the context hold an `Arc` of `self`, so none is left. Operations that may be running after a failed
+        // wait end with the context.
         let code = unsafe {
             (self.api.set_current)(0);
             (self.api.release)(self.device)

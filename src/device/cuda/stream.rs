@@ -1,7 +1,8 @@
 //! Streams, events and graphs of libcuda. Dropping one releases it.
 //!
-//! A dropped stream waits for its operations and keeps the kernels' code loaded until then. (Waiting for the
-//! whole context instead would invalidate captures in progress on other threads.)
+//! A dropped stream waits for its operations and keeps the kernels' code loaded until then; if the wait
+//! fails, for ever. (Waiting for the whole context instead would invalidate captures in progress on other
+//! threads.)
 //!
 //! An event is created once and recorded many times: a dropped event goes to the context's list of unused
 //! events. This is sound even while a stream waits for the event, because the wait refers to the last record
@@ -79,14 +80,18 @@ impl Stream {
 impl Drop for Stream {
     fn drop(&mut self) {
         // SAFETY: the stream is alive.
-        self.primary.release(|api| unsafe { (api.finish)(self.handle) });
-        // SAFETY: the stream is alive until here.
+        let waited =
+            self.primary.call_or_end("cuStreamSynchronize", |api| unsafe { (api.finish)(self.handle) });
+        if let Err(error) = waited {
+            tracing::debug!(%error, "a stream and the code of its kernels are kept");
+        }
+        // SAFETY: the stream is alive until here. After a failed wait, `release` does not call the driver.
         self.primary.release(|api| unsafe { (api.destroy_stream)(self.handle) });
     }
 }
 
 impl Event {
-    /// Records an event behind all operations that were enqueued on the stream before.
+    /// Records an event behind all operations that were enqueued on the stream before. An error is final.
     pub(crate) fn record(stream: &Stream) -> Result<Self, DriverError> {
         let primary = &stream.primary;
         let spare = primary.spare_events.lock().unwrap_or_else(PoisonError::into_inner).pop();
@@ -95,7 +100,7 @@ impl Event {
             None => {
                 let mut handle = 0;
                 // SAFETY: one handle is written.
-                primary.call("cuEventCreate", |api| unsafe {
+                primary.call_or_end("cuEventCreate", |api| unsafe {
                     (api.create_event)(&raw mut handle, DISABLE_TIMING)
                 })?;
                 handle
@@ -103,7 +108,7 @@ impl Event {
         };
         let event = Self { primary: primary.clone(), handle };
         // SAFETY: stream and event are alive, and of one context.
-        primary.call("cuEventRecord", |api| unsafe { (api.record)(event.handle, stream.handle) })?;
+        primary.call_or_end("cuEventRecord", |api| unsafe { (api.record)(event.handle, stream.handle) })?;
         Ok(event)
     }
 }

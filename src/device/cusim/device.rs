@@ -147,7 +147,8 @@ impl Device {
                         let shared_bytes = shape.shared_bytes as usize;
                         let LaunchShape { blocks, threads, .. } = *shape;
                         let launch = Launch { blocks, threads, shared_bytes, seed };
-                        // SAFETY: the caller of `Driver::launch` guarantees the conditions of `begin`.
+                        // SAFETY: the caller of `Driver::launch` guarantees the conditions of `begin` until
+                        // the kernel has ended. This thread executes it only before that.
                         running.insert(unsafe { Running::begin(name, launch, &[(**argument).clone()])? })
                     }
                 };
@@ -158,7 +159,8 @@ impl Device {
                 Ok(done)
             }
             Some(&Operation::Copy { from, to, bytes }) => {
-                // SAFETY: the caller of `Driver::copy` guarantees that both ranges are allocated.
+                // SAFETY: the caller of `Driver::copy` guarantees that both ranges stay allocated and that no
+                // access races with the copy, until it has ended.
                 unsafe { std::ptr::copy(from as *const u8, to as *mut u8, bytes) };
                 Ok(true)
             }

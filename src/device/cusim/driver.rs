@@ -8,13 +8,13 @@
 //! driver.
 //!
 //! Device and pinned memory are plain host memory. Freed memory is overwritten, and stays allocated until the
-//! driver is dropped, so that a use after free reads wrong values.
+//! driver is dropped, so that a use after free reads wrong values. After a failed wait nothing is freed.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::collections::HashMap;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
 use std::thread::JoinHandle;
 
 use super::Argument;
@@ -35,6 +35,8 @@ pub struct SimDriver {
     work: Mutex<Work>,
     names: AtomicU64,
     memory: Mutex<Memory>,
+    /// The first error of a wait.
+    end: OnceLock<DriverError>,
 }
 
 /// A stream of a [`SimDriver`].
@@ -78,6 +80,7 @@ impl SimDriver {
             work: Mutex::default(),
             names: AtomicU64::new(1),
             memory: Mutex::new(Memory { total, ..Memory::default() }),
+            end: OnceLock::new(),
         })
     }
 
@@ -126,12 +129,15 @@ impl SimDriver {
     }
 
     fn release(&self, at: u64) {
+        if self.end.get().is_some() {
+            return;
+        }
         let mut memory = lock(&self.memory);
         let Some(layout) = memory.live.remove(&at) else { return };
         memory.used -= layout.size() as u64;
         memory.freed.push((at, layout));
-        // SAFETY: allocated by `reserve` with this layout; the caller of `free` guarantees that it is not in
-        // use.
+        // SAFETY: allocated by `reserve` with this layout. The caller of `free` guarantees that its
+        // operations have ended, since no wait has failed.
         unsafe { (at as *mut u8).write_bytes(FREED, layout.size()) };
     }
 }
@@ -147,14 +153,18 @@ impl Drop for SimDriver {
         }
         let memory = std::mem::take(&mut *lock(&self.memory));
         for (at, layout) in memory.live.into_iter().chain(memory.freed) {
-            // SAFETY: allocated by `reserve` with this layout, and freed once; no kernel is running.
+            // SAFETY: allocated by `reserve` with this layout, and freed once. The device's thread has ended,
+            // so no operation is running.
             unsafe { dealloc(at as *mut u8, layout) };
         }
     }
 }
 
-// SAFETY: the device's thread executes a stream's operations as the trait requires.
-impl Driver for SimDriver {
+// SAFETY: allocations are zeroed blocks of the system's allocator, aligned to a page. The device's thread
+// executes a stream's operations in order, and reports an event as fired after all operations before it. The
+// first error is stored there, and from then on the thread executes nothing and answers with that error.
+// `release` keeps the memory after an error of `wait`; `record` does not fail.
+unsafe impl Driver for SimDriver {
     type Stream = SimStream;
     type Event = SimEvent;
     type Graph = SimGraph;
@@ -223,7 +233,12 @@ impl Driver for SimDriver {
     }
 
     fn wait(&self, event: &SimEvent) -> Result<(), DriverError> {
-        self.request(|reply| Command::Wait(event.0, reply)).map(|_| ())
+        let waited = self.request(|reply| Command::Wait(event.0, reply));
+        waited.map(|_| ()).map_err(|error| self.end.get_or_init(|| error).clone())
+    }
+
+    fn alive(&self) -> Result<(), DriverError> {
+        self.end.get().map_or(Ok(()), |error| Err(error.clone()))
     }
 
     fn capture(

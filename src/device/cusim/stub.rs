@@ -53,11 +53,16 @@ pub fn execute_kernels() {
     }
 }
 
+/// # Safety
+/// `name` is the address of `length` bytes, which live as long as the result.
 unsafe fn text<'t>(name: *const u8, length: usize) -> &'t str {
-    // SAFETY: the stub driver passes a string's address and length.
+    // SAFETY: the caller guarantees it.
     std::str::from_utf8(unsafe { std::slice::from_raw_parts(name, length) }).unwrap_or_default()
 }
 
+/// # Safety
+/// The stub driver calls it, with the address and the length of a kernel's name, three numbers for its shape,
+/// and the argument with which the program has launched it.
 unsafe extern "C" fn execute(
     name: *const u8,
     length: usize,
@@ -65,8 +70,7 @@ unsafe extern "C" fn execute(
     argument: *const u8,
     bytes: usize,
 ) -> i32 {
-    // SAFETY: the stub driver passes three numbers, and an argument of the length that `argument_bytes`
-    // returned.
+    // SAFETY: the caller guarantees it. The argument has the length that `argument_bytes` returned.
     let (name, [blocks, threads, shared], argument) = unsafe {
         (text(name, length), *shape.cast::<[u32; 3]>(), std::slice::from_raw_parts(argument, bytes))
     };
@@ -77,7 +81,8 @@ unsafe extern "C" fn execute(
         return LAUNCH_FAILED;
     }
     let shape = Launch { blocks, threads, shared_bytes: shared as usize, seed: 0 };
-    // SAFETY: the program passed this argument to the driver for this kernel.
+    // SAFETY: the program passed this argument to the driver for this kernel, with the promises of
+    // `Driver::launch`. They hold, since the stub driver executes it before a wait for it succeeds.
     match unsafe { launch(name, shape, &[Argument::bytes(argument)]) } {
         Ok(()) => 0,
         Err(error) => {
@@ -87,8 +92,10 @@ unsafe extern "C" fn execute(
     }
 }
 
+/// # Safety
+/// As for [`text`].
 unsafe extern "C" fn argument_bytes(name: *const u8, length: usize) -> usize {
-    // SAFETY: as in `text`.
+    // SAFETY: the caller guarantees it.
     let name = unsafe { text(name, length) };
     bytes_of(name).unwrap_or_else(|| panic!("there is no kernel {name}"))
 }

@@ -28,7 +28,7 @@ impl RowMover<'_> {
                 // another item can reuse it.
                 let Some(mut staging) = staging.take() else { return Ok(()) };
                 self.with_runs(&**scratch, fills, |runs| staging.put(runs))?;
-                self.write_store(&evictions.runs, &evictions.rows, staging.outgoing())
+                self.write_store(&evictions.runs, &evictions.rows, staging.outgoing()?)
             }
         }
     }

@@ -215,7 +215,7 @@ impl ScratchpadMemory {
         for list in list.chunks(staged.max(1)) {
             staging.take(&[SlotRun { size, held: &scratch.flags(size).claim(list)? }])?;
             staging.exchange()?;
-            records.extend_from_slice(staging.outgoing());
+            records.extend_from_slice(staging.outgoing()?);
         }
         Ok(records)
     }

@@ -23,9 +23,10 @@ pub(crate) struct Slots {
     _memory: Box<dyn HostBlock>,
 }
 
-// SAFETY: `words` points into memory that `Slots` owns and that is tied to no thread. It is read and written
-// only under claims. No two claims have a slot in common at a time, and their flags order what one thread
-// did before what the next one does (release when dropped, acquire when taken).
+// SAFETY: `words` points into memory that `Slots` owns, that does not move (`HostBlock`) and that is tied to
+// no thread. It is read and written only under claims. No two claims have a slot in common at a time, and
+// their flags order what one thread did before what the next one does (release when dropped, acquire when
+// taken).
 unsafe impl Send for Slots {}
 // SAFETY: as above.
 unsafe impl Sync for Slots {}
@@ -88,8 +89,8 @@ impl Slots {
     /// Pointer to the row in the slot.
     fn row(&self, slot: u32) -> *mut f32 {
         debug_assert!((slot as usize) < self.count());
-        // SAFETY: every slot of a claim is below `count` (it has a flag), so this stays
-        // within the `count * width` words of the memory.
+        // SAFETY: callers pass slots of a claim, which are below `count` (they have a flag). So this stays
+        // within the `count * width` words of the memory, whose length `new` has checked.
         unsafe { self.words.add(slot as usize * self.width) }
     }
 }

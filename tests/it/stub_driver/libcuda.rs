@@ -474,6 +474,10 @@ unsafe extern "C" fn cuEventDestroy_v2(event: usize) -> i32 {
 #[no_mangle]
 unsafe extern "C" fn cuEventRecord(event: usize, stream: usize) -> i32 {
     call(|world| {
+        let refusal = number("RECORD", 0) as i32;
+        if refusal != 0 {
+            return refusal;
+        }
         let Some(capture) = world.streams.get(&stream).map(|stream| stream.capture) else { return 400 };
         let Some(found) = world.events.get_mut(&event) else { return 400 };
         found.capture = capture;
@@ -505,6 +509,10 @@ unsafe extern "C" fn cuEventQuery(event: usize) -> i32 {
 #[no_mangle]
 unsafe extern "C" fn cuEventSynchronize(event: usize) -> i32 {
     call(|world| {
+        let refusal = number("WAIT", 0) as i32;
+        if refusal != 0 {
+            return refusal;
+        }
         let Some(found) = world.events.get(&event).cloned() else { return 400 };
         if found.capture.is_some() {
             return 1; // as driver 580, after the capture has ended

@@ -118,6 +118,7 @@ pub const CRATE_HOMES: &[(&str, &[&str])] = &[
 pub const UNSAFE_HOMES: &[&str] = &[
     "compute/",
     "device/",
+    "cache/batch",
     "cache/gpu/",
     "cache/index",
     "cache/slab",

@@ -8,7 +8,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use crate::cache::gpu::args;
-use crate::cache::gpu::args::{JobKind, MayReplace, NarrowColumn, Pointable};
+use crate::cache::gpu::args::{JobKind, LinkResult, MayReplace, NarrowColumn, Pointable};
 use crate::cache::gpu::context::{ContextShape, LookupContext, LookupKeys};
 use crate::cache::gpu::overlay::{ChangedRow, OverlayTable};
 use crate::cache::gpu::sweeper::{Stretch, Sweeper, Victims};
@@ -149,19 +149,19 @@ fn concurrent_jobs_change_the_index_as_in_some_order() {
             let mut out = Vec::new();
             for (&(id, kind, location), outcome) in given.iter().zip(jobs.finish().unwrap()) {
                 let key = BASE | id;
-                match outcome.link {
-                    args::LINK_NEW | args::LINK_REPLACED => {
+                match outcome.result().unwrap() {
+                    LinkResult::New | LinkResult::Replaced => {
                         assert_ne!(kind, JobKind::Withdraw);
                         linked.insert((key, location));
                     }
-                    args::LINK_PRESENT => assert!(kind == JobKind::Keep && before.contains_key(&key)),
-                    args::LINK_SWAPPED => {
+                    LinkResult::Present => assert!(kind == JobKind::Keep && before.contains_key(&key)),
+                    LinkResult::Swapped => {
                         assert!(kind == JobKind::Swap && outcome.key == key);
                         linked.insert((key, location));
                     }
-                    args::LINK_WITHDRAWN => assert!(kind == JobKind::Withdraw && outcome.key == key),
-                    args::LINK_ABSENT => assert_eq!(kind, JobKind::Withdraw),
-                    link => assert_eq!(link, args::LINK_FULL),
+                    LinkResult::Withdrawn => assert!(kind == JobKind::Withdraw && outcome.key == key),
+                    LinkResult::Absent => assert_eq!(kind, JobKind::Withdraw),
+                    LinkResult::Full => {}
                 }
                 if outcome.key != args::EMPTY_KEY {
                     out.push((outcome.key, outcome.location));
@@ -183,7 +183,7 @@ fn concurrent_jobs_change_the_index_as_in_some_order() {
             .finish()
             .unwrap()
             .iter()
-            .filter(|outcome| outcome.link == args::LINK_WITHDRAWN)
+            .filter(|outcome| outcome.result() == Some(LinkResult::Withdrawn))
             .map(|outcome| (outcome.key, outcome.location))
             .collect();
         assert_eq!(there, linked, "seed {seed}");
@@ -370,10 +370,11 @@ fn an_entry_may_point_at_a_host_row_until_the_row_is_in_the_pool() {
     };
     assert!(jobs.push(job, &bench.staging));
     bench.launch(&mut jobs, 3);
-    let outcomes: Vec<_> = jobs.finish().unwrap().iter().map(|o| (o.link, o.key, o.location)).collect();
+    let outcomes: Vec<_> =
+        jobs.finish().unwrap().iter().map(|o| (o.result().unwrap(), o.key, o.location)).collect();
     assert_eq!(
         outcomes,
-        [(args::LINK_SWAPPED, BASE, first), (args::LINK_SWAPPED, BASE | 1, first + 2)],
+        [(LinkResult::Swapped, BASE, first), (LinkResult::Swapped, BASE | 1, first + 2)],
         "the pointers are replaced"
     );
     assert_eq!(context.probe(4, None, &batch_of(&[0, 1, 2])).unwrap(), 0);
@@ -398,9 +399,11 @@ fn a_look_returns_locations_and_changes_nothing() {
         for (id, outcome) in jobs.finish().unwrap().iter().enumerate() {
             match linked.get(id) {
                 Some(&at) => {
-                    assert_eq!((outcome.link, outcome.location), (args::LINK_PRESENT, at));
+                    assert_eq!((outcome.result(), outcome.location), (Some(LinkResult::Present), at));
                 }
-                None => assert_eq!((outcome.link, outcome.key), (args::LINK_ABSENT, args::EMPTY_KEY)),
+                None => {
+                    assert_eq!((outcome.result(), outcome.key), (Some(LinkResult::Absent), args::EMPTY_KEY))
+                }
             }
         }
     }

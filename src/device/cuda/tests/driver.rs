@@ -48,7 +48,7 @@ fn fill(memory: Pinned, bytes: &[u8]) {
 
 fn free_all(driver: &Nvidia, device: &[Address], pinned: &[Pinned]) {
     for &memory in device {
-        // SAFETY: the test has waited for all operations that used it.
+        // SAFETY: the test has waited for all operations that used it, or a wait has failed.
         unsafe { driver.free(memory) };
     }
     for &memory in pinned {
@@ -71,7 +71,7 @@ fn memory_is_zero_aligned_and_copied_in_order(driver: &Nvidia) {
     // SAFETY: all ranges are allocated, and nothing else touches them before the event has fired.
     unsafe {
         driver.copy(&stream, device, to.device, BYTES).unwrap();
-        driver.wait(&driver.record(&stream).unwrap()).unwrap();
+        driver.finish(&stream).unwrap();
     }
     assert_eq!(bytes_of(to), [0; BYTES], "the device's memory was zero");
 
@@ -209,7 +209,7 @@ fn a_kernel_gives_the_hosts_bits(driver: &Nvidia) {
     let (stream, scale) = (driver.stream().unwrap(), Scale::new(driver));
     let before = driver.work();
     scale.launch(driver, &stream).unwrap();
-    driver.wait(&driver.record(&stream).unwrap()).unwrap();
+    driver.finish(&stream).unwrap();
     assert_eq!(scale.take_out(), scale.expected);
     assert_eq!(driver.work().launches, before.launches + 1);
 
@@ -217,7 +217,7 @@ fn a_kernel_gives_the_hosts_bits(driver: &Nvidia) {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             scale.launch(driver, &stream).unwrap();
-            driver.wait(&driver.record(&stream).unwrap()).unwrap();
+            driver.finish(&stream).unwrap();
         });
     });
     assert_eq!(scale.take_out(), scale.expected);
@@ -273,14 +273,14 @@ fn a_graph_does_what_was_recorded(driver: &Nvidia) {
     for launches in 1..=3 {
         // SAFETY: as for the recorded launch and copy; the previous launch of the graph has ended.
         unsafe { driver.launch_graph(&stream, &graph).unwrap() };
-        driver.wait(&driver.record(&stream).unwrap()).unwrap();
+        driver.finish(&stream).unwrap();
         assert_eq!(scale.take_out(), scale.expected);
         assert_eq!(floats(copy), scale.expected);
         assert_eq!(driver.work().graph_nodes, before.graph_nodes + 2 * launches);
     }
     assert_eq!(driver.work().total(), before.total() + 6, "a graph's operations are counted once");
     scale.launch(driver, &stream).unwrap();
-    driver.wait(&driver.record(&stream).unwrap()).unwrap();
+    driver.finish(&stream).unwrap();
     assert_eq!(driver.work().launches, before.launches + 1, "launches are counted again after the capture");
     free_all(driver, &[], &[scale.from, scale.to, copy]);
 }
@@ -325,7 +325,7 @@ fn a_failed_capture_leaves_the_stream_usable(driver: &Nvidia) {
     drop((inside, graph));
 
     scale.launch(driver, &stream).unwrap();
-    driver.wait(&driver.record(&stream).unwrap()).unwrap();
+    driver.finish(&stream).unwrap();
     assert_eq!(scale.take_out(), scale.expected);
     assert_eq!(driver.work().launches, 1);
     free_all(driver, &[], &[scale.from, scale.to]);
@@ -353,14 +353,14 @@ fn threads_are_independent(driver: &Nvidia) {
             // SAFETY: as above, and after the first copy.
             let copied = || unsafe { driver.copy(&other, between, to.device, BYTES) };
             if round % 10 == 0 {
-                driver.wait(&driver.record(&other).unwrap()).unwrap();
+                driver.finish(&other).unwrap();
                 let graph = driver.capture(&other, &mut || copied()).unwrap();
                 // SAFETY: as for its copy.
                 unsafe { driver.launch_graph(&other, &graph).unwrap() };
             } else {
                 copied().unwrap();
             }
-            driver.wait(&driver.record(&other).unwrap()).unwrap();
+            driver.finish(&other).unwrap();
             assert_eq!(bytes_of(to), [mark ^ round; BYTES]);
         }
         free_all(driver, &[between], &[from, to]);
@@ -482,7 +482,7 @@ fn every_call_after_a_final_error_returns_it_without_calling_the_driver() {
         let driver = open_scale();
         let (stream, scale) = (driver.stream().unwrap(), Scale::new(&driver));
         scale.launch(&driver, &stream).unwrap();
-        driver.wait(&driver.record(&stream).unwrap()).unwrap();
+        driver.finish(&stream).unwrap();
         assert_eq!(scale.take_out(), scale.expected);
 
         scale.launch(&driver, &stream).unwrap();
@@ -517,6 +517,34 @@ fn every_call_after_a_final_error_returns_it_without_calling_the_driver() {
     if let Some(output) = output {
         assert!(!output.log.contains("called after a final error"), "{}", output.log);
         assert!(output.log.lines().last().unwrap().starts_with("released"), "the context is released");
+    }
+}
+
+/// The error need not be final by its code: after it, operations may be running and nothing shows their end.
+#[test]
+fn after_a_failed_record_or_wait_nothing_is_enqueued_or_freed() {
+    for (setting, call) in [("RECORD", "cuEventRecord"), ("WAIT", "cuEventSynchronize")] {
+        let output = Machine::whole().with_setting(setting, "999").runs(|_| {
+            let driver = open_scale();
+            let (stream, scale) = (driver.stream().unwrap(), Scale::new(&driver));
+            let memory = driver.allocate(64).unwrap();
+            scale.launch(&driver, &stream).unwrap();
+            driver.alive().unwrap();
+            let end = driver.finish(&stream).unwrap_err();
+            let text = end.to_string();
+            println!("{text}");
+            assert!(text.ends_with(
+                "error 999 (CUDA_ERROR_UNKNOWN) is final: the device accepts no more work from this process"
+            ));
+            assert_eq!(driver.alive(), Err(end.clone()));
+            assert_eq!(scale.launch(&driver, &stream), Err(end.clone()));
+            assert_eq!(driver.finish(&stream), Err(end));
+            free_all(&driver, &[memory], &[scale.from, scale.to]);
+        });
+        let Some(output) = output else { return };
+        assert!(output.out.contains(&format!("cuda {call}: ")), "{}", output.out);
+        let end = output.log.lines().last().unwrap();
+        assert!(end.starts_with("released with") && end.ends_with("modules 1 device 1 pinned 2"), "{end}");
     }
 }
 

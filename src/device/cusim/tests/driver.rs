@@ -41,7 +41,7 @@ impl Bench {
 
     fn finish(&self, streams: &[&SimStream]) -> [u32; 3] {
         for stream in streams {
-            self.driver.wait(&self.driver.record(stream).unwrap()).unwrap();
+            self.driver.finish(stream).unwrap();
         }
         self.values()
     }
@@ -103,15 +103,19 @@ fn a_captured_graph_runs_only_when_launched_and_counts_its_nodes_each_time() {
     }
 }
 
+/// Launches a kernel that breaks a rule. `memory` has 64 words, which are not used otherwise.
+fn fail(driver: &SimDriver, stream: &SimStream, memory: Address) {
+    let shape = LaunchShape { blocks: 1, threads: 64, shared_bytes: 0 };
+    // SAFETY: the kernel takes (u32*) and writes one element per thread. The callers do not use the memory.
+    unsafe { driver.launch(stream, "ballot_outside_mask", shape, &memory.0.to_ne_bytes()) }.unwrap();
+}
+
 #[test]
 fn every_wait_after_a_kernel_error_returns_it() {
     let bench = Bench::new(1);
     let stream = bench.driver.stream().unwrap();
-    let shape = LaunchShape { blocks: 1, threads: 64, shared_bytes: 0 };
     let memory = bench.driver.allocate(4 * 64).unwrap();
-    let args = memory.0.to_ne_bytes();
-    // SAFETY: the kernel takes (u32*) and writes one element per thread.
-    unsafe { bench.driver.launch(&stream, "ballot_outside_mask", shape, &args) }.unwrap();
+    fail(&bench.driver, &stream, memory);
     let event = bench.driver.record(&stream).unwrap();
     for _ in 0..2 {
         let error = bench.driver.wait(&event).unwrap_err();
@@ -120,6 +124,24 @@ fn every_wait_after_a_kernel_error_returns_it() {
             "{error}"
         );
     }
+}
+
+#[test]
+fn memory_is_not_freed_after_a_wait_that_failed() {
+    let bench = Bench::new(1);
+    let stream = bench.driver.stream().unwrap();
+    let memory = bench.driver.allocate(4 * 64).unwrap();
+    fail(&bench.driver, &stream, memory);
+    bench.driver.alive().unwrap();
+    let error = bench.driver.finish(&stream).unwrap_err();
+    assert_eq!(bench.driver.alive(), Err(error));
+    let (used, values) = (bench.driver.used_bytes(), bench.values());
+    // SAFETY: a wait for the operation that uses the memory has failed.
+    unsafe {
+        bench.driver.free(memory);
+        bench.driver.free_pinned(bench.memory);
+    }
+    assert_eq!((bench.driver.used_bytes(), bench.values()), (used, values));
 }
 
 #[test]
@@ -134,7 +156,7 @@ fn a_wait_for_an_event_that_never_fires_ends_with_an_error() {
     });
     graph.unwrap();
     bench.driver.follow(&b, &event.unwrap()).unwrap();
-    let error = bench.driver.wait(&bench.driver.record(&b).unwrap()).unwrap_err();
+    let error = bench.driver.finish(&b).unwrap_err();
     assert!(error.to_string().contains("never fires"), "{error}");
 }
 

@@ -11,8 +11,9 @@
 //!   updates rows from the gradients of the input rows.
 //!
 //! Every call waits for all work that it has launched before it returns, also when it fails. So a stage has
-//! finished with an item when it passes the item on, as on the host. Calls of different stages run at the
-//! same time, on their own streams. Every call needs a claim on its slots ([`HeldSlots`]).
+//! finished with an item when it passes the item on, as on the host. If the wait itself fails, every later
+//! call fails too. Calls of different stages run at the same time, on their own streams. Every call needs a
+//! claim on its slots ([`HeldSlots`]).
 //!
 //! With a scratchpad on the host nothing is staged or launched: the trainer uses rows in place
 //! ([`super::slots`]). Host and device compute the same bits: `crate::compute::pool` defines the order of
@@ -219,7 +220,7 @@ pub(crate) trait StagingBuffer: Send {
     /// The host's incoming buffer, for records of `words` words in total.
     ///
     /// # Errors
-    /// [`ScratchError::Limit`].
+    /// [`ScratchError::Limit`]; [`ScratchError::Driver`] after a failed wait.
     fn incoming(&mut self, words: usize) -> Result<&mut [f32], ScratchError>;
 
     /// Copies the incoming buffer to the device and the outgoing buffer to the host, at the same time.
@@ -229,7 +230,10 @@ pub(crate) trait StagingBuffer: Send {
     fn exchange(&mut self) -> Result<(), ScratchError>;
 
     /// The host's outgoing buffer: the records that [`Self::take`] and [`Self::exchange`] have copied.
-    fn outgoing(&mut self) -> &mut [f32];
+    ///
+    /// # Errors
+    /// [`ScratchError::Driver`] after a failed wait.
+    fn outgoing(&mut self) -> Result<&mut [f32], ScratchError>;
 
     /// Copies the records of the device's incoming buffer into slots.
     ///

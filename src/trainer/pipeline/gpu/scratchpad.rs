@@ -8,6 +8,8 @@
 //! Taking, copying out, copying in and putting each have a stream, and so do Train's steps (`stepper`). So
 //! calls of different stages run at the same time. A call returns only when the work that it has launched is
 //! done. So streams need no events between them: a stage's work is over before the next stage gets the item.
+//! After a failed wait, the driver has ended (`Driver`): it executes nothing that could race with the work. A
+//! call that writes or reads pinned memory on the host checks this first.
 
 #![allow(unsafe_code)]
 
@@ -178,7 +180,7 @@ impl<D: Driver> Shared<D> {
         stream: &D::Stream,
         launched: Result<(), DriverError>,
     ) -> Result<(), DriverError> {
-        let settled = self.driver.record(stream).and_then(|last| self.driver.wait(&last));
+        let settled = self.driver.finish(stream);
         launched.and(settled)
     }
 }
@@ -236,6 +238,7 @@ impl<D: Driver> CudaStagingBuffer<D> {
     fn records(&mut self, runs: &[SlotRun<'_>], way: Way) -> Result<usize, ScratchError> {
         let Self { shared, memory, .. } = self;
         let (Some(StagingMemory { host, device }), arrays) = (memory, shared.arrays) else { return Ok(0) };
+        shared.driver.alive()?;
         let (mut words, mut rows, mut warps) = (0, 0, 0);
         limit("runs", arrays.runs.len() as u64, runs.len())?;
         for (i, run) in runs.iter().enumerate() {
@@ -276,8 +279,9 @@ impl<D: Driver> CudaStagingBuffer<D> {
         let driver = &*shared.driver;
         // SAFETY: the caller holds the slots, which are of this scratchpad (`slot_array`, `HeldSlots`). The
         // records fit the buffer, and the scan is the prefix sum of the runs' warps. The kernel uses only
-        // this staging buffer, the scratchpad and slots that the caller holds, until `settle` has waited for
-        // it.
+        // this staging buffer and slots that the caller holds, and has ended when `settle` succeeds. If the
+        // wait fails, the driver has ended: it executes nothing else, it keeps the memory, and `alive` keeps
+        // the host from writing it.
         let launched = unsafe {
             match way {
                 Way::Out => kernels::take_records(driver, stream, warps, &args),
@@ -298,6 +302,7 @@ impl<D: Driver> StagingBuffer for CudaStagingBuffer<D> {
     fn incoming(&mut self, words: usize) -> Result<&mut [f32], ScratchError> {
         let array = self.shared.arrays.incoming;
         limit("words of staging", array.len() as u64, words)?;
+        self.shared.driver.alive()?;
         self.words_in = words;
         Ok(self.memory.as_mut().map_or(&mut [][..], |memory| &mut memory.host.get_mut(array)[..words]))
     }
@@ -310,7 +315,8 @@ impl<D: Driver> StagingBuffer for CudaStagingBuffer<D> {
         let copy = |stream, from: u64, to: u64, words: usize| match words {
             0 => Ok(()),
             // SAFETY: both buffers belong to this staging buffer and have room for the words (`incoming`,
-            // `records`). `self` is borrowed mutably, so nothing else uses them until `settle` has waited.
+            // `records`). `self` is borrowed mutably until `settle` has waited for both copies. If a wait
+            // fails, see `records`.
             _ => unsafe { driver.copy(stream, Address(from), Address(to), words * WORD) },
         };
         let (to_host, to_device) = (&streams.copy_out, &streams.copy_in);
@@ -321,9 +327,10 @@ impl<D: Driver> StagingBuffer for CudaStagingBuffer<D> {
         Ok(sent.and(fetched)?)
     }
 
-    fn outgoing(&mut self) -> &mut [f32] {
+    fn outgoing(&mut self) -> Result<&mut [f32], ScratchError> {
+        self.shared.driver.alive()?;
         let (array, words) = (self.shared.arrays.outgoing, self.words_out);
-        self.memory.as_mut().map_or(&mut [][..], |memory| &mut memory.host.get_mut(array)[..words])
+        Ok(self.memory.as_mut().map_or(&mut [][..], |memory| &mut memory.host.get_mut(array)[..words]))
     }
 
     fn put(&mut self, runs: &[SlotRun<'_>]) -> Result<(), ScratchError> {
@@ -338,7 +345,10 @@ impl<D: Driver> StagingBuffer for CudaStagingBuffer<D> {
 
 impl<D: Driver> Drop for CudaStagingBuffer<D> {
     fn drop(&mut self) {
-        // Every call has waited, so the device does not use the memory.
-        self.shared.spare.lock().unwrap_or_else(PoisonError::into_inner).extend(self.memory.take());
+        // Every call has waited. If no wait has failed, the device does not use the memory. Otherwise the
+        // memory is dropped, and the driver keeps it.
+        if self.shared.driver.alive().is_ok() {
+            self.shared.spare.lock().unwrap_or_else(PoisonError::into_inner).extend(self.memory.take());
+        }
     }
 }

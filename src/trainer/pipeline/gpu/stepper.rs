@@ -65,8 +65,10 @@ impl<D: Driver> CudaStepper<D> {
         Ok(Self { shared: shared.clone(), stream, memory })
     }
 
-    /// Grows the memory to at least `bytes` bytes. The last batch must have finished.
+    /// Grows the memory to at least `bytes` bytes, for the host to write. Fails if the device may be using
+    /// it: every call waits for what it has enqueued, so that is after a failed wait.
     fn make_room(&mut self, bytes: usize) -> Result<(), DriverError> {
+        self.shared.driver.alive()?;
         if self.memory.host.bytes() < bytes {
             self.memory = Mirrored::new(&self.shared.driver, bytes.next_power_of_two())?;
         }
@@ -118,10 +120,11 @@ impl<D: Driver> CudaStepper<D> {
     fn launch_gather(&self, args: &PoolArgs, warps: u32, arrays: &GatherArrays) -> Result<(), DriverError> {
         let Self { shared, stream, memory } = self;
         let driver = &*shared.driver;
-        // SAFETY: host and device memory hold all arrays, and `self` is borrowed until `settle` has waited.
-        // `check_gather` has shown that bags are within the places, rows within the matrix and vectors
-        // within records. `write_gather` has shown that every place is a slot of this scratchpad that the
-        // caller holds.
+        // SAFETY: host and device memory hold all arrays, and only the operations of this stream use them
+        // until `settle` has waited. If the wait fails, the driver has ended: it executes nothing else, it
+        // keeps the memory, and `make_room` keeps the host from writing it. `check_gather` has shown that
+        // bags are within the places, rows within the matrix and vectors within records. `write_gather` has
+        // shown that every place is a slot of this scratchpad that the caller holds.
         unsafe {
             memory.upload(stream, arrays.host_bytes)?;
             gather_pool(driver, stream, blocks(driver, warps), args)?;

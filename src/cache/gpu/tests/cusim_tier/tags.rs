@@ -40,7 +40,7 @@ fn jobs_distinguish_rows_that_share_a_key() {
         let (mut jobs, mut draw) = (bench.jobs(), seed << 32);
         // For each key: the id and location of the cached row.
         let mut there: HashMap<u64, (u64, u64)> = HashMap::new();
-        let mut links = HashMap::<u32, u32>::new();
+        let mut links = HashMap::<LinkResult, u32>::new();
         for now in 0..30 {
             let may_replace =
                 [MayReplace::Nothing, MayReplace::SameKey, MayReplace::Coldest][now as usize % 3];
@@ -51,16 +51,16 @@ fn jobs_distinguish_rows_that_share_a_key() {
                 let key = index_key(id);
                 let own = there.get(&key).map(|(other, _)| *other == id);
                 let link = match (kind, own) {
-                    (JobKind::Withdraw, Some(true)) => args::LINK_WITHDRAWN,
-                    (JobKind::Withdraw, _) => args::LINK_ABSENT,
-                    (_, None) => args::LINK_NEW,
-                    (JobKind::Swap, Some(true)) => args::LINK_SWAPPED,
-                    (_, Some(false)) if may_replace != MayReplace::Nothing => args::LINK_REPLACED,
-                    _ => args::LINK_PRESENT,
+                    (JobKind::Withdraw, Some(true)) => LinkResult::Withdrawn,
+                    (JobKind::Withdraw, _) => LinkResult::Absent,
+                    (_, None) => LinkResult::New,
+                    (JobKind::Swap, Some(true)) => LinkResult::Swapped,
+                    (_, Some(false)) if may_replace != MayReplace::Nothing => LinkResult::Replaced,
+                    _ => LinkResult::Present,
                 };
                 let left = match link {
-                    args::LINK_WITHDRAWN => there.remove(&key),
-                    args::LINK_NEW | args::LINK_SWAPPED | args::LINK_REPLACED => {
+                    LinkResult::Withdrawn => there.remove(&key),
+                    LinkResult::New | LinkResult::Swapped | LinkResult::Replaced => {
                         there.insert(key, (id, location))
                     }
                     _ => None,
@@ -70,10 +70,10 @@ fn jobs_distinguish_rows_that_share_a_key() {
             }
             jobs.launch(now, may_replace, Some(&mut bench.staging)).unwrap();
             let outcomes = jobs.finish().unwrap().iter();
-            let got: Vec<_> = outcomes.map(|out| (out.link, (out.key, out.location))).collect();
+            let got: Vec<_> = outcomes.map(|out| (out.result().unwrap(), (out.key, out.location))).collect();
             assert_eq!(got, expected, "seed {seed}, launch {now}");
         }
-        assert_eq!(links.len(), 6, "every outcome but LINK_FULL: {links:?}");
+        assert_eq!(links.len(), 6, "every result but Full: {links:?}");
     }
 }
 
@@ -209,11 +209,11 @@ fn a_full_pair_of_buckets_is_unchanged_unless_its_coldest_entry_may_be_evicted()
         bench.push(&mut jobs, id, JobKind::Keep);
         // One launch per job, so that the first eight are linked.
         jobs.launch(id, MayReplace::SameKey, Some(&mut bench.staging)).unwrap();
-        let link = jobs.finish().unwrap()[0].link;
-        assert_eq!(link, if id < 8 { args::LINK_NEW } else { args::LINK_FULL });
+        let link = jobs.finish().unwrap()[0].result().unwrap();
+        assert_eq!(link, if id < 8 { LinkResult::New } else { LinkResult::Full });
     }
     bench.push(&mut jobs, 8, JobKind::Keep);
     jobs.launch(9, MayReplace::Coldest, Some(&mut bench.staging)).unwrap();
     let outcome = jobs.finish().unwrap()[0];
-    assert_eq!((outcome.link, outcome.key), (args::LINK_REPLACED, BASE));
+    assert_eq!((outcome.result(), outcome.key), (Some(LinkResult::Replaced), BASE));
 }

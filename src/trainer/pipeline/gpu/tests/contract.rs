@@ -122,7 +122,7 @@ impl World {
             let mut staging = self.scratch.staging_buffer().unwrap();
             staging.take(&runs).unwrap();
             staging.exchange().unwrap();
-            staging.outgoing().to_vec()
+            staging.outgoing().unwrap().to_vec()
         })
     }
 }
@@ -152,7 +152,7 @@ pub(crate) fn records_come_back_unchanged<D: Driver>(driver: &Arc<D>, seed: u64)
         staging.exchange().unwrap();
         let out: Vec<f32> =
             (0..held.len()).filter(|&t| t != changed).flat_map(|t| world.records[t].clone()).collect();
-        assert_eq!(bits(staging.outgoing()), bits(&out), "seed {seed}");
+        assert_eq!(bits(staging.outgoing().unwrap()), bits(&out), "seed {seed}");
         staging.put(&[run(changed)]).unwrap();
         drop((staging, held));
         world.records[changed] = records;
