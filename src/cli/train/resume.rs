@@ -7,7 +7,7 @@ use super::from::FromVersion;
 use super::run::Start;
 use crate::cli::InputError;
 use crate::dataset::Stop;
-use crate::store::{self, Opened, Purpose, StoreError};
+use crate::store::{self, Purpose, StoreError};
 use crate::trainer::check_optimizer;
 use crate::trainer::cursor::{Cursor, Run};
 use crate::types::Version;

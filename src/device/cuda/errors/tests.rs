@@ -18,6 +18,12 @@ fn a_code_has_its_name_and_an_unknown_one_is_called_unknown() {
 }
 
 #[test]
+fn the_codes_ascend_so_that_each_name_is_found() {
+    assert!(NAMES.is_sorted_by(|(code, _), (next, _)| code < next));
+    assert!(NAMES.iter().all(|&(code, text)| name(code) == text));
+}
+
+#[test]
 fn every_error_is_one_line_with_advice() {
     let device = DeviceInfo { ordinal: 0, name: "GTX 1080".into(), compute: (6, 1), memory_bytes: 8 << 30 };
     let cases = [
