@@ -8,7 +8,7 @@ use super::pipeline::Data;
 use super::read_ahead::ReadAhead;
 use super::reference::ReferenceTrainer;
 use super::train_state::Labelled;
-use super::{Progress, TrainError};
+use super::{Progress, StepResult, TrainError};
 use crate::store::Table;
 
 /// Samples per group of batches that the reading thread hands over. A group has at least one batch.
@@ -72,7 +72,8 @@ pub(crate) fn run_around(
             let labelled = Labelled { batch: &prepared.batch, labels: &prepared.labels };
             let loss = reference.step_casted(labelled, &prepared.casting, &mut probabilities);
             samples += prepared.labels.len() as u64;
-            let progress = Progress::after(&reference.state, loss, samples, &probabilities, prepared)?;
+            let result = StepResult { loss, samples, probabilities: &probabilities };
+            let progress = Progress::after(&reference.state, result, prepared)?;
             around.after(reference, &progress)
         },
     )?;
