@@ -115,7 +115,7 @@ impl PublishFlags {
         let Some(last) = progressive.last(self.gate_samples) else {
             return refused("no sample was trained");
         };
-        let (samples, quality) = (last.quality.rows, last.quality);
+        let (samples, quality) = (last.quality.samples, last.quality);
         match (gate, quality.auc) {
             _ if !quality.log_loss.is_finite() => {
                 refused(&format!("log loss of the last {samples} samples: not finite"))
