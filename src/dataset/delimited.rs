@@ -4,6 +4,7 @@
 //! A line is appended whole or not at all: everything that can fail is parsed before a text column changes.
 
 use std::io;
+use std::iter::repeat_n;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,7 +15,7 @@ use super::layout::{Columns, DenseField, FirstLineError, Layout};
 use super::lines::{Line, Lines};
 use super::{DatasetError, FileRun, Format, Input, ReadOptions, Reader, source};
 use crate::schema::Schema;
-use crate::types::{RawBatch, RawFeature, RawValues};
+use crate::types::{RawBatch, RawKind, RawValues};
 
 /// Malformed lines that are logged one by one; later ones are only counted.
 const REPORTED: u64 = 5;
@@ -249,19 +250,11 @@ impl Delimited {
 
     /// Empties the lists of the last read, and gives the batch columns of text.
     fn begin(&mut self, max_samples: usize, out: &mut RawBatch) -> Vec<f32> {
-        let mut labels = out.labels.take().unwrap_or_default();
-        labels.clear();
         self.skips.clear();
         self.runs.clear();
-        out.clear();
-        out.features.resize_with(self.features, RawFeature::text);
-        for column in &mut out.features {
-            if matches!(column.values, RawValues::Ids(_)) {
-                *column = RawFeature::text();
-            }
-        }
+        out.begin(repeat_n(RawKind::Text, self.features), true);
         out.dense.reserve(max_samples.min(4096) * self.dense);
-        labels
+        out.labels.take().unwrap_or_default()
     }
 
     /// Counts and logs the malformed line that was just read. The batch has `samples` samples before it.

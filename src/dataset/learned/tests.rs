@@ -6,7 +6,7 @@ use crate::dataset::{Feed, FeedFiles, Format, Place, ReadOptions};
 use crate::learnlog::{Log, Record};
 use crate::schema::preset::{self, ArchKind};
 use crate::store::disk::SystemDisk;
-use crate::types::RawValues;
+use crate::types::{RawFeature, RawValues};
 
 fn schema() -> Schema {
     let mut schema = preset::criteo(ArchKind::Dcn, 1, 100);

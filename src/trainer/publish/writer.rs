@@ -1,7 +1,7 @@
 //! The thread that writes versions while training goes on.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SendError, SyncSender, sync_channel};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rayon::ThreadPoolBuilder;
 
