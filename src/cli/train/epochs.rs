@@ -9,7 +9,7 @@ use super::publishing::Versions;
 use super::run::ToServer;
 use super::trained::Trained;
 use super::{Args, evaluate};
-use crate::cli::error_line;
+use crate::cli::{error_line, or_dash};
 use crate::dataset::{Feed, FeedFiles, FileAt, Place};
 use crate::store::StoreError;
 use crate::trainer::cursor::{Best, Cursor, Run, Validation};
@@ -261,7 +261,7 @@ impl<'a> Epochs<'a> {
             return Ok(());
         }
         let better = self.validation.add(epoch, quality.log_loss);
-        let auc = quality.auc.map_or("-".to_owned(), |auc| format!("{auc:.4}"));
+        let auc = or_dash(quality.auc, 4);
         let best = if better { " (best so far)" } else { "" };
         let (samples, log_loss) = (quality.samples, quality.log_loss);
         self.meter.print(&format!(

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use super::epochs::Epochs;
 use super::meter::shown;
 use super::trained::Trained;
+use crate::cli::or_dash;
 use crate::trainer::PlanStats;
 use crate::trainer::eval::Quality;
 use crate::types::Version;
@@ -97,8 +98,8 @@ impl Report<'_> {
             }
         }
         if let Some(q) = &self.quality {
-            let shown = |value: Option<f64>| value.map_or("-".to_owned(), |value| format!("{value:.4}"));
-            let (samples, auc, entropy) = (q.samples, shown(q.auc), shown(q.normalized_entropy));
+            let (samples, auc) = (q.samples, or_dash(q.auc, 4));
+            let entropy = or_dash(q.normalized_entropy, 4);
             let _ = writeln!(
                 text,
                 "validation: {samples} rows, AUC {auc}, log loss {:.4}, normalized entropy {entropy}",

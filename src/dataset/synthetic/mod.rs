@@ -20,9 +20,10 @@ use std::str::FromStr;
 use std::vec::IntoIter;
 
 use super::{DatasetError, Reader};
+use crate::mem::unit;
 use crate::schema::{Arity, Schema, Transform};
 use crate::types::{RawBatch, RawKind, RawValues};
-use random::{Purpose, Stream, bell, unit};
+use random::{Purpose, Stream, bell};
 use skew::IdSampler;
 pub use skew::Skew;
 pub(crate) use truth::Truth;
