@@ -7,7 +7,8 @@
 
 use std::ffi::c_int;
 
-use super::context::{DeviceInfo, OLDEST_COMPUTE, Probe};
+use super::compile::NvrtcRelease;
+use super::context::{Compute, DeviceInfo, OLDEST_COMPUTE, Probe};
 use super::driver::DriverError;
 
 /// The call succeeded.
@@ -54,9 +55,8 @@ pub enum CudaError {
     #[error("CUDA device {ordinal}: expected a number below {count}, the count of devices")]
     NoSuchDevice { ordinal: usize, count: usize },
     #[error(
-        "CUDA {device}: expected compute {}.{} or newer (Volta); use another GPU, or set \
-         device.kind = \"host\"",
-        OLDEST_COMPUTE.0, OLDEST_COMPUTE.1
+        "CUDA {device}: expected compute {OLDEST_COMPUTE} or newer (Volta); use another GPU, or set \
+         device.kind = \"host\""
     )]
     DeviceTooOld { device: DeviceInfo },
     #[error("CUDA {device}: no memory is left for a context; nvidia-smi lists the processes that use it")]
@@ -69,13 +69,12 @@ pub enum CudaError {
     NoCompiler { found: String, ahead: String },
     /// `least` is the oldest compute capability that NVRTC knows.
     #[error(
-        "CUDA kernels cannot be compiled: NVRTC {}.{} knows compute {}.{} and newer, the device has {}.{}; \
-         install NVRTC 12.9 (pip package nvidia-cuda-nvrtc-cu12) with its folder in LD_LIBRARY_PATH",
-        nvrtc.0, nvrtc.1, least.0, least.1, compute.0, compute.1
+        "CUDA kernels cannot be compiled: NVRTC {nvrtc} knows compute {least} and newer, the device has {compute}; \
+         install NVRTC 12.9 (pip package nvidia-cuda-nvrtc-cu12) with its folder in LD_LIBRARY_PATH"
     )]
-    CompilerTooNew { nvrtc: (i32, i32), least: (i32, i32), compute: (i32, i32) },
-    #[error("CUDA kernel {kernel}: NVRTC {}.{} refuses it: {log}", nvrtc.0, nvrtc.1)]
-    Compile { kernel: &'static str, nvrtc: (i32, i32), log: String },
+    CompilerTooNew { nvrtc: NvrtcRelease, least: Compute, compute: Compute },
+    #[error("CUDA kernel {kernel}: NVRTC {nvrtc} refuses it: {log}")]
+    Compile { kernel: &'static str, nvrtc: NvrtcRelease, log: String },
     /// `driver` is the driver's CUDA version. `log` is the output of the driver's compiler, and may be empty.
     #[error(
         "CUDA kernel {kernel} ({origin}): the driver (CUDA {driver}) refuses it with error {code} ({}){}",
