@@ -220,7 +220,7 @@ pub struct RawBatch {
     pub dense: Vec<f32>,
     /// One column per feature, in the schema's order.
     pub features: Vec<RawFeature>,
-    /// The label of each sample, 0 or 1, if the source has labels.
+    /// The label of each sample, from 0 to 1, if the source has labels.
     pub labels: Option<Vec<f32>>,
 }
 
