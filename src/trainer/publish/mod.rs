@@ -1,11 +1,12 @@
 //! Publishing versions while training goes on.
 //!
 //! The publisher remembers which rows each step changes. At a *cut*, between two steps, it takes that set and
-//! copies the dense weights. With rows in memory, the rows are copied between the next steps ([`image`]).
-//! With a scratchpad, they were copied after the steps that changed them ([`capture`]). Another thread writes
-//! them as a delta of the last version ([`writer`]), or as a full version when the deltas have grown large.
-//! One version is in flight at a time. A cut that is due before it is written waits, and then has the rows of
-//! both. If writing fails, the rows return to the set of changed rows, so the next version has them.
+//! copies the dense weights. [`due`] decides when. With rows in memory, the rows are copied between the next
+//! steps ([`image`]). With a scratchpad, they were copied after the steps that changed them ([`capture`]).
+//! Another thread writes them as a delta of the last version ([`writer`]), or as a full version when the
+//! deltas have grown large. One version is in flight at a time. A cut that is due before it is written waits,
+//! and then has the rows of both. If writing fails, the rows return to the set of changed rows, so the next
+//! version has them.
 //!
 //! The first version of a run has no base on disk that deltas could apply to, so it has all rows. Train waits
 //! until it is written.
