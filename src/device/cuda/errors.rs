@@ -70,7 +70,8 @@ pub enum CudaError {
     /// `least` is the oldest compute capability that NVRTC knows.
     #[error(
         "CUDA kernels cannot be compiled: NVRTC {nvrtc} knows compute {least} and newer, the device has \
-         {compute}; install NVRTC 12.9 (pip package nvidia-cuda-nvrtc-cu12) with its folder in LD_LIBRARY_PATH"
+         {compute}; install NVRTC 12.9 (pip package nvidia-cuda-nvrtc-cu12) with its folder in \
+         LD_LIBRARY_PATH"
     )]
     CompilerTooNew { nvrtc: NvrtcRelease, least: Compute, compute: Compute },
     #[error("CUDA kernel {kernel}: NVRTC {nvrtc} refuses it: {log}")]

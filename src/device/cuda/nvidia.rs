@@ -308,7 +308,6 @@ impl Driver for Nvidia {
         Work {
             launches: self.launches.load(Ordering::Relaxed),
             copies: self.copies.load(Ordering::Relaxed),
-            memsets: 0,
             graph_nodes: self.graph_nodes.load(Ordering::Relaxed),
         }
     }
