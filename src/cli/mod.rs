@@ -41,7 +41,7 @@ use crate::predict::PredictError;
 use crate::schema::SchemaError;
 use crate::trainer::TrainError;
 use terminal::ClosedOutput;
-pub(crate) use terminal::{note, print, print_and_end};
+pub(crate) use terminal::{note, or_dash, print, print_and_end};
 use train::interrupt::{self, Interrupted};
 
 /// Trains recommendation models larger than GPU memory, and serves click-through-rate (CTR) scores from them.

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, anyhow};
 
 use crate::cli::format::FieldFlags;
-use crate::cli::training::data_path;
+use crate::cli::training::{compute_threads, data_path};
 use crate::cli::{InputError, output, print, train::read_schema};
 use crate::config::{BYTES_FORM, Config, Flags, parse_bytes};
 use crate::dataset::{Format, Labels, ReadOptions};
@@ -121,8 +121,7 @@ fn simulate(args: &Args, config: &Config) -> anyhow::Result<()> {
     if let Some(path) = &args.counts {
         Ranked::of(&trace).write(path).context("--counts")?;
     }
-    let pool = rayon::ThreadPoolBuilder::new().num_threads(config.threads.compute).build();
-    let plan = pool.context("threads.compute")?.install(|| Plan::of(&trace, &sizes, args.seed));
+    let plan = compute_threads(config)?.install(|| Plan::of(&trace, &sizes, args.seed));
     if let Some(path) = &args.plot {
         std::fs::write(path, plot::svg(&plan)?).with_context(|| format!("--plot: {}", path.display()))?;
     }

@@ -23,7 +23,7 @@ use tonic::{Code, Status};
 use crate::cli::client::{Client, Target, status_text};
 use crate::cli::flags::whole;
 use crate::cli::training::data_path;
-use crate::cli::{InputError, output, print};
+use crate::cli::{InputError, or_dash, output, print};
 use crate::dataset::Reader;
 use crate::server::proto::PredictResponse;
 use crate::trainer::eval::Quality;
@@ -312,15 +312,14 @@ impl Summary {
             versions.join(" and "),
             self.skipped,
         );
-        let shown = |value: Option<f64>| value.map_or("-".into(), |value| format!("{value:.6}"));
         // Writing to a string cannot fail.
         if let Some(quality) = self.quality() {
             let _ = writeln!(
                 text,
                 "AUC {}, log loss {:.6}, normalized entropy {}",
-                shown(quality.auc),
+                or_dash(quality.auc, 6),
                 quality.log_loss,
-                shown(quality.normalized_entropy),
+                or_dash(quality.normalized_entropy, 6),
             );
             if quality.infinite > 0 {
                 let count = quality.infinite;

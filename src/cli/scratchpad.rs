@@ -143,13 +143,13 @@ pub(crate) fn training_device(config: &Config) -> anyhow::Result<Option<Arc<Nvid
 /// A pipeline on this device, or on the host.
 pub(crate) fn pipeline_on(
     device: Option<&Arc<Nvidia>>,
-    network: &TrainState,
+    state: &TrainState,
     (working_file, frequencies): (WorkingFile, Option<Frequencies>),
     settings: PipelineSettings,
 ) -> Result<Pipeline, TrainError> {
     match device {
-        None => Pipeline::new(network, working_file, settings, frequencies),
-        Some(device) => Pipeline::on_device(device, network, (working_file, frequencies), settings),
+        None => Pipeline::new(state, working_file, settings, frequencies),
+        Some(device) => Pipeline::on_device(device, state, (working_file, frequencies), settings),
     }
 }
 

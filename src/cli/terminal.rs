@@ -34,6 +34,11 @@ pub(crate) fn print_and_end(text: &str, ended: anyhow::Result<()>) -> anyhow::Re
     ended.and(printed)
 }
 
+/// A number with these digits after its point; `-` for none.
+pub(crate) fn or_dash(value: Option<f64>, digits: usize) -> String {
+    value.map_or("-".to_owned(), |value| format!("{value:.digits$}"))
+}
+
 /// Writes a line to standard error, if that is possible soon.
 pub(crate) fn note(line: &str) {
     let _ = LogWriter.write(format!("{line}\n").as_bytes());

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use anyhow::anyhow;
 use serde_json::json;
 
-use crate::cli::train::publishing::lock_model;
+use crate::cli::train::lock::lock_model;
 use crate::cli::{InputError, note, print_and_end};
 use crate::store::listing::{Listed, Summary, list};
 use crate::store::{self, Purpose, StoreError, retention};

@@ -9,7 +9,8 @@ pub(crate) mod simd;
 mod vector;
 
 pub(crate) use gemm::{
-    LANES, Left, Output, Product, Start, pack, pack_transposed, pack_transposed_panel, packed_len, row_stride,
+    LANES, Left, Matrix, Output, Packed, Product, Start, pack, pack_transposed, pack_transposed_panel,
+    packed_len, row_stride,
 };
 pub(crate) use real::Real;
 pub(crate) use simd::Wide;

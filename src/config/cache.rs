@@ -97,7 +97,7 @@ impl Layers {
             self.require("cache.eviction", "cache.counts")?;
         }
         let high = self.share("cache.high_watermark", 1.0)?;
-        let low = self.given("cache.low_watermark", |key| self.share(key, high))?;
+        let low = self.optional("cache.low_watermark", |key| self.share(key, high))?;
         let warm = self.choice("cache.warm", SWITCH)?;
         if !warm {
             self.warn_of_no_effect("cache.save_seconds", "cache.warm is off");
@@ -109,7 +109,7 @@ impl Layers {
         Ok(CacheConfig {
             mode,
             size: self.cache_size()?,
-            staging_bytes: self.given("cache.staging_bytes", |key| self.bytes(key, 1, u64::MAX))?,
+            staging_bytes: self.optional("cache.staging_bytes", |key| self.bytes(key, 1, u64::MAX))?,
             admission,
             eviction,
             counts: self.text("cache.counts").map(PathBuf::from),
@@ -132,14 +132,14 @@ impl Layers {
                 second_source: fraction.clone(),
             });
         }
-        let bytes = self.given("cache.bytes", |key| self.bytes(key, 1, u64::MAX))?;
-        let fraction = self.given("cache.fraction", |key| self.share(key, 1.0))?;
+        let bytes = self.optional("cache.bytes", |key| self.bytes(key, 1, u64::MAX))?;
+        let fraction = self.optional("cache.fraction", |key| self.share(key, 1.0))?;
         Ok(bytes.map(CacheSize::Bytes).or(fraction.map(CacheSize::Fraction)))
     }
 
     fn admission(&mut self) -> Result<CacheAdmission, ConfigError> {
         let misses = self.whole("cache.admission_misses", 1, 15)? as u32;
-        let probability = self.given("cache.admission_probability", |key| self.fraction(key))?;
+        let probability = self.optional("cache.admission_probability", |key| self.fraction(key))?;
         let choices = &[
             ("all", CacheAdmission::All),
             ("probability", CacheAdmission::Probability(probability.unwrap_or(0.0))),

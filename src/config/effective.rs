@@ -1,40 +1,12 @@
-//! The effective configuration as text, and everything that is wrong with it.
+//! The effective configuration as text.
 
 use std::fmt::Write;
 
+use super::Config;
 use super::layers::Layers;
 use super::settings::{Fallback, SECTIONS};
-use super::{Config, ConfigError};
 
 impl Layers {
-    /// Everything that is wrong: every unknown name, and the first wrong value of each section.
-    pub(crate) fn problems(mut self) -> Vec<ConfigError> {
-        let mut problems = std::mem::take(&mut self.errors);
-        match self.server() {
-            Ok(server) => {
-                let batchers = self.batchers(&server);
-                problems.extend(batchers.err());
-            }
-            Err(error) => problems.push(error),
-        }
-        let sections = [
-            self.tls().err(),
-            self.watch().err(),
-            self.traffic().err(),
-            self.memory().err(),
-            self.cache().err(),
-            self.trace().err(),
-            self.learn().err(),
-            self.versions().err(),
-            self.device().err(),
-            self.threads().err(),
-            self.log().err(),
-            self.otel().err(),
-        ];
-        problems.extend(sections.into_iter().flatten());
-        problems
-    }
-
     /// Every setting with its value and the source of the value, and those that models have for themselves.
     /// The text can be used as a file. A setting without a value is a comment. `config` is that of these
     /// layers.

@@ -159,7 +159,7 @@ impl Layers {
         let count = |key| self.whole(key, 1, 1 << 20).map(|count| count as usize);
         let seconds = |key, least| self.whole(key, least, 86_400).map(Duration::from_secs);
         let least = message_bytes(max_bytes);
-        let inflight = self.given("server.max_inflight_bytes", |key| self.room(key, least, max_bytes))?;
+        let inflight = self.optional("server.max_inflight_bytes", |key| self.room(key, least, max_bytes))?;
         Ok(ServerConfig {
             grpc: self.address("server.grpc")?,
             http: self.address("server.http")?,
@@ -193,10 +193,11 @@ impl Layers {
     pub(crate) fn batcher(&self, server: &ServerConfig) -> Result<BatcherConfig, ConfigError> {
         // A smaller queue would always refuse a request of the largest size.
         let least = server.max_samples as u64;
-        let queue_samples = self.given("batcher.queue_samples", |key| self.whole(key, least, 1 << 30))?;
+        let queue_samples = self.optional("batcher.queue_samples", |key| self.whole(key, least, 1 << 30))?;
         let max_bytes = server.max_bytes as u64;
         let least_bytes = BATCH_GROWTH * max_bytes;
-        let queue_bytes = self.given("batcher.queue_bytes", |key| self.room(key, least_bytes, max_bytes))?;
+        let queue_bytes =
+            self.optional("batcher.queue_bytes", |key| self.room(key, least_bytes, max_bytes))?;
         Ok(BatcherConfig {
             max_samples: self.whole("batcher.max_samples", 1, 1 << 20)? as usize,
             max_delay: Duration::from_micros(self.whole("batcher.max_delay_us", 0, 60_000_000)?),
@@ -232,7 +233,7 @@ impl Layers {
             format!("{BYTES_FORM}, from {LEAST_SEGMENT} to {most}, {of}")
         };
         let fits = |text: &str| parse_bytes(text).filter(|bytes| (LEAST_SEGMENT..=most).contains(bytes));
-        let given = self.given("learn.segment_bytes", |key| self.parse(key, expected, fits))?;
+        let given = self.optional("learn.segment_bytes", |key| self.parse(key, expected, fits))?;
         Ok(LearnConfig {
             enabled: self.choice("learn.enabled", SWITCH)?,
             max_bytes,
@@ -286,7 +287,7 @@ impl Layers {
         };
         let is_url = |text: &str| text.starts_with("http://") || text.starts_with("https://");
         let url = |text: &str| (built_in && is_url(text)).then(|| text.to_owned());
-        let endpoint = self.given("otel.endpoint", |key| self.parse(key, expected, url))?;
+        let endpoint = self.optional("otel.endpoint", |key| self.parse(key, expected, url))?;
         Ok(endpoint.map(|endpoint| OtelConfig { endpoint, sample_ratio, service_name }))
     }
 
@@ -342,7 +343,7 @@ impl Layers {
     }
 
     /// The value of a key that has no default text: `None` if no layer gives it.
-    pub(crate) fn given<'k, T>(
+    pub(crate) fn optional<'k, T>(
         &self,
         key: &'k str,
         read: impl FnOnce(&'k str) -> Result<T, ConfigError>,

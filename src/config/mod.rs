@@ -368,30 +368,70 @@ impl Layers {
     ///
     /// # Errors
     /// The first of [`Self::problems`].
-    pub(crate) fn config(mut self) -> Result<Config, ConfigError> {
-        if !self.errors.is_empty() {
-            return Err(self.errors.swap_remove(0));
+    pub(crate) fn config(self) -> Result<Config, ConfigError> {
+        self.build().map_err(|mut problems| problems.swap_remove(0))
+    }
+
+    /// Everything that is wrong: every unknown name, and the first wrong value of each section.
+    pub(crate) fn problems(self) -> Vec<ConfigError> {
+        self.build().err().unwrap_or_default()
+    }
+
+    /// Validates everything; the errors are not empty.
+    fn build(mut self) -> Result<Config, Vec<ConfigError>> {
+        let mut problems = Problems(std::mem::take(&mut self.errors));
+        let server = problems.keep(self.server());
+        let tls = problems.keep(self.tls());
+        if let (Some(server), Some(tls)) = (&server, &tls) {
+            self.warn_of_tokens(server, tls.as_ref());
         }
-        let (server, tls) = (self.server()?, self.tls()?);
-        self.warn_of_tokens(&server, tls.as_ref());
-        Ok(Config {
-            batchers: self.batchers(&server)?,
-            watch: self.watch()?,
-            traffic: self.traffic()?,
-            server,
-            memory: self.memory()?,
-            tls,
-            auth: self.auth(),
-            cache: self.cache()?,
-            trace: self.trace()?,
-            learn: self.learn()?,
-            versions: self.versions()?,
-            device: self.device()?,
-            threads: self.threads()?,
-            log: self.log()?,
-            otel: self.otel()?,
-            warnings: self.warnings,
-        })
+        let batchers = server.as_ref().and_then(|server| problems.keep(self.batchers(server)));
+        let watch = problems.keep(self.watch());
+        let traffic = problems.keep(self.traffic());
+        let memory = problems.keep(self.memory());
+        let cache = problems.keep(self.cache());
+        let trace = problems.keep(self.trace());
+        let learn = problems.keep(self.learn());
+        let versions = problems.keep(self.versions());
+        let device = problems.keep(self.device());
+        let threads = problems.keep(self.threads());
+        let log = problems.keep(self.log());
+        let otel = problems.keep(self.otel());
+        // `None` after an error of a section.
+        let config = || {
+            Some(Config {
+                server: server?,
+                tls: tls?,
+                auth: self.auth(),
+                watch: watch?,
+                traffic: traffic?,
+                batchers: batchers?,
+                memory: memory?,
+                cache: cache?,
+                trace: trace?,
+                learn: learn?,
+                versions: versions?,
+                device: device?,
+                threads: threads?,
+                log: log?,
+                otel: otel?,
+                warnings: self.warnings,
+            })
+        };
+        match config() {
+            Some(config) if problems.0.is_empty() => Ok(config),
+            _ => Err(problems.0),
+        }
+    }
+}
+
+/// What is wrong with the layers, in the order in which they are validated.
+struct Problems(Vec<ConfigError>);
+
+impl Problems {
+    /// The value of a section, or its error is kept.
+    fn keep<T>(&mut self, section: Result<T, ConfigError>) -> Option<T> {
+        section.map_err(|error| self.0.push(error)).ok()
     }
 }
 

@@ -61,7 +61,7 @@ impl Layers {
     /// Whether the calls of a switch are served. If any token is needed, they need one of `auth.admin`.
     pub(super) fn administration(&self, key: &'static str) -> Result<bool, ConfigError> {
         let tokens = TOKENS.iter().any(|tokens| self.text(tokens).is_some());
-        let on = self.given(key, |key| self.choice(key, SWITCH))?.unwrap_or(!tokens);
+        let on = self.optional(key, |key| self.choice(key, SWITCH))?.unwrap_or(!tokens);
         if on && tokens {
             self.require(key, "auth.admin")?;
         }

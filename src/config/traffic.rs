@@ -105,13 +105,13 @@ impl Layers {
         };
         let sticky_form = || "request_id, or feature:NAME".to_owned();
         let shadow_form = || "a number, latest, or a label".to_owned();
-        let labels = self.given(&key("labels"), |key| self.parse(key, label_form, labels_of))?;
+        let labels = self.optional(&key("labels"), |key| self.parse(key, label_form, labels_of))?;
         Ok(TrafficConfig {
             versions: self.parse(&key("versions"), policy_form, policy_of)?,
             labels: labels.unwrap_or_default(),
             canary_share: self.fraction(&key("canary_share"))?,
             sticky: self.parse(&key("sticky"), sticky_form, sticky_of)?,
-            shadow: self.given(&key("shadow"), |key| self.parse(key, shadow_form, shadow_of))?,
+            shadow: self.optional(&key("shadow"), |key| self.parse(key, shadow_form, shadow_of))?,
             shadow_share: self.fraction(&key("shadow_share"))?,
         })
     }

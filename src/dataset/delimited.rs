@@ -4,6 +4,7 @@
 //! A line is appended whole or not at all: everything that can fail is parsed before a text column changes.
 
 use std::io;
+use std::iter::repeat_n;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,7 +15,7 @@ use super::layout::{Columns, DenseField, FirstLineError, Layout};
 use super::lines::{Line, Lines};
 use super::{DatasetError, FileRun, Format, Input, ReadOptions, Reader, source};
 use crate::schema::Schema;
-use crate::types::{RawBatch, RawFeature, RawValues};
+use crate::types::{RawBatch, RawKind, RawValues};
 
 /// Malformed lines that are logged one by one; later ones are only counted.
 const REPORTED: u64 = 5;
@@ -23,7 +24,7 @@ const BATCH_BYTES: usize = 1 << 30;
 
 /// Reads files of one layout, one after the other.
 pub(crate) struct Delimited {
-    layout: Layout,
+    header: Header,
     input: Input,
     file: Option<OpenFile>,
     fields: Fields,
@@ -41,8 +42,6 @@ pub(crate) struct Delimited {
     begun: Option<Begun>,
     /// For each line that the last read skipped: the number of samples before it.
     skips: Vec<usize>,
-    /// Whether the files have labels; unknown before the first line.
-    labelled: Option<bool>,
     /// Number of dense features of the schema.
     dense: usize,
     /// Number of categorical features of the schema.
@@ -78,6 +77,49 @@ struct OpenFile {
     refused: Option<(u64, String)>,
 }
 
+/// What the files have in common.
+struct Header {
+    layout: Layout,
+    /// Whether the files have labels; unknown before the first line.
+    labelled: Option<bool>,
+}
+
+impl Header {
+    /// A file's columns. If they are not `known` yet, they are taken from this line: the header or the first
+    /// good line.
+    fn columns_of<'a>(
+        &mut self,
+        known: &'a mut Option<Columns>,
+        path: &Path,
+        line: &Row<'_>,
+    ) -> Result<&'a Columns, FirstLineError> {
+        match known {
+            Some(columns) => Ok(columns),
+            None => {
+                let columns = self.layout.columns(path, line)?;
+                self.agree(&columns, path).map_err(FirstLineError::File)?;
+                let (path, count) = (path.display(), columns.count);
+                match columns.label {
+                    None if !self.layout.has_header() => {
+                        tracing::info!("{path}: {count} fields per line, without a label")
+                    }
+                    label => tracing::debug!("{path}: {count} fields per line, label in field {label:?}"),
+                }
+                Ok(known.insert(columns))
+            }
+        }
+    }
+
+    /// Checks that this file has labels if and only if the files before it have labels.
+    fn agree(&mut self, columns: &Columns, path: &Path) -> Result<(), DatasetError> {
+        let here = columns.label.is_some();
+        if *self.labelled.get_or_insert(here) != here {
+            return Err(DatasetError::MixedLabels { path: path.to_owned(), labelled: here });
+        }
+        Ok(())
+    }
+}
+
 impl Delimited {
     /// Opens the first file of a list. If the format has a header, the header must match the schema.
     pub(crate) fn open(
@@ -88,7 +130,7 @@ impl Delimited {
     ) -> Result<Self, DatasetError> {
         let waits = input.files.endless();
         let mut reader = Self {
-            layout: Layout::new(format, schema, &options)?,
+            header: Header { layout: Layout::new(format, schema, &options)?, labelled: None },
             bytes: input.files.bytes(),
             bytes_read: Arc::default(),
             input,
@@ -100,7 +142,6 @@ impl Delimited {
             runs: Vec::new(),
             begun: None,
             skips: Vec::new(),
-            labelled: None,
             dense: schema.dense.len(),
             features: schema.features.len(),
         };
@@ -166,7 +207,7 @@ impl Delimited {
     /// the reader was told to stop before.
     fn read_header(&mut self) -> Result<bool, DatasetError> {
         let Some(OpenFile { path, lines, columns, .. }) = &mut self.file else { return Ok(true) };
-        if !self.layout.has_header() || lines.number() > 0 {
+        if !self.header.layout.has_header() || lines.number() > 0 {
             return Ok(true);
         }
         let found = match lines.next() {
@@ -175,10 +216,9 @@ impl Delimited {
             Ok(None) => return Ok(true),
             Ok(Some(Line::TooLong)) => Err(FirstLineError::Line(too_long(self.options.line_bytes))),
             Ok(Some(Line::Text(first))) => {
-                let row = self.fields.split(self.layout.division, first).map_err(FirstLineError::Line);
-                row.and_then(|row| {
-                    columns_of(columns, &mut self.labelled, &self.layout, path, &row).map(|_| true)
-                })
+                let row = self.fields.split(self.header.layout.division, first);
+                let row = row.map_err(FirstLineError::Line);
+                row.and_then(|row| self.header.columns_of(columns, path, &row).map(|_| true))
             }
         };
         found.map_err(|error| match error {
@@ -190,46 +230,10 @@ impl Delimited {
     /// Appends the next good line, if necessary of a later file.
     fn append_next(&mut self, out: &mut RawBatch, labels: &mut Vec<f32>) -> Result<Taken, DatasetError> {
         loop {
-            if !self.read_header()? {
-                return Ok(Taken::Stopped);
+            if let Some(ended) = self.next_line()? {
+                return Ok(ended);
             }
-            let Some(OpenFile { path, lines, columns, columns_line, .. }) = &mut self.file else {
-                match self.open_next()? {
-                    None => continue,
-                    Some(ended) => return Ok(ended),
-                }
-            };
-            let before = lines.number();
-            if columns.is_none() {
-                *columns_line = before + 1;
-            }
-            let next = match lines.next() {
-                Err(error) if is_stop(&error) => return Ok(Taken::Stopped),
-                Err(cause) => return Err(DatasetError::Read { path: path.clone(), line: before, cause }),
-                Ok(next) => next,
-            };
-            let taken = match next {
-                None => match self.open_next()? {
-                    None => continue,
-                    Some(ended) => return Ok(ended),
-                },
-                Some(Line::TooLong) => Err(FirstLineError::Line(too_long(self.options.line_bytes))),
-                Some(Line::Text(line)) => {
-                    let row = self.fields.split(self.layout.division, line);
-                    row.map_err(FirstLineError::Line).and_then(|row| {
-                        let columns = columns_of(columns, &mut self.labelled, &self.layout, path, &row)?;
-                        if row.len() != columns.count {
-                            let (expected, got) = (columns.count, row.len());
-                            let reason =
-                                format!("expected {expected} fields as in line {columns_line}, got {got}");
-                            return Err(FirstLineError::Line(reason));
-                        }
-                        append(&row, columns, out, labels).map_err(FirstLineError::Line)?;
-                        Ok(line.len())
-                    })
-                }
-            };
-            match taken {
+            match self.append_line(out, labels) {
                 Ok(bytes) => {
                     self.count_sample();
                     return Ok(Taken::Line(bytes));
@@ -238,6 +242,47 @@ impl Delimited {
                 Err(FirstLineError::File(error)) => return Err(error),
             }
         }
+    }
+
+    /// Goes to the next line, if necessary of a later file. Returns why there is none.
+    fn next_line(&mut self) -> Result<Option<Taken>, DatasetError> {
+        loop {
+            if !self.read_header()? {
+                return Ok(Some(Taken::Stopped));
+            }
+            if let Some(OpenFile { path, lines, columns, columns_line, .. }) = &mut self.file {
+                let before = lines.number();
+                if columns.is_none() {
+                    *columns_line = before + 1;
+                }
+                match lines.next() {
+                    Ok(Some(_)) => return Ok(None),
+                    Ok(None) => {}
+                    Err(error) if is_stop(&error) => return Ok(Some(Taken::Stopped)),
+                    Err(cause) => return Err(DatasetError::Read { path: path.clone(), line: before, cause }),
+                }
+            }
+            if let Some(ended) = self.open_next()? {
+                return Ok(Some(ended));
+            }
+        }
+    }
+
+    /// Appends the line that was read last. Returns its bytes. On an error the batch is unchanged.
+    fn append_line(&mut self, out: &mut RawBatch, labels: &mut Vec<f32>) -> Result<usize, FirstLineError> {
+        let Some(OpenFile { path, lines, columns, columns_line, .. }) = &mut self.file else { return Ok(0) };
+        let Some(Line::Text(line)) = lines.line() else {
+            return Err(FirstLineError::Line(too_long(self.options.line_bytes)));
+        };
+        let row = self.fields.split(self.header.layout.division, line).map_err(FirstLineError::Line)?;
+        let columns = self.header.columns_of(columns, path, &row)?;
+        if row.len() != columns.count {
+            let (expected, got) = (columns.count, row.len());
+            let reason = format!("expected {expected} fields as in line {columns_line}, got {got}");
+            return Err(FirstLineError::Line(reason));
+        }
+        append(&row, columns, out, labels).map_err(FirstLineError::Line)?;
+        Ok(line.len())
     }
 
     /// Counts a sample of the open file.
@@ -249,19 +294,11 @@ impl Delimited {
 
     /// Empties the lists of the last read, and gives the batch columns of text.
     fn begin(&mut self, max_samples: usize, out: &mut RawBatch) -> Vec<f32> {
-        let mut labels = out.labels.take().unwrap_or_default();
-        labels.clear();
         self.skips.clear();
         self.runs.clear();
-        out.clear();
-        out.features.resize_with(self.features, RawFeature::text);
-        for column in &mut out.features {
-            if matches!(column.values, RawValues::Ids(_)) {
-                *column = RawFeature::text();
-            }
-        }
+        out.begin(repeat_n(RawKind::Text, self.features), true);
         out.dense.reserve(max_samples.min(4096) * self.dense);
-        labels
+        out.labels.take().unwrap_or_default()
     }
 
     /// Counts and logs the malformed line that was just read. The batch has `samples` samples before it.
@@ -308,7 +345,7 @@ impl Reader for Delimited {
             }
         }
         self.note_end();
-        out.labels = (self.labelled == Some(true)).then_some(labels);
+        out.labels = (self.header.labelled == Some(true)).then_some(labels);
         Ok(out.samples)
     }
 
@@ -338,41 +375,6 @@ impl Reader for Delimited {
 /// Whether reading ended because the reader was told to stop.
 fn is_stop(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::WouldBlock
-}
-
-/// A file's columns. If they are not `known` yet, they are taken from this line: the header or the first good
-/// line.
-fn columns_of<'a>(
-    known: &'a mut Option<Columns>,
-    labelled: &mut Option<bool>,
-    layout: &Layout,
-    path: &Path,
-    line: &Row<'_>,
-) -> Result<&'a Columns, FirstLineError> {
-    match known {
-        Some(columns) => Ok(columns),
-        None => {
-            let columns = layout.columns(path, line)?;
-            agree(labelled, &columns, path).map_err(FirstLineError::File)?;
-            let (path, count) = (path.display(), columns.count);
-            match columns.label {
-                None if !layout.has_header() => {
-                    tracing::info!("{path}: {count} fields per line, without a label")
-                }
-                label => tracing::debug!("{path}: {count} fields per line, label in field {label:?}"),
-            }
-            Ok(known.insert(columns))
-        }
-    }
-}
-
-/// Checks that this file has labels if and only if the files before it have labels.
-fn agree(labelled: &mut Option<bool>, columns: &Columns, path: &Path) -> Result<(), DatasetError> {
-    let here = columns.label.is_some();
-    if *labelled.get_or_insert(here) != here {
-        return Err(DatasetError::MixedLabels { path: path.to_owned(), labelled: here });
-    }
-    Ok(())
 }
 
 fn too_long(limit: usize) -> String {

@@ -58,12 +58,8 @@ pub(crate) struct FileAt {
     /// Samples of the file before the place.
     pub samples: u64,
     /// Whether the place is known to be the end of the file. Then the run continues even if the file is gone.
-    #[serde(default, skip_serializing_if = "is_false")]
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub complete: bool,
-}
-
-fn is_false(value: &bool) -> bool {
-    !value
 }
 
 impl Place {

@@ -39,8 +39,9 @@ impl FileBytes {
 
     /// Waits until a pipe has data or has ended.
     ///
-    /// # Errors [`io::ErrorKind::WouldBlock`] when the reader was told to stop. Nothing was read then, and
-    /// a later call may succeed.
+    /// # Errors
+    /// [`io::ErrorKind::WouldBlock`] when the reader was told to stop. Nothing was read then, and a later
+    /// call may succeed.
     pub(crate) fn wait(&self) -> io::Result<()> {
         while self.length.is_none() {
             if self.stop.requested() {

@@ -6,7 +6,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{DatasetError, Reader};
-use crate::mem::mix64;
+use crate::mem::{mix64, unit};
 use crate::types::RawBatch;
 
 /// Samples that are read at a time.
@@ -24,9 +24,7 @@ pub(crate) struct HeldOut {
 impl HeldOut {
     /// Whether this sample, counted from 0 over all files, is held out.
     fn has(self, sample: u64) -> bool {
-        // 2^53 numbers are exact in f64.
-        let unit = (mix64(mix64(self.seed) ^ sample) >> 11) as f64 / (1u64 << 53) as f64;
-        unit < self.ratio
+        unit(mix64(mix64(self.seed) ^ sample)) < self.ratio
     }
 }
 

@@ -4,6 +4,7 @@
 //! never counts a sample that a crash can lose. A request may have ids and the next one strings for the same
 //! feature, so strings are hashed here, as `Schema::encode` would.
 
+use std::iter::repeat_n;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,7 +16,7 @@ use crate::learnlog::{
     Checksum, Durable, LogError, Segment, full_at, id_of, name_of, number_of, schema_sum, segments,
 };
 use crate::schema::Schema;
-use crate::types::{RawBatch, RawFeature};
+use crate::types::{RawBatch, RawKind};
 
 /// How often the log is looked at while no sample is there.
 const POLL: Duration = Duration::from_millis(50);
@@ -222,10 +223,7 @@ impl LearnedReader {
     /// Gives the batch the columns of the schema, without samples.
     fn begin(&mut self, out: &mut RawBatch) {
         self.runs.clear();
-        out.clear();
-        out.features.clear();
-        out.features.resize_with(self.schema.features.len(), RawFeature::ids);
-        out.labels = Some(Vec::new());
+        out.begin(repeat_n(RawKind::Ids, self.schema.features.len()), true);
     }
 }
 

@@ -33,12 +33,31 @@ pub(crate) struct Lines {
     failed: Option<io::Error>,
     /// Whether the beginning of the next line was dropped, because the line is too long.
     dropped: bool,
+    found: Found,
+}
+
+/// What was found last.
+enum Found {
+    /// Where the line is in the buffer.
+    Line(Range<usize>),
+    TooLong,
+    End,
 }
 
 impl Lines {
     pub(crate) fn new(source: Box<dyn Read + Send>, limit: usize) -> Self {
         let buffer = vec![0; CHUNK_BYTES.min(limit.saturating_add(2)).max(16)];
-        Self { source, buffer, unread: 0..0, limit, number: 0, ended: false, failed: None, dropped: false }
+        Self {
+            source,
+            buffer,
+            unread: 0..0,
+            limit,
+            number: 0,
+            ended: false,
+            failed: None,
+            dropped: false,
+            found: Found::End,
+        }
     }
 
     /// The number of the line that was returned last, counted from 1.
@@ -49,14 +68,22 @@ impl Lines {
     /// The next line; `None` at the end. The last line may end without a line feed. After an error of the
     /// source that is not final, the next call goes on where this one ended.
     pub(crate) fn next(&mut self) -> io::Result<Option<Line<'_>>> {
-        let Some(range) = self.next_range()? else { return Ok(None) };
-        self.number += 1;
-        let Some(range) = range else { return Ok(Some(Line::TooLong)) };
-        let line = &self.buffer[range];
+        self.found = self.find()?;
+        self.number += u64::from(!matches!(self.found, Found::End));
+        Ok(self.line())
+    }
+
+    /// The line that was found last; `None` at the end, and after [`Self::at_end`] has read more bytes.
+    pub(crate) fn line(&self) -> Option<Line<'_>> {
+        let line = match &self.found {
+            Found::Line(range) => &self.buffer[range.clone()],
+            Found::TooLong => return Some(Line::TooLong),
+            Found::End => return None,
+        };
         let line = line.strip_suffix(b"\r").unwrap_or(line);
         let marked = if self.number == 1 { line.strip_prefix(BYTE_ORDER_MARK) } else { None };
         let line = marked.unwrap_or(line);
-        Ok(Some(if line.len() > self.limit { Line::TooLong } else { Line::Text(line) }))
+        Some(if line.len() > self.limit { Line::TooLong } else { Line::Text(line) })
     }
 
     /// Whether no byte follows the last line. An error of the source is kept for the next line.
@@ -67,8 +94,8 @@ impl Lines {
         self.unread.is_empty() && self.ended
     }
 
-    /// The next line's range in the buffer; `Some(None)` if the line was too long, `None` at the end.
-    fn next_range(&mut self) -> io::Result<Option<Option<Range<usize>>>> {
+    /// Finds the next line.
+    fn find(&mut self) -> io::Result<Found> {
         let mut searched = 0;
         loop {
             let unread = &self.buffer[self.unread.clone()];
@@ -76,15 +103,14 @@ impl Lines {
                 let begin = self.unread.start;
                 let end = begin + searched + at;
                 self.unread.start = end + 1;
-                let dropped = std::mem::take(&mut self.dropped);
-                return Ok(Some((!dropped).then_some(begin..end)));
+                return Ok(self.unless_dropped(begin..end));
             }
             searched = unread.len();
             if self.ended {
                 let rest = self.unread.clone();
                 self.unread = 0..0;
-                let dropped = std::mem::take(&mut self.dropped);
-                return Ok((dropped || !rest.is_empty()).then(|| (!dropped).then_some(rest)));
+                let ended = rest.is_empty() && !self.dropped;
+                return Ok(if ended { Found::End } else { self.unless_dropped(rest) });
             }
             if searched > self.limit + 1 {
                 self.dropped = true;
@@ -95,11 +121,17 @@ impl Lines {
         }
     }
 
+    /// A line whose end was found here.
+    fn unless_dropped(&mut self, range: Range<usize>) -> Found {
+        if std::mem::take(&mut self.dropped) { Found::TooLong } else { Found::Line(range) }
+    }
+
     /// Moves the unread part to the front and reads more behind it. Grows the buffer if one line fills it.
     fn fill(&mut self) -> io::Result<()> {
         if let Some(error) = self.failed.take() {
             return Err(error);
         }
+        self.found = Found::End;
         self.buffer.copy_within(self.unread.clone(), 0);
         self.unread = 0..self.unread.len();
         if self.unread.end == self.buffer.len() {

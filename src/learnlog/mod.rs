@@ -150,7 +150,7 @@ pub(crate) fn segments(dir: &Path) -> Result<Vec<u64>, LogError> {
 ///
 /// # Errors
 /// When the name is not that of a segment, or a file cannot be removed.
-pub(crate) fn consumed(dir: &Path, name: &str) -> Result<usize, LogError> {
+pub(crate) fn remove_consumed(dir: &Path, name: &str) -> Result<usize, LogError> {
     let until = number_of(name).ok_or_else(|| LogError::Name { path: dir.join(name) })?;
     let mut removed = 0;
     let numbers = segments(dir)?;

@@ -203,10 +203,10 @@ fn a_log_has_one_writer_and_new_segments_for_another_schema() {
     result.unwrap();
     assert_eq!(positions.iter().map(|position| position.segment).collect::<Vec<_>>(), [1, 2, 3]);
     assert_eq!(Durable::read(dir.path()).unwrap().unwrap().segment, 3);
-    assert_eq!(consumed(dir.path(), &name_of(2)).unwrap(), 1);
+    assert_eq!(remove_consumed(dir.path(), &name_of(2)).unwrap(), 1);
     assert_eq!(segments(dir.path()).unwrap(), [2, 3]);
-    assert_eq!(consumed(dir.path(), &name_of(9)).unwrap(), 1, "the last segment stays");
-    assert!(consumed(dir.path(), "2.fllearn").is_err());
+    assert_eq!(remove_consumed(dir.path(), &name_of(9)).unwrap(), 1, "the last segment stays");
+    assert!(remove_consumed(dir.path(), "2.fllearn").is_err());
 }
 
 /// More than any request needs.
@@ -268,7 +268,7 @@ fn a_full_log_refuses_samples_until_segments_are_removed() {
     assert!(stored > 100);
     assert_eq!(full_at(dir.path()).unwrap(), Some(3000), "trainers are told");
     let last = *segments(dir.path()).unwrap().last().unwrap();
-    consumed(dir.path(), &name_of(last)).unwrap();
+    remove_consumed(dir.path(), &name_of(last)).unwrap();
     // The files are counted again after a while.
     for attempt in 0.. {
         match runtime.block_on(learner.learn(numbered(stored..stored + 10), LONG)) {

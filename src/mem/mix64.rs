@@ -4,6 +4,13 @@
 /// The step of SplitMix64's state: 2^64 over the golden ratio.
 const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
 
+/// A random word as a number in `[0, 1)`. Its 2^53 values are exact in f64.
+#[inline]
+#[must_use]
+pub(crate) fn unit(word: u64) -> f64 {
+    (word >> 11) as f64 / (1u64 << 53) as f64
+}
+
 /// Hashes a number to 64 bits: the first output of [`SplitMix64`] with this seed. It is a bijection, and
 /// every input bit affects every output bit.
 #[inline]

@@ -20,7 +20,7 @@ pub(crate) use bits::set_bits;
 pub(crate) use host::{HostBlock, HostMemory, OutOfHostMemory};
 pub(crate) use huge::{Huge, huge_pages};
 pub use mix64::SplitMix64;
-pub(crate) use mix64::{finalize64, fold, mix64};
+pub(crate) use mix64::{finalize64, fold, mix64, unit};
 pub(crate) use number_map::NumberMap;
 pub(crate) use pages::Pages;
 pub(crate) use parted_map::PartedMap;

@@ -4,7 +4,7 @@
 use super::layer::{Layer, Weights};
 use super::tape::{Rows, Tape, View};
 use crate::compute::{
-    LANES, Left, Output, Product, Real, Start, Wide, pack, pack_transposed, packed_len, vectorise,
+    LANES, Left, Matrix, Output, Product, Real, Start, Wide, pack, pack_transposed, packed_len, vectorise,
 };
 
 /// DLRM's interaction of the vectors `[first, rest..]`, each as wide as `first`. Writes `[first, triangle]`,
@@ -55,7 +55,7 @@ impl PairwiseDots {
         for s in 0..tape.samples {
             let first = tape.values[self.first.buffer].row(s, self.first);
             let rest = tape.values[self.rest.buffer].row(s, self.rest);
-            pack_transposed(rest, dim, n, dim, &mut panels);
+            pack_transposed(Matrix { data: rest, stride: dim, rows: n, columns: dim }, &mut panels);
             Small { rows: 1, depth: dim, columns: width }.run(first, &panels, &mut by_first);
             Small { rows: n, depth: dim, columns: width }.run(rest, &panels, &mut gram);
             let (to, mut triangle) = out.row_mut(s, self.out).split_at_mut(dim);
@@ -80,7 +80,7 @@ impl PairwiseDots {
         let mut dz = vec![T::default(); n * width];
         for s in 0..tape.samples {
             self.stack(tape, s, &mut stacked);
-            pack(&stacked, dim, n, dim, &mut panels);
+            pack(Matrix { data: &stacked, stride: dim, rows: n, columns: dim }, &mut panels);
             let (dfirst, mut triangle) = tape.grads[self.out.buffer].row(s, self.out).split_at(dim);
             for i in 1..n {
                 let (line, rest) = triangle.split_at(i);

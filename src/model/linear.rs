@@ -10,7 +10,7 @@ use std::ops::Range;
 use super::layer::{Layer, Weights};
 use super::tape::{Rows, Tape, View};
 use crate::compute::{
-    LANES, Left, Output, Product, Real, Start, pack_transposed_panel, packed_len, vectorise,
+    LANES, Left, Output, Packed, Product, Real, Start, pack_transposed_panel, packed_len, vectorise,
 };
 
 /// Panels per piece. Each piece reads all chunks, so smaller pieces read more in total. With larger pieces, a
@@ -48,7 +48,8 @@ impl Linear {
     /// Writes panel `p` of the transpose.
     pub(crate) fn transpose_panel<T: Real>(&self, values: &[T], p: usize, out: &mut [T]) {
         let (rows, columns) = (self.input.width, self.output.width);
-        vectorise(|| pack_transposed_panel(&values[self.weight.clone()], rows, columns, p, out));
+        let packed = Packed { panels: &values[self.weight.clone()], rows, columns };
+        vectorise(|| pack_transposed_panel(packed, p, out));
     }
 
     fn product<'a, T: Real>(

@@ -159,46 +159,40 @@ impl Contents<'_> {
         if self.tables.len() != schema.tables.len() {
             return Err(StoreError::Tables { expected: schema.tables.len(), got: self.tables.len() });
         }
-        for (declared, table) in schema.tables.iter().zip(&self.tables) {
+        for (declared, &rows) in schema.tables.iter().zip(&self.tables) {
             check_name("table", &declared.name)?;
-            let mismatch = |tensor: &str, expected: String, got: String| StoreError::Tensor {
-                path: PathBuf::from(table_file(&declared.name)),
-                tensor: tensor.to_owned(),
-                expected,
-                got,
-            };
-            let stored = declared.stored_rows();
-            let changed = table.changed();
-            if changed.is_some() != self.base.is_some() {
-                let names = ["all rows, as in every full version", "changed rows, as in every delta"];
-                let name = |delta: bool| names[usize::from(delta)].to_owned();
-                return Err(mismatch(WEIGHT, name(self.base.is_some()), name(changed.is_some())));
-            }
-            if let Some(rows) = changed {
-                check_ascending(rows, stored)
-                    .map_err(|got| mismatch(KEYS, format!("ascending rows below {stored}"), got))?;
-            }
-            let table = table.shape()?;
-            let rows = changed.map_or(stored, |rows| rows.len() as u64);
-            let (expected, got) = ([rows, declared.dim as u64], [table.rows, table.dim as u64]);
-            if expected != got {
-                return Err(mismatch(WEIGHT, format!("shape {expected:?}"), format!("shape {got:?}")));
-            }
-            if ![Element::F32, declared.element].contains(&table.element) {
-                let got = table.element.to_string();
-                return Err(mismatch(WEIGHT, format!("f32 or {}", declared.element), got));
-            }
-            for (state, width) in table.states {
-                if state == KEYS || state == WEIGHT {
-                    let expected = "a name that is not reserved".to_owned();
-                    return Err(mismatch(state, expected, "a reserved name".to_owned()));
-                }
-                if width != 1 && width != table.dim {
-                    let expected = format!("width {} or 1", table.dim);
-                    return Err(mismatch(state, expected, format!("width {}", width)));
-                }
-            }
+            self.check_table(declared, rows)?;
         }
+        self.check_dense()?;
+        Ok(schema)
+    }
+
+    /// Checks that a table has the rows, the shape and the states that the schema declares.
+    fn check_table(&self, declared: &schema::Table, rows: Rows<'_>) -> Result<(), StoreError> {
+        let refused = |tensor, expected, got| Err(mismatch(declared, tensor, expected, got));
+        let (stored, changed) = (declared.stored_rows(), rows.changed());
+        if changed.is_some() != self.base.is_some() {
+            let names = ["all rows, as in every full version", "changed rows, as in every delta"];
+            let name = |delta: bool| names[usize::from(delta)].to_owned();
+            return refused(WEIGHT, name(self.base.is_some()), name(changed.is_some()));
+        }
+        if let Some(Err(got)) = changed.map(|rows| check_ascending(rows, stored)) {
+            return refused(KEYS, format!("ascending rows below {stored}"), got);
+        }
+        let shape = rows.shape()?;
+        let rows = changed.map_or(stored, |rows| rows.len() as u64);
+        let (expected, got) = ([rows, declared.dim as u64], [shape.rows, shape.dim as u64]);
+        if expected != got {
+            return refused(WEIGHT, format!("shape {expected:?}"), format!("shape {got:?}"));
+        }
+        if ![Element::F32, declared.element].contains(&shape.element) {
+            return refused(WEIGHT, format!("f32 or {}", declared.element), shape.element.to_string());
+        }
+        check_states(declared, &shape)
+    }
+
+    /// Checks that dense tensors have the elements of their shapes.
+    fn check_dense(&self) -> Result<(), StoreError> {
         let states = self.checkpoint.iter().flat_map(|checkpoint| &checkpoint.dense_states);
         for tensor in self.dense.iter().chain(states) {
             let elements = tensor.shape.iter().try_fold(1_usize, |n, &axis| n.checked_mul(axis));
@@ -211,8 +205,29 @@ impl Contents<'_> {
                 });
             }
         }
-        Ok(schema)
+        Ok(())
     }
+}
+
+/// Checks the names and widths of a table's states.
+fn check_states(declared: &schema::Table, shape: &SourceShape<'_>) -> Result<(), StoreError> {
+    for &(state, width) in &shape.states {
+        if state == KEYS || state == WEIGHT {
+            let expected = "a name that is not reserved".to_owned();
+            return Err(mismatch(declared, state, expected, "a reserved name".to_owned()));
+        }
+        if width != 1 && width != shape.dim {
+            let expected = format!("width {} or 1", shape.dim);
+            return Err(mismatch(declared, state, expected, format!("width {width}")));
+        }
+    }
+    Ok(())
+}
+
+/// A tensor of a table is not as the schema declares.
+fn mismatch(declared: &schema::Table, tensor: &str, expected: String, got: String) -> StoreError {
+    let path = PathBuf::from(table_file(&declared.name));
+    StoreError::Tensor { path, tensor: tensor.to_owned(), expected, got }
 }
 
 /// Checks that rows ascend and are below `rows`. The error says what was found instead.

@@ -34,7 +34,7 @@ pub(crate) struct DeltaRows {
 
 impl DeltaRows {
     pub(crate) fn keys(&self) -> &[u64] {
-        // `Reader::keys` has checked the length and the alignment.
+        // `TableReader::read_keys` has checked the length and the alignment.
         bytemuck::try_cast_slice(self.keys.as_slice()).unwrap_or_default()
     }
 }

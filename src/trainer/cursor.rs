@@ -50,7 +50,7 @@ pub(crate) struct Run {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub follow: Option<String>,
     /// Whether the samples are those of the log.
-    #[serde(default, skip_serializing_if = "is_false")]
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub learned: bool,
     /// Samples per step.
     pub batch: u32,
@@ -108,10 +108,6 @@ pub(crate) struct Best {
 impl Best {
     /// The version that has the cursor.
     pub(crate) const THIS: u64 = 0;
-}
-
-fn is_false(value: &bool) -> bool {
-    !value
 }
 
 impl Validation {

@@ -15,8 +15,7 @@ use crate::model::loss::{binary_cross_entropy, sigmoid};
 /// The quality of scores against labels.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Quality {
-    /// Number of samples.
-    pub rows: u64,
+    pub samples: u64,
     /// Area under the ROC curve; `None` when all labels are 0, all are 1, or there is one sample.
     pub auc: Option<f64>,
     /// Mean binary cross-entropy in nats; infinite if the loss of any sample is infinite.
@@ -52,17 +51,17 @@ impl Quality {
     }
 
     fn from_losses(losses: impl Iterator<Item = f64>, probabilities: &[f32], labels: &[f32]) -> Self {
-        let rows = probabilities.len().min(labels.len());
+        let samples = probabilities.len().min(labels.len());
         let (mut sum, mut infinite) = (0.0, 0);
         for loss in losses {
             sum += loss;
             infinite += u64::from(loss.is_infinite());
         }
-        let log_loss = sum / rows.max(1) as f64;
-        let rate = labels.iter().copied().map(f64::from).sum::<f64>() / rows.max(1) as f64;
+        let log_loss = sum / samples.max(1) as f64;
+        let rate = labels.iter().copied().map(f64::from).sum::<f64>() / samples.max(1) as f64;
         let entropy = -(rate * rate.ln() + (1.0 - rate) * (1.0 - rate).ln());
         Self {
-            rows: rows as u64,
+            samples: samples as u64,
             auc: auc(probabilities, labels),
             log_loss,
             normalized_entropy: (rate > 0.0 && rate < 1.0).then(|| log_loss / entropy),

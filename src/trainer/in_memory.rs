@@ -8,13 +8,13 @@ use super::pipeline::Data;
 use super::read_ahead::ReadAhead;
 use super::reference::ReferenceTrainer;
 use super::train_state::Labelled;
-use super::{Progress, TrainError};
+use super::{Progress, StepResult, TrainError};
 use crate::store::Table;
 
 /// Samples per group of batches that the reading thread hands over. A group has at least one batch.
 const GROUP_SAMPLES: usize = 2048;
 /// Groups that may be queued for training.
-const WAITING_GROUPS: usize = 2;
+const GROUPS_AHEAD: usize = 2;
 
 /// Trains on every sample of the data, on the threads of the caller's rayon pool. Returns the number of
 /// samples.
@@ -65,16 +65,14 @@ pub(crate) fn run_around(
     let (schema, lookups) = (train_state.schema.clone(), train_state.lookups.clone());
     let group = (GROUP_SAMPLES / data.batch.max(1)).max(1);
     let (mut samples, mut probabilities) = (0, Vec::new());
-    ReadAhead::new(&schema, data).casting(&lookups).in_groups(group).for_each(
-        WAITING_GROUPS,
-        |prepared| {
-            around.before(&reference.tables, &prepared.casting);
-            let labelled = Labelled { batch: &prepared.batch, labels: &prepared.labels };
-            let loss = reference.step_casted(labelled, &prepared.casting, &mut probabilities);
-            samples += prepared.labels.len() as u64;
-            let progress = Progress::after(&reference.state, loss, samples, &probabilities, prepared)?;
-            around.after(reference, &progress)
-        },
-    )?;
+    ReadAhead::new(&schema, data).casting(&lookups).in_groups(group).for_each(GROUPS_AHEAD, |prepared| {
+        around.before(&reference.tables, &prepared.casting);
+        let labelled = Labelled { batch: &prepared.batch, labels: &prepared.labels };
+        let loss = reference.step_casted(labelled, &prepared.casting, &mut probabilities);
+        samples += prepared.labels.len() as u64;
+        let result = StepResult { loss, samples, probabilities: &probabilities };
+        let progress = Progress::after(&reference.state, result, prepared)?;
+        around.after(reference, &progress)
+    })?;
     Ok(samples)
 }

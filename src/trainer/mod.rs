@@ -171,17 +171,22 @@ pub struct Progress<'a> {
     pub(crate) casting: &'a casting::Casting,
 }
 
+/// What a step computed.
+struct StepResult<'a> {
+    /// Summed loss of the batch before the step.
+    loss: f64,
+    /// Samples trained so far, including the batch.
+    samples: u64,
+    /// Probabilities of the batch before the step.
+    probabilities: &'a [f32],
+}
+
 impl<'a> Progress<'a> {
-    /// `loss` is the summed loss of the batch. `samples` is the number of samples trained so far, including
-    /// the batch.
-    ///
     /// # Errors
     /// [`TrainError::Diverged`] when the loss is not finite. No step was taken for this batch.
     fn after(
         state: &TrainState,
-        loss: f64,
-        samples: u64,
-        probabilities: &'a [f32],
+        StepResult { loss, samples, probabilities }: StepResult<'a>,
         PreparedBatch { labels, place, casting, .. }: &'a PreparedBatch,
     ) -> Result<Self, TrainError> {
         if !loss.is_finite() {
@@ -211,7 +216,8 @@ pub fn run_epoch(
         let labels = &prepared.labels;
         let loss = reference.step(&prepared.batch, labels, &mut probabilities)?;
         samples += labels.len() as u64;
-        on_step(&Progress::after(&reference.state, loss, samples, &probabilities, prepared)?);
+        let result = StepResult { loss, samples, probabilities: &probabilities };
+        on_step(&Progress::after(&reference.state, result, prepared)?);
         Ok(())
     })?;
     Ok(samples)

@@ -19,7 +19,6 @@ pub(crate) struct Progressive {
 /// The quality of the scores of the last samples.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct ProgressiveQuality {
-    /// Samples; AUC, log loss.
     pub quality: Quality,
     /// The sum of all probabilities divided by the number of clicks; `None` without clicks.
     pub calibration: Option<f64>,

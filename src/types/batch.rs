@@ -140,7 +140,29 @@ pub struct RawFeature {
     pub values: RawValues,
 }
 
+/// What a categorical column holds before hashing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RawKind {
+    Ids,
+    Text,
+}
+
 impl RawFeature {
+    /// A column with 0 samples.
+    fn empty(kind: RawKind) -> Self {
+        match kind {
+            RawKind::Ids => Self::ids(),
+            RawKind::Text => Self::text(),
+        }
+    }
+
+    fn kind(&self) -> RawKind {
+        match self.values {
+            RawValues::Ids(_) => RawKind::Ids,
+            RawValues::Text { .. } => RawKind::Text,
+        }
+    }
+
     /// A column of ids, with 0 samples.
     #[must_use]
     pub(crate) fn ids() -> Self {
@@ -198,26 +220,28 @@ pub struct RawBatch {
     pub dense: Vec<f32>,
     /// One column per feature, in the schema's order.
     pub features: Vec<RawFeature>,
-    /// The label of each sample, 0 or 1, if the source has labels.
+    /// The label of each sample, from 0 to 1, if the source has labels.
     pub labels: Option<Vec<f32>>,
 }
 
 impl RawBatch {
-    /// Empties the batch and gives it the columns of `other`, without samples.
-    pub(crate) fn clear_like(&mut self, other: &RawBatch) {
+    /// Empties the batch and gives it these columns, without samples. Keeps its memory where it can.
+    pub(crate) fn begin(&mut self, columns: impl ExactSizeIterator<Item = RawKind>, labelled: bool) {
         let labels = self.labels.take().unwrap_or_default();
         self.clear();
-        self.labels = other.labels.is_some().then_some(labels);
+        self.labels = labelled.then_some(labels);
         self.labels.iter_mut().for_each(Vec::clear);
-        self.features.resize_with(other.features.len(), RawFeature::ids);
-        for (mine, theirs) in self.features.iter_mut().zip(&other.features) {
-            match (&mine.values, &theirs.values) {
-                (RawValues::Ids(_), RawValues::Ids(_)) | (RawValues::Text { .. }, RawValues::Text { .. }) => {
-                }
-                (_, RawValues::Ids(_)) => *mine = RawFeature::ids(),
-                (_, RawValues::Text { .. }) => *mine = RawFeature::text(),
+        self.features.resize_with(columns.len(), RawFeature::ids);
+        for (column, kind) in self.features.iter_mut().zip(columns) {
+            if column.kind() != kind {
+                *column = RawFeature::empty(kind);
             }
         }
+    }
+
+    /// [`Self::begin`] with the columns of `other`.
+    pub(crate) fn clear_like(&mut self, other: &RawBatch) {
+        self.begin(other.features.iter().map(RawFeature::kind), other.labels.is_some());
     }
 
     /// Appends sample `s` of `other`, which has the same columns.

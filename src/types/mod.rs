@@ -12,6 +12,7 @@ mod row_id;
 use std::fmt;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+pub(crate) use batch::RawKind;
 pub use batch::{Batch, Jagged, RawBatch, RawFeature, RawValues};
 pub use element::Element;
 pub(crate) use element::{ROW_ALIGN, RowError};

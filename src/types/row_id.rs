@@ -18,6 +18,7 @@ impl RowId {
     /// How many tables have ids for their rows. A schema has fewer.
     pub(crate) const MAX_TABLES: usize = 1 << (u64::BITS - ROW_BITS);
 
+    /// The row must be one of a schema's table. Rows from files are compared with the schema before this.
     #[inline]
     pub(crate) fn new(table: TableId, row: u64) -> Self {
         debug_assert!(row < Self::MAX_ROWS && table.index() < Self::MAX_TABLES, "{table:?}, row {row}");

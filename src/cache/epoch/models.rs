@@ -1,3 +1,5 @@
+//! Loom models of the epochs: a slot is not overwritten while a batch may read it.
+
 use super::*;
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;

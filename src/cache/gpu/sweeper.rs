@@ -18,10 +18,13 @@ const WORD: usize = size_of::<u32>();
 pub(crate) enum Victims<'a> {
     /// Rows and pointers that were unused for at least this many batches.
     Aged(u32),
-    /// Rows of the pool that were unused for at least `age` batches. At most `pointers` of them stay in the
-    /// index as pointers: rows of the tables that [`Sweeper::point_at`] has set.
-    #[allow(missing_docs)]
-    AgedRows { age: u32, pointers: u64 },
+    /// Rows of the pool that were unused for at least `age` batches.
+    AgedRows {
+        age: u32,
+        /// The most of them that stay in the index as pointers: rows of the tables that
+        /// [`Sweeper::point_at`] has set.
+        pointers: u64,
+    },
     /// Rows in these slabs, one bit per slab.
     In(&'a [u32]),
     /// Pointers to these locations.

@@ -1,3 +1,5 @@
+//! Loom models of the index with epochs and a retire list: a batch reads only the rows of its keys.
+
 use super::super::epoch::{Epochs, RetireList};
 use super::*;
 use loom::cell::UnsafeCell;

@@ -48,9 +48,9 @@ pub(crate) struct BuiltTier {
 /// Where the rows of a model's tables are, for all its versions.
 #[derive(Clone)]
 pub(crate) enum RowMemory {
-    /// Where `store.memory` says. `cached`: in front of them is a cache.
+    /// Where `store.memory` says.
     AsOpened {
-        #[allow(missing_docs)]
+        /// Whether a cache is in front of them.
         cached: bool,
     },
     /// Copied to RAM, so that a cache on the host may point at them.

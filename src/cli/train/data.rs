@@ -178,7 +178,7 @@ impl Args {
             let Ok(Cursor { file: Some(FileAt { name, .. }), .. }) = serde_json::from_str(cursor) else {
                 return;
             };
-            if let Err(reason) = learnlog::consumed(&log, &name) {
+            if let Err(reason) = learnlog::remove_consumed(&log, &name) {
                 tracing::warn!(%reason, "samples that were trained on are not removed");
             }
         };

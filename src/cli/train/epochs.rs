@@ -9,7 +9,7 @@ use super::publishing::Versions;
 use super::run::ToServer;
 use super::trained::Trained;
 use super::{Args, evaluate};
-use crate::cli::error_line;
+use crate::cli::{error_line, or_dash};
 use crate::dataset::{Feed, FeedFiles, FileAt, Place};
 use crate::store::StoreError;
 use crate::trainer::cursor::{Best, Cursor, Run, Validation};
@@ -235,7 +235,7 @@ impl<'a> Epochs<'a> {
         if let Some(quality) = progressive.quality() {
             let FileAt { name, samples, .. } = file;
             // Fewer than the file has if the window is smaller, or if the run continued within the file.
-            let measured = quality.quality.rows;
+            let measured = quality.quality.samples;
             let of = if measured < samples { format!("the last {measured} ") } else { String::new() };
             let text = format!("{name}: {samples} samples, {of}before training on them: {}", shown(&quality));
             self.meter.print(&text);
@@ -261,11 +261,11 @@ impl<'a> Epochs<'a> {
             return Ok(());
         }
         let better = self.validation.add(epoch, quality.log_loss);
-        let auc = quality.auc.map_or("-".to_owned(), |auc| format!("{auc:.4}"));
+        let auc = or_dash(quality.auc, 4);
         let best = if better { " (best so far)" } else { "" };
-        let (rows, log_loss) = (quality.rows, quality.log_loss);
+        let (samples, log_loss) = (quality.samples, quality.log_loss);
         self.meter.print(&format!(
-            "epoch {epoch} of {epochs}: validation: {rows} rows, AUC {auc}, log loss {log_loss:.4}{best}"
+            "epoch {epoch} of {epochs}: validation: {samples} rows, AUC {auc}, log loss {log_loss:.4}{best}"
         ));
         self.validated.push((epoch, quality));
         if better && save_best {

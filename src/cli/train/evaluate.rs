@@ -41,7 +41,7 @@ pub(crate) fn trained(args: &Args, feed: &Feed, model: &mut Trained) -> anyhow::
 /// The quality, unless the validation data has no samples: their log loss would be the best possible. An
 /// interrupt may have ended it before the first one.
 fn of_samples(args: &Args, feed: &Feed, quality: Option<Quality>) -> anyhow::Result<Option<Quality>> {
-    if quality.as_ref().is_none_or(|quality| quality.rows > 0) || feed.stop.interrupted() {
+    if quality.as_ref().is_none_or(|quality| quality.samples > 0) || feed.stop.interrupted() {
         return Ok(quality);
     }
     let what = match &args.valid {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::cli::note;
+use crate::cli::{note, or_dash};
 use crate::trainer::Progress;
 use crate::trainer::progressive::{Progressive, ProgressiveQuality};
 
@@ -165,8 +165,7 @@ impl Meter {
 
 /// The quality of scores that were computed before training on their samples.
 pub(crate) fn shown(progressive: &ProgressiveQuality) -> String {
-    let shown = |value: Option<f64>| value.map_or("-".to_owned(), |value| format!("{value:.4}"));
-    let (auc, calibration) = (shown(progressive.quality.auc), shown(progressive.calibration));
+    let (auc, calibration) = (or_dash(progressive.quality.auc, 4), or_dash(progressive.calibration, 4));
     format!("AUC {auc}, log loss {:.4}, calibration {calibration}", progressive.quality.log_loss)
 }
 

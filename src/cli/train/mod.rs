@@ -4,9 +4,11 @@ mod data;
 mod epochs;
 mod evaluate;
 mod from;
+mod gate;
 pub(crate) mod interrupt;
+pub(crate) mod lock;
 mod meter;
-pub(crate) mod publishing;
+mod publishing;
 mod report;
 mod resume;
 pub(crate) mod run;
@@ -32,8 +34,9 @@ use crate::trainer::TrainError;
 use crate::types::Version;
 use data::DataFlags;
 use from::FromVersion;
+use gate::PublishFlags;
 use interrupt::{Interrupted, OnSignal};
-use publishing::{ModelLock, PublishFlags};
+use lock::ModelLock;
 use report::Report;
 use run::{Run, Setting, Start};
 
@@ -155,7 +158,7 @@ fn check(args: &Args, stop: &Stop) -> anyhow::Result<Checked> {
     // A model is locked before its last version is read, so that no other trainer publishes a later one. The
     // directory of a new model is made only for a run that can begin.
     let exists = args.models.join(&args.name).is_dir();
-    let held = if exists { publishing::lock(args)? } else { ModelLock::default() };
+    let held = if exists { lock::lock(args)? } else { ModelLock::default() };
     let (start, schema) = Start::of(args, stop)?;
     args.check_data(&schema)?;
     evaluate::check_out(args)?;
@@ -165,7 +168,7 @@ fn check(args: &Args, stop: &Stop) -> anyhow::Result<Checked> {
         false => anyhow::Error::new(error).context("--models"),
     };
     check_writable(&args.models, &args.name).map_err(refused)?;
-    let lock = if held.is_held() { held } else { publishing::lock(args)? };
+    let lock = if held.is_held() { held } else { lock::lock(args)? };
     Ok(Checked { start, schema, lock })
 }
 
@@ -204,8 +207,8 @@ fn train(
     evaluate_and_report(run, &feed, version, stop)
 }
 
-/// How a run ends that took no step. `None` if it writes a version nevertheless: the same rows, with the cursor
-/// of all its data.
+/// How a run ends that took no step. `None` if it writes a version nevertheless: the same rows, with the
+/// cursor of all its data.
 fn without_sample(
     args: &Args,
     run: &Run<'_>,

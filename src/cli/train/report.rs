@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use super::epochs::Epochs;
 use super::meter::shown;
 use super::trained::Trained;
+use crate::cli::or_dash;
 use crate::trainer::PlanStats;
 use crate::trainer::eval::Quality;
 use crate::types::Version;
@@ -25,20 +26,19 @@ impl Report<'_> {
     pub(crate) fn json(&self) -> Value {
         let Self { epochs, model, quality, interrupted, .. } = self;
         let quality = quality.as_ref();
-        let validations = epochs
-            .validated
-            .iter()
-            .map(|(epoch, q)| json!({ "epoch": epoch, "rows": q.rows, "auc": q.auc, "logloss": q.log_loss }));
+        let validations = epochs.validated.iter().map(
+            |(epoch, q)| json!({ "epoch": epoch, "rows": q.samples, "auc": q.auc, "logloss": q.log_loss }),
+        );
         let progressive = epochs.meter.progressive.quality().map(|progressive| {
             let q = progressive.quality;
             let calibration = progressive.calibration;
-            json!({ "samples": q.rows, "auc": q.auc, "logloss": q.log_loss, "calibration": calibration })
+            json!({ "samples": q.samples, "auc": q.auc, "logloss": q.log_loss, "calibration": calibration })
         });
         json!({
             "model": epochs.args.name, "version": self.version.0, "rows": self.rows(),
             "epochs": self.epoch(), "steps": model.state().steps, "skipped": epochs.skipped,
             "samples_per_s": self.samples_per_s(), "seconds": epochs.meter.seconds(),
-            "valid_rows": quality.map(|q| q.rows), "auc": quality.and_then(|q| q.auc),
+            "valid_rows": quality.map(|q| q.samples), "auc": quality.and_then(|q| q.auc),
             "logloss": quality.map(|q| q.log_loss),
             "normalized_entropy": quality.and_then(|q| q.normalized_entropy),
             "infinite_losses": quality.map(|q| q.infinite), "scratchpad": model.scratchpad_json(),
@@ -74,7 +74,7 @@ impl Report<'_> {
             format!("{trained}, {steps} steps, {samples_per_s:.0} samples/s, {skipped} lines skipped\n");
         // Writing to a string cannot fail.
         if let Some(progressive) = epochs.meter.progressive.quality() {
-            let samples = progressive.quality.rows;
+            let samples = progressive.quality.samples;
             let _ =
                 writeln!(text, "last {samples} samples, before training on them: {}", shown(&progressive));
         }
@@ -98,11 +98,11 @@ impl Report<'_> {
             }
         }
         if let Some(q) = &self.quality {
-            let shown = |value: Option<f64>| value.map_or("-".to_owned(), |value| format!("{value:.4}"));
-            let (rows, auc, entropy) = (q.rows, shown(q.auc), shown(q.normalized_entropy));
+            let (samples, auc) = (q.samples, or_dash(q.auc, 4));
+            let entropy = or_dash(q.normalized_entropy, 4);
             let _ = writeln!(
                 text,
-                "validation: {rows} rows, AUC {auc}, log loss {:.4}, normalized entropy {entropy}",
+                "validation: {samples} rows, AUC {auc}, log loss {:.4}, normalized entropy {entropy}",
                 q.log_loss
             );
             if q.infinite > 0 {

@@ -4,60 +4,55 @@ use anyhow::anyhow;
 
 use super::Args;
 use super::from::FromVersion;
+use super::run::Start;
 use crate::cli::InputError;
 use crate::dataset::Stop;
-use crate::store::{self, Opened, Purpose, StoreError};
+use crate::store::{self, Purpose, StoreError};
 use crate::trainer::check_optimizer;
 use crate::trainer::cursor::{Cursor, Run};
 use crate::types::Version;
 
-/// Where a run with `--resume` begins.
-pub(crate) enum ResumePoint {
-    /// After the last step of this version.
-    At(Box<Opened>, Box<Cursor>),
-    /// At its beginning, because it published nothing. The text says so.
-    Beginning(String),
-}
-
-impl ResumePoint {
-    /// The last version of the run.
-    ///
-    /// # Errors
-    /// When the last version belongs to another run, which is named by its first difference, or cannot be
-    /// read.
-    pub(crate) fn find(args: &Args, stop: &Stop) -> anyhow::Result<Self> {
-        let wrong = |reason: String| anyhow::Error::from(InputError(anyhow!("--resume: {reason}")));
-        let latest = match store::open_latest(&args.models, &args.name, Purpose::Train, |_| Ok(())) {
-            Ok(latest) => latest.opened,
-            Err(StoreError::MissingDirectory { .. }) => return Ok(Self::Beginning("no version".to_owned())),
-            Err(StoreError::NoGoodVersion { refused, .. }) if refused.is_empty() => {
-                return Ok(Self::Beginning("no version".to_owned()));
-            }
-            Err(error) => return Err(wrong(error.to_string())),
-        };
-        let version = latest.store.version();
-        let run = args.cursor_run(&args.feed(&latest.schema, stop))?;
-        let optimizer = args.run.training.optimizer()?;
-        let reason = match &latest.cursor {
-            None => format!("version {version} has no cursor"),
-            Some(text) => {
-                let cursor: Cursor = serde_json::from_str(text)
-                    .map_err(|error| wrong(format!("version {version}: checkpoint/cursor.json: {error}")))?;
-                match cursor.run.check(&run).and_then(|()| check_optimizer(&latest, optimizer)) {
-                    Ok(()) => return Ok(Self::At(Box::new(latest), Box::new(cursor))),
-                    Err(other) => format!("version {version} is of another run: {other}"),
-                }
-            }
-        };
-        let before = match args.from {
-            None => return Err(wrong(reason)),
-            Some(FromVersion::Latest) => None,
-            Some(FromVersion::Number(from)) => overtaken(args, &run, from, version),
-        };
-        match before {
-            None => Ok(Self::Beginning(reason)),
-            Some(before) => Err(wrong(format!("{reason}. Version {before} is of this run"))),
+/// Where the run continues: after the last version. `None` if the run published nothing, which is logged.
+///
+/// # Errors
+/// When the last version belongs to another run, which is named by its first difference, or cannot be read.
+pub(crate) fn find(args: &Args, stop: &Stop) -> anyhow::Result<Option<Start>> {
+    let wrong = |reason: String| anyhow::Error::from(InputError(anyhow!("--resume: {reason}")));
+    let beginning = |reason: &str| {
+        let begin = "it starts at the beginning of its data";
+        tracing::info!(model = args.name, "this run has published nothing yet ({reason}): {begin}");
+        Ok(None)
+    };
+    let latest = match store::open_latest(&args.models, &args.name, Purpose::Train, |_| Ok(())) {
+        Ok(latest) => latest.opened,
+        Err(StoreError::MissingDirectory { .. }) => return beginning("no version"),
+        Err(StoreError::NoGoodVersion { refused, .. }) if refused.is_empty() => {
+            return beginning("no version");
         }
+        Err(error) => return Err(wrong(error.to_string())),
+    };
+    let version = latest.store.version();
+    let run = args.cursor_run(&args.feed(&latest.schema, stop))?;
+    let optimizer = args.run.training.optimizer()?;
+    let reason = match &latest.cursor {
+        None => format!("version {version} has no cursor"),
+        Some(text) => {
+            let cursor: Cursor = serde_json::from_str(text)
+                .map_err(|error| wrong(format!("version {version}: checkpoint/cursor.json: {error}")))?;
+            match cursor.run.check(&run).and_then(|()| check_optimizer(&latest, optimizer)) {
+                Ok(()) => return Ok(Some(Start::Resumed(Box::new(latest), Box::new(cursor)))),
+                Err(other) => format!("version {version} is of another run: {other}"),
+            }
+        }
+    };
+    let before = match args.from {
+        None => return Err(wrong(reason)),
+        Some(FromVersion::Latest) => None,
+        Some(FromVersion::Number(from)) => overtaken(args, &run, from, version),
+    };
+    match before {
+        None => beginning(&reason),
+        Some(before) => Err(wrong(format!("{reason}. Version {before} is of this run"))),
     }
 }
 

@@ -8,8 +8,9 @@ use std::sync::mpsc::SyncSender;
 use super::Args;
 use super::epochs::Epochs;
 use super::from::schema_of;
-use super::publishing::{ModelLock, Versions, base_of};
-use super::resume::ResumePoint;
+use super::lock::ModelLock;
+use super::publishing::{Versions, base_of};
+use super::resume;
 use super::trained::Trained;
 use crate::cli::error_line;
 use crate::cli::serve::WatchCommand;
@@ -35,6 +36,13 @@ pub(crate) enum Start {
 }
 
 impl Start {
+    fn opened(&self) -> Option<&Opened> {
+        match self {
+            Self::Fresh => None,
+            Self::From(opened) | Self::Resumed(opened, _) => Some(opened),
+        }
+    }
+
     /// The version at which an interrupted run continues.
     pub(crate) fn continued(&self) -> Option<Version> {
         match self {
@@ -48,24 +56,14 @@ impl Start {
     /// # Errors
     /// When a version or the schema cannot be used.
     pub(crate) fn of(args: &Args, stop: &Stop) -> anyhow::Result<(Self, Schema)> {
-        if args.resume {
-            match ResumePoint::find(args, stop)? {
-                ResumePoint::At(opened, cursor) => {
-                    let schema = schema_of(args.model_config.as_deref(), Some(&opened))?;
-                    return Ok((Self::Resumed(opened, cursor), schema));
-                }
-                ResumePoint::Beginning(reason) => {
-                    let begin = "it starts at the beginning of its data";
-                    tracing::info!(
-                        model = args.name,
-                        "this run has published nothing yet ({reason}): {begin}"
-                    );
-                }
-            }
-        }
-        let from = args.from.map(|from| from.open(&args.models, &args.name)).transpose()?;
-        let schema = schema_of(args.model_config.as_deref(), from.as_ref())?;
-        Ok((from.map_or(Self::Fresh, |opened| Self::From(Box::new(opened))), schema))
+        let resumed = if args.resume { resume::find(args, stop)? } else { None };
+        let start = match (resumed, args.from) {
+            (Some(resumed), _) => resumed,
+            (None, Some(from)) => Self::From(Box::new(from.open(&args.models, &args.name)?)),
+            (None, None) => Self::Fresh,
+        };
+        let schema = schema_of(args.model_config.as_deref(), start.opened())?;
+        Ok((start, schema))
     }
 }
 

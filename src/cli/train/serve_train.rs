@@ -18,7 +18,7 @@ use clap::{ArgMatches, Command, FromArgMatches};
 use super::data::{OrderFlags, Source};
 use super::from::FromVersion;
 use super::interrupt::OnSignal;
-use super::publishing::ModelLock;
+use super::lock::ModelLock;
 use super::run::{Run, Setting, Start, ToServer};
 use super::{Args, Checked, RunFlags, check};
 use crate::cli::background;

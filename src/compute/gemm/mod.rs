@@ -126,39 +126,52 @@ impl<T: Real> Product<'_, T> {
     }
 }
 
-/// Packs a row-major `rows x columns` matrix into panels, as the right operand of a product. Lanes after the
-/// last column are zero.
+/// A row-major matrix: element `(row, column)` is at `row * stride + column`.
+#[derive(Clone, Copy)]
+pub(crate) struct Matrix<'a, T> {
+    pub data: &'a [T],
+    pub stride: usize,
+    pub rows: usize,
+    pub columns: usize,
+}
+
+/// Packs a matrix into panels, as the right operand of a product. Lanes after the last column are zero.
 ///
 /// # Panics
 /// When a slice is too short for the shape.
-pub(crate) fn pack<T: Real>(matrix: &[T], stride: usize, rows: usize, columns: usize, panels: &mut [T]) {
+pub(crate) fn pack<T: Real>(matrix: Matrix<'_, T>, panels: &mut [T]) {
+    let Matrix { data, stride, rows, columns } = matrix;
     for (p, panel) in panels.chunks_exact_mut((rows * LANES).max(1)).enumerate() {
         let first = p * LANES;
         let width = columns.saturating_sub(first).min(LANES);
         for (row, lanes) in panel.chunks_exact_mut(LANES).enumerate() {
-            lanes[..width].copy_from_slice(&matrix[row * stride + first..][..width]);
+            lanes[..width].copy_from_slice(&data[row * stride + first..][..width]);
             lanes[width..].fill(T::default());
         }
     }
 }
 
-/// Makes panel `p` of the transpose of a `rows x columns` matrix, which is given as panels. Its rows
-/// from `p * LANES` on become the columns of the panel.
+/// A matrix that was packed into panels.
+#[derive(Clone, Copy)]
+pub(crate) struct Packed<'a, T> {
+    pub panels: &'a [T],
+    pub rows: usize,
+    pub columns: usize,
+}
+
+/// Makes panel `p` of the transpose of a packed matrix. Its rows from `p * LANES` on become the columns of
+/// the panel.
 ///
 /// # Panics
 /// When a slice is too short for the shape.
-pub(crate) fn pack_transposed_panel<T: Real>(
-    panels: &[T],
-    rows: usize,
-    columns: usize,
-    p: usize,
-    out: &mut [T],
-) {
+pub(crate) fn pack_transposed_panel<T: Real>(packed: Packed<'_, T>, p: usize, out: &mut [T]) {
+    let Packed { panels, rows, columns } = packed;
     let first = p * LANES;
-    let width = rows.saturating_sub(first).min(LANES);
+    let height = rows.saturating_sub(first).min(LANES);
     for (q, block) in out.chunks_mut(LANES * LANES).enumerate() {
         // `block` is up to 32 columns of the matrix by 32 of its rows.
-        let source = &panels[q * rows * LANES + first * LANES..][..width * LANES];
-        pack_transposed(source, LANES, width, (columns - q * LANES).min(LANES), block);
+        let data = &panels[q * rows * LANES + first * LANES..][..height * LANES];
+        let columns = (columns - q * LANES).min(LANES);
+        pack_transposed(Matrix { data, stride: LANES, rows: height, columns }, block);
     }
 }

@@ -25,9 +25,14 @@ struct Case {
     bias: Vec<f32>,
 }
 
+/// A matrix without gaps between its rows.
+fn whole(data: &[f32], rows: usize, columns: usize) -> Matrix<'_, f32> {
+    Matrix { data, stride: columns, rows, columns }
+}
+
 fn case(rows: usize, depth: usize, columns: usize, seed: u32) -> Case {
     let mut panels = vec![0.0; packed_len(depth, columns)];
-    pack(&numbers(depth * columns, seed ^ 7), columns, depth, columns, &mut panels);
+    pack(whole(&numbers(depth * columns, seed ^ 7), depth, columns), &mut panels);
     let bias = numbers(columns.div_ceil(LANES) * LANES, seed ^ 9);
     Case { depth, columns, a: numbers(rows * depth, seed), panels, bias }
 }
@@ -55,13 +60,13 @@ proptest! {
         let elements = (0..columns).flat_map(|c| (0..rows).map(move |r| (r, c)));
         let transposed: Vec<f32> = elements.map(|(r, c)| matrix[r * stride + c]).collect();
         let mut expected = vec![9.0; packed_len(columns, rows)];
-        pack(&transposed, rows, columns, rows, &mut expected);
+        pack(whole(&transposed, columns, rows), &mut expected);
         let mut got = vec![9.0; expected.len()];
-        pack_transposed(&matrix, stride, rows, columns, &mut got);
+        pack_transposed(Matrix { data: &matrix, stride, rows, columns }, &mut got);
         prop_assert_eq!(&got, &expected);
         let wide: Vec<f64> = matrix.iter().map(|x| f64::from(*x)).collect();
         let mut got = vec![9.0f64; expected.len()];
-        pack_transposed(&wide, stride, rows, columns, &mut got);
+        pack_transposed(Matrix { data: &wide, stride, rows, columns }, &mut got);
         prop_assert!(got.iter().zip(&expected).all(|(got, expected)| *got == f64::from(*expected)));
     }
 
@@ -127,12 +132,12 @@ proptest! {
         let transposed: Vec<f32> =
             (0..rows * columns).map(|i| matrix[i % rows * columns + i / rows]).collect();
         let mut panels = vec![0.0; packed_len(rows, columns)];
-        pack(&matrix, columns, rows, columns, &mut panels);
+        pack(whole(&matrix, rows, columns), &mut panels);
         let mut expected = vec![0.0; packed_len(columns, rows)];
-        pack(&transposed, rows, columns, rows, &mut expected);
+        pack(whole(&transposed, columns, rows), &mut expected);
         let mut got = vec![1.0; packed_len(columns, rows)];
         for (p, out) in got.chunks_exact_mut(columns * LANES).enumerate() {
-            pack_transposed_panel(&panels, rows, columns, p, out);
+            pack_transposed_panel(Packed { panels: &panels, rows, columns }, p, out);
         }
         prop_assert_eq!(got, expected);
     }

@@ -6,28 +6,23 @@
 #![allow(unsafe_code)]
 
 use crate::compute::Real;
-use crate::compute::gemm::LANES;
+use crate::compute::gemm::{LANES, Matrix};
 
 /// Rows and columns of a block.
 const BLOCK: usize = 16;
 
-/// Packs the transpose of a row-major `rows x columns` matrix into panels, as the right operand of a product.
-/// Lanes after the matrix's last row are zero.
+/// Packs the transpose of a matrix into panels, as the right operand of a product. Lanes after the matrix's
+/// last row are zero.
 ///
 /// # Panics
 /// When a slice is too short for the shape.
-pub(crate) fn pack_transposed<T: Real>(
-    matrix: &[T],
-    stride: usize,
-    rows: usize,
-    columns: usize,
-    panels: &mut [T],
-) {
+pub(crate) fn pack_transposed<T: Real>(matrix: Matrix<'_, T>, panels: &mut [T]) {
+    let Matrix { data, stride, rows, columns } = matrix;
     if rows == 0 || columns == 0 {
         return;
     }
     let end = (rows - 1).checked_mul(stride).and_then(|at| at.checked_add(columns));
-    assert!(end.is_some_and(|end| end <= matrix.len()), "matrix: too short");
+    assert!(end.is_some_and(|end| end <= data.len()), "matrix: too short");
     let packed = rows.checked_next_multiple_of(LANES).and_then(|lanes| lanes.checked_mul(columns));
     assert!(packed.is_some_and(|packed| packed <= panels.len()), "panels: too short");
     for (p, panel) in panels.chunks_exact_mut(columns * LANES).take(rows.div_ceil(LANES)).enumerate() {
@@ -37,7 +32,7 @@ pub(crate) fn pack_transposed<T: Real>(
             for column in (0..columns).step_by(BLOCK) {
                 let block = Block {
                     // After the last row there are no elements.
-                    from: if height > 0 { &matrix[first * stride + column..] } else { &[] },
+                    from: if height > 0 { &data[first * stride + column..] } else { &[] },
                     stride,
                     height,
                     width: (columns - column).min(BLOCK),

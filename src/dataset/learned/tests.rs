@@ -6,7 +6,7 @@ use crate::dataset::{Feed, FeedFiles, Format, Place, ReadOptions};
 use crate::learnlog::{Log, Record};
 use crate::schema::preset::{self, ArchKind};
 use crate::store::disk::SystemDisk;
-use crate::types::RawValues;
+use crate::types::{RawFeature, RawValues};
 
 fn schema() -> Schema {
     let mut schema = preset::criteo(ArchKind::Dcn, 1, 100);
@@ -111,7 +111,7 @@ fn a_cursor_outside_the_log_is_an_error_that_names_the_segment() {
     let last = crate::learnlog::segments(dir.path()).unwrap().last().copied().unwrap();
     let short = error(&at(&name_of(last), 99));
     assert!(short.contains("but 99 were trained on before"), "{short}");
-    crate::learnlog::consumed(dir.path(), &name_of(2)).unwrap();
+    crate::learnlog::remove_consumed(dir.path(), &name_of(2)).unwrap();
     let missing = error(&at(&name_of(1), 1));
     assert!(missing.contains("0000000001.fllearn: missing"), "{missing}");
     assert!(error(&at("day.tsv", 1)).contains("day.tsv: is not the name of a segment"));
@@ -196,7 +196,7 @@ fn a_place_in_another_log_or_after_the_end_of_this_one_is_lacking() {
     }
     assert!(lacks(&at(last + 1, 1), None).contains("has 0 samples, but the version was trained on 1"));
     // A later version was trained on its samples, and was deleted.
-    crate::learnlog::consumed(dir.path(), &name_of(2)).unwrap();
+    crate::learnlog::remove_consumed(dir.path(), &name_of(2)).unwrap();
     assert!(lacks(&at(1, 1), own.as_deref()).ends_with("is missing, but a later segment exists"));
     drop(log);
     crate::learnlog::repair(dir.path()).unwrap();

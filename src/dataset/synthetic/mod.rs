@@ -14,22 +14,21 @@ mod skew;
 mod truth;
 mod write;
 
+use std::iter::repeat_n;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::vec::IntoIter;
 
 use super::{DatasetError, Reader};
+use crate::mem::unit;
 use crate::schema::{Arity, Schema, Transform};
-use crate::types::{RawBatch, RawFeature, RawValues};
-use random::{Purpose, Stream, bell, unit};
+use crate::types::{RawBatch, RawKind, RawValues};
+use random::{Purpose, Stream, bell};
 use skew::IdSampler;
 pub use skew::Skew;
 pub(crate) use truth::Truth;
 use truth::{LOG_DEVIATION, LOG_MEAN, sigmoid};
 pub use write::{write_avazu_csv, write_criteo_tsv};
-
-/// A batch ends when a column has this many ids (1 GiB).
-const BATCH_IDS: usize = 1 << 27;
 
 /// A description of generated samples.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -201,16 +200,7 @@ impl Generator {
 
     /// Clears a batch and gives it columns of ids.
     pub(crate) fn reset(&self, out: &mut RawBatch) {
-        let mut labels = out.labels.take().unwrap_or_default();
-        labels.clear();
-        out.clear();
-        out.labels = Some(labels);
-        out.features.resize_with(self.features.len(), RawFeature::ids);
-        for column in &mut out.features {
-            if matches!(column.values, RawValues::Text { .. }) {
-                *column = RawFeature::ids();
-            }
-        }
+        out.begin(repeat_n(RawKind::Ids, self.features.len()), true);
     }
 
     /// Appends samples. Returns true when the batch has `max_samples` or is full, false after the last
@@ -221,7 +211,7 @@ impl Generator {
                 return false;
             }
             self.append_row(out);
-            if out.features.iter().any(|column| column.values.len() >= BATCH_IDS) {
+            if out.is_full() {
                 return true;
             }
         }

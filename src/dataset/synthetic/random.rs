@@ -35,11 +35,6 @@ pub(crate) enum Purpose {
     Text,
 }
 
-/// A random word as a number in `[0, 1)`.
-pub(crate) fn unit(word: u64) -> f64 {
-    (word >> 11) as f64 / (1u64 << 53) as f64
-}
-
 /// A random word as a number of mean 0, variance 1 and magnitude below 3.5: the scaled sum of four uniform
 /// 16-bit numbers.
 pub(crate) fn bell(word: u64) -> f64 {

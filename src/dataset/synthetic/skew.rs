@@ -8,7 +8,8 @@
 
 use std::str::FromStr;
 
-use super::random::{Purpose, Stream, unit};
+use super::random::{Purpose, Stream};
+use crate::mem::unit;
 
 /// The share of ids that counts as hot in a named skew.
 pub(crate) const HOT_IDS: f64 = 0.02;

@@ -1,12 +1,12 @@
-use super::super::cuda::context::{DeviceInfo, Probe};
+use super::super::cuda::context::{Compute, DeviceInfo, Probe};
 use super::*;
 
 fn h200() -> DeviceInfo {
-    DeviceInfo { ordinal: 0, name: "H200".into(), compute: (9, 0), memory_bytes: 141 << 30 }
+    DeviceInfo { ordinal: 0, name: "H200".into(), compute: Compute::from_number(90), memory_bytes: 141 << 30 }
 }
 
 fn refusals() -> [CudaError; 3] {
-    let old = DeviceInfo { name: "GTX 1080".into(), compute: (6, 1), ..h200() };
+    let old = DeviceInfo { name: "GTX 1080".into(), compute: Compute::from_number(61), ..h200() };
     [
         CudaError::NoDevice { found: Probe::NoDriver },
         CudaError::NoDevice { found: Probe::DriverTooOld { driver: 12_040, needed: 13_000 } },

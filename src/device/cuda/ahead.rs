@@ -4,6 +4,7 @@
 //! built without nvcc has no images and compiles its kernels with NVRTC when it starts.
 
 use super::compile::Image;
+use super::context::Compute;
 use super::sources::KernelFile;
 
 mod made {
@@ -11,22 +12,18 @@ mod made {
 }
 
 /// The oldest compute capability in a bundle.
-const OLDEST: (i32, i32) = (7, 5);
+const OLDEST: Compute = Compute::from_number(75);
 
 /// The program's images of these kernels, if they run on a device of this capability.
 ///
 /// # Errors
 /// Why there are none, as a clause of a sentence.
-pub(crate) fn images(kernels: &[KernelFile], compute: (i32, i32)) -> Result<Vec<Image>, String> {
+pub(crate) fn images(kernels: &[KernelFile], compute: Compute) -> Result<Vec<Image>, String> {
     let Some(compiler) = made::COMPILER else {
         return Err("this program was built without nvcc".to_owned());
     };
     if compute < OLDEST {
-        let ((major, minor), (device_major, device_minor)) = (OLDEST, compute);
-        return Err(format!(
-            "the program's own kernels need compute {major}.{minor} or newer, \
-             got {device_major}.{device_minor}"
-        ));
+        return Err(format!("the program's own kernels need compute {OLDEST} or newer, got {compute}"));
     }
     let image = |kernel: &KernelFile| {
         let (_, bytes) = made::IMAGES

@@ -12,6 +12,7 @@ use std::ffi::{CString, c_char, c_int};
 use std::fmt;
 
 use super::api::{Handle, Nvrtc, compiler_is_present};
+use super::context::Compute;
 use super::errors::{CudaError, SUCCESS, one_line};
 use super::kernel_cache::{Entry, KernelCache};
 use super::sources::{HEADERS, KernelFile};
@@ -42,8 +43,8 @@ impl Target {
     /// The best target for a device among the capabilities that the compiler knows. `None` when the device is
     /// older than all of them.
     #[must_use]
-    pub(crate) fn best(compute: (i32, i32), known: &[i32]) -> Option<Self> {
-        let device = 10 * compute.0 + compute.1;
+    pub(crate) fn best(compute: Compute, known: &[i32]) -> Option<Self> {
+        let device = compute.number();
         if known.contains(&device) {
             return Some(Self::Binary(device));
         }
@@ -81,15 +82,15 @@ pub(crate) struct Built {
 pub(crate) fn build(
     compiler: &Compiler,
     kernels: &[KernelFile],
-    compute: (i32, i32),
+    compute: Compute,
     driver: i32,
     cache: Option<&KernelCache>,
 ) -> Result<Built, CudaError> {
     let target = compiler.target(compute)?;
-    let (major, minor) = compiler.version();
+    let nvrtc = compiler.release();
     let mut built = Built::default();
     for kernel in kernels {
-        let entry = Entry { kernel, target, options: OPTIONS, nvrtc: (major, minor), driver };
+        let entry = Entry { kernel, target, options: OPTIONS, nvrtc, driver };
         let cached = cache.and_then(|cache| {
             cache.get(&entry).unwrap_or_else(|trouble| {
                 built.troubles.push(trouble);
@@ -107,22 +108,36 @@ pub(crate) fn build(
                 bytes
             }
         };
-        let origin = format!("NVRTC {major}.{minor} for {target}");
+        let origin = format!("NVRTC {nvrtc} for {target}");
         built.images.push(Image { kernel: *kernel, bytes: bytes.into(), origin });
     }
     Ok(built)
 }
 
+/// The release of NVRTC, and so of CUDA.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct NvrtcRelease {
+    pub major: i32,
+    pub minor: i32,
+}
+
+impl fmt::Display for NvrtcRelease {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.major, self.minor)
+    }
+}
+
 /// The opened libnvrtc.
 pub(crate) struct Compiler {
     nvrtc: Nvrtc,
-    version: (i32, i32),
+    release: NvrtcRelease,
     architectures: Vec<i32>,
 }
 
 impl fmt::Debug for Compiler {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "NVRTC {}.{}", self.version.0, self.version.1)
+        write!(f, "NVRTC {}", self.release)
     }
 }
 
@@ -156,23 +171,22 @@ impl Compiler {
         if code != SUCCESS {
             return Err(refused("nvrtcGetSupportedArchs", code));
         }
-        Ok(Self { nvrtc, version: (major, minor), architectures })
+        Ok(Self { nvrtc, release: NvrtcRelease { major, minor }, architectures })
     }
 
-    /// The version of NVRTC, major and minor.
     #[must_use]
-    pub(crate) fn version(&self) -> (i32, i32) {
-        self.version
+    pub(crate) fn release(&self) -> NvrtcRelease {
+        self.release
     }
 
     /// The target for a device.
     ///
     /// # Errors
     /// [`CudaError::CompilerTooNew`].
-    pub(crate) fn target(&self, compute: (i32, i32)) -> Result<Target, CudaError> {
+    pub(crate) fn target(&self, compute: Compute) -> Result<Target, CudaError> {
         Target::best(compute, &self.architectures).ok_or_else(|| {
             let least = self.architectures.iter().copied().min().unwrap_or(0);
-            CudaError::CompilerTooNew { nvrtc: self.version, least: (least / 10, least % 10), compute }
+            CudaError::CompilerTooNew { nvrtc: self.release, least: Compute::from_number(least), compute }
         })
     }
 
@@ -181,7 +195,7 @@ impl Compiler {
     /// # Errors
     /// [`CudaError::Compile`], with the compiler's log.
     pub(crate) fn compile(&self, kernel: &KernelFile, target: Target) -> Result<Vec<u8>, CudaError> {
-        let refused = |log: String| CudaError::Compile { kernel: kernel.name, nvrtc: self.version, log };
+        let refused = |log: String| CudaError::Compile { kernel: kernel.name, nvrtc: self.release, log };
         let program = Program::new(&self.nvrtc, kernel).map_err(refused)?;
         let compiled = program.compile(target).and_then(|()| match target {
             Target::Binary(_) => program.read(self.nvrtc.cubin_bytes, self.nvrtc.cubin),

@@ -17,7 +17,7 @@ pub(crate) const OLDEST_DRIVER: i32 = 13_000;
 
 /// The oldest compute capability that the kernels support: Volta, the first with independent thread
 /// scheduling.
-pub(crate) const OLDEST_COMPUTE: (i32, i32) = (7, 0);
+pub(crate) const OLDEST_COMPUTE: Compute = Compute::from_number(70);
 
 const NAME_BYTES: usize = 256;
 const COMPUTE_MAJOR: c_int = 75;
@@ -51,6 +51,31 @@ pub enum Probe {
     },
 }
 
+/// The compute capability of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[allow(missing_docs)]
+pub struct Compute {
+    pub major: i32,
+    pub minor: i32,
+}
+
+impl Compute {
+    /// The capability with this number, 10 x major + minor.
+    pub(crate) const fn from_number(number: i32) -> Self {
+        Self { major: number / 10, minor: number % 10 }
+    }
+
+    pub(crate) fn number(self) -> i32 {
+        10 * self.major + self.minor
+    }
+}
+
+impl fmt::Display for Compute {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.major, self.minor)
+    }
+}
+
 /// A device's properties that are known before it is opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceInfo {
@@ -58,17 +83,16 @@ pub struct DeviceInfo {
     pub ordinal: usize,
     /// The product name.
     pub name: String,
-    /// Compute capability, major and minor.
-    pub compute: (i32, i32),
+    pub compute: Compute,
     /// Total memory.
     pub memory_bytes: usize,
 }
 
 impl fmt::Display for DeviceInfo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { ordinal, name, compute: (major, minor), memory_bytes } = self;
+        let Self { ordinal, name, compute, memory_bytes } = self;
         let gib = *memory_bytes as f64 / (1_u64 << 30) as f64;
-        write!(f, "device {ordinal}: {name}, compute {major}.{minor}, {gib:.1} GiB")
+        write!(f, "device {ordinal}: {name}, compute {compute}, {gib:.1} GiB")
     }
 }
 
@@ -196,7 +220,7 @@ impl Driver {
         Ok(DeviceInfo {
             ordinal: ordinal as usize,
             name: self.name(device)?,
-            compute: (attribute(COMPUTE_MAJOR)?, attribute(COMPUTE_MINOR)?),
+            compute: Compute { major: attribute(COMPUTE_MAJOR)?, minor: attribute(COMPUTE_MINOR)? },
             memory_bytes,
         })
     }

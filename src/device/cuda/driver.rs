@@ -58,8 +58,6 @@ pub struct Work {
     pub launches: u64,
     /// Copies, in any direction.
     pub copies: u64,
-    /// Memsets. No driver enqueues one on a caller's stream, so this is 0.
-    pub memsets: u64,
     /// Nodes of launched graphs, counted at each launch.
     pub graph_nodes: u64,
 }
@@ -69,7 +67,7 @@ impl Work {
     #[must_use]
     #[cfg(test)]
     pub(crate) fn total(&self) -> u64 {
-        self.launches + self.copies + self.memsets + self.graph_nodes
+        self.launches + self.copies + self.graph_nodes
     }
 }
 
@@ -77,7 +75,6 @@ impl AddAssign for Work {
     fn add_assign(&mut self, more: Self) {
         self.launches += more.launches;
         self.copies += more.copies;
-        self.memsets += more.memsets;
         self.graph_nodes += more.graph_nodes;
     }
 }

@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 
 use xxhash_rust::xxh3::{Xxh3, xxh3_64, xxh3_128};
 
-use super::compile::Target;
+use super::compile::{NvrtcRelease, Target};
 use super::sources::{HEADERS, KernelFile};
 
 const MAGIC: &[u8; 8] = b"FLKERN1\n";
@@ -32,7 +32,7 @@ pub(crate) struct Entry<'a> {
     pub target: Target,
     /// Compiler options without the target.
     pub options: &'a [&'a str],
-    pub nvrtc: (i32, i32),
+    pub nvrtc: NvrtcRelease,
     /// The driver's CUDA version.
     pub driver: i32,
 }
@@ -47,12 +47,10 @@ impl Entry<'_> {
         }
         let Self { kernel, target, options, nvrtc, driver } = self;
         format!(
-            "kernel {} source {:032x} options {} target {target} nvrtc {}.{} driver {driver}",
+            "kernel {} source {:032x} options {} target {target} nvrtc {nvrtc} driver {driver}",
             kernel.name,
             source.digest128(),
             options.join(" "),
-            nvrtc.0,
-            nvrtc.1,
         )
     }
 

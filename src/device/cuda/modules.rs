@@ -13,6 +13,7 @@ use aligned_vec::{AVec, ConstAlign};
 use super::ahead;
 use super::api::Handle;
 use super::compile::{Built, Compiler, Image, build};
+use super::context::Compute;
 use super::driver::DriverError;
 use super::errors::{CudaError, SUCCESS, failed, is_unfit_image, one_line, version_text};
 use super::kernel_cache::KernelCache;
@@ -48,7 +49,7 @@ impl Modules {
     pub(crate) fn open(
         primary: &Arc<Primary>,
         kernels: &[KernelFile],
-        compute: (i32, i32),
+        compute: Compute,
         cache: Option<&Path>,
     ) -> Result<Self, CudaError> {
         let ahead = match ahead::images(kernels, compute) {

@@ -317,7 +317,6 @@ unsafe impl Driver for Nvidia {
         Work {
             launches: self.launches.load(Ordering::Relaxed),
             copies: self.copies.load(Ordering::Relaxed),
-            memsets: 0,
             graph_nodes: self.graph_nodes.load(Ordering::Relaxed),
         }
     }

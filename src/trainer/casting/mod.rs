@@ -17,8 +17,19 @@ use rayon::prelude::*;
 pub use self::radix::{Pair, RadixSort};
 use crate::predict::PredictError;
 use crate::schema::{Lookup, Pooling, Schema};
-pub(crate) use crate::trainer::pipeline::gpu::Source;
 use crate::types::{Batch, TableId};
+
+/// Where a part of a row's gradient comes from: one occurrence of the row. Kernels read this layout.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
+pub(crate) struct Source {
+    /// Index of the sample in the batch.
+    pub sample: u32,
+    /// First column, in the sample's input row, of the vector that the row was pooled into.
+    pub column: u32,
+    /// Divisor of the gradient: the bag's size under mean pooling, else 1.
+    pub divisor: f32,
+}
 
 /// The rows of one table that a batch uses, and the sources of each row's gradient.
 #[derive(Clone, Debug, Default)]

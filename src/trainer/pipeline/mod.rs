@@ -20,8 +20,7 @@
 //! [`TrainError::Stopped`] of other stages.
 
 use std::sync::Arc;
-use std::sync::mpsc::sync_channel;
-use std::thread;
+use std::thread::{self, Scope};
 use std::time::Duration;
 
 pub(crate) mod clocks;
@@ -51,18 +50,17 @@ use self::clocks::{Clocks, StageName};
 use self::collect::RowMover;
 use self::exchange::exchange;
 use self::item::{BufferPool, Item, ItemTransfers, PreparedBatch};
-use self::jitter::Jitter;
 use self::plan::{HazardWindows, PlanChannels, PlanSettings, PlanStats, Planner};
 use self::policy::Policy;
 use self::scratchpad::{ScratchpadMemory, Sizes};
 pub use self::settings::PipelineSettings;
 pub(crate) use self::stage::start;
-use self::stage::{Stage, StopOnDrop, TrainChannels, end};
+use self::stage::{Running, StageEnds, StageThread, Stages, StopOnDrop, TrainChannels};
 use self::train::{StepObserver, Train};
 use self::train_progress::TrainProgress;
 use self::use_counts::UseCounts;
 use super::TrainError;
-use super::read_ahead::{EndReader, ReadAhead, WAITING_GROUPS};
+use super::read_ahead::{EndReader, ReadAhead};
 use super::replicas::Replicas;
 use super::train_state::TrainState;
 use crate::dataset::Reader;
@@ -240,62 +238,37 @@ impl Pipeline {
         let progress = &TrainProgress::at(planner.item);
         let several = settings.replicas > 1;
         let replicas = several.then(|| Replicas::new(train_state, settings.replicas, settings.lambda));
-        let (stepper, samples, probabilities) = (scratchpad.stepper()?, 0, Vec::new());
         let mut train = Train {
             train_state,
             scratchpad,
-            stepper,
+            stepper: scratchpad.stepper()?,
             tables: &tables,
             observer,
-            samples,
-            probabilities,
+            samples: 0,
+            probabilities: Vec::new(),
             replicas,
         };
-
-        let (loaded, batches) = sync_channel(WAITING_GROUPS);
-        let stage = || sync_channel::<Item>(settings.buffered);
-        let jitter_of = |stage: StageName| Jitter::new(jitter, stage as u64);
-        let ((planned, to_collect), (collected, to_exchange)) = (stage(), stage());
-        let ((exchanged, to_insert), (inserted, to_train)) = (stage(), stage());
-        let mut channels = PlanChannels {
-            batches,
-            items: planned,
-            transfers: &buffers.transfers,
-            progress,
-            clocks,
-            jitter: jitter_of(StageName::Plan),
-        };
-        let read_ahead = ReadAhead::new(&schema, data).with_jitter(jitter_of(StageName::Load));
         thread::scope(|scope| {
             // However the scope ends, Plan must not wait for items that will not train.
             let stop = StopOnDrop(progress);
+            let (stages, ends) = (Stages { scope, clocks, mover, jitter }, StageEnds::new(settings.buffered));
+            let read_ahead = ReadAhead::new(&schema, data).with_jitter(stages.jitter_of(StageName::Load));
             let reader = EndReader::of(&read_ahead);
-            start(scope, "load", move || read_ahead.run(&loaded, &buffers.batches, clocks))?;
-            let plan = start(scope, "plan", move || {
-                if !hottest.is_empty() {
-                    clocks.time(StageName::Plan, || planner.fill(&hottest, &mut channels))?;
-                }
-                planner.run(&mut channels)
-            })?;
-            type Work = fn(&RowMover<'_>, &mut Item) -> Result<(), TrainError>;
-            let pass = |name: StageName, from, to, work: Work| {
-                let stage = Stage { name, clocks, from, to, jitter: jitter_of(name) };
-                start(scope, name.name(), move || stage.run(|item| work(&mover, item)))
+            start(scope, "load", move || read_ahead.run(&ends.load, &buffers.batches, clocks))?;
+            let (batches, items) = ends.plan;
+            let (transfers, jitter) = (&buffers.transfers, stages.jitter_of(StageName::Plan));
+            let channels = PlanChannels { batches, items, transfers, progress, clocks, jitter };
+            let running = Running {
+                plan: start_plan(scope, planner, hottest, channels)?,
+                collect: stages.start(Collect, ends.collect, |mover, item| mover.collect(item))?,
+                exchange: stages.start(Exchange, ends.exchange, |_, item| exchange(item))?,
+                insert: stages.start(Insert, ends.insert, |mover, item| mover.insert(item))?,
             };
-            let collect = pass(Collect, to_collect, collected, |mover, item| mover.collect(item))?;
-            let exchange = pass(Exchange, to_exchange, exchanged, |_, item| exchange(item))?;
-            let insert = pass(Insert, to_insert, inserted, |mover, item| mover.insert(item))?;
-
-            let jitter = jitter_of(StageName::Train);
+            let jitter = stages.jitter_of(StageName::Train);
             let trained =
-                TrainChannels { items: to_train, buffers, clocks, progress, jitter }.run(&mut train);
+                TrainChannels { items: ends.train, buffers, clocks, progress, jitter }.run(&mut train);
             drop(stop);
-            let results = [trained, end(insert), end(exchange), end(collect)];
-            if results.iter().any(Result::is_err) {
-                // Plan may wait for the next batch.
-                reader.end();
-            }
-            first_cause(results.into_iter().chain([end(plan)])).inspect(|()| reader.has_ended())
+            running.join(trained, reader)
         })?;
         Ok(train.samples)
     }
@@ -341,11 +314,19 @@ impl Pipeline {
     }
 }
 
-/// The error that ended the stages, if there is one. A stage is stopped after another's error.
-fn first_cause(results: impl Iterator<Item = Result<(), TrainError>>) -> Result<(), TrainError> {
-    let errors = results.filter_map(Result::err);
-    let (stopped, causes): (Vec<_>, Vec<_>) = errors.partition(|error| matches!(error, TrainError::Stopped));
-    causes.into_iter().chain(stopped).next().map_or(Ok(()), Err)
+/// Starts Plan, which first fetches the `hottest` rows.
+fn start_plan<'s>(
+    scope: &'s Scope<'s, '_>,
+    planner: &'s mut Planner,
+    hottest: Vec<RowId>,
+    mut channels: PlanChannels<'s>,
+) -> Result<StageThread<'s>, TrainError> {
+    start(scope, "plan", move || {
+        if !hottest.is_empty() {
+            channels.clocks.time(StageName::Plan, || planner.fill(&hottest, &mut channels))?;
+        }
+        planner.run(&mut channels)
+    })
 }
 
 /// The frequencies as a lookup table; `None` unless the policy is LFU.

@@ -10,7 +10,7 @@ use super::super::casting::Casting;
 use super::super::replicas::{Replicas, Window};
 use super::super::train_state::{Labelled, TrainState};
 use super::super::update::{Record, RecordShape, Records};
-use super::super::{Progress, TrainError};
+use super::super::{Progress, StepResult, TrainError};
 use super::item::{Item, PreparedBatch, TablePart, Work};
 use super::scratchpad::{ScratchpadMemory, SlotLayout};
 use crate::mem::prefetch::PREFETCH_AHEAD;
@@ -171,7 +171,8 @@ impl<'a> Train<'a> {
         let samples = prepared.batch.samples;
         train_state.counts_step(loss, samples);
         self.samples += samples as u64;
-        let progress = Progress::after(train_state, loss, self.samples, probabilities, prepared)?;
+        let result = StepResult { loss, samples: self.samples, probabilities };
+        let progress = Progress::after(train_state, result, prepared)?;
         observer.learnt(&prepared.batch, &progress)
     }
 

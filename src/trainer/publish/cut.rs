@@ -25,6 +25,12 @@ pub(crate) struct Cut {
     pub waited: Duration,
 }
 
+impl Cut {
+    fn new(image: RowImage, dense: DenseCheckpoint, (notes, begun): (CutNotes, Instant)) -> Self {
+        Self { image, dense, notes, begun, pause: begun.elapsed(), waited: Duration::ZERO }
+    }
+}
+
 impl Publisher {
     /// Makes a cut, unless no version may be published now. A version that cannot be written is reported,
     /// and is no error: the next cut has its rows.
@@ -43,13 +49,13 @@ impl Publisher {
         let reason = match notes() {
             Ok(notes) => match cut(self, notes, begun) {
                 Err(TrainError::Store(error)) => {
-                    self.owed = true;
+                    self.due.owed = true;
                     error.to_string()
                 }
                 made => return made,
             },
             Err(reason) => {
-                self.note_cut(state);
+                self.due.note_cut(state.steps);
                 self.refused(reason)
             }
         };
@@ -69,7 +75,7 @@ impl Publisher {
             return self.publish_all(state, rows, notes, begun);
         }
         let (dense, image) = (state.checkpoint()?, self.take_changed(state)?);
-        self.cut = Some(Cut { image, dense, notes, begun, pause: begun.elapsed(), waited: Duration::ZERO });
+        self.cut = Some(Cut::new(image, dense, (notes, begun)));
         Ok(())
     }
 
@@ -83,8 +89,8 @@ impl Publisher {
         let empty = self.empty_image()?;
         let Some(capture) = &mut self.capture else { return Ok(()) };
         let image = capture.take(empty);
-        self.note_cut(state);
-        self.cut = Some(Cut { image, dense, notes, begun, pause: begun.elapsed(), waited: Duration::ZERO });
+        self.due.note_cut(state.steps);
+        self.cut = Some(Cut::new(image, dense, (notes, begun)));
         self.send();
         Ok(())
     }
@@ -105,7 +111,7 @@ impl Publisher {
             self.take_back(image);
             return Err(error.into());
         }
-        self.cut = Some(Cut { image, dense, notes, begun, pause: begun.elapsed(), waited: Duration::ZERO });
+        self.cut = Some(Cut::new(image, dense, (notes, begun)));
         self.send();
         self.begin_capture()
     }
@@ -114,12 +120,8 @@ impl Publisher {
     fn take_changed(&mut self, state: &TrainState) -> Result<RowImage, TrainError> {
         let mut image = self.empty_image()?;
         image.take_rows(&mut self.changed);
-        self.note_cut(state);
+        self.due.note_cut(state.steps);
         Ok(image)
-    }
-
-    fn note_cut(&mut self, state: &TrainState) {
-        (self.last_steps, self.last_cut, self.owed) = (state.steps, Instant::now(), false);
     }
 
     /// Writes a version with all rows. After a failure, the next cut tries again.
@@ -137,7 +139,7 @@ impl Publisher {
         let options = &self.options;
         let written = dense.publish(&*options.disk, &options.models, &options.name, parts);
         let took = begun.elapsed();
-        self.note_cut(state);
+        self.due.note_cut(state.steps);
         let Written { base, appeared } = written?;
         self.changed.iter_mut().for_each(RowSet::clear);
         let (rows, bytes) = (self.rows.iter().sum(), self.writer.bytes(base));
@@ -153,12 +155,11 @@ impl Publisher {
     /// Hands a complete image to the writer. If that fails, this is reported, and the rows stay changed.
     pub(crate) fn send(&mut self) {
         let Some(cut) = self.cut.take() else { return };
-        let Cut { image, dense, notes, begun, pause, .. } = cut;
-        let Some(base) = self.base else { return self.take_back(image) };
-        match self.writer.send(Box::new(Job { image, dense, notes, base, begun, pause })) {
+        let Some(base) = self.base else { return self.take_back(cut.image) };
+        match self.writer.send(Box::new(Job { cut, base })) {
             Ok(()) => self.in_flight = true,
             Err(job) => {
-                self.take_back(job.image);
+                self.take_back(job.cut.image);
                 self.writer_gone();
             }
         }

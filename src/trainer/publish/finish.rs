@@ -75,7 +75,7 @@ impl Publisher {
         for attempt in 0..=LAST_ATTEMPTS {
             failed = self.wait_for_writer()?.or(failed);
             if let Some(base) = self.base.filter(|_| {
-                self.published_steps == Some(state.steps) && self.published_cursor == notes.cursor
+                self.due.published_steps == Some(state.steps) && self.published_cursor == notes.cursor
             }) {
                 let PublishOptions { models, name, .. } = &self.options;
                 match chain_bytes(models, name, Version(base.version)) {
@@ -90,7 +90,7 @@ impl Publisher {
                 break;
             }
             if failed.is_some() {
-                std::thread::sleep(self.retry_after);
+                std::thread::sleep(self.due.retry_after);
             }
             match cut(self) {
                 Err(TrainError::Store(error)) => failed = Some(TrainError::Store(error)),
@@ -115,7 +115,7 @@ impl Publisher {
                 return Err(TrainError::StillWriting {
                     path: self.options.models.join(&self.options.name),
                     seconds: patience.as_secs(),
-                    steps: self.published_steps.unwrap_or(0),
+                    steps: self.due.published_steps.unwrap_or(0),
                     version: self.base.map_or(0, |base| base.version),
                 });
             }

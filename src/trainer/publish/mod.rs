@@ -1,11 +1,12 @@
 //! Publishing versions while training goes on.
 //!
 //! The publisher remembers which rows each step changes. At a *cut*, between two steps, it takes that set and
-//! copies the dense weights. With rows in memory, the rows are copied between the next steps ([`image`]).
-//! With a scratchpad, they were copied after the steps that changed them ([`capture`]). Another thread writes
-//! them as a delta of the last version ([`writer`]), or as a full version when the deltas have grown large.
-//! One version is in flight at a time. A cut that is due before it is written waits, and then has the rows of
-//! both. If writing fails, the rows return to the set of changed rows, so the next version has them.
+//! copies the dense weights. [`due`] decides when. With rows in memory, the rows are copied between the next
+//! steps ([`image`]). With a scratchpad, they were copied after the steps that changed them ([`capture`]).
+//! Another thread writes them as a delta of the last version ([`writer`]), or as a full version when the
+//! deltas have grown large. One version is in flight at a time. A cut that is due before it is written waits,
+//! and then has the rows of both. If writing fails, the rows return to the set of changed rows, so the next
+//! version has them.
 //!
 //! The first version of a run has no base on disk that deltas could apply to, so it has all rows. Train waits
 //! until it is written.
@@ -15,6 +16,7 @@
 
 mod capture;
 mod cut;
+mod due;
 mod finish;
 mod image;
 mod memory;
@@ -39,6 +41,7 @@ use crate::store::{Base, Table, versions};
 use crate::types::Version;
 use capture::Capture;
 use cut::Cut;
+use due::Due;
 use image::{RowImage, TableShape};
 pub(crate) use rest::TakingOver;
 use row_set::RowSet;
@@ -123,8 +126,7 @@ pub(crate) struct Publisher {
     highest: Option<Version>,
     /// The cut whose rows are being copied.
     cut: Option<Cut>,
-    /// Whether the last cut could not be written. Then the next one does not wait for a step.
-    owed: bool,
+    due: Due,
     writer: Writer,
     in_flight: bool,
     /// Whether Train has waited for the version in flight.
@@ -137,21 +139,12 @@ pub(crate) struct Publisher {
     mean_step: Duration,
     /// When the publisher last returned to training.
     returned: Instant,
-    /// The time between two attempts to write a version, unless the interval says otherwise.
-    retry_after: Duration,
-    /// The same while no step is taken.
-    retry_owed: Duration,
     /// How long Train waits for a version in flight when the changed rows take their share of memory.
     slow_write: Duration,
     /// Bytes of changed rows at which a cut is made before its time.
     most_copied: usize,
     /// Whether the log says that cuts are made before their time.
     told_early: bool,
-    /// Steps at the last cut, and when it was.
-    last_steps: u64,
-    last_cut: Instant,
-    /// Steps of the last version that was written.
-    published_steps: Option<u64>,
     /// The cursor of the last version that this run wrote. It may move on without a step, at the end of an
     /// epoch.
     published_cursor: Option<String>,
@@ -172,11 +165,6 @@ const COPY_SHARE: u32 = 4;
 
 /// How long the publisher waits for the writer before it says so.
 const SLOW_WRITE: Duration = Duration::from_secs(30);
-
-const RETRY_AFTER: Duration = Duration::from_secs(1);
-
-/// A version that could not be written is tried again after this time, or the interval if that is less.
-const RETRY_OWED: Duration = Duration::from_secs(10);
 
 impl Publisher {
     /// A publisher for the model of this state. `base` is the version that training continues from to the
@@ -209,7 +197,7 @@ impl Publisher {
             rows,
             base,
             cut: None,
-            owed: false,
+            due: Due::new(options.every, state.steps, base.is_some()),
             highest: highest.max(base.map(|base| Version(base.version))),
             writer: Writer::start(options.clone(), finish::last_wait(bytes))?,
             options,
@@ -219,12 +207,7 @@ impl Publisher {
             copy_share: COPY_SHARE,
             mean_step: Duration::ZERO,
             returned: Instant::now(),
-            retry_after: RETRY_AFTER,
-            retry_owed: RETRY_OWED,
             slow_write: SLOW_WRITE,
-            last_steps: state.steps,
-            last_cut: Instant::now(),
-            published_steps: base.map(|_| state.steps),
             published_cursor: None,
             on_publish,
             taking_over: None,
@@ -245,7 +228,7 @@ impl Publisher {
         if let Some(taking_over) = &self.taking_over
             && (self.in_flight || taking_over())
         {
-            std::thread::sleep(rest::after(self.returned.elapsed(), self.last_cut.elapsed()));
+            std::thread::sleep(rest::after(self.returned.elapsed(), self.due.last_cut.elapsed()));
         }
         self.returned = Instant::now();
     }
@@ -253,10 +236,7 @@ impl Publisher {
     /// The most steps that a run may take. A run on a working file ends at a cut, unless the rows are
     /// captured.
     fn steps_to_cut(&self, steps: u64) -> u64 {
-        match self.options.every {
-            Every::Steps(every) if self.capture.is_none() => every - steps % every,
-            _ => u64::MAX,
-        }
+        if self.capture.is_none() { self.due.steps_to_cut(steps) } else { u64::MAX }
     }
 
     /// Begins to capture rows, if training shows them and the next version can be a delta. From now on
@@ -377,46 +357,25 @@ impl Publisher {
 
     /// Whether the publisher waits for the next step, to copy rows, to cut, or to report.
     fn waits(&self, steps: u64) -> bool {
-        self.cut.is_some() || self.in_flight || self.owed || self.by_time() && steps > self.last_steps
+        self.cut.is_some() || self.in_flight || self.due.waits(steps)
     }
 
     /// As [`Self::waits`], with a scratchpad. Batches may be held in the stages until more data comes, so a
     /// cut may be due although no step was taken.
     fn waits_on_disk(&self) -> bool {
-        self.in_flight || self.owed || self.by_time()
-    }
-
-    fn by_time(&self) -> bool {
-        matches!(self.options.every, Every::Time(_))
+        self.in_flight || self.due.may_wait()
     }
 
     /// Whether a cut should be made now and the writer is free.
     fn may_cut(&self, steps: u64) -> bool {
-        // If the next version has all rows, none are copied, so nothing is gained by making it early. Only
-        // after a cut that was not published must the next attempt wait.
-        let published = || self.published_steps == Some(self.last_steps);
-        let may_try = || published() || self.last_cut.elapsed() >= self.retry_after;
-        let early = || !self.needs_all() && self.holds_most() && may_try();
+        // If the next version has all rows, none are copied, so nothing is gained by making it early.
+        let early = || !self.needs_all() && self.holds_most() && self.due.may_come_early();
         !self.in_flight && (self.is_due(steps) || early())
     }
 
     /// Whether the time or the step of the next cut has come.
     fn is_due(&self, steps: u64) -> bool {
-        self.must_make_room(steps) || self.is_time(steps)
-    }
-
-    fn is_time(&self, steps: u64) -> bool {
-        match self.options.every {
-            // A step whose cut had to wait for the writer is not forgotten.
-            Every::Steps(every) => steps / every > self.last_steps / every || self.may_retry(Duration::MAX),
-            Every::Time(every) if self.owed => self.may_retry(every),
-            Every::Time(every) => steps > self.last_steps && self.last_cut.elapsed() >= every,
-        }
-    }
-
-    /// Whether a version that could not be written is tried again now, though no step was taken.
-    fn may_retry(&self, every: Duration) -> bool {
-        self.owed && self.last_cut.elapsed() >= self.retry_owed.min(every)
+        self.must_make_room(steps) || self.due.is_time(steps)
     }
 
     /// Takes the writer's outcome if there is one. Waits for it, once, if the changed rows take their share
@@ -454,7 +413,7 @@ impl Publisher {
                 None
             }
             Outcome::Failed { image, error, base_lost } => {
-                self.owed = true;
+                self.due.owed = true;
                 self.take_back(image);
                 if base_lost {
                     // The next version must have all rows.
@@ -468,7 +427,7 @@ impl Publisher {
 
     /// Goes on without the rows of the last cut, so the next version must have all rows.
     fn writer_gone(&mut self) -> TrainError {
-        (self.in_flight, self.base, self.owed) = (false, None, true);
+        (self.in_flight, self.base, self.due.owed) = (false, None, true);
         self.end_capture();
         let reason = "the thread that publishes versions has ended".to_owned();
         (self.on_publish)(Err(reason.clone()));
@@ -478,7 +437,7 @@ impl Publisher {
     fn written(&mut self, base: Base, published: Published) {
         self.base = Some(base);
         self.highest = self.highest.max(Some(Version(base.version)));
-        self.published_steps = Some(published.steps);
+        self.due.published_steps = Some(published.steps);
         self.published_cursor.clone_from(&published.cursor);
         self.told_full = None;
         (self.on_publish)(Ok(published));

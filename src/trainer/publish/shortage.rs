@@ -19,11 +19,11 @@ impl Publisher {
 
     /// Whether a version must be published now, because the reader waits at a full log.
     pub(super) fn must_make_room(&self, steps: u64) -> bool {
-        let unpublished = steps > self.published_steps.unwrap_or(self.first_steps);
+        let unpublished = steps > self.due.published_steps.unwrap_or(self.first_steps);
         // A version that could not be written is tried again by its own interval.
         let may_try =
-            || steps > self.last_steps || self.told_full.is_none_or(|told| told.elapsed() >= RETRY_EVERY);
-        unpublished && !self.owed && self.shortage.limit().is_some() && may_try()
+            || steps > self.due.last_steps || self.told_full.is_none_or(|told| told.elapsed() >= RETRY_EVERY);
+        unpublished && !self.due.owed && self.shortage.limit().is_some() && may_try()
     }
 
     /// Why no version was published, and what follows from it.

@@ -1,10 +1,11 @@
 //! The thread that writes versions while training goes on.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SendError, SyncSender, sync_channel};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rayon::ThreadPoolBuilder;
 
+use super::cut::Cut;
 use super::image::RowImage;
 use super::{CutNotes, PublishOptions, Published};
 use crate::bounded_thread::BoundedThread;
@@ -14,15 +15,11 @@ use crate::trainer::TrainError;
 use crate::trainer::checkpoint::{DenseCheckpoint, VersionParts};
 use crate::types::{TableId, Version};
 
-/// A cut to write.
+/// A complete cut to write.
 pub(crate) struct Job {
-    pub image: RowImage,
-    pub dense: DenseCheckpoint,
-    pub notes: CutNotes,
+    pub cut: Cut,
     /// The last version.
     pub base: Base,
-    pub begun: Instant,
-    pub pause: Duration,
 }
 
 /// How writing a cut ended.
@@ -132,7 +129,7 @@ impl Drop for Writer {
 }
 
 fn write(options: &PublishOptions, job: Job) -> Outcome {
-    let Job { mut image, dense, notes, base, begun, pause } = job;
+    let Job { cut: Cut { mut image, dense, notes, begun, pause, .. }, base } = job;
     image.sort();
     let (full, cursor) = (needs_full(options, base, &image), notes.cursor.clone());
     match publish(options, &image, (&dense, notes), (base, full)) {

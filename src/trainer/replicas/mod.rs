@@ -100,7 +100,7 @@ struct Replica {
 #[derive(Clone, Copy)]
 struct Task<'a> {
     window: &'a Window,
-    cast: &'a PreparedBatch,
+    prepared: &'a PreparedBatch,
     shapes: &'a [RecordShape],
     /// The factor of row gradients.
     scale: f32,
@@ -142,16 +142,16 @@ impl Replicas {
         &mut self,
         state: &mut TrainState,
         window: &Window,
-        cast: &PreparedBatch,
+        prepared: &PreparedBatch,
     ) -> Result<f64, TrainError> {
         let Self { lambda, shapes, others, replicas, whole, .. } = self;
-        whole.place(window, &cast.casting, shapes);
+        whole.place(window, &prepared.casting, shapes);
         let count = replicas.len();
         let scale = if *lambda == 1 { 1.0 } else { count as f32 };
-        let task = Task { window, cast, shapes, scale };
+        let task = Task { window, prepared, shapes, scale };
         let losses = workers(state, others, replicas).into_par_iter().enumerate();
         let losses = losses
-            .map(|(r, (state, replica))| replica.learn(state, task, shard(cast.batch.samples, count, r)));
+            .map(|(r, (state, replica))| replica.learn(state, task, shard(prepared.batch.samples, count, r)));
         let losses: Vec<f64> = losses.collect::<Result<_, TrainError>>()?;
         Ok(losses.iter().sum())
     }
@@ -206,14 +206,14 @@ impl Replicas {
     }
 
     /// Shows the first replica's copies of the rows of the last batch to the observer.
-    pub(crate) fn show(&self, window: &Window, cast: &PreparedBatch, watch: &mut dyn StepObserver) {
-        let tables = cast.casting.tables().iter().zip(0..);
+    pub(crate) fn show(&self, window: &Window, prepared: &PreparedBatch, observer: &mut dyn StepObserver) {
+        let tables = prepared.casting.tables().iter().zip(0..);
         let updated = tables.map(|(casted, t)| {
             let places = self.whole.places(t);
             let record = move |k: usize| &self.first_cache()[window.record(t, places[k]).range()];
             UpdatedRows { table: TableId(t as u32), rows: casted.rows(), record: Box::new(record) }
         });
-        watch.rows(&updated.collect::<Vec<_>>());
+        observer.rows(&updated.collect::<Vec<_>>());
     }
 
     pub(crate) fn first_cache(&self) -> &[f32] {
@@ -226,15 +226,16 @@ impl Replica {
     fn learn(
         &mut self,
         state: &mut TrainState,
-        Task { window, cast, shapes, scale }: Task<'_>,
+        Task { window, prepared, shapes, scale }: Task<'_>,
         samples: Range<usize>,
     ) -> Result<f64, TrainError> {
         let Self { cache, batch, casting, rows } = self;
-        *batch = cast.batch.part(samples.clone());
+        *batch = prepared.batch.part(samples.clone());
         casting.fill(&state.schema, &state.lookups, batch)?;
         rows.place(window, casting, shapes);
-        let (lookups, labelled) = (state.lookups.clone(), Labelled { batch, labels: &cast.labels[samples] });
-        let loss = state.gather_and_learn(labelled, cast.batch.samples, |l: usize| {
+        let (lookups, labelled) =
+            (state.lookups.clone(), Labelled { batch, labels: &prepared.labels[samples] });
+        let loss = state.gather_and_learn(labelled, prepared.batch.samples, |l: usize| {
             let lookup = &lookups[l];
             let (occurrences, places) = (casting.places(l, lookup), rows.places(lookup.table.index()));
             let cached = window.table_of(lookup.table.index(), cache);

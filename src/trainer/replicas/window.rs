@@ -74,13 +74,13 @@ impl<'a> Cached<'a> {
 impl Window {
     /// The window of these batches. All their rows must be in the scratchpad. `tables` has the slot layout
     /// of each table.
-    pub(crate) fn of(casts: &[PreparedBatch], tables: &[SlotLayout]) -> Self {
+    pub(crate) fn of(batches: &[PreparedBatch], tables: &[SlotLayout]) -> Self {
         let mut start = 0;
         let tables = tables.iter().enumerate().map(|(t, &SlotLayout { size: class, words })| {
             let mut rows: Vec<(u64, u32)> = Vec::new();
-            for cast in casts {
-                let slots = &cast.slots[cast.starts[t]..cast.starts[t + 1]];
-                rows.extend(cast.casting.tables()[t].rows().iter().copied().zip(slots.iter().copied()));
+            for prepared in batches {
+                let slots = &prepared.slots[prepared.starts[t]..prepared.starts[t + 1]];
+                rows.extend(prepared.casting.tables()[t].rows().iter().copied().zip(slots.iter().copied()));
             }
             // A row keeps its slot during the window.
             rows.sort_unstable();

@@ -46,7 +46,7 @@ on_every_gpu! {
         held!(warm::warming_stops_at_the_high_watermark_and_keeps_the_hottest);
     a_batch_of_hits_takes_three_operations_whatever_the_table_count:
         held!(device::a_batch_of_hits_takes_three_operations_whatever_the_table_count);
-    a_batch_takes_one_copy_and_no_memset: held!(device::a_batch_takes_one_copy_and_no_memset);
+    a_batch_takes_one_copy: held!(device::a_batch_takes_one_copy);
     eviction_goes_to_the_low_watermark_and_takes_the_oldest: |driver: &Arc<Nvidia>| {
         for eviction in [EvictionOption::Lru, EvictionOption::Lfu(vec![])] {
             let new = |world: &World| device::on(driver, world);

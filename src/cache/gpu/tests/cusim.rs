@@ -183,8 +183,8 @@ fn a_batch_of_hits_takes_three_operations_whatever_the_table_count() {
 }
 
 #[test]
-fn a_batch_takes_one_copy_and_no_memset() {
-    device::a_batch_takes_one_copy_and_no_memset(|world| subject(world, 5));
+fn a_batch_takes_one_copy() {
+    device::a_batch_takes_one_copy(|world| subject(world, 5));
 }
 
 // ---- Concurrent streams. ----

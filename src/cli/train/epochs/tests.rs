@@ -4,7 +4,7 @@ use clap::Parser;
 use serde_json::Value;
 
 use super::*;
-use crate::cli::train::publishing::ModelLock;
+use crate::cli::train::lock::ModelLock;
 use crate::config::{Config, Flags};
 use crate::dataset::Stop;
 use crate::dataset::synthetic::write_criteo_tsv;

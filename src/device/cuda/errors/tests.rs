@@ -18,8 +18,19 @@ fn a_code_has_its_name_and_an_unknown_one_is_called_unknown() {
 }
 
 #[test]
+fn the_codes_ascend_so_that_each_name_is_found() {
+    assert!(NAMES.is_sorted_by(|(code, _), (next, _)| code < next));
+    assert!(NAMES.iter().all(|&(code, text)| name(code) == text));
+}
+
+#[test]
 fn every_error_is_one_line_with_advice() {
-    let device = DeviceInfo { ordinal: 0, name: "GTX 1080".into(), compute: (6, 1), memory_bytes: 8 << 30 };
+    let device = DeviceInfo {
+        ordinal: 0,
+        name: "GTX 1080".into(),
+        compute: Compute::from_number(61),
+        memory_bytes: 8 << 30,
+    };
     let cases = [
         (CudaError::NoDevice { found: Probe::NoDriver }, "install NVIDIA\'s driver 580 or newer"),
         (CudaError::NoDevice { found: Probe::NoDevice }, "CUDA_VISIBLE_DEVICES"),
@@ -30,7 +41,11 @@ fn every_error_is_one_line_with_advice() {
             "no libnvrtc, and no nvcc at build; install NVRTC",
         ),
         (
-            CudaError::CompilerTooNew { nvrtc: (13, 0), least: (7, 5), compute: (7, 0) },
+            CudaError::CompilerTooNew {
+                nvrtc: NvrtcRelease { major: 13, minor: 0 },
+                least: Compute::from_number(75),
+                compute: Compute::from_number(70),
+            },
             "NVRTC 13.0 knows compute 7.5 and newer, the device has 7.0; install NVRTC 12.9",
         ),
         (

@@ -4,7 +4,13 @@ use proptest::prelude::*;
 
 fn entry() -> Entry<'static> {
     let target = Target::Binary(90);
-    Entry { kernel: &KERNELS[0], target, options: &["--fmad=false"], nvrtc: (13, 0), driver: 13_000 }
+    Entry {
+        kernel: &KERNELS[0],
+        target,
+        options: &["--fmad=false"],
+        nvrtc: NvrtcRelease { major: 13, minor: 0 },
+        driver: 13_000,
+    }
 }
 
 #[test]
@@ -20,7 +26,7 @@ fn an_image_is_found_only_by_the_key_that_it_was_stored_under() {
         Entry { kernel: &other_text, ..entry() },
         Entry { target: Target::Text(90), ..entry() },
         Entry { options: &["--fmad=true"], ..entry() },
-        Entry { nvrtc: (13, 1), ..entry() },
+        Entry { nvrtc: NvrtcRelease { major: 13, minor: 1 }, ..entry() },
         Entry { driver: 13_010, ..entry() },
     ];
     for other in others {

@@ -9,6 +9,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::device::cuda::compile::{Built, Compiler, Target, build};
+use crate::device::cuda::context::Compute;
 use crate::device::cuda::kernel_cache::KernelCache;
 use crate::device::cuda::sources::{KERNELS, KernelFile};
 use crate::device::cuda::{CudaError, open};
@@ -41,7 +42,8 @@ fn with_every_compiler(machine: impl Fn() -> Machine, inside: impl Fn(&Path) + C
 }
 
 /// Compute capabilities. Every compiler supports 7.5 and later; 7.0 only NVRTC 12.9.
-const COMPUTES: [(i32, i32); 4] = [(7, 0), (7, 5), (8, 0), (9, 0)];
+const COMPUTES: [Compute; 4] =
+    [Compute::from_number(70), Compute::from_number(75), Compute::from_number(80), Compute::from_number(90)];
 
 fn is_machine_code(image: &[u8]) -> bool {
     image.starts_with(b"\x7fELF")
@@ -59,7 +61,7 @@ fn compiles_every_kernel_for_every_device() {
         let built = match build(&compiler, KERNELS, compute, 13_000, None) {
             Ok(built) => built,
             Err(error @ CudaError::CompilerTooNew { .. }) => {
-                assert_eq!(compute, (7, 0), "{error}");
+                assert_eq!(compute, Compute::from_number(70), "{error}");
                 assert!(error.to_string().contains("install NVRTC 12.9"), "{error}");
                 continue;
             }
@@ -142,7 +144,7 @@ fn a_compiler_without_its_builtins_library_is_refused_with_its_message() {
 /// Compiles the kernels for an H200, with a cache in this folder.
 fn built_with(folder: &Path) -> Built {
     let cache = KernelCache::new(folder);
-    build(&Compiler::find().unwrap(), KERNELS, (9, 0), 13_000, Some(&cache)).unwrap()
+    build(&Compiler::find().unwrap(), KERNELS, Compute::from_number(90), 13_000, Some(&cache)).unwrap()
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Opening a CUDA device on machines with a stub driver (`stub_driver`): where its kernels come from, and
 //! every error.
 
+use crate::device::cuda::context::Compute;
 use crate::device::cuda::sources::KERNELS;
 use crate::device::cuda::{CudaError, ahead, open};
 
@@ -179,7 +180,7 @@ fn without_a_compiler_the_error_says_what_to_install() {
 
 #[test]
 fn kernels_compiled_ahead_of_time_need_no_compiler() {
-    if let Err(reason) = ahead::images(KERNELS, (9, 0)) {
+    if let Err(reason) = ahead::images(KERNELS, Compute::from_number(90)) {
         return skip(&reason);
     }
     let output = Machine::bare().with("libcuda.so", LIBCUDA).with_setting("BUNDLE", "0").runs(|_| {

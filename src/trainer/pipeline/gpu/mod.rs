@@ -27,18 +27,7 @@ pub(crate) mod train;
 
 use super::slot_flags::{HeldSlots, SlotFlags};
 use crate::device::cuda::DriverError;
-
-/// Where a part of a row's gradient comes from: one occurrence of the row. Kernels read this layout.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
-pub(crate) struct Source {
-    /// Index of the sample in the batch.
-    pub sample: u32,
-    /// First column, in the sample's input row, of the vector that the row was pooled into.
-    pub column: u32,
-    /// Divisor of the gradient: the bag's size under mean pooling, else 1.
-    pub divisor: f32,
-}
+use crate::trainer::casting::Source;
 
 /// An optimizer with the factors of one step: the operations of the trainer's optimizers, in the same order.
 /// `m` and `v` are a row's first and second state.

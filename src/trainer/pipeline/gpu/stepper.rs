@@ -21,8 +21,9 @@ use crate::device::cuda::memory::{Array, Mirrored, Plan};
 use crate::device::cuda::pool_args::PoolArgs;
 use crate::device::cuda::pool_args::{AT_NOTHING, BatchHeader, BatchState};
 use crate::device::cuda::{Address, Driver, DriverError};
+use crate::trainer::casting::Source;
 use crate::trainer::pipeline::gpu::{
-    Gather, GatherLookup, ScratchError, Source, Stepper, TableSlots, Update, UpdateRows,
+    Gather, GatherLookup, ScratchError, Stepper, TableSlots, Update, UpdateRows,
 };
 use crate::trainer::pipeline::slot_flags::NO_SLOT;
 

@@ -2,10 +2,12 @@
 //! channels allow gives the sequential bytes. With a shorter window, some order corrupts a row.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::mpsc::sync_channel;
 
 use super::*;
 use crate::mem::SplitMix64;
 use crate::trainer::pipeline::item::{RowSlot, TableRun, Transfers, Work};
+use crate::trainer::pipeline::jitter::Jitter;
 
 /// How often each hazard of ScratchPipe (section IV-B) happened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

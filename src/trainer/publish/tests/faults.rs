@@ -25,7 +25,7 @@ fn train(fault: Option<Fault>, awaited: bool) -> Vec<Op> {
     let options = PublishOptions { disk: disk.clone(), compact_at: COMPACT_AT, ..options };
     let reference = initialise(&schema(ARCHITECTURES[0]), optimizer(Kind::Adagrad), 3).unwrap();
     let mut run = Run::with(reference, None, options);
-    run.publisher.retry_after = Duration::from_millis(1);
+    run.publisher.due.retry_after = Duration::from_millis(1);
     for seed in 0..4 * EVERY {
         run.step(seed);
         if awaited {
@@ -89,7 +89,7 @@ fn whichever_call_fails_while_steps_are_taken_no_row_is_lost() {
 fn train_on_disk(case: &Case, expected: &[Vec<u32>], fault: Option<Fault>) -> Vec<Op> {
     let disk = Arc::new(RecordingDisk { fault, ..RecordingDisk::default() });
     let mut run = OnDisk::compacting(case.begin(None), (4, COMPACT_AT), disk.clone());
-    run.publisher.retry_after = Duration::from_millis(1);
+    run.publisher.due.retry_after = Duration::from_millis(1);
     run.train_only(case, &mut Slow(Duration::from_millis(1), notes));
     let last = run.finish();
     let steps_of = |version: Version| {
@@ -149,7 +149,7 @@ fn retried(every: Every, fault: Option<Fault>) -> usize {
     let options = PublishOptions { disk: disk.clone(), ..options(dir.path(), every) };
     let reference = initialise(&schema(ARCHITECTURES[0]), optimizer(Kind::Adagrad), 3).unwrap();
     let mut run = Run::with(reference, None, options);
-    run.publisher.retry_owed = Duration::from_millis(1);
+    run.publisher.due.retry_owed = Duration::from_millis(1);
     let mut calls = 0;
     for step in 1..=2 {
         run.step(step);

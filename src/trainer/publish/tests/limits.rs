@@ -17,7 +17,7 @@ fn small_on_disk(disk: &Arc<StuckDisk>) -> (Case, Vec<Vec<u32>>, OnDisk) {
     let expected = expected(&case);
     let mut run = OnDisk::with(case.begin(None), 8, disk.clone());
     run.publisher.most_copied = 2000;
-    (run.publisher.slow_write, run.publisher.retry_after) = (Duration::from_millis(1), Duration::ZERO);
+    (run.publisher.slow_write, run.publisher.due.retry_after) = (Duration::from_millis(1), Duration::ZERO);
     (case, expected, run)
 }
 
@@ -98,7 +98,7 @@ fn a_last_version_that_was_removed_is_written_again_at_the_end() {
 fn damaged(damage: fn(&Path)) -> (tempfile::TempDir, Run, Base) {
     let dir = tempfile::tempdir().unwrap();
     let mut run = Run::new(dir.path(), &schema(ARCHITECTURES[0]), Kind::Adagrad, 1);
-    run.publisher.retry_after = Duration::from_millis(1);
+    run.publisher.due.retry_after = Duration::from_millis(1);
     (0..3).for_each(|seed| run.publish_step(seed));
     let before = run.finish();
     damage(&dir.path().join("m/1"));

@@ -7,10 +7,11 @@ use crate::compute::gather_pool as host;
 use crate::compute::gather_pool::PoolLookup;
 use crate::device::cuda::Driver;
 use crate::mem::SplitMix64;
+use crate::trainer::casting::Source;
 use crate::trainer::optim::{Kind, Optimizer};
 use crate::trainer::pipeline::gpu::scratchpad::CudaScratch;
 use crate::trainer::pipeline::gpu::{
-    Gather, GatherLookup, Scratch, SlotRun, SlotSize, Source, TableSlots, Update, UpdateRows,
+    Gather, GatherLookup, Scratch, SlotRun, SlotSize, TableSlots, Update, UpdateRows,
 };
 use crate::trainer::pipeline::slot_flags::NO_SLOT;
 use crate::types::Element;

@@ -1,0 +1,171 @@
+//! The flags of publishing: the interval, and the gate that the last samples must pass.
+
+use std::str::FromStr;
+use std::time::Duration;
+
+use anyhow::anyhow;
+
+use crate::cli::InputError;
+use crate::cli::flags::whole;
+use crate::trainer::progressive::Progressive;
+use crate::trainer::publish::Every;
+
+/// Flags of publishing.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct PublishFlags {
+    /// Publishes a version at this interval while training goes on: 500steps, 5s or 200ms. Earlier when the
+    /// rows that changed take a sixteenth of the tables and 64 MiB. `serve --train` has the default 5s
+    #[arg(long, value_name = "INTERVAL")]
+    pub(super) publish_every: Option<Interval>,
+    /// Publishes no version whose progressive AUC is less, or log loss is more, than a bound, or whose log
+    /// loss is not finite: auc=0.7 or logloss=0.5
+    #[arg(long, value_name = "BOUND")]
+    publish_gate: Option<Gate>,
+    /// Samples before the cut that --publish-gate looks at; at most --window
+    #[arg(long, value_name = "N", requires = "publish_gate", default_value_t = 10_000)]
+    #[arg(value_parser = whole::<usize>(1, 1 << 30))]
+    gate_samples: usize,
+}
+
+/// The value of `--publish-every`.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Interval(pub(super) Every);
+
+impl FromStr for Interval {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let number = |unit: &str| text.strip_suffix(unit)?.trim().parse::<u64>().ok().filter(|&n| n > 0);
+        let every = number("steps").map(Every::Steps);
+        let every = every.or_else(|| number("ms").map(|ms| Every::Time(Duration::from_millis(ms))));
+        let every = every.or_else(|| number("s").map(|s| Every::Time(Duration::from_secs(s))));
+        every
+            .map(Self)
+            .ok_or_else(|| "expected a number of steps or a time, such as 500steps or 5s".to_owned())
+    }
+}
+
+/// The value of `--publish-gate`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Gate {
+    Auc(f64),
+    LogLoss(f64),
+}
+
+impl FromStr for Gate {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let bound = |text: &str| text.parse().ok().filter(|bound: &f64| bound.is_finite() && *bound > 0.0);
+        let gate = match text.split_once('=') {
+            Some(("auc", least)) => bound(least).filter(|&least| least < 1.0).map(Self::Auc),
+            Some(("logloss", most)) => bound(most).map(Self::LogLoss),
+            _ => None,
+        };
+        gate.ok_or_else(|| "expected auc= and a number below 1, or logloss= and a positive number".to_owned())
+    }
+}
+
+impl PublishFlags {
+    /// With an interval, if none was given.
+    #[must_use]
+    pub(crate) fn or_every(mut self, every: Duration) -> Self {
+        self.publish_every.get_or_insert(Interval(Every::Time(every)));
+        self
+    }
+
+    /// Checks that no flag is given without the flag that it needs. `serve --train` always has an interval.
+    ///
+    /// # Errors
+    /// For a gate without an interval.
+    pub(crate) fn check_needs(&self) -> anyhow::Result<()> {
+        if self.publish_gate.is_some() && self.publish_every.is_none() {
+            return Err(InputError(anyhow!("--publish-gate: used only with --publish-every")).into());
+        }
+        Ok(())
+    }
+
+    /// Whether versions are published while training goes on.
+    pub(crate) fn publishes(&self) -> bool {
+        self.publish_every.is_some()
+    }
+
+    /// Checks that a version with these last samples may be published.
+    ///
+    /// # Errors
+    /// What the gate found, and its bound.
+    pub(crate) fn check(&self, progressive: &Progressive) -> Result<(), String> {
+        let Some(gate) = self.publish_gate else { return Ok(()) };
+        let refused = |what: &str| Err(format!("--publish-gate: {what}"));
+        let Some(last) = progressive.last(self.gate_samples) else {
+            return refused("no sample was trained");
+        };
+        let (samples, quality) = (last.quality.samples, last.quality);
+        match (gate, quality.auc) {
+            _ if !quality.log_loss.is_finite() => {
+                refused(&format!("log loss of the last {samples} samples: not finite"))
+            }
+            (Gate::Auc(_), None) => refused(&format!("all labels of the last {samples} samples are equal")),
+            (Gate::Auc(least), Some(auc)) if auc.is_nan() || auc < least => refused(&format!(
+                "AUC of the last {samples} samples: expected at least {least}, got {auc:.4}"
+            )),
+            (Gate::LogLoss(most), _) if quality.log_loss > most => refused(&format!(
+                "log loss of the last {samples} samples: expected at most {most}, got {:.4}",
+                quality.log_loss
+            )),
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(flechette_loom))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn intervals_are_steps_or_times() {
+        let every = |text: &str| text.parse::<Interval>().map(|Interval(every)| every);
+        assert_eq!(every("500steps"), Ok(Every::Steps(500)));
+        assert_eq!(every("5s"), Ok(Every::Time(Duration::from_secs(5))));
+        assert_eq!(every("200ms"), Ok(Every::Time(Duration::from_millis(200))));
+        for wrong in ["", "5", "0s", "-1s", "steps", "1.5s", "5m"] {
+            assert!(every(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_gate_has_one_bound() {
+        assert_eq!("auc=0.7".parse(), Ok(Gate::Auc(0.7)));
+        assert_eq!("logloss=0.5".parse(), Ok(Gate::LogLoss(0.5)));
+        for wrong in ["auc", "auc=1", "auc=nan", "logloss=-1", "logloss=inf", "recall=0.5"] {
+            assert!(wrong.parse::<Gate>().is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_gate_refuses_what_is_worse_than_its_bound_or_not_finite() {
+        let flags = |gate: &str| PublishFlags {
+            publish_every: None,
+            publish_gate: Some(gate.parse().unwrap()),
+            gate_samples: 4,
+        };
+        let refusal = |gate: &str, scores: [f32; 4], labels: [f32; 4]| {
+            let mut last = Progressive::new(10);
+            last.push(&scores, &labels);
+            flags(gate).check(&last).err()
+        };
+        let (good, bad, labels) = ([0.1, 0.9, 0.2, 0.8], [0.9, 0.1, 0.8, 0.2], [0.0, 1.0, 0.0, 1.0]);
+        for gate in ["auc=0.7", "logloss=0.5"] {
+            assert_eq!(refusal(gate, good, labels), None);
+            assert!(refusal(gate, bad, labels).is_some_and(|reason| reason.contains("expected at")));
+            let infinite = refusal(gate, [1.0, 0.9, 0.2, f32::NAN], labels);
+            assert_eq!(
+                infinite.as_deref(),
+                Some("--publish-gate: log loss of the last 4 samples: not finite")
+            );
+        }
+        assert!(refusal("auc=0.7", good, [1.0; 4]).is_some_and(|reason| reason.contains("are equal")));
+        assert!(refusal("logloss=5", good, [1.0; 4]).is_none());
+    }
+}

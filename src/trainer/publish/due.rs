@@ -1,0 +1,93 @@
+//! When the next cut is due: by steps or by time, and again after a version that could not be written.
+
+use std::time::{Duration, Instant};
+
+use super::Every;
+
+const RETRY_AFTER: Duration = Duration::from_secs(1);
+
+/// A version that could not be written is tried again after this time, or the interval if that is less.
+const RETRY_OWED: Duration = Duration::from_secs(10);
+
+/// What decides when the next cut is made, apart from memory and the log of learned samples.
+pub(super) struct Due {
+    every: Every,
+    /// The time between two attempts to write a version, unless the interval says otherwise.
+    pub retry_after: Duration,
+    /// The same while no step is taken.
+    pub retry_owed: Duration,
+    /// Steps at the last cut, and when it was.
+    pub last_steps: u64,
+    pub last_cut: Instant,
+    /// Whether the last cut could not be written. Then the next one does not wait for a step.
+    pub owed: bool,
+    /// Steps of the last version that was written.
+    pub published_steps: Option<u64>,
+}
+
+impl Due {
+    /// At the beginning of a run, after this many steps. `published`: they are all in a version.
+    pub(super) fn new(every: Every, steps: u64, published: bool) -> Self {
+        Self {
+            every,
+            retry_after: RETRY_AFTER,
+            retry_owed: RETRY_OWED,
+            last_steps: steps,
+            last_cut: Instant::now(),
+            owed: false,
+            published_steps: published.then_some(steps),
+        }
+    }
+
+    /// A cut was made, or was refused.
+    pub(super) fn note_cut(&mut self, steps: u64) {
+        (self.last_steps, self.last_cut, self.owed) = (steps, Instant::now(), false);
+    }
+
+    /// Steps until a cut is due by steps.
+    pub(super) fn steps_to_cut(&self, steps: u64) -> u64 {
+        match self.every {
+            Every::Steps(every) => every - steps % every,
+            Every::Time(_) => u64::MAX,
+        }
+    }
+
+    /// Whether the time or the step of the next cut has come.
+    pub(super) fn is_time(&self, steps: u64) -> bool {
+        match self.every {
+            // A step whose cut had to wait for the writer is not forgotten.
+            Every::Steps(every) => steps / every > self.last_steps / every || self.may_retry(Duration::MAX),
+            Every::Time(every) if self.owed => self.may_retry(every),
+            Every::Time(every) => steps > self.last_steps && self.last_cut.elapsed() >= every,
+        }
+    }
+
+    /// Whether a version that could not be written is tried again now, though no step was taken.
+    fn may_retry(&self, every: Duration) -> bool {
+        self.owed && self.last_cut.elapsed() >= self.retry_owed.min(every)
+    }
+
+    /// Whether a cut may be made before its time. Only after a cut that was not published must the next
+    /// attempt wait.
+    pub(super) fn may_come_early(&self) -> bool {
+        self.published_steps == Some(self.last_steps) || self.last_cut.elapsed() >= self.retry_after
+    }
+
+    /// Whether a cut may become due without a step. `steps` were taken.
+    pub(super) fn waits(&self, steps: u64) -> bool {
+        self.owed || self.by_time() && steps > self.last_steps
+    }
+
+    /// As [`Self::waits`], when more steps may have been taken than are known.
+    pub(super) fn may_wait(&self) -> bool {
+        self.owed || self.by_time()
+    }
+
+    fn by_time(&self) -> bool {
+        matches!(self.every, Every::Time(_))
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(flechette_loom))]
+mod tests;
