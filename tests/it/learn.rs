@@ -710,3 +710,30 @@ fn a_gate_that_keeps_a_log_full_is_reported_with_the_limit() {
     let warned = log.lines().filter(|line| line.contains("WARN") && line.contains("learn.max_bytes")).count();
     assert!((1..9).contains(&warned), "{log}");
 }
+
+#[test]
+fn a_log_whose_end_was_forgotten_by_a_power_failure_is_not_trained_again() {
+    let (workshop, schema, _) = workshop(400);
+    let Workshop { models, train, valid, .. } = &workshop;
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let flags = "--train log=learn --batch 32 --publish-every 200ms";
+    let served = Served::start(models, flags);
+    assert_eq!(runtime.block_on(send_file(&served, &schema, valid)), 200);
+    // It is never synced, so a power failure leaves an old one.
+    let durable = log_of(Path::new(models), "log").join("durable");
+    let old = fs::read(&durable).unwrap();
+    assert_eq!(runtime.block_on(send_file(&served, &schema, train)), 400);
+    // 200 samples were trained before.
+    wait_for_samples(models, 200 + 600 / 32 * 32);
+    drop(served);
+    assert_ne!(fs::read(&durable).unwrap(), old);
+    fs::write(&durable, old).unwrap();
+
+    let served = Served::start(models, flags);
+    assert_eq!(runtime.block_on(send_file(&served, &schema, valid)), 200);
+    wait_for_samples(models, 200 + 800);
+    served.terminate();
+    let (ended, said) = served.ended();
+    assert!(ended.success() && !said.contains("training begins at the first sample"), "{said}");
+    wait_for_samples(models, 200 + 800);
+}

@@ -245,9 +245,13 @@ impl Args {
                 let reason = "no samples were sent to a server (learn.enabled)";
                 return Err(InputError(anyhow!("--learned: {}: {reason}", log.display())).into());
             }
-            if self.alone {
-                learnlog::repair(&log).map_err(|e| InputError(anyhow!("--learned: {e}")))?;
-            }
+            // With `serve --train` the server opens the log later. After a power failure, its end is not known
+            // before it is opened, and the cursor would be past it.
+            let repaired = learnlog::repair(&log).map_err(anyhow::Error::from);
+            repaired.map_err(|error| match self.alone {
+                true => InputError(anyhow!("--learned: {error}")).into(),
+                false => error.context("--learned"),
+            })?;
             if !self.data.learned_until_end && !self.run.publish.publishes() {
                 tracing::warn!(
                     "--learned: without --publish-every this run writes its only version, and removes \

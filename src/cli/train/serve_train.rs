@@ -27,7 +27,7 @@ use crate::cli::training::ComputeFlags;
 use crate::cli::{InputError, error_line};
 use crate::config::Config;
 use crate::dataset::{Feed, Stop};
-use crate::learnlog;
+use crate::learnlog::{self, LogError};
 use crate::metrics::{EventKind, TrainingState};
 use crate::store::retention::chain_bytes;
 use crate::store::{StoreError, check_name, versions};
@@ -328,8 +328,8 @@ impl TrainingThread {
         // The lock is held to the end, also by the publisher.
         let Checked { start, schema, lock } = match self.check() {
             Ok(checked) => checked,
-            // The disk is full, for example.
-            Err(error) if error.is::<StoreError>() && self.has_version() => {
+            // The disk is full, or the log of learned samples is damaged, for example.
+            Err(error) if (error.is::<StoreError>() || error.is::<LogError>()) && self.has_version() => {
                 return server.serves_without(error);
             }
             Err(error) => {
