@@ -117,6 +117,15 @@ impl LearnedReader {
             }
             let seen = self.durable;
             self.durable = Durable::read(&self.learned.dir)?;
+            // Looked at after `durable`, which may be that of another log.
+            if let Some(Open { segment, .. }) = &self.open
+                && !segment.is_in_place()?
+            {
+                let path = segment.path.display();
+                tracing::warn!("{path}: was removed: training goes on with the first sample of the new log");
+                (self.open, self.next, self.durable) = (None, None, None);
+                continue;
+            }
             if self.durable.is_none() || self.durable == seen {
                 return Ok(false);
             }
@@ -138,7 +147,8 @@ impl LearnedReader {
                 self.request = samples;
                 return Ok(Some(true));
             }
-            if last {
+            // If the log was removed, so was the next segment.
+            if last || !segment.is_in_place()? {
                 return Ok(None);
             }
             self.next = Some(segment.number + 1);

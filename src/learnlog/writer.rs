@@ -14,7 +14,7 @@
 
 use std::path::PathBuf;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -112,6 +112,8 @@ struct Room {
     used: Mutex<Used>,
     /// Notified when the log was counted for a request, and when the thread ends.
     counted: Notify,
+    /// Why the log must be opened again.
+    gone: OnceLock<String>,
 }
 
 struct Used {
@@ -193,7 +195,8 @@ impl Learner {
         let used = Used { log: 0, queued: 0, counted: Instant::now(), counting: false, full: false };
         // A process that was killed may have left the file `full`.
         show_full(&options.dir, None);
-        let room = Arc::new(Room { options, metrics, used: Mutex::new(used), counted: Notify::new() });
+        let (used, counted, gone) = (Mutex::new(used), Notify::new(), OnceLock::new());
+        let room = Arc::new(Room { options, metrics, used, counted, gone });
         room.count();
         let (sender, receiver) = mpsc::channel();
         let writer = Writer { log, room: room.clone(), segment: 0, shown_full: false };
@@ -260,6 +263,12 @@ impl Learner {
         true
     }
 
+    /// Why nothing can be stored any more; `None` as far as is known. The log can be opened again, after
+    /// [`Self::join`].
+    pub(crate) fn gone(&self) -> Option<&str> {
+        self.room.gone.get().map(String::as_str)
+    }
+
     fn send(&self, job: Job) -> Result<(), LearnError> {
         let queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
         let queue = queue.as_ref().ok_or(LearnError::Closed)?;
@@ -291,7 +300,10 @@ impl Writer {
         loop {
             match queue.recv_timeout(MEASURE_EVERY) {
                 Ok(first) => self.work(first, queue),
-                Err(RecvTimeoutError::Timeout) => self.room.count(),
+                Err(RecvTimeoutError::Timeout) => match self.log.check() {
+                    Ok(()) => self.room.count(),
+                    Err(error) => self.note(&error),
+                },
                 Err(RecvTimeoutError::Disconnected) => return,
             }
         }
@@ -320,6 +332,13 @@ impl Writer {
             self.count_for(size);
         }
         self.show_full();
+    }
+
+    /// Notes why the log must be opened again, if it must.
+    fn note(&self, error: &LogError) {
+        if matches!(error, LogError::Gone { .. }) {
+            self.room.gone.get_or_init(|| error.to_string());
+        }
     }
 
     /// Counts the log for requests that wait for it.
@@ -372,6 +391,7 @@ impl Writer {
         }
         let error = result.err().map(|error| {
             tracing::warn!("learned samples: {error}");
+            self.note(&error);
             LearnError::Log(Arc::new(error))
         });
         let mut positions = positions.into_iter();

@@ -38,10 +38,18 @@ pub(crate) struct Epochs<'a> {
     pub epochs_trained: u32,
     /// The id of the log with the samples, once it is known.
     log: Option<String>,
-    /// The samples of the present file of a followed directory.
-    of_file: Option<(FileAt, Progressive)>,
+    /// The present file of a followed directory.
+    of_file: Option<OfFile>,
     /// A server in this process.
     server: Option<ToServer>,
+}
+
+/// A file that is trained on.
+struct OfFile {
+    /// A log that was deleted has a file of the same name, but not the same `Arc`.
+    name: Arc<str>,
+    samples: u64,
+    progressive: Progressive,
 }
 
 impl<'a> Epochs<'a> {
@@ -201,39 +209,41 @@ impl<'a> Epochs<'a> {
         }
         let mut from = 0;
         for run in &progress.place.runs {
-            let (name, samples, complete) = (run.file.to_string(), run.of_file, run.ends_file);
-            let file = FileAt { name, samples, complete };
-            if self.of_file.as_ref().is_none_or(|(now, _)| now.name != file.name) {
-                self.end_file(Some(file.clone()));
+            if self.of_file.as_ref().is_none_or(|now| !Arc::ptr_eq(&now.name, &run.file)) {
+                self.end_file(Some(&run.file));
                 self.find_log();
             }
-            if let Some((now, progressive)) = &mut self.of_file {
+            if let Some(now) = &mut self.of_file {
                 let of = from..from + run.samples;
-                progressive.push(&progress.probabilities[of.clone()], &progress.labels[of]);
+                now.progressive.push(&progress.probabilities[of.clone()], &progress.labels[of]);
                 now.samples = run.of_file;
             }
             from += run.samples;
-            self.place.file = Some(file);
+            let (name, samples, complete) = (run.file.to_string(), run.of_file, run.ends_file);
+            self.place.file = Some(FileAt { name, samples, complete });
         }
     }
 
-    /// Finds the id of the log that has the samples. It has one before its first sample.
+    /// Finds the id of the log that has the samples of the present file. It has one before its first sample.
     fn find_log(&mut self) {
         let FeedFiles::Learned(learned) = &self.feed.files else { return };
-        if self.log.is_none() {
-            self.log = learned.id().unwrap_or_else(|error| {
-                tracing::warn!(model = self.args.name, "the cursor does not name its log: {error}");
-                None
-            });
+        match learned.id() {
+            Ok(Some(id)) => self.log = Some(id),
+            // The log of an earlier program, or one that was deleted meanwhile.
+            Ok(None) => {}
+            Err(error) => {
+                tracing::warn!(model = self.args.name, "the cursor may not name its log: {error}");
+            }
         }
     }
 
     /// Prints the quality of the file that was trained, and begins the next.
-    fn end_file(&mut self, next: Option<FileAt>) {
-        let next = next.map(|file| (file, Progressive::new(self.args.run.window)));
-        let Some((file, progressive)) = std::mem::replace(&mut self.of_file, next) else { return };
+    fn end_file(&mut self, next: Option<&Arc<str>>) {
+        let progressive = Progressive::new(self.args.run.window);
+        let next = next.map(|name| OfFile { name: name.clone(), samples: 0, progressive });
+        let ended = std::mem::replace(&mut self.of_file, next);
+        let Some(OfFile { name, samples, progressive }) = ended else { return };
         if let Some(quality) = progressive.quality() {
-            let FileAt { name, samples, .. } = file;
             // Fewer than the file has if the window is smaller, or if the run continued within the file.
             let measured = quality.quality.rows;
             let of = if measured < samples { format!("the last {measured} ") } else { String::new() };
