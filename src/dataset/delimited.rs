@@ -18,6 +18,8 @@ use crate::types::{RawBatch, RawFeature, RawValues};
 
 /// Malformed lines that are logged one by one; later ones are only counted.
 const REPORTED: u64 = 5;
+/// An interrupt is looked for before the first of this many samples of a batch.
+const CHECKED_SAMPLES: usize = 4096;
 /// A batch ends after lines of this many bytes, because the ends of its strings are 32-bit numbers.
 const BATCH_BYTES: usize = 1 << 30;
 
@@ -298,7 +300,10 @@ impl Reader for Delimited {
             }
         };
         while out.samples < max_samples && bytes < BATCH_BYTES {
-            match self.append_next(out, &mut labels)? {
+            // A regular file never waits, but to skip its samples may take minutes.
+            let stopped = out.samples.is_multiple_of(CHECKED_SAMPLES) && self.input.stop.interrupted();
+            let taken = if stopped { Taken::Stopped } else { self.append_next(out, &mut labels)? };
+            match taken {
                 Taken::Line(line_bytes) => bytes += line_bytes,
                 Taken::End => break,
                 Taken::Stopped => {

@@ -74,7 +74,8 @@ impl Place {
 }
 
 impl Feed {
-    /// Opens the samples to train on, from this place to the end of its epoch.
+    /// Opens the samples to train on, from this place to the end of its epoch. An interrupt ends the skip to
+    /// the place, and the reader then has no samples.
     ///
     /// # Errors
     /// [`DatasetError`], also when the data ends before the place.
@@ -176,11 +177,12 @@ impl Feed {
         }
         let (mut follow, path) = (follow.clone(), follow.path(&at.name));
         let exists = follow.continue_after(&at.name)?;
+        let interrupts = stop.clone();
         let input = Input { files: Files::Followed(follow), stop };
         let mut reader = Delimited::open(format, input, &self.schema, self.options.clone())?;
         if exists {
             let got = reader.skip_in(path.clone(), at.samples)?;
-            if got < at.samples {
+            if got < at.samples && !interrupts.interrupted() {
                 let origin = path.display().to_string();
                 return Err(DatasetError::Shorter { origin, expected: at.samples, got });
             }

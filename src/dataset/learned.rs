@@ -268,10 +268,11 @@ impl Reader for LearnedReader {
         Ok(out.samples)
     }
 
-    /// Skips without waiting: the samples before a cursor are durable. They are all in one segment.
+    /// Skips without waiting: the samples before a cursor are durable. They are all in one segment. An
+    /// interrupt ends it.
     fn skip(&mut self, samples: u64) -> Result<u64, DatasetError> {
         let mut left = samples;
-        while left > 0 && (self.left() > 0 || self.next_request()?) {
+        while left > 0 && !self.stop.interrupted() && (self.left() > 0 || self.next_request()?) {
             let now = left.min(self.left() as u64);
             self.count(now as usize);
             left -= now;

@@ -15,8 +15,10 @@ mod trained;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::Duration;
 
-use anyhow::{Context, anyhow};
+use anyhow::{Context, anyhow, bail};
 use serde_json::json;
 
 use crate::cli::flags::whole;
@@ -134,10 +136,43 @@ pub(crate) fn run(args: Args, config: &Config) -> anyhow::Result<()> {
     args.run.publish.check_needs()?;
     check_name("model", &args.name).map_err(|e| InputError(anyhow!("--name: {e}")))?;
     let stop = Stop::default();
-    let checked = check(&args, &stop)?;
+    let _on_signal = OnSignal::set(&stop)?;
+    let args = Arc::new(args);
+    let checked = check_until_interrupted(&args, &stop)?;
     let device = training_device(config)?;
     compute_threads(config)?.install(|| train(&args, config, &stop, checked, device))
 }
+
+/// How often it is looked whether a signal ends the checks.
+const SIGNAL_POLL: Duration = Duration::from_millis(50);
+
+/// [`check`], which reads and compares all files of a version. A thread does it, which is not waited for at a
+/// signal.
+///
+/// # Errors
+/// As [`check`], and [`Interrupted`].
+fn check_until_interrupted(args: &Arc<Args>, stop: &Stop) -> anyhow::Result<Checked> {
+    let (send, checked) = channel();
+    let of_thread = (args.clone(), stop.clone());
+    let run = move || {
+        // Without a receiver the process ends.
+        let _ = send.send(check(&of_thread.0, &of_thread.1));
+    };
+    std::thread::Builder::new().name("check".to_owned()).spawn(run).context("threads")?;
+    loop {
+        match checked.recv_timeout(SIGNAL_POLL) {
+            Ok(checked) => return checked,
+            Err(RecvTimeoutError::Disconnected) => bail!("the thread that checks flags and data panicked"),
+            Err(RecvTimeoutError::Timeout) if stop.interrupted() => {
+                return Err(Interrupted(NO_STEP.to_owned()).into());
+            }
+            Err(RecvTimeoutError::Timeout) => {}
+        }
+    }
+}
+
+/// How a run ends that a signal stops before its first step.
+const NO_STEP: &str = "no step was taken, so no version was written";
 
 /// A run whose flags and data can be used.
 struct Checked {
@@ -185,7 +220,6 @@ fn train(
     checked: Checked,
     device: Option<Arc<Nvidia>>,
 ) -> anyhow::Result<()> {
-    let _on_signal = OnSignal::set(stop)?;
     // Held to the end, also by the publisher.
     let Checked { start, schema, lock } = checked;
     let feed = args.feed(&schema, stop);
@@ -213,11 +247,12 @@ fn without_sample(
     interrupted: bool,
 ) -> Option<anyhow::Result<()>> {
     let Some(version) = continued else {
-        let nothing = "no step was taken, so no version was written".to_owned();
-        return Some(Err(if interrupted { Interrupted(nothing).into() } else { args.data.no_samples() }));
+        let stopped = interrupted.then(|| Interrupted(NO_STEP.to_owned()).into());
+        return Some(Err(stopped.unwrap_or_else(|| args.data.no_samples())));
     };
-    // Data that is followed is never complete, so that a run may continue when there is more of it.
-    if !args.data.follows() {
+    // Data that is followed is never complete, so that a run may continue when there is more of it. After an
+    // interrupt, the version that is there has all that was trained.
+    if !args.data.follows() && !interrupted {
         return None;
     }
     let nothing = format!("no new samples since {}", written(args, version));
