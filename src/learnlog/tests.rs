@@ -329,3 +329,30 @@ fn a_learner_whose_log_was_deleted_says_so_and_can_be_started_again() {
     runtime.block_on(after.learn(numbered(2..3), LONG)).unwrap();
     assert_eq!(numbers(&path).unwrap(), [2]);
 }
+
+#[test]
+fn any_request_that_is_not_too_large_fits_beside_the_last_segment() {
+    let dir = tempfile::tempdir().unwrap();
+    // A segment has 1000 bytes, so a record has at most half of 8000.
+    let (learner, _) = learner(dir.path(), 9000);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    let learn = |samples: u32| runtime.block_on(learner.learn(numbered(0..samples), LONG));
+    assert_eq!((numbered(0..496).bytes(), numbered(0..110).bytes()), (4000, 912));
+    let error = learn(497).unwrap_err();
+    assert!(matches!(error, LearnError::TooLarge { limit: 4000, size: 4008 }), "{error}");
+    // The largest last segment.
+    assert_eq!(learn(110).unwrap().segment, 1);
+    assert_eq!(learn(496).unwrap().segment, 1);
+    for segment in 2..5 {
+        let largest = (0..1000).find_map(|_| {
+            let learnt = learn(496);
+            if learnt.is_err() {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            learnt.ok()
+        });
+        assert_eq!(largest.expect("room").segment, segment);
+        // All of it was trained on.
+        consumed(dir.path(), &name_of(segment)).unwrap();
+    }
+}

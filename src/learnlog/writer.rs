@@ -9,6 +9,10 @@
 //! deadline has passed, is not written, unless it was taken from the queue before. A trainer may remove
 //! segments at any time; they are counted again when the log seems full.
 //!
+//! The last segment always stays, whatever was trained. Its size is that of a segment and one record. So that
+//! the log cannot stay full for ever, a record takes at most half of `learn.max_bytes` without a segment
+//! ([`LearnerOptions::record_bytes`]): any record fits beside the last segment.
+//!
 //! Only the thread uses the disk. Requests run on the threads of the network, which must not wait for it, and
 //! no lock is held meanwhile.
 
@@ -45,6 +49,13 @@ pub(crate) struct LearnerOptions {
     pub segment_bytes: u64,
 }
 
+impl LearnerOptions {
+    /// Most bytes of a record.
+    fn record_bytes(&self) -> u64 {
+        (self.max_bytes.saturating_sub(self.segment_bytes) / 2).min(RECORD_BYTES)
+    }
+}
+
 /// Why samples were not stored.
 #[derive(Clone, Debug, thiserror::Error)]
 pub(crate) enum LearnError {
@@ -55,7 +66,10 @@ pub(crate) enum LearnError {
     Full { limit: u64, kept: u64, size: u64 },
     #[error("learned samples: limit {limit} bytes that wait for the disk, {queued} wait, request has {size}")]
     Behind { limit: u64, queued: u64, size: u64 },
-    #[error("learned samples: limit {limit} bytes of a stored request, got {size}")]
+    #[error(
+        "learned samples: limit {limit} bytes of a stored request (half of learn.max_bytes without \
+         learn.segment_bytes), got {size}"
+    )]
     TooLarge { limit: u64, size: u64 },
     #[error("learned samples: the server is draining and accepts no more requests")]
     Closed,
@@ -134,8 +148,9 @@ impl Room {
 
     /// Takes bytes for the queue.
     fn reserve(&self, size: u64) -> Result<(), LearnError> {
-        if size > RECORD_BYTES {
-            return Err(LearnError::TooLarge { limit: RECORD_BYTES, size });
+        let most = self.options.record_bytes();
+        if size > most {
+            return Err(LearnError::TooLarge { limit: most, size });
         }
         let limit = self.options.max_bytes;
         let mut used = self.used();
@@ -171,9 +186,9 @@ impl Room {
         self.metrics.learn.bytes.set(used.log as f64);
     }
 
-    /// Whether the log was counted just now, and trainers know what that means for a request of this size.
-    fn is_known(&self, used: &Used, size: u64) -> bool {
-        used.counted.elapsed() < RECOUNT_EVERY && (used.full || size > self.options.max_bytes)
+    /// Whether the log was counted just now, and trainers know that it is full.
+    fn is_known(&self, used: &Used) -> bool {
+        used.counted.elapsed() < RECOUNT_EVERY && used.full
     }
 }
 
@@ -251,7 +266,7 @@ impl Learner {
         let counted = self.room.counted.notified();
         {
             let mut used = self.room.used();
-            if self.room.is_known(&used, size) {
+            if self.room.is_known(&used) {
                 return false;
             }
             if !used.counting && self.send(Job::Count(size)).is_err() {
@@ -347,8 +362,7 @@ impl Writer {
         let limit = self.room.options.max_bytes;
         let mut used = self.room.used();
         used.counting = false;
-        // No version makes room for a request that an empty log could not take.
-        used.full |= size <= limit && used.log + used.queued + size > limit;
+        used.full |= used.log + used.queued + size > limit;
         drop(used);
         // Whoever is refused may look for the file.
         self.show_full();
