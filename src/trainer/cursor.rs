@@ -60,6 +60,12 @@ pub(crate) struct Run {
     pub held_out: Option<HeldOut>,
     pub lr: f64,
     pub schedule: Schedule,
+    /// Replicas split the sums of each batch. Cursors of earlier programs have neither of these numbers.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub replicas: u64,
+    /// 1 for a single replica, which averages nothing.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub lambda: u64,
     /// How the epochs are validated; `None` if it is not known, or decides nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub validating: Option<Validating>,
@@ -112,6 +118,14 @@ impl Best {
 
 fn is_false(value: &bool) -> bool {
     !value
+}
+
+fn one() -> u64 {
+    1
+}
+
+fn is_one(value: &u64) -> bool {
+    *value == 1
 }
 
 impl Validation {
@@ -202,6 +216,8 @@ impl Run {
         same("--lr", &self.lr, &other.lr)?;
         same("--lr-warmup", &self.schedule.warmup, &other.schedule.warmup)?;
         same("--lr-decay", &self.schedule.decay, &other.schedule.decay)?;
+        same("--replicas", &self.replicas, &other.replicas)?;
+        same("--lambda", &self.lambda, &other.lambda)?;
         // What is not known may be anything.
         let (Some(own), Some(other)) = (&self.validating, &other.validating) else { return Ok(()) };
         let name = |validating: &Validating| validating.valid.as_ref().map(|file| file.name.clone());

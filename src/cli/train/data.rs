@@ -205,6 +205,8 @@ impl Args {
             held_out: feed.held_out,
             lr: optimizer.lr,
             schedule: optimizer.schedule,
+            replicas: self.run.replicas as u64,
+            lambda: if self.run.replicas == 1 { 1 } else { self.run.lambda },
             validating: self.validating(feed)?,
         })
     }
