@@ -175,7 +175,7 @@ impl Args {
     pub(crate) fn consumer(&self) -> Option<Consumer> {
         let log = self.learned_log();
         let consume = move |cursor: &str| {
-            let Ok(Cursor { file: Some(FileAt { name, .. }), .. }) = serde_json::from_str(cursor) else {
+            let Ok(Cursor { file: Some(FileAt { name, .. }), .. }) = Cursor::parse(cursor) else {
                 return;
             };
             if let Err(reason) = learnlog::consumed(&log, &name) {

@@ -41,7 +41,7 @@ impl ResumePoint {
         let reason = match &latest.cursor {
             None => format!("version {version} has no cursor"),
             Some(text) => {
-                let cursor: Cursor = serde_json::from_str(text)
+                let cursor = Cursor::parse(text)
                     .map_err(|error| wrong(format!("version {version}: checkpoint/cursor.json: {error}")))?;
                 match cursor.run.check(&run).and_then(|()| check_optimizer(&latest, optimizer)) {
                     Ok(()) => return Ok(Self::At(Box::new(latest), Box::new(cursor))),
@@ -71,7 +71,7 @@ fn overtaken(args: &Args, run: &Run, after: Version, before: Version) -> Option<
 /// Whether a version is of this run. Its tables are not read.
 fn is_of_run(args: &Args, run: &Run, version: Version) -> bool {
     let cursor = store::cursor(&args.models, &args.name, version).ok().flatten();
-    let cursor = cursor.and_then(|text| serde_json::from_str::<Cursor>(&text).ok());
+    let cursor = cursor.and_then(|text| Cursor::parse(&text).ok());
     cursor.is_some_and(|cursor| cursor.run.check(run).is_ok())
 }
 

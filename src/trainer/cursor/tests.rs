@@ -175,6 +175,14 @@ fn a_run_with_another_number_of_replicas_is_refused_and_earlier_cursors_are_of_o
     assert_eq!(serde_json::from_str::<Run>(&text).unwrap(), one);
 }
 
+#[test]
+fn a_cursor_of_another_format_is_refused_by_its_number_whatever_its_fields_are() {
+    assert_eq!(Cursor::parse(&serde_json::to_string(&cursor()).unwrap()).unwrap(), cursor());
+    let error = Cursor::parse(r#"{"format": 2, "place": {"epoch": 1}}"#).unwrap_err();
+    assert_eq!(error.to_string(), "format: expected 1, got 2");
+    assert!(Cursor::parse(r#"{"place": 1}"#).unwrap_err().to_string().contains("unknown field `place`"));
+}
+
 mod fuzz {
     use super::*;
     use crate::fuzz::bytes::{Input, mutated};
