@@ -17,7 +17,7 @@
 //! | `file.complete`\* | `true` if it is known to have no more |
 //! | `log`\* | id of the log that has the file |
 //! | `steps` | steps of the model |
-//! | `validation.best` | `null`, or `epoch`, `log_loss`, `version` of the best epoch; version 0 has this cursor |
+//! | `validation.best` | `null`, or the best `epoch`, its `log_loss`, its `version` (0: that of this cursor) |
 //! | `validation.bad_epochs` | epochs since the best one |
 //!
 //! | field of `run` | flags |

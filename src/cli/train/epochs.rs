@@ -307,7 +307,7 @@ impl<'a> Epochs<'a> {
         let notes = self.cut_notes(model.state());
         match versions.write_best(model, &notes) {
             Ok(version) => self.best_is_in(Some(version.0)),
-            Err(error) if is_of_disk(&error) => {
+            Err(error) if is_of_version(&error) => {
                 self.best_is_in(None);
                 let reason = error_line(error.as_ref());
                 self.meter.print(&format!("the best version so far could not be written: {reason}"));
@@ -339,10 +339,12 @@ impl<'a> Epochs<'a> {
 }
 
 /// Whether training can go on after this error of a version.
-fn is_of_disk(error: &anyhow::Error) -> bool {
+fn is_of_version(error: &anyhow::Error) -> bool {
     let of_training = error.downcast_ref::<TrainError>();
-    let is = of_training.is_some_and(|e| matches!(e, TrainError::Store(_) | TrainError::StillWriting { .. }));
-    is || error.downcast_ref::<StoreError>().is_some()
+    let is = |e: &TrainError| {
+        matches!(e, TrainError::Store(_) | TrainError::Memory(_) | TrainError::StillWriting { .. })
+    };
+    of_training.is_some_and(is) || error.downcast_ref::<StoreError>().is_some()
 }
 
 /// Observes the steps of an epoch after its first `before` samples.
