@@ -91,8 +91,7 @@ impl Log {
         }
         let lock = lock(dir)?;
         let durable = Durable::create(dir)?;
-        let mut log =
-            Self { disk, dir: dir.to_owned(), segment_bytes, tail: None, next: 1, durable, lock };
+        let mut log = Self { disk, dir: dir.to_owned(), segment_bytes, tail: None, next: 1, durable, lock };
         let last = segments(dir)?.last().copied();
         // Before a reader sees that samples are durable.
         identify(disk, dir, last.is_none())?;

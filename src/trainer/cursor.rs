@@ -17,7 +17,7 @@
 //! | `file.complete`\* | `true` if it is known to have no more |
 //! | `log`\* | id of the log that has the file |
 //! | `steps` | steps of the model |
-//! | `validation.best` | `null`, or the best `epoch`, its `log_loss`, its `version` (0: that of this cursor) |
+//! | `validation.best` | `null`, or the best `epoch`, its `log_loss` and `version` (0: this cursor's) |
 //! | `validation.bad_epochs` | epochs since the best one |
 //!
 //! | field of `run` | flags |

@@ -520,3 +520,22 @@ fn flags_of_training_that_cannot_be_used_are_refused_by_name() {
     assert!(schema.ends_with(&expected), "{schema}");
     assert_eq!(version_on_disk(&site), before, "nothing was written");
 }
+
+#[test]
+fn the_quality_of_the_last_samples_is_shown_between_versions_and_printed_at_the_end() {
+    let site = Site::new(1600);
+    let served = site.follow("--publish-every 1000s");
+    site.arrive(0);
+    wait("steps are measured", || shown(&served, "progressive_log_loss") > 0.0);
+    assert_eq!(version_on_disk(&site), 1);
+    drop(served);
+
+    let site = Site::new(500);
+    let served = site.serve(&site.workshop.train, "--window 400");
+    wait("training ends", || shows(&served, "training_state", 0.0));
+    served.terminate();
+    let (status, log) = served.ended();
+    let printed = "last 400 samples, before training on them: AUC 0.";
+    let lines = log.lines().filter(|line| line.contains(printed) && line.contains(" model=\"dlrm\""));
+    assert!(status.success() && lines.count() == 1, "{log}");
+}

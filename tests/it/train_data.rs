@@ -370,7 +370,8 @@ fn a_signal_while_flags_and_data_are_checked_ends_the_run_with_a_line() {
     let workshop = Workshop::new(10, 10);
     let (pipe, Workshop { models, train, .. }) = (workshop.path("model.toml"), &workshop);
     assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
-    let line = format!("train --model-config {pipe} --format criteo-tsv --data {train} --models {models} --name m");
+    let line =
+        format!("train --model-config {pipe} --format criteo-tsv --data {train} --models {models} --name m");
     let child = flechette().args(line.split_whitespace()).stderr(Stdio::piped()).spawn().unwrap();
     // Opened when the command has opened it too. It then waits for the text.
     let text = fs::File::options().write(true).open(&pipe).unwrap();

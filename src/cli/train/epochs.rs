@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use super::meter::{Meter, shown};
 use super::publishing::Versions;
@@ -42,7 +43,15 @@ pub(crate) struct Epochs<'a> {
     of_file: Option<OfFile>,
     /// A server in this process.
     server: Option<ToServer>,
+    /// When it is shown the quality of the last samples again, without a version.
+    measure_at: Instant,
 }
+
+/// A server in this process is shown the quality of the last samples at each cut, and otherwise at this
+/// interval. That sorts the samples, so for a large window the interval is longer: this many times what it
+/// takes.
+const MEASURE_EVERY: Duration = Duration::from_secs(5);
+const MEASURE_SHARE: u32 = 100;
 
 /// A file that is trained on.
 struct OfFile {
@@ -72,6 +81,7 @@ impl<'a> Epochs<'a> {
             log: None,
             of_file: None,
             server: None,
+            measure_at: Instant::now(),
         })
     }
 
@@ -174,6 +184,12 @@ impl<'a> Epochs<'a> {
         }
         self.end_file(None);
         self.meter.finish();
+        // Without a server, the report has it.
+        if self.server.is_some()
+            && let Some(last) = self.meter.last_samples()
+        {
+            self.meter.print(&last);
+        }
         Ok(())
     }
 
@@ -203,6 +219,7 @@ impl<'a> Epochs<'a> {
         if let Some(server) = &self.server {
             server.stepped(progress.labels.len());
         }
+        self.measure();
         self.place.samples = before + progress.samples;
         if !self.args.data.follows() {
             return;
@@ -222,6 +239,18 @@ impl<'a> Epochs<'a> {
             let (name, samples, complete) = (run.file.to_string(), run.of_file, run.ends_file);
             self.place.file = Some(FileAt { name, samples, complete });
         }
+    }
+
+    /// Shows a server in this process the quality of the last samples, if it is time.
+    fn measure(&mut self) {
+        let (Some(server), begun) = (&self.server, Instant::now()) else { return };
+        if begun < self.measure_at {
+            return;
+        }
+        if let Some(quality) = self.meter.progressive.quality() {
+            server.measured(&quality);
+        }
+        self.measure_at = begun + MEASURE_EVERY.max(begun.elapsed() * MEASURE_SHARE);
     }
 
     /// Finds the id of the log that has the samples of the present file. It has one before its first sample.

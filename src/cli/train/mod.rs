@@ -238,8 +238,8 @@ fn train(
     evaluate_and_report(run, &feed, version, stop)
 }
 
-/// How a run ends that took no step. `None` if it writes a version nevertheless: the same rows, with the cursor
-/// of all its data.
+/// How a run ends that took no step. `None` if it writes a version nevertheless: the same rows, with the
+/// cursor of all its data.
 fn without_sample(
     args: &Args,
     run: &Run<'_>,
