@@ -12,7 +12,7 @@ use super::fields::{Fields, Row, number, shown};
 use super::files::{Files, Next};
 use super::layout::{Columns, DenseField, FirstLineError, Layout};
 use super::lines::{Line, Lines};
-use super::{DatasetError, FileRun, Format, Input, ReadOptions, Reader, source};
+use super::{DatasetError, FileRun, Format, Input, ReadOptions, Reader, in_line, source};
 use crate::schema::Schema;
 use crate::types::{RawBatch, RawFeature, RawValues};
 
@@ -276,9 +276,9 @@ impl Delimited {
         self.skipped += 1;
         self.skips.push(samples);
         if self.skipped <= REPORTED {
-            tracing::warn!("{}: line {line}: {reason}: skipped", path.display());
+            tracing::warn!("{}: line {line}: {reason}: skipped", in_line(path));
         } else if self.skipped == REPORTED + 1 {
-            let path = path.display();
+            let path = in_line(path);
             tracing::warn!(
                 "{path}: line {line}: {reason}: skipped; further malformed lines are not reported"
             );
@@ -359,7 +359,7 @@ fn columns_of<'a>(
         None => {
             let columns = layout.columns(path, line)?;
             agree(labelled, &columns, path).map_err(FirstLineError::File)?;
-            let (path, count) = (path.display(), columns.count);
+            let (path, count) = (in_line(path), columns.count);
             match columns.label {
                 None if !layout.has_header() => {
                     tracing::info!("{path}: {count} fields per line, without a label")

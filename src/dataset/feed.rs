@@ -14,7 +14,7 @@ use super::held_out::{HeldOut, OnePart, Part};
 use super::learned::{Learned, LearnedReader};
 use super::shuffle::{Shuffle, Shuffled};
 use super::stoppable::Stoppable;
-use super::{DatasetError, Files, Follow, Format, Input, ReadOptions, Reader, Stop, open_input};
+use super::{DatasetError, Files, Follow, Format, Input, ReadOptions, Reader, Stop, in_line, open_input};
 use crate::schema::Schema;
 
 /// The data of a training run.
@@ -96,7 +96,7 @@ impl Feed {
         let got = reader.skip(skipped)?;
         if got < skipped && !self.stop.interrupted() {
             let origin = from.file.as_ref().map_or_else(|| self.names().join(", "), |file| file.name.clone());
-            return Err(DatasetError::Shorter { origin, expected: skipped, got });
+            return Err(DatasetError::Shorter { origin: in_line(origin), expected: skipped, got });
         }
         Ok(Box::new(Stoppable::new(reader, self.stop.clone())))
     }
@@ -183,11 +183,11 @@ impl Feed {
         if exists {
             let got = reader.skip_in(path.clone(), at.samples)?;
             if got < at.samples && !interrupts.interrupted() {
-                let origin = path.display().to_string();
+                let origin = in_line(&path);
                 return Err(DatasetError::Shorter { origin, expected: at.samples, got });
             }
         } else if at.complete {
-            tracing::info!("{}: is gone, and all of it was trained on", path.display());
+            tracing::info!("{}: is gone, and all of it was trained on", in_line(&path));
         } else {
             return Err(DatasetError::Gone { path, samples: at.samples });
         }

@@ -11,7 +11,7 @@ use super::run::ToServer;
 use super::trained::Trained;
 use super::{Args, evaluate};
 use crate::cli::error_line;
-use crate::dataset::{Feed, FeedFiles, FileAt, Place};
+use crate::dataset::{Feed, FeedFiles, FileAt, Place, in_line};
 use crate::store::StoreError;
 use crate::trainer::cursor::{Best, Cursor, Run, Validation};
 use crate::trainer::eval::Quality;
@@ -276,7 +276,8 @@ impl<'a> Epochs<'a> {
             // Fewer than the file has if the window is smaller, or if the run continued within the file.
             let measured = quality.quality.rows;
             let of = if measured < samples { format!("the last {measured} ") } else { String::new() };
-            let text = format!("{name}: {samples} samples, {of}before training on them: {}", shown(&quality));
+            let (name, quality) = (in_line(&*name), shown(&quality));
+            let text = format!("{name}: {samples} samples, {of}before training on them: {quality}");
             self.meter.print(&text);
         }
     }
