@@ -250,7 +250,7 @@ series! {
     steps: Counter, "flechette_training_steps_total", "Steps that were trained in this process.";
     samples: Counter, "flechette_training_samples_total", "Samples that were trained in this process.";
     auc: Gauge, "flechette_progressive_auc",
-        "AUC of the last samples (--window) before they were trained, at the last cut of a version.";
+        "AUC of the last samples (--window) before they were trained, at most about 5 seconds ago.";
     log_loss: Gauge, "flechette_progressive_log_loss", "Log loss of the same samples.";
     calibration: Gauge, "flechette_progressive_calibration",
         "Sum of the probabilities of the same samples divided by their clicks.";

@@ -408,7 +408,9 @@ pub(crate) const SECTIONS: &[Section] = &[
             setting(
                 "learn.max_bytes",
                 Text("8GiB"),
-                "Most bytes of a model's samples that were not trained on yet; further samples are refused",
+                "Most bytes of a model's stored samples; further ones are refused. A file of them is removed \
+                 when a version was trained on all of it, except the last one. A request is stored in at \
+                 most half of these bytes less `learn.segment_bytes`",
             ),
             setting(
                 "learn.segment_bytes",

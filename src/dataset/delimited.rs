@@ -13,12 +13,14 @@ use super::fields::{Fields, Row, number, shown};
 use super::files::{Files, Next};
 use super::layout::{Columns, DenseField, FirstLineError, Layout};
 use super::lines::{Line, Lines};
-use super::{DatasetError, FileRun, Format, Input, ReadOptions, Reader, source};
+use super::{DatasetError, FileRun, Format, Input, ReadOptions, Reader, in_line, source};
 use crate::schema::Schema;
 use crate::types::{RawBatch, RawKind, RawValues};
 
 /// Malformed lines that are logged one by one; later ones are only counted.
 const REPORTED: u64 = 5;
+/// An interrupt is looked for before the first of this many samples of a batch.
+const CHECKED_SAMPLES: usize = 4096;
 /// A batch ends after lines of this many bytes, because the ends of its strings are 32-bit numbers.
 const BATCH_BYTES: usize = 1 << 30;
 
@@ -98,7 +100,7 @@ impl Header {
             None => {
                 let columns = self.layout.columns(path, line)?;
                 self.agree(&columns, path).map_err(FirstLineError::File)?;
-                let (path, count) = (path.display(), columns.count);
+                let (path, count) = (in_line(path), columns.count);
                 match columns.label {
                     None if !self.layout.has_header() => {
                         tracing::info!("{path}: {count} fields per line, without a label")
@@ -311,9 +313,9 @@ impl Delimited {
         self.skipped += 1;
         self.skips.push(samples);
         if self.skipped <= REPORTED {
-            tracing::warn!("{}: line {line}: {reason}: skipped", path.display());
+            tracing::warn!("{}: line {line}: {reason}: skipped", in_line(path));
         } else if self.skipped == REPORTED + 1 {
-            let path = path.display();
+            let path = in_line(path);
             tracing::warn!(
                 "{path}: line {line}: {reason}: skipped; further malformed lines are not reported"
             );
@@ -335,7 +337,10 @@ impl Reader for Delimited {
             }
         };
         while out.samples < max_samples && bytes < BATCH_BYTES {
-            match self.append_next(out, &mut labels)? {
+            // A regular file never waits, but to skip its samples may take minutes.
+            let stopped = out.samples.is_multiple_of(CHECKED_SAMPLES) && self.input.stop.interrupted();
+            let taken = if stopped { Taken::Stopped } else { self.append_next(out, &mut labels)? };
+            match taken {
                 Taken::Line(line_bytes) => bytes += line_bytes,
                 Taken::End => break,
                 Taken::Stopped => {

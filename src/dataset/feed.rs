@@ -14,7 +14,7 @@ use super::held_out::{HeldOut, OnePart, Part};
 use super::learned::{Learned, LearnedReader};
 use super::shuffle::{Shuffle, Shuffled};
 use super::stoppable::Stoppable;
-use super::{DatasetError, Files, Follow, Format, Input, ReadOptions, Reader, Stop, open_input};
+use super::{DatasetError, Files, Follow, Format, Input, ReadOptions, Reader, Stop, in_line, open_input};
 use crate::schema::Schema;
 
 /// The data of a training run.
@@ -70,7 +70,8 @@ impl Place {
 }
 
 impl Feed {
-    /// Opens the samples to train on, from this place to the end of its epoch.
+    /// Opens the samples to train on, from this place to the end of its epoch. An interrupt ends the skip to
+    /// the place, and the reader then has no samples.
     ///
     /// # Errors
     /// [`DatasetError`], also when the data ends before the place.
@@ -91,7 +92,7 @@ impl Feed {
         let got = reader.skip(skipped)?;
         if got < skipped && !self.stop.interrupted() {
             let origin = from.file.as_ref().map_or_else(|| self.names().join(", "), |file| file.name.clone());
-            return Err(DatasetError::Shorter { origin, expected: skipped, got });
+            return Err(DatasetError::Shorter { origin: in_line(origin), expected: skipped, got });
         }
         Ok(Box::new(Stoppable::new(reader, self.stop.clone())))
     }
@@ -172,16 +173,17 @@ impl Feed {
         }
         let (mut follow, path) = (follow.clone(), follow.path(&at.name));
         let exists = follow.continue_after(&at.name)?;
+        let interrupts = stop.clone();
         let input = Input { files: Files::Followed(follow), stop };
         let mut reader = Delimited::open(format, input, &self.schema, self.options.clone())?;
         if exists {
             let got = reader.skip_in(path.clone(), at.samples)?;
-            if got < at.samples {
-                let origin = path.display().to_string();
+            if got < at.samples && !interrupts.interrupted() {
+                let origin = in_line(&path);
                 return Err(DatasetError::Shorter { origin, expected: at.samples, got });
             }
         } else if at.complete {
-            tracing::info!("{}: is gone, and all of it was trained on", path.display());
+            tracing::info!("{}: is gone, and all of it was trained on", in_line(&path));
         } else {
             return Err(DatasetError::Gone { path, samples: at.samples });
         }

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::Duration;
 
-use super::{DatasetError, Stop};
+use super::{DatasetError, Stop, in_line};
 
 /// How often a followed directory is read while no next file is there.
 const POLL: Duration = Duration::from_millis(200);
@@ -229,7 +229,7 @@ impl Follow {
         for late in names.range(..=current.clone()) {
             if self.known.insert(late.clone()) {
                 let late = self.dir.join(late);
-                tracing::warn!("{}: appeared after {current:?}: it is not trained on", late.display());
+                tracing::warn!("{}: appeared after {current:?}: it is not trained on", in_line(late));
             }
         }
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::fields::Fields;
 use super::layout::{check_columns, check_unique, division, header_names};
 use super::lines::{Line, Lines};
-use super::{DatasetError, Format, ReadOptions, Stop, source};
+use super::{DatasetError, Format, ReadOptions, Stop, in_line, source};
 
 /// The names of a file's columns: `given`, or those of its header.
 ///
@@ -37,7 +37,7 @@ pub(crate) fn column_names(
     };
     let (expected, got) = (given.len(), row.len());
     if expected != got {
-        let reason = format!("{expected} fields are named, but line 1 of {} has {got}", path.display());
+        let reason = format!("{expected} fields are named, but line 1 of {} has {got}", in_line(path));
         return Err(DatasetError::flag("--columns", reason));
     }
     Ok(given.to_vec())

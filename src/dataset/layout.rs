@@ -11,7 +11,7 @@ use memchr::memchr_iter;
 use serde::{Deserialize, Serialize};
 
 use super::fields::{Division, Row, listed_name, shown_name};
-use super::{DatasetError, Format, Labels, ReadOptions};
+use super::{DatasetError, Format, Labels, ReadOptions, in_line};
 use crate::schema::preset::{CRITEO_DENSE, CRITEO_FEATURES};
 use crate::schema::{Arity, Feature, Schema, Transform};
 
@@ -200,7 +200,7 @@ impl Layout {
     fn of_header(&self, path: &Path, header: &Row<'_>) -> Result<Columns, FirstLineError> {
         let names = header_names(header).map_err(FirstLineError::Line)?;
         check_unique(&names).map_err(FirstLineError::Line)?;
-        let origin = format!("{}: header", path.display());
+        let origin = format!("{}: header", in_line(path));
         let columns = self.find(&origin, &names).map_err(FirstLineError::File)?;
         if columns.label.is_none() && self.labels == Labels::Expected {
             tracing::warn!("{origin} has no column {:?}: the file is read without labels", self.label);

@@ -118,6 +118,15 @@ impl LearnedReader {
             }
             let seen = self.durable;
             self.durable = Durable::read(&self.learned.dir)?;
+            // Looked at after `durable`, which may be that of another log.
+            if let Some(Open { segment, .. }) = &self.open
+                && !segment.is_in_place()?
+            {
+                let path = segment.path.display();
+                tracing::warn!("{path}: was removed: training goes on with the first sample of the new log");
+                (self.open, self.next, self.durable) = (None, None, None);
+                continue;
+            }
             if self.durable.is_none() || self.durable == seen {
                 return Ok(false);
             }
@@ -139,7 +148,8 @@ impl LearnedReader {
                 self.request = samples;
                 return Ok(Some(true));
             }
-            if last {
+            // If the log was removed, so was the next segment.
+            if last || !segment.is_in_place()? {
                 return Ok(None);
             }
             self.next = Some(segment.number + 1);
@@ -256,10 +266,11 @@ impl Reader for LearnedReader {
         Ok(out.samples)
     }
 
-    /// Skips without waiting: the samples before a cursor are durable. They are all in one segment.
+    /// Skips without waiting: the samples before a cursor are durable. They are all in one segment. An
+    /// interrupt ends it.
     fn skip(&mut self, samples: u64) -> Result<u64, DatasetError> {
         let mut left = samples;
-        while left > 0 && (self.left() > 0 || self.next_request()?) {
+        while left > 0 && !self.stop.interrupted() && (self.left() > 0 || self.next_request()?) {
             let now = left.min(self.left() as u64);
             self.count(now as usize);
             left -= now;

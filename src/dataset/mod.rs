@@ -42,7 +42,7 @@ pub use stop::Stop;
 
 use std::error::Error;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::learnlog::LogError;
@@ -75,6 +75,13 @@ impl FileRun {
             _ => runs.push(Self { file: file.clone(), samples, of_file, ends_file: false }),
         }
     }
+}
+
+/// The path or the name of a file, for a line of text. If it has control characters, it is quoted and they
+/// are escaped, because a line feed or an escape sequence in the name of a file would forge a line.
+pub(crate) fn in_line(path: impl AsRef<Path>) -> String {
+    let text = path.as_ref().to_string_lossy();
+    if text.contains(char::is_control) { format!("{text:?}") } else { text.into_owned() }
 }
 
 /// Samples that are read and dropped at a time.
@@ -213,28 +220,28 @@ pub enum DatasetError {
     NoFormat,
     #[error("no data file was given")]
     NoFiles,
-    #[error("{}: cannot be opened: {cause}", path.display())]
+    #[error("{}: cannot be opened: {cause}", in_line(path))]
     Open { path: PathBuf, cause: io::Error },
-    #[error("{}: expected a file, got a directory", path.display())]
+    #[error("{}: expected a file, got a directory", in_line(path))]
     Directory { path: PathBuf },
     /// Reading or decompressing failed, or a compressed file is truncated. `line` is the last line that was
     /// read whole.
-    #[error("{}: cannot be read after line {line}: {cause}", path.display())]
+    #[error("{}: cannot be read after line {line}: {cause}", in_line(path))]
     Read { path: PathBuf, line: u64, cause: io::Error },
-    #[error("{}: line {line}: {reason}: more than {limit} malformed lines", path.display())]
+    #[error("{}: line {line}: {reason}: more than {limit} malformed lines", in_line(path))]
     TooManyMalformed { path: PathBuf, line: u64, reason: String, limit: u64 },
-    #[error("{}: no line has the expected number of fields; line {line}: {reason}", path.display())]
+    #[error("{}: no line has the expected number of fields; line {line}: {reason}", in_line(path))]
     FieldCount { path: PathBuf, line: u64, reason: String },
     /// The schema names an input that the data does not have. `origin` is the format, `--columns`, or the
     /// file with the header.
     #[error("{origin}: {input:?} of the schema is not a column, expected one of {columns}")]
     UnknownColumn { origin: String, input: String, columns: String },
-    #[error("{}: header: {reason}", path.display())]
+    #[error("{}: header: {reason}", in_line(path))]
     Header { path: PathBuf, reason: String },
     #[error("{origin}: labels are needed, but there is no column {column:?} (--label), only {columns}")]
     NoLabels { origin: String, column: String, columns: String },
     #[error(
-        "{}: {} labels, unlike the files before it", path.display(), if *labelled { "has" } else { "has no" }
+        "{}: {} labels, unlike the files before it", in_line(path), if *labelled { "has" } else { "has no" }
     )]
     MixedLabels { path: PathBuf, labelled: bool },
     #[error("synthetic data {text:?}: {reason}")]
@@ -247,7 +254,7 @@ pub enum DatasetError {
     /// The log of learned samples cannot be read.
     #[error("{0}")]
     Learned(Box<dyn Error + Send + Sync>),
-    #[error("{}: {error}", dir.display())]
+    #[error("{}: {error}", in_line(dir))]
     LearnedValues { dir: PathBuf, error: EncodeError },
     /// The data is not that of the earlier run.
     #[error("{origin}: has {got} samples, but {expected} were trained on before")]
@@ -256,7 +263,7 @@ pub enum DatasetError {
     #[error(
         "{}: there is no such file, and only its first {samples} samples are known to be trained on: put it \
          back, or train the later files in another directory (--from latest), which gives up its rest",
-        path.display()
+        in_line(path)
     )]
     Gone { path: PathBuf, samples: u64 },
 }
@@ -316,4 +323,19 @@ pub(crate) fn open_input(
         }
         (_, files) => Box::new(Delimited::open(format, Input { files, ..input }, schema, options)?),
     })
+}
+
+#[cfg(test)]
+#[cfg(not(flechette_loom))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_with_control_characters_is_escaped_and_any_other_is_not() {
+        assert_eq!(in_line("in/day 1 \"ä\".tsv"), "in/day 1 \"ä\".tsv");
+        let path = PathBuf::from("in/a\nerror: b\u{1b}[2K");
+        assert_eq!(in_line(&path), r#""in/a\nerror: b\u{1b}[2K""#);
+        let error = DatasetError::Directory { path }.to_string();
+        assert_eq!(error, r#""in/a\nerror: b\u{1b}[2K": expected a file, got a directory"#);
+    }
 }

@@ -59,7 +59,7 @@ impl LogDisk for StuckDisk {
 /// A learner on a disk that may hang.
 fn learner_on(disk: &'static StuckDisk, dir: &Path) -> Learner {
     let log = Log::open(disk, dir, u64::MAX).unwrap();
-    let options = LearnerOptions { dir: dir.to_owned(), max_bytes: 1 << 20, segment_bytes: 1 << 20 };
+    let options = LearnerOptions { dir: dir.to_owned(), max_bytes: 400 << 10, segment_bytes: 1 };
     Learner::with_log(log, options, Metrics::new().unwrap().model("m", &schema())).unwrap()
 }
 
@@ -131,7 +131,7 @@ fn while_the_disk_hangs_requests_are_refused_at_a_limit_and_wait_without_a_threa
     assert!(refused.contains("limit 262144 bytes that wait for the disk"), "{refused}");
     assert!(sent > 10, "{sent}");
     // The log has no room, which only the thread could find out. The runtime has one thread, and goes on.
-    let large = learner.learn(numbered(0..100_000), Duration::from_millis(50));
+    let large = learner.learn(numbered(0..25_500), Duration::from_millis(50));
     let error = runtime.block_on(async { tokio::join!(large, tokio::time::sleep(Duration::ZERO)).0 });
     assert!(matches!(error, Err(LearnError::Slow { .. })), "{error:?}");
     DISK.set_stuck(false);
@@ -139,10 +139,10 @@ fn while_the_disk_hangs_requests_are_refused_at_a_limit_and_wait_without_a_threa
     assert!((0..1000).any(|_| learn(LONG).inspect_err(|_| sleep(Duration::from_millis(5))).is_ok()));
     // Requests that were given up are not stored, but for those that the thread had taken before.
     assert!(numbers(dir.path()).unwrap().len() <= 400);
-    let large = || runtime.block_on(learner.learn(numbered(0..100_000), LONG));
+    let large = || runtime.block_on(learner.learn(numbered(0..25_500), LONG));
     large().unwrap();
     let error = large().unwrap_err().to_string();
-    assert!(error.contains("limit 1048576 bytes (learn.max_bytes)"), "{error}");
+    assert!(error.contains("limit 409600 bytes (learn.max_bytes)"), "{error}");
 }
 
 /// What a writer did.

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use super::format::{HEADER_BYTES, Record, header};
 use super::id::identify;
 use super::{Checksum, Durable, LogError, Position, Segment, name_of, segments};
-use crate::store::disk::{Disk, SystemDisk};
+use crate::store::disk::{Disk, SystemDisk, is_at};
 use crate::store::make_dirs;
 
 /// The file that the writer locks.
@@ -61,7 +61,7 @@ pub(crate) struct Log {
     next: u64,
     durable: File,
     /// Locked until the log is dropped.
-    _lock: File,
+    lock: File,
 }
 
 /// The segment that is written.
@@ -91,8 +91,7 @@ impl Log {
         }
         let lock = lock(dir)?;
         let durable = Durable::create(dir)?;
-        let mut log =
-            Self { disk, dir: dir.to_owned(), segment_bytes, tail: None, next: 1, durable, _lock: lock };
+        let mut log = Self { disk, dir: dir.to_owned(), segment_bytes, tail: None, next: 1, durable, lock };
         let last = segments(dir)?.last().copied();
         // Before a reader sees that samples are durable.
         identify(disk, dir, last.is_none())?;
@@ -186,8 +185,8 @@ impl Log {
         tail.torn = true;
         let written = self.disk.append(&mut tail.file, &tail.path, &bytes);
         let synced = written.and_then(|()| self.disk.sync(&tail.file, &tail.path));
-        if let Err(error) = synced {
-            let error = LogError::io(&tail.path, error);
+        let synced = synced.map_err(|e| LogError::io(&tail.path, e));
+        if let Err(error) = synced.and_then(|()| check_place(&tail.file, &tail.path)) {
             if let Err(cut) = tail.cut(self.disk) {
                 tracing::warn!("{cut}: a partial record is cut off before the next one is written");
             }
@@ -210,6 +209,8 @@ impl Log {
             // A later segment says that this one is whole.
             tail.cut(self.disk)?;
         }
+        // Another process may write a log that was made here since.
+        check_place(&self.lock, &self.dir.join(LOCK))?;
         let (number, path) = (self.next, self.dir.join(name_of(self.next)));
         let file = match self.create(&path, record.schema) {
             Ok(file) => file,
@@ -239,6 +240,15 @@ impl Log {
         Ok(file)
     }
 
+    /// Checks that the log is still at its path.
+    ///
+    /// # Errors
+    /// [`LogError::Gone`]; the log must be opened again then.
+    pub(crate) fn check(&self) -> Result<(), LogError> {
+        check_place(&self.lock, &self.dir.join(LOCK))?;
+        self.tail.as_ref().map_or(Ok(()), |tail| check_place(&tail.file, &tail.path))
+    }
+
     /// Tells readers how far the log is durable. If this fails, they wait until the next time.
     fn show_durable(&self) {
         let durable = match &self.tail {
@@ -263,6 +273,15 @@ impl Tail {
             self.torn = false;
         }
         Ok(())
+    }
+}
+
+/// Checks that an open file is still the one at its path.
+fn check_place(file: &File, path: &Path) -> Result<(), LogError> {
+    match is_at(file, path) {
+        Ok(true) => Ok(()),
+        Ok(false) => Err(LogError::Gone { path: path.to_owned() }),
+        Err(error) => Err(LogError::io(path, error)),
     }
 }
 

@@ -31,6 +31,10 @@
 //! segment at its first record that is not whole. But if a later record, or the file `durable`, shows that
 //! the record was durable before, the file was damaged afterwards, and that is an error.
 //!
+//! **A log that is deleted.** The writer's open files outlive their names. So after each sync it checks that
+//! the segment is still at its path, and otherwise acknowledges nothing. The log must be opened again then,
+//! and it gets a new id. A reader whose segment is gone begins with the first one that is there.
+//!
 //! **The file `durable`** has 24 bytes: the number of the last segment, the bytes of it that are durable,
 //! and XXH3-64 of these 16 bytes. It is written after each sync, and never synced itself: after a power
 //! failure it is missing, damaged or says too little, until the log is opened again.
@@ -102,6 +106,8 @@ pub(crate) enum LogError {
     Missing { path: PathBuf },
     #[error("{}: is not the name of a segment", path.display())]
     Name { path: PathBuf },
+    #[error("{}: was removed or replaced while the log was written", path.display())]
+    Gone { path: PathBuf },
 }
 
 impl LogError {

@@ -9,6 +9,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::format::{self, HEAD_BYTES, HEADER_BYTES, Head, HeaderError, Parts};
 use super::{Checksum, LogError, name_of};
+use crate::store::disk::is_at;
 use crate::types::RawBatch;
 
 /// The file that says how far the log is durable.
@@ -104,6 +105,14 @@ impl Segment {
     /// When the system does not say.
     pub(crate) fn bytes(&self) -> Result<u64, LogError> {
         Ok(self.file.metadata().map_err(|e| LogError::io(&self.path, e))?.len())
+    }
+
+    /// Whether the file is still at its path.
+    ///
+    /// # Errors
+    /// When the system does not say.
+    pub(crate) fn is_in_place(&self) -> Result<bool, LogError> {
+        is_at(&self.file, &self.path).map_err(|e| LogError::io(&self.path, e))
     }
 
     /// The samples of the next record; `None` at the byte `end`, where a record ends.

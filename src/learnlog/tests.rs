@@ -283,3 +283,76 @@ fn a_full_log_refuses_samples_until_segments_are_removed() {
     runtime.block_on(learner.learn(numbered(0..1000), LONG)).unwrap_err();
     assert_eq!(full_at(dir.path()).unwrap(), None);
 }
+
+#[test]
+fn nothing_is_acknowledged_that_is_not_in_the_log_at_its_path() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, moved) = (dir.path().join("learn"), dir.path().join("moved"));
+    let refused = |log: &mut Log| {
+        let (positions, result) = log.append(&[numbered(9..10)]);
+        assert!(positions.is_empty());
+        result.unwrap_err().to_string()
+    };
+    // The last segment has room, or is full.
+    for (segment_bytes, file) in [(u64::MAX, "0000000001.fllearn"), (1, "lock")] {
+        let mut log = open(&path, segment_bytes).unwrap();
+        log.append(&[numbered(0..1)]).1.unwrap();
+        log.check().unwrap();
+        fs::rename(&path, &moved).unwrap();
+        for made_again in [false, true] {
+            let other = made_again.then(|| open(&path, u64::MAX).unwrap());
+            let error = refused(&mut log);
+            assert!(error.ends_with(&format!("{file}: was removed or replaced while the log was written")));
+            assert!(matches!(log.check(), Err(LogError::Gone { .. })));
+            assert_eq!(numbers(&moved).unwrap(), [0]);
+            assert!(other.is_none() || numbers(&path).unwrap().is_empty());
+        }
+        fs::remove_dir_all(&path).unwrap();
+        fs::remove_dir_all(&moved).unwrap();
+    }
+}
+
+#[test]
+fn a_learner_whose_log_was_deleted_says_so_and_can_be_started_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("learn");
+    let (before, _) = learner(&path, 1 << 20);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    runtime.block_on(before.learn(numbered(0..1), LONG)).unwrap();
+    assert_eq!(before.gone(), None);
+    fs::remove_dir_all(&path).unwrap();
+    let error = runtime.block_on(before.learn(numbered(1..2), LONG)).unwrap_err();
+    assert!(matches!(&error, LearnError::Log(error) if matches!(**error, LogError::Gone { .. })), "{error}");
+    assert!(before.gone().unwrap().contains("was removed or replaced"));
+    before.join();
+    let (after, _) = learner(&path, 1 << 20);
+    runtime.block_on(after.learn(numbered(2..3), LONG)).unwrap();
+    assert_eq!(numbers(&path).unwrap(), [2]);
+}
+
+#[test]
+fn any_request_that_is_not_too_large_fits_beside_the_last_segment() {
+    let dir = tempfile::tempdir().unwrap();
+    // A segment has 1000 bytes, so a record has at most half of 8000.
+    let (learner, _) = learner(dir.path(), 9000);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    let learn = |samples: u32| runtime.block_on(learner.learn(numbered(0..samples), LONG));
+    assert_eq!((numbered(0..496).bytes(), numbered(0..110).bytes()), (4000, 912));
+    let error = learn(497).unwrap_err();
+    assert!(matches!(error, LearnError::TooLarge { limit: 4000, size: 4008 }), "{error}");
+    // The largest last segment.
+    assert_eq!(learn(110).unwrap().segment, 1);
+    assert_eq!(learn(496).unwrap().segment, 1);
+    for segment in 2..5 {
+        let largest = (0..1000).find_map(|_| {
+            let learnt = learn(496);
+            if learnt.is_err() {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            learnt.ok()
+        });
+        assert_eq!(largest.expect("room").segment, segment);
+        // All of it was trained on.
+        consumed(dir.path(), &name_of(segment)).unwrap();
+    }
+}

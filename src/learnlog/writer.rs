@@ -9,12 +9,16 @@
 //! deadline has passed, is not written, unless it was taken from the queue before. A trainer may remove
 //! segments at any time; they are counted again when the log seems full.
 //!
+//! The last segment always stays, whatever was trained. Its size is that of a segment and one record. So that
+//! the log cannot stay full for ever, a record takes at most half of `learn.max_bytes` without a segment
+//! ([`LearnerOptions::record_bytes`]): any record fits beside the last segment.
+//!
 //! Only the thread uses the disk. Requests run on the threads of the network, which must not wait for it, and
 //! no lock is held meanwhile.
 
 use std::path::PathBuf;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -45,6 +49,13 @@ pub(crate) struct LearnerOptions {
     pub segment_bytes: u64,
 }
 
+impl LearnerOptions {
+    /// Most bytes of a record.
+    fn record_bytes(&self) -> u64 {
+        (self.max_bytes.saturating_sub(self.segment_bytes) / 2).min(RECORD_BYTES)
+    }
+}
+
 /// Why samples were not stored.
 #[derive(Clone, Debug, thiserror::Error)]
 pub(crate) enum LearnError {
@@ -55,7 +66,10 @@ pub(crate) enum LearnError {
     Full { limit: u64, kept: u64, size: u64 },
     #[error("learned samples: limit {limit} bytes that wait for the disk, {queued} wait, request has {size}")]
     Behind { limit: u64, queued: u64, size: u64 },
-    #[error("learned samples: limit {limit} bytes of a stored request, got {size}")]
+    #[error(
+        "learned samples: limit {limit} bytes of a stored request (half of learn.max_bytes without \
+         learn.segment_bytes), got {size}"
+    )]
     TooLarge { limit: u64, size: u64 },
     #[error("learned samples: the server is draining and accepts no more requests")]
     Closed,
@@ -112,6 +126,8 @@ struct Room {
     used: Mutex<Used>,
     /// Notified when the log was counted for a request, and when the thread ends.
     counted: Notify,
+    /// Why the log must be opened again.
+    gone: OnceLock<String>,
 }
 
 struct Used {
@@ -132,8 +148,9 @@ impl Room {
 
     /// Takes bytes for the queue.
     fn reserve(&self, size: u64) -> Result<(), LearnError> {
-        if size > RECORD_BYTES {
-            return Err(LearnError::TooLarge { limit: RECORD_BYTES, size });
+        let most = self.options.record_bytes();
+        if size > most {
+            return Err(LearnError::TooLarge { limit: most, size });
         }
         let limit = self.options.max_bytes;
         let mut used = self.used();
@@ -169,9 +186,9 @@ impl Room {
         self.metrics.learn.bytes.set(used.log as f64);
     }
 
-    /// Whether the log was counted just now, and trainers know what that means for a request of this size.
-    fn is_known(&self, used: &Used, size: u64) -> bool {
-        used.counted.elapsed() < RECOUNT_EVERY && (used.full || size > self.options.max_bytes)
+    /// Whether the log was counted just now, and trainers know that it is full.
+    fn is_known(&self, used: &Used) -> bool {
+        used.counted.elapsed() < RECOUNT_EVERY && used.full
     }
 }
 
@@ -193,7 +210,8 @@ impl Learner {
         let used = Used { log: 0, queued: 0, counted: Instant::now(), counting: false, full: false };
         // A process that was killed may have left the file `full`.
         show_full(&options.dir, None);
-        let room = Arc::new(Room { options, metrics, used: Mutex::new(used), counted: Notify::new() });
+        let (used, counted, gone) = (Mutex::new(used), Notify::new(), OnceLock::new());
+        let room = Arc::new(Room { options, metrics, used, counted, gone });
         room.count();
         let (sender, receiver) = mpsc::channel();
         let writer = Writer { log, room: room.clone(), segment: 0, shown_full: false };
@@ -248,7 +266,7 @@ impl Learner {
         let counted = self.room.counted.notified();
         {
             let mut used = self.room.used();
-            if self.room.is_known(&used, size) {
+            if self.room.is_known(&used) {
                 return false;
             }
             if !used.counting && self.send(Job::Count(size)).is_err() {
@@ -258,6 +276,12 @@ impl Learner {
         }
         counted.await;
         true
+    }
+
+    /// Why nothing can be stored any more; `None` as far as is known. The log can be opened again, after
+    /// [`Self::join`].
+    pub(crate) fn gone(&self) -> Option<&str> {
+        self.room.gone.get().map(String::as_str)
     }
 
     fn send(&self, job: Job) -> Result<(), LearnError> {
@@ -291,7 +315,10 @@ impl Writer {
         loop {
             match queue.recv_timeout(MEASURE_EVERY) {
                 Ok(first) => self.work(first, queue),
-                Err(RecvTimeoutError::Timeout) => self.room.count(),
+                Err(RecvTimeoutError::Timeout) => match self.log.check() {
+                    Ok(()) => self.room.count(),
+                    Err(error) => self.note(&error),
+                },
                 Err(RecvTimeoutError::Disconnected) => return,
             }
         }
@@ -322,14 +349,20 @@ impl Writer {
         self.show_full();
     }
 
+    /// Notes why the log must be opened again, if it must.
+    fn note(&self, error: &LogError) {
+        if matches!(error, LogError::Gone { .. }) {
+            self.room.gone.get_or_init(|| error.to_string());
+        }
+    }
+
     /// Counts the log for requests that wait for it.
     fn count_for(&mut self, size: u64) {
         self.room.count();
         let limit = self.room.options.max_bytes;
         let mut used = self.room.used();
         used.counting = false;
-        // No version makes room for a request that an empty log could not take.
-        used.full |= size <= limit && used.log + used.queued + size > limit;
+        used.full |= used.log + used.queued + size > limit;
         drop(used);
         // Whoever is refused may look for the file.
         self.show_full();
@@ -372,6 +405,7 @@ impl Writer {
         }
         let error = result.err().map(|error| {
             tracing::warn!("learned samples: {error}");
+            self.note(&error);
             LearnError::Log(Arc::new(error))
         });
         let mut positions = positions.into_iter();

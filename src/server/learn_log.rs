@@ -1,5 +1,6 @@
 //! The log of the samples that clients send for a model. The model is served without it if it cannot be
-//! opened, for example because another process writes it or because it is damaged. It is then tried again.
+//! opened, for example because another process writes it or because it is damaged. It is then tried again. A
+//! log that was deleted is opened again at once.
 
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 use std::time::{Duration, Instant};
@@ -25,11 +26,11 @@ enum State {
     Closed,
 }
 
-/// Why the log could not be opened, and when.
+/// Why the log could not be opened, and when that is tried again.
 #[derive(Clone)]
 struct Failure {
     reason: String,
-    at: Instant,
+    again: Instant,
 }
 
 impl LearnLog {
@@ -42,10 +43,11 @@ impl LearnLog {
         Self { model: model.to_owned(), options, metrics, state: RwLock::new(state) }
     }
 
-    /// Opens the log if that has failed some time before. Waits for the disk.
+    /// Opens the log if that has failed some time before, or if the log is gone. Waits for the disk.
     pub(crate) fn retry(&self) {
+        self.close_if_gone();
         let before = match &*self.state() {
-            State::Failed(before) if before.at.elapsed() >= RETRY_AFTER => before.clone(),
+            State::Failed(before) if before.again <= Instant::now() => before.clone(),
             _ => return,
         };
         // Not under the lock, for which requests would wait.
@@ -61,6 +63,24 @@ impl LearnLog {
             }
             Err(error) => State::Failed(failure(&self.model, error.to_string(), Some(&before))),
         };
+    }
+
+    /// Closes the log if its files are gone.
+    fn close_if_gone(&self) {
+        let (learner, reason) = match &*self.state() {
+            State::Open(learner) => match learner.gone() {
+                Some(reason) => (learner.clone(), reason.to_owned()),
+                None => return,
+            },
+            _ => return,
+        };
+        // It may have the lock of a log of which only some files are gone.
+        learner.join();
+        let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
+        if matches!(&*state, State::Open(now) if Arc::ptr_eq(now, &learner)) {
+            let failure = failure(&self.model, reason, None);
+            *state = State::Failed(Failure { again: Instant::now(), ..failure });
+        }
     }
 
     fn state(&self) -> RwLockReadGuard<'_, State> {
@@ -104,5 +124,5 @@ fn failure(model: &str, reason: String, before: Option<&Failure>) -> Failure {
     if before.is_none_or(|before| before.reason != reason) {
         tracing::warn!(model, reason, "the model takes no learned samples; its log is tried again");
     }
-    Failure { reason, at: Instant::now() }
+    Failure { reason, again: Instant::now() + RETRY_AFTER }
 }

@@ -242,10 +242,11 @@ impl EmbeddingStore {
         Self { version: self.version, tables, links: self.links.clone(), on_disk: false, memory: self.memory }
     }
 
-    /// The tables, in the order of the schema.
+    /// The tables, in the order of the schema. Their versions stay in use until the last of them is dropped.
     #[must_use]
     pub(crate) fn into_tables(self) -> Vec<Table> {
-        self.tables
+        let Self { tables, links, .. } = self;
+        tables.into_iter().map(|table| table.holding(&links)).collect()
     }
 }
 

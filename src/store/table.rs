@@ -13,6 +13,7 @@ use std::sync::Arc;
 use rayon::prelude::*;
 
 use super::bytes::Bytes;
+use super::link::LinkHold;
 use super::overlay::{DeltaRows, Overlay};
 use super::{PlainMemory, RowSource, StoreError};
 use crate::mem::{HostMemory, OutOfHostMemory, fold};
@@ -35,6 +36,8 @@ pub struct Table {
     states: Arc<Vec<State>>,
     /// The rows that differ from `weight`, if the table belongs to a delta.
     overlay: Option<Arc<Overlay>>,
+    /// Of a table without its store: the versions whose files it maps. They keep their directories.
+    _links: Vec<Arc<LinkHold>>,
 }
 
 /// The first row of a table that the element type cannot hold.
@@ -113,7 +116,14 @@ impl Table {
     }
 
     fn of(rows: u64, dim: usize, (element, weight): (Element, Bytes), states: Vec<State>) -> Self {
-        Self { rows, dim, element, weight: Arc::new(weight), states: Arc::new(states), overlay: None }
+        let (weight, states) = (Arc::new(weight), Arc::new(states));
+        Self { rows, dim, element, weight, states, overlay: None, _links: Vec::new() }
+    }
+
+    /// The table, which keeps these versions in use.
+    #[must_use]
+    pub(super) fn holding(self, links: &[Arc<LinkHold>]) -> Self {
+        Self { _links: links.to_vec(), ..self }
     }
 
     /// The table that the schema declares, with these rows of this element type and these states. `None` when

@@ -3,6 +3,41 @@
 //!
 //! It says what was trained on and how ([`Run`]), and how far ([`Cursor::place`]). A run that continues
 //! must have the same [`Run`]; the first difference is named.
+//!
+//! **`checkpoint/cursor.json`** is one JSON object. A field with an asterisk is left out if it is null, empty
+//! or false, or, for the last two of a run, 1.
+//!
+//! | field | content |
+//! |---|---|
+//! | `run` | object, see below |
+//! | `epoch` | the epoch, from 1 |
+//! | `samples` | samples of the epoch that were trained on |
+//! | `file` | `null`, or, of a followed directory or a log, the file of the last sample: |
+//! | `file.name`, `file.samples` | its name without directories; samples of it up to the last one |
+//! | `file.complete`\* | `true` if it is known to have no more |
+//! | `log`\* | id of the log that has the file |
+//! | `steps` | steps of the model |
+//! | `validation.best` | `null`, or the best `epoch`, its `log_loss` and `version` (0: this cursor's) |
+//! | `validation.bad_epochs` | epochs since the best one |
+//!
+//! | field of `run` | flags |
+//! |---|---|
+//! | `format` | `--format`; empty for a log |
+//! | `fields`\* | object: `columns`, `label`, `separator`, each as its flag or `null` |
+//! | `files` | list of the names of `--data` without directories |
+//! | `begins`\* | for each of them, XXH3-128 of the first 4096 bytes, or an empty text for a pipe |
+//! | `follow`\* | name of the directory of `--follow`, without those above it |
+//! | `learned`\* | `true` for `--learned` |
+//! | `batch`, `seed`, `lr` | numbers |
+//! | `shuffle` | `null`, or `samples` and `seed` |
+//! | `held_out` | `null`, or `ratio` and `seed` |
+//! | `schedule` | `warmup`; `decay`: `null`, or `curve`, `start`, `steps`, `end` |
+//! | `validating`\* | `valid`: `null`, or `name` and `begin` of the file; `early_stop`, `save_best` |
+//! | `replicas`\*, `lambda`\* | numbers |
+//!
+//! A reader refuses an unknown field. So a new field must have a default and be left out when it has it, as
+//! those with an asterisk. If it cannot, the format gets a number: the field `format`, above [`FORMAT`],
+//! which a cursor of this format does not have. A reader looks at it first, and refuses a cursor by it.
 
 use std::fmt::Debug;
 
@@ -11,6 +46,25 @@ use serde::{Deserialize, Serialize};
 use super::schedule::Schedule;
 use crate::dataset::{FieldOptions, FileAt, HeldOut, Place, Shuffle};
 use crate::types::Version;
+
+/// The number of this format.
+const FORMAT: u64 = 1;
+
+/// The beginning of a cursor of any format.
+#[derive(Deserialize)]
+struct Numbered {
+    #[serde(default = "one")]
+    format: u64,
+}
+
+/// Why a cursor cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum CursorError {
+    #[error("format: expected {expected}, got {got}")]
+    Format { expected: u64, got: u64 },
+    #[error(transparent)]
+    Json(#[from] serde_json::Error),
+}
 
 /// Where a training run is.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -60,6 +114,12 @@ pub(crate) struct Run {
     pub held_out: Option<HeldOut>,
     pub lr: f64,
     pub schedule: Schedule,
+    /// Replicas split the sums of each batch. Cursors of earlier programs have neither of these numbers.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub replicas: u64,
+    /// 1 for a single replica, which averages nothing.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub lambda: u64,
     /// How the epochs are validated; `None` if it is not known, or decides nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub validating: Option<Validating>,
@@ -110,6 +170,14 @@ impl Best {
     pub(crate) const THIS: u64 = 0;
 }
 
+fn one() -> u64 {
+    1
+}
+
+fn is_one(value: &u64) -> bool {
+    *value == 1
+}
+
 impl Validation {
     /// Takes the result of an epoch. Returns whether it is the best so far. A log loss that is not finite is
     /// never the best.
@@ -142,6 +210,18 @@ impl OtherRun {
 }
 
 impl Cursor {
+    /// Reads the text of a cursor.
+    ///
+    /// # Errors
+    /// [`CursorError`], for another format by its number.
+    pub(crate) fn parse(text: &str) -> Result<Self, CursorError> {
+        let Numbered { format: got } = serde_json::from_str(text)?;
+        if got != FORMAT {
+            return Err(CursorError::Format { expected: FORMAT, got });
+        }
+        Ok(serde_json::from_str(text)?)
+    }
+
     /// The results of validation at the cursor of this version.
     #[must_use]
     pub(crate) fn validation_of(&self, version: Version) -> Validation {
@@ -198,6 +278,8 @@ impl Run {
         same("--lr", &self.lr, &other.lr)?;
         same("--lr-warmup", &self.schedule.warmup, &other.schedule.warmup)?;
         same("--lr-decay", &self.schedule.decay, &other.schedule.decay)?;
+        same("--replicas", &self.replicas, &other.replicas)?;
+        same("--lambda", &self.lambda, &other.lambda)?;
         // What is not known may be anything.
         let (Some(own), Some(other)) = (&self.validating, &other.validating) else { return Ok(()) };
         let name = |validating: &Validating| validating.valid.as_ref().map(|file| file.name.clone());

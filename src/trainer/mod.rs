@@ -47,7 +47,7 @@ use std::error::Error;
 use std::fmt;
 use std::path::PathBuf;
 
-use crate::dataset::{DatasetError, FileRun, Reader};
+use crate::dataset::{DatasetError, FileRun, Reader, in_line};
 use crate::mem::OutOfHostMemory;
 use crate::model::WeightsError;
 use crate::predict::PredictError;
@@ -138,7 +138,7 @@ impl fmt::Display for BatchPlace {
         for (n, FileRun { file, samples, of_file, .. }) in self.runs.iter().enumerate() {
             let first = (of_file + 1).saturating_sub(*samples as u64);
             let before = if n == 0 { " in " } else { ", " };
-            write!(f, "{before}{file}, samples {first} to {of_file}")?;
+            write!(f, "{before}{}, samples {first} to {of_file}", in_line(&**file))?;
         }
         Ok(())
     }

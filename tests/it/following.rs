@@ -263,3 +263,15 @@ fn a_followed_directory_with_pipes_and_links_is_trained_and_may_be_away_for_a_wh
         assert_eq!(report.iter().filter(|line| line.contains(words)).count(), 1, "{words}: {report:#?}");
     }
 }
+
+#[test]
+fn the_name_of_a_followed_file_forges_no_line() {
+    let workshop = Workshop::new(200, 10);
+    let (dir, line, lines) = incoming(&workshop);
+    fs::write(format!("{dir}/a\nforged: 1"), lines.concat()).unwrap();
+    fs::write(format!("{dir}/zz"), "").unwrap();
+    let output = run(&format!("{line} --name m"));
+    let log = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success() && !log.contains("\nforged"), "{log}");
+    assert!(log.contains(r#""a\nforged: 1": 200 samples, before training on them: AUC "#), "{log}");
+}

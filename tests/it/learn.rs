@@ -710,3 +710,69 @@ fn a_gate_that_keeps_a_log_full_is_reported_with_the_limit() {
     let warned = log.lines().filter(|line| line.contains("WARN") && line.contains("learn.max_bytes")).count();
     assert!((1..9).contains(&warned), "{log}");
 }
+
+#[test]
+fn a_log_whose_end_was_forgotten_by_a_power_failure_is_not_trained_again() {
+    let (workshop, schema, _) = workshop(400);
+    let Workshop { models, train, valid, .. } = &workshop;
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let flags = "--train log=learn --batch 32 --publish-every 200ms";
+    let served = Served::start(models, flags);
+    assert_eq!(runtime.block_on(send_file(&served, &schema, valid)), 200);
+    // It is never synced, so a power failure leaves an old one.
+    let durable = log_of(Path::new(models), "log").join("durable");
+    let old = fs::read(&durable).unwrap();
+    assert_eq!(runtime.block_on(send_file(&served, &schema, train)), 400);
+    // 200 samples were trained before.
+    wait_for_samples(models, 200 + 600 / 32 * 32);
+    drop(served);
+    assert_ne!(fs::read(&durable).unwrap(), old);
+    fs::write(&durable, old).unwrap();
+
+    let served = Served::start(models, flags);
+    assert_eq!(runtime.block_on(send_file(&served, &schema, valid)), 200);
+    wait_for_samples(models, 200 + 800);
+    served.terminate();
+    let (ended, said) = served.ended();
+    assert!(ended.success() && !said.contains("training begins at the first sample"), "{said}");
+    wait_for_samples(models, 200 + 800);
+}
+
+#[test]
+fn a_server_whose_model_is_deleted_acknowledges_only_samples_that_it_trains_on() {
+    let (workshop, schema, _) = workshop(400);
+    let Workshop { models, train, valid, .. } = &workshop;
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let flags = "--train log=learn --batch 32 --publish-every 200ms";
+    let served = Served::start(models, flags);
+    assert_eq!(runtime.block_on(send_file(&served, &schema, train)), 400);
+    // 200 samples were trained before.
+    wait_for_samples(models, 200 + 400 / 32 * 32);
+    let (model, newest) = (Path::new(models).join("log"), || highest_version(Path::new(models), "log"));
+    let before = newest();
+    // The server may write into the directory meanwhile.
+    wait("the model is deleted", || fs::remove_dir_all(&model).is_ok() || !model.exists());
+
+    let mut reader =
+        dataset::open(Format::CriteoTsv, &[valid.into()], &schema, ReadOptions::default()).unwrap();
+    let mut raw = RawBatch::default();
+    reader.read(8, &mut raw).unwrap();
+    let message = labelled(client::request("log", &schema, &raw), 0.5);
+    let ctr = CtrClient::new(runtime.block_on(channel(served.grpc)));
+    wait("samples are stored", || runtime.block_on(ctr.clone().learn(message.clone())).is_ok());
+    assert_eq!(labels(&log_of(Path::new(models), "log")), [0.5; 8]);
+    assert_eq!(runtime.block_on(send_file(&served, &schema, valid)), 200);
+    wait("a version is published", || newest() > before);
+    wait_for_samples(models, 200 + 608);
+    let version = newest().unwrap() as f64;
+    wait("it is served", || served.metric("flechette_serving_version", &["model=\"log\""]) == version);
+    drop(served);
+
+    // The cursor is one of the new log.
+    let served = Served::start(models, flags);
+    assert_eq!(runtime.block_on(send_file(&served, &schema, train)), 400);
+    wait_for_samples(models, 200 + 1008 / 32 * 32);
+    served.terminate();
+    let (ended, said) = served.ended();
+    assert!(ended.success() && !said.contains("training begins at the first sample"), "{said}");
+}

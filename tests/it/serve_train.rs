@@ -520,3 +520,42 @@ fn flags_of_training_that_cannot_be_used_are_refused_by_name() {
     assert!(schema.ends_with(&expected), "{schema}");
     assert_eq!(version_on_disk(&site), before, "nothing was written");
 }
+
+#[test]
+fn the_quality_of_the_last_samples_is_shown_between_versions_and_printed_at_the_end() {
+    let site = Site::new(1600);
+    let served = site.follow("--publish-every 1000s");
+    site.arrive(0);
+    wait("steps are measured", || shown(&served, "progressive_log_loss") > 0.0);
+    assert_eq!(version_on_disk(&site), 1);
+    drop(served);
+
+    let site = Site::new(500);
+    let served = site.serve(&site.workshop.train, "--window 400");
+    wait("training ends", || shows(&served, "training_state", 0.0));
+    served.terminate();
+    let (status, log) = served.ended();
+    let printed = "last 400 samples, before training on them: AUC 0.";
+    let lines = log.lines().filter(|line| line.contains(printed) && line.contains(" model=\"dlrm\""));
+    assert!(status.success() && lines.count() == 1, "{log}");
+}
+
+#[test]
+fn a_server_whose_model_is_deleted_serves_on_and_publishes_again() {
+    let site = Site::new(1600);
+    let served = site.follow("--publish-every 4steps");
+    site.arrive(0);
+    wait("a version is served", || shown(&served, "serving_version") > 1.0);
+    let (before, models) = (version_on_disk(&site), Path::new(&site.workshop.models));
+    let model = models.join(MODEL);
+    // The server may write into the directory meanwhile.
+    wait("the model is deleted", || fs::remove_dir_all(&model).is_ok() || !model.exists());
+    assert_eq!(served.score(MODEL, &site.workshop.valid, "")["version"], before);
+    site.arrive(1);
+    wait("a version is published", || highest_version(models, MODEL) > Some(before));
+    wait("it is served", || shown(&served, "serving_version") > before as f64);
+    served.terminate();
+    let (status, log) = served.ended();
+    assert!(status.success() && log.contains("training has ended at a signal"), "{log}");
+    check_listed_versions(&site.workshop.models, MODEL);
+}

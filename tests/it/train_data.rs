@@ -266,7 +266,7 @@ fn a_version_that_the_gate_refuses_is_not_written_at_a_signal_either() {
     let (mut child, stdin) = start_with_input(&format!("{line} --name m --data - {gate}"), &text);
     let report = interrupt_after_a_skipped_line(&mut child);
     let refused = "stopped by a signal: not published: --publish-gate: log loss of the last 200 samples";
-    assert!(report.contains(refused) && report.contains("--resume continues from the last"), "{report}");
+    assert!(report.contains(refused) && report.contains("--resume starts at the beginning"), "{report}");
     assert!(!fs::exists(format!("{}/m/1", workshop.models)).unwrap());
     drop(stdin);
 }
@@ -363,4 +363,41 @@ fn a_schedule_of_the_learning_rate_changes_trained_bytes_alike_in_memory_and_on_
     }
     let [constant, memory, disk] = ["constant", "memory", "disk"].map(|name| contents(&workshop, name, 1));
     assert!(memory == disk && memory != constant);
+}
+
+#[test]
+fn a_signal_while_flags_and_data_are_checked_ends_the_run_with_a_line() {
+    let workshop = Workshop::new(10, 10);
+    let (pipe, Workshop { models, train, .. }) = (workshop.path("model.toml"), &workshop);
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let line =
+        format!("train --model-config {pipe} --format criteo-tsv --data {train} --models {models} --name m");
+    let child = flechette().args(line.split_whitespace()).stderr(Stdio::piped()).spawn().unwrap();
+    // Opened when the command has opened it too. It then waits for the text.
+    let text = fs::File::options().write(true).open(&pipe).unwrap();
+    signal(&child, "-INT");
+    let output = child.wait_with_output().unwrap();
+    drop(text);
+    let report = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(130), "{report}");
+    assert!(report.contains("stopped by a signal: no step was taken, so no version was written"), "{report}");
+}
+
+#[test]
+fn a_signal_before_the_first_step_of_a_resumed_run_writes_no_version() {
+    let (workshop, line) = workshop(256);
+    let text = fs::read_to_string(&workshop.train).unwrap();
+    let line = format!("{line} --name m --data -");
+    let (mut child, stdin) = start_with_input(&line, &text);
+    interrupt_after_a_skipped_line(&mut child);
+    drop(stdin);
+    let latest = || highest_version(Path::new(&workshop.models), "m");
+    assert_eq!(latest(), Some(1));
+    // Fewer than are skipped.
+    let few: String = text.split_inclusive('\n').take(100).collect();
+    let (mut child, stdin) = start_with_input(&format!("{line} --resume"), &few);
+    let report = interrupt_after_a_skipped_line(&mut child);
+    drop(stdin);
+    assert!(report.contains("stopped by a signal: no new samples since "), "{report}");
+    assert_eq!(latest(), Some(1));
 }

@@ -234,3 +234,46 @@ fn a_version_that_fails_the_gate_is_not_published() {
     assert_eq!(String::from_utf8(versions.stdout).unwrap().lines().count(), 2, "a header and no version");
     assert!(run(&line("logloss=5")).status.success());
 }
+
+#[test]
+fn a_run_over_several_shuffled_files_that_is_killed_continues_to_the_same_bytes() {
+    let workshop = Workshop::new(1500, 10);
+    let config = workshop.config(ArchKind::Dlrm, 4, 400);
+    let text = fs::read_to_string(&workshop.train).unwrap();
+    let lines: Vec<&str> = text.split_inclusive('\n').collect();
+    // Files, blocks and batches end at different samples.
+    let file = |(n, lines): (usize, &[&str])| {
+        let path = workshop.path(&format!("part-{n}.tsv"));
+        fs::write(&path, lines.concat()).unwrap();
+        path
+    };
+    let data = lines.chunks(430).enumerate().map(file).collect::<Vec<_>>().join(" ");
+    let models = &workshop.models;
+    let line = |name: &str| {
+        format!(
+            "train --model-config {config} --format criteo-tsv --data {data} --models {models} \
+             --name {name} --batch 32 --threads 2 --publish-every 5steps --epochs 2 --shuffle 300 \
+             --valid-ratio 0.1"
+        )
+    };
+    let took = run_whole(&line("whole"));
+    let expected = last_version(&workshop, "whole");
+    let (mut killed, mut runs, mut random) = (0, 0, 0x9e37_79b9_7f4a_7c15_u64);
+    while killed < kills(4) {
+        let name = format!("killed-{runs}");
+        // Two kills, and then to the end.
+        for resume in ["", " --resume"] {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            let after = took.mul_f64((random % 1000) as f64 / 1000.0);
+            killed += usize::from(run_killed(&format!("{}{resume}", line(&name)), after));
+            check_listed_versions(models, &name);
+        }
+        run_whole(&format!("{} --resume", line(&name)));
+        let found = last_version(&workshop, &name);
+        let differ: Vec<_> = expected.keys().filter(|file| found.get(*file) != expected.get(*file)).collect();
+        assert!(found == expected, "{name}: {differ:?}, files {} and {}", found.len(), expected.len());
+        runs += 1;
+    }
+}

@@ -44,6 +44,8 @@ pub(crate) struct Refused {
     /// Its files as they were before, and those of the versions that it builds on.
     pub stamps: Stamps,
     pub reason: String,
+    /// Whether the cause may end although no file changes.
+    pub may_pass: bool,
 }
 
 /// Loads models. All models share these fields.
@@ -114,7 +116,8 @@ impl Loader {
             Follow::Latest => opened?,
         };
         let refused = refused.into_iter().filter_map(|Refusal { version, reason }| {
-            Some(Refused { version, stamps: stamps.remove(&version)?, reason: reason.to_string() })
+            let (stamps, may_pass) = (stamps.remove(&version)?, reason.may_pass());
+            Some(Refused { version, stamps, reason: reason.to_string(), may_pass })
         });
         Ok((opened, refused.collect()))
     }

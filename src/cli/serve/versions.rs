@@ -73,8 +73,8 @@ struct Known {
 
 impl Known {
     fn at_load(model: &LoadedModel) -> Self {
-        let refused = model.refused.iter().map(|Refused { version, stamps, reason }| {
-            (*version, Refusal { stamps: stamps.clone(), reason: refusal(*version, reason), again: None })
+        let refused = model.refused.iter().map(|Refused { version, stamps, reason, may_pass }| {
+            (*version, Refusal::new(stamps.clone(), refusal(*version, reason), *may_pass))
         });
         Self { refused: refused.collect(), ..Self::default() }
     }
@@ -91,6 +91,10 @@ struct Refusal {
 }
 
 impl Refusal {
+    fn new(stamps: Stamps, reason: String, may_pass: bool) -> Self {
+        Self { stamps, reason, again: may_pass.then(|| Instant::now() + RETRY_AFTER) }
+    }
+
     fn stays(&self) -> bool {
         self.again.is_none_or(|again| Instant::now() < again)
     }

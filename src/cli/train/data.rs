@@ -175,7 +175,7 @@ impl Args {
     pub(crate) fn consumer(&self) -> Option<Consumer> {
         let log = self.learned_log();
         let consume = move |cursor: &str| {
-            let Ok(Cursor { file: Some(FileAt { name, .. }), .. }) = serde_json::from_str(cursor) else {
+            let Ok(Cursor { file: Some(FileAt { name, .. }), .. }) = Cursor::parse(cursor) else {
                 return;
             };
             if let Err(reason) = learnlog::remove_consumed(&log, &name) {
@@ -205,6 +205,8 @@ impl Args {
             held_out: feed.held_out,
             lr: optimizer.lr,
             schedule: optimizer.schedule,
+            replicas: self.run.replicas as u64,
+            lambda: if self.run.replicas == 1 { 1 } else { self.run.lambda },
             validating: self.validating(feed)?,
         })
     }
@@ -245,9 +247,13 @@ impl Args {
                 let reason = "no samples were sent to a server (learn.enabled)";
                 return Err(InputError(anyhow!("--learned: {}: {reason}", log.display())).into());
             }
-            if self.alone {
-                learnlog::repair(&log).map_err(|e| InputError(anyhow!("--learned: {e}")))?;
-            }
+            // With `serve --train` the server opens the log later. After a power failure, the end of the log
+            // is not known before that, and the cursor would be past it.
+            let repaired = learnlog::repair(&log).map_err(anyhow::Error::from);
+            repaired.map_err(|error| match self.alone {
+                true => InputError(anyhow!("--learned: {error}")).into(),
+                false => error.context("--learned"),
+            })?;
             if !self.data.learned_until_end && !self.run.publish.publishes() {
                 tracing::warn!(
                     "--learned: without --publish-every this run writes its only version, and removes \

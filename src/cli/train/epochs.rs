@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use super::meter::{Meter, shown};
 use super::publishing::Versions;
@@ -10,7 +11,7 @@ use super::run::ToServer;
 use super::trained::Trained;
 use super::{Args, evaluate};
 use crate::cli::{error_line, or_dash};
-use crate::dataset::{Feed, FeedFiles, FileAt, Place};
+use crate::dataset::{Feed, FeedFiles, FileAt, Place, in_line};
 use crate::store::StoreError;
 use crate::trainer::cursor::{Best, Cursor, Run, Validation};
 use crate::trainer::eval::Quality;
@@ -38,10 +39,26 @@ pub(crate) struct Epochs<'a> {
     pub epochs_trained: u32,
     /// The id of the log with the samples, once it is known.
     log: Option<String>,
-    /// The samples of the present file of a followed directory.
-    of_file: Option<(FileAt, Progressive)>,
+    /// The present file of a followed directory.
+    of_file: Option<OfFile>,
     /// A server in this process.
     server: Option<ToServer>,
+    /// When it is shown the quality of the last samples again, without a version.
+    measure_at: Instant,
+}
+
+/// A server in this process is shown the quality of the last samples at each cut, and otherwise at this
+/// interval. That sorts the samples, so for a large window the interval is longer: this many times what it
+/// takes.
+const MEASURE_EVERY: Duration = Duration::from_secs(5);
+const MEASURE_SHARE: u32 = 100;
+
+/// A file that is trained on.
+struct OfFile {
+    /// A log that was deleted has a file of the same name, but not the same `Arc`.
+    name: Arc<str>,
+    samples: u64,
+    progressive: Progressive,
 }
 
 impl<'a> Epochs<'a> {
@@ -64,6 +81,7 @@ impl<'a> Epochs<'a> {
             log: None,
             of_file: None,
             server: None,
+            measure_at: Instant::now(),
         })
     }
 
@@ -166,6 +184,12 @@ impl<'a> Epochs<'a> {
         }
         self.end_file(None);
         self.meter.finish();
+        // Without a server, the report has it.
+        if self.server.is_some()
+            && let Some(last) = self.meter.last_samples()
+        {
+            self.meter.print(&last);
+        }
         Ok(())
     }
 
@@ -195,49 +219,65 @@ impl<'a> Epochs<'a> {
         if let Some(server) = &self.server {
             server.stepped(progress.labels.len());
         }
+        self.measure();
         self.place.samples = before + progress.samples;
         if !self.args.data.follows() {
             return;
         }
         let mut from = 0;
         for run in &progress.place.runs {
-            let (name, samples, complete) = (run.file.to_string(), run.of_file, run.ends_file);
-            let file = FileAt { name, samples, complete };
-            if self.of_file.as_ref().is_none_or(|(now, _)| now.name != file.name) {
-                self.end_file(Some(file.clone()));
+            if self.of_file.as_ref().is_none_or(|now| !Arc::ptr_eq(&now.name, &run.file)) {
+                self.end_file(Some(&run.file));
                 self.find_log();
             }
-            if let Some((now, progressive)) = &mut self.of_file {
+            if let Some(now) = &mut self.of_file {
                 let of = from..from + run.samples;
-                progressive.push(&progress.probabilities[of.clone()], &progress.labels[of]);
+                now.progressive.push(&progress.probabilities[of.clone()], &progress.labels[of]);
                 now.samples = run.of_file;
             }
             from += run.samples;
-            self.place.file = Some(file);
+            let (name, samples, complete) = (run.file.to_string(), run.of_file, run.ends_file);
+            self.place.file = Some(FileAt { name, samples, complete });
         }
     }
 
-    /// Finds the id of the log that has the samples. It has one before its first sample.
+    /// Shows a server in this process the quality of the last samples, if it is time.
+    fn measure(&mut self) {
+        let (Some(server), begun) = (&self.server, Instant::now()) else { return };
+        if begun < self.measure_at {
+            return;
+        }
+        if let Some(quality) = self.meter.progressive.quality() {
+            server.measured(&quality);
+        }
+        self.measure_at = begun + MEASURE_EVERY.max(begun.elapsed() * MEASURE_SHARE);
+    }
+
+    /// Finds the id of the log that has the samples of the present file. It has one before its first sample.
     fn find_log(&mut self) {
         let FeedFiles::Learned(learned) = &self.feed.files else { return };
-        if self.log.is_none() {
-            self.log = learned.id().unwrap_or_else(|error| {
-                tracing::warn!(model = self.args.name, "the cursor does not name its log: {error}");
-                None
-            });
+        match learned.id() {
+            Ok(Some(id)) => self.log = Some(id),
+            // The log of an earlier program, or one that was deleted meanwhile.
+            Ok(None) => {}
+            Err(error) => {
+                tracing::warn!(model = self.args.name, "the cursor may not name its log: {error}");
+            }
         }
     }
 
     /// Prints the quality of the file that was trained, and begins the next.
-    fn end_file(&mut self, next: Option<FileAt>) {
-        let next = next.map(|file| (file, Progressive::new(self.args.run.window)));
-        let Some((file, progressive)) = std::mem::replace(&mut self.of_file, next) else { return };
+    fn end_file(&mut self, next: Option<&Arc<str>>) {
+        let progressive = Progressive::new(self.args.run.window);
+        let next = next.map(|name| OfFile { name: name.clone(), samples: 0, progressive });
+        let ended = std::mem::replace(&mut self.of_file, next);
+        let Some(OfFile { name, samples, progressive }) = ended else { return };
         if let Some(quality) = progressive.quality() {
-            let FileAt { name, samples, .. } = file;
             // Fewer than the file has if the window is smaller, or if the run continued within the file.
             let measured = quality.quality.samples;
             let of = if measured < samples { format!("the last {measured} ") } else { String::new() };
-            let text = format!("{name}: {samples} samples, {of}before training on them: {}", shown(&quality));
+            let (name, quality) = (in_line(&*name), shown(&quality));
+            let text = format!("{name}: {samples} samples, {of}before training on them: {quality}");
             self.meter.print(&text);
         }
     }
@@ -297,7 +337,7 @@ impl<'a> Epochs<'a> {
         let notes = self.cut_notes(model.state());
         match versions.write_best(model, &notes) {
             Ok(version) => self.best_is_in(Some(version.0)),
-            Err(error) if is_of_disk(&error) => {
+            Err(error) if is_of_version(&error) => {
                 self.best_is_in(None);
                 let reason = error_line(error.as_ref());
                 self.meter.print(&format!("the best version so far could not be written: {reason}"));
@@ -329,10 +369,12 @@ impl<'a> Epochs<'a> {
 }
 
 /// Whether training can go on after this error of a version.
-fn is_of_disk(error: &anyhow::Error) -> bool {
+fn is_of_version(error: &anyhow::Error) -> bool {
     let of_training = error.downcast_ref::<TrainError>();
-    let is = of_training.is_some_and(|e| matches!(e, TrainError::Store(_) | TrainError::StillWriting { .. }));
-    is || error.downcast_ref::<StoreError>().is_some()
+    let is = |e: &TrainError| {
+        matches!(e, TrainError::Store(_) | TrainError::Memory(_) | TrainError::StillWriting { .. })
+    };
+    of_training.is_some_and(is) || error.downcast_ref::<StoreError>().is_some()
 }
 
 /// Observes the steps of an epoch after its first `before` samples.

@@ -146,6 +146,12 @@ impl Meter {
         line
     }
 
+    /// The progressive validation in words; `None` before the first sample.
+    pub(crate) fn last_samples(&self) -> Option<String> {
+        let last = self.progressive.quality()?;
+        Some(format!("last {} samples, before training on them: {}", last.quality.rows, shown(&last)))
+    }
+
     /// Prints a line between those of progress.
     pub(crate) fn print(&self, line: &str) {
         match (&self.bar, &self.in_log) {

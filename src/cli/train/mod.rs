@@ -17,8 +17,10 @@ mod trained;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::Duration;
 
-use anyhow::{Context, anyhow};
+use anyhow::{Context, anyhow, bail};
 use serde_json::json;
 
 use crate::cli::flags::whole;
@@ -137,10 +139,43 @@ pub(crate) fn run(args: Args, config: &Config) -> anyhow::Result<()> {
     args.run.publish.check_needs()?;
     check_name("model", &args.name).map_err(|e| InputError(anyhow!("--name: {e}")))?;
     let stop = Stop::default();
-    let checked = check(&args, &stop)?;
+    let _on_signal = OnSignal::set(&stop)?;
+    let args = Arc::new(args);
+    let checked = check_until_interrupted(&args, &stop)?;
     let device = training_device(config)?;
     compute_threads(config)?.install(|| train(&args, config, &stop, checked, device))
 }
+
+/// How often it is looked whether a signal ends the checks.
+const SIGNAL_POLL: Duration = Duration::from_millis(50);
+
+/// [`check`], which reads and compares all files of a version. A thread does it, which is not waited for at a
+/// signal.
+///
+/// # Errors
+/// As [`check`], and [`Interrupted`].
+fn check_until_interrupted(args: &Arc<Args>, stop: &Stop) -> anyhow::Result<Checked> {
+    let (send, checked) = channel();
+    let of_thread = (args.clone(), stop.clone());
+    let run = move || {
+        // Without a receiver the process ends.
+        let _ = send.send(check(&of_thread.0, &of_thread.1));
+    };
+    std::thread::Builder::new().name("check".to_owned()).spawn(run).context("threads")?;
+    loop {
+        match checked.recv_timeout(SIGNAL_POLL) {
+            Ok(checked) => return checked,
+            Err(RecvTimeoutError::Disconnected) => bail!("the thread that checks flags and data panicked"),
+            Err(RecvTimeoutError::Timeout) if stop.interrupted() => {
+                return Err(Interrupted(NO_STEP.to_owned()).into());
+            }
+            Err(RecvTimeoutError::Timeout) => {}
+        }
+    }
+}
+
+/// How a run ends that a signal stops before its first step.
+const NO_STEP: &str = "no step was taken, so no version was written";
 
 /// A run whose flags and data can be used.
 struct Checked {
@@ -188,7 +223,6 @@ fn train(
     checked: Checked,
     device: Option<Arc<Nvidia>>,
 ) -> anyhow::Result<()> {
-    let _on_signal = OnSignal::set(stop)?;
     // Held to the end, also by the publisher.
     let Checked { start, schema, lock } = checked;
     let feed = args.feed(&schema, stop);
@@ -216,11 +250,12 @@ fn without_sample(
     interrupted: bool,
 ) -> Option<anyhow::Result<()>> {
     let Some(version) = continued else {
-        let nothing = "no step was taken, so no version was written".to_owned();
-        return Some(Err(if interrupted { Interrupted(nothing).into() } else { args.data.no_samples() }));
+        let stopped = interrupted.then(|| Interrupted(NO_STEP.to_owned()).into());
+        return Some(Err(stopped.unwrap_or_else(|| args.data.no_samples())));
     };
-    // Data that is followed is never complete, so that a run may continue when there is more of it.
-    if !args.data.follows() {
+    // Data that is followed is never complete, so that a run may continue when there is more of it. After an
+    // interrupt, the version that is there has all that was trained.
+    if !args.data.follows() && !interrupted {
         return None;
     }
     let nothing = format!("no new samples since {}", written(args, version));
@@ -246,7 +281,7 @@ fn write_last(run: &mut Run<'_>, stop: &Stop) -> anyhow::Result<Version> {
             );
         }
     }
-    run.epochs.check_gate().map_err(|reason| not_published(&reason, interrupted))?;
+    run.epochs.check_gate().map_err(|reason| not_published(&reason, run, interrupted))?;
     match run.write() {
         Err(error) if stop.interrupted() => Err(not_written(&error, run).into()),
         written => written,
@@ -291,10 +326,9 @@ fn written(args: &Args, version: Version) -> String {
 }
 
 /// The last version is not published.
-fn not_published(reason: &str, interrupted: bool) -> anyhow::Error {
+fn not_published(reason: &str, run: &Run<'_>, interrupted: bool) -> anyhow::Error {
     if interrupted {
-        let how = "the same command with --resume continues from the last version";
-        return Interrupted(format!("not published: {reason}; {how}")).into();
+        return Interrupted(format!("not published: {reason}; {}", outlook(run))).into();
     }
     anyhow!("not published: {reason}")
 }
@@ -306,9 +340,12 @@ fn not_written(error: &anyhow::Error, run: &Run<'_>) -> Interrupted {
         // It says already how to continue.
         return Interrupted(reason);
     }
-    let Run { epochs, model, .. } = run;
-    let how = resume::outlook(epochs.args, &epochs.cursor(model.state()).run);
-    Interrupted(format!("the last version could not be written: {reason}; {how}"))
+    Interrupted(format!("the last version could not be written: {reason}; {}", outlook(run)))
+}
+
+/// How the run is continued.
+fn outlook(Run { epochs, model, .. }: &Run<'_>) -> String {
+    resume::outlook(epochs.args, &epochs.cursor(model.state()).run)
 }
 
 /// Reads and checks a `model.toml`.

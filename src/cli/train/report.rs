@@ -5,7 +5,6 @@ use std::fmt::Write as _;
 use serde_json::{Value, json};
 
 use super::epochs::Epochs;
-use super::meter::shown;
 use super::trained::Trained;
 use crate::cli::or_dash;
 use crate::trainer::PlanStats;
@@ -73,10 +72,8 @@ impl Report<'_> {
         let mut text =
             format!("{trained}, {steps} steps, {samples_per_s:.0} samples/s, {skipped} lines skipped\n");
         // Writing to a string cannot fail.
-        if let Some(progressive) = epochs.meter.progressive.quality() {
-            let samples = progressive.quality.samples;
-            let _ =
-                writeln!(text, "last {samples} samples, before training on them: {}", shown(&progressive));
+        if let Some(last) = epochs.meter.last_samples() {
+            let _ = writeln!(text, "{last}");
         }
         if let Trained::OnDisk { pipeline, .. } = model {
             let PlanStats { hits, fills, evictions, bubbles, splits, .. } = pipeline.stats();

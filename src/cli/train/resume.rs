@@ -18,6 +18,11 @@ use crate::types::Version;
 /// When the last version belongs to another run, which is named by its first difference, or cannot be read.
 pub(crate) fn find(args: &Args, stop: &Stop) -> anyhow::Result<Option<Start>> {
     let wrong = |reason: String| anyhow::Error::from(InputError(anyhow!("--resume: {reason}")));
+    // With `serve --train`, what is there is served nevertheless.
+    let unreadable = |error: anyhow::Error| match args.alone {
+        true => wrong(format!("{error:#}")),
+        false => error.context("--resume"),
+    };
     let beginning = |reason: &str| {
         let begin = "it starts at the beginning of its data";
         tracing::info!(model = args.name, "this run has published nothing yet ({reason}): {begin}");
@@ -29,7 +34,7 @@ pub(crate) fn find(args: &Args, stop: &Stop) -> anyhow::Result<Option<Start>> {
         Err(StoreError::NoGoodVersion { refused, .. }) if refused.is_empty() => {
             return beginning("no version");
         }
-        Err(error) => return Err(wrong(error.to_string())),
+        Err(error) => return Err(unreadable(error.into())),
     };
     let version = latest.store.version();
     let run = args.cursor_run(&args.feed(&latest.schema, stop))?;
@@ -37,8 +42,10 @@ pub(crate) fn find(args: &Args, stop: &Stop) -> anyhow::Result<Option<Start>> {
     let reason = match &latest.cursor {
         None => format!("version {version} has no cursor"),
         Some(text) => {
-            let cursor: Cursor = serde_json::from_str(text)
-                .map_err(|error| wrong(format!("version {version}: checkpoint/cursor.json: {error}")))?;
+            let cursor = Cursor::parse(text).map_err(|error| {
+                let file = format!("version {version}: checkpoint/cursor.json");
+                unreadable(anyhow::Error::new(error).context(file))
+            })?;
             match cursor.run.check(&run).and_then(|()| check_optimizer(&latest, optimizer)) {
                 Ok(()) => return Ok(Some(Start::Resumed(Box::new(latest), Box::new(cursor)))),
                 Err(other) => format!("version {version} is of another run: {other}"),
@@ -66,7 +73,7 @@ fn overtaken(args: &Args, run: &Run, after: Version, before: Version) -> Option<
 /// Whether a version is of this run. Its tables are not read.
 fn is_of_run(args: &Args, run: &Run, version: Version) -> bool {
     let cursor = store::cursor(&args.models, &args.name, version).ok().flatten();
-    let cursor = cursor.and_then(|text| serde_json::from_str::<Cursor>(&text).ok());
+    let cursor = cursor.and_then(|text| Cursor::parse(&text).ok());
     cursor.is_some_and(|cursor| cursor.run.check(run).is_ok())
 }
 

@@ -27,10 +27,11 @@ use crate::cli::training::ComputeFlags;
 use crate::cli::{InputError, error_line};
 use crate::config::Config;
 use crate::dataset::{Feed, Stop};
-use crate::learnlog;
+use crate::learnlog::{self, LogError};
 use crate::metrics::{EventKind, TrainingState};
 use crate::store::retention::chain_bytes;
 use crate::store::{StoreError, check_name, versions};
+use crate::trainer::cursor::CursorError;
 
 /// How often versions are published without `--publish-every`.
 const PUBLISH_EVERY: Duration = Duration::from_secs(5);
@@ -328,8 +329,8 @@ impl TrainingThread {
         // The lock is held to the end, also by the publisher.
         let Checked { start, schema, lock } = match self.check() {
             Ok(checked) => checked,
-            // The disk is full, for example.
-            Err(error) if error.is::<StoreError>() && self.has_version() => {
+            // The disk is full, or a checkpoint or the log of learned samples is damaged, for example.
+            Err(error) if is_of_disk(&error) && self.has_version() => {
                 return server.serves_without(error);
             }
             Err(error) => {
@@ -408,4 +409,9 @@ impl TrainingThread {
         tracing::info!(model, samples, version = version.0, "training has ended {why}");
         Ok(())
     }
+}
+
+/// Whether something on disk keeps the model from being trained, so that it may be served as it is.
+fn is_of_disk(error: &anyhow::Error) -> bool {
+    error.is::<StoreError>() || error.is::<LogError>() || error.is::<CursorError>()
 }

@@ -332,3 +332,33 @@ fn an_interrupt_ends_an_epoch_after_a_whole_batch() {
     feed.stop.interrupt_flag().store(true, std::sync::atomic::Ordering::SeqCst);
     assert_eq!(reader.read(10, &mut out).unwrap(), 0);
 }
+
+#[test]
+fn an_interrupt_ends_the_skip_to_a_place() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a");
+    let mut text = Vec::new();
+    write_criteo_tsv(50, 1, &mut text).unwrap();
+    // To read on is an error.
+    text.extend(b"bad\n".repeat(1001));
+    std::fs::write(&path, text).unwrap();
+    let list = || FeedFiles::List(vec![path.clone()]);
+    let followed = FeedFiles::Followed(Follow::new(dir.path(), None));
+    let file = FileAt { name: "a".to_owned(), samples: 100, complete: false };
+    let (shuffle, held_out) = (Shuffle { samples: 10, seed: 1 }, HeldOut { ratio: 0.1, seed: 1 });
+    for (files, shuffle, held_out, file) in [
+        (list(), None, None, None),
+        (list(), Some(shuffle), None, None),
+        (list(), None, Some(held_out), None),
+        (list(), Some(shuffle), Some(held_out), None),
+        (followed, None, None, Some(file)),
+    ] {
+        let feed = Feed { shuffle, held_out, ..feed(Format::CriteoTsv, files) };
+        let place = Place { file, ..place(1, 100) };
+        let error = feed.open(&place).err().unwrap().to_string();
+        assert!(error.contains("more than 1000 malformed lines"), "{error}");
+        feed.stop.interrupt();
+        let mut reader = feed.open(&place).unwrap();
+        assert_eq!(reader.read(10, &mut RawBatch::default()).unwrap(), 0);
+    }
+}

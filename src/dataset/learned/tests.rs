@@ -266,3 +266,31 @@ fn a_sample_that_is_too_large_to_train_on_is_left_out_and_counted() {
     reader.read(9, &mut out).unwrap();
     assert_eq!(out.dense, [2.0, 3.0, 1e19]);
 }
+
+#[test]
+fn a_reader_whose_log_was_deleted_begins_with_the_first_sample_of_the_new_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("learn");
+    // Either at the end of the log, or within it.
+    for behind in [0, 30] {
+        let (before, samples) = log(&path);
+        let mut reader = feed(&path, true, &Stop::default()).open(&Place::begin(1)).unwrap();
+        let mut out = RawBatch::default();
+        let most = samples as usize - behind;
+        assert_eq!(reader.read(most, &mut out).unwrap(), most);
+        let first = reader.runs()[0].clone();
+        drop(before);
+        std::fs::remove_dir_all(&path).unwrap();
+        // The rest of the request that was read, and of its segment.
+        let left = rest(&mut *reader, 1).len();
+        assert!(left <= behind, "{left}");
+        // `durable` is the same.
+        let (_after, again) = log(&path);
+        assert_eq!(reader.read(again as usize, &mut out).unwrap(), again as usize);
+        assert_eq!(out.dense.iter().map(|&n| n as u32).collect::<Vec<_>>(), (0..again).collect::<Vec<_>>());
+        let run = reader.runs()[0].clone();
+        assert!(run.file == first.file && !Arc::ptr_eq(&run.file, &first.file));
+        assert_eq!(run.samples as u64, run.of_file);
+        std::fs::remove_dir_all(&path).unwrap();
+    }
+}

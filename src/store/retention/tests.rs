@@ -34,6 +34,18 @@ fn a_version_that_a_reader_has_open_is_not_removed() {
 }
 
 #[test]
+fn a_version_whose_tables_are_read_without_their_store_is_not_removed() {
+    let (dir, _) = chain::chain();
+    let models = dir.path();
+    let mut tables = open(models, "m", Version(2), Purpose::Train).unwrap().store.into_tables();
+    tables.truncate(1);
+    compact(models, "m", Version(3), Version(3)).unwrap();
+    assert_eq!(retain(models, "m", 1).unwrap(), [Version(3)]);
+    drop(tables);
+    assert_eq!(retain(models, "m", 1).unwrap(), [1, 2].map(Version));
+}
+
+#[test]
 fn a_version_that_a_label_names_stays_with_what_it_builds_on() {
     let (dir, _) = chain::chain();
     let models = dir.path();

@@ -16,6 +16,8 @@ fn cursor() -> Cursor {
         held_out: Some(HeldOut { ratio: 0.1 + 0.2, seed: 4 }),
         lr: 0.1,
         schedule: Schedule { warmup: 3, decay: Some(decay) },
+        replicas: 2,
+        lambda: 4,
         validating: Some(Validating {
             valid: Some(ValidFile { name: "v.tsv".to_owned(), begin: "3".to_owned() }),
             early_stop: Some(2),
@@ -159,6 +161,26 @@ fn the_best_epoch_has_the_least_finite_log_loss() {
         .collect();
     assert_eq!(better, [false, true, false, true, false]);
     assert_eq!((validation.best.unwrap().epoch, validation.bad_epochs), (4, 1));
+}
+
+#[test]
+fn a_run_with_another_number_of_replicas_is_refused_and_earlier_cursors_are_of_one() {
+    let run = cursor().run;
+    let (replicas, lambda) = (Run { replicas: 3, ..run.clone() }, Run { lambda: 1, ..run.clone() });
+    assert_eq!(run.check(&replicas).unwrap_err().to_string(), "--replicas: expected 2, as before, got 3");
+    assert_eq!(run.check(&lambda).unwrap_err().to_string(), "--lambda: expected 4, as before, got 1");
+    let one = Run { replicas: 1, lambda: 1, ..run };
+    let text = serde_json::to_string(&one).unwrap();
+    assert!(!text.contains("replicas") && !text.contains("lambda"), "{text}");
+    assert_eq!(serde_json::from_str::<Run>(&text).unwrap(), one);
+}
+
+#[test]
+fn a_cursor_of_another_format_is_refused_by_its_number_whatever_its_fields_are() {
+    assert_eq!(Cursor::parse(&serde_json::to_string(&cursor()).unwrap()).unwrap(), cursor());
+    let error = Cursor::parse(r#"{"format": 2, "place": {"epoch": 1}}"#).unwrap_err();
+    assert_eq!(error.to_string(), "format: expected 1, got 2");
+    assert!(Cursor::parse(r#"{"place": 1}"#).unwrap_err().to_string().contains("unknown field `place`"));
 }
 
 mod fuzz {

@@ -31,9 +31,14 @@ impl Cut {
     }
 }
 
+/// Whether a version could not be made, and training can go on without it.
+pub(super) fn is_of_version(error: &TrainError) -> bool {
+    matches!(error, TrainError::Store(_) | TrainError::Memory(_))
+}
+
 impl Publisher {
-    /// Makes a cut, unless no version may be published now. A version that cannot be written is reported,
-    /// and is no error: the next cut has its rows.
+    /// Makes a cut, unless no version may be published now. A version that cannot be written, or for which
+    /// there is no memory, is reported, and is no error: the next cut has its rows.
     pub(crate) fn try_cut(
         &mut self,
         state: &TrainState,
@@ -48,7 +53,8 @@ impl Publisher {
         }
         let reason = match notes() {
             Ok(notes) => match cut(self, notes, begun) {
-                Err(TrainError::Store(error)) => {
+                Err(error) if is_of_version(&error) => {
+                    self.due.note_cut(state.steps);
                     self.due.owed = true;
                     error.to_string()
                 }
@@ -113,7 +119,8 @@ impl Publisher {
         }
         self.cut = Some(Cut::new(image, dense, (notes, begun)));
         self.send();
-        self.begin_capture()
+        self.begin_capture();
+        Ok(())
     }
 
     /// Takes the changed rows into an image, and notes that a cut was made.
@@ -149,7 +156,8 @@ impl Publisher {
         let published = Published { version, full, rows, bytes, appeared, took, pause, steps, cursor };
         self.writer.retain();
         self.written(base, published);
-        self.begin_capture()
+        self.begin_capture();
+        Ok(())
     }
 
     /// Hands a complete image to the writer. If that fails, this is reported, and the rows stay changed.

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use super::cut::is_of_version;
 use super::{CutNotes, PublishOptions, Publisher, SLOW_WRITE};
 use crate::rowlog::WorkingFile;
 use crate::store::retention::chain_bytes;
@@ -93,7 +94,7 @@ impl Publisher {
                 std::thread::sleep(self.due.retry_after);
             }
             match cut(self) {
-                Err(TrainError::Store(error)) => failed = Some(TrainError::Store(error)),
+                Err(error) if is_of_version(&error) => failed = Some(error),
                 done => done?,
             }
         }

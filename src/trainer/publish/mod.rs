@@ -240,16 +240,15 @@ impl Publisher {
     }
 
     /// Begins to capture rows, if training shows them and the next version can be a delta. From now on
-    /// every changed row must be shown.
-    ///
-    /// # Errors
-    /// [`TrainError::Memory`].
-    fn begin_capture(&mut self) -> Result<(), TrainError> {
+    /// every changed row must be shown. Without memory, the next cut reads its rows from the file.
+    fn begin_capture(&mut self) {
         let none_marked = self.changed.iter().all(|rows| rows.len() == 0);
         if self.may_capture && self.capture.is_none() && self.base.is_some() && none_marked {
-            self.capture = Some(Capture::new(self.empty_image()?, &self.rows));
+            match self.empty_image() {
+                Ok(image) => self.capture = Some(Capture::new(image, &self.rows)),
+                Err(error) => tracing::warn!(model = self.options.name, %error, "rows are not captured"),
+            }
         }
-        Ok(())
     }
 
     /// Moves the captured rows to the set of changed rows, so that the next cut reads them from the file.

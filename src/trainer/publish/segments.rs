@@ -82,7 +82,7 @@ impl Publisher {
         let Data { reader, batch, .. } = data;
         let (mut samples, watch) = (0, Watch::start(stop, &self.shortage)?);
         self.may_capture = pipeline.shows_current_rows();
-        self.begin_capture()?;
+        self.begin_capture();
         loop {
             watch.resume(self.waits_on_disk());
             let (steps, before) = (self.steps_to_cut(state.steps), state.steps);

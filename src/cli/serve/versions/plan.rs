@@ -1,9 +1,8 @@
 //! What is wanted of a model, and opening what is not loaded yet.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Instant;
 
-use super::{Known, RETRY_AFTER, Refusal, SettleOptions, Versions, refusal};
+use super::{Known, Refusal, SettleOptions, Versions, refusal};
 use crate::cli::serve::stamps::Stamper;
 use crate::cli::serve::{LoadedModel, Loader};
 use crate::config::{STABLE, Shadow, TrafficConfig, VersionPolicy};
@@ -281,8 +280,7 @@ impl Opener<'_> {
                 self.model.engine.count_refused();
                 let reason = refusal(version, &reason);
                 let passes = error.downcast_ref::<StoreError>().is_some_and(StoreError::may_pass);
-                let again = passes.then(|| Instant::now() + RETRY_AFTER);
-                let refusal = Refusal { stamps, reason: reason.clone(), again };
+                let refusal = Refusal::new(stamps, reason.clone(), passes);
                 self.known.refused.insert(version, refusal);
                 Err(reason)
             }

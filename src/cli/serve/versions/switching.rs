@@ -7,7 +7,7 @@
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-use super::{Known, RETRY_AFTER, Refusal, Versions, refusal};
+use super::{Known, Refusal, Versions, refusal};
 use crate::cli::background;
 use crate::cli::serve::LoadedModel;
 use crate::cli::serve::stamps::Stamper;
@@ -119,8 +119,7 @@ impl Versions {
                 events.record(EventKind::Refused, name, format!("version {target}: {error}"));
                 let stamps = Stamper::new(&self.loader.models, name).of(&[target]);
                 let reason = refusal(target, &error);
-                let again = Some(Instant::now() + RETRY_AFTER);
-                known.refused.insert(target, Refusal { stamps, reason: reason.clone(), again });
+                known.refused.insert(target, Refusal::new(stamps, reason.clone(), true));
                 if !own {
                     known.secondary.remove(&target);
                 }

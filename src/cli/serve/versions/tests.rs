@@ -290,3 +290,17 @@ fn a_model_is_loaded_with_its_newest_good_version_and_a_bad_one_is_refused_once(
     let [_, (version, state, _)] = &running.index()[..] else { panic!("no two rows") };
     assert_eq!((version.as_str(), state.as_str()), ("2", "UNAVAILABLE"));
 }
+
+#[test]
+fn a_version_that_is_refused_at_the_start_for_a_reason_that_passes_is_tried_again() {
+    let mut world = World::new(Writer::Everything);
+    world.publish();
+    world.publish();
+    // As while a process removes it. Its files do not change.
+    let version = fs::File::open(world.models().join(MODEL).join("2")).unwrap();
+    version.lock().unwrap();
+    let running = Running::start(&world, "");
+    assert_eq!(running.scored_by(0).unwrap(), 1);
+    drop(version);
+    wait("the version is served", || running.scored_by(0).unwrap() == 2);
+}

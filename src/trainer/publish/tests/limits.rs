@@ -243,3 +243,24 @@ fn a_reader_that_waits_at_a_full_log_gets_a_version_before_its_step_or_the_reaso
     let log = run.log.lock().unwrap();
     assert!(matches!(&log[..], [Ok(published)] if published.steps == 4), "{log:?}");
 }
+
+#[test]
+fn a_cut_without_memory_costs_a_version_but_neither_the_run_nor_a_row() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut run = Run::new(dir.path(), &schema(ARCHITECTURES[0]), Kind::Adagrad, 1);
+    run.publisher.retry_after = Duration::from_millis(1);
+    (0..3).for_each(|seed| run.publish_step(seed));
+    // There is no memory for an image of tables of this size.
+    let (tables, published) = (run.publisher.rows.len(), run.log.lock().unwrap().len());
+    let rows = std::mem::replace(&mut run.publisher.rows, vec![u64::MAX; tables]);
+    run.publisher.spare = None;
+    (3..6).for_each(|seed| run.publish_step(seed));
+    assert!(matches!(run.try_finish(), Err(TrainError::Memory(_))));
+    let failed = run.log.lock().unwrap()[published..].iter().filter(|outcome| outcome.is_err()).count();
+    assert_eq!((failed, run.log.lock().unwrap().len()), (3, published + 3));
+    run.publisher.rows = rows;
+    (6..9).for_each(|seed| run.publish_step(seed));
+    run.finish();
+    run.assert_published(dir.path());
+    assert_eq!(run.log.lock().unwrap().last().unwrap().as_ref().unwrap().steps, 9);
+}
