@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::str::FromStr;
-use std::sync::mpsc;
+use std::sync::{Arc, Mutex, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -16,6 +16,7 @@ use flechette::schema::preset::{self, ArchKind};
 use serde_json::Value;
 
 use crate::skip::skip;
+use crate::switching::wait;
 
 /// A command for the program. It does not inherit settings from the environment of the tests.
 pub fn flechette() -> Command {
@@ -218,8 +219,9 @@ pub struct Served {
     child: Child,
     pub grpc: SocketAddr,
     pub http: SocketAddr,
-    /// Its whole log.
-    log: Option<JoinHandle<String>>,
+    /// What it has logged, and the thread that reads that to its end.
+    log: Arc<Mutex<String>>,
+    reader: Option<JoinHandle<()>>,
 }
 
 impl Served {
@@ -245,24 +247,32 @@ impl Served {
         let mut child = flechette_in(setup, &line).stderr(Stdio::piped()).spawn().unwrap();
         let lines = BufReader::new(child.stderr.take().unwrap()).lines();
         let (sender, addresses) = mpsc::channel();
-        let log = thread::spawn(move || {
-            let mut log = String::new();
+        let log = Arc::<Mutex<String>>::default();
+        let read = log.clone();
+        let reader = thread::spawn(move || {
             for line in lines.map_while(Result::ok) {
-                log = log + &line + "\n";
+                *read.lock().unwrap() += &format!("{line}\n");
                 let address = |key| line.split_once(key)?.1.split(' ').next()?.parse::<SocketAddr>().ok();
                 if let (Some(grpc), Some(http)) = (address(grpc), address(http)) {
                     let _ = sender.send((grpc, http));
                 }
             }
-            log
         });
         match addresses.recv_timeout(LIMIT) {
-            Ok((grpc, http)) => Self { child, grpc, http, log: Some(log) },
+            Ok((grpc, http)) => Self { child, grpc, http, log, reader: Some(reader) },
             Err(error) => {
                 let _ = child.kill();
-                panic!("serve does not listen: {error}: {}", log.join().unwrap())
+                reader.join().unwrap();
+                panic!("serve does not listen: {error}: {}", log.lock().unwrap())
             }
         }
+    }
+
+    /// Waits until its log has these words this many times.
+    pub fn said(&self, words: &str, times: usize) {
+        wait(&format!("{times} times in the log: {words}"), || {
+            self.log.lock().unwrap().matches(words).count() >= times
+        });
     }
 
     pub fn url(&self) -> String {
@@ -338,11 +348,17 @@ impl Served {
                 None if begun.elapsed() < LIMIT => thread::sleep(Duration::from_millis(5)),
                 None => {
                     self.child.kill().unwrap();
-                    panic!("serve does not end: {}", self.log.take().unwrap().join().unwrap());
+                    panic!("serve does not end: {}", self.whole_log());
                 }
             }
         };
-        (status, self.log.take().unwrap().join().unwrap())
+        (status, self.whole_log())
+    }
+
+    /// Its log, after its end.
+    fn whole_log(&mut self) -> String {
+        self.reader.take().unwrap().join().unwrap();
+        std::mem::take(&mut self.log.lock().unwrap())
     }
 }
 
