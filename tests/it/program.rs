@@ -15,8 +15,9 @@ use flechette::dataset::synthetic::write_criteo_tsv;
 use flechette::schema::preset::{self, ArchKind};
 use serde_json::Value;
 
-use crate::skip::skip;
+use crate::skip::{skip, skip_part};
 use crate::switching::wait;
+use crate::trained;
 
 /// A command for the program. It does not inherit settings from the environment of the tests.
 pub fn flechette() -> Command {
@@ -62,20 +63,26 @@ pub fn run(line: &str) -> Output {
     output
 }
 
-/// Runs a command that must succeed, ignores its output, and returns its peak memory in bytes.
-pub fn run_measured(line: &str) -> u64 {
-    let nowhere = || Stdio::null();
+/// What a command has printed, and its peak memory in bytes.
+pub struct Measured {
+    pub stdout: String,
+    pub peak: u64,
+}
+
+/// Runs a command that must succeed and prints less than a pipe holds.
+pub fn run_measured(line: &str) -> Measured {
     let mut command = flechette();
-    let mut child =
-        command.args(line.split_whitespace()).stdout(nowhere()).stderr(nowhere()).spawn().unwrap();
+    let command = command.args(line.split_whitespace()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut child = command.spawn().unwrap();
     let mut peak = 0;
     while child.try_wait().unwrap().is_none() {
         peak = peak_bytes(child.id()).unwrap_or(0).max(peak);
         thread::sleep(Duration::from_millis(2));
     }
-    assert!(child.wait().unwrap().success(), "{line}");
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success(), "{line}");
     assert!(peak > 0, "{line}: ended before the first measurement");
-    peak
+    Measured { stdout: String::from_utf8(output.stdout).unwrap(), peak }
 }
 
 /// Runs a command that must succeed, and returns the line of JSON at the end of its output.
@@ -165,6 +172,8 @@ pub struct Workshop {
     pub models: String,
     pub train: String,
     pub valid: String,
+    pub train_rows: u64,
+    pub valid_rows: u64,
 }
 
 impl Workshop {
@@ -184,7 +193,7 @@ impl Workshop {
         let (models, train, valid) = (path("models"), path("train.tsv"), path("valid.tsv"));
         write_criteo_tsv(train_rows, 1, fs::File::create(&train).unwrap()).unwrap();
         write_criteo_tsv(valid_rows, 2, fs::File::create(&valid).unwrap()).unwrap();
-        Self { dir, models, train, valid }
+        Self { dir, models, train, valid, train_rows, valid_rows }
     }
 
     pub fn path(&self, name: &str) -> String {
@@ -199,14 +208,19 @@ impl Workshop {
     }
 
     /// Trains a small model that is named after its architecture, and returns the output of `train --json`.
-    /// The file [`Self::trained_scores`] then has the trainer's scores of the validation rows.
+    /// The file [`Self::trained_scores`] then has the trainer's scores of the validation rows. The first
+    /// version may be a copy of that of another workshop.
     pub fn train(&self, kind: ArchKind) -> Value {
         let (config, name) = (self.config(kind, 8, 1000), kind.name());
         let (out, Self { models, train, valid, .. }) = (self.trained_scores(kind), self);
-        run_json(&format!(
-            "train --model-config {config} --format criteo-tsv --data {train} --valid {valid} \
-             --valid-out {out} --models {models} --name {name} --json"
-        ))
+        let anew = || {
+            run_json(&format!(
+                "train --model-config {config} --format criteo-tsv --data {train} --valid {valid} \
+                 --valid-out {out} --models {models} --name {name} --json"
+            ))
+        };
+        let is_first = !Path::new(models).join(name).exists();
+        if is_first { trained::once(self, kind, anew) } else { anew() }
     }
 
     pub fn trained_scores(&self, kind: ArchKind) -> String {
@@ -399,12 +413,17 @@ pub fn bytes_of(pid: u32, name: &str) -> Option<u64> {
 /// A file of the real data sets in `$FLECHETTE_DATA` or `../shared/data`; they are not in the repository.
 /// Reports the test as skipped and returns `None` if the file does not exist.
 pub fn real(name: &str) -> Option<PathBuf> {
+    find_real(name).inspect_err(|reason| skip(reason)).ok()
+}
+
+/// As [`real`], for a test that also runs without the file.
+pub fn real_part(name: &str) -> Option<PathBuf> {
+    find_real(name).inspect_err(|reason| skip_part(reason)).ok()
+}
+
+fn find_real(name: &str) -> Result<PathBuf, String> {
     let default = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/data");
     let folder = std::env::var_os("FLECHETTE_DATA").map_or_else(default, PathBuf::from);
     let path = folder.join(name);
-    if !path.is_file() {
-        skip(&format!("no {} (set FLECHETTE_DATA)", path.display()));
-        return None;
-    }
-    Some(path)
+    if path.is_file() { Ok(path) } else { Err(format!("no {} (set FLECHETTE_DATA)", path.display())) }
 }

@@ -169,7 +169,8 @@ fn no_secret_is_printed_even_at_the_level_trace() {
     }
     // Files that are exchanged, and cut: their errors name them only.
     let key = fs::read_to_string(secured.files.path("server.key")).unwrap();
-    let cases = [("server.pem", &*key), ("server.key", PREDICT), ("server.key", &key[..80]), ("predict", &key)];
+    let cases =
+        [("server.pem", &*key), ("server.key", PREDICT), ("server.key", &key[..80]), ("predict", &key)];
     for (number, (name, text)) in cases.into_iter().enumerate() {
         let good = fs::read_to_string(secured.files.path(name)).unwrap();
         secured.files.write(name, text);
