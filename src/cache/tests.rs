@@ -11,6 +11,7 @@ mod switching;
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 
@@ -460,41 +461,52 @@ fn dropping_the_cache_ends_its_thread() {
 /// added, and the sum would wrap.
 #[test]
 fn the_bytes_of_a_row_are_counted_before_it_can_be_found() {
-    const ROUNDS: u64 = 50_000;
+    const LEAST: u64 = 2_000;
+    const MOST: u64 = 50_000;
+    const END: u64 = u64::MAX;
+    let limit = Instant::now() + Duration::from_secs(2);
     let tables = [table(64, 16)];
     let options = CacheOptions { watermarks: Watermarks { high: 1e-9, low: 1e-9 }, ..by_hand() };
     let cache = &cache_of(1 << 10, &tables, &options);
     let (begun, seen) = (&AtomicU64::new(0), &AtomicU64::new(0));
-    let wait_for = |count: &AtomicU64, round| {
-        while count.load(Ordering::Acquire) < round {
-            std::thread::yield_now();
+    let spin_until = |happened: &dyn Fn() -> bool| {
+        for looks in 1u64.. {
+            if happened() {
+                return;
+            }
+            // The other thread may need this core.
+            if looks.is_multiple_of(100) { std::thread::yield_now() } else { std::hint::spin_loop() }
         }
     };
     let index = &cache.shared.index;
     let empty = || (0..index.buckets()).all(|b| index.ages(b, index::Stamp::of(0)).next().is_none());
-    let uncounted = std::thread::scope(|scope| {
+    let (uncounted, rounds) = std::thread::scope(|scope| {
         let watcher = scope.spawn(move || {
             let mut uncounted = 0;
-            for round in 1..=ROUNDS {
-                wait_for(begun, round);
-                while empty() {
-                    std::hint::spin_loop();
+            for round in 1.. {
+                spin_until(&|| begun.load(Ordering::Acquire) >= round);
+                if begun.load(Ordering::Acquire) == END {
+                    break;
                 }
+                spin_until(&|| !empty());
                 std::sync::atomic::fence(Ordering::Acquire);
                 uncounted += u64::from(cache.shared.counts.linked_bytes.load(Ordering::Relaxed) == 0);
                 seen.store(round, Ordering::Release);
             }
             uncounted
         });
-        for round in 1..=ROUNDS {
+        let mut round = 0;
+        while round < LEAST || round < MOST && Instant::now() < limit {
+            round += 1;
             begun.store(round, Ordering::Release);
             let row = row_of(TableId(0), round % 64, 64);
             assert_eq!(cache.pin().insert(&miss(TableId(0), round % 64), &row).unwrap(), Insertion::Stored);
-            wait_for(seen, round);
+            spin_until(&|| seen.load(Ordering::Acquire) >= round);
             settle(cache);
             assert_eq!(cache.stats().pool_used_bytes, 0);
         }
-        watcher.join().unwrap()
+        begun.store(END, Ordering::Release);
+        (watcher.join().unwrap(), round)
     });
-    assert_eq!(uncounted, 0, "rows of {ROUNDS} were found before their bytes were counted");
+    assert_eq!(uncounted, 0, "rows of {rounds} were found before their bytes were counted");
 }

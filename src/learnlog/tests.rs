@@ -353,6 +353,6 @@ fn any_request_that_is_not_too_large_fits_beside_the_last_segment() {
         });
         assert_eq!(largest.expect("room").segment, segment);
         // All of it was trained on.
-        consumed(dir.path(), &name_of(segment)).unwrap();
+        remove_consumed(dir.path(), &name_of(segment)).unwrap();
     }
 }

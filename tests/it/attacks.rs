@@ -33,6 +33,7 @@ use crate::fake::{Fake, until};
 use crate::kserve::typed;
 use crate::program::{Served, run_failing, run_json};
 use crate::serving::{self, Running, http_get, request};
+use crate::switching::wait;
 
 /// The first bytes of an HTTP/2 client: the fixed text and an empty SETTINGS frame.
 pub const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
@@ -112,10 +113,34 @@ async fn status(answer: ResponseFuture) -> (Code, String) {
     (status.code(), status.message().to_owned())
 }
 
-/// Whether the server closes the connection within a few seconds.
+/// Far above what anything takes.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Whether the server closes the connection.
 async fn closed(stream: &mut TcpStream) -> bool {
     let mut bytes = Vec::new();
-    tokio::time::timeout(Duration::from_secs(5), stream.read_to_end(&mut bytes)).await.is_ok()
+    tokio::time::timeout(LIMIT, stream.read_to_end(&mut bytes)).await.is_ok()
+}
+
+/// Waits until the server has read what was sent on a connection: a later call has its answer.
+async fn has_arrived(raw: &mut SendRequest<Bytes>) {
+    let (answer, mut body) = raw.send_request(head(), false).unwrap();
+    body.send_data(frame(&request(1, 3).0.encode_to_vec()), true).unwrap();
+    tokio::time::timeout(LIMIT, answer).await.expect("an answer in time").unwrap();
+}
+
+/// Reads to a frame whose first bytes are these: its length, its type and its flags.
+async fn read_to(stream: &mut TcpStream, head: [u8; 5]) {
+    let mut bytes = Vec::new();
+    let read = async {
+        while !bytes.windows(5).any(|found: &[u8]| found == head) {
+            let mut more = [0; 1024];
+            let count = stream.read(&mut more).await.unwrap();
+            assert!(count > 0, "closed without this frame");
+            bytes.extend(&more[..count]);
+        }
+    };
+    tokio::time::timeout(LIMIT, read).await.expect("a frame in time");
 }
 
 async fn is_served(running: &Running) -> bool {
@@ -140,8 +165,7 @@ fn with_few_descriptors_the_http_port_answers_beside_many_idle_connections() {
     std::thread::sleep(Duration::from_secs(1));
     assert!(processor_time(served.id()) - before < Duration::from_millis(300));
     let runtime = tokio::runtime::Runtime::new().unwrap();
-    let health =
-        async { tokio::time::timeout(Duration::from_secs(5), http_get(served.http, "/healthz")).await };
+    let health = async { tokio::time::timeout(LIMIT, http_get(served.http, "/healthz")).await };
     assert_eq!(runtime.block_on(health).expect("an answer in time").0, 200);
     drop(idle);
     served.terminate();
@@ -218,7 +242,11 @@ async fn calls_without_a_body_are_ended_and_leave_room_to_other_connections() {
         assert!(message.contains("2.5 s (server.body_seconds)"), "{message}");
     }
     assert!(is_served(&running).await);
-    running.until_metric("flechette_requests_total{model=\"(none)\",code=\"DEADLINE_EXCEEDED\"} 8").await;
+    for (model, calls) in [("(none)", 7), ("ads", 1)] {
+        let line =
+            format!("flechette_requests_total{{model=\"{model}\",code=\"DEADLINE_EXCEEDED\"}} {calls}");
+        running.until_metric(&line).await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -328,7 +356,7 @@ async fn health_and_reflection_without_a_message_are_ended() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_connection_with_nothing_but_a_health_watch_is_closed_when_it_is_idle() {
     let running = Running::start_with(|parts| {
-        parts.server.grpc_idle = Some(Duration::from_millis(800));
+        parts.server.grpc_idle = Some(Duration::from_secs(3));
         parts.server.handshake = Duration::from_secs(2);
     })
     .await;
@@ -338,10 +366,9 @@ async fn a_connection_with_nothing_but_a_health_watch_is_closed_when_it_is_idle(
     let mut statuses = answer.await.unwrap().into_body();
     assert!(statuses.data().await.unwrap().is_ok());
     // Other calls keep the connection open, and the watch with it.
-    for _ in 0..25 {
-        let (answer, mut body) = raw.send_request(head(), false).unwrap();
-        body.send_data(frame(&request(1, 3).0.encode_to_vec()), true).unwrap();
-        answer.await.unwrap();
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_secs(4) {
+        has_arrived(&mut raw).await;
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     // But not calls of health.
@@ -353,7 +380,7 @@ async fn a_connection_with_nothing_but_a_health_watch_is_closed_when_it_is_idle(
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     });
-    let ended = tokio::time::timeout(Duration::from_secs(20), statuses.data()).await;
+    let ended = tokio::time::timeout(LIMIT, statuses.data()).await;
     assert!(!matches!(ended.expect("closed in time"), Some(Ok(_))));
 }
 
@@ -380,29 +407,30 @@ async fn calls_that_their_clients_do_not_complete_are_no_failures_of_the_server(
     let running = Running::start().await;
     let whole = frame(&request(1, 3).0.encode_to_vec());
     let half = whole.slice(..whole.len() / 2);
-    let counted = async |code: &str, calls: usize| {
-        let line = format!("flechette_requests_total{{model=\"(none)\",code=\"{code}\"}} {calls}");
-        running.until_metric(&line).await;
-    };
-    for (number, sent) in [Bytes::new(), half.clone()].into_iter().enumerate() {
+    // The second half of the message does not matter, because its model is named in the first one.
+    for (model, sent) in [("(none)", Bytes::new()), ("ads", half.clone())] {
+        let counted = async |code: &str, calls: usize| {
+            let line = format!("flechette_requests_total{{model=\"{model}\",code=\"{code}\"}} {calls}");
+            running.until_metric(&line).await;
+        };
         let mut raw = connect(running.grpc, 65_535).await;
         let mut reset = raw.send_request(head(), false).unwrap().1;
         reset.send_data(sent.clone(), false).unwrap();
-        tokio::time::sleep(Duration::from_millis(100)).await;
+        has_arrived(&mut raw).await;
         reset.send_reset(h2::Reason::CANCEL);
-        counted("CANCELLED", 2 * number + 1).await;
+        counted("CANCELLED", 1).await;
         let mut raw = connect(running.grpc, 65_535).await;
         let mut lost = raw.send_request(head(), false).unwrap();
         lost.1.send_data(sent.clone(), false).unwrap();
-        tokio::time::sleep(Duration::from_millis(100)).await;
+        has_arrived(&mut raw).await;
         drop((lost, raw));
-        counted("CANCELLED", 2 * number + 2).await;
+        counted("CANCELLED", 2).await;
         let mut raw = connect(running.grpc, 65_535).await;
         let (answer, mut ended) = raw.send_request(head(), false).unwrap();
         ended.send_data(sent, true).unwrap();
         let (code, message) = status(answer).await;
         assert_eq!((code, message.as_str()), (Code::InvalidArgument, "message: missing or incomplete"));
-        counted("INVALID_ARGUMENT", number + 1).await;
+        counted("INVALID_ARGUMENT", 1).await;
     }
     let page = running.get("/metrics").await.1;
     let failed = |line: &&str| line.contains("code=\"INTERNAL\"") || line.contains("code=\"UNKNOWN\"");
@@ -437,7 +465,7 @@ async fn a_stream_may_be_silent_between_its_messages_but_not_within_one() {
 async fn connections_without_a_preface_are_closed_and_make_room() {
     let running = Running::start_with(|parts| {
         parts.server.max_connections = 3;
-        parts.server.handshake = Duration::from_millis(300);
+        parts.server.handshake = Duration::from_secs(2);
     })
     .await;
     // The client of `running` is the third.
@@ -446,13 +474,15 @@ async fn connections_without_a_preface_are_closed_and_make_room() {
         (TcpStream::connect(running.grpc).await.unwrap(), TcpStream::connect(running.grpc).await.unwrap());
     slow.write_all(&PREFACE[..10]).await.unwrap();
     assert!(closed(&mut silent).await && closed(&mut slow).await);
+    running.until_metric("flechette_connections{port=\"grpc\"} 1").await;
     let mut late = TcpStream::connect(running.grpc).await.unwrap();
     late.write_all(PREFACE).await.unwrap();
-    let waited = tokio::time::timeout(Duration::from_secs(1), async {
-        let mut bytes = [0; 64];
-        while late.read(&mut bytes).await.unwrap() > 0 {}
-    });
-    assert!(waited.await.is_err(), "a connection with a preface stays open");
+    let mut later = TcpStream::connect(running.grpc).await.unwrap();
+    assert!(closed(&mut later).await);
+    // A connection with a preface stays open: it answers a PING.
+    late.write_all(&http2_frame(6, 0, 0, &[0; 8])).await.unwrap();
+    read_to(&mut late, [0, 0, 8, 6, 1]).await;
+    running.until_metric("flechette_connections{port=\"grpc\"} 2").await;
     assert!(is_served(&running).await);
     let mut silent = TcpStream::connect(running.http).await.unwrap();
     assert!(closed(&mut silent).await);
@@ -478,59 +508,51 @@ async fn open_and_refused_connections_are_counted_by_port() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_idle_connection_is_closed_and_its_client_connects_again() {
-    let running =
-        Running::start_with(|parts| parts.server.grpc_idle = Some(Duration::from_millis(300))).await;
+    let running = Running::start_with(|parts| parts.server.grpc_idle = Some(Duration::from_secs(2))).await;
     assert!(is_served(&running).await);
     let mut raw = TcpStream::connect(running.grpc).await.unwrap();
     raw.write_all(PREFACE).await.unwrap();
-    let mut bytes = Vec::new();
-    tokio::time::timeout(Duration::from_secs(5), async {
-        // The frame type 7 is GOAWAY.
-        while !bytes.windows(5).any(|head: &[u8]| head == [0, 0, 8, 7, 0]) {
-            let mut more = [0; 1024];
-            let count = raw.read(&mut more).await.unwrap();
-            assert!(count > 0, "closed without GOAWAY");
-            bytes.extend(&more[..count]);
-        }
-    })
-    .await
-    .unwrap();
-    tokio::time::sleep(Duration::from_millis(500)).await;
+    // GOAWAY.
+    read_to(&mut raw, [0, 0, 8, 7, 0]).await;
+    drop(raw);
+    running.until_metric("flechette_connections{port=\"grpc\"} 0").await;
     assert!(is_served(&running).await);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_drain_does_not_wait_for_idle_connections() {
-    let running = Running::start().await;
+    let running = Running::start_with(|parts| parts.server.drain = Duration::from_secs(600)).await;
     assert!(is_served(&running).await);
     let _silent = TcpStream::connect(running.grpc).await.unwrap();
     let mut deaf = TcpStream::connect(running.grpc).await.unwrap();
     deaf.write_all(PREFACE).await.unwrap();
-    let _open = connect(running.grpc, 65_535).await;
-    tokio::time::sleep(Duration::from_millis(100)).await;
+    // The answer to its SETTINGS.
+    read_to(&mut deaf, [0, 0, 0, 4, 1]).await;
+    let mut open = connect(running.grpc, 65_535).await;
+    has_arrived(&mut open).await;
+    running.until_metric("flechette_connections{port=\"grpc\"} 4").await;
     let started = Instant::now();
     let drained = running.stop().await.unwrap().unwrap();
     assert_eq!(drained.unfinished, 0);
-    assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
+    assert!(started.elapsed() < LIMIT, "{:?}", started.elapsed());
 }
 
 #[test]
 fn a_second_signal_ends_a_drain_at_once() {
     let models = models();
-    let served = serve("FLECHETTE_SERVER_BODY_SECONDS=100", models.path(), "");
+    let times = "export FLECHETTE_SERVER_BODY_SECONDS=600 FLECHETTE_SERVER_DRAIN_SECONDS=600";
+    let served = serve(times, models.path(), "");
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let mut raw = runtime.block_on(connect(served.grpc, 65_535));
     let _held = raw.send_request(head(), false).unwrap();
     let ready = || runtime.block_on(http_get(served.http, "/readyz")).0;
-    std::thread::sleep(Duration::from_millis(200));
+    runtime.block_on(has_arrived(&mut raw));
     served.terminate();
-    while ready() == 200 {
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    wait("the drain begins", || ready() != 200);
     let started = Instant::now();
     served.terminate();
     let (status, log) = served.ended();
-    assert!(started.elapsed() < Duration::from_secs(5), "{:?}: {log}", started.elapsed());
+    assert!(started.elapsed() < LIMIT, "{:?}: {log}", started.elapsed());
     assert_eq!(status.code(), Some(130), "{log}");
 }
 
@@ -554,7 +576,7 @@ async fn a_connection_whose_answers_are_not_read_is_closed() {
         answers.push(answer.await.unwrap());
     }
     assert!(is_served(&running).await, "the answers take no places");
-    let ended = tokio::time::timeout(Duration::from_secs(5), answers[0].body_mut().data()).await;
+    let ended = tokio::time::timeout(LIMIT, answers[0].body_mut().data()).await;
     assert!(!matches!(ended.expect("closed in time"), Some(Ok(_))));
 }
 
@@ -650,7 +672,7 @@ async fn answers_that_are_not_read_are_no_overload() {
     // A client that tries again and again.
     let since = Instant::now();
     while !is_served(&running).await {
-        assert!(since.elapsed() < Duration::from_secs(5), "the idle model refuses all calls");
+        assert!(since.elapsed() < LIMIT, "the idle model refuses all calls");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     assert_eq!(unread.len(), 40);

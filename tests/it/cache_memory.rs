@@ -6,6 +6,7 @@ use flechette::schema::preset::{self, ArchKind};
 use flechette::trainer::{self, optim};
 
 use crate::program::{Served, Workshop, run};
+use crate::switching::wait;
 
 /// Allowed memory of a server with a cache, in addition to `cache.bytes` and to a server without a cache.
 const SERVER_EXTRA: u64 = 16 << 20;
@@ -34,10 +35,8 @@ fn a_server_with_a_cache_takes_its_bytes_and_what_is_stated_more_than_one_withou
         );
         let saved = Path::new(&workshop.models).join("large/state/hot_rows.flhot");
         let with = peak(&workshop, &keys, |served| {
-            assert!(served.sum("flechette_cache_evictions_total", "large") > 0.0);
-            while !saved.is_file() {
-                std::thread::sleep(std::time::Duration::from_millis(20));
-            }
+            wait("rows are evicted", || served.sum("flechette_cache_evictions_total", "large") > 0.0);
+            wait("hot rows are saved", || saved.is_file());
         });
         std::fs::remove_file(saved).unwrap();
         let batches = BATCH_ID * (WORKERS * SAMPLES * schema.features.len()) as u64;

@@ -67,14 +67,14 @@ async fn start(change: impl FnOnce(&mut ServerParts)) -> Running {
     .await
 }
 
-/// Calls the other model some times, one call after the other. Each must be answered soon.
+/// Calls the other model some times, one call after the other. Each must be answered in time.
 async fn ask_other(running: &Running) {
     for seed in 0..10 {
         let (mut message, scores) = request(3, seed);
         message.model = "other".to_owned();
         let asked = Instant::now();
         assert_eq!(running.send(message).await.unwrap().unwrap(), scores);
-        assert!(asked.elapsed() < Duration::from_secs(5), "{:?}", asked.elapsed());
+        assert!(asked.elapsed() < Duration::from_secs(60), "{:?}", asked.elapsed());
     }
 }
 

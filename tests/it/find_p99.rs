@@ -3,6 +3,7 @@
 use serde_json::Value;
 
 use crate::program::{Served, Workshop, run, run_failing};
+use crate::switching::wait;
 use flechette::schema::preset::ArchKind;
 
 #[test]
@@ -63,9 +64,7 @@ fn a_search_ends_with_the_error_of_a_request_that_failed_for_another_reason_than
         workshop.valid
     );
     let stopping = std::thread::spawn(move || {
-        while served.sum("flechette_requests_total", "dlrm") < 50.0 {
-            std::thread::sleep(std::time::Duration::from_millis(5));
-        }
+        wait("requests are answered", || served.sum("flechette_requests_total", "dlrm") >= 50.0);
         drop(served);
     });
     let error = run_failing(1, &line);

@@ -98,15 +98,22 @@ fn follow_in_ten_files(workshop: &Workshop, config: &str, lines: &[&str], flags:
     assert_eq!(newest(), last);
 }
 
+fn follow_generated_data(flags: &str) {
+    let workshop = Workshop::new(1500, 50);
+    let config = workshop.config(ArchKind::Dlrm, 8, 1000);
+    let text = fs::read_to_string(&workshop.train).unwrap();
+    let lines: Vec<&str> = text.split_inclusive('\n').collect();
+    follow_in_ten_files(&workshop, &config, &lines, flags);
+}
+
 #[test]
 fn a_followed_stream_is_served_while_it_is_trained_and_ends_with_the_bytes_of_one_run() {
-    for flags in ["", "--scratchpad 0.4"] {
-        let workshop = Workshop::new(1500, 50);
-        let config = workshop.config(ArchKind::Dlrm, 8, 1000);
-        let text = fs::read_to_string(&workshop.train).unwrap();
-        let lines: Vec<&str> = text.split_inclusive('\n').collect();
-        follow_in_ten_files(&workshop, &config, &lines, flags);
-    }
+    follow_generated_data("");
+}
+
+#[test]
+fn a_stream_that_is_followed_with_a_scratchpad_ends_with_the_bytes_of_one_run() {
+    follow_generated_data("--scratchpad 0.4");
 }
 
 #[test]

@@ -489,7 +489,7 @@ async fn limits_and_deadlines_are_those_of_native_calls() {
     // Without tonic, whose client has a timer too, which may cancel the call first.
     let raw = Raw::connect(running.grpc).await;
     let path = "inference.GRPCInferenceService/ModelInfer";
-    let answer = raw.call_path(path, frame(&right().encode_to_vec()), &[("grpc-timeout", "1S")]).await;
+    let answer = raw.call_path(path, frame(&right().encode_to_vec()), &[("grpc-timeout", "2S")]).await;
     assert_eq!(answer.code, Code::DeadlineExceeded, "{}", answer.message);
     running.until_metric("flechette_requests_total{model=\"ads\",code=\"DEADLINE_EXCEEDED\"} 1").await;
     // A limit of the request's own, in microseconds.
@@ -704,7 +704,7 @@ async fn a_stream_ends_with_a_status_at_a_message_that_is_too_large_and_at_its_d
 
     let (sender, receiver) = tokio::sync::mpsc::channel(1);
     let mut call = tonic::Request::new(tokio_stream::wrappers::ReceiverStream::new(receiver));
-    call.metadata_mut().insert("grpc-timeout", "500m".parse().unwrap());
+    call.metadata_mut().insert("grpc-timeout", "2S".parse().unwrap());
     let mut answers = client.model_stream_infer(call).await.unwrap().into_inner();
     sender.send(right()).await.unwrap();
     assert_eq!(answers.message().await.unwrap().unwrap().error_message, "");

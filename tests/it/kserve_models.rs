@@ -4,8 +4,6 @@ use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::thread::sleep;
-use std::time::Duration;
 
 use flechette::schema::preset::ArchKind;
 use flechette::server::inference::grpc_inference_service_client::GrpcInferenceServiceClient;
@@ -18,7 +16,7 @@ use tonic::{Code, Status};
 
 use crate::program::{Served, Workshop, highest_version, run_json};
 use crate::serving::channel;
-use crate::switching::{publish_all_changed, requests, wait};
+use crate::switching::{looks, publish_all_changed, requests, serves, wait};
 
 const MODEL: &str = "dlrm";
 
@@ -100,8 +98,7 @@ fn an_unloaded_model_releases_its_files_and_comes_back_only_when_it_is_loaded() 
         assert_eq!(repository.unload(MODEL).unwrap_err().code(), Code::NotFound);
         let index = [["deepfm", "1", "READY"], ["dlrm", "", "UNAVAILABLE"]];
         assert_eq!(repository.index(), index.map(|model| model.map(str::to_owned)));
-        // The directory is read every second.
-        sleep(Duration::from_millis(2500));
+        looks(&served, &workshop.models, 2);
         assert!(!repository.ready(MODEL));
         let own = fs::read_to_string(workshop.trained_scores(ArchKind::Deepfm)).unwrap();
         assert!(scores(&served, &workshop, "deepfm") == own, "the other model goes on");
@@ -169,7 +166,11 @@ fn a_client_takes_over_versions_and_adds_models_where_the_directory_is_not_watch
     assert_eq!(version(&served), 1);
     publish_all_changed(&workshop.models, 2);
     workshop.train(ArchKind::Deepfm);
-    sleep(Duration::from_millis(300));
+    let watching = Served::start(&workshop.models, "");
+    wait("a server that watches serves both", || {
+        serves(&watching, MODEL, 2) && serves(&watching, "deepfm", 1)
+    });
+    drop(watching);
     assert_eq!(version(&served), 1);
     repository.load(MODEL).unwrap();
     assert_eq!(version(&served), 2);
@@ -256,7 +257,7 @@ fn a_model_that_is_trained_here_can_be_unloaded_and_comes_back_with_its_newest_v
     repository.unload(MODEL).unwrap();
     assert_eq!(shown("serving_version"), 0.0);
     wait("training ends", || shown("training_steps_total") > 0.0 && shown("training_state") == 0.0);
-    sleep(Duration::from_millis(1500));
+    looks(&served, models, 2);
     assert!(!repository.ready(MODEL));
     repository.load(MODEL).unwrap();
     let newest = highest_version(Path::new(models), MODEL).unwrap();

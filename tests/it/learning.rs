@@ -22,14 +22,14 @@ fn auc(schema: &Schema, seed: u64, format: &str, [train, test]: [&Path; 2]) -> f
     trained["auc"].as_f64().unwrap()
 }
 
-/// The median test AUC of seeds 0 to 4 on the Criteo sample.
+/// The median test AUC of seeds 0 to 2 on the Criteo sample.
 fn criteo_median(kind: Preset) -> Option<f64> {
     let (train, test) = (real("criteo_kaggle_train.tsv.zst")?, real("criteo_kaggle_test.tsv.zst")?);
     let schema = preset::criteo(kind, 16, 100_000);
-    let mut aucs: Vec<f64> = (0..5).map(|seed| auc(&schema, seed, "criteo-tsv", [&train, &test])).collect();
+    let mut aucs: Vec<f64> = (0..3).map(|seed| auc(&schema, seed, "criteo-tsv", [&train, &test])).collect();
     aucs.sort_by(f64::total_cmp);
     eprintln!("{}: test AUC {aucs:.4?}", kind.name());
-    Some(aucs[2])
+    Some(aucs[1])
 }
 
 #[test]

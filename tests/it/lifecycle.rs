@@ -59,11 +59,12 @@ fn a_port_in_use_is_reported_before_a_model_is_loaded() {
     let (workshop, _held) = held();
     let holder = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let busy = holder.local_addr().unwrap();
-    let begun = Instant::now();
     let line = format!("serve --models {} --grpc {busy} --http 127.0.0.1:0", workshop.models);
-    let error = run_failing(1, &line);
-    assert!(error.contains("server.grpc") && error.contains("in use"), "{error}");
-    assert!(begun.elapsed() < Duration::from_secs(8), "it waited for the model");
+    let output = run(&line);
+    let log = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{log}");
+    assert!(log.contains("server.grpc") && log.contains("in use"), "{log}");
+    assert!(!log.contains("refused"), "it waited for the model: {log}");
 }
 
 #[test]
@@ -90,11 +91,10 @@ fn a_server_answers_while_its_models_load_and_says_that_it_is_not_ready() {
 fn a_signal_ends_a_server_whose_models_still_load() {
     let (workshop, _held) = held();
     let served = Served::listening(&workshop.models, "");
-    let begun = Instant::now();
     served.terminate();
     let (status, log) = served.ended();
     assert!(status.success(), "{log}");
-    assert!(begun.elapsed() < Duration::from_secs(8), "it waited for the model: {log}");
+    assert!(!log.contains("refused"), "it waited for the model: {log}");
 }
 
 #[test]
@@ -250,7 +250,7 @@ fn clients_that_follow_readyz_lose_no_call_when_another_server_takes_over() {
     let workshop = Workshop::new(300, 400);
     workshop.train(ArchKind::Dlrm);
     let config = workshop.path("serve.toml");
-    fs::write(&config, "[server]\ndrain_delay_seconds = 2\n").unwrap();
+    fs::write(&config, "[server]\ndrain_delay_seconds = 5\n").unwrap();
     let [old, new] = [(); 2].map(|()| Served::start(&workshop.models, &format!("--config {config}")));
     let (grpc, moved, stop) = ([old.grpc, new.grpc], AtomicBool::new(false), AtomicBool::new(false));
     let call = |requests: Vec<(PredictRequest, Batch)>| {
@@ -294,7 +294,7 @@ fn a_server_that_will_drain_serves_on_for_the_delay_but_is_not_ready() {
     let workshop = Workshop::new(300, 50);
     workshop.train(ArchKind::Dlrm);
     let config = workshop.path("serve.toml");
-    fs::write(&config, "[server]\ndrain_delay_seconds = 3\n").unwrap();
+    fs::write(&config, "[server]\ndrain_delay_seconds = 8\n").unwrap();
     let served = Served::start(&workshop.models, &format!("--config {config}"));
     let begun = Instant::now();
     served.terminate();
@@ -303,7 +303,7 @@ fn a_server_that_will_drain_serves_on_for_the_delay_but_is_not_ready() {
     served.score("dlrm", &workshop.valid, "");
     let (status, log) = served.ended();
     assert!(status.success() && log.contains("unfinished=0"), "{log}");
-    assert!(begun.elapsed() >= Duration::from_secs(3), "{log}");
+    assert!(begun.elapsed() >= Duration::from_secs(8), "{log}");
 }
 
 #[test]

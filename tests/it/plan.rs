@@ -10,7 +10,8 @@ use serde_json::Value;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::files::Counts;
-use crate::program::{Served, Workshop, real, run, run_failing, run_json};
+use crate::program::{Served, Workshop, real_part, run, run_failing, run_json};
+use crate::skip::skip;
 
 const POLICIES: [&str; 7] = ["arc", "lfu", "lru", "random", "s3fifo", "server", "wtinylfu"];
 
@@ -372,8 +373,10 @@ fn the_real_traces_have_the_published_hit_rates() {
     schema.tables.retain(|table| table.name != "hour");
     let avazu = workshop.path("avazu.toml");
     fs::write(&avazu, schema.to_toml()).unwrap();
+    let mut found = 0;
     for (file, wanted) in traces {
-        let Some(path) = real(file) else { continue };
+        let Some(path) = real_part(file) else { continue };
+        found += 1;
         let path = path.display();
         let (config, format) =
             if file.contains("avazu") { (&avazu, "avazu-csv") } else { (&criteo, "criteo-tsv") };
@@ -384,5 +387,8 @@ fn the_real_traces_have_the_published_hit_rates() {
             let got = 100.0 * rate(&json["sizes"][i], "flat", "lru");
             assert!((got - wanted).abs() <= 0.1, "{file}: {got} for {wanted}");
         }
+    }
+    if found == 0 {
+        skip("there is no trace");
     }
 }

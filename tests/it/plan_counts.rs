@@ -11,7 +11,7 @@ use flechette::dataset::{self, Format, ReadOptions};
 use flechette::schema::Schema;
 use flechette::schema::preset::{self, ArchKind, SyntheticShape};
 use flechette::types::{Batch, RawBatch};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::files::{Counts, recording_block, recording_header};
 use crate::program::{Workshop, run, run_failing, run_json, run_measured};
@@ -70,8 +70,9 @@ fn rows_that_do_not_fit_are_counted_within_the_given_memory_and_the_hottest_are_
              --counts-bytes 2Mi --json"
         )
     };
-    let (short, long) = (run_measured(&line(40_000)), run_measured(&line(900_000)));
-    let json = run_json(&line(900_000));
+    let (short, long) = (run_measured(&line(40_000)).peak, run_measured(&line(900_000)));
+    let json: Value = serde_json::from_str(long.stdout.lines().last().unwrap()).unwrap();
+    let long = long.peak;
     let exact = skewed.exact("rows=900000,skew=0.9");
     let would_take = exact.len() as u64 * ROW;
     eprintln!("peak memory: {short} bytes short, {long} long; {would_take} bytes of rows, {json}");

@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::str::FromStr;
-use std::sync::mpsc;
+use std::sync::{Arc, Mutex, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,9 @@ use flechette::dataset::synthetic::write_criteo_tsv;
 use flechette::schema::preset::{self, ArchKind};
 use serde_json::Value;
 
-use crate::skip::skip;
+use crate::skip::{skip, skip_part};
+use crate::switching::wait;
+use crate::trained;
 
 /// A command for the program. It does not inherit settings from the environment of the tests.
 pub fn flechette() -> Command {
@@ -61,20 +63,26 @@ pub fn run(line: &str) -> Output {
     output
 }
 
-/// Runs a command that must succeed, ignores its output, and returns its peak memory in bytes.
-pub fn run_measured(line: &str) -> u64 {
-    let nowhere = || Stdio::null();
+/// What a command has printed, and its peak memory in bytes.
+pub struct Measured {
+    pub stdout: String,
+    pub peak: u64,
+}
+
+/// Runs a command that must succeed and prints less than a pipe holds.
+pub fn run_measured(line: &str) -> Measured {
     let mut command = flechette();
-    let mut child =
-        command.args(line.split_whitespace()).stdout(nowhere()).stderr(nowhere()).spawn().unwrap();
+    let command = command.args(line.split_whitespace()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut child = command.spawn().unwrap();
     let mut peak = 0;
     while child.try_wait().unwrap().is_none() {
         peak = peak_bytes(child.id()).unwrap_or(0).max(peak);
         thread::sleep(Duration::from_millis(2));
     }
-    assert!(child.wait().unwrap().success(), "{line}");
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success(), "{line}");
     assert!(peak > 0, "{line}: ended before the first measurement");
-    peak
+    Measured { stdout: String::from_utf8(output.stdout).unwrap(), peak }
 }
 
 /// Runs a command that must succeed, and returns the line of JSON at the end of its output.
@@ -164,6 +172,8 @@ pub struct Workshop {
     pub models: String,
     pub train: String,
     pub valid: String,
+    pub train_rows: u64,
+    pub valid_rows: u64,
 }
 
 impl Workshop {
@@ -183,7 +193,7 @@ impl Workshop {
         let (models, train, valid) = (path("models"), path("train.tsv"), path("valid.tsv"));
         write_criteo_tsv(train_rows, 1, fs::File::create(&train).unwrap()).unwrap();
         write_criteo_tsv(valid_rows, 2, fs::File::create(&valid).unwrap()).unwrap();
-        Self { dir, models, train, valid }
+        Self { dir, models, train, valid, train_rows, valid_rows }
     }
 
     pub fn path(&self, name: &str) -> String {
@@ -198,14 +208,19 @@ impl Workshop {
     }
 
     /// Trains a small model that is named after its architecture, and returns the output of `train --json`.
-    /// The file [`Self::trained_scores`] then has the trainer's scores of the validation rows.
+    /// The file [`Self::trained_scores`] then has the trainer's scores of the validation rows. The first
+    /// version may be a copy of that of another workshop.
     pub fn train(&self, kind: ArchKind) -> Value {
         let (config, name) = (self.config(kind, 8, 1000), kind.name());
         let (out, Self { models, train, valid, .. }) = (self.trained_scores(kind), self);
-        run_json(&format!(
-            "train --model-config {config} --format criteo-tsv --data {train} --valid {valid} \
-             --valid-out {out} --models {models} --name {name} --json"
-        ))
+        let anew = || {
+            run_json(&format!(
+                "train --model-config {config} --format criteo-tsv --data {train} --valid {valid} \
+                 --valid-out {out} --models {models} --name {name} --json"
+            ))
+        };
+        let is_first = !Path::new(models).join(name).exists();
+        if is_first { trained::once(self, kind, anew) } else { anew() }
     }
 
     pub fn trained_scores(&self, kind: ArchKind) -> String {
@@ -218,8 +233,9 @@ pub struct Served {
     child: Child,
     pub grpc: SocketAddr,
     pub http: SocketAddr,
-    /// Its whole log.
-    log: Option<JoinHandle<String>>,
+    /// What it has logged, and the thread that reads that to its end.
+    log: Arc<Mutex<String>>,
+    reader: Option<JoinHandle<()>>,
 }
 
 impl Served {
@@ -245,24 +261,32 @@ impl Served {
         let mut child = flechette_in(setup, &line).stderr(Stdio::piped()).spawn().unwrap();
         let lines = BufReader::new(child.stderr.take().unwrap()).lines();
         let (sender, addresses) = mpsc::channel();
-        let log = thread::spawn(move || {
-            let mut log = String::new();
+        let log = Arc::<Mutex<String>>::default();
+        let read = log.clone();
+        let reader = thread::spawn(move || {
             for line in lines.map_while(Result::ok) {
-                log = log + &line + "\n";
+                *read.lock().unwrap() += &format!("{line}\n");
                 let address = |key| line.split_once(key)?.1.split(' ').next()?.parse::<SocketAddr>().ok();
                 if let (Some(grpc), Some(http)) = (address(grpc), address(http)) {
                     let _ = sender.send((grpc, http));
                 }
             }
-            log
         });
         match addresses.recv_timeout(LIMIT) {
-            Ok((grpc, http)) => Self { child, grpc, http, log: Some(log) },
+            Ok((grpc, http)) => Self { child, grpc, http, log, reader: Some(reader) },
             Err(error) => {
                 let _ = child.kill();
-                panic!("serve does not listen: {error}: {}", log.join().unwrap())
+                reader.join().unwrap();
+                panic!("serve does not listen: {error}: {}", log.lock().unwrap())
             }
         }
+    }
+
+    /// Waits until its log has these words this many times.
+    pub fn said(&self, words: &str, times: usize) {
+        wait(&format!("{times} times in the log: {words}"), || {
+            self.log.lock().unwrap().matches(words).count() >= times
+        });
     }
 
     pub fn url(&self) -> String {
@@ -338,11 +362,17 @@ impl Served {
                 None if begun.elapsed() < LIMIT => thread::sleep(Duration::from_millis(5)),
                 None => {
                     self.child.kill().unwrap();
-                    panic!("serve does not end: {}", self.log.take().unwrap().join().unwrap());
+                    panic!("serve does not end: {}", self.whole_log());
                 }
             }
         };
-        (status, self.log.take().unwrap().join().unwrap())
+        (status, self.whole_log())
+    }
+
+    /// Its log, after its end.
+    fn whole_log(&mut self) -> String {
+        self.reader.take().unwrap().join().unwrap();
+        std::mem::take(&mut self.log.lock().unwrap())
     }
 }
 
@@ -383,12 +413,17 @@ pub fn bytes_of(pid: u32, name: &str) -> Option<u64> {
 /// A file of the real data sets in `$FLECHETTE_DATA` or `../shared/data`; they are not in the repository.
 /// Reports the test as skipped and returns `None` if the file does not exist.
 pub fn real(name: &str) -> Option<PathBuf> {
+    find_real(name).inspect_err(|reason| skip(reason)).ok()
+}
+
+/// As [`real`], for a test that also runs without the file.
+pub fn real_part(name: &str) -> Option<PathBuf> {
+    find_real(name).inspect_err(|reason| skip_part(reason)).ok()
+}
+
+fn find_real(name: &str) -> Result<PathBuf, String> {
     let default = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/data");
     let folder = std::env::var_os("FLECHETTE_DATA").map_or_else(default, PathBuf::from);
     let path = folder.join(name);
-    if !path.is_file() {
-        skip(&format!("no {} (set FLECHETTE_DATA)", path.display()));
-        return None;
-    }
-    Some(path)
+    if path.is_file() { Ok(path) } else { Err(format!("no {} (set FLECHETTE_DATA)", path.display())) }
 }

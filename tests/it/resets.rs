@@ -62,7 +62,7 @@ async fn calls_that_are_reset_faster_than_they_end_take_no_memory_and_no_turn_of
         let asked = Instant::now();
         let (message, scores) = request(1, 3);
         assert_eq!(running.send(message).await.unwrap().unwrap(), scores);
-        assert!(asked.elapsed() < Duration::from_secs(5), "{:?}", asked.elapsed());
+        assert!(asked.elapsed() < Duration::from_secs(60), "{:?}", asked.elapsed());
     }
     watch.join().unwrap();
     let calls: u32 = storms.into_iter().map(|storm| storm.join().unwrap()).sum();

@@ -65,7 +65,7 @@ fn training_on_a_hundred_times_the_data_takes_the_same_memory() {
             "train --model-config {config} --format criteo-tsv --data {data} --models {models} --name m \
              --batch 64 --threads 2"
         );
-        run_measured(&line)
+        run_measured(&line).peak
     };
     let (once, repeated) = (peak(&workshop.train), peak(&repeated));
     eprintln!("peak memory: {once} bytes once, {repeated} bytes a hundred times");

@@ -14,6 +14,9 @@ const PREDICT: &str = "predict-token-0123456789";
 const ADMIN: &str = "admin-token-0123456789";
 const UNKNOWN: &str = "unknown-token-0123456789";
 
+/// The line of the log after the files were read at a signal.
+const READ_AGAIN: &str = "SIGHUP: no setting that can change while the server runs has changed";
+
 /// A model, and all files of a server with TLS, certificates of clients, and tokens.
 struct Secured {
     workshop: Workshop,
@@ -166,14 +169,14 @@ fn no_secret_is_printed_even_at_the_level_trace() {
     }
     // Files that are exchanged, and cut: their errors name them only.
     let key = fs::read_to_string(secured.files.path("server.key")).unwrap();
-    for (name, text) in
-        [("server.pem", &*key), ("server.key", PREDICT), ("server.key", &key[..80]), ("predict", &key)]
-    {
+    let cases =
+        [("server.pem", &*key), ("server.key", PREDICT), ("server.key", &key[..80]), ("predict", &key)];
+    for (number, (name, text)) in cases.into_iter().enumerate() {
         let good = fs::read_to_string(secured.files.path(name)).unwrap();
         secured.files.write(name, text);
         served.signal("-HUP");
         print(&format!("serve --models {} {}", secured.workshop.models, secured.flags));
-        thread::sleep(Duration::from_millis(300));
+        served.said(READ_AGAIN, number + 1);
         secured.files.write(name, &good);
     }
     served.terminate();
@@ -272,21 +275,20 @@ fn settings_that_need_each_other_are_checked() {
 fn sighup_takes_new_files_or_says_at_once_why_not() {
     let secured = Secured::new();
     let served = secured.serve();
-    let reload = |name: &str, text: &str| {
+    let good = secured.authority.sign(2091);
+    for (times, name, text) in [(1, "server.pem", &good.certificate), (2, "server.key", &good.key)] {
         secured.files.write(name, text);
         served.signal("-HUP");
-        thread::sleep(Duration::from_millis(500));
-    };
-    let good = secured.authority.sign(2091);
-    reload("server.pem", &good.certificate);
-    reload("server.key", &good.key);
+        served.said(READ_AGAIN, times);
+    }
     assert_eq!(run_json(&secured.client("score", &served, "predict"))["version"], 1);
     secured.files.write("server.pem", "");
+    let path = |name: &str| secured.path(name);
     // Found without a signal, and said once.
-    thread::sleep(Duration::from_secs(9));
+    served.said(&format!("tls.certificate: {}: exp", path("server.pem")), 1);
+    thread::sleep(Duration::from_secs(5));
     served.terminate();
     let (_, log) = served.ended();
-    let path = |name: &str| secured.path(name);
     let lines = [
         format!(
             "ERROR flechette::server::security::files: tls.key: {}: the key does not match",

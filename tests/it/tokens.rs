@@ -7,6 +7,8 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use flechette::config::AuthConfig;
 use flechette::server::ServerParts;
+use h2::SendStream;
+use h2::client::ResponseFuture;
 use prost::bytes::Bytes;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -43,8 +45,14 @@ async fn start(change: impl FnOnce(&mut ServerParts)) -> (Files, Running) {
     (files, running)
 }
 
-/// The status of a call with this path. The end of its message is sent only when a refusal would have come.
-async fn call(running: &Running, path: &str, token: Option<&str>) -> Status {
+/// A call without a message.
+struct Call {
+    answer: ResponseFuture,
+    message: SendStream<Bytes>,
+}
+
+/// Begins a call with this path.
+async fn begin(running: &Running, path: &str, token: Option<&str>) -> Call {
     let stream = TcpStream::connect(running.grpc).await.unwrap();
     let (mut send, connection) = h2::client::Builder::new().handshake::<_, Bytes>(stream).await.unwrap();
     tokio::spawn(connection);
@@ -53,19 +61,37 @@ async fn call(running: &Running, path: &str, token: Option<&str>) -> Status {
     if let Some(token) = token {
         head = head.header("authorization", format!("Bearer {token}"));
     }
-    let (mut answer, mut body) = send.send_request(head.body(()).unwrap(), false).unwrap();
-    let answer = match tokio::time::timeout(Duration::from_millis(100), &mut answer).await {
-        Ok(answer) => answer,
-        Err(_) => {
-            body.send_data(Bytes::new(), true).unwrap();
-            answer.await
-        }
-    };
+    let (answer, message) = send.send_request(head.body(()).unwrap(), false).unwrap();
+    Call { answer, message }
+}
+
+async fn status(answer: ResponseFuture) -> Status {
+    let answer = tokio::time::timeout(Duration::from_secs(60), answer).await.expect("an answer in time");
     Status::from_header_map(answer.unwrap().headers()).unwrap_or_else(|| Status::new(Code::Ok, ""))
 }
 
-fn let_in(status: &Status) -> bool {
-    !matches!(status.code(), Code::Unauthenticated | Code::PermissionDenied | Code::Unimplemented)
+/// The status of a call that is refused before any of its message is sent.
+async fn refused(running: &Running, path: &str, token: Option<&str>) -> Status {
+    let Call { answer, message } = begin(running, path, token).await;
+    let status = status(answer).await;
+    drop(message);
+    status
+}
+
+/// The status of a call with an empty message.
+async fn call(running: &Running, path: &str, token: Option<&str>) -> Status {
+    let Call { answer, mut message } = begin(running, path, token).await;
+    // It fails if the call was refused before.
+    let _ = message.send_data(Bytes::new(), true);
+    status(answer).await
+}
+
+/// Checks that a call is not refused for its token.
+async fn let_in(running: &Running, path: &str, token: Option<&str>) {
+    let status = call(running, path, token).await;
+    let refused =
+        matches!(status.code(), Code::Unauthenticated | Code::PermissionDenied | Code::Unimplemented);
+    assert!(!refused, "{path} with {token:?}: {status:?}");
 }
 
 /// Paths of calls, by the role that they need.
@@ -77,6 +103,7 @@ const OPEN: &[&str] = &[
 ];
 const OF_PREDICT: &[&str] = &[
     "flechette.v1.Ctr/Predict",
+    "flechette.v1.Ctr/PredictStream",
     "flechette.v1.Ctr/Learn",
     "flechette.v1.Ctr/GetModel",
     "inference.GRPCInferenceService/ServerMetadata",
@@ -99,8 +126,7 @@ async fn every_call_needs_a_token_of_its_role_before_its_message() {
     let (_files, running) = start(|_| {}).await;
     for path in OPEN {
         for token in [None, Some(UNKNOWN), Some(PREDICT)] {
-            let status = call(&running, path, token).await;
-            assert!(let_in(&status), "{path} with {token:?}: {status:?}");
+            let_in(&running, path, token).await;
         }
     }
     for (paths, own, other, setting) in
@@ -112,13 +138,12 @@ async fn every_call_needs_a_token_of_its_role_before_its_message() {
                 (Some(UNKNOWN), Code::Unauthenticated),
                 (Some(other), Code::PermissionDenied),
             ] {
-                let status = call(&running, path, token).await;
+                let status = refused(&running, path, token).await;
                 assert_eq!(status.code(), code, "{path} with {token:?}: {status:?}");
                 assert!(status.message().contains(setting), "{status:?}");
                 assert!(!status.message().contains("0123456789abcdef"), "{status:?}");
             }
-            let status = call(&running, path, Some(own)).await;
-            assert!(let_in(&status), "{path}: {status:?}");
+            let_in(&running, path, Some(own)).await;
         }
     }
     let refused = 2 * (OF_PREDICT.len() + OF_ADMIN.len());
@@ -188,7 +213,7 @@ async fn a_role_without_a_file_is_open() {
     assert_eq!(page(&running, "/metrics", None).await.0, 200);
     let (_files, running) = start(|parts| parts.auth.predict = None).await;
     for path in OF_PREDICT {
-        assert!(let_in(&call(&running, path, None).await), "{path}");
+        let_in(&running, path, None).await;
     }
 }
 
@@ -203,7 +228,7 @@ async fn reflection_and_administration_can_be_switched_off() {
         })
         .await;
         for path in OF_ADMIN {
-            let status = call(&running, path, Some(ADMIN)).await;
+            let status = refused(&running, path, Some(ADMIN)).await;
             let setting = if path.contains("reflection") { "server.reflection" } else { "server.admin" };
             assert_eq!(status.code(), Code::Unimplemented, "{path}: {status:?}");
             assert_eq!(status.message(), format!("{setting} is off"));
@@ -217,9 +242,10 @@ async fn a_token_that_is_removed_is_refused_on_open_connections_too() {
     let path = OF_PREDICT[0];
     files.write("predict", "");
     tokio::time::sleep(Duration::from_secs(5)).await;
-    assert!(let_in(&call(&running, path, Some(PREDICT)).await), "a bad file changes nothing");
+    // A bad file changes nothing.
+    let_in(&running, path, Some(PREDICT)).await;
     files.write("predict", UNKNOWN);
     until(async || call(&running, path, Some(PREDICT)).await.code() == Code::Unauthenticated).await;
-    assert!(let_in(&call(&running, path, Some(UNKNOWN)).await));
+    let_in(&running, path, Some(UNKNOWN)).await;
     assert_eq!(call(&running, path, Some(ADMIN)).await.code(), Code::PermissionDenied);
 }

@@ -7,13 +7,14 @@ use std::process::Stdio;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use flechette::mem::SplitMix64;
 use flechette::schema::preset::ArchKind;
-use xxhash_rust::xxh3::xxh3_128;
+use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
 
 use crate::program::{Workshop, check_listed_versions, flechette, highest_version, kills, run, run_failing};
 
-/// Kills of each kind of run in CI.
-const KILLS: usize = 10;
+/// Kills of each kind of run in CI. With those of `serve_train`, at least 32 runs are killed.
+const KILLS: usize = 4;
 
 /// The last version of a model of the workshop.
 pub fn last_version(workshop: &Workshop, name: &str) -> BTreeMap<String, u128> {
@@ -58,8 +59,9 @@ fn run_killed(line: &str, after: Duration) -> bool {
     running
 }
 
-#[test]
-fn a_run_that_is_killed_at_any_instant_and_resumed_writes_the_bytes_of_one_that_is_not() {
+/// Kills runs with these flags at random instants. Each is resumed to its end, and must write the bytes of a
+/// run that is not killed. The optimizers take turns.
+fn resumes_after_kills(name: &str, flags: &str, optimizers: &[&str]) {
     let workshop = Workshop::new(1500, 10);
     let config = workshop.config(ArchKind::Dlrm, 4, 400);
     // Two tables are rounded.
@@ -69,61 +71,65 @@ fn a_run_that_is_killed_at_any_instant_and_resumed_writes_the_bytes_of_one_that_
     }
     fs::write(&config, text).unwrap();
     let (models, data) = (&workshop.models, &workshop.train);
-    let mut random = 0x2545_f491_4f6c_dd1d_u64;
-    // The optimizers of each kind of run take turns.
-    for (name, flags, optimizers) in [
-        ("memory", "--publish-every 5steps --epochs 2 --shuffle 300", &["adam", "sgd"][..]),
-        (
-            "scratchpad",
-            "--publish-every 9steps --epochs 2 --shuffle 300 --scratchpad 0.3",
-            &["adam", "adagrad"],
-        ),
-        ("time", "--publish-every 20ms --lr-warmup 30", &["rowwise_adagrad"]),
-        (
-            "best",
-            "--publish-every 5steps --epochs 4 --valid-ratio 0.2 --save-best --early-stop 2 --lr 0.1",
-            &["adagrad"],
-        ),
-    ] {
-        let line = |name: &str, optimizer: &str| {
-            format!(
-                "train --model-config {config} --format criteo-tsv --data {data} --models {models} \
-                 --name {name} --batch 32 --threads 2 {flags} --optimizer {optimizer}"
-            )
-        };
-        let whole = |optimizer: &&'static str| {
-            let whole = format!("{name}-{optimizer}-whole");
-            let took = run_whole(&line(&whole, optimizer));
-            let expected = last_version(&workshop, &whole);
-            // SGD has no state, so only the rounded tables have rows in the checkpoint.
-            let states = if *optimizer == "sgd" { 2 } else { 26 };
-            assert!(expected.len() > 26 + states, "{expected:?}");
-            (*optimizer, took, expected)
-        };
-        let wholes: Vec<_> = optimizers.iter().map(whole).collect();
-        let (mut killed, mut runs) = (0, 0);
-        while killed < kills(KILLS) {
-            let (optimizer, took, expected) = &wholes[runs % wholes.len()];
-            let name = format!("{name}-{optimizer}-{runs}");
-            let line = line(&name, optimizer);
-            // Two kills, and then to the end.
-            for resume in ["", " --resume"] {
-                random ^= random << 13;
-                random ^= random >> 7;
-                random ^= random << 17;
-                let after = took.mul_f64((random % 1000) as f64 / 1000.0);
-                killed += usize::from(run_killed(&format!("{line}{resume}"), after));
-                check_listed_versions(models, &name);
-            }
-            run_whole(&format!("{line} --resume"));
-            let found = last_version(&workshop, &name);
-            let differ: Vec<_> =
-                expected.keys().filter(|file| found.get(*file) != expected.get(*file)).collect();
-            assert!(found == *expected, "{name}: {differ:?}, files {} and {}", found.len(), expected.len());
-            fs::remove_dir_all(Path::new(models).join(name)).unwrap();
-            runs += 1;
+    let line = |name: &str, optimizer: &str| {
+        format!(
+            "train --model-config {config} --format criteo-tsv --data {data} --models {models} --name {name} \
+             --batch 32 --threads 2 {flags} --optimizer {optimizer}"
+        )
+    };
+    let whole = |optimizer: &str| {
+        let whole = format!("{optimizer}-whole");
+        let took = run_whole(&line(&whole, optimizer));
+        let expected = last_version(&workshop, &whole);
+        // SGD has no state, so only the rounded tables have rows in the checkpoint.
+        let states = if optimizer == "sgd" { 2 } else { 26 };
+        assert!(expected.len() > 26 + states, "{expected:?}");
+        (took, expected)
+    };
+    let wholes: Vec<_> = optimizers.iter().map(|optimizer| whole(optimizer)).collect();
+    let mut random = SplitMix64::new(xxh3_64(name.as_bytes()));
+    let (mut killed, mut runs) = (0, 0);
+    while killed < kills(KILLS) {
+        assert!(runs < 5 * kills(KILLS), "{runs} runs were killed {killed} times before their end");
+        let (optimizer, (took, expected)) = (optimizers[runs % wholes.len()], &wholes[runs % wholes.len()]);
+        let name = format!("{optimizer}-{runs}");
+        let line = line(&name, optimizer);
+        // Two kills, and then to the end.
+        for resume in ["", " --resume"] {
+            let after = took.mul_f64((random.next_u64() % 1000) as f64 / 1000.0);
+            killed += usize::from(run_killed(&format!("{line}{resume}"), after));
+            check_listed_versions(models, &name);
         }
+        run_whole(&format!("{line} --resume"));
+        let found = last_version(&workshop, &name);
+        let differ: Vec<_> = expected.keys().filter(|file| found.get(*file) != expected.get(*file)).collect();
+        assert!(found == *expected, "{name}: {differ:?}, files {} and {}", found.len(), expected.len());
+        fs::remove_dir_all(Path::new(models).join(name)).unwrap();
+        runs += 1;
     }
+}
+
+#[test]
+fn a_run_in_memory_that_is_killed_at_any_instant_and_resumed_writes_the_bytes_of_one_that_is_not() {
+    let flags = "--publish-every 5steps --epochs 2 --shuffle 300";
+    resumes_after_kills("memory", flags, &["adam", "sgd"]);
+}
+
+#[test]
+fn a_run_with_a_scratchpad_that_is_killed_at_any_instant_and_resumed_writes_the_bytes_of_one_that_is_not() {
+    let flags = "--publish-every 9steps --epochs 2 --shuffle 300 --scratchpad 0.3";
+    resumes_after_kills("scratchpad", flags, &["adam", "adagrad"]);
+}
+
+#[test]
+fn a_run_that_publishes_by_time_and_is_killed_and_resumed_writes_the_bytes_of_one_that_is_not() {
+    resumes_after_kills("time", "--publish-every 20ms --lr-warmup 30", &["rowwise_adagrad"]);
+}
+
+#[test]
+fn a_run_that_keeps_its_best_version_and_is_killed_and_resumed_writes_the_bytes_of_one_that_is_not() {
+    let flags = "--publish-every 5steps --epochs 4 --valid-ratio 0.2 --save-best --early-stop 2 --lr 0.1";
+    resumes_after_kills("best", flags, &["adagrad"]);
 }
 
 #[test]

@@ -11,6 +11,7 @@ use flechette::schema::preset::ArchKind;
 use crate::files::hot_rows;
 use crate::program::{Served, Workshop, run, run_failing};
 use crate::skip::skip_part;
+use crate::switching::wait;
 
 const MODEL: &str = "dlrm";
 
@@ -200,9 +201,9 @@ fn rows_saved_while_serving_survive_a_kill() {
     let served = trained.serve("save_seconds = 1");
     trained.score(&served);
     let rows = counted(&served, "entries") as u64;
-    while fs::metadata(trained.hot_rows()).map_or(0, |meta| meta.len()) < 12 * rows {
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    wait("the hot rows are saved", || {
+        fs::metadata(trained.hot_rows()).map_or(0, |meta| meta.len()) >= 12 * rows
+    });
     // Dropping the server kills it with SIGKILL.
     drop(served);
     let served = trained.serve("");
@@ -226,31 +227,50 @@ fn counts_warm_the_cache_if_there_are_no_hot_rows() {
     assert_eq!(counted(&served, "entries"), 0.0, "with cache.warm off, counts only rank rows");
 }
 
-#[test]
-fn every_cache_setting_takes_effect_and_changes_no_score() {
-    let trained = Trained::new(2000);
-    let counts = trained.counts();
-    for (keys, shown) in [
-        ("key_bits = 12", "collisions_total"),
-        ("admission = \"frequency\"", "not_admitted_total"),
-        ("admission = \"probability\"\nadmission_probability = 0.5", "not_admitted_total"),
-        (&format!("eviction = \"lfu\"\ncounts = \"{counts}\""), "evictions_total"),
-        ("key_bits = 32\nhigh_watermark = 0.5\nlow_watermark = 0.2", "evictions_total"),
-    ] {
-        let served = trained.serve(&format!("warm = \"off\"\n{keys}"));
-        assert_eq!(counted(&served, shown), 0.0);
-        // Scores twice, and then again until the eviction thread has run.
+/// Checks that settings of the cache raise a counter and change no score.
+fn takes_effect(trained: &Trained, keys: &str, shown: &str) {
+    let served = trained.serve(&format!("warm = \"off\"\n{keys}"));
+    assert_eq!(counted(&served, shown), 0.0);
+    // Scores twice, and then again until the eviction thread has run.
+    trained.score(&served);
+    for _ in 0..200 {
         trained.score(&served);
-        for _ in 0..200 {
-            trained.score(&served);
-            if counted(&served, shown) > 0.0 {
-                break;
-            }
+        if counted(&served, shown) > 0.0 {
+            break;
         }
-        assert!(counted(&served, shown) > 0.0, "{keys}: {shown}");
-        assert!(counted(&served, "hits_total") > 0.0, "{keys}");
     }
+    assert!(counted(&served, shown) > 0.0, "{keys}: {shown}");
+    assert!(counted(&served, "hits_total") > 0.0, "{keys}");
     assert!(!trained.state().exists(), "cache.warm is off");
+}
+
+#[test]
+fn narrow_keys_collide_and_change_no_score() {
+    takes_effect(&Trained::new(2000), "key_bits = 12", "collisions_total");
+}
+
+#[test]
+fn admission_by_frequency_admits_fewer_rows_and_changes_no_score() {
+    takes_effect(&Trained::new(2000), "admission = \"frequency\"", "not_admitted_total");
+}
+
+#[test]
+fn admission_by_probability_admits_fewer_rows_and_changes_no_score() {
+    let keys = "admission = \"probability\"\nadmission_probability = 0.5";
+    takes_effect(&Trained::new(2000), keys, "not_admitted_total");
+}
+
+#[test]
+fn eviction_by_counts_evicts_rows_and_changes_no_score() {
+    let trained = Trained::new(2000);
+    let keys = format!("eviction = \"lfu\"\ncounts = \"{}\"", trained.counts());
+    takes_effect(&trained, &keys, "evictions_total");
+}
+
+#[test]
+fn low_watermarks_evict_rows_and_change_no_score() {
+    let keys = "key_bits = 32\nhigh_watermark = 0.5\nlow_watermark = 0.2";
+    takes_effect(&Trained::new(2000), keys, "evictions_total");
 }
 
 #[test]

@@ -149,7 +149,7 @@ impl Meter {
     /// The progressive validation in words; `None` before the first sample.
     pub(crate) fn last_samples(&self) -> Option<String> {
         let last = self.progressive.quality()?;
-        Some(format!("last {} samples, before training on them: {}", last.quality.rows, shown(&last)))
+        Some(format!("last {} samples, before training on them: {}", last.quality.samples, shown(&last)))
     }
 
     /// Prints a line between those of progress.

@@ -37,6 +37,14 @@ fn on_every_path(lookup: &PoolLookup, rows: &[Option<&[u8]>], samples: usize) ->
     outputs
 }
 
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn kernels_for_other_processors_than_this_one_are_reported_as_not_tested() {
+    if !registers::has_avx2() {
+        crate::skip::skip_part("the processor has no AVX2, FMA and F16C");
+    }
+}
+
 /// The reference: a plain loop over decoded rows.
 fn oracle(lookup: &PoolLookup, rows: &[Option<&[u8]>]) -> Vec<u32> {
     let mut out = Vec::new();

@@ -7,6 +7,8 @@ use proptest::prelude::*;
 use super::*;
 #[cfg(target_arch = "x86_64")]
 use crate::compute::gemm::kernel::{product_avx2, product_avx512};
+#[cfg(target_arch = "x86_64")]
+use crate::skip::skip_part;
 
 fn numbers(n: usize, seed: u32) -> Vec<f32> {
     let mut state = seed.wrapping_mul(2_654_435_761).wrapping_add(1);
@@ -140,6 +142,17 @@ proptest! {
             pack_transposed_panel(Packed { panels: &panels, rows, columns }, p, out);
         }
         prop_assert_eq!(got, expected);
+    }
+}
+
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn kernels_for_other_processors_than_this_one_are_reported_as_not_tested() {
+    let avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
+    for (name, tested) in [("AVX-512", is_x86_feature_detected!("avx512f")), ("AVX2 and FMA", avx2)] {
+        if !tested {
+            skip_part(&format!("the processor has no {name}"));
+        }
     }
 }
 

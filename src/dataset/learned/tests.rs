@@ -223,11 +223,11 @@ fn a_batch_that_is_not_full_is_handed_out_when_the_log_is_full() {
     assert_eq!(shortage.limit(), Some(300));
     // An empty batch would be the end of the data.
     std::thread::scope(|scope| {
+        let began = Instant::now();
         scope.spawn(|| {
             sleep(3 * POLL);
             stop.pause();
         });
-        let began = Instant::now();
         assert_eq!(reader.read(1000, &mut out).unwrap(), 0);
         assert!(began.elapsed() >= 2 * POLL);
     });

@@ -39,6 +39,15 @@ fn sample() -> Batch {
     batch
 }
 
+/// Waits until something has happened. Panics if it never does.
+fn wait(what: &str, happened: impl Fn() -> bool) {
+    let until = Instant::now() + Duration::from_secs(60);
+    while !happened() {
+        assert!(Instant::now() < until, "never happened: {what}");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
 /// The main engine takes over version 4, and another one serves version 2.
 fn leaves_version_2(secondary: Arc<Fake>) -> Loaded {
     Loaded {
@@ -61,6 +70,7 @@ fn the_main_engine_leaves_a_version_when_also_the_calls_before_the_last_label_ar
     assert_eq!(models.set_label(NAME, ("stable", stable)).unwrap(), Some(Version(2)));
     thread::scope(|scope| {
         let leaves = scope.spawn(|| models.set_versions(NAME, leaves_version_2(secondary)).unwrap());
+        wait("later calls find version 4", || models.get(NAME).unwrap().main_version() == Version(4));
         thread::sleep(Duration::from_millis(50));
         assert!(!leaves.is_finished(), "the call is not answered");
         drop(call);
@@ -76,6 +86,7 @@ fn a_model_ends_when_also_the_calls_before_the_last_label_are_answered() {
     models.set_label(NAME, ("old", Some(Follow::Version(Version(2))))).unwrap();
     thread::scope(|scope| {
         let removed = scope.spawn(|| models.remove(NAME));
+        wait("later calls find no model", || models.get(NAME).is_none());
         thread::sleep(Duration::from_millis(50));
         assert!(!removed.is_finished(), "the call is not answered");
         drop(call);
@@ -156,9 +167,7 @@ fn a_model_whose_call_is_stuck_can_be_unloaded_and_loaded_again() {
     models.remove(NAME);
     models.add(stuck.clone()).unwrap();
     let ticket = models.get(NAME).unwrap().main().batcher.submit(sample(), Terms::default()).unwrap();
-    while stuck.begun() == 0 {
-        thread::yield_now();
-    }
+    wait("the call begins", || stuck.begun() == 1);
     assert!(models.remove(NAME));
     models.add(Fake::new()).unwrap();
     assert!(models.get(NAME).is_some());
@@ -213,10 +222,6 @@ fn a_request_that_the_shadow_cannot_score_is_answered_and_counted() {
         let (scores, _) = model.scores(model.queue(&options, encode).unwrap()).await.unwrap();
         assert_eq!(scores.version, Version(2));
     });
-    let until = Instant::now() + Duration::from_secs(10);
     let counted = || models.metrics.render().contains("flechette_shadow_failed_total{model=\"ads\"} 1");
-    while !counted() {
-        assert!(Instant::now() < until, "the failure of the shadow is counted");
-        thread::sleep(Duration::from_millis(10));
-    }
+    wait("the failure of the shadow is counted", counted);
 }

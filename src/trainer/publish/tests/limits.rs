@@ -248,7 +248,7 @@ fn a_reader_that_waits_at_a_full_log_gets_a_version_before_its_step_or_the_reaso
 fn a_cut_without_memory_costs_a_version_but_neither_the_run_nor_a_row() {
     let dir = tempfile::tempdir().unwrap();
     let mut run = Run::new(dir.path(), &schema(ARCHITECTURES[0]), Kind::Adagrad, 1);
-    run.publisher.retry_after = Duration::from_millis(1);
+    run.publisher.due.retry_after = Duration::from_millis(1);
     (0..3).for_each(|seed| run.publish_step(seed));
     // There is no memory for an image of tables of this size.
     let (tables, published) = (run.publisher.rows.len(), run.log.lock().unwrap().len());

@@ -1,5 +1,7 @@
 //! Versions published in training with a scratchpad, whose rows are captured or read from the working file.
 
+use std::path::PathBuf;
+
 use proptest::prelude::*;
 
 use super::*;
@@ -187,27 +189,51 @@ fn replicas_publish_what_they_have_after_a_step() {
     }
 }
 
+/// An observer that hides the model's directory after version 2, until another one could not be written.
+struct Hides {
+    model: PathBuf,
+    aside: PathBuf,
+    log: Log,
+}
+
+impl RunObserver for Hides {
+    fn step(&mut self, progress: &Progress<'_>) {
+        // The next steps see what the writer has done meanwhile.
+        let pause = || std::thread::sleep(Duration::from_millis(200));
+        let Self { model, aside, log } = &*self;
+        let outcomes = log.lock().unwrap();
+        let failed = outcomes.iter().any(Result::is_err);
+        if aside.exists() {
+            if failed {
+                fs::remove_file(model).unwrap();
+                fs::rename(aside, model).unwrap();
+            } else {
+                pause();
+            }
+        } else if outcomes.len() >= 2 && !failed {
+            // A file in the place of the directory: nothing can be written.
+            fs::rename(model, aside).unwrap();
+            fs::write(model, "").unwrap();
+        } else if outcomes.len() < 2 && progress.samples > 8 * 16 {
+            // Version 2 is of step 8.
+            pause();
+        }
+    }
+
+    fn notes(&mut self, state: &TrainState) -> Result<CutNotes, String> {
+        notes(state)
+    }
+}
+
 #[test]
 fn rows_of_a_version_that_cannot_be_written_are_in_the_next_one_also_with_a_scratchpad() {
     let case = Case { samples: 40 * 16, ..Case::new(ScratchpadSize::Fraction(0.3), Policy::Lru) };
     let expected = expected(&case);
     let mut run = OnDisk::new(&case, 4);
-    let model = run.models.path().join("m");
-    let (aside, hidden) = (run.models.path().join("aside"), model.clone());
-    let mover = std::thread::spawn(move || {
-        let limit = Instant::now() + Duration::from_secs(60);
-        while !hidden.join("2").exists() && Instant::now() < limit {
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        // A file in the place of the model's directory: nothing can be written.
-        fs::rename(&hidden, &aside).unwrap();
-        fs::write(&hidden, "").unwrap();
-        std::thread::sleep(Duration::from_millis(60));
-        fs::remove_file(&hidden).unwrap();
-        fs::rename(&aside, &hidden).unwrap();
-    });
-    let published = run.train(&case, Duration::from_millis(5));
-    mover.join().unwrap();
+    let (model, aside) = (run.models.path().join("m"), run.models.path().join("aside"));
+    run.train_only(&case, &mut Hides { model, aside, log: run.log.clone() });
+    run.finish();
+    let published = run.published();
     assert!(run.log.lock().unwrap().iter().any(|outcome| outcome.is_err()));
     for one in &published {
         assert!(bits(&run.resumed(one.version, &case)) == expected[one.steps as usize], "{one:?}");
