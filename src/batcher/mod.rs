@@ -304,8 +304,8 @@ impl Batcher {
         self.submit_to(self.shared.state(), batch, terms)
     }
 
-    /// As [`Self::submit`]; `None` also if a worker has the queue. So the caller never waits for a worker that
-    /// only runs when a processor is free.
+    /// As [`Self::submit`]; `None` also if a worker has the queue. So the caller never waits for a worker
+    /// that only runs when a processor is free.
     pub(crate) fn try_submit(&self, batch: Batch, terms: Terms) -> Option<Ticket> {
         let state = match self.shared.state.try_lock() {
             Ok(state) => state,

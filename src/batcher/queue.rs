@@ -18,8 +18,8 @@
 //! * If the queue is closed, queued requests are taken at once.
 //!
 //! So the delay costs nothing under light load, and under heavy load batches form while the model computes.
-//! The second half of the workers waits, because their cores also have to read messages, and few large batches
-//! cost less than many small ones. With a delay of zero every idle worker starts at once.
+//! The second half of the workers waits, because their cores also have to read messages, and few large
+//! batches cost less than many small ones. With a delay of zero every idle worker starts at once.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -252,8 +252,8 @@ impl<T> Queue<T> {
         Ok(displaced)
     }
 
-    /// Refuses a request if one before it has waited for longer than clients wait. So the requests of a version
-    /// that is stuck do not take all places of the server: its measured speed says nothing any more.
+    /// Refuses a request if one before it has waited for longer than clients wait. So the requests of a
+    /// version that is stuck do not take all places of the server: its measured speed says nothing any more.
     fn check_moves(&self, now: Instant, priority: Priority) -> Result<(), Refused> {
         let waits = |entry: &Entry<T>| now.saturating_duration_since(entry.queued);
         let limit = self.limits.default_deadline;

@@ -96,10 +96,11 @@ pub(crate) const SECTIONS: &[Section] = &[
                 "server.max_inflight_bytes",
                 Words("1GiB, or the least value if that is more"),
                 "Most memory for the messages of all calls in flight, encoded and decoded, and for answers \
-                 that have not left, or wait behind another one of their stream; at least what the largest message may take, 33 × `server.max_bytes` \
-                 and 26MB. Bytes that are not read yet do not count: all calls of a gRPC connection have an \
-                 HTTP/2 window for them, of this value / `server.max_connections`, within 64 KiB to 1 MiB, \
-                 and at least 512 bytes × `server.max_streams` (so 512 KiB with the defaults)",
+                 that have not left, or wait behind another one of their stream; at least what the largest \
+                 message may take, 33 × `server.max_bytes` and 26MB. Bytes that are not read yet do not \
+                 count: all calls of a gRPC connection have an HTTP/2 window for them, of this value / \
+                 `server.max_connections`, within 64 KiB to 1 MiB, and at least 512 bytes × \
+                 `server.max_streams` (so 512 KiB with the defaults)",
             ),
             setting(
                 "server.max_connections",

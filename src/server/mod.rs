@@ -21,6 +21,7 @@ mod connection;
 mod convert;
 mod ctr;
 mod descriptors;
+mod drain;
 #[cfg(test)]
 #[cfg(not(flechette_loom))]
 mod fuzz;
@@ -57,6 +58,7 @@ mod stuck;
 mod traffic;
 mod ungated;
 mod unread;
+mod updates;
 mod web;
 
 use std::io;
@@ -67,20 +69,17 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use tokio::net::TcpListener;
-use tokio::sync::{oneshot, watch};
-use tokio::task::JoinHandle;
+use tokio::sync::watch;
 use tokio::time::Instant;
 use tonic::transport::server::TcpIncoming;
-use tonic_health::ServingStatus;
 use tonic_health::pb::health_server::{Health, HealthServer};
-use tonic_health::server::HealthReporter;
 
-use crate::batcher::CORES;
 use crate::config::{AuthConfig, Batchers, LearnConfig, OtelConfig, ServerConfig, TlsConfig};
 use crate::metrics::Metrics;
 use crate::predict::Predict;
 
 use connection::GrpcPort;
+use drain::Drain;
 use http_port::{AnswerTimes, HttpPort};
 use listener::{ConnectionLimit, Limited};
 use model::Model;
@@ -94,9 +93,9 @@ use security::{Guard, Security};
 use serving_engine::ServingEngine;
 use spans::Spans;
 use status::CallError;
-use stuck::Stuck;
 pub(crate) use traffic::Labels;
 use ungated::{MessageTime, Ungated};
+use updates::{set_health, update_status};
 
 pub(crate) use registry::Registry;
 pub use security::FileError;
@@ -117,17 +116,8 @@ pub mod inference {
     include!("../../proto/generated/inference.rs");
 }
 
-/// The services with a health status: the whole server, and those that score.
-const HEALTH_NAMES: [&str; 3] = ["", "flechette.v1.Ctr", "inference.GRPCInferenceService"];
-
-/// How often readiness is checked.
-const UPDATE_EVERY: Duration = pressure::TICK;
-
 /// TCP asks a silent peer of a gRPC connection at this interval whether it exists.
 const TCP_KEEPALIVE: Duration = Duration::from_secs(30);
-
-/// At the end of a drain: how long clients have to close connections without calls, and batchers to end.
-const CLOSE: Duration = Duration::from_secs(1);
 
 /// Most bytes of a health or reflection request, which contains only names.
 const SMALL_MESSAGE: usize = 16 << 10;
@@ -491,105 +481,4 @@ fn services(
         .or(kserve)
         .or(gate::Gate::new(ctr, shared.clone(), &meter::CTR, ctr::KINDS));
     Ok(Guard::new(chain, shared.clone()))
-}
-
-async fn set_health(health: &HealthReporter, ready: bool) {
-    let status = if ready { ServingStatus::Serving } else { ServingStatus::NotServing };
-    for name in HEALTH_NAMES {
-        health.set_service_status(name, status).await;
-    }
-}
-
-/// Updates health, the version gauge and the history of the status page. `ready` is the readiness that was
-/// reported last.
-async fn update_status(shared: Arc<Shared>, health: HealthReporter, mut ready: bool) {
-    let (mut sampled, mut ticked) = (None::<Instant>, Instant::now());
-    let mut sampling: Option<JoinHandle<()>> = None;
-    let mut stuck = Stuck::default();
-    let mut overloads = status_page::Overloads::default();
-    let mut ticks = tokio::time::interval(UPDATE_EVERY);
-    loop {
-        ticks.tick().await;
-        let elapsed = ticked.elapsed();
-        ticked = Instant::now();
-        for (name, model) in shared.models.all() {
-            model.pressure().tick(elapsed);
-            let overloaded = model.pressure().overloaded();
-            if overloaded {
-                CORES.overloaded(2 * UPDATE_EVERY);
-            }
-            overloads.look(&name, overloaded, &shared.metrics.events);
-            stuck.look(&name, &model);
-            model.main().metrics.version.set(model.stable_version().0 as f64);
-        }
-        let now_ready = shared.ready();
-        // Only a change: watching clients get a message for each report.
-        if now_ready != ready {
-            set_health(&health, now_ready).await;
-            ready = now_ready;
-        }
-        let due = sampled.is_none_or(|sampled| sampled.elapsed() >= status_page::EVERY);
-        if due && sampling.as_ref().is_none_or(JoinHandle::is_finished) {
-            sampled = Some(Instant::now());
-            let shared = shared.clone();
-            // With hundreds of tables it takes milliseconds. Not awaited: all blocking threads may wait for a
-            // disk, and readiness must go on.
-            sampling = Some(tokio::task::spawn_blocking(move || status_page::sample(&shared)));
-        }
-    }
-}
-
-/// The drain of a server, after its clients got GOAWAY.
-struct Drain<'a> {
-    shared: &'a Arc<Shared>,
-    health: HealthReporter,
-    until: Instant,
-}
-
-impl Drain<'_> {
-    async fn finish(mut self, calls: JoinHandle<()>) -> Drained {
-        while self.shared.in_flight.load(Ordering::Acquire) > 0 && Instant::now() < self.until {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-        // A health watch ends only when its service is removed, and keeps its connection open until then.
-        for name in HEALTH_NAMES {
-            self.health.clear_service_status(name).await;
-        }
-        // Only connections without calls are left. A client that does not close its end has to wait no more.
-        let until = self.until.min(Instant::now() + CLOSE);
-        let closed = tokio::time::timeout_at(until, calls).await;
-        let unfinished = self.shared.in_flight.load(Ordering::Acquire);
-        if closed.is_err() && unfinished > 0 {
-            tracing::warn!(unfinished, "server.drain_seconds have passed: open connections are closed");
-            for (_, model) in self.shared.models.all() {
-                for served in model.engines() {
-                    served.batcher.abandon();
-                }
-            }
-        }
-        self.join_batchers().await;
-        Drained { unfinished }
-    }
-
-    /// Ends the batchers. If all calls finished in time, the queues are empty and this ends at once.
-    /// Otherwise a model may still compute, and that cannot be stopped.
-    async fn join_batchers(&self) {
-        let (shared, (end, ended)) = (self.shared.clone(), oneshot::channel());
-        // Not a blocking task of the runtime, whose end would wait for it.
-        let joining = std::thread::Builder::new().name("drain".into()).spawn(move || {
-            for (_, model) in shared.models.all() {
-                model.shadow().iter().for_each(|shadow| shadow.end());
-                model.engines().iter().for_each(|served| served.batcher.join());
-                // Its queue is empty if all calls finished in time. Otherwise the answers to its records are
-                // dropped.
-                model.main().learn_log.iter().for_each(|log| log.close());
-            }
-            // Before the answer, which may end the process: the end of a model writes its recorded accesses.
-            drop(shared);
-            let _ = end.send(());
-        });
-        if joining.is_err() || tokio::time::timeout(CLOSE, ended).await.is_err() {
-            tracing::warn!("a model still computes: its batch is abandoned");
-        }
-    }
 }

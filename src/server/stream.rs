@@ -4,9 +4,9 @@
 //! [`WINDOW`] are without an answer. A client that does not read its answers is not read from, and what its
 //! answers may take is charged to its call until they leave. A request that fails gets an answer with the
 //! error, and the stream goes on. The stream ends with a status if a message cannot be decoded, when its
-//! deadline passes, or when it is idle for too long. The deadline also ends a stream whose client has sent its
-//! last request. When the server drains, no more requests are read, and the stream ends with a status after
-//! the answers to those that were: its client may have sent more of them.
+//! deadline passes, or when it is idle for too long. The deadline also ends a stream whose client has sent
+//! its last request. When the server drains, no more requests are read, and the stream ends with a status
+//! after the answers to those that were: its client may have sent more of them.
 
 use std::collections::VecDeque;
 use std::future::ready;

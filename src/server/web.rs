@@ -50,8 +50,8 @@ async fn metrics(State(shared): State<Arc<Shared>>) -> impl IntoResponse {
 }
 
 /// The first line says whether the server is ready. Each further line is a model that cannot be served, a
-/// version that is wanted and cannot be loaded, a version of which a call does not end, a model that takes no learned samples because its log cannot
-/// be opened, or a model of which an older version is served.
+/// version that is wanted and cannot be loaded, a version of which a call does not end, a model that takes no
+/// learned samples because its log cannot be opened, or a model of which an older version is served.
 async fn ready(State(shared): State<Arc<Shared>>) -> impl IntoResponse {
     let (status, mut text) = match shared.not_ready() {
         None => (StatusCode::OK, "ready\n".to_owned()),

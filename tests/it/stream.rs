@@ -234,9 +234,9 @@ async fn answers_that_wait_behind_another_one_count_towards_the_memory_in_flight
         body.send_data(frame(&message.encode_to_vec()), false).unwrap();
     }
     let answer = answer.await.unwrap();
-    // The 32 KiB that tonic gathers wait for a window, and 16 answers behind them. Each of their ids may be
+    // The 32 KiB that tonic gathers wait for a window, and 15 answers behind them. Each of their ids may be
     // absent.
-    until(async || in_flight().await >= (32 << 10) + 16 * (8 * IDS + 4 * SAMPLES)).await;
+    until(async || in_flight().await >= (32 << 10) + 15 * (8 * IDS + 4 * SAMPLES)).await;
     drop((answer, body));
     until(async || in_flight().await == 0).await;
 }

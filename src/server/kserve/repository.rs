@@ -45,8 +45,8 @@ pub(crate) fn check(
     }
 }
 
-/// All models, by ascending name, with a row for each loaded version, and for each one that is refused although
-/// it is newer, or a setting or a label names it.
+/// All models, by ascending name, with a row for each loaded version, and for each one that is refused
+/// although it is newer, or a setting or a label names it.
 ///
 /// # Errors
 /// When the repository cannot be read.

@@ -296,6 +296,7 @@ fn a_version_that_is_refused_at_the_start_for_a_reason_that_passes_is_tried_agai
     let mut world = World::new(Writer::Everything);
     world.publish();
     world.publish();
+    world.close_last();
     // As while a process removes it. Its files do not change.
     let version = fs::File::open(world.models().join(MODEL).join("2")).unwrap();
     version.lock().unwrap();

@@ -250,9 +250,9 @@ fn a_cut_without_memory_costs_a_version_but_neither_the_run_nor_a_row() {
     let mut run = Run::new(dir.path(), &schema(ARCHITECTURES[0]), Kind::Adagrad, 1);
     run.publisher.due.retry_after = Duration::from_millis(1);
     (0..3).for_each(|seed| run.publish_step(seed));
-    // There is no memory for an image of tables of this size.
+    // There is no memory for an image of tables of this size, which is more than a process can address.
     let (tables, published) = (run.publisher.rows.len(), run.log.lock().unwrap().len());
-    let rows = std::mem::replace(&mut run.publisher.rows, vec![u64::MAX; tables]);
+    let rows = std::mem::replace(&mut run.publisher.rows, vec![1 << 52; tables]);
     run.publisher.spare = None;
     (3..6).for_each(|seed| run.publish_step(seed));
     assert!(matches!(run.try_finish(), Err(TrainError::Memory(_))));

@@ -1,0 +1,67 @@
+//! What a server looks at again and again: its readiness, overload, stuck versions, and the figures of the
+//! status page.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+use tonic_health::ServingStatus;
+use tonic_health::server::HealthReporter;
+
+use super::stuck::Stuck;
+use super::{Shared, pressure, status_page};
+use crate::batcher::CORES;
+
+/// The services with a health status: the whole server, and those that score.
+pub(super) const HEALTH_NAMES: [&str; 3] = ["", "flechette.v1.Ctr", "inference.GRPCInferenceService"];
+
+/// How often readiness is checked.
+const UPDATE_EVERY: Duration = pressure::TICK;
+
+/// Reports readiness to the clients of the health service.
+pub(super) async fn set_health(health: &HealthReporter, ready: bool) {
+    let status = if ready { ServingStatus::Serving } else { ServingStatus::NotServing };
+    for name in HEALTH_NAMES {
+        health.set_service_status(name, status).await;
+    }
+}
+
+/// Updates health, the version gauge and the history of the status page. `ready` is the readiness that was
+/// reported last.
+pub(super) async fn update_status(shared: Arc<Shared>, health: HealthReporter, mut ready: bool) {
+    let (mut sampled, mut ticked) = (None::<Instant>, Instant::now());
+    let mut sampling: Option<JoinHandle<()>> = None;
+    let mut stuck = Stuck::default();
+    let mut overloads = status_page::Overloads::default();
+    let mut ticks = tokio::time::interval(UPDATE_EVERY);
+    loop {
+        ticks.tick().await;
+        let elapsed = ticked.elapsed();
+        ticked = Instant::now();
+        for (name, model) in shared.models.all() {
+            model.pressure().tick(elapsed);
+            let overloaded = model.pressure().overloaded();
+            if overloaded {
+                CORES.overloaded(2 * UPDATE_EVERY);
+            }
+            overloads.look(&name, overloaded, &shared.metrics.events);
+            stuck.look(&name, &model);
+            model.main().metrics.version.set(model.stable_version().0 as f64);
+        }
+        let now_ready = shared.ready();
+        // Only a change: watching clients get a message for each report.
+        if now_ready != ready {
+            set_health(&health, now_ready).await;
+            ready = now_ready;
+        }
+        let due = sampled.is_none_or(|sampled| sampled.elapsed() >= status_page::EVERY);
+        if due && sampling.as_ref().is_none_or(JoinHandle::is_finished) {
+            sampled = Some(Instant::now());
+            let shared = shared.clone();
+            // With hundreds of tables it takes milliseconds. Not awaited: all blocking threads may wait for a
+            // disk, and readiness must go on.
+            sampling = Some(tokio::task::spawn_blocking(move || status_page::sample(&shared)));
+        }
+    }
+}
