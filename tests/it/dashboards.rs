@@ -153,7 +153,7 @@ impl Site {
         let (port, file, ca) = (served.grpc.port(), &self.workshop.valid, self.files.path("ca.pem"));
         let line = format!(
             "load --addr https://localhost:{port} --ca {} --model dlrm --format criteo-tsv {file} \
-             --batch 16 --seconds 3600 {flags}",
+             --batch 16 {flags}",
             ca.display()
         );
         Background::start(flechette().args(line.split_whitespace()))
@@ -187,10 +187,10 @@ fn every_metric_that_a_page_names_exists_is_described_and_changes_and_every_pane
     let prometheus = Prometheus::start(&[served.http], RULES);
     let before = metrics_page(served.http);
     // Training and taking over need processors that are idle now and then.
-    let some = site.load(&served, "--rate 50");
+    let some = site.load(&served, "--rate 50 --seconds 3600");
     fs::rename(&site.workshop.train, format!("{}/1", site.incoming)).unwrap();
     wait("versions are taken over", || served.sum("flechette_switches_total", "dlrm") >= 2.0);
-    let full = site.load(&served, "--concurrency 16");
+    let full = site.load(&served, "--concurrency 16 --seconds 120");
     site.learn_and_miss(&served);
     for query in queries() {
         let answer = || prometheus.query(&query).unwrap_or_else(|error| panic!("{error}"));
