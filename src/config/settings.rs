@@ -410,8 +410,8 @@ pub(crate) const SECTIONS: &[Section] = &[
                 "learn.max_bytes",
                 Text("8GiB"),
                 "Most bytes of a model's stored samples; further ones are refused. A file of them is removed \
-                 when a version was trained on all of it, except the last one. A request is stored in at \
-                 most half of these bytes less `learn.segment_bytes`",
+                 when a version was trained on all of it, except the last one. A request \
+                 may take (`learn.max_bytes` − `learn.segment_bytes`) / 2, and less than 4 GiB",
             ),
             setting(
                 "learn.segment_bytes",

@@ -1,6 +1,6 @@
 //! The log of the samples that clients send for a model. The model is served without it if it cannot be
 //! opened, for example because another process writes it or because it is damaged. It is then tried again. A
-//! log that was deleted is opened again at once.
+//! log that was deleted is begun again at the next look at the directory.
 
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 use std::time::{Duration, Instant};

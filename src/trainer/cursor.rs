@@ -35,9 +35,10 @@
 //! | `validating`\* | `valid`: `null`, or `name` and `begin` of the file; `early_stop`, `save_best` |
 //! | `replicas`\*, `lambda`\* | numbers |
 //!
-//! A reader refuses an unknown field. So a new field must have a default and be left out when it has it, as
-//! those with an asterisk. If it cannot, the format gets a number: the field `format`, above [`FORMAT`],
-//! which a cursor of this format does not have. A reader looks at it first, and refuses a cursor by it.
+//! A reader refuses an unknown field. A new field may be left out, as those with an asterisk: then it is not
+//! known, or has its default. A format that this program cannot read has a field `format` beside `run`, with a
+//! number above [`FORMAT`]. A reader looks at it before any other field, and names it in the error.
+//! (`run.format` is the format of the data.)
 
 use std::fmt::Debug;
 
@@ -53,8 +54,12 @@ const FORMAT: u64 = 1;
 /// The beginning of a cursor of any format.
 #[derive(Deserialize)]
 struct Numbered {
-    #[serde(default = "one")]
+    #[serde(default = "this_format")]
     format: u64,
+}
+
+fn this_format() -> u64 {
+    FORMAT
 }
 
 /// Why a cursor cannot be read.
@@ -114,12 +119,12 @@ pub(crate) struct Run {
     pub held_out: Option<HeldOut>,
     pub lr: f64,
     pub schedule: Schedule,
-    /// Replicas split the sums of each batch. Cursors of earlier programs have neither of these numbers.
-    #[serde(default = "one", skip_serializing_if = "is_one")]
-    pub replicas: u64,
+    /// Replicas split the sums of each batch. `None` if it is not known, in a cursor of an earlier program.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub replicas: Option<u64>,
     /// 1 for a single replica, which averages nothing.
-    #[serde(default = "one", skip_serializing_if = "is_one")]
-    pub lambda: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lambda: Option<u64>,
     /// How the epochs are validated; `None` if it is not known, or decides nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub validating: Option<Validating>,
@@ -168,14 +173,6 @@ pub(crate) struct Best {
 impl Best {
     /// The version that has the cursor.
     pub(crate) const THIS: u64 = 0;
-}
-
-fn one() -> u64 {
-    1
-}
-
-fn is_one(value: &u64) -> bool {
-    *value == 1
 }
 
 impl Validation {
@@ -278,9 +275,11 @@ impl Run {
         same("--lr", &self.lr, &other.lr)?;
         same("--lr-warmup", &self.schedule.warmup, &other.schedule.warmup)?;
         same("--lr-decay", &self.schedule.decay, &other.schedule.decay)?;
-        same("--replicas", &self.replicas, &other.replicas)?;
-        same("--lambda", &self.lambda, &other.lambda)?;
         // What is not known may be anything.
+        if self.replicas.is_some() && other.replicas.is_some() {
+            same("--replicas", &self.replicas, &other.replicas)?;
+            same("--lambda", &self.lambda, &other.lambda)?;
+        }
         let (Some(own), Some(other)) = (&self.validating, &other.validating) else { return Ok(()) };
         let name = |validating: &Validating| validating.valid.as_ref().map(|file| file.name.clone());
         same("--valid", &name(own), &name(other))?;

@@ -399,6 +399,6 @@ fn a_signal_before_the_first_step_of_a_resumed_run_writes_no_version() {
     let (mut child, stdin) = start_with_input(&format!("{line} --resume"), &few);
     let report = interrupt_after_a_skipped_line(&mut child);
     drop(stdin);
-    assert!(report.contains("stopped by a signal: no new samples since "), "{report}");
+    assert!(report.contains("stopped by a signal: no step was taken since "), "{report}");
     assert_eq!(latest(), Some(1));
 }

@@ -264,15 +264,14 @@ fn a_run_over_several_shuffled_files_that_is_killed_continues_to_the_same_bytes(
     };
     let took = run_whole(&line("whole"));
     let expected = last_version(&workshop, "whole");
-    let (mut killed, mut runs, mut random) = (0, 0, 0x9e37_79b9_7f4a_7c15_u64);
-    while killed < kills(4) {
+    let mut random = SplitMix64::new(xxh3_64(b"files"));
+    let (mut killed, mut runs) = (0, 0);
+    while killed < kills(KILLS) {
+        assert!(runs < 5 * kills(KILLS), "{runs} runs were killed {killed} times before their end");
         let name = format!("killed-{runs}");
         // Two kills, and then to the end.
         for resume in ["", " --resume"] {
-            random ^= random << 13;
-            random ^= random >> 7;
-            random ^= random << 17;
-            let after = took.mul_f64((random % 1000) as f64 / 1000.0);
+            let after = took.mul_f64((random.next_u64() % 1000) as f64 / 1000.0);
             killed += usize::from(run_killed(&format!("{}{resume}", line(&name)), after));
             check_listed_versions(models, &name);
         }
@@ -280,6 +279,7 @@ fn a_run_over_several_shuffled_files_that_is_killed_continues_to_the_same_bytes(
         let found = last_version(&workshop, &name);
         let differ: Vec<_> = expected.keys().filter(|file| found.get(*file) != expected.get(*file)).collect();
         assert!(found == expected, "{name}: {differ:?}, files {} and {}", found.len(), expected.len());
+        fs::remove_dir_all(Path::new(models).join(name)).unwrap();
         runs += 1;
     }
 }

@@ -175,10 +175,16 @@ impl Args {
     pub(crate) fn consumer(&self) -> Option<Consumer> {
         let log = self.learned_log();
         let consume = move |cursor: &str| {
-            let Ok(Cursor { file: Some(FileAt { name, .. }), .. }) = Cursor::parse(cursor) else {
+            let Ok(Cursor { file: Some(FileAt { name, .. }), log: of_cursor, .. }) = Cursor::parse(cursor)
+            else {
                 return;
             };
-            if let Err(reason) = learnlog::remove_consumed(&log, &name) {
+            let consumed = learnlog::id_of(&log).and_then(|id| {
+                // A new log in the place of a deleted one has files of the same names.
+                let is_another = of_cursor.is_some() && id != of_cursor;
+                if is_another { Ok(0) } else { learnlog::remove_consumed(&log, &name) }
+            });
+            if let Err(reason) = consumed {
                 tracing::warn!(%reason, "samples that were trained on are not removed");
             }
         };
@@ -205,8 +211,8 @@ impl Args {
             held_out: feed.held_out,
             lr: optimizer.lr,
             schedule: optimizer.schedule,
-            replicas: self.run.replicas as u64,
-            lambda: if self.run.replicas == 1 { 1 } else { self.run.lambda },
+            replicas: Some(self.run.replicas as u64),
+            lambda: Some(if self.run.replicas == 1 { 1 } else { self.run.lambda }),
             validating: self.validating(feed)?,
         })
     }

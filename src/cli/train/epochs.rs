@@ -48,14 +48,15 @@ pub(crate) struct Epochs<'a> {
 }
 
 /// A server in this process is shown the quality of the last samples at each cut, and otherwise at this
-/// interval. That sorts the samples, so for a large window the interval is longer: this many times what it
-/// takes.
+/// interval.
 const MEASURE_EVERY: Duration = Duration::from_secs(5);
+
+/// Measuring sorts the samples. For a large window the interval is longer: this many times what that takes.
 const MEASURE_SHARE: u32 = 100;
 
 /// A file that is trained on.
 struct OfFile {
-    /// A log that was deleted has a file of the same name, but not the same `Arc`.
+    /// Compared by its address, because a new log in the place of a deleted one has files of the same names.
     name: Arc<str>,
     samples: u64,
     progressive: Progressive,

@@ -143,6 +143,9 @@ pub(crate) fn run(args: Args, config: &Config) -> anyhow::Result<()> {
     let args = Arc::new(args);
     let checked = check_until_interrupted(&args, &stop)?;
     let device = training_device(config)?;
+    if stop.interrupted() {
+        return Err(Interrupted(NO_STEP.to_owned()).into());
+    }
     compute_threads(config)?.install(|| train(&args, config, &stop, checked, device))
 }
 
@@ -253,15 +256,18 @@ fn without_sample(
         let stopped = interrupted.then(|| Interrupted(NO_STEP.to_owned()).into());
         return Some(Err(stopped.unwrap_or_else(|| args.data.no_samples())));
     };
-    // Data that is followed is never complete, so that a run may continue when there is more of it. After an
-    // interrupt, the version that is there has all that was trained.
-    if !args.data.follows() && !interrupted {
+    let before = written(args, version);
+    // The version that is there has all that was trained.
+    if interrupted {
+        let how = format!("no step was taken since {before}; {}", outlook(run));
+        return Some(print_and_end(&no_news(args, continued), Err(Interrupted(how).into())));
+    }
+    // Data that is followed is never complete, so that a run may continue when there is more of it.
+    if !args.data.follows() {
         return None;
     }
-    let nothing = format!("no new samples since {}", written(args, version));
-    run.epochs.meter.print(&nothing);
-    let ended = if interrupted { Err(Interrupted(nothing).into()) } else { Ok(()) };
-    Some(print_and_end(&no_news(args, continued), ended))
+    run.epochs.meter.print(&format!("no new samples since {before}"));
+    Some(print_and_end(&no_news(args, continued), Ok(())))
 }
 
 /// Writes the last version, or makes the best one the latest, and returns it.

@@ -16,8 +16,8 @@ fn cursor() -> Cursor {
         held_out: Some(HeldOut { ratio: 0.1 + 0.2, seed: 4 }),
         lr: 0.1,
         schedule: Schedule { warmup: 3, decay: Some(decay) },
-        replicas: 2,
-        lambda: 4,
+        replicas: Some(2),
+        lambda: Some(4),
         validating: Some(Validating {
             valid: Some(ValidFile { name: "v.tsv".to_owned(), begin: "3".to_owned() }),
             early_stop: Some(2),
@@ -164,15 +164,18 @@ fn the_best_epoch_has_the_least_finite_log_loss() {
 }
 
 #[test]
-fn a_run_with_another_number_of_replicas_is_refused_and_earlier_cursors_are_of_one() {
+fn a_run_with_another_number_of_replicas_is_refused_unless_that_is_not_known() {
     let run = cursor().run;
-    let (replicas, lambda) = (Run { replicas: 3, ..run.clone() }, Run { lambda: 1, ..run.clone() });
+    let replicas = Run { replicas: Some(3), ..run.clone() };
+    let lambda = Run { lambda: Some(1), ..run.clone() };
     assert_eq!(run.check(&replicas).unwrap_err().to_string(), "--replicas: expected 2, as before, got 3");
     assert_eq!(run.check(&lambda).unwrap_err().to_string(), "--lambda: expected 4, as before, got 1");
-    let one = Run { replicas: 1, lambda: 1, ..run };
-    let text = serde_json::to_string(&one).unwrap();
+    let unknown = Run { replicas: None, lambda: None, ..run.clone() };
+    assert_eq!((unknown.check(&run), run.check(&unknown)), (Ok(()), Ok(())));
+    // As earlier programs have written it.
+    let text = serde_json::to_string(&unknown).unwrap();
     assert!(!text.contains("replicas") && !text.contains("lambda"), "{text}");
-    assert_eq!(serde_json::from_str::<Run>(&text).unwrap(), one);
+    assert_eq!(serde_json::from_str::<Run>(&text).unwrap(), unknown);
 }
 
 #[test]

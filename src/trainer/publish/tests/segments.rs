@@ -199,7 +199,7 @@ struct Hides {
 impl RunObserver for Hides {
     fn step(&mut self, progress: &Progress<'_>) {
         // The next steps see what the writer has done meanwhile.
-        let pause = || std::thread::sleep(Duration::from_millis(200));
+        let pause = || std::thread::sleep(Duration::from_millis(500));
         let Self { model, aside, log } = &*self;
         let outcomes = log.lock().unwrap();
         let failed = outcomes.iter().any(Result::is_err);
