@@ -49,7 +49,7 @@ pub struct ModelMetadataRequest {
 pub struct ModelMetadataResponse {
     #[prost(string, tag = "1")]
     pub name: ::prost::alloc::string::String,
-    /// The version that serves.
+    /// The versions that are loaded.
     #[prost(string, repeated, tag = "2")]
     pub versions: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     #[prost(string, tag = "3")]
@@ -132,7 +132,7 @@ pub struct ModelInferRequest {
     >,
     #[prost(message, repeated, tag = "5")]
     pub inputs: ::prost::alloc::vec::Vec<model_infer_request::InferInputTensor>,
-    /// Empty: all outputs.
+    /// Empty: the output "score".
     #[prost(message, repeated, tag = "6")]
     pub outputs: ::prost::alloc::vec::Vec<
         model_infer_request::InferRequestedOutputTensor,
@@ -226,7 +226,7 @@ pub struct ModelStatisticsRequest {
     /// Empty: all models.
     #[prost(string, tag = "1")]
     pub name: ::prost::alloc::string::String,
-    /// Empty: the version that serves.
+    /// Empty: all loaded versions.
     #[prost(string, tag = "2")]
     pub version: ::prost::alloc::string::String,
 }
@@ -477,7 +477,7 @@ pub mod grpc_inference_service_client {
                 .insert(GrpcMethod::new("inference.GRPCInferenceService", "ServerLive"));
             self.inner.unary(req, path, codec).await
         }
-        /// Whether all models are ready.
+        /// Whether every model was tried, and at least one is served.
         pub async fn server_ready(
             &mut self,
             request: impl tonic::IntoRequest<super::ServerReadyRequest>,

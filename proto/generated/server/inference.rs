@@ -20,7 +20,7 @@ pub mod grpc_inference_service_server {
             tonic::Response<crate::server::inference::ServerLiveResponse>,
             tonic::Status,
         >;
-        /// Whether all models are ready.
+        /// Whether every model was tried, and at least one is served.
         async fn server_ready(
             &self,
             request: tonic::Request<crate::server::inference::ServerReadyRequest>,
