@@ -36,8 +36,8 @@
 //! | `replicas`\*, `lambda`\* | numbers |
 //!
 //! A reader refuses an unknown field. A new field may be left out, as those with an asterisk: then it is not
-//! known, or has its default. A format that this program cannot read has a field `format` beside `run`, with a
-//! number above [`FORMAT`]. A reader looks at it before any other field, and names it in the error.
+//! known, or has its default. A format that this program cannot read has a field `format` beside `run`, with
+//! a number above [`FORMAT`]. A reader looks at it before any other field, and names it in the error.
 //! (`run.format` is the format of the data.)
 
 use std::fmt::Debug;
