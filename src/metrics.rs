@@ -156,11 +156,11 @@ series! {
     not_served: Gauge, "flechette_models_not_served",
         "Models of the directory that could not be loaded; the log and /readyz say why.";
     places: Gauge, "flechette_places_taken",
-        "Calls that are computed and open streams, of at most server.max_requests.";
+        "Calls that are computed and open streams; server.max_requests limits them.";
     in_flight: Gauge, "flechette_calls_in_flight",
-        "Calls from their headers until their answer has left, of at most twice server.max_requests.";
+        "Calls from their headers until their answer has left; twice server.max_requests limits them.";
     in_flight_bytes: Gauge, "flechette_in_flight_bytes",
-        "Memory of messages and answers of calls in flight, of at most server.max_inflight_bytes.";
+        "Memory of messages and answers of calls in flight; server.max_inflight_bytes limits it.";
 }
 
 series! {

@@ -94,6 +94,13 @@ pub(crate) struct Ticket {
     turns: Turns,
 }
 
+/// A request that is not queued yet.
+struct NewRequest {
+    entry: Entry<(Batch, Reply)>,
+    answer: oneshot::Receiver<Outcome>,
+    progress: Progress,
+}
+
 impl Ticket {
     /// Takes out the progress of the request, which may be asked for when the ticket is gone.
     pub(crate) fn take_progress(&mut self) -> Option<Progress> {
@@ -301,26 +308,23 @@ impl Batcher {
     /// [`BatchError::QueueSamples`], [`BatchError::QueueBytes`], [`BatchError::Overloaded`] or
     /// [`BatchError::Closed`]. The ticket returns all other errors.
     pub(crate) fn submit(&self, batch: Batch, terms: Terms) -> Result<Ticket, BatchError> {
-        self.submit_to(self.shared.state(), batch, terms)
+        let request = self.request(batch, terms);
+        self.push(request, self.shared.state())
     }
 
-    /// As [`Self::submit`]; `None` also if a worker has the queue. So the caller never waits for a worker
-    /// that only runs when a processor is free.
+    /// As [`Self::submit`]; `None` also if another thread has the queue. So the caller never waits for a
+    /// worker that only runs when a processor is free.
     pub(crate) fn try_submit(&self, batch: Batch, terms: Terms) -> Option<Ticket> {
+        let request = self.request(batch, terms);
         let state = match self.shared.state.try_lock() {
             Ok(state) => state,
             Err(TryLockError::Poisoned(state)) => state.into_inner(),
             Err(TryLockError::WouldBlock) => return None,
         };
-        self.submit_to(state, batch, terms).ok()
+        self.push(request, state).ok()
     }
 
-    fn submit_to(
-        &self,
-        mut state: MutexGuard<'_, State>,
-        batch: Batch,
-        terms: Terms,
-    ) -> Result<Ticket, BatchError> {
+    fn request(&self, batch: Batch, terms: Terms) -> NewRequest {
         if self.shared.runtime.get().is_none()
             && let Ok(runtime) = Handle::try_current()
         {
@@ -329,11 +333,19 @@ impl Batcher {
         let queued = Instant::now();
         let (reply, answer, progress) = Reply::new(queued);
         let size = Size::of(&batch, 0..batch.samples);
+        NewRequest { entry: Entry { size, queued, terms, item: (batch, reply) }, answer, progress }
+    }
+
+    /// The state is the last parameter, so that it is unlocked before a refused request is dropped.
+    fn push(&self, request: NewRequest, mut state: MutexGuard<'_, State>) -> Result<Ticket, BatchError> {
+        let Entry { size, queued, terms, .. } = request.entry;
         let Limits { queue: limit, batch: most, .. } = state.queue.limits();
         let displaced = state.queue.admit(size, queued, terms).map_err(|refused| refusal(refused, limit))?;
+        let NewRequest { entry, answer, progress } = request;
         let turns = if size.samples > most.samples {
-            Split::push(&mut state.queue, Entry { size, queued, terms, item: (batch, reply) }, most.samples)
+            Split::push(&mut state.queue, entry, most.samples)
         } else {
+            let (batch, reply) = entry.item;
             let entry = Entry { size, queued, terms, item: Job::Whole(batch, reply) };
             Turns { first: state.queue.push(entry), count: 1 }
         };

@@ -7,7 +7,7 @@
 //! is limited. Its own deadline may end it before.
 //!
 //! If the queue is full, a request displaces requests of lower priorities, the lowest and newest first. If it
-//! does not move, because all workers are in calls that do not end, requests are refused.
+//! does not move, because no worker takes anything for longer than clients wait, requests are refused.
 //!
 //! [`Queue::take`] follows one policy:
 //!
@@ -30,6 +30,9 @@ use crate::types::{Batch, Jagged};
 
 /// How long a request gives way to those of the next higher priority: longer than most clients wait.
 const GIVES_WAY: Duration = Duration::from_secs(10);
+
+/// A machine, or a model, may pause for this long.
+const PAUSE: Duration = Duration::from_secs(1);
 
 /// What is computed first, and refused last.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -182,6 +185,8 @@ pub(crate) struct Queue<T> {
     /// The size of the queued entries of each priority.
     held: [Size; 3],
     computing: usize,
+    /// When a worker took entries last.
+    taken: Option<Instant>,
     closed: bool,
     limits: Limits,
     overload: Overload,
@@ -195,6 +200,7 @@ impl<T> Queue<T> {
             count: 0,
             held: Default::default(),
             computing: 0,
+            taken: None,
             closed: false,
             limits,
             overload: Overload::default(),
@@ -252,11 +258,16 @@ impl<T> Queue<T> {
         Ok(displaced)
     }
 
-    /// Refuses a request if one before it has waited for longer than clients wait. So the requests of a
-    /// version that is stuck do not take all places of the server: its measured speed says nothing any more.
+    /// Refuses a request if no entry was taken for longer than clients wait, although one before it could be.
+    /// So the requests of a version that is stuck do not take all places of the server: its measured speed
+    /// says nothing any more.
     fn check_moves(&self, now: Instant, priority: Priority) -> Result<(), Refused> {
-        let waits = |entry: &Entry<T>| now.saturating_duration_since(entry.queued);
-        let limit = self.limits.default_deadline;
+        // Since it was queued, or since another one was taken.
+        let waits = |entry: &Entry<T>| {
+            let since = self.taken.map_or(entry.queued, |taken| taken.max(entry.queued));
+            now.saturating_duration_since(since)
+        };
+        let limit = self.limits.default_deadline.max(PAUSE);
         if self.entries.first_key_value().is_none_or(|(_, first)| waits(first) <= limit) {
             return Ok(());
         }
@@ -346,6 +357,7 @@ impl<T> Queue<T> {
             if expired { taken.expired.push(entry) } else { taken.batch.push(entry) }
         }
         self.computing += usize::from(!taken.batch.is_empty());
+        self.taken = Some(now);
         Next::Work
     }
 

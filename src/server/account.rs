@@ -116,7 +116,8 @@ impl Account {
         self.code = Some(error.code());
         self.fault = error.is_fault();
         self.error = self.sender.reports(self.fault).then(|| error.to_string());
-        if error.retry().is_some() {
+        // Not if the memory of all calls is taken, which says nothing about this model.
+        if matches!(error, CallError::Batch(_)) && error.retry().is_some() {
             self.model.pressure().refused(self.terms.priority);
         }
     }

@@ -25,10 +25,10 @@ use std::time::Instant;
 
 use tonic::Status;
 
-use super::Shared;
 use super::link::Link;
 use super::pressure::{Pressure, overloaded};
 use super::status::FULL;
+use super::{SMALL_MESSAGE, Shared};
 use crate::batcher::Priority;
 
 /// A model may hold at most this many times what is free.
@@ -179,7 +179,8 @@ impl Charge {
             return Err(full(limit, all, ""));
         }
         // A connection may always have one.
-        if held > 1 && charge.takes_from_connections(held, most / 2, most, taken) {
+        let may_have_more = held == 1 || kind == Kind::Change;
+        if !may_have_more && charge.takes_from_connections(held, most / 2, most, taken) {
             let others = format!(", {held} of them of this connection; the rest is for others");
             return Err(full(limit, taken, &others));
         }
@@ -324,6 +325,10 @@ impl Charge {
         let all = self.shared.in_flight_bytes.fetch_add(bytes, Ordering::AcqRel) + bytes;
         let of_model = self.model().map_or(0, |model| model.add_bytes(bytes));
         let of_connection = self.link.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        // The names in a change take next to nothing.
+        if self.kind == Kind::Change && own <= SMALL_MESSAGE {
+            return Ok(());
+        }
         // A model, and a connection, may always have one call.
         let others = if of_model > own && self.takes_from_others(of_model, limit, all) {
             "; the rest is for other models"

@@ -241,15 +241,18 @@ impl Passage {
         self.error = self.wants_error().then(|| status.message().to_owned());
     }
 
-    /// Counts a call that no model has counted, for the model that it names if that is served.
+    /// Counts a call that no model has counted, for the model that it names if that is served. A message that
+    /// cannot be decoded is `INTERNAL` for no model: it is its client's fault, and must not look like the
+    /// model's.
     fn count(&self, took: Duration) {
         let shared = &self.arrival.shared;
-        let named = self.charge.as_ref().and_then(|charge| Some((charge, charge.model_name()?)));
+        let charge = self.charge.as_ref().filter(|_| self.code != Code::Internal);
+        let named = charge.and_then(|charge| Some((charge, charge.model_name()?)));
         let Some((charge, model)) = named.and_then(|(charge, name)| Some((charge, shared.models.get(name)?)))
         else {
             return shared.metrics.no_model.count(self.code as i32);
         };
-        let metrics = &model.stable().metrics;
+        let metrics = &model.main().metrics;
         metrics.requests.count(self.code as i32);
         if charge.scores() {
             metrics.statistics.fail.add(1, took);

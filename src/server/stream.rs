@@ -164,6 +164,7 @@ impl<R: ScoreRequest> Stream for Answers<R> {
         this.end_late(cx);
         this.read(cx);
         if this.end.is_none() && this.drained.as_mut().poll(cx).is_ready() {
+            // Not counted as a failure: each drain would look like one.
             this.end = Some(Err(Status::unavailable(DRAINS)));
         }
         this.end_idle(cx);

@@ -22,7 +22,7 @@ impl Stuck {
             );
         }
         for version in before.difference(&now) {
-            tracing::info!(model = name, %version, "the version computes again");
+            tracing::info!(model = name, %version, "no call of the version is stuck any more");
         }
         if !now.is_empty() {
             self.0.insert(name.to_owned(), now);

@@ -868,7 +868,8 @@ async fn the_head_of_an_http_request_has_a_limit() {
         .await
         .unwrap();
     let mut answer = vec![0; 1000];
-    let length = raw.read(&mut answer).await.unwrap();
+    let length =
+        tokio::time::timeout(LIMIT, raw.read(&mut answer)).await.expect("an answer in time").unwrap();
     let answer = String::from_utf8_lossy(&answer[..length]);
     assert!(answer.starts_with("HTTP/1.1 431 "), "{answer}");
 }

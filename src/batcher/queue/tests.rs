@@ -213,6 +213,7 @@ proptest! {
         // The model: a list of the accepted entries in their order.
         let mut waiting: Vec<Waiting> = Vec::new();
         let mut last_taken: Option<Waiting> = None;
+        let mut taken_at: Option<Instant> = None;
         let (mut number, mut computing) = (0u64, 0usize);
         let mut ends = steps;
         ends.extend([Step::Finish, Step::Take]);
@@ -224,7 +225,7 @@ proptest! {
                     let terms = Terms { deadline, priority };
                     let before = sum(waiting.iter().filter(|entry| entry.terms.priority <= priority));
                     let next = waiting.iter().find(|entry| entry.terms.priority <= priority);
-                    let waits = next.map(|entry| now - entry.queued);
+                    let waits = next.map(|entry| now - taken_at.unwrap_or(entry.queued).max(entry.queued));
                     let stands = waits.filter(|waits| *waits > LIMITS.default_deadline);
                     match queue.admit(size, now, terms) {
                         Ok(gone) => {
@@ -250,6 +251,7 @@ proptest! {
                     let next = queue.take(now, &mut taken);
                     let count = taken.batch.len() + taken.expired.len();
                     prop_assert_eq!(next == Next::Work, count > 0);
+                    taken_at = if count > 0 { Some(now) } else { taken_at };
                     prop_assert_eq!(next == Next::Sleep, waiting.is_empty());
                     let gone: Vec<Waiting> = waiting.drain(..count).collect();
                     let expired = |entry: &Waiting| entry.terms.deadline.is_some_and(|d| d <= now);
@@ -318,10 +320,11 @@ fn a_queue_that_does_not_move_refuses_requests_behind_those_that_have_waited_too
     let later = now + LIMITS.default_deadline + Duration::from_secs(1);
     let stands = Err(Refused::Stands { waits: Duration::from_secs(11) });
     assert_eq!(push(&mut queue, Entry { terms: low, ..entry(2, 1, later) }), stands);
-    // A low priority may wait for others.
+    // A low priority may wait for others, and a queue that moves may be long.
     push(&mut queue, entry(3, 1, later)).unwrap();
     queue.take(later, &mut Taken::default());
-    push(&mut queue, Entry { terms: low, ..entry(4, 1, later) }).unwrap();
+    push(&mut queue, Entry { terms: low, ..entry(4, 1, now) }).unwrap();
+    push(&mut queue, Entry { terms: low, ..entry(5, 1, later) }).unwrap();
 }
 
 #[test]
