@@ -175,6 +175,23 @@ impl Site {
             assert_eq!(answer.absent[0].count, samples as u64);
         });
     }
+
+    /// Waits until each panel had data once. Most panels show a rate of the last seconds, so what they show
+    /// happens again and again meanwhile.
+    fn wait_for_data(&self, served: &Served, prometheus: &Prometheus) {
+        let elsewhere = |query: &str| ELSEWHERE.iter().chain(&SMALL_CACHE).any(|name| query.contains(name));
+        let mut empty = queries();
+        for _ in 0..600 {
+            self.learn_and_miss(served);
+            let answer = |query: &str| prometheus.query(query).unwrap_or_else(|error| panic!("{error}"));
+            empty.retain(|query| answer(query).is_empty() && !elsewhere(query));
+            if empty.is_empty() {
+                return;
+            }
+            sleep(Duration::from_millis(500));
+        }
+        panic!("no data: {empty:#?}");
+    }
 }
 
 #[test]
@@ -191,12 +208,7 @@ fn every_metric_that_a_page_names_exists_is_described_and_changes_and_every_pane
     fs::rename(&site.workshop.train, format!("{}/1", site.incoming)).unwrap();
     wait("versions are taken over", || served.sum("flechette_switches_total", "dlrm") >= 2.0);
     let full = site.load(&served, "--concurrency 16 --seconds 120");
-    site.learn_and_miss(&served);
-    for query in queries() {
-        let answer = || prometheus.query(&query).unwrap_or_else(|error| panic!("{error}"));
-        let elsewhere = ELSEWHERE.iter().chain(&SMALL_CACHE).any(|name| query.contains(name));
-        wait(&format!("{query} has data"), || !answer().is_empty() || elsewhere);
-    }
+    site.wait_for_data(&served, &prometheus);
     let after = metrics_page(served.http);
     let (_, body) = after.split_once("\r\n\r\n").unwrap();
     promtool(&["check", "metrics"], body);
