@@ -1,9 +1,11 @@
 //! A thread that can be joined with a time limit.
 
+use std::sync::Mutex;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
-use std::sync::{Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
+
+use crate::sync::EvenPoisoned;
 
 /// A thread whose join has a time limit, because a system call or a call of a model cannot be interrupted.
 pub(crate) struct BoundedThread {
@@ -26,7 +28,7 @@ impl BoundedThread {
 
     /// Waits for the end of the thread. Returns `false` if it has not ended in time.
     pub(crate) fn wait(&mut self, limit: Duration) -> bool {
-        let ended = self.ended.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let ended = self.ended.get_mut().even_poisoned();
         if ended.recv_timeout(limit) == Err(RecvTimeoutError::Timeout) {
             return false;
         }

@@ -18,7 +18,7 @@ mod statistics;
 mod training;
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use metrics::{Counter, Gauge, Histogram, KeyName, NoopRecorder, Recorder, Unit};
 use metrics_exporter_prometheus::{
@@ -27,6 +27,7 @@ use metrics_exporter_prometheus::{
 use metrics_process::Collector;
 
 use crate::schema::{Schema, Table};
+use crate::sync::EvenPoisoned;
 
 pub(crate) use events::{Event, EventKind, Events};
 use label_names::LabelNames;
@@ -470,7 +471,7 @@ impl Metrics {
 
     /// The series of a model. They are registered by the first call; later calls return the same ones.
     pub(crate) fn model(&self, name: &str, schema: &Schema) -> Arc<ModelMetrics> {
-        let mut models = self.models.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut models = self.models.lock().even_poisoned();
         let entry = models.entry(name.to_owned());
         entry.or_insert_with(|| Arc::new(ModelMetrics::new(self.series(), name, schema))).clone()
     }
@@ -502,13 +503,13 @@ impl Metrics {
     /// Ends the series of a model that was unloaded: its counters stay on the page, and its gauges become 0.
     /// If the model is loaded again, its counters go on, with the tables of its new schema.
     pub(crate) fn forget(&self, name: &str) {
-        let removed = self.models.lock().unwrap_or_else(PoisonError::into_inner).remove(name);
+        let removed = self.models.lock().even_poisoned().remove(name);
         removed.iter().for_each(|model| model.unloaded());
     }
 
     /// The series of a training, which runs. They are registered by the first call.
     pub(crate) fn training(&self, model: &str) -> Arc<Training> {
-        let mut trainings = self.trainings.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut trainings = self.trainings.lock().even_poisoned();
         let new = || {
             let series = TrainingMetrics::new(self.series(), &[("model", model)]);
             Arc::new(Training::new(model, series, self.events.clone()))
@@ -519,7 +520,7 @@ impl Metrics {
     /// The state of a model's training; `None` if it is not trained in this process.
     #[must_use]
     pub(crate) fn training_state(&self, model: &str) -> Option<TrainingState> {
-        let trainings = self.trainings.lock().unwrap_or_else(PoisonError::into_inner);
+        let trainings = self.trainings.lock().even_poisoned();
         Some(trainings.get(model)?.state())
     }
 

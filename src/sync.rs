@@ -3,6 +3,8 @@
 //! Code that loom checks imports them from here instead of from std. Loom is a model checker: it repeats a
 //! small concurrent test with different interleavings of its threads.
 
+use std::sync::{LockResult, PoisonError};
+
 #[cfg(flechette_loom)]
 pub(crate) use loom::{
     sync::{
@@ -26,3 +28,17 @@ pub(crate) use std::{
     },
     thread::{sleep as nap, yield_now},
 };
+
+/// What a lock protects, also after a thread has panicked while it held the lock. A panic ends one batch, one
+/// call or one thread, and the server goes on. So no value behind a lock may be half changed where a panic is
+/// possible.
+pub(crate) trait EvenPoisoned<T> {
+    /// The value, whether or not the lock is poisoned.
+    fn even_poisoned(self) -> T;
+}
+
+impl<T> EvenPoisoned<T> for LockResult<T> {
+    fn even_poisoned(self) -> T {
+        self.unwrap_or_else(PoisonError::into_inner)
+    }
+}

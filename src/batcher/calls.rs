@@ -1,8 +1,10 @@
 //! The calls of the model that have begun and not ended, to find a model that is stuck.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::Instant;
+
+use crate::sync::EvenPoisoned;
 
 /// Open calls by the order of their begin.
 #[derive(Default)]
@@ -31,7 +33,7 @@ impl Calls {
 
     fn open(&self) -> MutexGuard<'_, Open> {
         // No code panics while it holds the lock.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().even_poisoned()
     }
 }
 

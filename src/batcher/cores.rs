@@ -6,8 +6,10 @@
 //! is overloaded, threads of the runtime that have nothing left to do wait until a batch ends, or at most
 //! [`MAX_WAIT`], and then find several messages at once.
 
-use std::sync::{Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, LazyLock, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
+
+use crate::sync::EvenPoisoned;
 
 /// The longest wait. Messages for another model, or for none, must not wait longer.
 const MAX_WAIT: Duration = Duration::from_millis(4);
@@ -59,14 +61,14 @@ impl Cores {
         state.waiting += 1;
         let none_is_free = |state: &mut State| state.computing >= self.count;
         let waited = self.free.wait_timeout_while(state, self.most, none_is_free);
-        let (mut state, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
+        let (mut state, timeout) = waited.even_poisoned();
         state.waiting -= 1;
         !timeout.timed_out()
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
         // No code panics while it holds the lock.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().even_poisoned()
     }
 }
 

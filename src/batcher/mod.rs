@@ -20,7 +20,7 @@ mod worker;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, TryLockError};
 use std::task::{Context, Poll};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -31,6 +31,7 @@ use tokio::sync::oneshot;
 use crate::config::BatcherConfig;
 use crate::metrics::ModelMetrics;
 use crate::predict::{Predict, PredictError};
+use crate::sync::EvenPoisoned;
 use crate::types::Batch;
 
 use calls::Calls;
@@ -168,7 +169,7 @@ impl State {
 
 impl Shared {
     fn spares(&self) -> MutexGuard<'_, Vec<Batch>> {
-        self.spares.lock().unwrap_or_else(PoisonError::into_inner)
+        self.spares.lock().even_poisoned()
     }
 
     /// Keeps answered batches for their memory, if they are small and there are not too many.
@@ -221,7 +222,7 @@ impl Shared {
 
     fn state(&self) -> MutexGuard<'_, State> {
         // No code panics while it holds the lock, so the state is consistent.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().even_poisoned()
     }
 }
 
@@ -290,7 +291,7 @@ impl Batcher {
             let shared = batcher.shared.clone();
             let name = format!("batch-{}", description.model);
             let worker = std::thread::Builder::new().name(name).spawn(move || worker::run(&shared))?;
-            batcher.workers.lock().unwrap_or_else(PoisonError::into_inner).push(worker);
+            batcher.workers.lock().even_poisoned().push(worker);
         }
         Ok(batcher)
     }
@@ -400,7 +401,7 @@ impl Batcher {
     /// must not be called in an async task.
     pub(crate) fn join(&self) {
         self.close();
-        let workers = std::mem::take(&mut *self.workers.lock().unwrap_or_else(PoisonError::into_inner));
+        let workers = std::mem::take(&mut *self.workers.lock().even_poisoned());
         for worker in workers {
             // A worker catches panics of the model. If it panicked itself, there is nothing left to do.
             let _ = worker.join();

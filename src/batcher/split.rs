@@ -11,11 +11,12 @@
 //! is computed, it fails after [`REPEATS`].
 
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Instant;
 
 use super::{BatchError, Entry, Outcome, Queue, Reply, Size, Turn, Turns};
 use crate::predict::PredictError;
+use crate::sync::EvenPoisoned;
 use crate::types::{AbsentId, Batch, Scores, Version};
 
 /// How often parts of a request are computed again.
@@ -154,7 +155,7 @@ impl Split {
 
     fn joined(&self) -> MutexGuard<'_, Joined> {
         // No code panics while it holds the lock.
-        self.joined.lock().unwrap_or_else(PoisonError::into_inner)
+        self.joined.lock().even_poisoned()
     }
 }
 

@@ -7,10 +7,10 @@
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::PoisonError;
 use std::time::Instant;
 
 use super::{BatchError, Computed, Cores, Entry, Job, Next, Shared, Taken, send_all};
+use crate::sync::EvenPoisoned;
 use crate::types::{AbsentId, Batch, Jagged, Scores};
 
 /// Computes batches until the queue is closed and empty.
@@ -70,13 +70,13 @@ fn wait_for_batch(shared: &Shared, computed: Option<Computed>, taken: &mut Taken
             }
             Next::Sleep => {
                 state.asleep += 1;
-                state = shared.wake.wait(state).unwrap_or_else(PoisonError::into_inner);
+                state = shared.wake.wait(state).even_poisoned();
                 state.asleep -= 1;
             }
             Next::Wait(due) => {
                 state.timed += 1;
                 let rest = due.saturating_duration_since(now);
-                state = shared.wake.wait_timeout(state, rest).unwrap_or_else(PoisonError::into_inner).0;
+                state = shared.wake.wait_timeout(state, rest).even_poisoned().0;
                 state.timed -= 1;
             }
         }

@@ -24,11 +24,11 @@ mod replaceable;
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::sync::atomic::AtomicUsize;
-use std::sync::{Arc, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use super::index::{Location, Unlinked};
-use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, nap};
+use crate::sync::{AtomicU64, EvenPoisoned, Mutex, MutexGuard, Ordering, nap};
 
 pub(crate) use replaceable::Replaceable;
 
@@ -330,7 +330,7 @@ impl RetireList {
     }
 
     fn queue(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+        self.queue.lock().even_poisoned()
     }
 
     /// How many slots wait. The number may be slightly out of date.

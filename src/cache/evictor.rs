@@ -5,7 +5,7 @@
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -14,6 +14,7 @@ use super::index::{Fate, Held, Location, SLOTS, Stamp};
 use super::policy::threshold;
 use super::shared::{MAX_WAITING, Shared};
 use crate::mem::mix64;
+use crate::sync::EvenPoisoned;
 
 /// Buckets per step.
 const STRETCH: usize = 1024;
@@ -46,7 +47,7 @@ pub(crate) struct Sweep {
 
 impl Shared {
     pub(crate) fn evict_step(&self) -> EvictStep {
-        let mut sweep = self.sweep.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut sweep = self.sweep.lock().even_poisoned();
         self.clear_pointers_if_requested();
         let waiting = self.reclaim();
         sweep.plan.choose(self, &self.fill_level(), self.pool.slots(), waiting);
@@ -143,28 +144,28 @@ impl Wake {
         if !self.pending.load(Ordering::Relaxed) && !self.pending.swap(true, Ordering::AcqRel) {
             // Under the lock, so that the notification does not fall between the thread's check and its
             // sleep.
-            let _stop = self.stop.lock().unwrap_or_else(PoisonError::into_inner);
+            let _stop = self.stop.lock().even_poisoned();
             self.condition.notify_one();
         }
     }
 
     fn stop(&self) {
-        *self.stop.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        *self.stop.lock().even_poisoned() = true;
         self.condition.notify_one();
     }
 
     /// Without `patience`, sleeps until woken. With `patience`, sleeps for that time, even if woken. Returns
     /// `false` as soon as the thread must stop.
     fn sleep(&self, patience: Option<Duration>) -> bool {
-        let stop = self.stop.lock().unwrap_or_else(PoisonError::into_inner);
+        let stop = self.stop.lock().even_poisoned();
         let stop = match patience {
             Some(patience) => {
                 let woken = self.condition.wait_timeout_while(stop, patience, |stop| !*stop);
-                *woken.unwrap_or_else(PoisonError::into_inner).0
+                *woken.even_poisoned().0
             }
             None => {
                 let asleep = |stop: &mut bool| !*stop && !self.pending.load(Ordering::Acquire);
-                *self.condition.wait_while(stop, asleep).unwrap_or_else(PoisonError::into_inner)
+                *self.condition.wait_while(stop, asleep).even_poisoned()
             }
         };
         // Reset before the next step, so that a wake-up during the step stays pending. A wake-up is lost if

@@ -38,12 +38,11 @@ mod entry;
 
 use std::io;
 use std::marker::PhantomData;
-use std::sync::PoisonError;
 
 use super::epoch::Pin;
 use super::key::{EMPTY, TOMBSTONE, mix64};
 use crate::mem::prefetch::prefetch;
-use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, yield_now};
+use crate::sync::{AtomicU64, EvenPoisoned, Mutex, MutexGuard, Ordering, yield_now};
 use crate::types::FlatKey;
 use bucket::{Buckets, IndexSlot, Probe, link, touch, unlink};
 use entry::{location_of, stamp_of};
@@ -277,7 +276,7 @@ impl Index {
 
     fn lock(&self, a: usize, b: usize) -> (MutexGuard<'_, ()>, Option<MutexGuard<'_, ()>>) {
         let (a, b) = (a % self.locks.len(), b % self.locks.len());
-        let one = |stripe: usize| self.locks[stripe].lock().unwrap_or_else(PoisonError::into_inner);
+        let one = |stripe: usize| self.locks[stripe].lock().even_poisoned();
         (one(a.min(b)), (a != b).then(|| one(a.max(b))))
     }
 }

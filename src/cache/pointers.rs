@@ -12,12 +12,13 @@
 //! [`super::tuner`] finds a good number of pointers by trial, from the throughput that batches report.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use super::index::{Fate, Held, Location, Stamp};
 use super::shared::Shared;
 use super::tuner::Tuner;
+use crate::sync::EvenPoisoned;
 use crate::types::{FlatKey, TableId};
 
 /// In this many steps the tuner grows the capacity from 0 to its limit.
@@ -146,7 +147,7 @@ impl Shared {
     /// Unlinks the pointers into the chosen tables.
     fn withdraw(&self, table: impl Fn(TableId) -> bool) {
         // Pointers are made only under the sweep's lock, so none is made meanwhile.
-        let _sweep = self.sweep.lock().unwrap_or_else(PoisonError::into_inner);
+        let _sweep = self.sweep.lock().even_poisoned();
         self.unlink_pointers(table);
     }
 

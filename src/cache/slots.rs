@@ -9,9 +9,10 @@
 //! counted in [`SlabShape::bytes`]. Nothing grows afterwards. The records are in host memory, even if the
 //! rows are on a device.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use super::index::Location;
+use crate::sync::EvenPoisoned;
 use crate::types::ROW_ALIGN;
 
 /// Offsets are in units of this many bytes.
@@ -207,7 +208,7 @@ impl Slots {
     }
 
     fn records(&self) -> MutexGuard<'_, Records> {
-        self.records.lock().unwrap_or_else(PoisonError::into_inner)
+        self.records.lock().even_poisoned()
     }
 }
 

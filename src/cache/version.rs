@@ -26,7 +26,7 @@
 //! An overlay takes up to 76 bytes per cached row that changed in addition to `cache.bytes`, and up to 94
 //! while it is built (`cache/tests/memory.rs`).
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use super::error::CacheError;
 use super::index::{BUCKETS_AHEAD, Entry, Held, Location, Stamp, Unlinked};
@@ -34,6 +34,7 @@ use super::shared::{Insertion, Shared};
 use super::slab::Slot;
 use crate::mem::PartedMap;
 use crate::pace;
+use crate::sync::EvenPoisoned;
 use crate::types::{FlatKey, TableId, Version};
 
 /// The result of a version switch.
@@ -148,7 +149,7 @@ impl Shared {
     where
         C: IntoIterator<Item: Into<NewRow<'r>>>,
     {
-        let _one_at_a_time = self.switching.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one_at_a_time = self.switching.lock().even_poisoned();
         if version == self.current.read().version {
             return Err(CacheError::Version(version));
         }

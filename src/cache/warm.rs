@@ -5,12 +5,11 @@
 //! rows as if they were unused for long. So eviction removes the coldest of them first, and rows that batches
 //! use later look hotter than nearly all of them.
 
-use std::sync::PoisonError;
-
 use super::FlatCache;
 use super::error::CacheError;
 use super::index::{Entry, Stamp};
 use super::shared::{Insertion, Shared};
+use crate::sync::EvenPoisoned;
 use crate::types::TableId;
 
 /// The number of different stamps for the rows of a full index. It is large enough that eviction, which
@@ -43,7 +42,7 @@ impl FlatCache {
     ) -> Result<Warmed, CacheError> {
         let shared = &*self.shared;
         // The current version, to which the rows belong, must not change meanwhile.
-        let _no_switch = shared.switching.lock().unwrap_or_else(PoisonError::into_inner);
+        let _no_switch = shared.switching.lock().even_poisoned();
         // The slots of rows that a switch has just removed are free after these batches.
         shared.epochs.wait_for_earlier();
         let newest = shared.epochs.tag();

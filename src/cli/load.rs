@@ -18,7 +18,7 @@ mod report;
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
@@ -31,6 +31,7 @@ use crate::cli::flags::{number, seconds, whole};
 use crate::cli::training::data_path;
 use crate::cli::{InputError, print_and_end};
 use crate::server::proto::PredictResponse;
+use crate::sync::EvenPoisoned;
 use crate::types::RawBatch;
 use report::{Report, Tally};
 
@@ -219,7 +220,7 @@ async fn open_loop(driver: &Arc<Driver>, due: Due, outstanding: u32) -> anyhow::
                 runtime.spawn(async move {
                     let answer = driver.send().await;
                     let took = due.elapsed();
-                    tally.lock().unwrap_or_else(PoisonError::into_inner).take(answer, took);
+                    tally.lock().even_poisoned().take(answer, took);
                     drop(permit);
                 });
             }
@@ -243,7 +244,7 @@ async fn closed_loop(driver: &Arc<Driver>, until: Instant, clients: u32) -> anyh
                 let start = Instant::now();
                 let answer = driver.send().await;
                 let (failed, took) = (answer.is_err(), start.elapsed());
-                tally.lock().unwrap_or_else(PoisonError::into_inner).take(answer, took);
+                tally.lock().even_poisoned().take(answer, took);
                 if failed {
                     tokio::time::sleep(AFTER_ERROR).await;
                 }

@@ -13,7 +13,7 @@ use super::fields::{Fields, Row, number, shown};
 use super::files::{Files, Next};
 use super::layout::{Columns, DenseField, FirstLineError, Layout};
 use super::lines::{Line, Lines};
-use super::{DatasetError, FileRun, Format, Input, ReadOptions, Reader, in_line, source};
+use super::{DataFile, DatasetError, FileRun, Format, Input, ReadOptions, Reader, in_line, source};
 use crate::schema::Schema;
 use crate::types::{RawBatch, RawKind, RawValues};
 
@@ -68,7 +68,7 @@ enum Taken {
 
 struct OpenFile {
     path: PathBuf,
-    name: Arc<str>,
+    file: Arc<DataFile>,
     lines: Lines,
     /// Samples that were read.
     samples: u64,
@@ -170,7 +170,7 @@ impl Delimited {
     fn note_end(&mut self) {
         let Some(run) = self.runs.last_mut().filter(|_| self.input.files.endless()) else { return };
         run.ends_file = match &mut self.file {
-            Some(file) if Arc::ptr_eq(&file.name, &run.file) => file.lines.at_end(),
+            Some(file) if Arc::ptr_eq(&file.file, &run.file) => file.lines.at_end(),
             _ => true,
         };
     }
@@ -199,8 +199,9 @@ impl Delimited {
             self.forgiven = self.skipped;
         }
         let lines = Lines::new(bytes, self.options.line_bytes);
-        let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into();
-        let file = OpenFile { path, name, lines, samples: 0, columns: None, columns_line: 1, refused: None };
+        let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
+        let file = DataFile { name, log: None }.into();
+        let file = OpenFile { path, file, lines, samples: 0, columns: None, columns_line: 1, refused: None };
         self.file = Some(file);
         Ok(None)
     }
@@ -289,9 +290,9 @@ impl Delimited {
 
     /// Counts a sample of the open file.
     fn count_sample(&mut self) {
-        let Some(OpenFile { name, samples, .. }) = &mut self.file else { return };
+        let Some(OpenFile { file, samples, .. }) = &mut self.file else { return };
         *samples += 1;
-        FileRun::count(&mut self.runs, name, 1, *samples);
+        FileRun::count(&mut self.runs, file, 1, *samples);
     }
 
     /// Empties the lists of the last read, and gives the batch columns of text.

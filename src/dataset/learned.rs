@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::sleep;
 use std::time::Duration;
 
-use super::{DatasetError, FileAt, FileRun, Reader, Stop};
+use super::{DataFile, DatasetError, FileAt, FileRun, Reader, Stop};
 use crate::learnlog::{
     Checksum, Durable, LogError, Segment, full_at, id_of, name_of, number_of, schema_sum, segments,
 };
@@ -74,7 +74,7 @@ pub(crate) struct LearnedReader {
 /// The segment that is read.
 struct Open {
     segment: Segment,
-    name: Arc<str>,
+    file: Arc<DataFile>,
     /// Samples that were handed out.
     samples: u64,
 }
@@ -180,7 +180,14 @@ impl LearnedReader {
             let (path, expected, got) = (segment.path, self.checksum, segment.schema);
             return Err(LogError::Schema { path, expected, got }.into());
         }
-        self.open = Some(Open { segment, name: name_of(number).into(), samples: 0 });
+        let log = id_of(dir)?;
+        // Looked at after `log`, which may be the id of another log.
+        if !segment.is_in_place()? {
+            (self.next, self.durable) = (None, None);
+            return Ok(false);
+        }
+        let file = DataFile { name: name_of(number), log }.into();
+        self.open = Some(Open { segment, file, samples: 0 });
         Ok(true)
     }
 
@@ -201,9 +208,9 @@ impl LearnedReader {
     /// Counts samples; `in_batch` of them are in the batch.
     fn count_as(&mut self, samples: usize, in_batch: usize) {
         self.taken += samples;
-        let Some(Open { name, samples: of_file, .. }) = &mut self.open else { return };
+        let Some(Open { file, samples: of_file, .. }) = &mut self.open else { return };
         *of_file += samples as u64;
-        FileRun::count(&mut self.runs, name, in_batch, *of_file);
+        FileRun::count(&mut self.runs, file, in_batch, *of_file);
     }
 
     /// Adds the next sample of the request to the batch. A sample that would end the training for good is
@@ -302,7 +309,7 @@ impl Learned {
     ///
     /// # Errors
     /// When it cannot be read.
-    pub(crate) fn id(&self) -> Result<Option<String>, DatasetError> {
+    fn id(&self) -> Result<Option<String>, DatasetError> {
         Ok(id_of(&self.dir)?)
     }
 

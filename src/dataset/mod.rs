@@ -49,11 +49,21 @@ use crate::learnlog::LogError;
 use crate::schema::{EncodeError, Schema};
 use crate::types::{RawBatch, named};
 
+/// A file of samples.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DataFile {
+    /// Its name, without its directory.
+    pub name: String,
+    /// The id of the log of learned samples that the file is a segment of. `None` for other files, and if the
+    /// log has no id.
+    pub log: Option<String>,
+}
+
 /// Consecutive samples of one file in a batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileRun {
-    /// The file's name, without its directory.
-    pub file: Arc<str>,
+    /// The file, which has an `Arc` of its own each time that it is opened.
+    pub file: Arc<DataFile>,
     /// Samples in the batch.
     pub samples: usize,
     /// Samples of the file up to the end of these samples.
@@ -65,8 +75,8 @@ pub struct FileRun {
 
 impl FileRun {
     /// Adds the next samples of a file to the runs of a batch. `of_file` is the number of samples of the file
-    /// up to their end. Two files of one name have two runs, because each open file has its own `Arc`.
-    fn count(runs: &mut Vec<Self>, file: &Arc<str>, samples: usize, of_file: u64) {
+    /// up to their end. Two files of one name have two runs.
+    fn count(runs: &mut Vec<Self>, file: &Arc<DataFile>, samples: usize, of_file: u64) {
         match runs.last_mut() {
             Some(run) if Arc::ptr_eq(&run.file, file) => {
                 run.samples += samples;

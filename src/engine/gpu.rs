@@ -13,7 +13,7 @@
 
 use std::borrow::Cow;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use super::switch::{Changes, KNOWN_CHUNK, NextRows};
@@ -28,6 +28,7 @@ use crate::model::Tape;
 use crate::predict::PredictError;
 use crate::schema::{AbsentDefault, Arity, Lookup, Schema, Table};
 use crate::store::EmbeddingStore;
+use crate::sync::EvenPoisoned;
 use crate::types::{Batch, Jagged, Scores, TableId, Version};
 
 /// Most ids of a batch in one context, unless one sample can have more. An id takes about 80 bytes in the
@@ -379,15 +380,15 @@ struct InUse<'p, D: Driver> {
 impl<D: Driver> ContextPool<D> {
     /// Waits for an idle context.
     fn take(&self) -> InUse<'_, D> {
-        let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        let idle = self.idle.lock().even_poisoned();
         let waited = self.freed.wait_while(idle, |idle| idle.is_empty());
-        InUse { context: waited.unwrap_or_else(PoisonError::into_inner).pop(), pool: self }
+        InUse { context: waited.even_poisoned().pop(), pool: self }
     }
 }
 
 impl<D: Driver> Drop for InUse<'_, D> {
     fn drop(&mut self) {
-        self.pool.idle.lock().unwrap_or_else(PoisonError::into_inner).extend(self.context.take());
+        self.pool.idle.lock().even_poisoned().extend(self.context.take());
         self.pool.freed.notify_one();
     }
 }
@@ -431,7 +432,7 @@ impl<D: Driver> AnyContextPool for ContextPool<D> {
 
     /// Returns the number of tables at which the cache may point.
     fn point_at(&self, store: &EmbeddingStore) -> usize {
-        let mut registered = self.registered.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut registered = self.registered.lock().even_poisoned();
         // First, because a table that did not change is registered again with the same memory: removes the
         // pointers into the memory of the version before.
         drop(std::mem::take(&mut *registered));

@@ -18,7 +18,7 @@ pub(crate) mod tests;
 mod versions;
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rayon::prelude::*;
@@ -31,6 +31,7 @@ use crate::pace;
 use crate::predict::{Description, Predict, PredictError};
 use crate::schema::{Lookup, Schema};
 use crate::store::Opened;
+use crate::sync::EvenPoisoned;
 use crate::trace::recorder::Recorder;
 use crate::types::{AbsentId, Batch, Scores, TableId, Times, Version, unix_ms};
 use gpu::{GpuLookupTier, WarmRow};
@@ -108,11 +109,11 @@ struct Pool<T>(Mutex<Vec<T>>);
 
 impl<T> Pool<T> {
     fn take(&self) -> Option<T> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).pop()
+        self.0.lock().even_poisoned().pop()
     }
 
     fn put(&self, thing: T) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(thing);
+        self.0.lock().even_poisoned().push(thing);
     }
 }
 
@@ -382,7 +383,7 @@ impl Predict for Engine {
             self.metrics.device.pinned_bytes.set(bytes.pinned as f64);
             self.metrics.device.worker_bytes.set(bytes.device as f64);
         }
-        let mut counted = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut counted = self.counted.lock().even_poisoned();
         let Some(now) = self.cache_stats() else { return };
         let zero = Default::default();
         for (t, table) in self.metrics.tables.iter().enumerate() {

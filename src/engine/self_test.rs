@@ -3,12 +3,11 @@
 //! a compiler breaks an assumption of the kernels, the device is not used: serving is slower, but no score is
 //! wrong.
 
-use std::sync::PoisonError;
-
 use super::gpu::GpuLookupTier;
 use super::{Engine, LookupTier, Spent};
 use crate::mem::mix64;
 use crate::schema::Arity;
+use crate::sync::EvenPoisoned;
 use crate::types::{Batch, Jagged};
 
 const BATCHES: u64 = 2;
@@ -43,7 +42,7 @@ impl Engine {
         if let Err(error) = &result {
             tier.lose(error);
         }
-        *self.counted.lock().unwrap_or_else(PoisonError::into_inner) = tier.stats();
+        *self.counted.lock().even_poisoned() = tier.stats();
         result
     }
 

@@ -12,7 +12,6 @@
 //!
 //! A device that fails meanwhile is abandoned, and the host takes over.
 
-use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
 use super::versions::{LoadedVersion, SharedVersion};
@@ -21,6 +20,7 @@ use crate::cache::{CacheError, FlatCache, NewRow, Switched};
 use crate::model::WeightsError;
 use crate::pace;
 use crate::store::{EmbeddingStore, Opened};
+use crate::sync::EvenPoisoned;
 use crate::types::{TableId, Version};
 
 /// How long a switch waits for the last batch of the old version, so that this thread, and not a batch,
@@ -116,7 +116,7 @@ impl Engine {
     /// # Errors
     /// [`SwitchError`]. Then the served version goes on.
     pub(crate) fn switch(&self, next: NextVersion) -> Result<Taken, SwitchError> {
-        let _one_at_a_time = self.switching.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one_at_a_time = self.switching.lock().even_poisoned();
         let started = Instant::now();
         let NextVersion { version: new, changes, switch_bytes, old_stays } = next;
         let (from, to) = (self.version(), new.version());

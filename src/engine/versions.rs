@@ -10,13 +10,12 @@
 //! A version's memory and its files are released with the last reference to it. Several engines may share it.
 
 use std::fs::File;
-use std::sync::PoisonError;
 use std::time::Instant;
 
 use crate::model::Weights;
 use crate::schema::Schema;
 use crate::store::{EmbeddingStore, Opened};
-use crate::sync::{Arc, RwLock};
+use crate::sync::{Arc, EvenPoisoned, RwLock};
 use crate::types::Version;
 
 /// A version, ready to score.
@@ -108,11 +107,11 @@ impl<T> Versions<T> {
     }
 
     fn read<R>(&self, read: impl FnOnce(&InUse<T>) -> R) -> R {
-        read(&self.0.read().unwrap_or_else(PoisonError::into_inner))
+        read(&self.0.read().even_poisoned())
     }
 
     fn write<R>(&self, write: impl FnOnce(&mut InUse<T>) -> R) -> R {
-        write(&mut self.0.write().unwrap_or_else(PoisonError::into_inner))
+        write(&mut self.0.write().even_poisoned())
     }
 }
 

@@ -18,7 +18,7 @@
 
 use std::path::PathBuf;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -29,6 +29,7 @@ use super::{Log, LogError, Position, Record, kept_bytes};
 use crate::metrics::ModelMetrics;
 use crate::store::StoreError;
 use crate::store::disk::SystemDisk;
+use crate::sync::EvenPoisoned;
 
 /// A group takes no more records after this many bytes.
 const GROUP_BYTES: u64 = 16 << 20;
@@ -143,7 +144,7 @@ struct Used {
 
 impl Room {
     fn used(&self) -> MutexGuard<'_, Used> {
-        self.used.lock().unwrap_or_else(PoisonError::into_inner)
+        self.used.lock().even_poisoned()
     }
 
     /// Takes bytes for the queue.
@@ -285,15 +286,15 @@ impl Learner {
     }
 
     fn send(&self, job: Job) -> Result<(), LearnError> {
-        let queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        let queue = self.queue.lock().even_poisoned();
         let queue = queue.as_ref().ok_or(LearnError::Closed)?;
         queue.send(job).map_err(|_| LearnError::Failed)
     }
 
     /// Refuses further requests, and waits until the queued ones are answered.
     pub(crate) fn join(&self) {
-        drop(self.queue.lock().unwrap_or_else(PoisonError::into_inner).take());
-        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        drop(self.queue.lock().even_poisoned().take());
+        let thread = self.thread.lock().even_poisoned().take();
         if thread.is_some_and(|thread| thread.join().is_err()) {
             tracing::error!("learned samples: the writing thread panicked");
         }

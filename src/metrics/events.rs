@@ -5,11 +5,12 @@
 
 use std::cmp::Reverse;
 use std::collections::VecDeque;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::Instant;
 
 use serde::Serialize;
 
+use crate::sync::EvenPoisoned;
 use crate::types::unix_ms;
 
 /// Events of each kind that are kept.
@@ -68,7 +69,7 @@ pub(crate) struct Events(Mutex<Kept>);
 
 impl Events {
     fn locked(&self) -> MutexGuard<'_, Kept> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().even_poisoned()
     }
 
     pub(crate) fn record(&self, kind: EventKind, model: &str, text: impl AsRef<str>) {

@@ -1,9 +1,10 @@
 //! A training in this process: its series, its state and its events.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use super::{EventKind, Events, TrainingMetrics};
+use crate::sync::EvenPoisoned;
 
 /// The state of a training in this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,12 +44,12 @@ impl Training {
     }
 
     pub(super) fn state(&self) -> TrainingState {
-        *self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.state.lock().even_poisoned()
     }
 
     /// Enters a state.
     pub(crate) fn enter(&self, state: TrainingState) {
-        *self.state.lock().unwrap_or_else(PoisonError::into_inner) = state;
+        *self.state.lock().even_poisoned() = state;
         self.series.state.set(match state {
             TrainingState::Running => 1.0,
             TrainingState::Ended => 0.0,

@@ -19,12 +19,13 @@
 
 use std::io;
 use std::ops::Range;
-use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Mutex, RwLock, RwLockReadGuard};
 
 use super::bitmap::Bitmap;
 use super::stripes::Stripes;
 use crate::mem::OutOfHostMemory;
 use crate::mem::prefetch::PREFETCH_AHEAD;
+use crate::sync::EvenPoisoned;
 
 /// Most bytes of a segment; it holds at least one record.
 const SEGMENT_BYTES: usize = 1 << 20;
@@ -117,7 +118,7 @@ impl Log {
 
     /// Places that are looked up while this lock is held stay readable until it is released.
     pub(crate) fn hold(&self) -> RwLockReadGuard<'_, ()> {
-        self.reuse.read().unwrap_or_else(PoisonError::into_inner)
+        self.reuse.read().even_poisoned()
     }
 
     /// The place of the newest record of the row; `None` if it was never written. An index entry is the place
@@ -148,7 +149,7 @@ impl Log {
 
     /// Appends the records of these rows. On failure each row has its old or its new record.
     pub(crate) fn write(&self, stripes: &Stripes, rows: &[u64], records: &[f32]) -> io::Result<()> {
-        let mut segments = self.segments.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut segments = self.segments.lock().even_poisoned();
         self.append(&mut segments, stripes, rows, records)
     }
 
@@ -229,7 +230,7 @@ impl Log {
             segments.live.len() as u32 - 1
         });
         // Waits for readers that looked up a place in the segment before it was freed.
-        drop(self.reuse.write().unwrap_or_else(PoisonError::into_inner));
+        drop(self.reuse.write().even_poisoned());
         segments.open = OpenSegment { number: open, used: 0 };
         if empties { self.empty(segments, stripes) } else { Ok(()) }
     }

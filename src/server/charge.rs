@@ -20,7 +20,7 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Instant;
 
 use tonic::Status;
@@ -30,6 +30,7 @@ use super::pressure::{Pressure, overloaded};
 use super::status::FULL;
 use super::{SMALL_MESSAGE, Shared};
 use crate::batcher::Priority;
+use crate::sync::EvenPoisoned;
 
 /// A model may hold at most this many times what is free.
 const MAX_HELD_PER_FREE: usize = 3;
@@ -194,7 +195,7 @@ impl Charge {
     }
 
     fn place(&self) -> MutexGuard<'_, Option<Place>> {
-        self.place.lock().unwrap_or_else(PoisonError::into_inner)
+        self.place.lock().even_poisoned()
     }
 
     /// The name of the call's model was read.
@@ -284,14 +285,13 @@ impl Charge {
     /// A message has arrived completely.
     pub(crate) fn ended(&self, cost: usize) {
         if let Some(stream) = &self.stream {
-            stream.messages.lock().unwrap_or_else(PoisonError::into_inner).push_back(cost);
+            stream.messages.lock().even_poisoned().push_back(cost);
         }
     }
 
     /// Releases the memory of the first message of a stream, which was converted.
     pub(crate) fn release_first(&self) {
-        let first =
-            |stream: &OfStream| stream.messages.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+        let first = |stream: &OfStream| stream.messages.lock().even_poisoned().pop_front();
         self.release(self.stream.as_ref().and_then(first).unwrap_or(0));
     }
 

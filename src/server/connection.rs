@@ -208,7 +208,7 @@ impl<S: GrpcService> hyper::service::Service<Request<Incoming>> for Calls<S> {
         let (body, rest) = unread::Body::new(body);
         // Every service of the chain is always ready.
         let answer = self.service.clone().call(Request::from_parts(head, Body::new(body)));
-        Answering { new, answer, rest, shared: self.shared.clone(), open }
+        Answering { new, open, answer, rest, shared: self.shared.clone() }
     }
 }
 
@@ -216,10 +216,11 @@ impl<S: GrpcService> hyper::service::Service<Request<Incoming>> for Calls<S> {
 struct Answering {
     /// `None` when it has begun.
     new: Option<NewCall>,
+    /// Ends before the [`Aside`](super::link::Aside) in `answer`, as in an answered call.
+    open: Arc<OpenStream>,
     answer: BoxFuture<Response<Body>, Infallible>,
     rest: Rest,
     shared: Arc<Shared>,
-    open: Arc<OpenStream>,
 }
 
 impl Future for Answering {

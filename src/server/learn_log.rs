@@ -2,12 +2,13 @@
 //! opened, for example because another process writes it or because it is damaged. It is then tried again. A
 //! log that was deleted is begun again at the next look at the directory.
 
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Arc, RwLock, RwLockReadGuard};
 use std::time::{Duration, Instant};
 
 use super::status::CallError;
 use crate::learnlog::{LearnError, Learner, LearnerOptions};
 use crate::metrics::ModelMetrics;
+use crate::sync::EvenPoisoned;
 
 /// How often it is tried to open the log. That costs the read of its last segment.
 const RETRY_AFTER: Duration = Duration::from_secs(10);
@@ -52,7 +53,7 @@ impl LearnLog {
         };
         // Not under the lock, for which requests would wait.
         let opened = Learner::start(self.options.clone(), self.metrics.clone());
-        let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.write().even_poisoned();
         if matches!(*state, State::Closed) {
             return;
         }
@@ -76,7 +77,7 @@ impl LearnLog {
         };
         // It may have the lock of a log of which only some files are gone.
         learner.join();
-        let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.write().even_poisoned();
         if matches!(&*state, State::Open(now) if Arc::ptr_eq(now, &learner)) {
             let failure = failure(&self.model, reason, None);
             *state = State::Failed(Failure { again: Instant::now(), ..failure });
@@ -84,7 +85,7 @@ impl LearnLog {
     }
 
     fn state(&self) -> RwLockReadGuard<'_, State> {
-        self.state.read().unwrap_or_else(PoisonError::into_inner)
+        self.state.read().even_poisoned()
     }
 
     /// Why the log could not be opened.
@@ -110,7 +111,7 @@ impl LearnLog {
     /// Refuses further samples, and waits until the queued ones are on disk.
     pub(crate) fn close(&self) {
         let state = {
-            let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
+            let mut state = self.state.write().even_poisoned();
             std::mem::replace(&mut *state, State::Closed)
         };
         if let State::Open(learner) = state {

@@ -6,13 +6,14 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll, Waker};
 
 use tokio::time::Instant;
 use tonic::codegen::http::Request;
 
 use super::connection::Limits;
+use crate::sync::EvenPoisoned;
 
 /// Most bytes that are read from a connection before the calls in them are accepted.
 const READ_BYTES: usize = 16 << 10;
@@ -89,7 +90,7 @@ impl Link {
     }
 
     fn activity(&self) -> MutexGuard<'_, Activity> {
-        self.activity.lock().unwrap_or_else(PoisonError::into_inner)
+        self.activity.lock().even_poisoned()
     }
 
     /// Changes the counts of calls, and lets the connection's task read on if it may.

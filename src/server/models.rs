@@ -7,7 +7,7 @@
 //! version is closed when no call uses the old one any more.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use dashmap::DashMap;
@@ -26,6 +26,7 @@ use crate::config::{BatcherConfig, Batchers, LearnConfig, TrafficConfig};
 use crate::learnlog::{self, LearnerOptions};
 use crate::metrics::{EventKind, Metrics, ModelMetrics};
 use crate::predict::Predict;
+use crate::sync::EvenPoisoned;
 use crate::types::{Follow, Version};
 
 /// How long the removal of a model or a version waits for calls in flight, before its batcher refuses what
@@ -176,12 +177,12 @@ impl Models {
     }
 
     fn batchers(&self) -> MutexGuard<'_, Batchers> {
-        self.batchers.lock().unwrap_or_else(PoisonError::into_inner)
+        self.batchers.lock().even_poisoned()
     }
 
     /// Tells which labels clients have set, when a model was loaded.
     pub(crate) fn set_labels(&self, name: &str, labels: Labels) {
-        let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        let _changing = self.changing.lock().even_poisoned();
         if let Some(old) = self.get(name) {
             self.replace(name, Parts { labels: Some(labels), ..old.parts() });
         }
@@ -196,7 +197,7 @@ impl Models {
         name: &str,
         (label, follow): (&str, Option<Follow>),
     ) -> Result<Option<Version>, NotChanged> {
-        let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        let _changing = self.changing.lock().even_poisoned();
         let old = self.get(name).ok_or(NotChanged::NotServed)?;
         // Without them, the model was loaded just now.
         let mut labels = old.labels().ok_or(NotChanged::NotLoaded)?.changed(label, follow)?;
@@ -222,7 +223,7 @@ impl Models {
         if let Some(reason) = &not_kept {
             tracing::warn!(model = name, reason, "labels that clients have set are lost at a restart");
         }
-        let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        let _changing = self.changing.lock().even_poisoned();
         if let Some(old) = self.get(name)
             && let Some(now) = old.labels().filter(|now| now.set == labels.set)
         {
@@ -239,7 +240,7 @@ impl Models {
     /// [`NotChanged::NotLoaded`] if a label that was set meanwhile names a version that would not be loaded;
     /// and if a thread cannot be started.
     pub(crate) fn set_versions(&self, name: &str, loaded: Loaded) -> Result<(), NotChanged> {
-        let changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        let changing = self.changing.lock().even_poisoned();
         let old = self.get(name).ok_or(NotChanged::NotServed)?;
         let Loaded { secondary, main, latest, traffic, shadow, missing, newer } = loaded;
         let mut parts = Parts { main, latest, traffic, missing, newer, ..old.parts() };
@@ -324,7 +325,7 @@ impl Models {
     /// time if one is stuck; `false` if no model of this name is served. Blocks, so it must not be called in
     /// an async task.
     pub(crate) fn remove(&self, name: &str) -> bool {
-        let changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        let changing = self.changing.lock().even_poisoned();
         let removed = self.served.remove(name);
         drop(changing);
         let Some((_, model)) = removed else { return false };

@@ -1,7 +1,9 @@
 //! The models of the directory that are not served, and the reason that `/readyz` and the status page show.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
+
+use crate::sync::EvenPoisoned;
 
 /// Why a model is not served.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,7 +20,7 @@ pub(crate) struct NotServed(Mutex<BTreeMap<String, Reason>>);
 
 impl NotServed {
     fn locked(&self) -> MutexGuard<'_, BTreeMap<String, Reason>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().even_poisoned()
     }
 
     pub(crate) fn set(&self, model: &str, reason: Reason) {

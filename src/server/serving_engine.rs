@@ -1,6 +1,6 @@
 //! An engine that serves, and a request in its queue.
 
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, RwLock};
 
 use super::RequestLimits;
 use super::convert::Inputs;
@@ -10,6 +10,7 @@ use crate::batcher::{Batcher, Ticket};
 use crate::metrics::ModelMetrics;
 use crate::predict::Predict;
 use crate::schema::Schema;
+use crate::sync::EvenPoisoned;
 use crate::types::Version;
 
 /// An engine that serves.
@@ -54,12 +55,12 @@ impl ServingEngine {
 
     /// The inputs of `schema`. They are rebuilt when the model serves a version with a new schema.
     pub(crate) fn inputs(&self, schema: &Arc<Schema>) -> Arc<Inputs> {
-        let known = self.inputs.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let known = self.inputs.read().even_poisoned().clone();
         if Arc::ptr_eq(&known.schema, schema) {
             return known;
         }
         let inputs = Arc::new(Inputs::new(schema.clone(), self.limits.max_samples));
-        *self.inputs.write().unwrap_or_else(PoisonError::into_inner) = inputs.clone();
+        *self.inputs.write().even_poisoned() = inputs.clone();
         inputs
     }
 }

@@ -5,7 +5,7 @@
 //! when both have scored. The model is given by the caller, and its thread should run only when a processor
 //! is free.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use super::ServerError;
 use super::serving_engine::ServingEngine;
@@ -14,6 +14,7 @@ use crate::batcher::{Batcher, Terms, Ticket};
 use crate::config::{BatcherConfig, Sticky};
 use crate::metrics::{Metrics, ShadowMetrics};
 use crate::predict::Predict;
+use crate::sync::EvenPoisoned;
 use crate::types::{Batch, Version};
 
 /// Most samples of the shadow's queue, if one request may not have more.
@@ -111,7 +112,7 @@ impl Shadowing {
     }
 
     fn record(&self, served: &[f32], shadow: &[f32]) {
-        let mut largest = self.largest.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut largest = self.largest.lock().even_poisoned();
         for (served, shadow) in served.iter().zip(shadow) {
             let difference = (served - shadow).abs();
             self.metrics.difference.record(f64::from(difference));

@@ -12,7 +12,7 @@
 
 use std::future::poll_fn;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -23,6 +23,7 @@ use tokio::time::timeout;
 
 use super::link::OpenStream;
 use crate::config::ServerConfig;
+use crate::sync::EvenPoisoned;
 
 /// What a DATA frame counts for at least.
 const FRAME: usize = 256;
@@ -95,7 +96,7 @@ impl http_body::Body for Body {
 impl Drop for Body {
     fn drop(&mut self) {
         if let Some(body) = self.body.take().filter(|body| !body.is_end_stream()) {
-            *self.left.lock().unwrap_or_else(PoisonError::into_inner) = Some(body);
+            *self.left.lock().even_poisoned() = Some(body);
         }
     }
 }
@@ -106,7 +107,7 @@ pub(crate) struct Rest(Arc<Mutex<Option<Incoming>>>);
 impl Rest {
     /// Reads and drops what the service has not read, while the answer leaves. Meanwhile the call is open.
     pub(crate) fn read(&self, cx: &mut Context<'_>, open: &Arc<OpenStream>) {
-        let Some(mut body) = self.0.lock().unwrap_or_else(PoisonError::into_inner).take() else { return };
+        let Some(mut body) = self.0.lock().even_poisoned().take() else { return };
         // Mostly it has arrived.
         if poll_end(&mut body, cx).is_ready() {
             return;

@@ -123,6 +123,14 @@ pub enum TrainError {
     Stopped,
 }
 
+impl TrainError {
+    /// Whether a version could not be made, and training can go on without it.
+    #[must_use]
+    pub(crate) fn is_of_version(&self) -> bool {
+        matches!(self, Self::Store(_) | Self::Memory(_))
+    }
+}
+
 /// Where a batch is in the data. It travels with the batch, because readers run ahead of training.
 #[derive(Clone, Debug, Default)]
 pub struct BatchPlace {
@@ -138,7 +146,7 @@ impl fmt::Display for BatchPlace {
         for (n, FileRun { file, samples, of_file, .. }) in self.runs.iter().enumerate() {
             let first = (of_file + 1).saturating_sub(*samples as u64);
             let before = if n == 0 { " in " } else { ", " };
-            write!(f, "{before}{}, samples {first} to {of_file}", in_line(&**file))?;
+            write!(f, "{before}{}, samples {first} to {of_file}", in_line(&file.name))?;
         }
         Ok(())
     }

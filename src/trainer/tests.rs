@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::cache::{CacheOptions, CacheShape, FlatCache, TableShape};
-use crate::dataset::{DatasetError, FileRun, Reader};
+use crate::dataset::{DataFile, DatasetError, FileRun, Reader};
 use crate::engine::{Engine, EngineParts, LookupTier};
 use crate::metrics::Metrics;
 use crate::model::Model;
@@ -226,8 +226,8 @@ impl Reader for InFile {
     fn read(&mut self, max: usize, out: &mut RawBatch) -> Result<usize, DatasetError> {
         let samples = self.0.read(max, out)?;
         let before = self.1.last().map_or(0, |run| run.of_file);
-        self.1 =
-            vec![FileRun { file: "log".into(), samples, of_file: before + samples as u64, ends_file: false }];
+        let file = DataFile { name: "log".to_owned(), log: None }.into();
+        self.1 = vec![FileRun { file, samples, of_file: before + samples as u64, ends_file: false }];
         Ok(samples)
     }
 

@@ -62,6 +62,8 @@ mod scores_from_files;
 mod secrets;
 #[cfg(target_os = "linux")]
 mod serve_train;
+#[cfg(target_os = "linux")]
+mod serve_train_memory;
 mod server;
 mod serving;
 mod skip;

@@ -1,6 +1,5 @@
 //! `serve --train`: one process trains a model and serves it. Clients score meanwhile, and no request fails.
 
-use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fs;
 use std::net::SocketAddr;
@@ -10,12 +9,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::sleep;
 use std::time::Duration;
 
-use flechette::schema::preset::{self, ArchKind, SyntheticShape};
+use flechette::schema::preset::ArchKind;
 use flechette::server::proto::PredictRequest;
 use flechette::server::proto::ctr_client::CtrClient;
 
 use crate::program::{
-    Served, Workshop, bytes_of, check_listed_versions, highest_version, kills, metrics_page, run, run_failing,
+    Served, Workshop, check_listed_versions, highest_version, kills, metrics_page, run, run_failing,
 };
 use crate::serving::channel;
 use crate::switching::{requests, wait};
@@ -88,12 +87,12 @@ impl Site {
 }
 
 /// Whether the metrics page has this value.
-fn shows(served: &Served, metric: &str, value: f64) -> bool {
+pub fn shows(served: &Served, metric: &str, value: f64) -> bool {
     let label = format!("flechette_{metric}{{model=\"{MODEL}\"}} {value}");
     metrics_page(served.http).lines().any(|line| line == label)
 }
 
-fn shown(served: &Served, metric: &str) -> f64 {
+pub fn shown(served: &Served, metric: &str) -> f64 {
     served.metric(&format!("flechette_{metric}"), &[&format!("model=\"{MODEL}\"")])
 }
 
@@ -101,7 +100,7 @@ fn version_on_disk(site: &Site) -> u64 {
     version_at(&site.workshop.models)
 }
 
-fn version_at(models: &str) -> u64 {
+pub fn version_at(models: &str) -> u64 {
     highest_version(Path::new(models), MODEL).unwrap()
 }
 
@@ -123,99 +122,6 @@ async fn score(served: SocketAddr, requests: Vec<PredictRequest>, stop: Arc<Atom
         assert!(*first == answer.scores, "version {last}, request {number}: two answers");
     }
     answers
-}
-
-#[test]
-fn a_server_that_trains_takes_the_memory_that_the_pages_state() {
-    // A second copy of the rows alone would be past the limit.
-    const ROWS: u64 = 1_800_000;
-    const TABLES: u64 = 4;
-    let workshop = Workshop::new(10, 10);
-    let (config, models) = (workshop.path("many_ids.toml"), &workshop.models);
-    let shape = SyntheticShape { tables: TABLES as usize, rows: ROWS, dense: 2, multi_hot: Some(64) };
-    fs::write(&config, preset::synthetic(ArchKind::Dlrm, 16, shape).to_toml()).unwrap();
-    // Rows and Adagrad's state, both f32.
-    let bytes = TABLES * ROWS * 16 * 4 * 2;
-    // 448,000 ids for each table, so 22 % of the rows change: three times as many as are copied at once.
-    let data = "rows=7000,seed=3,skew=uniform,lengths=max";
-    let line = format!(
-        "--train {MODEL}={data} --model-config {config} --format synthetic --batch 512 \
-         --publish-every 20steps"
-    );
-    let served = Served::start(models, &line);
-    let most = Cell::new(0);
-    wait("training ends", || {
-        most.set(bytes_of(served.id(), "RssAnon").unwrap().max(most.get()));
-        shows(&served, "training_state", 0.0)
-    });
-    let most = most.get();
-    assert!(version_at(models) >= 3, "versions were published meanwhile");
-    let published = shown(&served, "publish_rows_total") / (TABLES * ROWS) as f64;
-    assert!(published > 0.15, "the versions have {published} of the rows");
-    let stated = bytes * 115 / 100 + (256 << 20);
-    println!("{most} bytes for {bytes} bytes of rows and state; at most {stated} are stated");
-    assert!(most <= stated, "{most} bytes, stated {stated}");
-    assert!(most >= bytes, "the rows are in memory");
-}
-
-/// The open descriptors of a server, and the bytes of its memory without mapped files.
-fn descriptors_and_memory(served: &Served) -> [u64; 2] {
-    let descriptors = fs::read_dir(format!("/proc/{}/fd", served.id())).unwrap().count();
-    [descriptors as u64, bytes_of(served.id(), "RssAnon").unwrap()]
-}
-
-/// The least of both until a version of at least this number is served. The least, because a version that is
-/// being written or opened takes some for a moment, and a leak takes them for good.
-fn least_until(served: &Served, version: u64) -> [u64; 2] {
-    let least = Cell::new([u64::MAX; 2]);
-    wait("the version is served", || {
-        let (now, before) = (descriptors_and_memory(served), least.get());
-        least.set([now[0].min(before[0]), now[1].min(before[1])]);
-        shown(served, "serving_version") >= version as f64
-    });
-    least.get()
-}
-
-/// Checks that the descriptors and the memory of a server that publishes this many versions stay bounded.
-fn stay_bounded_over(versions: u64, more: &str) {
-    // Far less than one for each version, and than the dense weights of each, which take 150 KB.
-    const MORE: [u64; 2] = [8, 8 << 20];
-    let workshop = Workshop::in_memory(10, 10);
-    let (config, models) = (workshop.path("small.toml"), &workshop.models);
-    let shape = SyntheticShape { tables: 4, rows: 1000, dense: 2, multi_hot: None };
-    fs::write(&config, preset::synthetic(ArchKind::Dlrm, 8, shape).to_toml()).unwrap();
-    let line = format!(
-        "--train {MODEL}=rows=1000000000,seed=3,skew=uniform --model-config {config} --format synthetic \
-         --batch 8 --window 1000 --train-threads 1 --publish-every 1steps {more}"
-    );
-    // About three deltas follow a full version, so chains begin and end all the time.
-    let settings = "export FLECHETTE_VERSIONS_KEEP=1 FLECHETTE_VERSIONS_COMPACT_AT=1.5";
-    let served = Served::start_in(settings, models, &line);
-    // Until then, memory grows to what it needs.
-    least_until(&served, versions / 4);
-    let early = least_until(&served, versions / 2);
-    least_until(&served, versions * 3 / 4);
-    let late = least_until(&served, versions);
-    println!("descriptors and memory: {early:?} in the second quarter, {late:?} in the last one");
-    assert!((0..2).all(|of| late[of] <= early[of] + MORE[of]), "{early:?}, {late:?}");
-    let entries = fs::read_dir(Path::new(models).join(MODEL)).unwrap().flatten();
-    let left = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u64>().ok()).count();
-    assert!(left <= 20, "{left} versions stay on disk");
-    let switches = served.sum("flechette_switches_total", MODEL);
-    assert!(switches >= (versions / 25) as f64, "only {switches} versions were taken over");
-    served.terminate();
-    let (status, log) = served.ended();
-    assert!(status.success() && !log.contains("panicked") && !log.contains("ERROR"), "{log}");
-}
-
-#[test]
-fn descriptors_and_memory_stay_bounded_over_500_versions_of_a_model_in_memory() {
-    stay_bounded_over(500, "");
-}
-
-#[test]
-fn descriptors_and_memory_stay_bounded_over_300_versions_of_a_model_behind_a_scratchpad() {
-    stay_bounded_over(300, "--scratchpad 0.3");
 }
 
 /// The number of the policy `SCHED_IDLE`, of threads that run only when a processor is free.
@@ -425,6 +331,35 @@ fn when_training_fails_the_server_goes_on_and_ends_with_an_error() {
     assert_eq!(status.code(), Some(1), "{log}");
     assert_eq!(log.matches("training has failed; the last version is served").count(), 1, "{log}");
     assert!(log.contains("error: training has failed: ") && log.contains("incoming/1"), "{log}");
+}
+
+#[test]
+fn a_version_whose_checkpoint_is_damaged_is_served_and_training_goes_on_from_the_one_before() {
+    let site = Site::new(500);
+    let data = site.workshop.train.clone();
+    let (first, line) = (site.serve(&data, ""), format!("--data {data}"));
+    wait("training ends", || shows(&first, "training_state", 0.0));
+    first.terminate();
+    assert!(first.ended().0.success());
+    for file in ["cursor.json", "dense.safetensors", "tables/C1.safetensors"] {
+        let version = version_on_disk(&site);
+        let path = format!("{}/{MODEL}/{version}/checkpoint/{file}", site.workshop.models);
+        let mut bytes = fs::read(&path).unwrap();
+        let middle = bytes.len() / 2;
+        bytes[middle] ^= 1;
+        fs::write(&path, bytes).unwrap();
+        let served = site.serve(&data, "");
+        wait("training ends", || shows(&served, "training_state", 0.0));
+        wait("its version is served", || shown(&served, "serving_version") > version as f64);
+        served.terminate();
+        let (status, log) = served.ended();
+        assert!(
+            status.success() && log.contains(&format!("loaded model=\"{MODEL}\" version={version}")),
+            "{log}"
+        );
+        assert!(log.lines().any(|line| line.contains("WARN") && line.contains(file)), "{file}: {log}");
+        site.compare_with_train(&line, "");
+    }
 }
 
 /// Kills servers with these flags at random instants. The last one trains to the end, and its version must be

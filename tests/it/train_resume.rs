@@ -77,17 +77,27 @@ fn resumes_after_kills(name: &str, flags: &str, optimizers: &[&str]) {
              --batch 32 --threads 2 {flags} --optimizer {optimizer}"
         )
     };
+    lines_resume_after_kills(&workshop, name, optimizers, line);
+}
+
+/// [`resumes_after_kills`] of the command that `line` gives for the name of a model and an optimizer.
+fn lines_resume_after_kills(
+    workshop: &Workshop,
+    seed: &str,
+    optimizers: &[&str],
+    line: impl Fn(&str, &str) -> String,
+) {
     let whole = |optimizer: &str| {
         let whole = format!("{optimizer}-whole");
         let took = run_whole(&line(&whole, optimizer));
-        let expected = last_version(&workshop, &whole);
+        let expected = last_version(workshop, &whole);
         // SGD has no state, so only the rounded tables have rows in the checkpoint.
         let states = if optimizer == "sgd" { 2 } else { 26 };
         assert!(expected.len() > 26 + states, "{expected:?}");
         (took, expected)
     };
     let wholes: Vec<_> = optimizers.iter().map(|optimizer| whole(optimizer)).collect();
-    let mut random = SplitMix64::new(xxh3_64(name.as_bytes()));
+    let mut random = SplitMix64::new(xxh3_64(seed.as_bytes()));
     let (mut killed, mut runs) = (0, 0);
     while killed < kills(KILLS) {
         assert!(runs < 5 * kills(KILLS), "{runs} runs were killed {killed} times before their end");
@@ -98,13 +108,13 @@ fn resumes_after_kills(name: &str, flags: &str, optimizers: &[&str]) {
         for resume in ["", " --resume"] {
             let after = took.mul_f64((random.next_u64() % 1000) as f64 / 1000.0);
             killed += usize::from(run_killed(&format!("{line}{resume}"), after));
-            check_listed_versions(models, &name);
+            check_listed_versions(&workshop.models, &name);
         }
         run_whole(&format!("{line} --resume"));
-        let found = last_version(&workshop, &name);
+        let found = last_version(workshop, &name);
         let differ: Vec<_> = expected.keys().filter(|file| found.get(*file) != expected.get(*file)).collect();
         assert!(found == *expected, "{name}: {differ:?}, files {} and {}", found.len(), expected.len());
-        fs::remove_dir_all(Path::new(models).join(name)).unwrap();
+        fs::remove_dir_all(Path::new(&workshop.models).join(name)).unwrap();
         runs += 1;
     }
 }
@@ -255,31 +265,12 @@ fn a_run_over_several_shuffled_files_that_is_killed_continues_to_the_same_bytes(
     };
     let data = lines.chunks(430).enumerate().map(file).collect::<Vec<_>>().join(" ");
     let models = &workshop.models;
-    let line = |name: &str| {
+    let line = |name: &str, optimizer: &str| {
         format!(
             "train --model-config {config} --format criteo-tsv --data {data} --models {models} \
              --name {name} --batch 32 --threads 2 --publish-every 5steps --epochs 2 --shuffle 300 \
-             --valid-ratio 0.1"
+             --valid-ratio 0.1 --optimizer {optimizer}"
         )
     };
-    let took = run_whole(&line("whole"));
-    let expected = last_version(&workshop, "whole");
-    let mut random = SplitMix64::new(xxh3_64(b"files"));
-    let (mut killed, mut runs) = (0, 0);
-    while killed < kills(KILLS) {
-        assert!(runs < 5 * kills(KILLS), "{runs} runs were killed {killed} times before their end");
-        let name = format!("killed-{runs}");
-        // Two kills, and then to the end.
-        for resume in ["", " --resume"] {
-            let after = took.mul_f64((random.next_u64() % 1000) as f64 / 1000.0);
-            killed += usize::from(run_killed(&format!("{}{resume}", line(&name)), after));
-            check_listed_versions(models, &name);
-        }
-        run_whole(&format!("{} --resume", line(&name)));
-        let found = last_version(&workshop, &name);
-        let differ: Vec<_> = expected.keys().filter(|file| found.get(*file) != expected.get(*file)).collect();
-        assert!(found == expected, "{name}: {differ:?}, files {} and {}", found.len(), expected.len());
-        fs::remove_dir_all(Path::new(models).join(name)).unwrap();
-        runs += 1;
-    }
+    lines_resume_after_kills(&workshop, "files", &["adagrad"], line);
 }

@@ -74,9 +74,9 @@ mod object {
 /// object lives as long as its `Replaceable`, so a reader's object is kept, as crossbeam-epoch does it.
 #[cfg(flechette_loom)]
 mod object {
-    use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+    use std::sync::{Arc, Mutex, MutexGuard};
 
-    use crate::sync::{AtomicU64, Ordering};
+    use crate::sync::{AtomicU64, EvenPoisoned, Ordering};
 
     #[derive(Debug)]
     pub(crate) struct Replaceable<T> {
@@ -106,7 +106,7 @@ mod object {
         }
 
         fn all(&self) -> MutexGuard<'_, Vec<Arc<T>>> {
-            self.all.lock().unwrap_or_else(PoisonError::into_inner)
+            self.all.lock().even_poisoned()
         }
     }
 }

@@ -43,7 +43,7 @@ mod warm;
 
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
 use super::common::Common;
@@ -60,6 +60,7 @@ use crate::cache::gpu::overlay::OverlayTable;
 use crate::cache::gpu::table::{GpuTable, GpuTableShape};
 use crate::device::cuda::memory::PinnedMemory;
 use crate::device::cuda::{Driver, DriverError};
+use crate::sync::EvenPoisoned;
 use crate::types::{TableId, Version};
 pub use context::{ContextShape, LookupContext};
 pub use embed::MissingRows;
@@ -276,7 +277,7 @@ impl<D: Driver> Shared<D> {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    mutex.lock().even_poisoned()
 }
 
 #[cfg(test)]

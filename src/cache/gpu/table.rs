@@ -9,12 +9,13 @@
 #![allow(unsafe_code)]
 
 use std::collections::HashSet;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::args::{BUCKET_BYTES, JobKind, MayReplace, Outcome, ReplaceArgs, ReplaceJob};
 use super::kernels;
 use crate::device::cuda::memory::{Array, DeviceMemory, PinnedMemory, Plan, Recorded, Staging};
 use crate::device::cuda::{Driver, DriverError};
+use crate::sync::EvenPoisoned;
 
 /// Words that locations can address.
 const LOCATION_WORDS: u64 = 1 << 39;
@@ -100,7 +101,7 @@ impl<D: Driver> GpuTable<D> {
     }
 
     fn regions(&self) -> MutexGuard<'_, Vec<Arc<PinnedMemory<D>>>> {
-        self.regions.lock().unwrap_or_else(PoisonError::into_inner)
+        self.regions.lock().even_poisoned()
     }
 
     /// The address of a host row.

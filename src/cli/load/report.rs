@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::Duration;
 
 use anyhow::anyhow;
@@ -13,6 +13,7 @@ use tonic::Status;
 use crate::cli::client::status_text;
 use crate::metrics::code_name;
 use crate::server::proto::PredictResponse;
+use crate::sync::EvenPoisoned;
 
 /// Significant digits of recorded latencies.
 const DIGITS: u8 = 3;
@@ -64,7 +65,7 @@ impl Tally {
 
     /// Takes the counts out. All requests must have ended.
     pub(super) fn taken(tally: &Mutex<Self>) -> anyhow::Result<Self> {
-        let mut tally = tally.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut tally = tally.lock().even_poisoned();
         Ok(std::mem::replace(&mut tally, Self::new()?))
     }
 

@@ -4,13 +4,15 @@
 //! This is a filter of the log, so no call site has to do anything. Lines at other levels are not limited: at
 //! `debug` they are wanted, and at `info` they say what an operator has done.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use tracing::callsite::Identifier;
 use tracing::{Event, Level, Metadata, Subscriber};
 use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::layer::{Context, Filter};
+
+use crate::sync::EvenPoisoned;
 
 /// Most lines of a call site in a [`PERIOD`].
 const LINES: u32 = 20;
@@ -74,7 +76,7 @@ fn report(age: Duration) {
 
 fn sites() -> MutexGuard<'static, Sites> {
     // No code panics while it holds the lock.
-    SITES.lock().unwrap_or_else(PoisonError::into_inner)
+    SITES.lock().even_poisoned()
 }
 
 /// The call sites that have written lines.

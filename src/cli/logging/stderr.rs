@@ -4,9 +4,11 @@
 
 use std::io::{self, Write};
 use std::os::fd::AsFd;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::sync::EvenPoisoned;
 
 /// How long the first line waits for room, in seconds. Later ones do not wait until there is room again.
 const WAIT_SECONDS: i64 = 1;
@@ -23,7 +25,7 @@ pub(crate) struct LogWriter;
 
 impl Write for LogWriter {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        let mut dropped = DROPPED.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut dropped = DROPPED.lock().even_poisoned();
         let written = write_line(&io::stderr(), line, &mut dropped);
         written.map(|()| line.len())
     }

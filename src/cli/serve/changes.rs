@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{SyncSender, TrySendError};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use tokio::sync::oneshot;
 
@@ -16,6 +16,7 @@ use super::warm;
 use super::watch::{WatchCommand, Watcher, unless_it_panics};
 use crate::server::{Change, ChangeError, Labels, NotChanged, Repository, Requested};
 use crate::store;
+use crate::sync::EvenPoisoned;
 use crate::types::Follow;
 
 /// A change that a client has requested.
@@ -35,11 +36,11 @@ pub(crate) struct ModelInProgress(Arc<Mutex<Option<String>>>);
 
 impl ModelInProgress {
     pub(crate) fn set(&self, model: &str) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(model.to_owned());
+        *self.0.lock().even_poisoned() = Some(model.to_owned());
     }
 
     fn get(&self) -> Option<String> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.0.lock().even_poisoned().clone()
     }
 }
 
@@ -58,7 +59,7 @@ impl LabelsChanged {
 
 impl Drop for LabelsChanged {
     fn drop(&mut self) {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.model);
+        self.waiting.lock().even_poisoned().remove(&self.model);
     }
 }
 
@@ -88,7 +89,7 @@ impl Repository for CommandSender {
     }
 
     fn look(&self, model: &str) {
-        if self.waiting.lock().unwrap_or_else(PoisonError::into_inner).insert(model.to_owned()) {
+        if self.waiting.lock().even_poisoned().insert(model.to_owned()) {
             let look = LabelsChanged { model: model.to_owned(), waiting: self.waiting.clone() };
             // It fails if the thread has ended, or has so much to do that the next look comes later.
             let _ = self.wake.try_send(WatchCommand::Labels(look));

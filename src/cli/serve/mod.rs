@@ -26,7 +26,7 @@ mod warm;
 mod watch;
 
 use std::path::Path;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, RwLock};
 use std::time::Duration;
 
 use anyhow::{Context, anyhow};
@@ -43,6 +43,7 @@ use crate::metrics::Metrics;
 use crate::predict::Predict;
 use crate::server::{Learning, Server, ServerError, ServerParts, terminated};
 use crate::store;
+use crate::sync::EvenPoisoned;
 use add::Adder;
 use cache::RowMemory;
 use loader::{Loader, Refused};
@@ -192,7 +193,7 @@ pub(crate) struct LoadedModels(Arc<RwLock<Vec<LoadedModel>>>);
 
 impl LoadedModels {
     fn all(&self) -> Vec<LoadedModel> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.0.read().even_poisoned().clone()
     }
 
     fn engines(&self) -> Vec<Arc<Engine>> {
@@ -200,7 +201,7 @@ impl LoadedModels {
     }
 
     fn add(&self, model: LoadedModel) {
-        self.0.write().unwrap_or_else(PoisonError::into_inner).push(model);
+        self.0.write().even_poisoned().push(model);
     }
 
     fn find(&self, name: &str) -> Option<LoadedModel> {
@@ -208,7 +209,7 @@ impl LoadedModels {
     }
 
     fn remove(&self, name: &str) -> Option<LoadedModel> {
-        let mut models = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let mut models = self.0.write().even_poisoned();
         let at = models.iter().position(|model| model.engine.describe().model == name)?;
         Some(models.remove(at))
     }

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{SyncSender, TrySendError};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::signal::unix::Signal;
@@ -15,6 +15,7 @@ use super::watch::WatchCommand;
 use crate::cli::logging;
 use crate::config::{Config, Layers, Reloaded, TrafficConfig};
 use crate::server::Registry;
+use crate::sync::EvenPoisoned;
 
 /// How often the log says that a reload takes long.
 const SAID_EVERY: Duration = Duration::from_secs(10);
@@ -37,14 +38,14 @@ impl Live {
     /// Returns whether other versions may be wanted now, or requests are shared out in another way.
     fn set(&self, config: &Config) -> bool {
         self.switch_bytes.store(config.cache.switch_bytes, Ordering::Relaxed);
-        *self.watch.lock().unwrap_or_else(PoisonError::into_inner) = config.watch;
-        let mut traffic = self.traffic.lock().unwrap_or_else(PoisonError::into_inner);
+        *self.watch.lock().even_poisoned() = config.watch;
+        let mut traffic = self.traffic.lock().even_poisoned();
         std::mem::replace(&mut *traffic, config.traffic.clone()) != config.traffic
     }
 
     /// The settings `models.NAME.*` of a model.
     pub(crate) fn traffic(&self, model: &str) -> TrafficConfig {
-        let traffic = self.traffic.lock().unwrap_or_else(PoisonError::into_inner);
+        let traffic = self.traffic.lock().even_poisoned();
         traffic.get(model).cloned().unwrap_or_default()
     }
 
@@ -55,7 +56,7 @@ impl Live {
 
     /// `models.watch_seconds`; `None` if it is 0.
     pub(crate) fn watch(&self) -> Option<Duration> {
-        *self.watch.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.watch.lock().even_poisoned()
     }
 }
 

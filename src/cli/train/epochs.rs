@@ -11,7 +11,7 @@ use super::run::ToServer;
 use super::trained::Trained;
 use super::{Args, evaluate};
 use crate::cli::{error_line, or_dash};
-use crate::dataset::{Feed, FeedFiles, FileAt, Place, in_line};
+use crate::dataset::{DataFile, Feed, FeedFiles, FileAt, Place, in_line};
 use crate::store::StoreError;
 use crate::trainer::cursor::{Best, Cursor, Run, Validation};
 use crate::trainer::eval::Quality;
@@ -57,7 +57,7 @@ const MEASURE_SHARE: u32 = 100;
 /// A file that is trained on.
 struct OfFile {
     /// Compared by its address, because a new log in the place of a deleted one has files of the same names.
-    name: Arc<str>,
+    file: Arc<DataFile>,
     samples: u64,
     progressive: Progressive,
 }
@@ -227,9 +227,9 @@ impl<'a> Epochs<'a> {
         }
         let mut from = 0;
         for run in &progress.place.runs {
-            if self.of_file.as_ref().is_none_or(|now| !Arc::ptr_eq(&now.name, &run.file)) {
+            if self.of_file.as_ref().is_none_or(|now| !Arc::ptr_eq(&now.file, &run.file)) {
                 self.end_file(Some(&run.file));
-                self.find_log();
+                self.log.clone_from(&run.file.log);
             }
             if let Some(now) = &mut self.of_file {
                 let of = from..from + run.samples;
@@ -237,7 +237,7 @@ impl<'a> Epochs<'a> {
                 now.samples = run.of_file;
             }
             from += run.samples;
-            let (name, samples, complete) = (run.file.to_string(), run.of_file, run.ends_file);
+            let (name, samples, complete) = (run.file.name.clone(), run.of_file, run.ends_file);
             self.place.file = Some(FileAt { name, samples, complete });
         }
     }
@@ -254,30 +254,17 @@ impl<'a> Epochs<'a> {
         self.measure_at = begun + MEASURE_EVERY.max(begun.elapsed() * MEASURE_SHARE);
     }
 
-    /// Finds the id of the log that has the samples of the present file. It has one before its first sample.
-    fn find_log(&mut self) {
-        let FeedFiles::Learned(learned) = &self.feed.files else { return };
-        match learned.id() {
-            Ok(Some(id)) => self.log = Some(id),
-            // The log of an earlier program, or one that was deleted meanwhile.
-            Ok(None) => {}
-            Err(error) => {
-                tracing::warn!(model = self.args.name, "the cursor may not name its log: {error}");
-            }
-        }
-    }
-
     /// Prints the quality of the file that was trained, and begins the next.
-    fn end_file(&mut self, next: Option<&Arc<str>>) {
+    fn end_file(&mut self, next: Option<&Arc<DataFile>>) {
         let progressive = Progressive::new(self.args.run.window);
-        let next = next.map(|name| OfFile { name: name.clone(), samples: 0, progressive });
+        let next = next.map(|file| OfFile { file: file.clone(), samples: 0, progressive });
         let ended = std::mem::replace(&mut self.of_file, next);
-        let Some(OfFile { name, samples, progressive }) = ended else { return };
+        let Some(OfFile { file, samples, progressive }) = ended else { return };
         if let Some(quality) = progressive.quality() {
             // Fewer than the file has if the window is smaller, or if the run continued within the file.
             let measured = quality.quality.samples;
             let of = if measured < samples { format!("the last {measured} ") } else { String::new() };
-            let (name, quality) = (in_line(&*name), shown(&quality));
+            let (name, quality) = (in_line(&file.name), shown(&quality));
             let text = format!("{name}: {samples} samples, {of}before training on them: {quality}");
             self.meter.print(&text);
         }
@@ -371,11 +358,10 @@ impl<'a> Epochs<'a> {
 
 /// Whether training can go on after this error of a version.
 fn is_of_version(error: &anyhow::Error) -> bool {
-    let of_training = error.downcast_ref::<TrainError>();
-    let is = |e: &TrainError| {
-        matches!(e, TrainError::Store(_) | TrainError::Memory(_) | TrainError::StillWriting { .. })
-    };
-    of_training.is_some_and(is) || error.downcast_ref::<StoreError>().is_some()
+    match error.downcast_ref::<TrainError>() {
+        Some(error) => error.is_of_version() || matches!(error, TrainError::StillWriting { .. }),
+        None => error.is::<StoreError>(),
+    }
 }
 
 /// Observes the steps of an epoch after its first `before` samples.

@@ -2,7 +2,7 @@
 
 use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use anyhow::{Context, anyhow, bail};
 
@@ -10,6 +10,7 @@ use super::Args;
 use crate::cli::error_line;
 use crate::store::disk::is_at;
 use crate::store::hot_rows::STATE;
+use crate::sync::EvenPoisoned;
 
 /// Locks the model for a trainer that publishes, or whose version removes learned samples from their log.
 ///
@@ -50,7 +51,7 @@ impl ModelLock {
     }
 
     fn file(&self) -> MutexGuard<'_, Option<File>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().even_poisoned()
     }
 }
 

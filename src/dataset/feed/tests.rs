@@ -174,7 +174,7 @@ fn places(feed: &Feed, from: &Place, batch: usize) -> Vec<(Vec<Sample>, Place)> 
         let runs = reader.runs();
         assert_eq!(runs.iter().map(|run| run.samples).sum::<usize>(), out.samples);
         place.file = runs.last().map(|run| FileAt {
-            name: run.file.to_string(),
+            name: run.file.name.clone(),
             samples: run.of_file,
             complete: run.ends_file,
         });

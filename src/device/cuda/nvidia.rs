@@ -17,7 +17,7 @@ use std::fmt;
 use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use super::context::{DeviceInfo, usable};
 use super::driver::{Address, Driver, DriverError, LaunchShape, Pinned, Work};
@@ -27,6 +27,7 @@ use super::primary::Primary;
 use super::sources::{KERNELS, KernelFile};
 use super::stream::{self, Event, Graph, Stream};
 use crate::mem::available::{available_bytes, memory_bytes};
+use crate::sync::EvenPoisoned;
 
 /// `CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP`.
 const PORTABLE_AND_MAPPED: c_uint = 1 | 2;
@@ -199,13 +200,13 @@ unsafe impl Driver for Nvidia {
         // SAFETY: `at` is less than a page after `given`, so `bytes` bytes from `at` lie within the
         // `bytes + PAGE_BYTES` that were allocated. They are not shared yet.
         unsafe { host.write_bytes(0, bytes) };
-        self.pinned.lock().unwrap_or_else(PoisonError::into_inner).insert(at, given);
+        self.pinned.lock().even_poisoned().insert(at, given);
         Ok(Pinned { host, device: Address(device).at(at - given), bytes })
     }
 
     unsafe fn free_pinned(&self, memory: Pinned) {
         let at = memory.host.as_ptr().addr();
-        let given = self.pinned.lock().unwrap_or_else(PoisonError::into_inner).remove(&at);
+        let given = self.pinned.lock().even_poisoned().remove(&at);
         if let Some(given) = given {
             // SAFETY: as in `free`. The map entry is removed, so the memory is freed once.
             self.primary.release(|api| unsafe { (api.free_host)(given) });

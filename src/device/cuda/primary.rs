@@ -12,12 +12,13 @@
 use std::cell::Cell;
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use super::api::{Api, Handle, driver_is_present};
 use super::context::{DeviceInfo, Probe};
 use super::driver::DriverError;
 use super::errors::{CudaError, OUT_OF_MEMORY, SUCCESS, failed};
+use crate::sync::EvenPoisoned;
 
 thread_local! {
     /// The number of the [`Primary`] that is current on this thread; 0 is none.
@@ -181,7 +182,7 @@ impl Primary {
 
 impl Drop for Primary {
     fn drop(&mut self) {
-        let spare = self.spare_events.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let spare = self.spare_events.get_mut().even_poisoned();
         for event in std::mem::take(spare) {
             // SAFETY: events in this list are unused.
             self.release(|api| unsafe { (api.destroy_event)(event) });

@@ -11,14 +11,15 @@
 
 use std::ffi::{c_int, c_uint};
 use std::ptr;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
 
 use super::api::Handle;
 use super::driver::DriverError;
 use super::errors::SUCCESS;
 use super::modules::Modules;
 use super::primary::Primary;
+use crate::sync::EvenPoisoned;
 
 /// `CU_STREAM_NON_BLOCKING`: not ordered with the default stream, which is not used.
 const NON_BLOCKING: c_uint = 1;
@@ -94,7 +95,7 @@ impl Event {
     /// Records an event behind all operations that were enqueued on the stream before. An error is final.
     pub(crate) fn record(stream: &Stream) -> Result<Self, DriverError> {
         let primary = &stream.primary;
-        let spare = primary.spare_events.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let spare = primary.spare_events.lock().even_poisoned().pop();
         let handle = match spare {
             Some(handle) => handle,
             None => {
@@ -115,7 +116,7 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        let mut spare = self.primary.spare_events.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut spare = self.primary.spare_events.lock().even_poisoned();
         spare.push(self.handle);
     }
 }

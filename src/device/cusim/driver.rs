@@ -14,13 +14,14 @@ use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::collections::HashMap;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, mpsc};
 use std::thread::JoinHandle;
 
 use super::Argument;
 use super::device::{Command, Device, Operation, Reply, stopped};
 use crate::device::cuda::driver::Work;
 use crate::device::cuda::{Address, Driver, DriverError, LaunchShape, Pinned};
+use crate::sync::EvenPoisoned;
 
 /// The value that overwrites each byte of freed memory.
 const FREED: u8 = 0xA5;
@@ -270,5 +271,5 @@ unsafe impl Driver for SimDriver {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    mutex.lock().even_poisoned()
 }

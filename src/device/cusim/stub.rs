@@ -7,10 +7,11 @@
 
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::atomic::{AtomicI64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use super::launch::argument_bytes as bytes_of;
 use super::{Argument, Launch, launch};
+use crate::sync::EvenPoisoned;
 
 unsafe extern "C" {
     fn dlopen(name: *const c_char, flags: c_int) -> *mut c_void;
@@ -27,7 +28,7 @@ pub static LAUNCHES_LEFT: AtomicI64 = AtomicI64::new(i64::MAX);
 static SKIPPED: Mutex<&str> = Mutex::new("");
 
 fn skipped() -> MutexGuard<'static, &'static str> {
-    SKIPPED.lock().unwrap_or_else(PoisonError::into_inner)
+    SKIPPED.lock().even_poisoned()
 }
 
 /// As [`execute_kernels`], but launches of this kernel do nothing.

@@ -8,9 +8,11 @@
 use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, RwLock};
 
 use ring::digest::{Context, Digest, SHA256};
+
+use crate::sync::EvenPoisoned;
 
 /// Most bytes of a file.
 const FILE_BYTES: u64 = 1 << 20;
@@ -89,13 +91,13 @@ impl<T> Watched<T> {
     }
 
     pub(crate) fn value(&self) -> Arc<T> {
-        self.value.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.value.read().even_poisoned().clone()
     }
 
     /// Reads the files again. Returns a new value if they have changed. `asked` is whether somebody waits for
     /// the result, which then is logged at once.
     pub(crate) fn check(&self, asked: bool) -> Option<Arc<T>> {
-        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut seen = self.seen.lock().even_poisoned();
         let changed = read(&self.files).and_then(|(digest, contents)| {
             let same = digest.as_ref() == seen.digest.as_ref();
             if same { Ok(None) } else { Ok(Some((digest, (self.parse)(&contents)?))) }
@@ -109,7 +111,7 @@ impl<T> Watched<T> {
                 let settings: Vec<&str> = self.files.iter().map(|(setting, _)| *setting).collect();
                 tracing::info!(settings = settings.join(", "), "new files are used from now on");
                 let value = Arc::new(value);
-                *self.value.write().unwrap_or_else(PoisonError::into_inner) = value.clone();
+                *self.value.write().even_poisoned() = value.clone();
                 *seen = Seen { digest, refused: None };
                 Some(value)
             }

@@ -6,12 +6,13 @@
 //! doubles when they are full.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
 use crate::metrics::{CODES, Page, SECONDS};
+use crate::sync::EvenPoisoned;
 use crate::types::unix_ms;
 
 /// How often the metrics are read.
@@ -194,7 +195,7 @@ pub(crate) struct Plots {
 
 impl History {
     fn locked(&self) -> MutexGuard<'_, Kept> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().even_poisoned()
     }
 
     fn point(page: &Page<'_>, models: &[Named]) -> Point {

@@ -2,13 +2,14 @@
 //! the work of Train.
 
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::super::casting::Casting;
 use super::super::train_state::Labelled;
 use super::super::{BatchPlace, TrainError};
 use super::scratchpad::SlotLayout;
 use crate::schema::{Lookup, Schema};
+use crate::sync::EvenPoisoned;
 use crate::trainer::pipeline::gpu::StagingBuffer;
 use crate::types::{Batch, RowId, TableId};
 
@@ -160,7 +161,7 @@ impl<T: Default> BufferPool<T> {
 
     fn all(&self) -> MutexGuard<'_, Vec<T>> {
         // A panic cannot leave the list half changed.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().even_poisoned()
     }
 }
 

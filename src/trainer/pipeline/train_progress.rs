@@ -1,9 +1,10 @@
 //! The progress of Train: Plan waits until an item has trained. When the run ends, a wait fails instead of
 //! blocking for ever.
 
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::{Condvar, Mutex};
 
 use super::super::TrainError;
+use crate::sync::EvenPoisoned;
 
 /// The progress of one run, which its stages share.
 #[derive(Debug, Default)]
@@ -42,14 +43,14 @@ impl TrainProgress {
     /// # Errors
     /// [`TrainError::Stopped`] if it will not train, because the run has ended.
     pub(crate) fn wait(&self, item: u64) -> Result<(), TrainError> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock().even_poisoned();
         while state.trained < item {
             if state.stopped {
                 return Err(TrainError::Stopped);
             }
             #[cfg(test)]
             (state.awaited = true);
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = self.changed.wait(state).even_poisoned();
         }
         Ok(())
     }
@@ -58,11 +59,11 @@ impl TrainProgress {
     /// called since.
     #[cfg(test)]
     pub(crate) fn is_awaited(&self) -> bool {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).awaited
+        self.state.lock().even_poisoned().awaited
     }
 
     fn change(&self, change: impl FnOnce(&mut State)) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock().even_poisoned();
         change(&mut state);
         #[cfg(test)]
         (state.awaited = false);

@@ -31,11 +31,6 @@ impl Cut {
     }
 }
 
-/// Whether a version could not be made, and training can go on without it.
-pub(super) fn is_of_version(error: &TrainError) -> bool {
-    matches!(error, TrainError::Store(_) | TrainError::Memory(_))
-}
-
 impl Publisher {
     /// Makes a cut, unless no version may be published now. A version that cannot be written, or for which
     /// there is no memory, is reported, and is no error: the next cut has its rows.
@@ -53,7 +48,7 @@ impl Publisher {
         }
         let reason = match notes() {
             Ok(notes) => match cut(self, notes, begun) {
-                Err(error) if is_of_version(&error) => {
+                Err(error) if error.is_of_version() => {
                     self.due.note_cut(state.steps);
                     self.due.owed = true;
                     error.to_string()

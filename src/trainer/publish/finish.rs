@@ -2,7 +2,6 @@
 
 use std::time::{Duration, Instant};
 
-use super::cut::is_of_version;
 use super::{CutNotes, PublishOptions, Publisher, SLOW_WRITE};
 use crate::rowlog::WorkingFile;
 use crate::store::retention::chain_bytes;
@@ -94,7 +93,7 @@ impl Publisher {
                 std::thread::sleep(self.due.retry_after);
             }
             match cut(self) {
-                Err(error) if is_of_version(&error) => failed = Some(error),
+                Err(error) if error.is_of_version() => failed = Some(error),
                 done => done?,
             }
         }

@@ -13,7 +13,7 @@
 
 #![allow(unsafe_code)]
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use super::args::{RecordArgs, RecordRun};
 use super::kernels;
@@ -21,6 +21,7 @@ use super::stepper::CudaStepper;
 use crate::compute::pool::{MAX_LOOKUPS, WARP_LANES};
 use crate::device::cuda::memory::{Array, DeviceMemory, PinnedMemory, Plan};
 use crate::device::cuda::{Address, Driver, DriverError};
+use crate::sync::EvenPoisoned;
 use crate::trainer::pipeline::gpu::{Scratch, ScratchError, SlotRun, SlotSize, StagingBuffer, Stepper};
 use crate::trainer::pipeline::slot_flags::{NO_SLOT, SlotFlags};
 
@@ -133,7 +134,7 @@ impl<D: Driver> Scratch for CudaScratch<D> {
 
     fn staging_buffer(&self) -> Result<Box<dyn StagingBuffer>, ScratchError> {
         let shared = &self.0;
-        let spare = shared.spare.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let spare = shared.spare.lock().even_poisoned().pop();
         let memory = match spare {
             Some(memory) => memory,
             None => StagingMemory {
@@ -348,7 +349,7 @@ impl<D: Driver> Drop for CudaStagingBuffer<D> {
         // Every call has waited. If no wait has failed, the device does not use the memory. Otherwise the
         // memory is dropped, and the driver keeps it.
         if self.shared.driver.alive().is_ok() {
-            self.shared.spare.lock().unwrap_or_else(PoisonError::into_inner).extend(self.memory.take());
+            self.shared.spare.lock().even_poisoned().extend(self.memory.take());
         }
     }
 }
