@@ -27,6 +27,8 @@ fn main() {
         ("dlrm kaggle", kaggle),
         ("dlrm init", criteo(ArchKind::Dlrm, 16, 10)),
         ("dcnv2 init", criteo(ArchKind::Dcnv2, 16, 10)),
+        // Its weights do not fit the L2 cache.
+        ("dcnv2 init dim 32", criteo(ArchKind::Dcnv2, 32, 10)),
     ];
     for (name, schema) in &shapes {
         for samples in [1, 16, 64, 256, 1024] {

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::sleep;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::{DataFile, DatasetError, FileAt, FileRun, Reader, Stop};
 use crate::learnlog::{
@@ -20,6 +20,10 @@ use crate::types::{RawBatch, RawKind};
 
 /// How often the log is looked at while no sample is there.
 const POLL: Duration = Duration::from_millis(50);
+
+/// A log that is removed loses its files one after the other. So a reader that waits for samples takes a file
+/// for lost only after this time.
+const LOST_AFTER: Duration = Duration::from_secs(if cfg!(test) { 4 } else { 10 });
 
 /// A log to train on.
 #[derive(Clone, Debug)]
@@ -63,6 +67,10 @@ pub(crate) struct LearnedReader {
     open: Option<Open>,
     /// The segment to read next; `None`: the first.
     next: Option<u64>,
+    /// Since when that segment, or the id of the log, is missing.
+    missing: Option<Instant>,
+    /// The id of the log whose segment was opened last.
+    log: Option<String>,
     /// The samples of a request, and how many of them were handed out.
     request: RawBatch,
     taken: usize,
@@ -100,6 +108,8 @@ impl LearnedReader {
             checksum: schema_sum(schema),
             schema: schema.clone(),
             stop,
+            missing: None,
+            log: None,
             durable: None,
             open: None,
             request: RawBatch::default(),
@@ -157,9 +167,27 @@ impl LearnedReader {
         }
     }
 
+    /// Whether a file of the log that is missing may be there later: the log may be removed just now, and
+    /// begin again.
+    fn may_come(&mut self) -> bool {
+        let since = *self.missing.get_or_insert_with(Instant::now);
+        !self.learned.until_end && since.elapsed() < LOST_AFTER
+    }
+
     /// Opens the next durable segment. Returns whether there is one.
     fn open_next(&mut self, durable: Durable) -> Result<bool, DatasetError> {
-        let dir = &self.learned.dir;
+        let dir = &self.learned.dir.clone();
+        let log = id_of(dir)?;
+        if self.log.is_some() && self.log != log {
+            if log.is_none() && self.may_come() {
+                return Ok(false);
+            }
+            if log.is_some() {
+                // Another log has begun, since the end of the last segment was read.
+                (self.next, self.durable, self.log) = (None, None, log);
+                return Ok(false);
+            }
+        }
         let numbers = segments(dir)?;
         let first = || numbers.first().copied();
         let Some(number) = self.next.or_else(first).filter(|number| *number <= durable.segment) else {
@@ -168,6 +196,9 @@ impl LearnedReader {
         if !numbers.contains(&number) {
             // The last segment does not exist yet if its creation was cut short.
             if number == durable.segment && durable.bytes == 0 {
+                return Ok(false);
+            }
+            if self.may_come() {
                 return Ok(false);
             }
             return Err(LogError::Missing { path: dir.join(name_of(number)) }.into());
@@ -180,12 +211,12 @@ impl LearnedReader {
             let (path, expected, got) = (segment.path, self.checksum, segment.schema);
             return Err(LogError::Schema { path, expected, got }.into());
         }
-        let log = id_of(dir)?;
-        // Looked at after `log`, which may be the id of another log.
+        // Looked at after `log` and `durable`, which may be those of another log.
         if !segment.is_in_place()? {
             (self.next, self.durable) = (None, None);
             return Ok(false);
         }
+        (self.missing, self.log) = (None, log.clone());
         let file = DataFile { name: name_of(number), log }.into();
         self.open = Some(Open { segment, file, samples: 0 });
         Ok(true)

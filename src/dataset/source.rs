@@ -4,11 +4,13 @@
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Cursor, Read};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use flate2::bufread::MultiGzDecoder;
+use rustix::fs::{OFlags, fcntl_setfl};
 use ruzstd::decoding::errors::{FrameDecoderError, ReadFrameHeaderError};
 use ruzstd::decoding::{BlockDecodingStrategy, FrameDecoder};
 
@@ -31,7 +33,11 @@ pub(crate) fn open(
     stop: &Stop,
 ) -> Result<Box<dyn Read + Send>, DatasetError> {
     let refused = |cause| DatasetError::Open { path: path.to_owned(), cause };
-    let file = File::open(path).map_err(refused)?;
+    // Otherwise a pipe would be opened only when it has a writer. `FileBytes` waits for that, and can be told
+    // to stop.
+    let flags = OFlags::NONBLOCK.bits().cast_signed();
+    let file = File::options().read(true).custom_flags(flags).open(path).map_err(refused)?;
+    fcntl_setfl(&file, OFlags::empty()).map_err(|errno| refused(errno.into()))?;
     if file.metadata().map_err(refused)?.is_dir() {
         return Err(DatasetError::Directory { path: path.to_owned() });
     }

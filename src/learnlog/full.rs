@@ -26,8 +26,8 @@ pub(crate) fn full_at(dir: &Path) -> Result<Option<u64>, LogError> {
     }
 }
 
-/// Tells trainers that the log is full, or that it has room.
-pub(super) fn show_full(dir: &Path, full: Option<u64>) {
+/// Tells trainers that the log is full, or that it has room. Returns whether that succeeded.
+pub(super) fn show_full(dir: &Path, full: Option<u64>) -> bool {
     let path = dir.join(FULL);
     let shown = match full {
         Some(limit) => fs::write(&path, limit.to_string()),
@@ -36,7 +36,8 @@ pub(super) fn show_full(dir: &Path, full: Option<u64>) {
     match shown {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
             tracing::warn!("{}: {error}: trainers do not know whether the log is full", path.display());
+            false
         }
-        _ => {}
+        _ => true,
     }
 }

@@ -72,7 +72,7 @@ pub(crate) enum LearnError {
          learn.segment_bytes), got {size}"
     )]
     TooLarge { limit: u64, size: u64 },
-    #[error("learned samples: the server is draining and accepts no more requests")]
+    #[error("learned samples: the log is closed, because the server drains or begins the log again")]
     Closed,
     #[error("learned samples: the writing thread has failed; a restart of the server starts it again")]
     Failed,
@@ -373,9 +373,9 @@ impl Writer {
     /// Tells trainers whether there is no room, if that has changed.
     fn show_full(&mut self) {
         let full = self.room.used().full;
-        if full != self.shown_full {
+        let shown = full.then_some(self.room.options.max_bytes);
+        if full != self.shown_full && show_full(&self.room.options.dir, shown) {
             self.shown_full = full;
-            show_full(&self.room.options.dir, full.then_some(self.room.options.max_bytes));
         }
     }
 

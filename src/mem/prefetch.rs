@@ -27,6 +27,20 @@ pub(crate) fn prefetch_line<T>(at: *const T) {
     let _ = at;
 }
 
+/// Prefetches the line at this address, which may be any address, into the L2 cache.
+#[inline(always)]
+#[allow(clippy::missing_const_for_fn)]
+pub(crate) fn prefetch_line_to_l2<T>(at: *const T) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        // SAFETY: as in `prefetch_line`.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = at;
+}
+
 /// Prefetches the lines of `values`.
 #[inline(always)]
 pub(crate) fn prefetch<T>(values: &[T]) {

@@ -21,7 +21,7 @@ use std::time::Duration;
 use hyper::body::Incoming;
 use hyper::server::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 use tokio::time::Instant;
 use tonic::body::Body;
 use tonic::codegen::BoxFuture;
@@ -105,25 +105,9 @@ impl Limits {
 
 impl<S: GrpcService> GrpcPort<S> {
     /// Ends when `stop` is set and all connections are closed.
-    pub(crate) async fn serve(self, mut port: Limited) {
-        let mut stop = self.stop.clone();
-        let http2 = http2(self.http2);
-        // Each task of a connection has a sender, so the channel is closed when the last of them has ended.
-        let (open, mut all_closed) = mpsc::channel::<Infallible>(1);
-        loop {
-            let (stream, permit) = tokio::select! {
-                accepted = port.accept() => accepted,
-                () = stopped(&mut stop) => break,
-            };
-            let task = self.connection(stream, permit, &http2);
-            let open = open.clone();
-            tokio::spawn(async move {
-                task.await;
-                drop(open);
-            });
-        }
-        drop((port, open));
-        all_closed.recv().await;
+    pub(crate) async fn serve(self, port: Limited) {
+        let (stop, http2) = (self.stop.clone(), http2(self.http2));
+        port.serve(stop, move |stream, permit| self.connection(stream, permit, &http2)).await;
     }
 
     fn connection(
@@ -131,7 +115,7 @@ impl<S: GrpcService> GrpcPort<S> {
         stream: Socket,
         permit: Permit,
         http2: &http2::Builder<TokioExecutor>,
-    ) -> impl Future<Output = ()> + Send + 'static {
+    ) -> impl Future<Output = ()> + Send + 'static + use<S> {
         let link = Arc::new(Link::new(self.http2.max_streams as usize));
         let stream = TokioIo::new(Connection::grpc(stream, permit, link.clone()));
         let calls = Calls { service: self.service.clone(), shared: self.shared.clone(), link: link.clone() };

@@ -1,6 +1,5 @@
 //! The HTTP port: one task for each connection, whose time and memory are limited.
 
-use std::convert::Infallible;
 use std::pin::pin;
 use std::time::Duration;
 
@@ -8,7 +7,7 @@ use axum::Router;
 use hyper::server::conn::http1;
 use hyper_util::rt::TokioIo;
 use hyper_util::service::TowerToHyperService;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 
 use super::listener::{Connection, Limited};
 use super::stopped;
@@ -34,20 +33,16 @@ pub(crate) struct HttpPort {
 
 impl HttpPort {
     /// Serves until `stop` is set, and ends when all connections are closed.
-    pub(crate) async fn serve(mut self, mut stop: watch::Receiver<bool>) {
+    pub(crate) async fn serve(self, stop: watch::Receiver<bool>) {
         let mut http1 = http1::Builder::new();
         http1.max_buf_size(HEAD_BYTES);
-        // Each task of a connection has a sender, so the channel is closed when the last of them has ended.
-        let (open, mut all_closed) = mpsc::channel::<Infallible>(1);
-        loop {
-            let (stream, permit) = tokio::select! {
-                accepted = self.port.accept() => accepted,
-                () = stopped(&mut stop) => break,
-            };
-            let stream = TokioIo::new(Connection::http(stream, permit, self.times));
-            let connection = http1.serve_connection(stream, TowerToHyperService::new(self.routes.clone()));
-            let (mut stop, open) = (stop.clone(), open.clone());
-            tokio::spawn(async move {
+        let Self { port, times, routes } = self;
+        let closing = stop.clone();
+        let connection = move |stream, permit| {
+            let stream = TokioIo::new(Connection::http(stream, permit, times));
+            let connection = http1.serve_connection(stream, TowerToHyperService::new(routes.clone()));
+            let mut stop = closing.clone();
+            async move {
                 let mut connection = pin!(connection);
                 // An error of the connection is the client's.
                 tokio::select! {
@@ -55,10 +50,8 @@ impl HttpPort {
                     () = stopped(&mut stop) => connection.as_mut().graceful_shutdown(),
                 }
                 let _ = connection.await;
-                drop(open);
-            });
-        }
-        drop((self, open));
-        all_closed.recv().await;
+            }
+        };
+        port.serve(stop, connection).await;
     }
 }

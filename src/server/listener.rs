@@ -8,6 +8,7 @@
 //! On the HTTP port a connection is closed if no whole answer has left for some time. So a client that sends
 //! its request or reads an answer byte by byte, or not at all, cannot hold a permit for long.
 
+use std::convert::Infallible;
 use std::future::poll_fn;
 use std::io;
 use std::pin::Pin;
@@ -17,7 +18,7 @@ use std::time::Duration;
 
 use metrics::Gauge;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio::time::{Instant, Sleep};
 use tonic::codegen::tokio_stream::Stream as _;
 use tonic::transport::server::TcpIncoming;
@@ -25,6 +26,7 @@ use tonic::transport::server::TcpIncoming;
 use super::http_port::AnswerTimes;
 use super::link::Link;
 use super::socket::Socket;
+use super::stopped;
 use crate::metrics::ConnectionMetrics;
 
 /// The wait after a connection could not be accepted. Without it the port would be a busy loop.
@@ -92,8 +94,34 @@ impl Limited {
         Self { key, incoming, tls, limit, failed: None }
     }
 
+    /// Accepts connections until `stop` is set, and ends when the task of each of them has ended.
+    pub(crate) async fn serve<F>(
+        mut self,
+        mut stop: watch::Receiver<bool>,
+        task: impl Fn(Socket, Permit) -> F,
+    ) where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        // Each task has a sender, so the channel is closed when the last of them has ended.
+        let (open, mut all_closed) = mpsc::channel::<Infallible>(1);
+        loop {
+            let (stream, permit) = tokio::select! {
+                accepted = self.accept() => accepted,
+                () = stopped(&mut stop) => break,
+            };
+            let (task, open) = (task(stream, permit), open.clone());
+            tokio::spawn(async move {
+                task.await;
+                drop(open);
+            });
+        }
+        // New connections are refused meanwhile.
+        drop((self, open));
+        all_closed.recv().await;
+    }
+
     /// The next connection, with its permit. Nothing is lost if the future is dropped.
-    pub(crate) async fn accept(&mut self) -> (Socket, Permit) {
+    async fn accept(&mut self) -> (Socket, Permit) {
         loop {
             match poll_fn(|cx| Pin::new(&mut self.incoming).poll_next(cx)).await {
                 Some(Ok(tcp)) => {

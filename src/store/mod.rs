@@ -59,7 +59,7 @@ pub use contents::Contents;
 pub(crate) use contents::{Checkpoint, DenseTensor, RowSource, Rows, SourceShape, TakeChunk};
 pub(crate) use format::{Base, Training};
 pub(crate) use link::cursor;
-pub(crate) use retention::{base_of, version_bytes};
+pub(crate) use retention::{base_of, check_base, version_bytes};
 pub(crate) use snapshot::{Dense, Latest, Opened, models, open_after, open_highest, open_latest, versions};
 pub use snapshot::{Purpose, open};
 pub(crate) use table::{BadRow, State};

@@ -42,6 +42,28 @@ pub(crate) fn base_of(models: &Path, name: &str, version: Version) -> Option<Bas
     read_manifest(&models.join(name).join(version.to_string())).ok()?.0.base
 }
 
+/// Checks that a version is still the one with this checksum. Its directory may have been deleted, and
+/// another version may have got its number.
+///
+/// # Errors
+/// [`StoreError::Base`] and [`StoreError::BaseDiffers`].
+pub(crate) fn check_base(models: &Path, name: &str, base: Base) -> Result<(), StoreError> {
+    let (model, version) = (models.join(name), Version(base.version));
+    let path = model.join(version.to_string());
+    let found = match path.is_dir() {
+        true => read_manifest(&path),
+        false => Err(StoreError::MissingDirectory { path: path.clone() }),
+    };
+    let (_, got) = found.map_err(|source| {
+        let source = Box::new(source);
+        StoreError::Base { path: model, base: version, source }
+    })?;
+    if got == base.xxh3_128 {
+        return Ok(());
+    }
+    Err(StoreError::BaseDiffers { path, base: version, expected: base.xxh3_128, got })
+}
+
 /// The bytes of the chain of a version, from the manifests.
 ///
 /// # Errors

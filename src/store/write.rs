@@ -26,6 +26,7 @@ use xxhash_rust::xxh3::Xxh3;
 use super::contents::{Columns, Contents, Data, DenseTensor, Tensor, checkpoint_tensors, served_tensors};
 use super::disk::{Disk, SystemDisk, is_at, lock_if_free};
 use super::format::{self, Base, Checksum, Dtype, FileEntry, Manifest};
+use super::retention::check_base;
 use super::snapshot::{
     CHECKPOINT, CURSOR, DENSE, DENSE_STATES, MANIFEST, MODEL, TABLES, states_file, table_file, versions,
 };
@@ -273,6 +274,9 @@ impl<'a> Staging<'a> {
             let highest = versions(models, name)?.pop();
             if let Some(after) = contents.base.map(|base| Version(base.version)).or(contents.only_after) {
                 check_highest(&model, after, highest)?;
+            }
+            if let Some(base) = contents.base {
+                check_base(models, name, base)?;
             }
             let above = contents.above.filter(|_| contents.base.is_none());
             let version = next_after(&model, highest.max(above))?;

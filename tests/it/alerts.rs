@@ -283,6 +283,10 @@ fn every_alert_fires_for_a_server_that_fails_in_that_way_and_for_no_other() {
     let servers: Vec<_> = cases.iter().map(|case| case.served.http).collect();
     let prometheus = Prometheus::start(&servers, &faster(&replaced(RULES, "> 86400", STALE)));
     sleep(CALM);
+    wait("the hit rate before its collapse is recorded", || {
+        let recorded = "count_over_time(model:flechette_cache_hits:ratio_5m[1m]) > 8";
+        prometheus.query(recorded).is_ok_and(|series| !series.is_empty())
+    });
     for case in &mut cases {
         let fail = std::mem::replace(&mut case.fail, Box::new(|_| Box::new(())));
         case.kept.push(fail(&case.served));

@@ -730,7 +730,7 @@ async fn an_open_stream_ends_when_the_server_drains() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_idle_stream_ends_and_gives_up_its_place() {
     let limits = |parts: &mut flechette::server::ServerParts| {
-        parts.server.stream_idle = Duration::from_millis(1500);
+        parts.server.stream_idle = Duration::from_secs(5);
         parts.server.max_requests = 1;
     };
     let running = Running::start_with(limits).await;
@@ -739,7 +739,7 @@ async fn an_idle_stream_ends_and_gives_up_its_place() {
     let requests = tokio_stream::wrappers::ReceiverStream::new(receiver);
     let mut answers = client.model_stream_infer(requests).await.unwrap().into_inner();
     for _ in 0..4 {
-        tokio::time::sleep(Duration::from_millis(500)).await;
+        tokio::time::sleep(Duration::from_millis(1500)).await;
         sender.send(right()).await.unwrap();
         assert_eq!(answers.message().await.unwrap().unwrap().error_message, "");
     }
@@ -748,7 +748,7 @@ async fn an_idle_stream_ends_and_gives_up_its_place() {
     assert!(status.message().starts_with(full), "{status}");
     let status = answers.message().await.unwrap_err();
     assert_eq!(status.code(), Code::Unavailable);
-    assert_eq!(status.message(), "stream: no request for 1.5 s (server.stream_idle_seconds)");
+    assert_eq!(status.message(), "stream: no request for 5 s (server.stream_idle_seconds)");
     until(async || connect(&running).await.model_infer(right()).await.is_ok()).await;
 }
 

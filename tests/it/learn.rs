@@ -217,7 +217,7 @@ async fn send_file(served: &Served, schema: &Schema, file: &str) -> usize {
 }
 
 /// How long a full log may take until it has room.
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(400);
 
 /// The trained files of a version.
 fn trained(models: &str, name: &str, version: u64) -> Vec<Vec<u8>> {
@@ -664,6 +664,31 @@ fn training_goes_on_from_an_older_version_when_the_last_one_was_deleted() {
     let (_, said) = served.ended();
     let warning = "is missing, but a later segment exists: training begins at the first sample of the log";
     assert!(said.contains(warning), "{said}");
+}
+
+#[test]
+fn samples_that_a_killed_process_trained_on_and_did_not_remove_are_removed_at_the_next_start() {
+    let (workshop, schema, _) = workshop(400);
+    let Workshop { models, train, .. } = &workshop;
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let settings = workshop.path("segments.toml");
+    fs::write(&settings, "[learn]\nsegment_bytes = \"64Ki\"\n").unwrap();
+    let flags = format!("--train log=learn --batch 32 --publish-every 1steps --config {settings}");
+    let served = Served::start(models, &flags);
+    for _ in 0..4 {
+        assert_eq!(runtime.block_on(send_file(&served, &schema, train)), 400);
+    }
+    wait_for_samples(models, 200 + 1600);
+    let log = log_of(Path::new(models), "log");
+    let segment = |number: u64| log.join(format!("{number:010}.fllearn"));
+    wait("the first samples are removed", || !segment(1).exists());
+    drop(served);
+    let left = (2..).find(|number| segment(*number).exists()).unwrap();
+    fs::copy(segment(left), segment(left - 1)).unwrap();
+    let served = Served::start(models, &flags);
+    wait("they are removed", || !segment(left - 1).exists());
+    wait("training goes on", || served.metric("flechette_training_state", &["model=\"log\""]) == 1.0);
+    assert!(segment(left).exists());
 }
 
 /// A server that trains on a log with room for less than half of the samples.

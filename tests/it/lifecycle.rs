@@ -294,7 +294,7 @@ fn a_server_that_will_drain_serves_on_for_the_delay_but_is_not_ready() {
     let workshop = Workshop::new(300, 50);
     workshop.train(ArchKind::Dlrm);
     let config = workshop.path("serve.toml");
-    fs::write(&config, "[server]\ndrain_delay_seconds = 8\n").unwrap();
+    fs::write(&config, "[server]\ndrain_delay_seconds = 15\n").unwrap();
     let served = Served::start(&workshop.models, &format!("--config {config}"));
     let begun = Instant::now();
     served.terminate();
@@ -303,7 +303,7 @@ fn a_server_that_will_drain_serves_on_for_the_delay_but_is_not_ready() {
     served.score("dlrm", &workshop.valid, "");
     let (status, log) = served.ended();
     assert!(status.success() && log.contains("unfinished=0"), "{log}");
-    assert!(begun.elapsed() >= Duration::from_secs(8), "{log}");
+    assert!(begun.elapsed() >= Duration::from_secs(15), "{log}");
 }
 
 #[test]

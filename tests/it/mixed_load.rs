@@ -328,7 +328,7 @@ fn run_for() -> Duration {
     seconds("FLECHETTE_TEST_MIXED_SECONDS", 10)
 }
 
-const SETTINGS: &str = "[server]\nbody_seconds = 1\nwrite_seconds = 1\nhandshake_seconds = 1\n\
+const SETTINGS: &str = "[server]\nbody_seconds = 1\nwrite_seconds = 1\nhandshake_seconds = 10\n\
                         [models]\nwatch_seconds = 1\n[batcher]\nmax_delay_us = ";
 
 /// What happened to a server in a run.

@@ -460,7 +460,7 @@ fn load_fails_and_counts_if_requests_fail() {
     let (url, valid) = (served.url(), &workshop.valid);
     // The server stops while requests are being sent, so the later ones fail.
     let line = format!(
-        "load --addr {url} --model dlrm --format criteo-tsv {valid} --batch 8 --concurrency 2 --seconds 3 \
+        "load --addr {url} --model dlrm --format criteo-tsv {valid} --batch 8 --concurrency 2 --seconds 15 \
          --json"
     );
     let mut load = flechette();

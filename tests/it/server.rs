@@ -239,7 +239,7 @@ async fn a_full_queue_refuses_requests_and_loses_none() {
 async fn a_standing_queue_refuses_requests_and_says_when_to_try_again() {
     let running = Running::start_with(|parts| {
         (parts.batchers.common.max_samples, parts.batchers.common.default_deadline) =
-            (1, Duration::from_millis(100));
+            (1, Duration::from_secs(2));
     })
     .await;
     running.take_a_fifth_of_a_second().await;

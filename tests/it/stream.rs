@@ -291,13 +291,13 @@ async fn a_stream_ends_at_the_deadline_of_its_call() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_idle_stream_ends_and_gives_up_its_place() {
     let limits = |parts: &mut ServerParts| {
-        parts.server.stream_idle = Duration::from_millis(1500);
+        parts.server.stream_idle = Duration::from_secs(5);
         parts.server.max_requests = 1;
     };
     let running = Running::start_with(limits).await;
     let mut open = Open::new(&running).await;
     for seed in 0..4 {
-        tokio::time::sleep(Duration::from_millis(500)).await;
+        tokio::time::sleep(Duration::from_millis(1500)).await;
         open.send(request(1, seed).0).await;
         assert!(open.answer().await.is_ok());
     }
@@ -306,7 +306,7 @@ async fn an_idle_stream_ends_and_gives_up_its_place() {
     assert!(status.message().starts_with(full), "{status}");
     let status = open.answers.message().await.unwrap_err();
     assert_eq!(status.code(), Code::Unavailable);
-    assert_eq!(status.message(), "stream: no request for 1.5 s (server.stream_idle_seconds)");
+    assert_eq!(status.message(), "stream: no request for 5 s (server.stream_idle_seconds)");
     until(async || running.send(request(1, 1).0).await.unwrap().is_ok()).await;
 }
 

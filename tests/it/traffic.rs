@@ -353,7 +353,7 @@ fn score_until(
             let mut client = CtrClient::new(channel(address).await);
             let mut seen = BTreeMap::new();
             for number in (0..world.requests.len()).cycle().skip(first) {
-                if stop.load(Ordering::Acquire) {
+                if stop.load(Ordering::Acquire) && !seen.is_empty() {
                     break;
                 }
                 let mut request = world.requests[number].clone();
@@ -588,7 +588,8 @@ fn a_hundred_rounds_give_everything_back(client: &Client, mut round: impl FnMut(
             crate::program::bytes_of(pid, "RssAnon").unwrap()
         })
         .collect();
-    wait("everything is given back", || held(pid) == before);
+    // An idle thread may end meanwhile.
+    wait("everything is given back", || held(pid).iter().zip(before).all(|(now, before)| *now <= before));
     // What is being freed, and huge pages, make single values larger.
     let (first, last) = (memory[..20].iter().max().unwrap(), memory[80..].iter().min().unwrap());
     let grown = last.saturating_sub(*first);

@@ -12,6 +12,7 @@ use serde_json::Value;
 use crate::program::{
     Workshop, flechette, flechette_in, highest_version, manifest, run, run_failing, run_json,
 };
+use crate::switching::wait;
 
 /// A workshop, and the command that trains in it.
 fn workshop(rows: u64) -> (Workshop, String) {
@@ -401,4 +402,22 @@ fn a_signal_before_the_first_step_of_a_resumed_run_writes_no_version() {
     drop(stdin);
     assert!(report.contains("stopped by a signal: no step was taken since "), "{report}");
     assert_eq!(latest(), Some(1));
+}
+
+#[test]
+fn a_run_that_waits_for_the_writer_of_a_pipe_publishes_and_ends_at_a_signal() {
+    let (workshop, line) = workshop(256);
+    let pipe = workshop.path("pipe");
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let line = format!("{line} --name m --data {} {pipe} --publish-every 100ms", workshop.train);
+    let child = flechette().args(line.split_whitespace()).stderr(Stdio::piped()).spawn().unwrap();
+    wait("the first file is in a version", || {
+        let versions = run(&format!("versions --models {} --name m --json", workshop.models));
+        let versions = String::from_utf8(versions.stdout).unwrap();
+        versions.contains("\"samples\": 256") || versions.contains("\"samples\":256")
+    });
+    signal(&child, "-INT");
+    let output = child.wait_with_output().unwrap();
+    let report = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(130), "{report}");
 }

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use super::Args;
 use super::data::Consumer;
-use super::gate::Interval;
 use super::lock::ModelLock;
+use super::publish_flags::Interval;
 use super::run::ToServer;
 use super::trained::Trained;
 use crate::config::{Config, VersionsConfig};

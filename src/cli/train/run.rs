@@ -20,6 +20,7 @@ use crate::device::cuda::Nvidia;
 use crate::metrics::{EventKind, Training};
 use crate::schema::Schema;
 use crate::store::Opened;
+use crate::store::disk::{Disk as _, SystemDisk};
 use crate::trainer::cursor::Cursor;
 use crate::trainer::progressive::ProgressiveQuality;
 use crate::trainer::publish::Published;
@@ -157,6 +158,17 @@ pub(crate) struct Run<'a> {
     pub versions: Versions<'a>,
 }
 
+/// Removes the samples of a log that the version was trained on. A process that was killed after its version
+/// had appeared has not removed them, and a log that is full takes no others.
+fn remove_trained_samples(args: &Args, version: &Opened) {
+    let (Some(consume), Some(cursor)) = (args.consumer(), &version.cursor) else { return };
+    // The version must outlive a power failure before its samples go.
+    match SystemDisk.sync_dir(&args.models.join(&args.name)) {
+        Ok(()) => consume(cursor),
+        Err(reason) => tracing::warn!(%reason, "samples that were trained on are not removed"),
+    }
+}
+
 impl<'a> Run<'a> {
     /// Initialises the model or opens its version. `None` if the run is complete, which is logged.
     ///
@@ -176,6 +188,9 @@ impl<'a> Run<'a> {
             Start::Resumed(opened, cursor) => {
                 let version = opened.store.version();
                 epochs = epochs.at(&cursor, version)?;
+                if epochs.place.file.is_some() {
+                    remove_trained_samples(args, &opened);
+                }
                 if epochs.is_complete() {
                     let written = format!("{}/{}/{version}", args.models.display(), args.name);
                     epochs.meter.print(&format!("the run is complete: {written}"));

@@ -29,8 +29,9 @@ use crate::config::Config;
 use crate::dataset::{Feed, Stop};
 use crate::learnlog::{self, LogError};
 use crate::metrics::{EventKind, TrainingState};
+use crate::store::disk::SystemDisk;
 use crate::store::retention::chain_bytes;
-use crate::store::{StoreError, check_name, versions};
+use crate::store::{StoreError, check_name, make_dirs, versions};
 use crate::trainer::cursor::CursorError;
 
 /// How often versions are published without `--publish-every`.
@@ -168,7 +169,7 @@ impl ServeTrainFlags {
         if source == Source::Learned {
             // No client has sent a sample yet.
             let log = learnlog::folder(models, &name);
-            std::fs::create_dir_all(&log).with_context(|| format!("{}", log.display()))?;
+            make_dirs(&SystemDisk, &log)?;
         }
         Ok(Args {
             model_config,

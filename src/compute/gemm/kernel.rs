@@ -2,10 +2,12 @@
 
 #![allow(unsafe_code)]
 
+use std::ops::Range;
+
 use crate::compute::Real;
 use crate::compute::gemm::{LANES, Product, Start};
 use crate::compute::vector::{Portable, Vector};
-use crate::mem::prefetch::prefetch_line;
+use crate::mem::prefetch::{LINE_BYTES, prefetch_line, prefetch_line_to_l2};
 
 /// Computes an f32 product with the widest vectors of this machine.
 ///
@@ -84,7 +86,8 @@ unsafe fn by_panels<T: Real, V: Vector<T>, const FULL: usize, const N: usize, co
         for row in (0..whole).step_by(MR) {
             // SAFETY: the caller guarantees the instruction set and the shape.
             unsafe {
-                let tile = Tile::at(p, row, first, &mut edge);
+                let mut tile = Tile::at(p, row, first, &mut edge);
+                tile.prefetch_after(first + N * V::WIDTH, row..row + MR, whole, p);
                 match tile.width.div_ceil(V::WIDTH) {
                     1 if N > 1 => tile.run::<V, 1, MR, 1>(),
                     2 if N > 2 => tile.run::<V, 2, MR, 1>(),
@@ -145,10 +148,25 @@ struct Tile<'e, T> {
     /// Buffer for a row of the last panel: registers are wider than the columns that are left in `c`.
     edge: &'e mut [T; LANES],
     width: usize,
+    /// Lines of a part of the next columns, which are prefetched, and how many steps of the depth they are.
+    next: *const T,
+    next_steps: usize,
 }
 
 #[allow(clippy::needless_range_loop)]
 impl<'e, T: Real> Tile<'e, T> {
+    /// Prefetches a part of the columns from `first` on while the tile is computed: each tile of `rows`, of
+    /// `all` rows, its share of the depth. Weights that do not fit the L2 cache are read once for each chunk
+    /// of a batch, and the first tile would wait for each line.
+    #[inline(always)]
+    fn prefetch_after(&mut self, first: usize, rows: Range<usize>, all: usize, p: &Product<'_, T>) {
+        if first < p.columns {
+            let [begin, end] = [rows.start, rows.end].map(|row| p.depth * row / all);
+            let at = first / LANES * LANES * p.depth + first % LANES + begin * LANES;
+            (self.next, self.next_steps) = (p.panels.as_ptr().wrapping_add(at), end - begin);
+        }
+    }
+
     /// The tile that begins at this row and column.
     ///
     /// # Safety
@@ -174,6 +192,8 @@ impl<'e, T: Real> Tile<'e, T> {
                 c_stride: p.output.stride,
                 edge,
                 width: (p.columns - first).min(LANES - first % LANES),
+                next: std::ptr::null(),
+                next_steps: 0,
             }
         }
     }
@@ -210,8 +230,14 @@ impl<'e, T: Real> Tile<'e, T> {
                     }
                 }
             }
-            let (mut a, mut b) = (self.a, self.b);
-            for _ in 0..self.depth {
+            let (mut a, mut b, mut next) = (self.a, self.b, self.next);
+            for step in 0..self.depth {
+                if step < self.next_steps {
+                    for line in 0..(N * V::WIDTH * size_of::<T>()).div_ceil(LINE_BYTES) {
+                        prefetch_line_to_l2(next.wrapping_add(line * LINE_BYTES / size_of::<T>()));
+                    }
+                    next = next.wrapping_add(LANES);
+                }
                 if ROWS >= 8 {
                     for line in 0..N {
                         prefetch_line(b.wrapping_add(AHEAD * LANES + line * V::WIDTH));

@@ -1,5 +1,4 @@
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
 
 use super::*;
 use crate::dataset::{Feed, FeedFiles, Format, Place, ReadOptions};
@@ -297,4 +296,47 @@ fn a_reader_whose_log_was_deleted_begins_with_the_first_sample_of_the_new_one() 
         assert_eq!(run.samples as u64, run.of_file);
         std::fs::remove_dir_all(&path).unwrap();
     }
+}
+
+#[test]
+fn a_reader_waits_while_its_log_is_removed_file_by_file_but_not_for_ever() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("learn");
+    let (before, _) = log(&path);
+    let mut reader = feed(&path, false, &Stop::default()).open(&Place::begin(1)).unwrap();
+    let mut out = RawBatch::default();
+    assert_eq!(reader.read(1, &mut out).unwrap(), 1);
+    let old = reader.runs()[0].file.log.clone();
+    drop(before);
+    std::fs::remove_file(path.join(name_of(2))).unwrap();
+    std::thread::scope(|scope| {
+        let read = scope.spawn(|| {
+            // The rest of the first segment, and then the new log.
+            while reader.runs()[0].file.log == old {
+                assert_eq!(reader.read(1, &mut out).unwrap(), 1);
+            }
+            out.dense[0]
+        });
+        sleep(2 * POLL);
+        std::fs::remove_dir_all(&path).unwrap();
+        let mut new = Log::open(&SystemDisk, &path, u64::MAX).unwrap();
+        new.append(&[record(&schema(), 77..78)]).1.unwrap();
+        assert_eq!(read.join().unwrap(), 77.0);
+    });
+}
+
+#[test]
+fn a_reader_that_waits_takes_a_missing_segment_for_lost_after_a_while() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_log, _) = log(dir.path());
+    std::fs::remove_file(dir.path().join(name_of(2))).unwrap();
+    let mut reader = feed(dir.path(), false, &Stop::default()).open(&Place::begin(1)).unwrap();
+    let (begun, mut out) = (Instant::now(), RawBatch::default());
+    let error = loop {
+        if let Err(error) = reader.read(1, &mut out) {
+            break error.to_string();
+        }
+    };
+    assert!(error.contains(&name_of(2)) && error.contains("missing"), "{error}");
+    assert!(begun.elapsed() >= LOST_AFTER);
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use super::{CutNotes, PublishOptions, Publisher, SLOW_WRITE};
 use crate::rowlog::WorkingFile;
 use crate::store::retention::chain_bytes;
-use crate::store::{Base, Table};
+use crate::store::{Base, Table, check_base};
 use crate::trainer::TrainError;
 use crate::trainer::train_state::TrainState;
 use crate::types::Version;
@@ -78,8 +78,9 @@ impl Publisher {
                 self.due.published_steps == Some(state.steps) && self.published_cursor == notes.cursor
             }) {
                 let PublishOptions { models, name, .. } = &self.options;
-                match chain_bytes(models, name, Version(base.version)) {
-                    Ok(_) => return Ok(base),
+                let chain = chain_bytes(models, name, Version(base.version));
+                match chain.and_then(|_| check_base(models, name, base)) {
+                    Ok(()) => return Ok(base),
                     Err(error) => {
                         tracing::warn!(%error, "the last version is damaged or gone: it is written again");
                         self.base = None;

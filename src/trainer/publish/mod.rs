@@ -406,8 +406,11 @@ impl Publisher {
         (self.in_flight, self.waited) = (false, false);
         self.writer.gave_up = false;
         match outcome {
-            Outcome::Written { image, base, published } => {
+            Outcome::Written { image, base, mut published } => {
                 self.recycle(image);
+                if published.full {
+                    published.rows = self.rows.iter().sum();
+                }
                 self.written(base, published);
                 None
             }

@@ -108,6 +108,8 @@ impl Run {
             let resumed = resume(opened, self.reference.state.optimizer).unwrap();
             let first = self.reference.steps() + 1 - self.after.len() as u64;
             assert!(bits(&resumed) == self.after[(one.steps - first) as usize], "{one:?}");
+            let all: u64 = self.reference.state.schema.tables.iter().map(|table| table.stored_rows()).sum();
+            assert!(if one.full { one.rows == all } else { one.rows <= all }, "{one:?}, {all} rows");
         }
         published.iter().filter(|one| one.full).count()
     }

@@ -134,9 +134,9 @@ fn write(options: &PublishOptions, job: Job) -> Outcome {
     let (full, cursor) = (needs_full(options, base, &image), notes.cursor.clone());
     match publish(options, &image, (&dense, notes), (base, full)) {
         Ok(Written { base, appeared }) => {
+            let (took, steps) = (begun.elapsed(), dense.training.steps);
             remove_old(options);
             let (version, rows, bytes) = (base.version, image.len() as u64, bytes(options, base));
-            let (took, steps) = (begun.elapsed(), dense.training.steps);
             let published = Published { version, full, rows, bytes, appeared, took, pause, steps, cursor };
             Outcome::Written { image, base, published }
         }
@@ -203,6 +203,7 @@ fn publish(
 
 /// The tables of the base with the image's rows in front.
 fn merged(options: &PublishOptions, base: Base, image: &RowImage) -> Result<Vec<Table>, TrainError> {
+    store::check_base(&options.models, &options.name, base)?;
     let (models, name, base) = (&options.models, &options.name, Version(base.version));
     let opened = store::open(models, name, base, Purpose::Train).map_err(|error| match error {
         StoreError::Memory(_) => error,

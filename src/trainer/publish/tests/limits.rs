@@ -122,6 +122,26 @@ fn no_delta_follows_a_chain_of_which_a_version_was_removed() {
 }
 
 #[test]
+fn no_delta_is_published_on_a_version_that_was_replaced_under_its_number() {
+    let (dir, mut run, before) = damaged(|first| {
+        let last = first.with_file_name("3");
+        fs::remove_dir_all(&last).unwrap();
+        assert!(std::process::Command::new("cp").arg("-r").args([first, &last]).status().unwrap().success());
+    });
+    assert_eq!(before.version, 3);
+    run.finish();
+    let log = run.log.lock().unwrap();
+    let published: Vec<&Published> = log.iter().filter_map(|outcome| outcome.as_ref().ok()).collect();
+    let later = published.iter().filter(|one| one.version > before.version);
+    assert!(later.clone().count() > 10, "{published:?}");
+    for one in later {
+        let opened = store::open(dir.path(), "m", Version(one.version), Purpose::Train).unwrap();
+        let resumed = resume(opened, run.reference.state.optimizer).unwrap();
+        assert!(bits(&resumed) == run.after[one.steps as usize], "{one:?}");
+    }
+}
+
+#[test]
 fn a_damaged_version_that_a_full_one_would_build_on_costs_no_later_version() {
     let (dir, mut run, _) = damaged(|version| {
         for file in fs::read_dir(version.join("tables")).unwrap() {
