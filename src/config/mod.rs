@@ -122,7 +122,7 @@ pub struct ServerConfig {
     pub max_samples: usize,
     /// Limit of one request message.
     pub max_bytes: usize,
-    /// Limit of calls in flight, over all connections.
+    /// Limit of the places of calls in flight, over all connections.
     pub max_requests: usize,
     /// Limit of the memory for the messages of all calls in flight, and for their answers.
     pub max_inflight_bytes: usize,

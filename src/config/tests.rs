@@ -80,7 +80,7 @@ fn settings_page() -> String {
          port, device or model.\n\n\
          At SIGHUP a running server reads the file again. A setting with ↻ then takes its new value. The\n\
          others are named in the log and need a restart. If anything is wrong, the log says what, and\n\
-         nothing changes.\n",
+         no setting changes. Files of certificates and tokens are read in any case.\n",
     );
     for section in SECTIONS.iter().flat_map(|section| {
         let own = (section.name == "models").then_some(&MODEL_SECTION);

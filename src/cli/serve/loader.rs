@@ -1,4 +1,4 @@
-//! Loads a model: its highest good version, its lookup tier, its cache's first rows.
+//! Loads a model: the version of `stable`, its lookup tier, its cache's first rows.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -4,14 +4,14 @@
 //! a thread loads the models (`start`). A model that cannot be loaded does not keep the others from being
 //! served.
 //!
-//! - `start`: what happens between the binding of the ports and the first answer;
+//! - `start`: what happens between the binding of the ports and the last model that is loaded;
 //! - `loader`: loads a model; `cache`: the lookup tier of a model;
 //! - `add`: adds models to the server, and remembers those that could not be loaded; `stamps`: whether files
 //!   have changed since;
 //! - `warm`: hot rows, saved and loaded;
 //! - `versions`: which versions of a model are loaded; `shadow`: the engine of a shadow;
 //! - `watch`: new versions and new models, while the server runs; `reload`: new settings at SIGHUP;
-//! - `changes`: models that clients load and unload.
+//! - `changes`: models that clients load and unload, and labels that they set.
 
 mod add;
 mod cache;

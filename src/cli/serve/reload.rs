@@ -1,7 +1,7 @@
 //! SIGHUP: a running server reads its settings again, and its files of certificates and tokens.
 //!
 //! The values that can change while it runs are used from now on. The others are named, and keep their old
-//! values until a restart. If anything is wrong, nothing changes.
+//! values until a restart. If anything is wrong, no setting changes, but the files are read all the same.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};

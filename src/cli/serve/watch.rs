@@ -5,10 +5,10 @@
 //! reads the model's directory when a version was published. For each served model it opens the versions that
 //! are wanted, checks all of them, prepares their rows, and lets engines take them over (`versions.rs`). A
 //! version that is refused is logged once, and the next lower one is tried. A refused version is tried again
-//! only if its files have changed, or those of a version that it builds on (`stamps.rs`), so a version that
-//! is copied into place slowly, or before its base, is served when it is complete. A model that is new in the
-//! directory, or that could not be loaded before, is loaded and served like those at start, unless a client
-//! has unloaded it.
+//! if its files have changed, or those of a version that it builds on (`stamps.rs`), so a version that is
+//! copied into place slowly, or before its base, is served when it is complete. It is also tried again after
+//! a while if the reason may have passed. A model that is new in the directory, or that could not be loaded
+//! before, is loaded and served like those at start, unless a client has unloaded it.
 //!
 //! Every wait for a batch has a limit, so a model whose batch does not end delays the changes of other models
 //! by some seconds. Reading and writing files has none.

@@ -83,7 +83,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", requires = "validation", conflicts_with = "follow")]
     #[arg(value_parser = whole::<u32>(1, u64::from(u32::MAX)))]
     early_stop: Option<u32>,
-    /// Writes a version after each epoch with the least log loss so far, and none at the end
+    /// Writes a version after each epoch with the least log loss so far; the best one is the last at the end
     #[arg(long, requires = "validation", conflicts_with = "follow")]
     save_best: bool,
     /// Whether training has a process of its own. `serve --train` has no flags of validation, and its server

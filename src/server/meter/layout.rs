@@ -43,7 +43,7 @@ pub(super) const LIMITS: usize = 3;
 /// The dense tensor, and for each feature its values and their lengths.
 static TENSORS: Limit = Limit { counter: 0, name: "inputs", entries: "tensors", most: 2 * MAX_FEATURES + 1 };
 
-/// There is only one output.
+/// There are only two outputs.
 static OUTPUTS: Limit = Limit { counter: 1, name: "outputs", entries: "tensors", most: 100 };
 
 /// Of the request and its outputs together.
