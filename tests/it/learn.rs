@@ -628,20 +628,38 @@ fn a_damaged_log_fails_the_training_in_a_server_and_not_the_server() {
     assert!(ended.code() == Some(1) && log.contains("0000000001.fllearn: damaged"), "{log}");
 }
 
+/// A server that was sent 1,600 samples, which take several segments, and has trained on them.
+struct SmallSegments {
+    workshop: Workshop,
+    schema: Schema,
+    flags: String,
+    served: Served,
+    log: PathBuf,
+}
+
+impl SmallSegments {
+    fn train() -> Self {
+        let (workshop, schema, _) = workshop(400);
+        let Workshop { models, train, .. } = &workshop;
+        let settings = workshop.path("segments.toml");
+        fs::write(&settings, "[learn]\nsegment_bytes = \"64Ki\"\n").unwrap();
+        let flags = format!("--train log=learn --batch 32 --publish-every 1steps --config {settings}");
+        let served = Served::start(models, &flags);
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        for _ in 0..4 {
+            assert_eq!(runtime.block_on(send_file(&served, &schema, train)), 400);
+        }
+        wait_for_samples(models, 200 + 1600);
+        let log = log_of(Path::new(models), "log");
+        Self { workshop, schema, flags, served, log }
+    }
+}
+
 #[test]
 fn training_goes_on_from_an_older_version_when_the_last_one_was_deleted() {
-    let (workshop, schema, _) = workshop(400);
-    let Workshop { models, train, valid, .. } = &workshop;
+    let SmallSegments { workshop, schema, flags, served, log } = SmallSegments::train();
+    let Workshop { models, valid, .. } = &workshop;
     let runtime = tokio::runtime::Runtime::new().unwrap();
-    let settings = workshop.path("segments.toml");
-    fs::write(&settings, "[learn]\nsegment_bytes = \"64Ki\"\n").unwrap();
-    let flags = format!("--train log=learn --batch 32 --publish-every 1steps --config {settings}");
-    let served = Served::start(models, &flags);
-    for _ in 0..4 {
-        assert_eq!(runtime.block_on(send_file(&served, &schema, train)), 400);
-    }
-    wait_for_samples(models, 200 + 1600);
-    let log = log_of(Path::new(models), "log");
     wait("the first samples are removed", || !log.join("0000000001.fllearn").exists());
     drop(served);
     let last = highest_version(Path::new(models), "log").unwrap();
@@ -668,18 +686,8 @@ fn training_goes_on_from_an_older_version_when_the_last_one_was_deleted() {
 
 #[test]
 fn samples_that_a_killed_process_trained_on_and_did_not_remove_are_removed_at_the_next_start() {
-    let (workshop, schema, _) = workshop(400);
-    let Workshop { models, train, .. } = &workshop;
-    let runtime = tokio::runtime::Runtime::new().unwrap();
-    let settings = workshop.path("segments.toml");
-    fs::write(&settings, "[learn]\nsegment_bytes = \"64Ki\"\n").unwrap();
-    let flags = format!("--train log=learn --batch 32 --publish-every 1steps --config {settings}");
-    let served = Served::start(models, &flags);
-    for _ in 0..4 {
-        assert_eq!(runtime.block_on(send_file(&served, &schema, train)), 400);
-    }
-    wait_for_samples(models, 200 + 1600);
-    let log = log_of(Path::new(models), "log");
+    let SmallSegments { workshop, flags, served, log, .. } = SmallSegments::train();
+    let models = &workshop.models;
     let segment = |number: u64| log.join(format!("{number:010}.fllearn"));
     let left = || (1..100).filter(|number| segment(*number).exists()).collect::<Vec<_>>();
     wait("all samples but those of the last file are removed", || left().len() == 1);
