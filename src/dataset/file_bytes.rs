@@ -43,31 +43,37 @@ impl FileBytes {
     /// [`io::ErrorKind::WouldBlock`] when the reader was told to stop. Nothing was read then, and a later
     /// call may succeed.
     pub(crate) fn wait(&self) -> io::Result<()> {
-        while self.length.is_none() {
+        if self.length.is_some() {
+            return Ok(());
+        }
+        let _waiting = self.stop.begin_wait();
+        loop {
             if self.stop.requested() {
                 return Err(io::ErrorKind::WouldBlock.into());
             }
             match poll(&mut [PollFd::new(&self.file, PollFlags::IN)], Some(&WAIT)) {
                 Ok(0) | Err(Errno::INTR) => {}
-                Ok(_) => break,
+                Ok(_) => return Ok(()),
                 Err(error) => return Err(error.into()),
             }
         }
-        Ok(())
     }
 
-    /// Reads up to the first four bytes. A pipe that has sent one byte is waited for without an end.
+    /// Reads up to the first four bytes.
     pub(crate) fn magic(&mut self) -> io::Result<Vec<u8>> {
-        let mut magic = Vec::with_capacity(4);
         self.wait()?;
-        self.file.by_ref().take(4).read_to_end(&mut magic)?;
-        self.count(magic.len());
-        Ok(magic)
+        let stop = self.stop.clone();
+        // The bytes that were read would be lost in a pause.
+        self.only_interrupts();
+        let mut magic = Vec::with_capacity(4);
+        let read = self.by_ref().take(4).read_to_end(&mut magic);
+        self.stop = stop;
+        read.map(|_| magic)
     }
 
-    /// Reads a pipe without looking at the flag.
-    pub(crate) fn never_stop(&mut self) {
-        self.stop = Stop::default();
+    /// From now on only what is final ends the wait for a pipe.
+    pub(crate) fn only_interrupts(&mut self) {
+        self.stop = self.stop.only_interrupts();
     }
 
     fn count(&mut self, bytes: usize) {

@@ -136,6 +136,7 @@ impl Follow {
         if let Some(again) = self.again.take() {
             return Ok(Next::File(again));
         }
+        let mut waiting = None;
         loop {
             if self.until.as_ref().zip(self.current.as_ref()).is_some_and(|(until, now)| now >= until) {
                 return Ok(Next::End);
@@ -156,6 +157,7 @@ impl Follow {
                     return Ok(Next::File(path));
                 }
             }
+            waiting.get_or_insert_with(|| stop.begin_wait());
             sleep(POLL);
         }
     }

@@ -134,7 +134,7 @@ impl LearnedReader {
             {
                 let path = segment.path.display();
                 tracing::warn!("{path}: was removed: training goes on with the first sample of the new log");
-                (self.open, self.next, self.durable) = (None, None, None);
+                self.begin_again();
                 continue;
             }
             if self.durable.is_none() || self.durable == seen {
@@ -167,6 +167,11 @@ impl LearnedReader {
         }
     }
 
+    /// Begins with the first segment, because the log that was read is no more.
+    fn begin_again(&mut self) {
+        (self.open, self.next, self.durable) = (None, None, None);
+    }
+
     /// Whether a file of the log that is missing may be there later: the log may be removed just now, and
     /// begin again.
     fn may_come(&mut self) -> bool {
@@ -184,7 +189,8 @@ impl LearnedReader {
             }
             if log.is_some() {
                 // Another log has begun, since the end of the last segment was read.
-                (self.next, self.durable, self.log) = (None, None, log);
+                self.begin_again();
+                self.log = log;
                 return Ok(false);
             }
         }
@@ -213,7 +219,7 @@ impl LearnedReader {
         }
         // Looked at after `log` and `durable`, which may be those of another log.
         if !segment.is_in_place()? {
-            (self.next, self.durable) = (None, None);
+            self.begin_again();
             return Ok(false);
         }
         (self.missing, self.log) = (None, log.clone());
@@ -281,10 +287,12 @@ impl Reader for LearnedReader {
             None => self.begin(out),
             Some(begun) => *out = begun,
         }
+        let mut waiting = None;
         while out.samples < max_samples && !out.is_full() {
             if self.left() > 0 {
                 self.take_sample(out);
             } else if self.next_request()? {
+                waiting = None;
                 self.learned.shortage.set(None);
             } else if self.learned.until_end {
                 break;
@@ -298,6 +306,7 @@ impl Reader for LearnedReader {
                 if full.is_some() && out.samples > 0 {
                     break;
                 }
+                waiting.get_or_insert_with(|| self.stop.begin_wait());
                 sleep(POLL);
             }
         }

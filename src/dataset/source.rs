@@ -26,7 +26,7 @@ const DECODED_BYTES: usize = 128 << 10;
 ///
 /// # Errors
 /// [`DatasetError`]. The cause is [`io::ErrorKind::WouldBlock`] when `stop` was set while a pipe had no data;
-/// the file can be opened again then.
+/// the file can be opened again after a pause.
 pub(crate) fn open(
     path: &Path,
     total: &Arc<AtomicU64>,
@@ -46,13 +46,18 @@ pub(crate) fn open(
     let compression = Compression::of(&magic);
     if compression == Compression::Zstd {
         // The decoder cannot go on after an error of its source.
-        file.never_stop();
+        file.only_interrupts();
     }
     let whole = Cursor::new(magic).chain(file);
     Ok(match compression {
         Compression::None => Box::new(whole),
         Compression::Gzip => Box::new(MultiGzDecoder::new(BufReader::with_capacity(CHUNK_BYTES, whole))),
-        Compression::Zstd => Box::new(Zstd::new(BufReader::with_capacity(CHUNK_BYTES, whole))),
+        Compression::Zstd => Box::new(Zstd {
+            source: BufReader::with_capacity(CHUNK_BYTES, whole),
+            decoder: FrameDecoder::new(),
+            in_frame: false,
+            stop: stop.only_interrupts(),
+        }),
     })
 }
 
@@ -79,13 +84,11 @@ struct Zstd<R> {
     source: R,
     decoder: FrameDecoder,
     in_frame: bool,
+    /// What ends the wait of the source.
+    stop: Stop,
 }
 
 impl<R: BufRead> Zstd<R> {
-    fn new(source: R) -> Self {
-        Self { source, decoder: FrameDecoder::new(), in_frame: false }
-    }
-
     /// Moves to the next frame that is not skippable; false at the end of the stream.
     fn next_frame(&mut self) -> io::Result<bool> {
         while !self.source.fill_buf()?.is_empty() {
@@ -106,10 +109,18 @@ impl<R: BufRead> Zstd<R> {
                         return Err(io::ErrorKind::UnexpectedEof.into());
                     }
                 }
-                Err(_) => return Err(damaged()),
+                Err(_) => return Err(self.failed()),
             }
         }
         Ok(false)
+    }
+
+    /// The decoder's own errors name its internals, so they are not shown.
+    fn failed(&self) -> io::Error {
+        if self.stop.requested() {
+            return io::ErrorKind::WouldBlock.into();
+        }
+        io::Error::new(io::ErrorKind::InvalidData, "the zstd data is truncated or damaged")
     }
 
     fn verify_checksum(&self) -> io::Result<()> {
@@ -128,7 +139,7 @@ impl<R: BufRead> Read for Zstd<R> {
             if !self.in_frame && !self.next_frame()? {
                 return Ok(0);
             }
-            let got = self.decoder.read(buffer).map_err(|_| damaged())?;
+            let got = self.decoder.read(buffer).map_err(|_| self.failed())?;
             if got > 0 || buffer.is_empty() {
                 return Ok(got);
             }
@@ -137,15 +148,11 @@ impl<R: BufRead> Read for Zstd<R> {
                 self.in_frame = false;
             } else {
                 let ahead = BlockDecodingStrategy::UptoBytes(DECODED_BYTES);
-                self.decoder.decode_blocks(&mut self.source, ahead).map_err(|_| damaged())?;
+                let decoded = self.decoder.decode_blocks(&mut self.source, ahead);
+                decoded.map_err(|_| self.failed())?;
             }
         }
     }
-}
-
-/// The decoder's own errors name its internals, so they are not shown.
-fn damaged() -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, "the zstd data is truncated or damaged")
 }
 
 #[cfg(test)]

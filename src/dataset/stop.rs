@@ -5,6 +5,9 @@
 //! training ends after a whole batch, because readers look at the flag between batches. A failure of training
 //! ends the wait of a reader, so that the error is reported at once. It is not an interrupt, because after an
 //! interrupt a second signal ends the process.
+//!
+//! Readers also say here whether they wait for data. So who stops them can tell a step that takes long from
+//! one that cannot begin.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,6 +18,16 @@ pub struct Stop {
     interrupted: Arc<AtomicBool>,
     failed: Arc<AtomicBool>,
     paused: Arc<AtomicBool>,
+    waiting: Arc<AtomicBool>,
+}
+
+/// As long as this lives, the reader waits for data.
+pub(crate) struct Waiting(Arc<AtomicBool>);
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Relaxed);
+    }
 }
 
 impl Stop {
@@ -56,6 +69,19 @@ impl Stop {
         self.paused.store(false, Ordering::SeqCst);
     }
 
+    /// A reader begins to wait for data.
+    #[must_use]
+    pub(crate) fn begin_wait(&self) -> Waiting {
+        self.waiting.store(true, Ordering::Relaxed);
+        Waiting(self.waiting.clone())
+    }
+
+    /// Whether a reader waits for data.
+    #[must_use]
+    pub(crate) fn waiting(&self) -> bool {
+        self.waiting.load(Ordering::Relaxed)
+    }
+
     /// The flag of interrupts, for a signal handler to set.
     #[must_use]
     pub(crate) fn interrupt_flag(&self) -> Arc<AtomicBool> {
@@ -67,6 +93,6 @@ impl Stop {
     #[must_use]
     pub(crate) fn only_interrupts(&self) -> Self {
         let (interrupted, failed) = (self.interrupted.clone(), self.failed.clone());
-        Self { interrupted, failed, paused: Arc::default() }
+        Self { interrupted, failed, paused: Arc::default(), waiting: Arc::default() }
     }
 }

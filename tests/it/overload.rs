@@ -1,5 +1,5 @@
 //! More requests than a model can compute: most of what it can compute still reaches its clients in time, and
-//! afterwards no request is refused any more.
+//! afterwards no request is refused any more. A model that computes nothing takes no further requests.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -8,6 +8,9 @@ use tokio::task::JoinSet;
 use tokio::time::{interval, timeout};
 use tonic::{Code, Request};
 
+use flechette::server::proto::PredictRequest;
+
+use crate::fake::until;
 use crate::serving::{Running, request};
 
 const SAMPLES: usize = 4;
@@ -125,6 +128,30 @@ async fn after_an_overload_every_request_is_accepted_again() {
     }
     let last = running.send(request(SAMPLES, 1).0).await.unwrap();
     assert_eq!(last.unwrap(), request(SAMPLES, 1).1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_model_that_computes_nothing_refuses_further_requests_until_it_computes_again() {
+    let running = Running::start_with(|parts| {
+        let batchers = &mut parts.batchers.common;
+        (batchers.workers, batchers.default_deadline) = (1, Duration::from_secs(1));
+    })
+    .await;
+    let send = |seed| running.send(PredictRequest { timeout_ms: 60_000, ..request(1, seed).0 });
+    running.model.hold();
+    let computed = send(1);
+    until(async || running.model.begun() == 1).await;
+    let queued = send(2);
+    running.until_metric("flechette_queue_samples{model=\"ads\"} 1").await;
+    tokio::time::sleep(Duration::from_millis(1500)).await;
+    let status = send(3).await.unwrap().unwrap_err();
+    assert_eq!(status.code(), Code::Unavailable, "{status}");
+    assert!(status.message().starts_with("batcher: the model computes nothing: "), "{status}");
+    running.model.release();
+    for (answer, seed) in [(computed, 1), (queued, 2)] {
+        assert_eq!(answer.await.unwrap().unwrap(), request(1, seed).1);
+    }
+    assert_eq!(send(4).await.unwrap().unwrap(), request(1, 4).1);
 }
 
 /// A server that has measured how long its model takes.

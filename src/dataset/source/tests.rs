@@ -1,4 +1,7 @@
 use std::io::Write;
+use std::path::PathBuf;
+use std::thread;
+use std::time::Duration;
 
 use flate2::write::GzEncoder;
 use ruzstd::encoding::{CompressionLevel, compress_to_vec};
@@ -78,5 +81,63 @@ fn a_damaged_zstd_file_is_reported_in_plain_words() {
     for bytes in [whole, b"\x28\xb5\x2f\xfd and no frame behind the magic".to_vec()] {
         let message = read(&bytes).unwrap_err().to_string();
         assert_eq!(message, "the zstd data is truncated or damaged");
+    }
+}
+
+/// A pipe that has these bytes, and its path for this process.
+#[cfg(target_os = "linux")]
+fn pipe_with(bytes: &[u8]) -> (io::PipeReader, io::PipeWriter, PathBuf) {
+    use std::os::fd::AsRawFd as _;
+    let (reader, mut writer) = io::pipe().unwrap();
+    writer.write_all(bytes).unwrap();
+    let path = format!("/proc/self/fd/{}", reader.as_raw_fd()).into();
+    (reader, writer, path)
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn an_interrupt_ends_the_wait_for_the_rest_of_a_pipe() {
+    let [gzip, zstd] = [gzip, zstd].map(|compress| compress(&text()[..5000]));
+    for begin in [&b""[..], b"a", b"abcdef", &gzip[..2], &gzip[..900], &zstd[..2], &zstd[..900]] {
+        let (_reader, _writer, path) = pipe_with(begin);
+        let stop = Stop::default();
+        let interrupt = thread::spawn({
+            let stop = stop.clone();
+            move || {
+                thread::sleep(Duration::from_millis(100));
+                stop.interrupt();
+            }
+        });
+        let error = match open(&path, &Arc::default(), &stop) {
+            Ok(mut source) => source.read_to_end(&mut Vec::new()).unwrap_err(),
+            Err(DatasetError::Open { cause, .. }) => cause,
+            Err(error) => panic!("{error}"),
+        };
+        assert_eq!(error.kind(), io::ErrorKind::WouldBlock, "{begin:?}: {error}");
+        interrupt.join().unwrap();
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_pause_in_the_first_bytes_of_a_pipe_loses_none_of_them() {
+    let text = &text()[..5000];
+    for whole in [text.to_vec(), gzip(text), zstd(text)] {
+        let (first, rest) = whole.split_at(1);
+        let (_reader, mut writer, path) = pipe_with(first);
+        let stop = Stop::default();
+        let opened = thread::spawn({
+            let stop = stop.clone();
+            move || open(&path, &Arc::default(), &stop).unwrap()
+        });
+        thread::sleep(Duration::from_millis(100));
+        stop.pause();
+        writer.write_all(rest).unwrap();
+        drop(writer);
+        let mut source = opened.join().unwrap();
+        stop.resume();
+        let mut read = Vec::new();
+        source.read_to_end(&mut read).unwrap();
+        assert_eq!(read, text);
     }
 }

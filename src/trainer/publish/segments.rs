@@ -36,10 +36,10 @@ pub(crate) trait RunObserver {
     fn notes(&mut self, state: &TrainState) -> Result<CutNotes, String>;
 }
 
-/// How often a [`Watch`] looks, and after how long without a step it ends a run.
+/// How often a [`Watch`] looks, and after how long without a step or data it ends a run.
 const TICK: Duration = Duration::from_millis(20);
 const IDLE: Duration = Duration::from_millis(250);
-/// After how long without a step a [`Watch`] ends a run that waits at a full log.
+/// After how long a [`Watch`] ends a run that waits at a full log.
 const FULL: Duration = Duration::from_secs(1);
 
 impl Publisher {
@@ -183,7 +183,7 @@ impl StepObserver for Cutting<'_> {
     }
 }
 
-/// Ends runs by a pause of the reader. A thread does this when no step is taken although a cut waits.
+/// Ends runs by a pause of the reader. A thread does this when a cut waits for a step, and the step for data.
 struct Watch {
     stop: Stop,
     shared: Arc<Shared>,
@@ -243,7 +243,8 @@ impl Shared {
         while !self.ended.load(Ordering::Relaxed) {
             sleep(TICK);
             let now = self.steps.load(Ordering::Relaxed);
-            if now != steps {
+            // A step may take longer than this waits for the next one.
+            if now != steps || !stop.waiting() {
                 (steps, since) = (now, Instant::now());
             }
             let waits = self.waits.load(Ordering::Relaxed) && since.elapsed() >= IDLE;
@@ -254,3 +255,6 @@ impl Shared {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
