@@ -19,6 +19,8 @@ use super::{DatasetError, Stop};
 
 /// Bytes read from the disk at once.
 const CHUNK_BYTES: usize = 128 << 10;
+/// A zstd decoder keeps as many bytes of output as a frame's window. The tool `zstd` has the same limit.
+const WINDOW_BYTES: u64 = 128 << 20;
 /// Bytes of zstd output that are decoded ahead.
 const DECODED_BYTES: usize = 128 << 10;
 
@@ -92,9 +94,10 @@ impl<R: BufRead> Zstd<R> {
     /// Moves to the next frame that is not skippable; false at the end of the stream.
     fn next_frame(&mut self) -> io::Result<bool> {
         while !self.source.fill_buf()?.is_empty() {
-            // A decoder that is used again accepts only windows up to 100 MiB (ruzstd 0.8).
+            let header = self.frame_header()?;
+            // A decoder that is used again accepts only windows up to 100 MiB, and a new one any (ruzstd 0.8).
             self.decoder = FrameDecoder::new();
-            match self.decoder.reset(&mut self.source) {
+            match self.decoder.reset(header.chain(&mut self.source)) {
                 Ok(()) => {
                     self.in_frame = true;
                     return Ok(true);
@@ -113,6 +116,40 @@ impl<R: BufRead> Zstd<R> {
             }
         }
         Ok(false)
+    }
+
+    /// Reads the header of a frame, or the beginning of a skippable one (RFC 8878 sections 3.1.1.1 and 3.1.2).
+    ///
+    /// # Errors
+    /// Also when the window is above the limit.
+    fn frame_header(&mut self) -> io::Result<Cursor<Vec<u8>>> {
+        let mut header = Vec::with_capacity(18);
+        let mut read =
+            |bytes: usize, header: &mut Vec<u8>| self.source.by_ref().take(bytes as u64).read_to_end(header);
+        read(5, &mut header)?;
+        if let [0x28, 0xb5, 0x2f, 0xfd, descriptor] = header[..] {
+            let single_segment = descriptor & 0x20 != 0;
+            let dictionary_id = [0, 1, 2, 4][usize::from(descriptor & 3)];
+            let content_size = [usize::from(single_segment), 2, 4, 8][usize::from(descriptor >> 6)];
+            read(usize::from(!single_segment) + dictionary_id + content_size, &mut header)?;
+            let window = match header.get(5) {
+                Some(window) if !single_segment => {
+                    let base = 1 << (10 + (window >> 3));
+                    base + base / 8 * u64::from(window & 7)
+                }
+                // The window is the whole content.
+                _ => {
+                    let size = header.get(5 + dictionary_id..).unwrap_or_default();
+                    let size = size.iter().rev().fold(0, |size, byte| size << 8 | u64::from(*byte));
+                    if content_size == 2 { size + 256 } else { size }
+                }
+            };
+            if window > WINDOW_BYTES {
+                let reason = format!("a zstd frame has a window of {window} bytes, limit {WINDOW_BYTES}");
+                return Err(io::Error::new(io::ErrorKind::InvalidData, reason));
+            }
+        }
+        Ok(Cursor::new(header))
     }
 
     /// The decoder's own errors name its internals, so they are not shown.

@@ -23,7 +23,7 @@ use super::snapshot::{
     require_dir, states_file, table_file,
 };
 use super::table::BadRow;
-use super::table_reader::{TableParts, TableReader, TensorFile, expect_dtype, floats};
+use super::table_reader::{Part, TableParts, TableReader, TensorFile, expect_dtype, floats};
 use super::{StoreError, check_name};
 use crate::pace;
 use crate::schema::{self, Schema};
@@ -116,14 +116,18 @@ impl Link {
         Ok((model_toml, schema))
     }
 
-    /// Checks that an earlier link of the chain has this version's schema.
+    /// Checks that an earlier version of the chain has this version's schema.
     ///
     /// # Errors
     /// [`StoreError::Schema`] with the first difference.
-    pub(crate) fn check_same_schema(&self, schema: &Schema, earlier: &Self) -> Result<(), StoreError> {
-        let (_, other) = earlier.schema()?;
-        let Some(difference) = other.first_difference(schema) else { return Ok(()) };
-        let reason = format!("not the schema of its base, version {}: {difference}", earlier.version);
+    pub(crate) fn check_same_schema(
+        &self,
+        schema: &Schema,
+        base: Version,
+        of_base: &Schema,
+    ) -> Result<(), StoreError> {
+        let Some(difference) = of_base.first_difference(schema) else { return Ok(()) };
+        let reason = format!("not the schema of its base, version {base}: {difference}");
         Err(StoreError::Schema { path: self.dir.join(MODEL), reason })
     }
 
@@ -177,14 +181,14 @@ impl Link {
         let served = self.checked(&table_file(&declared.name), self.in_ram, Some(shape))?;
         let (bad, served) = (served.bad, parsed(served)?);
         let mut table = TableReader::new(declared, self.manifest.base.is_some(), served.0.clone());
-        table.read(served, declared.element)?;
+        table.read(served, Part::Served)?;
         if let Some(bad) = bad {
             let source = BadRow { row: table.row_at(bad.row), ..bad };
             return Err(StoreError::Row { path: table.path, source });
         }
         let states = states_file(&declared.name);
         if purpose == Purpose::Train && self.has(&states) {
-            table.read(self.tensors(&states, false)?, Element::F32)?;
+            table.read(self.tensors(&states, false)?, Part::Checkpoint)?;
         }
         table.finish(purpose)
     }

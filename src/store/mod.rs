@@ -29,6 +29,7 @@ use crate::config::TableMemory;
 use crate::mem::prefetch::prefetch;
 use crate::mem::{HostMemory, OutOfHostMemory};
 use crate::pace;
+use crate::schema::Schema;
 use crate::types::{TableId, Version};
 
 pub(crate) mod atomic_write;
@@ -77,6 +78,11 @@ pub struct EmbeddingStore {
     tables: Vec<Table>,
     /// The versions whose files the rows are read from, the full one first. They keep their directories.
     links: Vec<Arc<LinkHold>>,
+    /// How many of them, from the first, are in the tables' own rows. The deltas in front of those rows are of
+    /// the others.
+    merged: usize,
+    /// The schema of all of them; `None` for rows that are not of a version on disk.
+    schema: Option<Arc<Schema>>,
     /// Whether reading a row may wait for the disk.
     on_disk: bool,
     /// Where the rows of later versions are to be.
@@ -96,7 +102,8 @@ impl EmbeddingStore {
     /// `tables` must be in the order of the schema.
     #[must_use]
     pub fn new(version: Version, tables: Vec<Table>) -> Self {
-        Self { version, tables, links: Vec::new(), on_disk: false, memory: TableMemory::Mapped }
+        let (links, memory) = (Vec::new(), TableMemory::Mapped);
+        Self { version, tables, links, merged: 0, schema: None, on_disk: false, memory }
     }
 
     /// The version of the model that the rows belong to.
@@ -111,11 +118,12 @@ impl EmbeddingStore {
         self.links.len() <= 1
     }
 
-    /// The rows that deltas changed since an earlier version of the same chain; `None` if this version does
-    /// not build on it. A row may occur several times.
+    /// The rows that deltas changed since an earlier version of the same chain. A row may occur several
+    /// times. `None` if that is not known: this version does not build on the other one, or a copy has merged
+    /// the deltas of one of them.
     #[must_use]
     pub(crate) fn changed_since(&self, earlier: &Self) -> Option<Vec<(TableId, u64)>> {
-        if !self.builds_on(earlier) {
+        if !self.builds_on(earlier) || self.merged != earlier.merged {
             return None;
         }
         let mut changed = Vec::new();
@@ -237,9 +245,11 @@ impl EmbeddingStore {
         Ok(self.with_tables(tables))
     }
 
-    /// The same version with copies of its tables.
+    /// The same version with copies of its tables, which have no deltas in front of them.
     fn with_tables(&self, tables: Vec<Table>) -> Self {
-        Self { version: self.version, tables, links: self.links.clone(), on_disk: false, memory: self.memory }
+        let Self { version, memory, .. } = *self;
+        let (links, merged, schema) = (self.links.clone(), self.links.len(), self.schema.clone());
+        Self { version, tables, links, merged, schema, on_disk: false, memory }
     }
 
     /// The tables, in the order of the schema. Their versions stay in use until the last of them is dropped.

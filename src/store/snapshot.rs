@@ -192,8 +192,11 @@ fn open_chain(
     let dense = newest.dense()?;
     let trains = purpose == Purpose::Train;
     let dense_states = if trains { newest.dense_states()? } else { BTreeMap::new() };
+    if let Some((base, of_base)) = first.and_then(|store| Some((store.version, store.schema.as_ref()?))) {
+        newest.check_same_schema(&schema, base, of_base)?;
+    }
     for link in &links[..links.len() - 1] {
-        newest.check_same_schema(&schema, link)?;
+        newest.check_same_schema(&schema, link.version, &link.schema()?.1)?;
     }
     // Tables are checked in parallel. The error returned is that of the first bad table in schema order.
     let table = |(t, declared): (usize, &schema::Table)| {
@@ -205,8 +208,9 @@ fn open_chain(
     let shared = first.map_or(&[][..], |store| &store.links);
     let holds = shared.iter().cloned().chain(links.iter().map(|link| link.hold.clone())).collect();
     let mut store = EmbeddingStore::new(version, tables);
-    (store.links, store.on_disk) = (holds, first.is_some_and(|store| store.on_disk));
-    store.memory = memory;
+    (store.links, store.merged) = (holds, first.map_or(1, |store| store.merged));
+    (store.on_disk, store.memory) = (first.is_some_and(|store| store.on_disk), memory);
+    store.schema = Some(schema.clone().into());
     let cursor = if trains { newest.cursor()? } else { None };
     place.log(name, version, first.is_some());
     let newest = newest.manifest.clone();

@@ -31,6 +31,15 @@ impl TableParts {
 /// A file that was checked, and its tensors.
 pub(super) type TensorFile = (PathBuf, FileBytes, Vec<format::Tensor>);
 
+/// The files of a table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Part {
+    /// What is served: rows of the table's element type, and the keys of a delta. In format 1, also the states.
+    Served,
+    /// What training needs besides: optimizer state, and the f32 rows if the served ones are rounded.
+    Checkpoint,
+}
+
 /// Collects the tensors of a table from its files.
 pub(super) struct TableReader<'a> {
     declared: &'a schema::Table,
@@ -51,18 +60,18 @@ impl<'a> TableReader<'a> {
         Self { declared, delta, path, rows, keys: None, served: None, trained: None, states: Vec::new() }
     }
 
-    /// Reads a file, whose `weight` has this element type.
+    /// Reads a file, the served one first.
     pub(super) fn read(
         &mut self,
         (path, data, mut tensors): TensorFile,
-        element: Element,
+        part: Part,
     ) -> Result<(), StoreError> {
         // The keys give the number of rows of the other tensors.
         tensors.sort_by_key(|tensor| tensor.name != KEYS);
         for tensor in tensors {
             match tensor.name.as_str() {
-                KEYS => self.read_keys(&path, &data, &tensor)?,
-                WEIGHT => self.read_weight(&path, &data, tensor, element)?,
+                KEYS => self.read_keys(&path, &data, &tensor, part)?,
+                WEIGHT => self.read_weight(&path, &data, tensor, part)?,
                 _ => self.read_state(&path, &data, tensor)?,
             }
         }
@@ -74,6 +83,7 @@ impl<'a> TableReader<'a> {
         path: &Path,
         data: &FileBytes,
         tensor: &format::Tensor,
+        part: Part,
     ) -> Result<(), StoreError> {
         let wrong = |expected: String, got: String| StoreError::Tensor {
             path: path.to_owned(),
@@ -81,9 +91,9 @@ impl<'a> TableReader<'a> {
             expected,
             got,
         };
-        if !self.delta {
-            let (expected, got) = ("no tensor of this name in a full version", "one");
-            return Err(wrong(expected.to_owned(), got.to_owned()));
+        if !self.delta || part == Part::Checkpoint {
+            let place = if self.delta { "the checkpoint of a delta" } else { "a full version" };
+            return Err(wrong(format!("no tensor of this name in {place}"), "one".to_owned()));
         }
         expect_dtype(path, tensor, Dtype::U64)?;
         let [rows] = tensor.shape[..] else {
@@ -104,8 +114,12 @@ impl<'a> TableReader<'a> {
         path: &Path,
         data: &FileBytes,
         tensor: format::Tensor,
-        element: Element,
+        part: Part,
     ) -> Result<(), StoreError> {
+        let element = match part {
+            Part::Served => self.declared.element,
+            Part::Checkpoint => Element::F32,
+        };
         let (dtype, width) = format::weight_type(element, self.declared.dim);
         expect_dtype(path, &tensor, dtype)?;
         self.expect_shape(path, &tensor, &[width])?;
@@ -115,8 +129,10 @@ impl<'a> TableReader<'a> {
             _ => Bytes::of_file(data, tensor.begin as usize..tensor.end as usize)
                 .ok_or_else(|| unaligned(path, &tensor))?,
         };
-        let weight = if self.served.is_none() { &mut self.served } else { &mut self.trained };
-        *weight = Some(bytes);
+        match part {
+            Part::Served => self.served = Some(bytes),
+            Part::Checkpoint => self.trained = Some(bytes),
+        }
         Ok(())
     }
 

@@ -211,7 +211,7 @@ fn forge(version: &Path, change: impl FnOnce(&mut BTreeMap<String, Vec<u8>>)) {
     let mut files: BTreeMap<String, Vec<u8>> =
         manifest.files.keys().map(|name| (name.clone(), fs::read(version.join(name)).unwrap())).collect();
     change(&mut files);
-    let mut forged = Manifest::default();
+    let mut forged = Manifest { files: BTreeMap::new(), ..manifest };
     fs::remove_dir_all(version).unwrap();
     for (name, bytes) in &files {
         let entry = FileEntry { bytes: bytes.len() as u64, xxh3_128: Checksum::of(bytes) };

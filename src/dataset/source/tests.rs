@@ -84,6 +84,22 @@ fn a_damaged_zstd_file_is_reported_in_plain_words() {
     }
 }
 
+#[test]
+fn a_zstd_frame_whose_window_is_above_the_limit_is_refused() {
+    let frame = |header: &[u8]| [b"\x28\xb5\x2f\xfd", header, &[0; 8]].concat();
+    let refused = |header: &[u8]| read(&frame(header)).unwrap_err().to_string();
+    // 2^28 bytes; then 2^27 and an eighth of it; then a single segment of 2^33 bytes.
+    for (header, window) in [
+        (&[0x00, 18 << 3][..], 1_u64 << 28),
+        (&[0x00, 17 << 3 | 1], (1 << 27) + (1 << 24)),
+        (&[0xe0, 0, 0, 0, 0, 2, 0, 0, 0], 1 << 33),
+    ] {
+        let expected = format!("a zstd frame has a window of {window} bytes, limit 134217728");
+        assert_eq!(refused(header), expected);
+    }
+    assert_eq!(refused(&[0x00, 17 << 3]), "the zstd data is truncated or damaged", "the limit itself");
+}
+
 /// A pipe that has these bytes, and its path for this process.
 #[cfg(target_os = "linux")]
 fn pipe_with(bytes: &[u8]) -> (io::PipeReader, io::PipeWriter, PathBuf) {

@@ -5,7 +5,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use super::{Sample, replace};
+use super::{Sample, forge, replace};
 use crate::config::TableMemory;
 use crate::rowlog::{First, WorkingFile, WorkingTable};
 use crate::store::disk::SystemDisk;
@@ -287,4 +287,59 @@ fn without_a_checkpoint_in_every_link_training_gets_the_served_rows() {
     let opened = store::open(dir.path(), "m", Version(2), Purpose::Train).unwrap();
     now.assert_is(&opened);
     assert_eq!(opened.store.tables()[2].element(), Element::F16);
+}
+
+#[test]
+fn a_copy_with_merged_deltas_does_not_know_what_they_changed() {
+    let (dir, _) = chain();
+    let open = |version| store::open(dir.path(), "m", Version(version), Purpose::Serve).unwrap().store;
+    let after = |version, served: &store::EmbeddingStore| {
+        store::open_after(dir.path(), "m", Version(version), served).unwrap().store
+    };
+    let copy = |store: &store::EmbeddingStore| store.rows_copied(&PlainMemory).unwrap();
+    let rows = |newer: &store::EmbeddingStore, older: &store::EmbeddingStore| {
+        newer.changed_since(older).map(|rows| rows.len())
+    };
+    let [first, second] = [1, 2].map(open);
+    let [first_copied, second_copied] = [&first, &second].map(copy);
+    let of_second = rows(&second, &first);
+    assert!(of_second.is_some_and(|rows| rows > 0));
+    assert_eq!(rows(&after(2, &first_copied), &first_copied), of_second);
+    let third = rows(&open(3), &second);
+    assert_eq!(rows(&after(3, &second_copied), &second_copied), third);
+    for (newer, older) in [
+        (&second_copied, &first),
+        (&second_copied, &first_copied),
+        (&after(3, &second_copied), &first_copied),
+        (&after(3, &second_copied), &second),
+    ] {
+        assert_eq!(rows(newer, older), None);
+    }
+}
+
+#[test]
+fn a_delta_of_another_schema_is_refused_also_after_a_served_base() {
+    let (dir, [.., mut fourth]) = chain();
+    fourth.schema.features[0].name = "other".to_owned();
+    let third = open(dir.path(), 3).unwrap().store;
+    let none = vec![BTreeSet::new(); fourth.tables.len()];
+    fourth.write_delta(dir.path(), third.base().unwrap(), &none).unwrap();
+    let refused = |base: u64, error: StoreError| {
+        let expected = format!("version {base}: features[0].name: expected \"f0\", got \"other\"");
+        assert!(error.to_string().ends_with(&expected), "{error}");
+    };
+    refused(1, open(dir.path(), 4).unwrap_err());
+    refused(3, store::open_after(dir.path(), "m", Version(4), &third).unwrap_err());
+}
+
+#[test]
+fn keys_in_the_checkpoint_of_a_delta_are_refused() {
+    let (dir, _) = chain();
+    forge(&dir.path().join("m/2"), |files| {
+        let served = files["tables/t1.safetensors"].clone();
+        *files.get_mut("checkpoint/tables/t1.safetensors").unwrap() = served;
+    });
+    assert!(store::open(dir.path(), "m", Version(2), Purpose::Serve).is_ok());
+    let error = store::open(dir.path(), "m", Version(2), Purpose::Train).unwrap_err().to_string();
+    assert!(error.contains("expected no tensor of this name in the checkpoint of a delta"), "{error}");
 }

@@ -162,18 +162,21 @@ impl<D: Driver> BatchMemory<D> {
         check_batch(&self.shape, batch)?;
         self.samples = batch.samples;
         let header = &mut self.layout.host.get_mut(self.laid_out.header)[0];
+        let generation = match header.generation.checked_add(1) {
+            Some(generation) => generation,
+            // Slots of the first batches would look new. Start again with zeroed memory.
+            None => {
+                self.scratch = DeviceMemory::new(&self.driver, self.scratch.bytes())?;
+                1
+            }
+        };
         *header = BatchHeader {
             now,
             overlay: overlay.map_or(0, OverlayTable::address),
             overlay_mask: overlay.map_or(0, OverlayTable::mask),
-            generation: header.generation.wrapping_add(1),
+            generation,
             samples: batch.samples as u32,
         };
-        if header.generation == 0 {
-            // The generation has wrapped, so old slots would look new. Start again with zeroed memory.
-            header.generation = 1;
-            self.scratch = DeviceMemory::new(&self.driver, self.scratch.bytes())?;
-        }
         self.host.get_mut(self.pinned.dense)[..batch.dense.len()].copy_from_slice(&batch.dense);
         let mut at = 0;
         for (f, feature) in batch.features.iter().enumerate() {
