@@ -125,7 +125,7 @@ impl Drop for Ticket {
         if self.answer.is_terminated() {
             return;
         }
-        self.shared.remove(self.turns);
+        self.shared.cancel(self.turns);
     }
 }
 
@@ -207,9 +207,22 @@ impl Shared {
         }
     }
 
+    /// Removes the entries of a request that is not awaited any more.
+    fn cancel(&self, turns: Turns) {
+        // A worker that only runs when a processor is free may hold the lock for long. It skips the request,
+        // because its answer cannot be sent.
+        let state = if self.cores.is_some() { Some(self.state()) } else { self.try_state() };
+        if let Some(state) = state {
+            self.remove_from(state, turns);
+        }
+    }
+
     /// Removes the entries of a request from the queue.
     fn remove(&self, turns: Turns) {
-        let mut state = self.state();
+        self.remove_from(self.state(), turns);
+    }
+
+    fn remove_from(&self, mut state: MutexGuard<'_, State>, turns: Turns) {
         let removed = state.queue.remove_all(turns);
         self.set_queue_samples(&state);
         drop(state);
@@ -223,6 +236,15 @@ impl Shared {
     fn state(&self) -> MutexGuard<'_, State> {
         // No code panics while it holds the lock, so the state is consistent.
         self.state.lock().even_poisoned()
+    }
+
+    /// `None` while another thread holds the lock.
+    fn try_state(&self) -> Option<MutexGuard<'_, State>> {
+        match self.state.try_lock() {
+            Ok(state) => Some(state),
+            Err(TryLockError::Poisoned(state)) => Some(state.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
     }
 }
 
@@ -317,12 +339,7 @@ impl Batcher {
     /// worker that only runs when a processor is free.
     pub(crate) fn try_submit(&self, batch: Batch, terms: Terms) -> Option<Ticket> {
         let request = self.request(batch, terms);
-        let state = match self.shared.state.try_lock() {
-            Ok(state) => state,
-            Err(TryLockError::Poisoned(state)) => state.into_inner(),
-            Err(TryLockError::WouldBlock) => return None,
-        };
-        self.push(request, state).ok()
+        self.push(request, self.shared.try_state()?).ok()
     }
 
     fn request(&self, batch: Batch, terms: Terms) -> NewRequest {

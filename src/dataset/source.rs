@@ -95,7 +95,8 @@ impl<R: BufRead> Zstd<R> {
     fn next_frame(&mut self) -> io::Result<bool> {
         while !self.source.fill_buf()?.is_empty() {
             let header = self.frame_header()?;
-            // A decoder that is used again accepts only windows up to 100 MiB, and a new one any (ruzstd 0.8).
+            // A decoder that is used again accepts only windows up to 100 MiB, and a new one any (ruzstd
+            // 0.8).
             self.decoder = FrameDecoder::new();
             match self.decoder.reset(header.chain(&mut self.source)) {
                 Ok(()) => {
@@ -118,7 +119,7 @@ impl<R: BufRead> Zstd<R> {
         Ok(false)
     }
 
-    /// Reads the header of a frame, or the beginning of a skippable one (RFC 8878 sections 3.1.1.1 and 3.1.2).
+    /// Reads the header of a frame, or the beginning of a skippable one (RFC 8878 sections 3.1.1.1, 3.1.2).
     ///
     /// # Errors
     /// Also when the window is above the limit.

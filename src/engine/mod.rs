@@ -343,16 +343,16 @@ impl Predict for Engine {
         }
         check_shape(&self.schema, batch)?;
         self.schema.check_absent(batch)?;
-        if let Some(recorder) = &self.recorder {
-            recorder.record(batch);
-        }
         pace::count_batch();
-        let absent = self.absent(batch);
         let scores = self.score(batch)?;
         if let Some(sample) = scores.probabilities.iter().position(|p| !p.is_finite()) {
             return Err(PredictError::NotFinite { sample });
         }
-        Ok(Scores { absent, ..scores })
+        // The requests of a batch that fails are computed again, one by one.
+        if let Some(recorder) = &self.recorder {
+            recorder.record(batch);
+        }
+        Ok(Scores { absent: self.absent(batch), ..scores })
     }
 
     fn describe(&self) -> Description {

@@ -5,11 +5,11 @@
 //! gets at most [`MAX_HELD_PER_FREE`] times what is free of them, so clients of one model cannot take them
 //! from another one: whatever they send, a quarter stays free, and the more models need places, the closer
 //! each comes to an equal part. If only one model is served, it gets all. A call has a place from the end of
-//! its message to its answer. So neither a message that does not end nor an answer that is not read holds
-//! one. Learn calls wait for the disk, so they get at most half of the places. A stream has a place from its
-//! begin to its end, and its place and memory belong to no model, because it has requests for any. Those of a
-//! call that describes or changes a model belong to none either, so that this works while it is overloaded,
-//! and for changes a few places are kept ([`KEPT_FOR_CHANGES`]).
+//! its body to its answer. So neither a body that does not end nor an answer that is not read holds one.
+//! Learn calls wait for the disk, so they get at most half of the places. A stream has a place from its begin
+//! to its end, and its place and memory belong to no model, because it has requests for any. Those of a call
+//! that describes or changes a model belong to none either, so that this works while it is overloaded, and
+//! for changes a few places are kept ([`KEPT_FOR_CHANGES`]).
 //!
 //! **Connections.** Calls that wait for their message, or for their answer to leave, are in flight too. There
 //! are at most twice as many calls in flight as places. While less than half of these are taken (for a new
@@ -214,7 +214,7 @@ impl Charge {
         }
     }
 
-    /// A message of this priority has arrived completely.
+    /// A call of this priority has arrived completely.
     ///
     /// # Errors
     /// When there is no place, or the model is overloaded.

@@ -13,6 +13,7 @@ use tonic::{Code, Request, Response, Status, Streaming};
 use super::account::{LearnAccount, Sender};
 use super::charge::Kind;
 use super::gate::Call;
+use super::labels::Changed;
 use super::model::Model;
 use super::pending::{Pending, ScoreRequest};
 use super::proto::predict_stream_response::Result as PredictResult;
@@ -211,8 +212,8 @@ impl Ctr for CtrService {
             let code = changed.as_ref().map_or_else(CallError::code, |_| Code::Ok);
             model.main().metrics.requests.count(code as i32);
         }
-        let version = changed?.map_or(0, |version| version.0);
-        let not_kept = model.and_then(|model| model.labels()?.not_kept.clone());
+        let Changed { version, not_kept } = changed?;
+        let version = version.map_or(0, |version| version.0);
         Ok(Response::new(SetLabelResponse { version, not_kept: not_kept.unwrap_or_default() }))
     }
 }

@@ -265,19 +265,26 @@ impl Passage {
     }
 
     /// Leaves when the last answer was sent.
-    fn stream(mut self, response: Response<Body>) -> Response<Body> {
+    fn stream(self, response: Response<Body>) -> Response<Body> {
         if response.headers().contains_key("grpc-status") {
             return self.leave(response);
         }
-        self.code = Code::Ok;
-        response.map(|body| Body::new(Answers { body, _passage: self }))
+        response.map(|body| Body::new(Answers { body, passage: self }))
+    }
+
+    /// A stream ends with this status.
+    fn ended(&mut self, status: &Status) {
+        match status.code() {
+            Code::Ok => self.code = Code::Ok,
+            _ => self.refused(status),
+        }
     }
 }
 
 /// The answers of a stream. When they are dropped, a stream that no model has counted is counted.
 struct Answers {
     body: Body,
-    _passage: Passage,
+    passage: Passage,
 }
 
 impl http_body::Body for Answers {
@@ -288,7 +295,16 @@ impl http_body::Body for Answers {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        Pin::new(&mut self.body).poll_frame(cx)
+        let polled = Pin::new(&mut self.body).poll_frame(cx);
+        match &polled {
+            Poll::Ready(Some(Ok(frame))) => {
+                let status = frame.trailers_ref().and_then(Status::from_header_map);
+                status.iter().for_each(|status| self.passage.ended(status));
+            }
+            Poll::Ready(Some(Err(status))) => self.passage.ended(status),
+            Poll::Ready(None) | Poll::Pending => {}
+        }
+        polled
     }
 
     fn is_end_stream(&self) -> bool {

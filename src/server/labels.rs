@@ -18,7 +18,15 @@ use crate::types::{Follow, Version};
 /// How long a client waits for the disk. After that the answer says that the label is not kept.
 const DISK_WAIT: Duration = Duration::from_secs(5);
 
-/// Sets or forgets a label for the call with this id. Returns the version that it names now.
+/// A change of a label.
+pub(crate) struct Changed {
+    /// The version that the label names now.
+    pub version: Option<Version>,
+    /// Why the change is lost at a restart.
+    pub not_kept: Option<String>,
+}
+
+/// Sets or forgets a label for the call with this id.
 ///
 /// # Errors
 /// When the label has no valid name, the version cannot be loaded, or the model does not have the label that
@@ -27,7 +35,7 @@ pub(crate) async fn set(
     shared: &Arc<Shared>,
     request: SetLabelRequest,
     id: &str,
-) -> Result<Option<Version>, CallError> {
+) -> Result<Changed, CallError> {
     let SetLabelRequest { model, label, version, remove } = request;
     if !is_label(&label) {
         return Err(CallError::LabelName { got: clip(label) });
@@ -53,15 +61,15 @@ pub(crate) async fn set(
         let change = Change::Label { label: label.clone(), follow };
         kserve::change(shared, change, model.clone(), id.to_owned()).await?;
     }
-    keep(shared, repository.clone(), &model, &label).await;
+    let not_kept = keep(shared, repository.clone(), &model, &label).await.err();
     // Unloads versions that no label names any more, when the repository has time.
     repository.look(&model);
     if named.is_some() {
-        return Ok(named);
+        return Ok(Changed { version: named, not_kept });
     }
     let served = shared.models.get(&model);
     let version = served.and_then(|served| served.named().find(|(name, ..)| *name == label)?.2);
-    Ok(version.map(Version))
+    Ok(Changed { version: version.map(Version), not_kept })
 }
 
 /// Sets a label to a loaded version, without the repository's thread, which may be opening a large version.
@@ -85,18 +93,32 @@ fn set_loaded(
 
 /// Makes the labels of a model durable. Waits for the disk, but not for long: the labels hold until a restart
 /// anyway, and are written when the disk answers.
-async fn keep(shared: &Arc<Shared>, repository: Arc<dyn Repository>, model: &str, label: &str) {
+///
+/// # Errors
+/// Why they may be lost at a restart.
+async fn keep(
+    shared: &Arc<Shared>,
+    repository: Arc<dyn Repository>,
+    model: &str,
+    label: &str,
+) -> Result<(), String> {
     let (shared, name) = (shared.clone(), model.to_owned());
     let keeping = tokio::spawn(async move {
         let _keeping = shared.models.keeping.lock().await;
         let shared = shared.clone();
-        let keep = move || {
-            shared.models.keep_labels(&name, |labels| repository.keep_labels(&name, &labels.set));
-        };
-        // A panic is in the log.
-        let _ = tokio::task::spawn_blocking(keep).await;
+        let keep =
+            move || shared.models.keep_labels(&name, |labels| repository.keep_labels(&name, &labels.set));
+        tokio::task::spawn_blocking(keep).await.map_err(|error| error.to_string())?
     });
-    if tokio::time::timeout(DISK_WAIT, keeping).await.is_err() {
-        tracing::warn!(model, label, "a label that a client has set is not written yet: the disk is slow");
+    match tokio::time::timeout(DISK_WAIT, keeping).await {
+        Ok(kept) => kept.map_err(|error| error.to_string())?,
+        Err(_) => {
+            tracing::warn!(
+                model,
+                label,
+                "a label that a client has set is not written yet: the disk is slow"
+            );
+            Err("the disk has not answered yet".to_owned())
+        }
     }
 }

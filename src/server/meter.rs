@@ -386,13 +386,26 @@ impl Metered {
         Poll::Ready(Status::deadline_exceeded(text))
     }
 
-    /// The body has ended, or failed, before the message was complete.
-    fn cut_short(&self) -> Option<Status> {
+    /// The body has ended, or failed.
+    ///
+    /// # Errors
+    /// When it ended before its message was complete, or the call is not admitted.
+    fn ended(&self) -> Result<(), Status> {
+        if self.charge.is_stream() {
+            return Ok(());
+        }
+        if self.complete {
+            return self.admit();
+        }
         if http_body::Body::is_end_stream(&self.body) {
-            return Some(Status::invalid_argument("message: missing or incomplete"));
+            return Err(Status::invalid_argument("message: missing or incomplete"));
         }
         self.charge.cancel();
-        None
+        Ok(())
+    }
+
+    fn admit(&self) -> Result<(), Status> {
+        self.charge.admit(self.meter.target.priority)
     }
 
     /// Sets the limit of a stream's next message, if a part of it has arrived. `restart`: that part is its
@@ -423,12 +436,14 @@ impl http_body::Body for Metered {
         if polled.is_pending() {
             return this.poll_late(cx).map(|status| Some(Err(status)));
         }
-        let Poll::Ready(Some(Ok(frame))) = &polled else {
-            let expected = !this.complete && !this.charge.is_stream();
-            let error = if expected { this.cut_short() } else { None };
-            return error.map_or(polled, |error| Poll::Ready(Some(Err(error))));
+        let bytes = match &polled {
+            Poll::Ready(Some(Ok(frame))) => frame.data_ref(),
+            Poll::Ready(Some(Err(_))) if this.complete => return polled,
+            _ => None,
         };
-        let Some(bytes) = frame.data_ref() else { return polled };
+        let Some(bytes) = bytes else {
+            return this.ended().map_or_else(|error| Poll::Ready(Some(Err(error))), |()| polled);
+        };
         let mut ended = false;
         let charged = this.meter.feed(bytes, |message| {
             ended = true;
@@ -443,7 +458,8 @@ impl http_body::Body for Metered {
                 this.charge.name(model);
             }
             this.charge.add(cost)?;
-            if ended { this.charge.admit(this.meter.target.priority) } else { Ok(()) }
+            // Otherwise the call is admitted when its body ends: the service is not called before that.
+            if ended && this.body.is_end_stream() { this.admit() } else { Ok(()) }
         });
         match charged {
             Ok(()) => polled,

@@ -200,12 +200,11 @@ impl Models {
         let _changing = self.changing.lock().even_poisoned();
         let old = self.get(name).ok_or(NotChanged::NotServed)?;
         // Without them, the model was loaded just now.
-        let mut labels = old.labels().ok_or(NotChanged::NotLoaded)?.changed(label, follow)?;
+        let labels = old.labels().ok_or(NotChanged::NotLoaded)?.changed(label, follow)?;
         let version = match labels.all().get(label) {
             None => None,
             Some(follow) => Some(old.settled(*follow).ok_or(NotChanged::NotLoaded)?),
         };
-        labels.not_kept = Some("the disk has not answered yet".to_owned());
         self.replace(name, Parts { labels: Some(labels), ..old.parts() });
         let text = match version {
             None => format!("label {label} was removed"),
@@ -217,19 +216,18 @@ impl Models {
 
     /// Makes the labels of a model durable that clients have set, while `keeping` is held. If `keep` fails,
     /// they still hold until a restart: whoever rolls a version back needs that now. Waits for the disk.
-    pub(crate) fn keep_labels(&self, name: &str, keep: impl FnOnce(&Labels) -> Result<(), String>) {
-        let Some(labels) = self.get(name).and_then(|model| model.labels().cloned()) else { return };
-        let not_kept = keep(&labels).err();
-        if let Some(reason) = &not_kept {
+    ///
+    /// # Errors
+    /// Why they are lost at a restart.
+    pub(crate) fn keep_labels(
+        &self,
+        name: &str,
+        keep: impl FnOnce(&Labels) -> Result<(), String>,
+    ) -> Result<(), String> {
+        let Some(labels) = self.get(name).and_then(|model| model.labels().cloned()) else { return Ok(()) };
+        keep(&labels).inspect_err(|reason| {
             tracing::warn!(model = name, reason, "labels that clients have set are lost at a restart");
-        }
-        let _changing = self.changing.lock().even_poisoned();
-        if let Some(old) = self.get(name)
-            && let Some(now) = old.labels().filter(|now| now.set == labels.set)
-        {
-            let labels = Some(Labels { not_kept, ..now.clone() });
-            self.replace(name, Parts { labels, ..old.parts() });
-        }
+        })
     }
 
     /// Serves these versions from now on. Engines that are not among them end when their calls are answered,

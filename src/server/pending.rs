@@ -15,6 +15,9 @@ use crate::batcher::{Priority, Terms};
 use crate::schema::Schema;
 use crate::types::Scores;
 
+/// Most bytes of a request's own id. It is kept as long as the request, and counts in no limit of memory.
+pub(crate) const MAX_ID: usize = 1024;
+
 /// A request for scores, as a protocol has it.
 pub(crate) trait ScoreRequest: Sized + Send + 'static {
     /// What the response takes from the request.
@@ -80,13 +83,15 @@ impl Due {
 impl<R: ScoreRequest> Pending<R> {
     /// Queues a request. Failures are counted, if the model is loaded.
     pub(crate) fn begin(shared: &Arc<Shared>, mut request: R, call: &Call) -> Result<Self, CallError> {
-        let sender = Sender::new(call, request.take_id());
+        let id = request.take_id();
+        let too_long = Some(CallError::Id { limit: MAX_ID, got: id.len() }).filter(|_| id.len() > MAX_ID);
+        let sender = Sender::new(call, if too_long.is_some() { String::new() } else { id });
         call.reported();
         let model = shared.find(request.take_model()).inspect_err(|error| sender.refused(error))?;
         call.count();
         let own = request.timeout().and_then(|timeout| sender.arrived().checked_add(timeout));
         let deadline = call.deadline.into_iter().chain(own).min();
-        let priority = request.priority();
+        let priority = too_long.map_or_else(|| request.priority(), Err);
         let terms = Terms { deadline, priority: priority.as_ref().copied().unwrap_or_default() };
         let mut account = Account::new(model, sender, terms);
         let mut queued = priority.and_then(|_| request.queue(account.id(), &account.model, terms));

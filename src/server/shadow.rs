@@ -61,7 +61,8 @@ impl Shadowing {
     ) -> Result<Self, ServerError> {
         let description = predict.describe();
         let (name, schema) = (description.model.as_str(), &description.schema);
-        let batcher = options.batcher(config);
+        let (metrics, batcher) = (metrics.shadow(name), options.batcher(config));
+        metrics.largest.set(0.0);
         let batcher = Batcher::start_idle(predict.clone(), Metrics::hidden(name, schema), &batcher);
         Ok(Self {
             version: description.version,
@@ -69,7 +70,7 @@ impl Shadowing {
             options,
             // Another salt than that of the canary, so that the shadow gets a share of each side.
             split: Split::new(options.share, &Sticky::RequestId, schema, &format!("{name} shadow")),
-            metrics: metrics.shadow(name),
+            metrics,
             largest: Mutex::default(),
             predict,
         })
@@ -109,6 +110,8 @@ impl Shadowing {
     pub(crate) fn end(&self) {
         self.batcher.abandon();
         self.batcher.join();
+        // If another shadow has begun, its next comparison sets this again.
+        self.metrics.largest.set(0.0);
     }
 
     fn record(&self, served: &[f32], shadow: &[f32]) {

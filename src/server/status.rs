@@ -48,6 +48,8 @@ pub(crate) enum CallError {
     Timeout { got: String },
     #[error("priority: expected 0 (normal), 1 (high) or 2 (low), got {got}")]
     UnknownPriority { got: i32 },
+    #[error("request id: limit {limit} bytes, got {got}")]
+    Id { limit: usize, got: usize },
     #[error("deadline passed before the answer")]
     Late,
     #[error("no scores after {} s, the most for a request without a deadline", .limit.as_secs_f64())]
@@ -89,7 +91,8 @@ impl CallError {
             | Self::LabelParameter
             | Self::Priority { .. }
             | Self::Timeout { .. }
-            | Self::UnknownPriority { .. } => Code::InvalidArgument,
+            | Self::UnknownPriority { .. }
+            | Self::Id { .. } => Code::InvalidArgument,
             Self::Change(error) => error.code(),
             Self::NoLearning { .. } => Code::FailedPrecondition,
             Self::Loading { .. } | Self::Refused { .. } | Self::NoScores { .. } | Self::NoLearnLog { .. } => {
@@ -142,6 +145,7 @@ impl CallError {
                 BatchError::QueueSamples { .. } | BatchError::QueueBytes { .. } | BatchError::Displaced,
             )
             | Self::Bytes(_)
+            | Self::Learn(LearnError::Behind { .. })
             | Self::Change(ChangeError::Busy) => Some(FULL),
             _ => None,
         }

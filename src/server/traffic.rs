@@ -32,8 +32,6 @@ pub(crate) struct Labels {
     pub settings: BTreeMap<String, Follow>,
     /// Those that clients have set, which win.
     pub set: BTreeMap<String, Follow>,
-    /// Why the last change is lost at a restart.
-    pub not_kept: Option<String>,
 }
 
 impl Labels {

@@ -78,8 +78,8 @@ pub struct EmbeddingStore {
     tables: Vec<Table>,
     /// The versions whose files the rows are read from, the full one first. They keep their directories.
     links: Vec<Arc<LinkHold>>,
-    /// How many of them, from the first, are in the tables' own rows. The deltas in front of those rows are of
-    /// the others.
+    /// How many of them, from the first, are in the tables' own rows. The deltas in front of those rows are
+    /// of the others.
     merged: usize,
     /// The schema of all of them; `None` for rows that are not of a version on disk.
     schema: Option<Arc<Schema>>,

@@ -34,7 +34,8 @@ pub(super) type TensorFile = (PathBuf, FileBytes, Vec<format::Tensor>);
 /// The files of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Part {
-    /// What is served: rows of the table's element type, and the keys of a delta. In format 1, also the states.
+    /// What is served: rows of the table's element type, and the keys of a delta. In format 1, also the
+    /// states.
     Served,
     /// What training needs besides: optimizer state, and the f32 rows if the served ones are rounded.
     Checkpoint,

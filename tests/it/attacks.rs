@@ -611,8 +611,8 @@ fn whole_and_cut() -> (Bytes, Bytes) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_few_connections_with_messages_that_do_not_end_take_no_place_from_others() {
     let running = Running::start_with(|parts| parts.server.max_requests = 40).await;
-    let (_, cut) = whole_and_cut();
-    for sent in [Bytes::new(), cut] {
+    let (whole, cut) = whole_and_cut();
+    for sent in [Bytes::new(), cut, whole, frame(&[])] {
         let mut held = Vec::new();
         for _ in 0..12 {
             let mut raw = connect(running.grpc, 65_535).await;

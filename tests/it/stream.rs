@@ -4,6 +4,8 @@
 use std::time::{Duration, Instant};
 
 use flechette::server::ServerParts;
+use flechette::server::inference::ModelInferRequest;
+use flechette::server::inference::grpc_inference_service_client::GrpcInferenceServiceClient;
 use flechette::server::proto::ctr_client::CtrClient;
 use flechette::server::proto::predict_stream_response::Result as Answer;
 use flechette::server::proto::{
@@ -18,7 +20,8 @@ use tonic::{Code, Status, Streaming};
 
 use crate::attacks::{connect, frame, head_of};
 use crate::fake::{FAIL, logit, until};
-use crate::serving::{Running, request};
+use crate::kserve::typed;
+use crate::serving::{Running, channel, request};
 use crate::wire::Raw;
 
 /// An open stream.
@@ -387,4 +390,23 @@ async fn a_stream_whose_client_sends_no_more_ends_at_its_deadline() {
     running.model.release();
     let status = Status::from_header_map(&trailers.expect("an end in time")).unwrap();
     assert_eq!(status.code(), Code::DeadlineExceeded, "{status}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_id_above_the_limit_is_refused_and_takes_no_memory_while_its_answer_waits() {
+    let running = Running::start().await;
+    let message = PredictRequest { request_id: "x".repeat(1025), ..request(1, 1).0 };
+    let status = running.send(message.clone()).await.unwrap().unwrap_err();
+    assert_eq!(status.code(), Code::InvalidArgument);
+    assert_eq!(status.message(), "request id: limit 1024 bytes, got 1025");
+    let longest = PredictRequest { request_id: "x".repeat(1024), ..request(1, 1).0 };
+    assert_eq!(running.send(longest).await.unwrap().unwrap(), request(1, 1).1);
+    let mut kserve = GrpcInferenceServiceClient::new(channel(running.grpc).await);
+    let id = "x".repeat(1025);
+    let infer = ModelInferRequest { id, ..typed(&request(1, 1).0) };
+    assert_eq!(kserve.model_infer(infer.clone()).await.unwrap_err().message(), status.message());
+    let answers = kserve.model_stream_infer(tokio_stream::once(infer)).await.unwrap();
+    let answer = answers.into_inner().message().await.unwrap().unwrap();
+    assert_eq!(answer.error_message, status.message());
+    assert_eq!(answer.infer_response.unwrap().id, "", "it is not repeated");
 }

@@ -334,23 +334,26 @@ fn a_refused_version_is_reported_once_and_lower_good_ones_are_taken_over() {
     assert!(log.contains("version taken over"), "{log}");
 }
 
+/// Trains on from the version before this one, and publishes a delta.
+pub fn publish_delta(Workshop { models, valid, .. }: &Workshop, version: u64) {
+    let line = format!(
+        "train --from latest --models {models} --name {MODEL} --format criteo-tsv --data {valid} \
+         --publish-every 1000steps"
+    );
+    // A small model has large deltas.
+    let mut train = flechette();
+    train.args(line.split_whitespace()).env("FLECHETTE_VERSIONS_COMPACT_AT", "100");
+    assert!(train.status().unwrap().success());
+    assert_eq!(manifest(models, MODEL, version)["base"]["version"], version - 1, "it must be a delta");
+}
+
 #[test]
 fn a_delta_that_was_refused_for_its_base_is_served_when_the_base_appears_or_is_repaired() {
     let workshop = Workshop::new(300, 50);
     workshop.train(ArchKind::Dlrm);
     let Workshop { models, valid, .. } = &workshop;
     let away = |version: u64| workshop.path(&version.to_string());
-    for version in [2, 3] {
-        let line = format!(
-            "train --from latest --models {models} --name {MODEL} --format criteo-tsv --data {valid} \
-             --publish-every 1000steps"
-        );
-        // A small model has large deltas.
-        let mut train = flechette();
-        train.args(line.split_whitespace()).env("FLECHETTE_VERSIONS_COMPACT_AT", "100");
-        assert!(train.status().unwrap().success());
-        assert_eq!(manifest(models, MODEL, version)["base"]["version"], version - 1, "it must be a delta");
-    }
+    [2, 3].into_iter().for_each(|version| publish_delta(&workshop, version));
     for version in [2, 3] {
         fs::rename(folder(models, MODEL, version), away(version)).unwrap();
     }

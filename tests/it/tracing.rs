@@ -197,7 +197,7 @@ async fn every_line_of_a_request_has_the_id_that_its_client_gave() {
 async fn an_id_with_line_breaks_forges_no_line() {
     let (log, _guard) = Log::begin(Level::DEBUG);
     let running = Running::start().await;
-    let id = format!("x\n{{\"level\":\"ERROR\"}}\u{1b}[2J{}", "y".repeat(10_000));
+    let id = format!("x\n{{\"level\":\"ERROR\"}}\u{1b}[2J{}", "y".repeat(900));
     running.send(PredictRequest { request_id: id, ..request(1, 1).0 }).await.unwrap().unwrap();
     let line = log.only("request").await;
     let shown = line["id"].as_str().unwrap();
@@ -222,6 +222,7 @@ async fn refused_input_is_a_line_at_debug_with_its_reason() {
     let headers = [("x-request-id", "bad")];
     for (path, frames, words) in [
         ("flechette.v1.Ctr/Predict", vec![0, 0, 0, 0, 1, 0xff], "malformed"),
+        ("flechette.v1.Ctr/PredictStream", vec![0, 0, 0, 0, 1, 0xff], "malformed"),
         ("flechette.v1.Ctr/Predict", vec![0, 0x7f, 0, 0, 0], "message: limit"),
         ("flechette.v1.Ctr/Forget", vec![0, 0, 0, 0, 0], ""),
     ] {

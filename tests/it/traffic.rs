@@ -27,7 +27,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 use crate::kserve::typed;
 use crate::program::{Served, Workshop, flechette, run, run_failing};
 use crate::serving::channel;
-use crate::switching::{bits, expected, publish, requests, wait};
+use crate::switching::{bits, expected, publish, publish_delta, requests, wait};
 
 const MODEL: &str = "dlrm";
 
@@ -41,9 +41,13 @@ struct World {
 
 impl World {
     fn new(versions: u64) -> Self {
+        Self::publish(versions, |workshop, version| publish_other(&workshop.models, version))
+    }
+
+    fn publish(versions: u64, publish: impl Fn(&Workshop, u64)) -> Self {
         let workshop = Workshop::new(300, 400);
         workshop.train(ArchKind::Dlrm);
-        (2..=versions).for_each(|version| publish_other(&workshop.models, version));
+        (2..=versions).for_each(|version| publish(&workshop, version));
         let (requests, batches): (Vec<_>, Vec<_>) = requests(&workshop).into_iter().unzip();
         let alone = |version| (version, expected(&workshop.models, version, &batches));
         let scores: BTreeMap<_, _> = (1..=versions).map(alone).collect();
@@ -278,6 +282,30 @@ fn a_version_that_only_the_settings_name_outlives_retention_while_the_server_is_
     trainer.args(line.split_whitespace()).env("FLECHETTE_VERSIONS_KEEP", "1");
     assert!(trainer.output().unwrap().status.success());
     assert!(!Path::new(models).join(MODEL).join("1").exists());
+}
+
+#[test]
+fn cached_rows_are_those_of_the_version_after_roll_backs_over_deltas_with_and_without_pointers() {
+    let world = World::publish(3, publish_delta);
+    for pointers in ["0", "0.5"] {
+        let settings = format!("export FLECHETTE_CACHE_ADMISSION=all FLECHETTE_CACHE_POINTERS={pointers}");
+        let flags = "--cache-mode on --cache-fraction 0.9";
+        let client = Client::of(Served::start_in(&settings, &world.workshop.models, flags));
+        for stable in [3, 1, 3, 2, 3, 1, 2, 1] {
+            assert_eq!(client.set_label("stable", stable).unwrap(), stable);
+            // The second time, most rows are cached.
+            for (number, request) in
+                world.requests.iter().enumerate().chain(world.requests.iter().enumerate())
+            {
+                let (version, scores) = client.predict(request.clone()).unwrap();
+                assert_eq!(version, stable, "pointers {pointers}");
+                let scored_by = world.version_of(number, &scores);
+                assert_eq!(scored_by, stable, "pointers {pointers}");
+            }
+        }
+        client.ends_well();
+        fs::remove_file(Path::new(&world.workshop.models).join(MODEL).join("state/labels.json")).unwrap();
+    }
 }
 
 #[test]

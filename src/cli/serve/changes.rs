@@ -217,7 +217,7 @@ impl Watcher {
         };
         let set = store::labels::load(&models, name).map_err(|error| error.to_string())?;
         let settings = self.adder.loader.live.traffic(name).labels;
-        let before = Labels { settings, set, not_kept: None };
+        let before = Labels { settings, set };
         let labels = before.changed(label, follow).map_err(|error| error.to_string())?;
         save(&labels.set)?;
         if self.unloaded.contains(name) {

@@ -99,7 +99,7 @@ impl Loader {
     fn open_stable(&self, name: &str) -> anyhow::Result<(Opened, Vec<Refused>)> {
         let traffic = self.live.traffic(name);
         let set = store::labels::load(&self.models, name)?;
-        let stable = Labels { settings: traffic.labels, set, not_kept: None }.stable();
+        let stable = Labels { settings: traffic.labels, set }.stable();
         let versions = match (stable, traffic.versions) {
             (Follow::Version(version), _) => vec![version],
             (Follow::Latest, VersionPolicy::Given(versions)) => versions.into_iter().collect(),

@@ -26,7 +26,7 @@ use super::convert::clip;
 use super::gate::Call;
 use super::inference::*;
 use super::model::Model;
-use super::pending::{Pending, ScoreRequest};
+use super::pending::{MAX_ID, Pending, ScoreRequest};
 use super::repository::Change;
 use super::serving_engine::Queued;
 use super::status::CallError;
@@ -114,7 +114,7 @@ impl ScoreRequest for InferRequest {
     fn answer(
         &self,
     ) -> impl FnOnce(Result<ModelInferResponse, CallError>) -> ModelStreamInferResponse + use<> {
-        let id = self.head.id.clone();
+        let id = Some(&self.head.id).filter(|id| id.len() <= MAX_ID).cloned().unwrap_or_default();
         |answered| answers::of_stream(answered, id)
     }
 }

@@ -53,7 +53,7 @@ impl Versions {
             None => {
                 let set =
                     store::labels::load(&self.loader.models, name).map_err(|error| error.to_string())?;
-                let labels = Labels { settings: traffic.labels.clone(), set, not_kept: None };
+                let labels = Labels { settings: traffic.labels.clone(), set };
                 self.registry.set_labels(name, labels.clone());
                 labels
             }
