@@ -390,13 +390,13 @@ pub(crate) const SECTIONS: &[Section] = &[
     },
     Section {
         name: "trace",
-        about: "Recordings of row accesses, for [`flechette plan`](cache.md#traces-of-a-server).",
+        about: "Access traces: recordings of row accesses for [`flechette plan`](cache.md#access-traces).",
         settings: &[
             setting("trace.rate", Text("0"), "Share of all rows whose accesses are recorded, 0 to 1"),
             setting(
                 "trace.max_bytes",
                 Text("64MiB"),
-                "Most bytes of a model's recordings; the oldest are removed",
+                "Most bytes of a model's access traces; the oldest are removed",
             ),
         ],
     },
@@ -501,8 +501,8 @@ pub(crate) const SECTIONS: &[Section] = &[
     Section {
         name: "otel",
         about: "Spans of requests for a collector of OpenTelemetry; see \
-                [operations.md](operations.md#traces). Only programs that were built with the cargo feature \
-                `otel` have them.",
+                [operations.md](operations.md#request-traces-opentelemetry). Only programs that were built \
+                with the cargo feature `otel` have them.",
         settings: &[
             setting(
                 "otel.endpoint",
@@ -516,7 +516,7 @@ pub(crate) const SECTIONS: &[Section] = &[
                 "The share of the requests that are recorded, 0 to 1, if they come without a `traceparent`; \
                  with one, its flag decides",
             ),
-            setting("otel.service_name", Text("flechette"), "The name of the server in traces"),
+            setting("otel.service_name", Text("flechette"), "The name of the server in request traces"),
         ],
     },
 ];

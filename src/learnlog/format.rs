@@ -1,18 +1,5 @@
 //! The bytes of a segment's header and of its records.
-//!
-//! **The payload of a record** with S samples:
-//!
-//! | bytes | content |
-//! |---|---|
-//! | 4 × S | labels, f32 |
-//! | 4 | number of dense values D |
-//! | 4 × D | dense values as the client sent them, f32 |
-//! | 4 | number of columns, which are in the order of the schema |
-//! | | for each column: |
-//! | 1 | bit 0: strings instead of ids; bit 1: each sample has exactly one value |
-//! | 4 | number of values V |
-//! | 4 × S | values of each sample, unless bit 1 is set |
-//! | 8 × V, or 4 × V + n | ids; or the length of each string, then their bytes |
+//! `docs/file-formats.md` (Learned samples) draws them.
 //!
 //! The values are those of the request, before hashing and transforms. So a reader gets the [`RawBatch`] that
 //! the server made of the request.

@@ -7,25 +7,7 @@
 //! ([`Learner`]). Readers ([`Segment`]) may be in any process. They read only samples that are durable,
 //! because a cursor must not count samples that a crash can lose.
 //!
-//! **A segment**, `<10 digits>.fllearn`; all numbers are little-endian:
-//!
-//! | bytes | content |
-//! |---|---|
-//! | 8 | `FLLEARNS` |
-//! | 4 | version of the format, 1 |
-//! | 16 | XXH3-128 of the text of the samples' schema |
-//! | 8 | XXH3-64 of the 28 bytes before |
-//! | | records, to the end of the file |
-//!
-//! **A record**: the samples of one request.
-//!
-//! | bytes | content |
-//! |---|---|
-//! | 4 | length n of the payload, at least 1 |
-//! | 4 | number of samples S, at least 1 |
-//! | 8 | bytes of this file that were durable when the record was written |
-//! | 8 | XXH3-64 of the 16 bytes before and the payload, with the record's offset in the file as seed |
-//! | n | payload (`format.rs`) |
+//! `docs/file-formats.md` (Learned samples) draws all files, byte by byte.
 //!
 //! **A torn tail.** A crash can leave any of the bytes that were not synced. [`Log::open`] cuts off the last
 //! segment at its first record that is not whole. But if a later record, or the file `durable`, shows that
@@ -35,9 +17,9 @@
 //! the segment is still at its path, and otherwise acknowledges nothing. The log must be opened again then,
 //! and it gets a new id. A reader whose segment is gone begins with the first one that is there.
 //!
-//! **The file `durable`** has 24 bytes: the number of the last segment, the bytes of it that are durable,
-//! and XXH3-64 of these 16 bytes. It is written after each sync, and never synced itself: after a power
-//! failure it is missing, damaged or says too little, until the log is opened again.
+//! **The file `durable`** says up to where the log is durable. It is written after each sync, and never
+//! synced itself: after a power failure it is missing, damaged or says too little, until the log is opened
+//! again.
 //!
 //! **The file `id`** says which log this is (`id.rs`). **The file `full`** says that the log has no room, so
 //! a trainer should publish what it has trained on (`full.rs`).

@@ -6,10 +6,9 @@
 //! `i`, and all other rows follow in ascending order. Memory grows with the list and not with the table,
 //! because the place of any other row is its number plus the number of ranked rows above it.
 //!
-//! **The file**, `models/<model>/state/order.safetensors`: one u64 tensor of one dimension per table, named
-//! like the table, which lists its ranked rows by place. The metadata are `format = "flechette-order"`,
-//! `version = "1"`, and `rows.<table>`, the number of rows of the table. The order only affects where a
-//! process puts rows in its own working file, so any valid file gives correct results.
+//! **The file** is `models/<model>/state/order.safetensors`; `docs/file-formats.md` (Order) lists its tensors
+//! and metadata. The order only affects where a process puts rows in its own working file, so any valid file
+//! gives correct results.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;

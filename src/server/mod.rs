@@ -4,13 +4,14 @@
 //! binds both ports, so that a port in use is reported before anything runs. [`Server::run`] serves until its
 //! shutdown future ends, and then drains. [`Registry`] changes the served models meanwhile (`models.rs`,
 //! `not_served.rs`). Two protocols share the path of a scored request (`pending.rs`, `model.rs`) and streams
-//! of requests (`stream.rs`): the native one (`ctr.rs`) and KServe v2 (`kserve/`). The drain:
+//! of requests (`stream.rs`): the native one (`ctr.rs`) and KServe v2 (`kserve/`).
 //!
-//! 1. `/readyz` answers 503 and health is `NOT_SERVING`, for `server.drain_delay_seconds`. Calls and new
-//!    connections are still served, because clients notice this only after some time. Then new connections
-//!    are refused, clients get GOAWAY, and streams take no more requests.
-//! 2. Calls in flight finish, for at most `server.drain_seconds`. Then health watches end, and connections
-//!    close.
+//! **The drain.** `docs/api.md` (Shutdown) has the view of the operator. The order inside:
+//!
+//! 1. Readiness and health change, and nothing else for `server.drain_delay_seconds`. Then the listeners
+//!    close, connections get GOAWAY, and streams take no more requests.
+//! 2. Calls in flight finish, for at most `server.drain_seconds`. Then health watches end, because each keeps
+//!    its connection open, and connections close.
 //! 3. The batchers answer queued requests, or abandon them when the time is over. The logs of learned samples
 //!    are closed. HTTP stops last.
 

@@ -3,17 +3,7 @@
 //! The file `models/<model>/state/hot_rows.flhot` lists them by table name and row number, so that they can
 //! warm the cache of any version. It is replaced atomically ([`super::atomic_write`]).
 //!
-//! **The file**; all numbers are little-endian:
-//!
-//! | bytes | content |
-//! |---|---|
-//! | 8 | `FLHOTROW` |
-//! | 4 | version of the format, 1 |
-//! | 4 | number of tables T, at most [`MAX_TABLES`] |
-//! | 8 | number of rows R, at most [`MAX_ROWS`] |
-//! | T × (2 + n) | name of a table: its length n in bytes, then UTF-8 |
-//! | R × (4 + 8) | a row, hottest first: index of its table among the names, then its number |
-//! | 16 | XXH3-128 of all bytes before |
+//! `docs/file-formats.md` (Hot rows) draws it.
 //!
 //! The contents are not trusted: readers look up each name and number in the version that they serve.
 

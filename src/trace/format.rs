@@ -1,20 +1,8 @@
-//! Encodes and decodes the files of a recording.
+//! Encodes and decodes the files of an access trace. `docs/file-formats.md` (Access traces) draws them.
 //!
-//! ```text
-//! file     "FLTRACE1"                           8 bytes
-//!          length of the header                 u32, at most 16 MiB
-//!          header, JSON                         {"rate":0.01,"tables":[{"name":"C1","rows":1000}]}
-//!          XXH3 of the header                   u64
-//!          block ...                            to the end of the file
-//! block    length of the payload                u32, 1 to 1 MiB
-//!          accesses in it                       u32
-//!          XXH3 of the payload                  u64
-//!          payload: for each access the index of its table in the header and its row, LEB128 each
-//! ```
-//!
-//! Numbers are little-endian. A file may end anywhere, if its writer was killed or the disk was full. The
-//! reader reads its whole blocks, and [`FileEnd`] gives the number of bytes after them. Any other fault is an
-//! error with an offset. Lengths are checked before memory is allocated for them.
+//! A file may end anywhere, if its writer was killed or the disk was full. The reader reads its whole blocks,
+//! and [`FileEnd`] gives the number of bytes after them. Any other fault is an error with an offset. Lengths
+//! are checked before memory is allocated for them.
 
 use std::io::{self, Read};
 

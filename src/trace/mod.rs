@@ -1,6 +1,6 @@
-//! Recorded accesses: the rows that a server looked up. `flechette plan --format trace` reads them.
+//! The access trace of a server: the rows that it looked up. `flechette plan --format trace` reads them.
 //!
-//! A recording is a sample **of rows**, not of requests. A hash of table and row number selects the rows; all
+//! It is a sample **of rows**, not of requests. A hash of table and row number selects the rows; all
 //! accesses of a selected row are recorded. So the recorded accesses are those of a smaller model, and a
 //! cache for a fraction of the recorded rows has about the hit rate of a cache for that fraction of all rows
 //! (SHARDS; Waldspurger, Park, Garthwaite and Ahmad, FAST 2015). At a low rate the result is rough: the few

@@ -7,10 +7,7 @@
 //! every row with more accesses than the floor is kept. [`summary`] describes the algorithm and the bounds
 //! of the floor.
 //!
-//! **The file** is safetensors. For each table of the schema it has `<table>.rows` and `<table>.counts`, u64
-//! of one dimension and the same length, by descending count and then by ascending row. Its metadata are
-//! `format = "flechette-counts"`, `version = "1"`, `tables` (the names in the schema's order as a JSON list),
-//! and `floor`, which is 0 for exact counts.
+//! **The file** is safetensors. `docs/file-formats.md` (Counts) lists its tensors and metadata.
 
 mod file;
 mod ranked;
