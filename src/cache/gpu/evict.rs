@@ -135,7 +135,7 @@ impl<D: Driver> Shared<D> {
         let evicted = sweep.sweeper.sweep(now, stretch)?;
         // Earlier jobs on the same stream have ended too. The sweep may have evicted rows that they linked,
         // so their rows are counted before the evicted entries are subtracted.
-        self.harvest(&mut lock(&self.replacer), false)?;
+        self.harvest_ended(&mut lock(&self.replacer))?;
         for entry in evicted.iter().filter(|entry| entry.key != EMPTY_KEY) {
             let unlinked = Unlinked::withdrawn(FlatKey(entry.key), Location::from_bits(entry.location));
             if entry.moved > 0 {
