@@ -33,7 +33,7 @@ pub(crate) use events::{Event, EventKind, Events};
 use label_names::LabelNames;
 pub(crate) use page::Page;
 use register::{Labels, Series, WithoutGauges, recorded};
-pub(crate) use statistics::{Statistics, Total};
+pub(crate) use statistics::{RunningTotal, Statistics, Total};
 pub(crate) use training::{Training, TrainingState};
 
 /// The `model` label of calls that do not name a loaded model.

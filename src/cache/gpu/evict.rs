@@ -86,8 +86,8 @@ impl<D: Driver> Shared<D> {
     /// How much to evict now, at most `room` entries.
     pub(crate) fn lowering(&self, room: usize) -> Lowering {
         let fill = self.fill_level();
-        let (excess, (entries, capacity)) = (fill.excess(), fill.entries);
-        let pointers_too = self.watermarks.excess(entries, capacity) > 0.0;
+        let (excess, entries) = (fill.excess(), fill.entries.used);
+        let pointers_too = self.watermarks.excess(fill.entries) > 0.0;
         let kept = if pointers_too { 0 } else { self.pointers.count().min(entries) };
         // This assumes rows of mean size. If the evicted rows are smaller, another step follows.
         let most = (excess * (entries - kept) as f64).ceil() as usize;
