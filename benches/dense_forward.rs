@@ -46,7 +46,7 @@ fn compare(schema: &Schema, samples: usize, options: &Options) -> harness::Pairs
     let weights = model.initialise(0);
     let mut draw = Draw::new(0);
     let chunk = model.chunk();
-    let mut tape: Tape<f32> = model.tape(false);
+    let mut tape: Tape<f32> = model.scoring_tape();
     tape.values[0].from_mut(0, 0).iter_mut().for_each(|x| *x = draw.uniform() as f32 - 0.5);
     let matrices = model.parameters().iter().filter(|p| p.shape.len() == 2);
     let mut products: Vec<Product> =

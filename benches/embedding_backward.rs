@@ -291,10 +291,10 @@ fn batch(
 /// Random gradients of the input rows of this many samples.
 fn gradients(model: &Model<f32>, samples: usize) -> Vec<Tape<f32>> {
     let mut draw = Draw::new(7);
-    let width = model.tape(true).grads[0].stride();
+    let width = model.training_tape().grads[0].stride();
     (0..samples.div_ceil(model.chunk()))
         .map(|chunk| {
-            let mut tape = model.tape(true);
+            let mut tape = model.training_tape();
             tape.samples = (samples - chunk * tape.rows).min(tape.rows);
             for s in 0..tape.samples {
                 let row = tape.grads[0].from_mut(s, 0);

@@ -183,7 +183,7 @@ impl<'a> Bench<'a> {
         let inputs = InputRows { dense_width: self.schema.dense_width(), lookups: &self.lookups, batch };
         (0..SAMPLES / size).into_par_iter().for_each(|chunk| {
             let taken = tapes.lock().unwrap_or_else(PoisonError::into_inner).pop();
-            let mut tape = taken.unwrap_or_else(|| self.model.tape(false));
+            let mut tape = taken.unwrap_or_else(|| self.model.scoring_tape());
             tape.samples = size;
             inputs.write(chunk * size, &mut tape, |l| {
                 rows_of(self.store.tables(), &self.schema, &self.lookups[l], batch)

@@ -52,8 +52,9 @@ use flechette::schema::preset::{ArchKind, SyntheticShape, synthetic};
 use flechette::schema::{Architecture, Schema};
 use flechette::trainer::optim::{self, Optimizer};
 use flechette::trainer::{
-    Data, Frequencies, Pipeline, PipelineSettings, PlanStats, Policy, Progress, ReferenceTrainer,
-    ScratchpadSize, StageName, TrainState, initialise, initialise_on_disk, run_in_memory,
+    Data, Frequencies, Pipeline, PipelineRows, PipelineSettings, PlanStats, Policy, Progress,
+    ReferenceTrainer, ScratchpadSize, StageName, TrainState, WorkingFileOptions, initialise,
+    initialise_on_disk, run_in_memory,
 };
 use flechette::types::{RawBatch, RawValues, TableId};
 use harness::replay::{self, Replay};
@@ -365,10 +366,12 @@ fn modes(
         ..PipelineSettings::default()
     };
     let on_disk = |settings: PipelineSettings, orders| {
-        let (train_state, store) = initialise_on_disk(&schema, sgd, 0, (&dir, orders))?;
+        let (train_state, store) =
+            initialise_on_disk(&schema, sgd, 0, WorkingFileOptions { dir: &dir, orders })?;
         write_all(&store)?;
-        let counts = (settings.policy == Policy::Lfu).then(|| frequencies(batches));
-        anyhow::Ok(Box::new((Pipeline::new(&train_state, store, settings, counts)?, train_state)))
+        let frequencies = (settings.policy == Policy::Lfu).then(|| frequencies(batches));
+        let rows = PipelineRows { file: store, frequencies };
+        anyhow::Ok(Box::new((Pipeline::new(&train_state, rows, settings)?, train_state)))
     };
     // An empty ranking keeps rows in ascending order: each has a fixed place in the file.
     let place = |_| anyhow::Ok(Some(RowOrder::hottest_first(schema.tables[0].stored_rows(), &[])?));

@@ -33,7 +33,7 @@ pub(crate) use events::{Event, EventKind, Events};
 use label_names::LabelNames;
 pub(crate) use page::Page;
 use register::{Labels, Series, WithoutGauges, recorded};
-pub(crate) use statistics::{Statistics, Total};
+pub(crate) use statistics::{RunningTotal, Statistics, Total};
 pub(crate) use training::{Training, TrainingState};
 
 /// The `model` label of calls that do not name a loaded model.
@@ -424,15 +424,18 @@ impl Metrics {
     /// # Errors
     /// When the exporter refuses the buckets of a histogram.
     pub fn new() -> Result<Self, BuildError> {
-        Self::kept(true)
+        Self::build(true)
     }
 
-    /// Metrics that are kept (see [`Metrics::new`]), or not: then no series has an effect. Events are kept in
-    /// both cases.
+    /// Metrics whose series have no effect. Events are kept nevertheless.
     ///
     /// # Errors
     /// As of [`Metrics::new`].
-    pub(crate) fn kept(kept: bool) -> Result<Self, BuildError> {
+    pub(crate) fn disabled() -> Result<Self, BuildError> {
+        Self::build(false)
+    }
+
+    fn build(enabled: bool) -> Result<Self, BuildError> {
         let mut builder = PrometheusBuilder::new();
         for Spec(name, kind, _) in ALL.into_iter().flatten() {
             let buckets = match kind {
@@ -458,7 +461,7 @@ impl Metrics {
         let process = Collector::default();
         metrics::with_local_recorder(&recorder, || process.describe());
         let page = recorder.handle();
-        let recorder = kept.then_some(recorder);
+        let recorder = enabled.then_some(recorder);
         let series = recorded(recorder.as_ref());
         let server = ServerMetrics::new(series, &[]);
         let version = &[("version", env!("CARGO_PKG_VERSION"))];
@@ -541,7 +544,7 @@ impl Metrics {
     }
 
     /// All metrics in Prometheus's text format. A recorded value of a histogram takes memory until this is
-    /// called, so the server calls it every few seconds. Empty if they are not kept.
+    /// called, so the server calls it every few seconds. Empty if they are disabled.
     #[must_use]
     pub(crate) fn render(&self) -> String {
         let Some(recorder) = &self.recorder else { return String::new() };
@@ -549,7 +552,7 @@ impl Metrics {
         page::arranged(&self.page.render())
     }
 
-    pub(crate) fn are_kept(&self) -> bool {
+    pub(crate) fn are_enabled(&self) -> bool {
         self.recorder.is_some()
     }
 

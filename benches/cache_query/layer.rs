@@ -99,7 +99,7 @@ impl Layer {
 
     /// A runner with its own buffers, for one thread.
     pub fn runner(&self) -> Runner<'_> {
-        let tape = self.model.tape(false);
+        let tape = self.model.scoring_tape();
         Runner { layer: self, query: Query::default(), scratch: Scratch::default(), tape, next: 0 }
     }
 }

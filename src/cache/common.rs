@@ -11,7 +11,7 @@ use super::evictor::Wake;
 use super::index::{self, Unlinked};
 use super::key::RowKeys;
 use super::pointers::Pointers;
-use super::policy::{Admission, Eviction, Fill, Missed, Watermarks};
+use super::policy::{Admission, Eviction, Fill, Level, Missed, Watermarks};
 use super::shape::{CacheShape, Layout, TableShape};
 use super::slots::Class;
 use super::stats::{CacheStats, Counts, TableCounts};
@@ -139,11 +139,11 @@ impl Common {
     }
 
     /// How full a cache of `entries` entries is.
-    pub(crate) fn level(&self, entries: u64) -> Fill {
+    pub(crate) fn fill_with(&self, entries: u64) -> Fill {
         let bytes = self.counts.linked_bytes.load(Ordering::Relaxed);
         Fill {
-            entries: (entries, self.entry_capacity()),
-            bytes: (bytes, self.layout.slabs.data_bytes() as u64),
+            entries: Level { used: entries, capacity: self.entry_capacity() },
+            bytes: Level { used: bytes, capacity: self.layout.slabs.data_bytes() as u64 },
             watermarks: self.watermarks,
         }
     }
@@ -213,14 +213,14 @@ impl Common {
     /// The counts of a cache that is this full.
     pub(crate) fn stats(&self, fill: &Fill) -> CacheStats {
         let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        let Fill { entries: (entries, entry_capacity), bytes: (pool_used_bytes, pool_bytes), .. } = *fill;
+        let Fill { entries, bytes, .. } = *fill;
         CacheStats {
             tables: self.counts.tables.iter().map(TableCounts::read).collect(),
-            entries,
-            entry_capacity,
+            entries: entries.used,
+            entry_capacity: entries.capacity,
             pointers: self.pointers.count(),
-            pool_used_bytes,
-            pool_bytes,
+            pool_used_bytes: bytes.used,
+            pool_bytes: bytes.capacity,
             total_bytes: self.bytes() as u64,
             inserted: load(&self.counts.inserted),
             not_admitted: load(&self.counts.not_admitted),

@@ -10,7 +10,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::eviction_plan::{EvictionPlan, Goal};
-use super::index::{Fate, Held, Location, SLOTS, Stamp};
+use super::index::{EntryAge, Fate, Held, SLOTS, Stamp};
 use super::policy::threshold;
 use super::shared::{MAX_WAITING, Shared};
 use crate::mem::mix64;
@@ -70,7 +70,7 @@ impl Shared {
         let now = Stamp::of(self.epochs.tag());
         // Evicting a pointer frees an entry but no slot, so pointers are evicted only if the index is too
         // full.
-        let entries_too = self.watermarks.excess(self.index.entries(), self.entry_capacity()) > 0.0;
+        let entries_too = self.watermarks.excess(self.fill_level().entries) > 0.0;
         self.sample(sweep, now, entries_too);
         let threshold = threshold(&mut sweep.sample, self.excess());
         for _ in 0..STRETCH.min(self.index.buckets()) {
@@ -122,7 +122,7 @@ impl Shared {
                 sweep.draw = sweep.draw.wrapping_add(1);
                 (mix64(sweep.draw) % buckets as u64) as usize
             };
-            let cold = |(key, location, age): (_, Location, _)| {
+            let cold = |EntryAge { key, location, age }: EntryAge| {
                 (pointers_too || !location.is_host()).then(|| self.eviction.coldness(key, age))
             };
             sweep.sample.extend(self.index.ages(bucket, now).filter_map(cold));

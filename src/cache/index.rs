@@ -47,7 +47,7 @@ use crate::types::FlatKey;
 use bucket::{Buckets, IndexSlot, Probe, link, touch, unlink};
 use entry::{location_of, stamp_of};
 
-pub(crate) use entry::{Entry, Fate, Held, Link, Location, Stamp, Unlinked};
+pub(crate) use entry::{Entry, EntryAge, Fate, Held, Link, Location, Stamp, Unlinked};
 
 /// Slots of a bucket. Few under loom, because each slot multiplies the number of interleavings.
 pub(crate) const SLOTS: usize = if cfg!(flechette_loom) { 2 } else { 8 };
@@ -256,12 +256,12 @@ impl Index {
     }
 
     /// Keys, locations and ages of a bucket's entries, read without a lock: they may be inconsistent.
-    pub(crate) fn ages(&self, bucket: usize, now: Stamp) -> impl Iterator<Item = (FlatKey, Location, u32)> {
+    pub(crate) fn ages(&self, bucket: usize, now: Stamp) -> impl Iterator<Item = EntryAge> {
         self.buckets.all()[bucket].0.iter().filter_map(move |slot| {
             let key = FlatKey(slot.key.load(Ordering::Relaxed));
             let live = key.0 > TOMBSTONE.0;
             let word = slot.word.load(Ordering::Relaxed);
-            live.then(|| (key, location_of(word), now.age(stamp_of(word))))
+            live.then(|| EntryAge { key, location: location_of(word), age: now.age(stamp_of(word)) })
         })
     }
 

@@ -7,9 +7,9 @@
 
 use super::index::{self, BUCKET_BYTES, LOAD, Location, SLOTS};
 use super::key::RowKeys;
-use super::policy::Fill;
 use super::policy::frequency::{MISS_BYTES, Sketch};
 use super::policy::rank::Ranks;
+use super::policy::{Fill, Level};
 use super::slab::SlabShape;
 use super::{AdmissionOption, CacheError, CacheOptions, EvictionOption, WATERMARKS};
 use crate::types::{ROW_ALIGN, TableId};
@@ -262,8 +262,8 @@ impl Layout {
             bytes += rows as usize * (self.slabs.slab_bytes / slots);
         }
         let fill = Fill {
-            entries: (entries, index::capacity(self.buckets)),
-            bytes: (bytes as u64, self.slabs.data_bytes() as u64),
+            entries: Level { used: entries, capacity: index::capacity(self.buckets) },
+            bytes: Level { used: bytes as u64, capacity: self.slabs.data_bytes() as u64 },
             watermarks: WATERMARKS,
         };
         !fill.crosses() && slabs <= self.slabs.slabs

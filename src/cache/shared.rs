@@ -172,7 +172,7 @@ impl Shared {
     }
 
     pub(crate) fn fill_level(&self) -> Fill {
-        self.level(self.index.entries())
+        self.fill_with(self.index.entries())
     }
 
     /// The cached rows, the most recently used first.

@@ -123,6 +123,12 @@ pub(crate) struct Slots {
     records: Mutex<Records>,
 }
 
+/// A slot, by its slab and its number there.
+struct SlabSlot {
+    slab: u32,
+    slot: usize,
+}
+
 #[derive(Debug)]
 struct Records {
     slabs: Box<[Slab]>,
@@ -164,7 +170,7 @@ impl Slots {
 
     /// Takes a free slot of this class, if there is one.
     pub(crate) fn take(&self, class: Class) -> Option<Slot> {
-        let (slab, slot) = self.records().take(class, self.shape.slots(class))?;
+        let SlabSlot { slab, slot } = self.records().take(class, self.shape.slots(class))?;
         let bytes = self.shape.row_bytes[usize::from(class.0)];
         let offset = slab as usize * self.shape.slab_bytes + slot * bytes;
         Some(Slot { location: Location::slot((offset / UNIT) as u64), bytes })
@@ -213,7 +219,7 @@ impl Slots {
 }
 
 impl Records {
-    fn take(&mut self, class: Class, slots: usize) -> Option<(u32, usize)> {
+    fn take(&mut self, class: Class, slots: usize) -> Option<SlabSlot> {
         let head = self.partial[usize::from(class.0)];
         let slab = if head == NONE { self.open(class, slots)? } else { head };
         let record = &mut self.slabs[slab as usize];
@@ -228,7 +234,7 @@ impl Records {
             self.unlist(slab);
             self.slabs[slab as usize].state = State::Full;
         }
-        Some((slab, slot))
+        Some(SlabSlot { slab, slot })
     }
 
     /// Assigns a free slab to a class.

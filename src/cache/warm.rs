@@ -65,8 +65,8 @@ impl Shared {
     /// Whether one more row of the largest size leaves the cache below its high watermark.
     fn has_room(&self) -> bool {
         let mut fill = self.fill_level();
-        fill.entries.0 += 1;
-        fill.bytes.0 += self.largest();
+        fill.entries.used += 1;
+        fill.bytes.used += self.largest();
         !fill.crosses()
     }
 

@@ -12,11 +12,11 @@ use crate::config::{BYTES_FORM, Config, DeviceKind, parse_bytes};
 use crate::dataset::Reader;
 use crate::device::cuda::{self, Nvidia};
 use crate::planner::counts::Ranked;
-use crate::rowlog::{RowOrder, WorkingFile};
+use crate::rowlog::RowOrder;
 use crate::schema::Schema;
 use crate::trainer::{
-    Frequencies, Pipeline, PipelineSettings, Policy, ScratchpadSize, Sizes, TrainError, TrainState,
-    largest_sample,
+    Frequencies, Pipeline, PipelineRows, PipelineSettings, Policy, ScratchpadSize, Sizes, TrainError,
+    TrainState, largest_sample,
 };
 
 /// Flags of the scratchpad and the stages around it.
@@ -144,12 +144,12 @@ pub(crate) fn training_device(config: &Config) -> anyhow::Result<Option<Arc<Nvid
 pub(crate) fn pipeline_on(
     device: Option<&Arc<Nvidia>>,
     state: &TrainState,
-    (working_file, frequencies): (WorkingFile, Option<Frequencies>),
+    rows: PipelineRows,
     settings: PipelineSettings,
 ) -> Result<Pipeline, TrainError> {
     match device {
-        None => Pipeline::new(state, working_file, settings, frequencies),
-        Some(device) => Pipeline::on_device(device, state, (working_file, frequencies), settings),
+        None => Pipeline::new(state, rows, settings),
+        Some(device) => Pipeline::on_device(device, state, rows, settings),
     }
 }
 

@@ -12,7 +12,7 @@ use crate::cli::{note, print_and_end};
 use crate::config::{Config, Flags};
 use crate::device::cuda::Nvidia;
 use crate::schema::Schema;
-use crate::trainer::{self, Data, Difference, PlanStats, Sizes, Verifier};
+use crate::trainer::{self, Data, Difference, PipelineRows, PlanStats, Sizes, Verifier, WorkingFileOptions};
 
 /// Flags of `verify`.
 #[derive(Debug, clap::Args)]
@@ -121,10 +121,10 @@ fn train_both_ways(args: &Args, schema: &Schema, device: Option<&Arc<Nvidia>>) -
     let oracle = trainer::initialise(schema, optimizer, training.seed)?;
     let temporary = std::env::temp_dir();
     let dir = working_dir(&args.pipeline, &temporary)?;
-    let (mut state, working_file) =
-        trainer::initialise_on_disk(schema, optimizer, training.seed, (dir, vec![]))?;
-    let frequencies = args.pipeline.frequencies(schema)?;
-    let mut pipeline = pipeline_on(device, &state, (working_file, frequencies), settings)?;
+    let (mut state, file) =
+        trainer::initialise_on_disk(schema, optimizer, training.seed, WorkingFileOptions::logs(dir))?;
+    let rows = PipelineRows { file, frequencies: args.pipeline.frequencies(schema)? };
+    let mut pipeline = pipeline_on(device, &state, rows, settings)?;
     let mut verifier = Verifier::new(oracle);
     let mut reader = training.open(&args.data, schema)?;
     let data = Data { reader: &mut *reader, batch: training.batch as usize, steps: args.steps };

@@ -281,7 +281,7 @@ impl Engine {
         let finite = |logit: f32| if logit.is_finite() { logit } else { f32::NAN };
         let score = |logit| if batch.logits { finite(logit) } else { sigmoid(finite(logit)) };
         let run = |(chunk, out): (usize, &mut [f32])| {
-            let mut tape = self.tapes.take().unwrap_or_else(|| self.model.tape(false));
+            let mut tape = self.tapes.take().unwrap_or_else(|| self.model.scoring_tape());
             tape.samples = out.len();
             let started = Instant::now();
             write(chunk * size, &mut tape);

@@ -7,37 +7,45 @@ use crate::types::unix_ms;
 
 /// How often something happened, and the sum of its durations.
 #[derive(Default)]
-pub(crate) struct Total {
+pub(crate) struct RunningTotal {
     count: AtomicU64,
     nanos: AtomicU64,
 }
 
-impl Total {
+impl RunningTotal {
     /// Adds `count` events, each of this duration.
     pub(crate) fn add(&self, count: u64, each: Duration) {
         self.count.fetch_add(count, Ordering::Relaxed);
         self.nanos.fetch_add(count * each.as_nanos() as u64, Ordering::Relaxed);
     }
 
-    /// The number of events, and the sum of their durations in nanoseconds.
-    pub(crate) fn get(&self) -> (u64, u64) {
-        (self.count.load(Ordering::Relaxed), self.nanos.load(Ordering::Relaxed))
+    pub(crate) fn get(&self) -> Total {
+        Total { count: self.count.load(Ordering::Relaxed), nanos: self.nanos.load(Ordering::Relaxed) }
     }
+}
+
+/// The state of a [`RunningTotal`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Total {
+    /// The number of events.
+    pub count: u64,
+    /// The sum of their durations in nanoseconds.
+    pub nanos: u64,
 }
 
 /// Totals of a model since it was loaded. All durations are of requests.
 #[derive(Default)]
 pub(crate) struct Statistics {
     /// Requests that were answered with scores, from the decoded message to the answer.
-    pub success: Total,
+    pub success: RunningTotal,
     /// Requests that failed.
-    pub fail: Total,
+    pub fail: RunningTotal,
     /// Time in the queue.
-    pub queue: Total,
+    pub queue: RunningTotal,
     /// Time to convert a request to a batch.
-    pub input: Total,
+    pub input: RunningTotal,
     /// Time of the merged batch that a request was computed in.
-    pub compute: Total,
+    pub compute: RunningTotal,
     samples: AtomicU64,
     batches: AtomicU64,
     last_unix_ms: AtomicU64,

@@ -4,7 +4,7 @@
 
 use super::Inputs;
 use super::cross::{CrossV1, CrossV2};
-use super::layer::{Builder, LinearSpec, Packing};
+use super::layer::{Builder, LastLayer, LinearSpec, Packing};
 use super::tape::View;
 use crate::compute::Real;
 
@@ -35,7 +35,7 @@ pub(crate) fn build<T: Real>(
         x = out;
     }
     let (hidden, ends) = deep.split_at(deep.len().saturating_sub(1));
-    let deep_in = net.mlp("deep", x0, hidden, false);
+    let deep_in = net.mlp("deep", x0, hidden, LastLayer::Relu);
     for &size in ends {
         let i = hidden.len();
         net.linear(LinearSpec {

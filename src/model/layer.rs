@@ -98,6 +98,14 @@ pub(crate) struct Builder<T> {
     pub(crate) dense: usize,
 }
 
+/// The end of a multilayer perceptron.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LastLayer {
+    /// A logit, or a term of one.
+    Linear,
+    Relu,
+}
+
 impl<T: Real> Builder<T> {
     /// A network with an input row of `width` columns. The first `dense` columns need no gradient.
     #[must_use]
@@ -165,9 +173,9 @@ impl<T: Real> Builder<T> {
         self.push(layer);
     }
 
-    /// Adds a multilayer perceptron `name.0`, `name.1`, ... with a ReLU after each layer, except after the
-    /// last one if `linear_end`. Returns its output.
-    pub(crate) fn mlp(&mut self, name: &str, input: View, sizes: &[usize], linear_end: bool) -> View {
+    /// Adds a multilayer perceptron `name.0`, `name.1`, ... with a ReLU after each layer but the last, whose
+    /// end `last` is. Returns its output.
+    pub(crate) fn mlp(&mut self, name: &str, input: View, sizes: &[usize], last: LastLayer) -> View {
         let mut from = input;
         for (i, &size) in sizes.iter().enumerate() {
             let output = self.buffer(size);
@@ -176,7 +184,7 @@ impl<T: Real> Builder<T> {
                 bias: Some(format!("{name}.{i}.bias")),
                 input: from,
                 output,
-                relu: !(linear_end && i + 1 == sizes.len()),
+                relu: last == LastLayer::Relu || i + 1 < sizes.len(),
                 shape: None,
             });
             from = output;

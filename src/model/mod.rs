@@ -111,10 +111,16 @@ impl<T: Real> Model<T> {
         Self { widths, dense_width: dense, layers, parameters, pieces, values, transposed, logit }
     }
 
-    /// A tape for one chunk of samples, with gradients if `training`.
+    /// A tape for one chunk of samples, with gradients.
     #[must_use]
-    pub fn tape(&self, training: bool) -> Tape<T> {
-        Tape::new(&self.widths, self.dense_width, training)
+    pub fn training_tape(&self) -> Tape<T> {
+        Tape::new(&self.widths, self.dense_width, true)
+    }
+
+    /// A tape for one chunk of samples, without gradients.
+    #[must_use]
+    pub fn scoring_tape(&self) -> Tape<T> {
+        Tape::new(&self.widths, self.dense_width, false)
     }
 
     /// Most samples per chunk, which is the number of rows of a tape.

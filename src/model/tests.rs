@@ -63,7 +63,7 @@ impl Run {
         let model = Model::new(&schema);
         let mut weights = model.initialise(3);
         model.transpose(&mut weights);
-        let mut tapes = vec![model.tape(true), model.tape(true)];
+        let mut tapes = vec![model.training_tape(), model.training_tape()];
         for (t, tape) in tapes.iter_mut().enumerate() {
             tape.samples = SAMPLES[t];
             let input = View { buffer: 0, column: 0, width: schema.input_width() };
@@ -186,7 +186,7 @@ fn a_samples_logit_has_the_same_bits_in_any_chunk() {
         let weights = model.initialise(1);
         let input = View { buffer: 0, column: 0, width: schema.input_width() };
         let logits = |samples: &[usize]| -> Vec<u32> {
-            let mut tape = model.tape(false);
+            let mut tape = model.scoring_tape();
             tape.samples = samples.len();
             for (s, sample) in samples.iter().enumerate() {
                 for (i, x) in tape.values[0].row_mut(s, input).iter_mut().enumerate() {
@@ -234,7 +234,7 @@ fn gradients_of_weights_have_the_same_bits_for_any_chunks() {
             let tapes: Vec<_> = cuts
                 .iter()
                 .map(|&samples| {
-                    let mut tape = model.tape(true);
+                    let mut tape = model.training_tape();
                     tape.samples = samples;
                     for s in 0..samples {
                         for (i, x) in tape.values[0].row_mut(s, input).iter_mut().enumerate() {

@@ -3,7 +3,7 @@
 
 use super::Inputs;
 use super::interaction::SumOfTerms;
-use super::layer::{Builder, LinearSpec};
+use super::layer::{Builder, LastLayer, LinearSpec};
 use super::tape::View;
 use crate::compute::Real;
 
@@ -28,7 +28,7 @@ pub(crate) fn join<T: Real>(net: &mut Builder<T>, inputs: &Inputs, deep: &[usize
     }
     terms.extend(extra);
     let sizes: Vec<_> = deep.iter().copied().chain([1]).collect();
-    terms.push(net.mlp("deep", inputs.all, &sizes, true));
+    terms.push(net.mlp("deep", inputs.all, &sizes, LastLayer::Linear));
     let out = net.buffer(1);
     net.push(SumOfTerms { terms, out });
     out

@@ -29,7 +29,7 @@ pub(crate) fn routes(shared: Arc<Shared>) -> Router {
 /// Refuses a request without a token of the role metrics, if one is needed. If no metrics are kept, says so.
 async fn allowed(State(shared): State<Arc<Shared>>, request: Request, next: Next) -> Response {
     match shared.security.allow(Role::Metrics, request.headers()) {
-        Ok(()) if !shared.metrics.are_kept() => {
+        Ok(()) if !shared.metrics.are_enabled() => {
             (StatusCode::NOT_FOUND, "metrics are not kept: server.metrics is off\n").into_response()
         }
         Ok(()) => next.run(request).await,

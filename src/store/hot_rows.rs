@@ -42,8 +42,15 @@ const CHUNK_BYTES: usize = 1 << 16;
 #[allow(missing_docs)]
 pub(crate) struct HotRows {
     pub tables: Vec<String>,
-    /// The index of the row's table in `tables`, and the number of the row.
-    pub rows: Vec<(u32, u64)>,
+    pub rows: Vec<HotRow>,
+}
+
+/// A row of a named table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct HotRow {
+    /// The index of its table in [`HotRows::tables`].
+    pub table: u32,
+    pub row: u64,
 }
 
 /// Why hot rows cannot be loaded.
@@ -109,7 +116,7 @@ impl HotRows {
         };
         let row = |(row, bytes): (usize, &[u8; ROW_BYTES])| match (u32_at(bytes, 0), u64_at(bytes, 4)) {
             (got, _) if got as usize >= tables => Err(FormError::Table { row, got, tables }),
-            pair => Ok(pair),
+            (table, row) => Ok(HotRow { table, row }),
         };
         Ok(Self {
             tables: names.into_iter().enumerate().map(name).collect::<Result<_, _>>()?,
@@ -163,7 +170,7 @@ impl HotRows {
         let mut chunk = Vec::with_capacity(CHUNK_BYTES);
         for rows in rows.chunks(CHUNK_BYTES / ROW_BYTES) {
             chunk.clear();
-            for (table, row) in rows {
+            for HotRow { table, row } in rows {
                 chunk.extend_from_slice(&table.to_le_bytes());
                 chunk.extend_from_slice(&row.to_le_bytes());
             }

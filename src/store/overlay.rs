@@ -123,7 +123,8 @@ impl Overlay {
     pub(crate) fn new(deltas: Vec<Arc<DeltaRows>>) -> Result<Self, OutOfHostMemory> {
         let rows = newest(&deltas).count();
         let starts = starts(&deltas);
-        let entries = rested(newest(&deltas)).map(|(row, delta, at)| (row, starts[delta] + at as u64));
+        let entries =
+            rested(newest(&deltas)).map(|newest| (newest.row, starts[newest.delta] + newest.at as u64));
         let places = match are_narrow(&deltas) {
             true => Places::Narrow(filled(rows, entries)?),
             false => Places::Wide(filled(rows, entries)?),
@@ -249,9 +250,17 @@ fn grown<N: Number>(
     Ok(places)
 }
 
-/// Every changed row, ascending, with the number of the newest delta that has it and the position there: a
-/// merge of the deltas' sorted rows.
-fn newest(deltas: &[Arc<DeltaRows>]) -> impl Iterator<Item = (u64, usize, usize)> + '_ {
+/// A changed row, and where its newest bytes are.
+struct NewestRow {
+    row: u64,
+    /// The number of the newest delta that has the row.
+    delta: usize,
+    /// The position of the row there.
+    at: usize,
+}
+
+/// Every changed row, ascending: a merge of the deltas' sorted rows.
+fn newest(deltas: &[Arc<DeltaRows>]) -> impl Iterator<Item = NewestRow> + '_ {
     // Of equal rows, the newest delta is the least, and comes first.
     let first = |(d, delta): (usize, &Arc<DeltaRows>)| Some(Reverse((*delta.keys().first()?, Reverse(d), 0)));
     let mut heads: BinaryHeap<_> = deltas.iter().enumerate().filter_map(first).collect();
@@ -266,7 +275,7 @@ fn newest(deltas: &[Arc<DeltaRows>]) -> impl Iterator<Item = (u64, usize, usize)
             }
             if last != Some(row) {
                 last = Some(row);
-                return Some((row, delta, at));
+                return Some(NewestRow { row, delta, at });
             }
         }
     })

@@ -153,7 +153,7 @@ pub(crate) fn versions(models: &Path, name: &str) -> Result<Vec<Version>, StoreE
 /// # Errors
 /// [`StoreError`] for the first bad file, in the order manifests, schema, dense, tables.
 pub fn open(models: &Path, name: &str, version: Version, purpose: Purpose) -> Result<Opened, StoreError> {
-    open_chain(models, name, version, (purpose, None))
+    open_chain(models, name, version, purpose, None)
 }
 
 /// Opens a version to serve it after `served`. If it builds on that version, the tables share its base rows,
@@ -167,14 +167,15 @@ pub(crate) fn open_after(
     version: Version,
     served: &EmbeddingStore,
 ) -> Result<Opened, StoreError> {
-    open_chain(models, name, version, (Purpose::ServeFrom(served.memory), Some(served)))
+    open_chain(models, name, version, Purpose::ServeFrom(served.memory), Some(served))
 }
 
 fn open_chain(
     models: &Path,
     name: &str,
     version: Version,
-    (purpose, served): (Purpose, Option<&EmbeddingStore>),
+    purpose: Purpose,
+    served: Option<&EmbeddingStore>,
 ) -> Result<Opened, StoreError> {
     check_name("model", name)?;
     let Chain { first, mut links } = Chain::read(&models.join(name), version, served)?;
@@ -310,7 +311,7 @@ pub(crate) fn open_latest(
     purpose: Purpose,
     accept: impl Fn(&Opened) -> Result<(), String>,
 ) -> Result<Latest, StoreError> {
-    open_highest(models, name, &versions(models, name)?, (purpose, accept))
+    open_highest(models, name, &versions(models, name)?, purpose, accept)
 }
 
 /// As [`open_latest`], of these versions, ascending.
@@ -321,7 +322,8 @@ pub(crate) fn open_highest(
     models: &Path,
     name: &str,
     versions: &[Version],
-    (purpose, accept): (Purpose, impl Fn(&Opened) -> Result<(), String>),
+    purpose: Purpose,
+    accept: impl Fn(&Opened) -> Result<(), String>,
 ) -> Result<Latest, StoreError> {
     let mut refused = Vec::new();
     for &version in versions.iter().rev() {

@@ -47,8 +47,23 @@ pub fn initialise(schema: &Schema, optimizer: Optimizer, seed: u64) -> Result<Re
     Ok(ReferenceTrainer::new(first_state(schema, optimizer, seed), tables))
 }
 
-/// [`initialise`] with the rows in a working file in the directory `dir`. A table with a row order keeps its
-/// rows in this order in the file; a table without one is a log. Only trained rows are written.
+/// Where a working file is made, and how it arranges its rows.
+pub struct WorkingFileOptions<'a> {
+    /// Its directory.
+    pub dir: &'a Path,
+    /// The order of the rows of each table. A table without one, as are those at the end that are left out,
+    /// is a log.
+    pub orders: Vec<Option<RowOrder>>,
+}
+
+impl<'a> WorkingFileOptions<'a> {
+    /// A working file in this directory in which every table is a log.
+    pub(crate) fn logs(dir: &'a Path) -> Self {
+        Self { dir, orders: Vec::new() }
+    }
+}
+
+/// [`initialise`] with the rows in a working file. Only trained rows are written.
 ///
 /// # Errors
 /// [`TrainError::Store`] when the file cannot be created.
@@ -56,20 +71,21 @@ pub fn initialise_on_disk(
     schema: &Schema,
     optimizer: Optimizer,
     seed: u64,
-    (dir, orders): (&Path, Vec<Option<RowOrder>>),
+    options: WorkingFileOptions<'_>,
 ) -> Result<(TrainState, WorkingFile), TrainError> {
     let firsts = schema.tables.iter().map(|shape| First::Uniform(first_rows(shape, seed)));
-    let file = working_file(schema, optimizer.kind, firsts, (dir, orders))?;
+    let file = working_file(schema, optimizer.kind, firsts, options)?;
     Ok((TrainState::new(first_state(schema, optimizer, seed)), file))
 }
 
-/// A working file in the directory `dir` for the tables of a schema, with these first values and row orders.
+/// A working file for the tables of a schema, with these first values.
 fn working_file(
     schema: &Schema,
     kind: Kind,
     firsts: impl Iterator<Item = First>,
-    (dir, orders): (&Path, Vec<Option<RowOrder>>),
+    options: WorkingFileOptions<'_>,
 ) -> Result<WorkingFile, TrainError> {
+    let WorkingFileOptions { dir, orders } = options;
     let orders = orders.into_iter().chain(std::iter::repeat_with(|| None));
     let tables = schema.tables.iter().zip(firsts).zip(orders).map(|((shape, first), order)| WorkingTable {
         rows: shape.stored_rows(),
@@ -131,11 +147,11 @@ pub(crate) fn resume(opened: Opened, optimizer: Optimizer) -> Result<ReferenceTr
 pub(crate) fn resume_on_disk(
     opened: Opened,
     optimizer: Optimizer,
-    (dir, orders): (&Path, Vec<Option<RowOrder>>),
+    options: WorkingFileOptions<'_>,
 ) -> Result<(TrainState, WorkingFile), TrainError> {
     let (parts, tables) = continued(opened, optimizer)?;
     let firsts = tables.into_iter().map(First::Version);
-    let file = working_file(&parts.schema, optimizer.kind, firsts, (dir, orders))?;
+    let file = working_file(&parts.schema, optimizer.kind, firsts, options)?;
     Ok((TrainState::new(parts), file))
 }
 

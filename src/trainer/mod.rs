@@ -31,7 +31,7 @@ mod train_state;
 pub mod update;
 
 pub(crate) use checkpoint::{VersionParts, check_optimizer, is_exact, resume, resume_on_disk};
-pub use checkpoint::{initialise, initialise_on_disk};
+pub use checkpoint::{WorkingFileOptions, initialise, initialise_on_disk};
 pub use in_memory::run_in_memory;
 pub use pipeline::clocks::StageName;
 pub use pipeline::plan::PlanStats;
@@ -39,7 +39,7 @@ pub use pipeline::policy::Policy;
 pub use pipeline::scratchpad::ScratchpadSize;
 pub(crate) use pipeline::scratchpad::{Sizes, largest_sample};
 pub(crate) use pipeline::verify::{Difference, Verifier};
-pub use pipeline::{Data, Frequencies, Pipeline, PipelineSettings};
+pub use pipeline::{Data, Frequencies, Pipeline, PipelineRows, PipelineSettings};
 pub use reference::ReferenceTrainer;
 pub use train_state::TrainState;
 

@@ -93,7 +93,7 @@ impl TrainState {
         let size = self.model.chunk();
         let chunks = samples.div_ceil(size);
         while self.tapes.len() < chunks {
-            self.tapes.push(self.model.tape(true));
+            self.tapes.push(self.model.training_tape());
         }
         self.tapes.truncate(chunks);
         for (chunk, tape) in self.tapes.iter_mut().enumerate() {

@@ -86,8 +86,8 @@ impl<D: Driver> Shared<D> {
     /// How much to evict now, at most `room` entries.
     pub(crate) fn lowering(&self, room: usize) -> Lowering {
         let fill = self.fill_level();
-        let (excess, (entries, capacity)) = (fill.excess(), fill.entries);
-        let pointers_too = self.watermarks.excess(entries, capacity) > 0.0;
+        let (excess, entries) = (fill.excess(), fill.entries.used);
+        let pointers_too = self.watermarks.excess(fill.entries) > 0.0;
         let kept = if pointers_too { 0 } else { self.pointers.count().min(entries) };
         // This assumes rows of mean size. If the evicted rows are smaller, another step follows.
         let most = (excess * (entries - kept) as f64).ceil() as usize;
@@ -135,7 +135,7 @@ impl<D: Driver> Shared<D> {
         let evicted = sweep.sweeper.sweep(now, stretch)?;
         // Earlier jobs on the same stream have ended too. The sweep may have evicted rows that they linked,
         // so their rows are counted before the evicted entries are subtracted.
-        self.harvest(&mut lock(&self.replacer), false)?;
+        self.harvest_ended(&mut lock(&self.replacer))?;
         for entry in evicted.iter().filter(|entry| entry.key != EMPTY_KEY) {
             let unlinked = Unlinked::withdrawn(FlatKey(entry.key), Location::from_bits(entry.location));
             if entry.moved > 0 {

@@ -272,7 +272,7 @@ impl<D: Driver> Shared<D> {
     }
 
     fn fill_level(&self) -> Fill {
-        self.level(self.entries.load(Ordering::Relaxed))
+        self.fill_with(self.entries.load(Ordering::Relaxed))
     }
 }
 

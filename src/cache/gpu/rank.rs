@@ -81,7 +81,7 @@ impl<D: Driver> Shared<D> {
         launched?;
         // Earlier jobs on the same stream have ended too. These jobs may have removed rows that they linked,
         // so their rows are counted before the removed entries are subtracted.
-        self.harvest(&mut lock(&self.replacer), false)?;
+        self.harvest_ended(&mut lock(&self.replacer))?;
         for outcome in outcomes {
             let unlinked =
                 || Unlinked::withdrawn(FlatKey(outcome.key), Location::from_bits(outcome.location));

@@ -103,7 +103,7 @@ impl<D: Driver> Shared<D> {
         offers: impl Iterator<Item = Offer>,
     ) -> Result<(), GpuCacheError> {
         let replacer = &mut *lock(&self.replacer);
-        self.harvest(replacer, false)?;
+        self.harvest_ended(replacer)?;
         let mut offers = offers.peekable();
         while offers.peek().is_some() {
             let mut block = JobBlock { jobs: self.free_jobs(replacer)?, rows: Vec::new() };
@@ -133,7 +133,7 @@ impl<D: Driver> Shared<D> {
         }
     }
 
-    /// Launches the jobs of a block. A later [`Self::harvest`] reads the outcomes.
+    /// Launches the jobs of a block. A later [`Self::harvest_ended`] reads the outcomes.
     pub(crate) fn launch(
         &self,
         replacer: &mut Replacer<D>,
@@ -207,12 +207,20 @@ impl<D: Driver> Shared<D> {
         replacer.spare.pop().map_or_else(|| Jobs::new(&self.gpu_table, JOBS), Ok)
     }
 
-    /// Reads the outcomes of all launches that have ended; with `wait`, of all launches.
-    pub(crate) fn harvest(&self, replacer: &mut Replacer<D>, wait: bool) -> Result<(), DriverError> {
+    /// Reads the outcomes of the launches that have ended.
+    pub(crate) fn harvest_ended(&self, replacer: &mut Replacer<D>) -> Result<(), DriverError> {
         while let Some(oldest) = replacer.running.front() {
-            if !wait && !oldest.jobs.fired()? {
+            if !oldest.jobs.fired()? {
                 break;
             }
+            self.harvest_oldest(replacer)?;
+        }
+        Ok(())
+    }
+
+    /// Waits for all launches and reads their outcomes.
+    fn harvest_all(&self, replacer: &mut Replacer<D>) -> Result<(), DriverError> {
+        while !replacer.running.is_empty() {
             self.harvest_oldest(replacer)?;
         }
         Ok(())
@@ -303,7 +311,7 @@ impl<D: Driver> Shared<D> {
     /// Waits for all jobs, reads their outcomes and frees the retired slots that no batch can read.
     pub(crate) fn settle(&self) -> Result<(), DriverError> {
         let replacer = &mut *lock(&self.replacer);
-        self.harvest(replacer, true)?;
+        self.harvest_all(replacer)?;
         self.reclaim(replacer).map(|_| ())
     }
 
@@ -311,7 +319,7 @@ impl<D: Driver> Shared<D> {
     /// retired slots still wait.
     pub(crate) fn tidy_up(&self) -> Result<usize, DriverError> {
         let replacer = &mut *lock(&self.replacer);
-        self.harvest(replacer, false)?;
+        self.harvest_ended(replacer)?;
         self.reclaim(replacer)
     }
 }

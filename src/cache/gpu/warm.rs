@@ -120,8 +120,8 @@ impl<'c, D: Driver> Filling<'c, D> {
     fn has_room(&self) -> bool {
         let Self { shared, .. } = self;
         let mut fill = shared.fill_level();
-        fill.entries.0 += self.jobs.len() as u64 + 1;
-        fill.bytes.0 += self.bytes + shared.largest();
+        fill.entries.used += self.jobs.len() as u64 + 1;
+        fill.bytes.used += self.bytes + shared.largest();
         let largest = shared.tables.iter().map(|t| t.row_bytes / UNIT).max().unwrap_or(0);
         !fill.crosses() && self.jobs.len() < JOBS && self.staged + largest <= self.staging.len()
     }

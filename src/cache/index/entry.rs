@@ -138,6 +138,14 @@ impl Unlinked {
     }
 }
 
+/// An entry, and how many batches ago it was last used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct EntryAge {
+    pub key: FlatKey,
+    pub location: Location,
+    pub age: u32,
+}
+
 /// An entry to be linked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {

@@ -152,7 +152,7 @@ fn a_reader_gets_its_keys_row_while_full_buckets_make_room() {
 /// The key of the entry that an insert of `key` replaces. All entries are equally old, so it is the last one.
 fn victim(cache: &Cache, key: u64) -> Option<u64> {
     let (_, second) = cache.index.pair(FlatKey(key));
-    cache.index.ages(second, Stamp::of(1)).last().map(|(key, ..)| key.0)
+    cache.index.ages(second, Stamp::of(1)).last().map(|entry| entry.key.0)
 }
 
 /// An entry whose row moves to another slot keeps its key and its place in the index.

@@ -65,7 +65,7 @@ proptest! {
             if batch.wrapping_sub(stamped) > u64::from(FRESH) {
                 stamped = batch;
             }
-            let ages: Vec<u32> = index.ages(0, Stamp::of(batch)).map(|(_, _, age)| age).collect();
+            let ages: Vec<u32> = index.ages(0, Stamp::of(batch)).map(|entry| entry.age).collect();
             prop_assert_eq!(ages, [batch.wrapping_sub(stamped) as u32]);
         }
     }

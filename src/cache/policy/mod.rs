@@ -138,27 +138,34 @@ pub struct Watermarks {
 }
 
 impl Watermarks {
-    /// The share of `used` to evict once eviction has started; 0 at or below the low watermark.
+    /// The share of what is used to evict once eviction has started; 0 at or below the low watermark.
     #[must_use]
-    pub(crate) fn excess(&self, used: u64, capacity: u64) -> f64 {
-        let target = self.low * capacity as f64;
-        if used as f64 <= target { 0.0 } else { 1.0 - target / used as f64 }
+    pub(crate) fn excess(&self, level: Level) -> f64 {
+        let (used, target) = (level.used as f64, self.low * level.capacity as f64);
+        if used <= target { 0.0 } else { 1.0 - target / used }
     }
 
     /// Whether eviction starts.
     #[must_use]
-    pub(crate) fn crossed(&self, used: u64, capacity: u64) -> bool {
-        used as f64 > self.high * capacity as f64
+    pub(crate) fn crossed(&self, level: Level) -> bool {
+        level.used as f64 > self.high * level.capacity as f64
     }
+}
+
+/// How much of a limited resource is used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Level {
+    pub used: u64,
+    pub capacity: u64,
 }
 
 /// How full the cache's two limited resources are.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Fill {
-    /// Index entries: used, capacity.
-    pub entries: (u64, u64),
-    /// Bytes of the pool: used, capacity.
-    pub bytes: (u64, u64),
+    /// Index entries.
+    pub entries: Level,
+    /// Bytes of the pool.
+    pub bytes: Level,
     pub watermarks: Watermarks,
 }
 
@@ -167,14 +174,14 @@ impl Fill {
     #[must_use]
     pub(crate) fn excess(&self) -> f64 {
         let watermarks = &self.watermarks;
-        watermarks.excess(self.entries.0, self.entries.1).max(watermarks.excess(self.bytes.0, self.bytes.1))
+        watermarks.excess(self.entries).max(watermarks.excess(self.bytes))
     }
 
     /// Whether either resource starts an eviction.
     #[must_use]
     pub(crate) fn crosses(&self) -> bool {
         let watermarks = &self.watermarks;
-        watermarks.crossed(self.entries.0, self.entries.1) || watermarks.crossed(self.bytes.0, self.bytes.1)
+        watermarks.crossed(self.entries) || watermarks.crossed(self.bytes)
     }
 }
 

@@ -109,7 +109,7 @@ impl Loader {
         let mut stamper = Stamper::new(&self.models, name);
         let stamps = versions.iter().map(|version| (*version, stamper.of_chain(*version, None)));
         let mut stamps: BTreeMap<Version, Stamps> = stamps.collect();
-        let opened = store::open_highest(&self.models, name, &versions, (self.purpose(), check_weights));
+        let opened = store::open_highest(&self.models, name, &versions, self.purpose(), check_weights);
         let labelled = || format!("label stable names version {stable}; flechette label sets it");
         let Latest { opened, refused } = match stable {
             Follow::Version(_) => opened.with_context(labelled)?,

@@ -79,7 +79,8 @@ pub(crate) fn run(args: Args, config: &Config, settings: Layers) -> anyhow::Resu
     if training.is_none() {
         store::models(&models).map_err(|e| InputError(e.into())).context("server.models")?;
     }
-    let metrics = Arc::new(Metrics::kept(config.server.metrics).context("metrics")?);
+    let metrics = if config.server.metrics { Metrics::new() } else { Metrics::disabled() };
+    let metrics = Arc::new(metrics.context("metrics")?);
     let learns = training.as_ref().and_then(ServeTrainFlags::learns);
     let _second_signal = OnSignal::set_flag(&Arc::default())?;
     let runtime = runtime(config)?;

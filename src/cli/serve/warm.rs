@@ -14,7 +14,7 @@ use crate::bounded_thread::BoundedThread;
 use crate::engine::Engine;
 use crate::predict::Predict;
 use crate::schema::Schema;
-use crate::store::hot_rows::{HotRows, MAX_ROWS};
+use crate::store::hot_rows::{HotRow, HotRows, MAX_ROWS};
 use crate::types::TableId;
 
 /// How long the end of the server waits for the disk. What is not saved by then makes the next start colder.
@@ -44,7 +44,7 @@ fn by_table(saved: HotRows, schema: &Schema) -> Vec<(TableId, u64)> {
     let index = |name: &String| schema.tables.iter().position(|table| table.name == *name);
     let id = |name| index(name).map_or(TableId(u32::MAX), |index| TableId(index as u32));
     let tables: Vec<TableId> = saved.tables.iter().map(id).collect();
-    saved.rows.into_iter().map(|(table, row)| (tables[table as usize], row)).collect()
+    saved.rows.into_iter().map(|hot| (tables[hot.table as usize], hot.row)).collect()
 }
 
 /// A thread that saves the rows of the caches at intervals, and a last time when this is dropped.
@@ -118,7 +118,7 @@ fn save(engine: &Engine, models: &Path) -> Result<(), String> {
     let description = engine.describe();
     let hot = HotRows {
         tables: description.schema.tables.iter().map(|table| table.name.clone()).collect(),
-        rows: rows.into_iter().map(|(table, row)| (table.0, row)).collect(),
+        rows: rows.into_iter().map(|(table, row)| HotRow { table: table.0, row }).collect(),
     };
     let model = description.model;
     hot.save(models, &model).map_err(|reason| reason.to_string())?;

@@ -16,7 +16,7 @@ use crate::store::StoreError;
 use crate::trainer::cursor::{Best, Cursor, Run, Validation};
 use crate::trainer::eval::Quality;
 use crate::trainer::progressive::Progressive;
-use crate::trainer::publish::{CutNotes, RunObserver};
+use crate::trainer::publish::{CutNotes, RunControl, RunObserver};
 use crate::trainer::{Data, Progress, TrainError, TrainState};
 use crate::types::Version;
 
@@ -209,7 +209,8 @@ impl<'a> Epochs<'a> {
         let data =
             Data { reader: &mut *reader, batch: self.args.run.training.batch as usize, steps: u64::MAX };
         let stop = self.feed.stop.clone();
-        let samples = versions.train(model, data, (&mut AfterSamples { epochs: self, before }, &stop))?;
+        let control = RunControl { observer: &mut AfterSamples { epochs: self, before }, stop: &stop };
+        let samples = versions.train(model, data, control)?;
         self.meter.end(samples);
         self.skipped = reader.skipped();
         Ok(())

@@ -9,10 +9,10 @@ use super::publish_flags::Interval;
 use super::run::ToServer;
 use super::trained::Trained;
 use crate::config::{Config, VersionsConfig};
-use crate::dataset::{Shortage, Stop};
+use crate::dataset::Shortage;
 use crate::store::disk::SystemDisk;
 use crate::store::{self, Base, EmbeddingStore, Opened, Purpose, retention, versions};
-use crate::trainer::publish::{CutNotes, PublishOptions, Published, Publisher, RunObserver};
+use crate::trainer::publish::{CutNotes, PublishOptions, Published, Publisher, RunControl};
 use crate::trainer::{Data, TrainError, is_exact};
 use crate::types::Version;
 
@@ -89,15 +89,15 @@ impl<'a> Versions<'a> {
         &mut self,
         model: &mut Trained,
         data: Data<'_>,
-        (observer, stop): (&mut dyn RunObserver, &Stop),
+        control: RunControl<'_>,
     ) -> Result<u64, TrainError> {
         match (&mut self.publisher, model) {
-            (None, model) => model.epoch(data, |progress| observer.step(progress)),
+            (None, model) => model.epoch(data, |progress| control.observer.step(progress)),
             (Some(publisher), Trained::InMemory(reference)) => {
-                publisher.train_in_memory(reference, data, observer, stop)
+                publisher.train_in_memory(reference, data, control)
             }
             (Some(publisher), Trained::OnDisk { state, pipeline }) => {
-                publisher.train_on_disk(state, pipeline, data, (observer, stop))
+                publisher.train_on_disk(state, pipeline, data, control)
             }
         }
     }

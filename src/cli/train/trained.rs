@@ -17,8 +17,8 @@ use crate::store::hot_rows::STATE;
 use crate::store::{Base, Opened};
 use crate::trainer::publish::CutNotes;
 use crate::trainer::{
-    self, Data, Frequencies, Pipeline, PipelineSettings, PlanStats, Progress, ReferenceTrainer,
-    ScratchpadSize, Sizes, StageName, TrainError, TrainState, VersionParts,
+    self, Data, Frequencies, Pipeline, PipelineRows, PipelineSettings, PlanStats, Progress, ReferenceTrainer,
+    ScratchpadSize, Sizes, StageName, TrainError, TrainState, VersionParts, WorkingFileOptions,
 };
 use crate::types::Batch;
 
@@ -68,13 +68,13 @@ impl Trained {
             false => saved_orders(args, schema)?,
         };
         let model = args.models.join(&args.name);
-        let dir = working_dir(&args.run.pipeline, &model)?;
-        let (state, working_file) = match from {
-            None => trainer::initialise_on_disk(schema, optimizer, seed, (dir, orders))?,
-            Some(opened) => trainer::resume_on_disk(opened, optimizer, (dir, orders))?,
+        let options = WorkingFileOptions { dir: working_dir(&args.run.pipeline, &model)?, orders };
+        let (state, file) = match from {
+            None => trainer::initialise_on_disk(schema, optimizer, seed, options)?,
+            Some(opened) => trainer::resume_on_disk(opened, optimizer, options)?,
         };
         let settings = PipelineSettings { scratchpad, ..settings };
-        let pipeline = pipeline_on(device.as_ref(), &state, (working_file, frequencies), settings)?;
+        let pipeline = pipeline_on(device.as_ref(), &state, PipelineRows { file, frequencies }, settings)?;
         Ok(Self::OnDisk { state: Box::new(state), pipeline: Box::new(pipeline) })
     }
 

@@ -8,18 +8,18 @@ use std::path::Path;
 use safetensors::tensor::{Dtype, SafeTensors};
 use serde_json::{Map, Value, json};
 
-use super::CountsError;
 use super::ranked::{Ranked, RankedTable};
+use super::{CountsError, RowCount};
 
 const FORMAT: &str = "flechette-counts";
 const VERSION: &str = "1";
 /// Bytes of a row number, and of a count.
 const VALUE_BYTES: usize = size_of::<u64>();
 
-/// Writes the name of each table and its (row, count) pairs, in the given order. Replaces the file at `path`.
+/// Writes the name of each table and its counted rows, in the given order. Replaces the file at `path`.
 pub(crate) fn write<I>(path: &Path, floor: u64, tables: &[(&str, I)]) -> Result<(), CountsError>
 where
-    I: ExactSizeIterator<Item = (u64, u64)> + Clone,
+    I: ExactSizeIterator<Item = RowCount> + Clone,
 {
     let file = File::create(path).and_then(|file| {
         let mut file = BufWriter::new(file);
@@ -31,7 +31,7 @@ where
 
 fn write_to<I>(out: &mut impl Write, floor: u64, tables: &[(&str, I)]) -> io::Result<()>
 where
-    I: ExactSizeIterator<Item = (u64, u64)> + Clone,
+    I: ExactSizeIterator<Item = RowCount> + Clone,
 {
     let sizes = tables.iter().map(|(name, rows)| (*name, rows.len()));
     let mut header = header(floor, sizes).to_string().into_bytes();
@@ -40,8 +40,8 @@ where
     out.write_all(&(header.len() as u64).to_le_bytes())?;
     out.write_all(&header)?;
     for (_, rows) in tables {
-        rows.clone().try_for_each(|(row, _)| out.write_all(&row.to_le_bytes()))?;
-        rows.clone().try_for_each(|(_, count)| out.write_all(&count.to_le_bytes()))?;
+        rows.clone().try_for_each(|counted| out.write_all(&counted.row.to_le_bytes()))?;
+        rows.clone().try_for_each(|counted| out.write_all(&counted.count.to_le_bytes()))?;
     }
     Ok(())
 }

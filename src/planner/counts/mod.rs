@@ -20,6 +20,13 @@ use std::path::PathBuf;
 pub(crate) use ranked::Ranked;
 pub(crate) use stream::Counts;
 
+/// A row of a table, and how often it was used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RowCount {
+    pub row: u64,
+    pub count: u64,
+}
+
 /// Why counts cannot be kept, written or read.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)] // The messages say what the fields are.

@@ -1,6 +1,7 @@
 //! The rows of every table, the hottest first.
 
 use super::super::trace::{Trace, TraceTable};
+use super::RowCount;
 use crate::schema::Schema;
 use crate::types::TableId;
 
@@ -37,16 +38,16 @@ pub(crate) struct RankedRow {
 }
 
 impl RankedTable {
-    fn of(name: String, counts: impl IntoIterator<Item = (u64, u64)>) -> Self {
-        let mut counts: Vec<(u64, u64)> = counts.into_iter().collect();
-        counts.sort_unstable_by_key(|&(row, count)| (std::cmp::Reverse(count), row));
-        let (rows, counts) = counts.into_iter().unzip();
+    fn of(name: String, counts: impl IntoIterator<Item = RowCount>) -> Self {
+        let mut counts: Vec<RowCount> = counts.into_iter().collect();
+        counts.sort_unstable_by_key(|counted| (std::cmp::Reverse(counted.count), counted.row));
+        let (rows, counts) = counts.into_iter().map(|counted| (counted.row, counted.count)).unzip();
         Self { name, rows, counts }
     }
 
-    /// Pairs of row and count.
-    pub(crate) fn counted(&self) -> impl ExactSizeIterator<Item = (u64, u64)> + Clone {
-        self.rows.iter().copied().zip(self.counts.iter().copied())
+    /// The rows with their counts.
+    pub(crate) fn counted(&self) -> impl ExactSizeIterator<Item = RowCount> + Clone {
+        self.rows.iter().zip(&self.counts).map(|(&row, &count)| RowCount { row, count })
     }
 }
 
@@ -58,7 +59,8 @@ impl Ranked {
         trace.accesses.iter().for_each(|&key| counts[key as usize] += 1);
         let table = |table: &TraceTable| {
             let keys = table.keys.start as usize..table.keys.end as usize;
-            let counted = trace.rows[keys.clone()].iter().copied().zip(counts[keys].iter().copied());
+            let counted = trace.rows[keys.clone()].iter().zip(&counts[keys]);
+            let counted = counted.map(|(&row, &count)| RowCount { row, count });
             RankedTable::of(table.name.clone(), counted)
         };
         Self { tables: trace.tables.iter().map(table).collect(), floor: 0 }
@@ -70,7 +72,7 @@ impl Ranked {
         let tables = self.tables.iter().enumerate();
         let mut all: Vec<RankedRow> = tables
             .flat_map(|(table, ranked)| {
-                ranked.counted().map(move |(row, count)| RankedRow { table, row, count })
+                ranked.counted().map(move |RowCount { row, count }| RankedRow { table, row, count })
             })
             .collect();
         // The sort is stable, and the rows of each table are already in order.

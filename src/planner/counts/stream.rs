@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use super::super::grid::percent;
 use super::super::row_accesses::RowAccesses;
 use super::summary::{Counted, Summary};
-use super::{CountsError, file};
+use super::{CountsError, RowCount, file};
 use crate::schema::Schema;
 use crate::types::{Batch, RowId, TableId};
 
@@ -125,7 +125,7 @@ impl Counts {
         let mut tables = Vec::with_capacity(self.names.len());
         for (table, name) in self.names.iter().enumerate() {
             let (rows, after) = rest.split_at(rest.partition_point(|c| table_of(c).index() == table));
-            tables.push((name.as_str(), rows.iter().map(row_of)));
+            tables.push((name.as_str(), rows.iter().map(row_count)));
             rest = after;
         }
         file::write(path, floor, &tables)
@@ -136,9 +136,8 @@ fn table_of(counted: &Counted) -> TableId {
     RowId::from_number(counted.key).table()
 }
 
-/// Row and count.
-fn row_of(counted: &Counted) -> (u64, u64) {
-    (RowId::from_number(counted.key).row(), counted.count)
+fn row_count(counted: &Counted) -> RowCount {
+    RowCount { row: RowId::from_number(counted.key).row(), count: counted.count }
 }
 
 #[cfg(test)]

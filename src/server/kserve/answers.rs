@@ -6,7 +6,7 @@ use prost::bytes::Bytes;
 use tonic::Status;
 
 use super::tensors::{LENGTHS, dense_name};
-use crate::metrics::Total;
+use crate::metrics::{RunningTotal, Total};
 use crate::predict::Description;
 use crate::schema::{Arity, Schema};
 use crate::server::convert::{self, architecture, clip};
@@ -177,8 +177,8 @@ pub(crate) fn model_metadata(model: &Model) -> ModelMetadataResponse {
 pub(crate) fn statistics(served: &ServingEngine) -> ModelStatistics {
     let Description { model, version, .. } = served.predict.describe();
     let statistics = &served.metrics.statistics;
-    let duration = |total: &Total| {
-        let (count, ns) = total.get();
+    let duration = |total: &RunningTotal| {
+        let Total { count, nanos: ns } = total.get();
         Some(StatisticDuration { count, ns })
     };
     ModelStatistics {

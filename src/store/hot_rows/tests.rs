@@ -11,13 +11,15 @@ fn hot_rows() -> impl Strategy<Value = HotRows> {
     let tables = prop::collection::vec("\\PC{0,12}", 0..6);
     (tables, prop::collection::vec((any::<u32>(), any::<u64>()), 0..200)).prop_map(|(tables, rows)| {
         let count = tables.len() as u32;
-        let rows = rows.into_iter().filter_map(|(table, row)| Some((table.checked_rem(count)?, row)));
+        let row = |(table, row): (u32, u64)| Some(HotRow { table: table.checked_rem(count)?, row });
+        let rows = rows.into_iter().filter_map(row);
         HotRows { rows: rows.collect(), tables }
     })
 }
 
 fn example() -> HotRows {
-    HotRows { tables: vec!["C1".into(), "C2".into()], rows: vec![(1, 7), (0, u64::MAX), (1, 0)] }
+    let rows = [(1, 7), (0, u64::MAX), (1, 0)].map(|(table, row)| HotRow { table, row });
+    HotRows { tables: vec!["C1".into(), "C2".into()], rows: rows.to_vec() }
 }
 
 /// The bytes of the file that holds these rows.
@@ -70,7 +72,7 @@ proptest! {
             body[at] = byte;
         }
         if let Ok(read) = HotRows::parse(&summed(&body)) {
-            prop_assert!(read.rows.iter().all(|(table, _)| (*table as usize) < read.tables.len()));
+            prop_assert!(read.rows.iter().all(|row| (row.table as usize) < read.tables.len()));
         }
         let _ = HotRows::parse(&summed(&[&body[..], &noise].concat()));
     }
@@ -115,7 +117,7 @@ fn whichever_call_fails_the_file_is_the_old_one_or_the_new_one_and_no_temporary_
     let models = tempfile::tempdir().unwrap();
     let old = example();
     old.save(models.path(), "m").unwrap();
-    let new = HotRows { rows: vec![(0, 5)], ..example() };
+    let new = HotRows { rows: vec![HotRow { table: 0, row: 5 }], ..example() };
     let mut failures = 0;
     loop {
         let disk = Failing::at(failures);
@@ -158,7 +160,7 @@ mod fuzz {
         let seed = saved(&example());
         run(mutated([&seed[..seed.len() - SUM_BYTES]], &["FLHOTROW"]), |Input(body)| {
             let Ok(rows) = HotRows::parse(&summed(&body)) else { return false };
-            assert!(rows.rows.iter().all(|(table, _)| (*table as usize) < rows.tables.len()));
+            assert!(rows.rows.iter().all(|row| (row.table as usize) < rows.tables.len()));
             // The head is followed by the rows.
             assert!(body.starts_with(&rows.head(rows.rows.len()).unwrap()));
             true

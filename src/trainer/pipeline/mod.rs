@@ -93,19 +93,31 @@ pub(crate) struct BufferPools {
 /// Table, row and number of uses of each row of a data set, the most frequent row first.
 pub type Frequencies = Vec<(TableId, u64, u64)>;
 
+/// The rows that a pipeline trains.
+pub struct PipelineRows {
+    /// Holds all rows.
+    pub file: WorkingFile,
+    /// If they are known, the first run begins by fetching the most frequent rows.
+    pub frequencies: Option<Frequencies>,
+}
+
+impl From<WorkingFile> for PipelineRows {
+    fn from(file: WorkingFile) -> Self {
+        Self { file, frequencies: None }
+    }
+}
+
 impl Pipeline {
-    /// A pipeline with a scratchpad in host memory. With frequencies, the first run begins by fetching the
-    /// most frequent rows.
+    /// A pipeline with a scratchpad in host memory.
     ///
     /// # Errors
     /// [`TrainError`] for settings that are invalid or do not fit the model.
     pub fn new(
         train_state: &TrainState,
-        store: WorkingFile,
+        rows: PipelineRows,
         settings: PipelineSettings,
-        frequencies: Option<Frequencies>,
     ) -> Result<Self, TrainError> {
-        Self::with(train_state, (store, frequencies), settings, |sizes, counts, _| {
+        Self::with(train_state, rows, settings, |sizes, counts, _| {
             Ok(ScratchpadMemory::Host(sizes.slots(counts)?))
         })
     }
@@ -119,7 +131,7 @@ impl Pipeline {
     pub(crate) fn on_device<D: Driver>(
         driver: &Arc<D>,
         train_state: &TrainState,
-        rows: (WorkingFile, Option<Frequencies>),
+        rows: PipelineRows,
         settings: PipelineSettings,
     ) -> Result<Self, TrainError> {
         if settings.replicas > 1 {
@@ -132,11 +144,12 @@ impl Pipeline {
     /// and the words that a staging buffer holds in each direction.
     fn with(
         train_state: &TrainState,
-        (store, frequencies): (WorkingFile, Option<Frequencies>),
+        rows: PipelineRows,
         settings: PipelineSettings,
         scratchpad: impl FnOnce(&Sizes, &[usize], usize) -> Result<ScratchpadMemory, TrainError>,
     ) -> Result<Self, TrainError> {
         settings.check()?;
+        let PipelineRows { file: store, frequencies } = rows;
         let (lambda, apart) = (settings.lambda, settings.steps_apart());
         if settings.replicas > 1 && lambda > apart {
             tracing::warn!(

@@ -8,7 +8,9 @@ use crate::dataset::DatasetError;
 use crate::mem::mix64;
 use crate::schema::Schema;
 use crate::trainer::optim::{Kind, Optimizer};
-use crate::trainer::{Progress, ReferenceTrainer, ScratchpadSize, initialise, initialise_on_disk};
+use crate::trainer::{
+    Progress, ReferenceTrainer, ScratchpadSize, WorkingFileOptions, initialise, initialise_on_disk,
+};
 use crate::types::{RawBatch, RawFeature, RawValues, TableId};
 
 pub(crate) mod contract;
@@ -155,9 +157,11 @@ impl Case {
         frequencies: Option<Frequencies>,
     ) -> (TrainState, Pipeline, tempfile::TempDir) {
         let dir = tempfile::tempdir().unwrap();
-        let made = initialise_on_disk(&schema(), self.optimizer(), 7, (dir.path(), vec![])).unwrap();
-        let (train_state, store) = made;
-        let pipeline = Pipeline::new(&train_state, store, self.settings.clone(), frequencies).unwrap();
+        let made =
+            initialise_on_disk(&schema(), self.optimizer(), 7, WorkingFileOptions::logs(dir.path())).unwrap();
+        let (train_state, file) = made;
+        let rows = PipelineRows { file, frequencies };
+        let pipeline = Pipeline::new(&train_state, rows, self.settings.clone()).unwrap();
         (train_state, pipeline, dir)
     }
 

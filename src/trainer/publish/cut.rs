@@ -13,6 +13,18 @@ use crate::trainer::checkpoint::{DenseCheckpoint, VersionParts};
 use crate::trainer::train_state::TrainState;
 use crate::types::TableId;
 
+/// A cut that begins.
+pub(crate) struct CutStart {
+    pub notes: CutNotes,
+    pub begun: Instant,
+}
+
+impl CutStart {
+    pub(crate) fn now(notes: CutNotes) -> Self {
+        Self { notes, begun: Instant::now() }
+    }
+}
+
 /// A cut whose rows may not all be copied.
 pub(crate) struct Cut {
     pub image: RowImage,
@@ -26,7 +38,8 @@ pub(crate) struct Cut {
 }
 
 impl Cut {
-    fn new(image: RowImage, dense: DenseCheckpoint, (notes, begun): (CutNotes, Instant)) -> Self {
+    fn new(image: RowImage, dense: DenseCheckpoint, start: CutStart) -> Self {
+        let CutStart { notes, begun } = start;
         Self { image, dense, notes, begun, pause: begun.elapsed(), waited: Duration::ZERO }
     }
 }
@@ -38,7 +51,7 @@ impl Publisher {
         &mut self,
         state: &TrainState,
         notes: impl FnOnce() -> Result<CutNotes, String>,
-        cut: impl FnOnce(&mut Self, CutNotes, Instant) -> Result<(), TrainError>,
+        cut: impl FnOnce(&mut Self, CutStart) -> Result<(), TrainError>,
     ) -> Result<(), TrainError> {
         let begun = Instant::now();
         if !self.told_early && !self.is_due(state.steps) {
@@ -47,7 +60,7 @@ impl Publisher {
             tracing::info!(model, most, "versions come early: the changed rows take the most bytes allowed");
         }
         let reason = match notes() {
-            Ok(notes) => match cut(self, notes, begun) {
+            Ok(notes) => match cut(self, CutStart { notes, begun }) {
                 Err(error) if error.is_of_version() => {
                     self.due.note_cut(state.steps);
                     self.due.owed = true;
@@ -68,30 +81,26 @@ impl Publisher {
     pub(crate) fn begin_cut(
         &mut self,
         state: &TrainState,
-        (notes, begun): (CutNotes, Instant),
         tables: &[Table],
+        start: CutStart,
     ) -> Result<(), TrainError> {
         if self.needs_all() {
             let rows = tables.iter().map(Rows::from).collect();
-            return self.publish_all(state, rows, notes, begun);
+            return self.publish_all(state, rows, start);
         }
         let (dense, image) = (state.checkpoint()?, self.take_changed(state)?);
-        self.cut = Some(Cut::new(image, dense, (notes, begun)));
+        self.cut = Some(Cut::new(image, dense, start));
         Ok(())
     }
 
     /// Cuts with the captured rows.
-    pub(crate) fn cut_captured(
-        &mut self,
-        state: &TrainState,
-        (notes, begun): (CutNotes, Instant),
-    ) -> Result<(), TrainError> {
+    pub(crate) fn cut_captured(&mut self, state: &TrainState, start: CutStart) -> Result<(), TrainError> {
         let dense = state.checkpoint()?;
         let empty = self.empty_image()?;
         let Some(capture) = &mut self.capture else { return Ok(()) };
         let image = capture.take(empty);
         self.due.note_cut(state.steps);
-        self.cut = Some(Cut::new(image, dense, (notes, begun)));
+        self.cut = Some(Cut::new(image, dense, start));
         self.send();
         Ok(())
     }
@@ -101,18 +110,18 @@ impl Publisher {
         &mut self,
         state: &TrainState,
         file: &WorkingFile,
-        (notes, begun): (CutNotes, Instant),
+        start: CutStart,
     ) -> Result<(), TrainError> {
         if self.needs_all() {
             let rows = (0..self.rows.len()).map(|t| Rows::Source(file, TableId(t as u32))).collect();
-            return self.publish_all(state, rows, notes, begun);
+            return self.publish_all(state, rows, start);
         }
         let (dense, mut image) = (state.checkpoint()?, self.take_changed(state)?);
         if let Err(error) = image.fill(|table, rows, records| file.read(table, rows, records)) {
             self.take_back(image);
             return Err(error.into());
         }
-        self.cut = Some(Cut::new(image, dense, (notes, begun)));
+        self.cut = Some(Cut::new(image, dense, start));
         self.send();
         self.begin_capture();
         Ok(())
@@ -131,11 +140,10 @@ impl Publisher {
         &mut self,
         state: &TrainState,
         rows: Vec<Rows<'_>>,
-        notes: CutNotes,
-        begun: Instant,
+        start: CutStart,
     ) -> Result<(), TrainError> {
         let dense = state.checkpoint()?;
-        let CutNotes { cursor, quality } = notes;
+        let CutStart { notes: CutNotes { cursor, quality }, begun } = start;
         let (above, cursor_text) = (self.highest, cursor.as_deref());
         let parts = VersionParts { rows, base: None, above, cursor: cursor_text, quality: quality() };
         let options = &self.options;

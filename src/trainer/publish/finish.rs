@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use super::cut::CutStart;
 use super::{CutNotes, PublishOptions, Publisher, SLOW_WRITE};
 use crate::rowlog::WorkingFile;
 use crate::store::retention::chain_bytes;
@@ -36,7 +37,7 @@ impl Publisher {
         notes: &CutNotes,
     ) -> Result<Base, TrainError> {
         self.finish_with(state, notes, |publisher| {
-            publisher.begin_cut(state, (notes.clone(), Instant::now()), tables)?;
+            publisher.begin_cut(state, tables, CutStart::now(notes.clone()))?;
             if let Some(cut) = &mut publisher.cut {
                 cut.image.copy_block(tables, usize::MAX);
                 publisher.send();
@@ -57,7 +58,7 @@ impl Publisher {
     ) -> Result<Base, TrainError> {
         self.finish_with(state, notes, |publisher| {
             publisher.end_capture();
-            publisher.cut_file(state, file, (notes.clone(), Instant::now()))
+            publisher.cut_file(state, file, CutStart::now(notes.clone()))
         })
     }
 

@@ -45,7 +45,7 @@ use due::Due;
 use image::{RowImage, TableShape};
 pub(crate) use rest::TakingOver;
 use row_set::RowSet;
-pub(crate) use segments::RunObserver;
+pub(crate) use segments::{RunControl, RunObserver};
 use writer::{Outcome, Writer, WriterGone};
 
 /// How often versions are published.
@@ -304,9 +304,7 @@ impl Publisher {
         } else {
             self.mean_step = (self.mean_step * 7 + step) / 8;
             if self.may_cut(state.steps) {
-                self.try_cut(state, notes, |publisher, notes, begun| {
-                    publisher.begin_cut(state, (notes, begun), tables)
-                })?;
+                self.try_cut(state, notes, |publisher, start| publisher.begin_cut(state, tables, start))?;
             }
         }
         if self.cut.as_ref().is_some_and(|cut| cut.image.is_complete()) {
@@ -328,8 +326,7 @@ impl Publisher {
         self.poll();
         // The capture may have ended. Then the next cut reads its rows from the file.
         if self.capture.is_some() && self.may_cut(state.steps) {
-            let cut = |publisher: &mut Self, notes, begun| publisher.cut_captured(state, (notes, begun));
-            self.try_cut(state, notes, cut)?;
+            self.try_cut(state, notes, |publisher, start| publisher.cut_captured(state, start))?;
         }
         self.rest();
         Ok(())

@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{JoinHandle, sleep};
 use std::time::{Duration, Instant};
 
+use super::cut::CutStart;
 use super::{CutNotes, Publisher};
 use crate::dataset::{Shortage, Stop};
 use crate::store::Table;
@@ -36,6 +37,13 @@ pub(crate) trait RunObserver {
     fn notes(&mut self, state: &TrainState) -> Result<CutNotes, String>;
 }
 
+/// Who follows a run, and what ends it.
+pub(crate) struct RunControl<'c> {
+    pub observer: &'c mut dyn RunObserver,
+    /// The publisher also pauses the run with it.
+    pub stop: &'c Stop,
+}
+
 /// How often a [`Watch`] looks, and after how long without a step or data it ends a run.
 const TICK: Duration = Duration::from_millis(20);
 const IDLE: Duration = Duration::from_millis(250);
@@ -51,9 +59,9 @@ impl Publisher {
         &mut self,
         reference: &mut ReferenceTrainer,
         data: Data<'_>,
-        observer: &mut dyn RunObserver,
-        stop: &Stop,
+        control: RunControl<'_>,
     ) -> Result<u64, TrainError> {
+        let RunControl { observer, stop } = control;
         let Data { reader, batch, .. } = data;
         let (mut samples, watch) = (0, Watch::start(stop, &self.shortage)?);
         loop {
@@ -77,8 +85,9 @@ impl Publisher {
         state: &mut TrainState,
         pipeline: &mut Pipeline,
         data: Data<'_>,
-        (observer, stop): (&mut dyn RunObserver, &Stop),
+        control: RunControl<'_>,
     ) -> Result<u64, TrainError> {
+        let RunControl { observer, stop } = control;
         let Data { reader, batch, .. } = data;
         let (mut samples, watch) = (0, Watch::start(stop, &self.shortage)?);
         self.may_capture = pipeline.shows_current_rows();
@@ -117,7 +126,9 @@ impl Publisher {
         }
         pipeline.flush()?;
         let file = pipeline.store();
-        self.try_cut(state, notes, |publisher, notes, _| publisher.cut_file(state, file, (notes, begun)))
+        self.try_cut(state, notes, |publisher, start| {
+            publisher.cut_file(state, file, CutStart { begun, ..start })
+        })
     }
 }
 

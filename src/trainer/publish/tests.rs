@@ -8,6 +8,7 @@ use std::fs;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
+use super::cut::CutStart;
 use super::*;
 use crate::cache::{self, AdmissionOption, CacheOptions, CacheShape, FlatCache};
 use crate::engine::switch::{Changes, NextVersion};
@@ -218,7 +219,7 @@ fn a_chain_with_a_row_that_is_not_finite_is_not_merged_into_a_full_version_and_t
     let value = poison(&mut run, f32::NAN);
     let Run { reference, publisher, .. } = &mut run;
     let ReferenceTrainer { state, tables, .. } = &*reference;
-    publisher.begin_cut(state, (notes(state).unwrap(), Instant::now()), tables).unwrap();
+    publisher.begin_cut(state, tables, CutStart::now(notes(state).unwrap())).unwrap();
     publisher.settle(state, tables, || notes(state)).unwrap();
     let refused = publisher.collect(SLOW_WRITE);
     let name = &reference.state.schema.tables[0].name;

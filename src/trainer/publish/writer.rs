@@ -132,7 +132,7 @@ fn write(options: &PublishOptions, job: Job) -> Outcome {
     let Job { cut: Cut { mut image, dense, notes, begun, pause, .. }, base } = job;
     image.sort();
     let (full, cursor) = (needs_full(options, base, &image), notes.cursor.clone());
-    match publish(options, &image, (&dense, notes), (base, full)) {
+    match publish(options, NextVersion { image: &image, dense: &dense, notes, base, full }) {
         Ok(Written { base, appeared }) => {
             let (took, steps) = (begun.elapsed(), dense.training.steps);
             remove_old(options);
@@ -178,12 +178,19 @@ fn needs_full(options: &PublishOptions, base: Base, image: &RowImage) -> bool {
     })
 }
 
-fn publish(
-    options: &PublishOptions,
-    image: &RowImage,
-    (dense, notes): (&DenseCheckpoint, CutNotes),
-    (base, full): (Base, bool),
-) -> Result<Written, TrainError> {
+/// A version to write.
+struct NextVersion<'a> {
+    /// The rows that changed since `base`.
+    image: &'a RowImage,
+    dense: &'a DenseCheckpoint,
+    notes: CutNotes,
+    base: Base,
+    /// With all rows, otherwise a delta of `base`.
+    full: bool,
+}
+
+fn publish(options: &PublishOptions, next: NextVersion<'_>) -> Result<Written, TrainError> {
+    let NextVersion { image, dense, notes, base, full } = next;
     let (models, name) = (&options.models, options.name.as_str());
     let tables = if full { merged(options, base, image)? } else { Vec::new() };
     let changed = |t: usize| Rows::Changed(image.rows(t), image, TableId(t as u32));

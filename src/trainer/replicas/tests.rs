@@ -12,7 +12,8 @@ use crate::trainer::pipeline::scratchpad::{ScratchpadMemory, Sizes, SlotLayout};
 use crate::trainer::pipeline::tests::{Case, Trained, assert_same, bits, cases, schema};
 use crate::trainer::pipeline::train::{Train, UpdatedRows};
 use crate::trainer::{
-    Pipeline, Policy, Progress, ReferenceTrainer, ScratchpadSize, initialise, initialise_on_disk,
+    Pipeline, Policy, Progress, ReferenceTrainer, ScratchpadSize, WorkingFileOptions, initialise,
+    initialise_on_disk,
 };
 
 mod naive;
@@ -332,8 +333,9 @@ fn settings_out_of_range_are_refused_with_their_limits() {
     let refused = |replicas, lambda| {
         let case = case(Kind::Sgd, replicas, lambda);
         let dir = tempfile::tempdir().unwrap();
-        let made = initialise_on_disk(&schema(), case.optimizer(), 7, (dir.path(), vec![])).unwrap();
-        Pipeline::new(&made.0, made.1, case.settings, None).err().map(|error| error.to_string())
+        let made =
+            initialise_on_disk(&schema(), case.optimizer(), 7, WorkingFileOptions::logs(dir.path())).unwrap();
+        Pipeline::new(&made.0, made.1.into(), case.settings).err().map(|error| error.to_string())
     };
     assert_eq!(refused(0, 1).unwrap(), "replicas: expected 1 to 64, got 0");
     assert_eq!(refused(65, 1).unwrap(), "replicas: expected 1 to 64, got 65");

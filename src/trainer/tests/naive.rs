@@ -102,7 +102,7 @@ impl Naive {
         let (mut tapes, mut loss, share): (Vec<Tape<f64>>, _, _) =
             (Vec::new(), 0.0, 1.0 / batch.samples as f64);
         for first in (0..batch.samples).step_by(TAPE) {
-            let mut tape = self.model.tape(true);
+            let mut tape = self.model.training_tape();
             tape.samples = TAPE.min(batch.samples - first);
             for s in 0..tape.samples {
                 self.input(batch, first + s, tape.values[0].row_mut(s, all));

@@ -90,7 +90,7 @@ impl Given<'_> {
 
     /// The input rows of a batch, written by the code that serving and training use.
     fn inputs(&self, model: &Model<f32>, batch: &Batch) -> Tape<f32> {
-        let mut tape = model.tape(true);
+        let mut tape = model.training_tape();
         tape.samples = batch.samples;
         let lookups = self.schema.lookups();
         let inputs = InputRows { dense_width: self.schema.dense_width(), lookups: &lookups, batch };

@@ -64,7 +64,7 @@ proptest! {
 fn the_last_row_of_the_largest_table_has_its_own_key_and_larger_tables_are_refused() {
     let (table, row) = (19_999, (1 << 48) - 1);
     let last = Counted { key: RowId::new(TableId(table), row).number(), count: 7 };
-    assert_eq!((table_of(&last), row_of(&last)), (TableId(table), (row, 7)));
+    assert_eq!((table_of(&last), row_count(&last)), (TableId(table), RowCount { row, count: 7 }));
     let mut schema = schema();
     schema.tables[0].rows = row + 1;
     assert_eq!(schema.check(), Ok(()));

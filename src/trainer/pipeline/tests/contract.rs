@@ -8,12 +8,11 @@ use std::sync::Arc;
 use super::{Case, Samples, schema_of};
 use crate::device::cuda::Driver;
 use crate::mem::mix64;
-use crate::rowlog::WorkingFile;
 use crate::schema::Schema;
 use crate::trainer::optim::Kind;
 use crate::trainer::{
-    self, Data, Frequencies, Pipeline, PipelineSettings, PlanStats, Policy, ScratchpadSize, TrainError,
-    TrainState, Verifier,
+    self, Data, Pipeline, PipelineRows, PipelineSettings, PlanStats, Policy, ScratchpadSize, TrainError,
+    TrainState, Verifier, WorkingFileOptions,
 };
 use crate::types::TableId;
 
@@ -31,12 +30,13 @@ pub(crate) fn case(kind: Kind, scratchpad: ScratchpadSize) -> Case {
 
 impl Case {
     /// The parts of a pipeline. Even seeds have frequencies, so rows are loaded before the first batch.
-    fn parts(&self, dir: &Path) -> (TrainState, WorkingFile, Option<Frequencies>) {
+    fn parts(&self, dir: &Path) -> (TrainState, PipelineRows) {
         let schema = schema();
-        let (train_state, store) =
-            trainer::initialise_on_disk(&schema, self.optimizer(), 7, (dir, vec![])).unwrap();
+        let (train_state, file) =
+            trainer::initialise_on_disk(&schema, self.optimizer(), 7, WorkingFileOptions::logs(dir)).unwrap();
         let frequent = (0..20).map(|row| (TableId(0), row, 100 - row)).collect();
-        (train_state, store, self.seed.is_multiple_of(2).then_some(frequent))
+        let frequencies = self.seed.is_multiple_of(2).then_some(frequent);
+        (train_state, PipelineRows { file, frequencies })
     }
 
     /// A pipeline on the device, and the state that it trains.
@@ -45,17 +45,16 @@ impl Case {
         driver: &Arc<D>,
         dir: &Path,
     ) -> Result<(TrainState, Pipeline), TrainError> {
-        let (train_state, store, frequencies) = self.parts(dir);
-        let pipeline =
-            Pipeline::on_device(driver, &train_state, (store, frequencies), self.settings.clone())?;
+        let (train_state, rows) = self.parts(dir);
+        let pipeline = Pipeline::on_device(driver, &train_state, rows, self.settings.clone())?;
         Ok((train_state, pipeline))
     }
 
     /// Plan's counts after the same training with a scratchpad on the host.
     fn on_host(&self) -> PlanStats {
         let dir = tempfile::tempdir().unwrap();
-        let (mut train_state, store, frequencies) = self.parts(dir.path());
-        let mut pipeline = Pipeline::new(&train_state, store, self.settings.clone(), frequencies).unwrap();
+        let (mut train_state, rows) = self.parts(dir.path());
+        let mut pipeline = Pipeline::new(&train_state, rows, self.settings.clone()).unwrap();
         self.run(&mut train_state, &mut pipeline).unwrap();
         pipeline.stats()
     }

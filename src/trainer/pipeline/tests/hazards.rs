@@ -44,7 +44,7 @@ struct Outcome {
 fn run_in_order(case: &Case, windows: HazardWindows, buffered: usize, order: Order) -> Outcome {
     let dir = tempfile::tempdir().unwrap();
     let (mut train_state, store) =
-        initialise_on_disk(&schema(), case.optimizer(), 7, (dir.path(), vec![])).unwrap();
+        initialise_on_disk(&schema(), case.optimizer(), 7, WorkingFileOptions::logs(dir.path())).unwrap();
     let sizes = Sizes::of(&schema(), case.kind);
     let counts = sizes.counts(&case.settings.scratchpad);
     let scratchpad = ScratchpadMemory::Host(sizes.slots(&counts).unwrap());

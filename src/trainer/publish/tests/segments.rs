@@ -11,7 +11,9 @@ use crate::store::crash::dir_in_memory;
 use crate::trainer::in_memory::{AroundSteps, run_around};
 use crate::trainer::pipeline::policy::Policy;
 use crate::trainer::pipeline::tests::{Case, assert_same, cases, schema};
-use crate::trainer::{Data, Pipeline, PipelineSettings, Progress, ScratchpadSize, TrainState};
+use crate::trainer::{
+    Data, Pipeline, PipelineSettings, Progress, ScratchpadSize, TrainState, WorkingFileOptions,
+};
 
 /// An observer whose steps take some time, so that versions are written between them.
 pub(super) struct Slow<N>(pub Duration, pub N);
@@ -97,7 +99,8 @@ impl OnDisk {
         let mut data = case.data();
         let data = Data { reader: &mut data, batch: case.batch, steps: u64::MAX };
         let Self { state, pipeline, publisher, .. } = self;
-        let samples = publisher.train_on_disk(state, pipeline, data, (observer, &Stop::default())).unwrap();
+        let control = RunControl { observer, stop: &Stop::default() };
+        let samples = publisher.train_on_disk(state, pipeline, data, control).unwrap();
         assert_eq!(samples, case.samples as u64);
         self.captured = publisher.capture.is_some();
     }
@@ -162,8 +165,9 @@ fn a_scratchpad_on_a_cusim_device_publishes_its_rows_after_a_step() {
     let expected = expected(&case);
     let driver = std::sync::Arc::new(SimDriver::new(1, 1 << 30).unwrap());
     let dir = tempfile::tempdir().unwrap();
-    let (state, store) = initialise_on_disk(&schema(), case.optimizer(), 7, (dir.path(), vec![])).unwrap();
-    let pipeline = Pipeline::on_device(&driver, &state, (store, None), case.settings.clone()).unwrap();
+    let (state, store) =
+        initialise_on_disk(&schema(), case.optimizer(), 7, WorkingFileOptions::logs(dir.path())).unwrap();
+    let pipeline = Pipeline::on_device(&driver, &state, store.into(), case.settings.clone()).unwrap();
     let mut run = OnDisk::with((state, pipeline, dir), 5, Arc::new(SystemDisk));
     let published = run.train(&case, Duration::from_millis(4));
     assert!(run.captured && published.len() >= 2, "{published:?}");
@@ -257,8 +261,8 @@ fn a_pause_of_the_reader_never_ends_training_whoever_asks_for_it() {
         });
         let OnDisk { state, pipeline, publisher, .. } = &mut run;
         let data = Data { reader: &mut data, batch: case.batch, steps: u64::MAX };
-        let samples =
-            publisher.train_on_disk(state, pipeline, data, (&mut Slow(Duration::ZERO, notes), &stop));
+        let control = RunControl { observer: &mut Slow(Duration::ZERO, notes), stop: &stop };
+        let samples = publisher.train_on_disk(state, pipeline, data, control);
         ended.store(true, std::sync::atomic::Ordering::SeqCst);
         assert_eq!(samples.unwrap(), case.samples as u64);
     });
