@@ -19,7 +19,7 @@ use tonic::codegen::http::uri::PathAndQuery;
 use tonic::transport::Channel;
 use tonic::{Code, Request, Status};
 
-use crate::cli::format::FormatFlags;
+use crate::cli::format::{FormatFlags, MalformedFlag};
 use crate::cli::{InputError, error_line};
 use crate::dataset::{self, Labels, ReadOptions, Reader};
 use crate::metrics::code_name;
@@ -42,6 +42,8 @@ pub(crate) struct Target {
     /// The file has no label column: a line of criteo-tsv has 39 fields, and a line of --columns no label
     #[arg(long)]
     unlabelled: bool,
+    #[command(flatten)]
+    malformed: MalformedFlag,
 }
 
 /// A connection to a server, and the server's description of a model.
@@ -146,7 +148,8 @@ impl Client {
     pub(crate) fn open(&self, target: &Target, file: &Path) -> anyhow::Result<Box<dyn Reader + Send>> {
         target.format.warn_of_lists(&self.schema);
         let (labels, fields) = (Labels::unless(target.unlabelled), target.format.fields());
-        let options = ReadOptions { labels, fields, ..ReadOptions::default() };
+        let malformed_lines = target.malformed.max_malformed;
+        let options = ReadOptions { malformed_lines, labels, fields, ..ReadOptions::default() };
         Ok(dataset::open(target.format.format()?, &[file.to_owned()], &self.schema, options)?)
     }
 
