@@ -5,7 +5,8 @@ use std::convert::Infallible;
 use anyhow::anyhow;
 
 use crate::cli::InputError;
-use crate::dataset::{FieldOptions, Format};
+use crate::cli::flags::whole;
+use crate::dataset::{FieldOptions, Format, ReadOptions};
 use crate::schema::{Arity, Schema};
 
 /// Flags of a data format.
@@ -37,6 +38,15 @@ pub(crate) struct NameFlags {
     /// Name of the label's column [default: click for avazu-csv, otherwise label]
     #[arg(long, value_name = "NAME", value_parser = name)]
     pub label: Option<String>,
+}
+
+/// The flag of malformed lines.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct MalformedFlag {
+    /// Most malformed lines to skip; with more, the data is refused
+    #[arg(long, value_name = "N", default_value_t = ReadOptions::default().malformed_lines)]
+    #[arg(value_parser = whole::<u64>(0, u64::MAX))]
+    pub max_malformed: u64,
 }
 
 /// Parses a name. It is checked with the other names.

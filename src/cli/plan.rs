@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow};
 
-use crate::cli::format::FieldFlags;
+use crate::cli::format::{FieldFlags, MalformedFlag};
 use crate::cli::training::{compute_threads, data_path};
 use crate::cli::{InputError, output, print, train::read_schema};
 use crate::config::{BYTES_FORM, Config, Flags, parse_bytes};
@@ -67,9 +67,8 @@ pub(crate) struct Args {
     /// Threads that compute [default: one for each core]
     #[arg(long, value_name = "N")]
     threads: Option<String>,
-    /// Most malformed lines to skip; with more, the data is refused
-    #[arg(long, value_name = "N", default_value_t = ReadOptions::default().malformed_lines)]
-    max_malformed: u64,
+    #[command(flatten)]
+    malformed: MalformedFlag,
     /// Prints one line of JSON at the end
     #[arg(long)]
     json: bool,
@@ -147,7 +146,7 @@ impl Args {
         match self.format {
             Source::Dataset(format) => {
                 let options = ReadOptions {
-                    malformed_lines: self.max_malformed,
+                    malformed_lines: self.malformed.max_malformed,
                     labels: Labels::unless(self.unlabelled),
                     fields: self.fields.options(),
                     ..ReadOptions::default()

@@ -77,6 +77,10 @@ fn the_flags_of_a_format_are_those_of_every_command_that_reads_data() {
     ] {
         let words = format!("flechette {line} {format}");
         command().try_get_matches_from(words.split(' ')).unwrap_or_else(|error| panic!("{line}: {error}"));
+        if !line.starts_with("serve") {
+            let limited = format!("{words} --max-malformed 0");
+            assert!(command().try_get_matches_from(limited.split(' ')).is_ok(), "{line}");
+        }
         let error = usage_error(&format!("{line} --format csv --separator ||"));
         assert!(error.contains("'--separator <C>': expected one ASCII character"), "{line}: {error}");
     }

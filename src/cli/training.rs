@@ -7,7 +7,7 @@ use anyhow::{Context, anyhow};
 
 use crate::cli::InputError;
 use crate::cli::flags::{number, positive, whole};
-use crate::cli::format::FormatFlags;
+use crate::cli::format::{FormatFlags, MalformedFlag};
 use crate::config::{Config, Flags};
 use crate::dataset::{self, Labels, ReadOptions, Reader};
 use crate::schema::Schema;
@@ -55,10 +55,8 @@ pub(crate) struct TrainingFlags {
     /// Seed of the initial weights
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = whole::<u64>(0, u64::MAX))]
     pub seed: u64,
-    /// Most malformed lines to skip; with more, the data is refused
-    #[arg(long, value_name = "N", default_value_t = ReadOptions::default().malformed_lines)]
-    #[arg(value_parser = whole::<u64>(0, u64::MAX))]
-    max_malformed: u64,
+    #[command(flatten)]
+    malformed: MalformedFlag,
 }
 
 /// The flags of `train` and `verify` that are also settings.
@@ -132,7 +130,7 @@ impl TrainingFlags {
 
     /// How files are read.
     pub(crate) fn read_options(&self) -> ReadOptions {
-        let malformed_lines = self.max_malformed;
+        let malformed_lines = self.malformed.max_malformed;
         let (labels, fields) = (Labels::Required, self.format.fields());
         ReadOptions { malformed_lines, labels, fields, ..ReadOptions::default() }
     }

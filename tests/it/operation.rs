@@ -388,6 +388,9 @@ fn score_and_load_report_errors_in_one_line_and_leave_no_partial_file() {
         }
     }
     assert_eq!(fs::read_to_string(&out).unwrap(), "as it was");
+    let rest = format!("--addr {url} --model dlrm --format criteo-tsv {broken} --max-malformed 200 --json");
+    assert_eq!(run_json(&format!("score {rest}"))["skipped"], 200);
+    assert_eq!(run_json(&format!("load --seconds 0.1 --rate 10 --batch 16 {rest}"))["failed"], 0);
     let names = fs::read_dir(workshop.dir.path()).unwrap().map(|entry| entry.unwrap().file_name());
     let halves: Vec<_> = names.filter(|name| name.to_str().unwrap().ends_with(".tmp")).collect();
     assert_eq!(halves, Vec::<std::ffi::OsString>::new());

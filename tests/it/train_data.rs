@@ -4,7 +4,7 @@
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
-use std::process::{Child, ChildStdin, Command, Stdio};
+use std::process::{Child, ChildStderr, ChildStdin, Command, Stdio};
 
 use flechette::schema::preset::ArchKind;
 use serde_json::Value;
@@ -223,12 +223,23 @@ fn a_signal_ends_training_at_a_batch_and_the_model_is_saved() {
 /// Waits for the report of a malformed line, which shows that training has begun, and interrupts it. Returns
 /// its log.
 pub fn interrupt_after_a_skipped_line(child: &mut Child) -> String {
+    signal_after_a_skipped_line(child, &["-INT"])
+}
+
+/// Waits for the report of a malformed line. Returns the log so far, and its rest.
+fn until_a_skipped_line(child: &mut Child) -> (String, BufReader<ChildStderr>) {
     let mut log = BufReader::new(child.stderr.take().unwrap());
     let mut report = String::new();
     while !report.contains("skipped") {
         assert!(log.read_line(&mut report).unwrap() > 0, "{report}");
     }
-    signal(child, "-INT");
+    (report, log)
+}
+
+/// As [`interrupt_after_a_skipped_line`], with these signals.
+fn signal_after_a_skipped_line(child: &mut Child, signals: &[&str]) -> String {
+    let (mut report, mut log) = until_a_skipped_line(child);
+    signals.iter().for_each(|name| signal(child, name));
     log.read_to_string(&mut report).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(130), "{report}");
     report
@@ -258,6 +269,26 @@ fn start_with_input_in(setup: &str, line: &str, text: &str) -> (Child, ChildStdi
     stdin.write_all(text.as_bytes()).unwrap();
     stdin.write_all(b"not a sample\n").unwrap();
     (child, stdin)
+}
+
+#[test]
+fn a_closed_terminal_ends_training_with_a_version_and_under_nohup_it_does_not_matter() {
+    let (workshop, line) = workshop(256);
+    let text = fs::read_to_string(&workshop.train).unwrap();
+    // The terminal and the shell both send a signal.
+    let (mut child, stdin) = start_with_input(&format!("{line} --name m --data -"), &text);
+    let report = signal_after_a_skipped_line(&mut child, &["-HUP", "-HUP"]);
+    drop(stdin);
+    assert!(report.contains("stopped by a signal: wrote ") && report.contains("--resume"), "{report}");
+    assert!(fs::exists(format!("{}/m/1", workshop.models)).unwrap());
+    let ignored = format!("{line} --name ignored --data -");
+    let (mut child, stdin) = start_with_input_in("trap '' HUP", &ignored, &text);
+    let (_, mut log) = until_a_skipped_line(&mut child);
+    signal(&child, "-HUP");
+    drop(stdin);
+    let mut report = String::new();
+    log.read_to_string(&mut report).unwrap();
+    assert!(child.wait().unwrap().success() && !report.contains("signal"), "{report}");
 }
 
 #[test]

@@ -1,13 +1,14 @@
-//! Ctrl-C and SIGTERM while `train` runs. The first one ends training after a whole batch, and the model is
-//! saved. The second one ends the process at once.
+//! Ctrl-C, SIGTERM and SIGHUP (a terminal that was closed) while `train` runs. The first one ends training
+//! after a whole batch, and the model is saved. A second Ctrl-C or SIGTERM ends the process at once.
 
 use std::fmt;
+use std::fs;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use anyhow::Context;
 use signal_hook::SigId;
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::flag::{register, register_conditional_shutdown};
 use signal_hook::low_level::unregister;
 
@@ -42,6 +43,26 @@ impl OnSignal {
         }
         Ok(handlers)
     }
+
+    /// Also sets the flag of interrupts at SIGHUP, unless the process was started to ignore it (`nohup`). A
+    /// second one does not end the process, because a closed terminal and its shell both send it.
+    ///
+    /// # Errors
+    /// When the system refuses the handler.
+    pub(crate) fn and_hangup(mut self, stop: &Stop) -> anyhow::Result<Self> {
+        if !hangup_is_ignored() {
+            self.0.push(register(SIGHUP, stop.interrupt_flag()).context("signals")?);
+        }
+        Ok(self)
+    }
+}
+
+/// Whether SIGHUP does nothing. Where the system does not say so, it is left as it is.
+fn hangup_is_ignored() -> bool {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    mask.is_none_or(|mask| mask >> (SIGHUP - 1) & 1 == 1)
 }
 
 impl Drop for OnSignal {

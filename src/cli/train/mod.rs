@@ -139,7 +139,7 @@ pub(crate) fn run(args: Args, config: &Config) -> anyhow::Result<()> {
     args.run.publish.check_needs()?;
     check_name("model", &args.name).map_err(|e| InputError(anyhow!("--name: {e}")))?;
     let stop = Stop::default();
-    let _on_signal = OnSignal::set(&stop)?;
+    let _on_signal = OnSignal::set(&stop)?.and_hangup(&stop)?;
     let args = Arc::new(args);
     let checked = check_until_interrupted(&args, &stop)?;
     let device = training_device(config)?;
