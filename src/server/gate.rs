@@ -221,6 +221,13 @@ impl Passage {
             return response;
         };
         self.code = Code::from_bytes(status.as_bytes());
+        // The generated services give no reason for a method that they do not have.
+        if self.code == Code::Unimplemented && !response.headers().contains_key("grpc-message") {
+            let method = self.arrival.method();
+            let status = Status::unimplemented(format!("{method}: no such method (docs/api.md has all)"));
+            self.refused(&status);
+            return status.into_http();
+        }
         if self.code != Code::OutOfRange && !self.wants_error() {
             return response;
         }

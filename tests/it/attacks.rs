@@ -549,6 +549,7 @@ fn a_second_signal_ends_a_drain_at_once() {
     runtime.block_on(has_arrived(&mut raw));
     served.terminate();
     wait("the drain begins", || ready() != 200);
+    std::thread::sleep(Duration::from_millis(500));
     let started = Instant::now();
     served.terminate();
     let (status, log) = served.ended();

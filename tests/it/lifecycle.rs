@@ -315,8 +315,20 @@ fn a_second_signal_ends_a_server_at_once() {
     let served = Served::start(&workshop.models, &format!("--config {config}"));
     served.terminate();
     wait("it is not ready", || served.get("/readyz").0 == 503);
+    std::thread::sleep(Duration::from_millis(500));
     served.terminate();
     assert_eq!(served.ended().0.code(), Some(130));
+}
+
+#[test]
+fn a_signal_to_a_server_and_at_once_to_its_group_is_one_request_to_end() {
+    let workshop = Workshop::new(300, 50);
+    workshop.train(ArchKind::Dlrm);
+    let served = Served::start(&workshop.models, "");
+    served.terminate();
+    served.terminate();
+    let (status, log) = served.ended();
+    assert!(status.success() && log.contains("unfinished=0"), "{status}: {log}");
 }
 
 #[test]

@@ -224,7 +224,7 @@ async fn refused_input_is_a_line_at_debug_with_its_reason() {
         ("flechette.v1.Ctr/Predict", vec![0, 0, 0, 0, 1, 0xff], "malformed"),
         ("flechette.v1.Ctr/PredictStream", vec![0, 0, 0, 0, 1, 0xff], "malformed"),
         ("flechette.v1.Ctr/Predict", vec![0, 0x7f, 0, 0, 0], "message: limit"),
-        ("flechette.v1.Ctr/Forget", vec![0, 0, 0, 0, 0], ""),
+        ("flechette.v1.Ctr/Forget", vec![0, 0, 0, 0, 0], "flechette.v1.Ctr/Forget: no such method"),
     ] {
         let before = log.with("request").len();
         let code = raw.call_path(path, Bytes::from(frames), &headers).await.code;

@@ -4,12 +4,15 @@
 use std::fmt;
 use std::fs;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
 
 use anyhow::Context;
 use signal_hook::SigId;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::flag::{register, register_conditional_shutdown};
+use signal_hook::iterator::{Handle, Signals};
 use signal_hook::low_level::unregister;
 
 use crate::dataset::Stop;
@@ -17,8 +20,16 @@ use crate::dataset::Stop;
 /// The exit code of a run that a signal ended: that of a shell for SIGINT.
 pub(crate) const EXIT_CODE: u8 = 130;
 
+/// A signal that comes so soon after the first one is the same request: `timeout` and some init programs
+/// signal a process and then its group.
+const SAME_REQUEST: Duration = Duration::from_millis(250);
+
 /// Sets a flag at a signal, until it is dropped.
-pub(crate) struct OnSignal(Vec<SigId>);
+pub(crate) struct OnSignal {
+    actions: Vec<SigId>,
+    /// Ends the thread that waits for the first signal.
+    first: Handle,
+}
 
 impl OnSignal {
     /// Sets the flag of interrupts at SIGINT and SIGTERM.
@@ -29,19 +40,27 @@ impl OnSignal {
         Self::set_flag(&stop.interrupt_flag())
     }
 
-    /// Sets this flag at SIGINT and SIGTERM. A signal that finds it set ends the process.
+    /// Sets this flag at SIGINT and SIGTERM. A further signal ends the process, unless it comes at once.
     ///
     /// # Errors
-    /// When the system refuses the handlers.
+    /// When the system refuses the handlers or a thread.
     pub(crate) fn set_flag(flag: &Arc<AtomicBool>) -> anyhow::Result<Self> {
-        let mut handlers = Self(Vec::new());
+        let mut signals = Signals::new([SIGINT, SIGTERM]).context("signals")?;
+        let (first, ends) = (signals.handle(), Arc::new(AtomicBool::new(false)));
+        let mut on_signal = Self { actions: Vec::new(), first };
         for signal in [SIGINT, SIGTERM] {
-            // Actions run in this order, so the first signal does not end the process.
-            let second = register_conditional_shutdown(signal, EXIT_CODE.into(), flag.clone());
-            handlers.0.push(second.context("signals")?);
-            handlers.0.push(register(signal, flag.clone()).context("signals")?);
+            let further = register_conditional_shutdown(signal, EXIT_CODE.into(), ends.clone());
+            on_signal.actions.push(further.context("signals")?);
+            on_signal.actions.push(register(signal, flag.clone()).context("signals")?);
         }
-        Ok(handlers)
+        let wait = move || {
+            if signals.forever().next().is_some() {
+                thread::sleep(SAME_REQUEST);
+                ends.store(true, Ordering::SeqCst);
+            }
+        };
+        thread::Builder::new().name("first-signal".to_owned()).spawn(wait).context("signals")?;
+        Ok(on_signal)
     }
 
     /// Also sets the flag of interrupts at SIGHUP, unless the process was started to ignore it (`nohup`). A
@@ -51,7 +70,7 @@ impl OnSignal {
     /// When the system refuses the handler.
     pub(crate) fn and_hangup(mut self, stop: &Stop) -> anyhow::Result<Self> {
         if !hangup_is_ignored() {
-            self.0.push(register(SIGHUP, stop.interrupt_flag()).context("signals")?);
+            self.actions.push(register(SIGHUP, stop.interrupt_flag()).context("signals")?);
         }
         Ok(self)
     }
@@ -67,7 +86,8 @@ fn hangup_is_ignored() -> bool {
 
 impl Drop for OnSignal {
     fn drop(&mut self) {
-        for id in self.0.drain(..) {
+        self.first.close();
+        for id in self.actions.drain(..) {
             unregister(id);
         }
     }
