@@ -211,8 +211,8 @@ impl Table {
     /// first.
     ///
     /// # Errors
-    /// [`EncodeError`] for a row that the type cannot hold, and when the allocation fails.
-    pub fn encoded(&self, element: Element, memory: &dyn HostMemory) -> Result<Self, EncodeError> {
+    /// [`RowEncodeError`] for a row that the type cannot hold, and when the allocation fails.
+    pub fn encoded(&self, element: Element, memory: &dyn HostMemory) -> Result<Self, RowEncodeError> {
         let row_bytes = element.row_bytes(self.dim);
         let bytes = usize::try_from(self.rows).ok().and_then(|rows| rows.checked_mul(row_bytes));
         let mut weight = Bytes::zeroed(memory, bytes.ok_or(OutOfHostMemory { bytes: usize::MAX })?)?;
@@ -554,7 +554,7 @@ impl<'t> TableView<'t> {
 
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)]
-pub enum EncodeError {
+pub enum RowEncodeError {
     #[error(transparent)]
     Row(#[from] BadRow),
     #[error(transparent)]
