@@ -35,7 +35,7 @@ pub use checkpoint::{WorkingFileOptions, initialise, initialise_on_disk};
 pub use in_memory::run_in_memory;
 pub use pipeline::clocks::StageName;
 pub use pipeline::plan::PlanStats;
-pub use pipeline::policy::Policy;
+pub use pipeline::policy::ScratchpadPolicy;
 pub use pipeline::scratchpad::ScratchpadSize;
 pub(crate) use pipeline::scratchpad::{Sizes, largest_sample};
 pub(crate) use pipeline::verify::{Difference, Verifier};
