@@ -3,8 +3,11 @@
 use super::casting::Casting;
 #[cfg(test)]
 use super::optim::Optimizer;
+use super::read_ahead::{ReadAhead, WAITING_GROUPS};
 use super::train_state::{Labelled, Parts, TrainState};
 use super::update::TableRows;
+use super::{Data, Progress, StepResult, TrainError};
+use crate::dataset::Reader;
 #[cfg(test)]
 use crate::model::Model;
 use crate::model::Weights;
@@ -181,5 +184,33 @@ impl TrainState {
         let lookups = &schema.lookups()[..];
         let tables = version.tables();
         self.forward(batch, lookups, |l| rows_of(tables, &schema, &lookups[l], batch))
+    }
+}
+
+impl ReferenceTrainer {
+    /// Trains on every sample of the data, one step after another; the last batch may be smaller. Returns the
+    /// number of samples. It casts each batch in its step: it is the baseline of `benches/train_overlap.rs`,
+    /// and what tests compare other trainers with. The program uses [`run_in_memory`](super::run_in_memory).
+    ///
+    /// # Errors
+    /// [`TrainError`]. The steps on earlier batches have been taken.
+    pub fn train_sequentially(
+        &mut self,
+        reader: &mut (dyn Reader + Send),
+        batch: usize,
+        mut on_step: impl FnMut(&Progress<'_>),
+    ) -> Result<u64, TrainError> {
+        let schema = self.schema().clone();
+        let (mut samples, mut probabilities) = (0, Vec::new());
+        let data = Data { reader, batch, steps: u64::MAX };
+        ReadAhead::new(&schema, data).for_each(WAITING_GROUPS, |prepared| {
+            let labels = &prepared.labels;
+            let loss = self.step(&prepared.batch, labels, &mut probabilities)?;
+            samples += labels.len() as u64;
+            let result = StepResult { loss, samples, probabilities: &probabilities };
+            on_step(&Progress::after(&self.state, result, prepared)?);
+            Ok(())
+        })?;
+        Ok(samples)
     }
 }

@@ -144,10 +144,9 @@ impl Case {
         let mut reference = initialise(&schema(), self.optimizer(), 7).unwrap();
         let mut probabilities = Vec::new();
         let mut data = self.data();
-        crate::trainer::run_epoch(&mut reference, &mut data, self.batch, |p| {
-            probabilities.extend_from_slice(p.probabilities)
-        })
-        .unwrap();
+        reference
+            .train_sequentially(&mut data, self.batch, |p| probabilities.extend_from_slice(p.probabilities))
+            .unwrap();
         (reference, probabilities)
     }
 
