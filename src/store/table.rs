@@ -403,13 +403,6 @@ impl Table {
         deltas.iter().map(|delta| delta.weight.floats())
     }
 
-    /// The elements of a row, to write; `None` past the end, and when [`Self::rows_mut`] returns `None`.
-    #[cfg(test)]
-    pub(crate) fn row_mut(&mut self, id: u64) -> Option<&mut [f32]> {
-        let dim = self.dim;
-        self.rows_mut()?.chunks_exact_mut(dim).nth(id as usize)
-    }
-
     /// The elements of all rows, to write; `None` when they are mapped, shared with a device or with another
     /// version, or not f32.
     pub fn rows_mut(&mut self) -> Option<&mut [f32]> {
@@ -429,14 +422,6 @@ impl Table {
         }
         let rows = Arc::get_mut(&mut self.weight)?.floats_mut()?;
         Some((rows, Arc::get_mut(&mut self.states)?))
-    }
-
-    /// Size of rows and optimizer state, in bytes.
-    #[must_use]
-    #[cfg(test)]
-    pub(crate) fn bytes(&self) -> u64 {
-        let states: usize = self.states.iter().map(|s| size_of_val(s.as_slice())).sum();
-        self.weight_bytes() + states as u64
     }
 
     /// The bytes of the rows: those of the base and of each delta in front of it.
@@ -559,6 +544,22 @@ pub enum RowEncodeError {
     Row(#[from] BadRow),
     #[error(transparent)]
     Memory(#[from] OutOfHostMemory),
+}
+
+#[cfg(test)]
+impl Table {
+    /// The elements of a row, to write; `None` past the end, and when [`Self::rows_mut`] returns `None`.
+    pub(crate) fn row_mut(&mut self, id: u64) -> Option<&mut [f32]> {
+        let dim = self.dim;
+        self.rows_mut()?.chunks_exact_mut(dim).nth(id as usize)
+    }
+
+    /// Size of rows and optimizer state, in bytes.
+    #[must_use]
+    pub(crate) fn bytes(&self) -> u64 {
+        let states: usize = self.states.iter().map(|s| size_of_val(s.as_slice())).sum();
+        self.weight_bytes() + states as u64
+    }
 }
 
 #[cfg(test)]
