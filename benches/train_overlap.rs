@@ -47,7 +47,7 @@ fn run(options: &Options) -> anyhow::Result<()> {
                 },
                 || {
                     theirs.window(steps, |reference, reader| {
-                        trainer::run_epoch(reference, reader, batch, |_| ())
+                        reference.train_sequentially(reader, batch, |_| ())
                     })
                 },
             );

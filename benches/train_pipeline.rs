@@ -52,8 +52,8 @@ use flechette::schema::preset::{ArchKind, SyntheticShape, synthetic};
 use flechette::schema::{Architecture, Schema};
 use flechette::trainer::optim::{self, Optimizer};
 use flechette::trainer::{
-    Data, Frequencies, Pipeline, PipelineRows, PipelineSettings, PlanStats, Policy, Progress,
-    ReferenceTrainer, ScratchpadSize, StageName, TrainState, WorkingFileOptions, initialise,
+    Data, Frequencies, Pipeline, PipelineRows, PipelineSettings, PlanStats, Progress, ReferenceTrainer,
+    ScratchpadPolicy, ScratchpadSize, StageName, TrainState, WorkingFileOptions, initialise,
     initialise_on_disk, run_in_memory,
 };
 use flechette::types::{RawBatch, RawValues, TableId};
@@ -358,7 +358,7 @@ fn modes(
     let (schema, sgd) = (shape.schema(), Optimizer::new(optim::Kind::Sgd, 0.01));
     let dir = options.value("--dir").map_or_else(std::env::temp_dir, PathBuf::from);
     let settings = PipelineSettings {
-        policy: options.value("--policy").map_or(Ok(Policy::Lru), |name| name.parse())?,
+        policy: options.value("--policy").map_or(Ok(ScratchpadPolicy::Lru), |name| name.parse())?,
         scratchpad: ScratchpadSize::Fraction(size),
         lookahead: options.number("--lookahead", 1),
         staging_bytes: options.number("--staging", 1 << 30),
@@ -369,7 +369,7 @@ fn modes(
         let (train_state, store) =
             initialise_on_disk(&schema, sgd, 0, WorkingFileOptions { dir: &dir, orders })?;
         write_all(&store)?;
-        let frequencies = (settings.policy == Policy::Lfu).then(|| frequencies(batches));
+        let frequencies = (settings.policy == ScratchpadPolicy::Lfu).then(|| frequencies(batches));
         let rows = PipelineRows { file: store, frequencies };
         anyhow::Ok(Box::new((Pipeline::new(&train_state, rows, settings)?, train_state)))
     };
@@ -378,7 +378,7 @@ fn modes(
     let in_place = || (0..shape.tables).map(place).collect::<anyhow::Result<Vec<_>>>();
     let in_log = options.value("--static-layout").as_deref() == Some("log");
     let off = PipelineSettings { overlap: false, ..settings.clone() };
-    let static_cache = PipelineSettings { policy: Policy::Lfu, ..off.clone() };
+    let static_cache = PipelineSettings { policy: ScratchpadPolicy::Lfu, ..off.clone() };
     let makers: [(&'static str, Make<'_>); 5] = [
         ("no cache", Box::new(|| Ok(Trained::OnDisk(on_disk(off.clone(), in_place()?)?, true)))),
         (

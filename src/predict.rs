@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::schema::{AbsentId, Schema};
+use crate::schema::{AbsentIdError, Schema};
 use crate::types::{Batch, Scores, Version};
 
 /// A served model.
@@ -22,7 +22,7 @@ pub struct Description {
 #[derive(Debug, thiserror::Error)]
 pub enum PredictError {
     #[error(transparent)]
-    AbsentId(#[from] AbsentId),
+    AbsentId(#[from] AbsentIdError),
     #[error("{field}: expected {expected}, got {got}")]
     Shape { field: String, expected: u64, got: u64 },
     /// `field` is the setting with the limit. `needed` and `limit` are in the unit of that setting.

@@ -29,14 +29,14 @@ use std::path::PathBuf;
 
 use flechette::cache::{AdmissionOption, CacheOptions};
 use flechette::dataset::{self, Format, ReadOptions};
-use flechette::planner::simulate::{Future, Policy, share};
+use flechette::planner::simulate::{Future, SimulatedPolicy, share};
 use flechette::planner::trace::{Trace, TraceBuilder};
 use flechette::schema::preset::{self, ArchKind};
 use flechette::types::{Batch, RawBatch};
 use harness::Options;
 use rayon::prelude::*;
 
-const POLICIES: usize = Policy::ALL.len();
+const POLICIES: usize = SimulatedPolicy::ALL.len();
 const SIZES: [f64; 3] = [0.05, 0.1, 0.2];
 /// Percentage points by which the real cache may be below the best policy.
 const BEHIND: f64 = 3.0;
@@ -180,7 +180,7 @@ struct Size {
 
 #[derive(Clone, Copy)]
 enum Job {
-    Flat(Policy),
+    Flat(SimulatedPolicy),
     /// With at least this many rows per table.
     PerTable(usize),
     Optimal,
@@ -197,7 +197,7 @@ fn measure(workload: &Workload, admission: AdmissionOption) -> anyhow::Result<Ve
     let trace = &workload.trace;
     let future = Future::of(&trace.accesses, trace.keys());
     let others = [Job::PerTable(0), Job::PerTable(1), Job::Optimal, Job::Real(1), Job::Real(256)];
-    let jobs: Vec<Job> = Policy::ALL.into_iter().map(Job::Flat).chain(others).collect();
+    let jobs: Vec<Job> = SimulatedPolicy::ALL.into_iter().map(Job::Flat).chain(others).collect();
     let all: Vec<(f64, Job)> = SIZES.iter().flat_map(|&s| jobs.iter().map(move |&job| (s, job))).collect();
     let run = |&(fraction, job): &(f64, Job)| -> anyhow::Result<Got> {
         let rows = share(fraction, trace.keys());
@@ -234,7 +234,7 @@ fn measure(workload: &Workload, admission: AdmissionOption) -> anyhow::Result<Ve
     Ok(SIZES.iter().zip(got.chunks(jobs.len())).map(size).collect())
 }
 
-fn flat(trace: &Trace, policy: Policy, rows: usize) -> Rates {
+fn flat(trace: &Trace, policy: SimulatedPolicy, rows: usize) -> Rates {
     let mut cache = policy.cache(rows, trace.keys(), 1);
     let mut tally = Tally::of(trace);
     trace.accesses.iter().for_each(|&key| tally.add(1, cache.access(key).into()));
@@ -244,7 +244,7 @@ fn flat(trace: &Trace, policy: Policy, rows: usize) -> Rates {
 fn per_table(trace: &Trace, fraction: f64, least: usize) -> Rates {
     let cache = |table: &flechette::planner::trace::TraceTable| {
         let keys = table.keys.len() as u32;
-        Policy::Lru.cache(share(fraction, keys).max(least), keys, 1)
+        SimulatedPolicy::Lru.cache(share(fraction, keys).max(least), keys, 1)
     };
     let mut caches: Vec<_> = trace.tables.iter().map(cache).collect();
     let tables = trace.table_of_keys();
@@ -258,10 +258,12 @@ fn per_table(trace: &Trace, fraction: f64, least: usize) -> Rates {
 
 impl Size {
     /// The best of LRU, LFU, ARC, S3-FIFO and W-TinyLFU.
-    fn best(&self) -> (Policy, Rates) {
-        let policies = Policy::ALL.into_iter().zip(self.flat.iter().copied());
-        let able = policies.filter(|(policy, _)| !matches!(policy, Policy::Random | Policy::ServerDefault));
-        able.max_by(|a, b| a.1.all.total_cmp(&b.1.all)).unwrap_or((Policy::Lru, Rates::default()))
+    fn best(&self) -> (SimulatedPolicy, Rates) {
+        let policies = SimulatedPolicy::ALL.into_iter().zip(self.flat.iter().copied());
+        let able = policies.filter(|(policy, _)| {
+            !matches!(policy, SimulatedPolicy::Random | SimulatedPolicy::ServerDefault)
+        });
+        able.max_by(|a, b| a.1.all.total_cmp(&b.1.all)).unwrap_or((SimulatedPolicy::Lru, Rates::default()))
     }
 
     fn verdicts(&self, workload: &Workload) -> Vec<String> {
@@ -284,8 +286,11 @@ impl Size {
 
     fn json(&self, workload: &Workload) -> serde_json::Value {
         let rates = |r: Rates| serde_json::json!({"all": r.all, "warm": r.warm});
-        let flat: serde_json::Map<String, serde_json::Value> =
-            Policy::ALL.iter().zip(&self.flat).map(|(p, r)| (p.name().to_owned(), rates(*r))).collect();
+        let flat: serde_json::Map<String, serde_json::Value> = SimulatedPolicy::ALL
+            .iter()
+            .zip(&self.flat)
+            .map(|(p, r)| (p.name().to_owned(), rates(*r)))
+            .collect();
         serde_json::json!({
             "trace": workload.name, "accesses": workload.trace.accesses.len(),
             "ids": workload.trace.rows.len(), "fraction": self.share, "rows": self.rows, "flat": flat,
@@ -305,7 +310,7 @@ fn print(workload: &Workload, sizes: &[Size]) {
         rows.len(),
         tables.len()
     );
-    let policies: Vec<&str> = Policy::ALL.iter().map(|policy| policy.name()).collect();
+    let policies: Vec<&str> = SimulatedPolicy::ALL.iter().map(|policy| policy.name()).collect();
     println!(
         "| size | counted | {} | FlatCache | rows held | batches of 256 | per-table lru | per-table lru, 1+ \
          | optimal | best - FlatCache | optimal - FlatCache | flat lru - per-table |",

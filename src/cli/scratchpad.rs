@@ -15,8 +15,8 @@ use crate::planner::counts::Ranked;
 use crate::rowlog::RowOrder;
 use crate::schema::Schema;
 use crate::trainer::{
-    Frequencies, Pipeline, PipelineRows, PipelineSettings, Policy, ScratchpadSize, Sizes, TrainError,
-    TrainState, largest_sample,
+    Frequencies, Pipeline, PipelineRows, PipelineSettings, ScratchpadPolicy, ScratchpadSize, Sizes,
+    TrainError, TrainState, largest_sample,
 };
 
 /// Flags of the scratchpad and the stages around it.
@@ -24,7 +24,7 @@ use crate::trainer::{
 pub(crate) struct PipelineFlags {
     /// Which rows are evicted from the scratchpad first: lru, lfu, random or optimal
     #[arg(long, value_name = "P", default_value = "lru")]
-    policy: Policy,
+    policy: ScratchpadPolicy,
     /// Batches that are planned together, so that their rows are loaded ahead, 1 to 21
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = whole::<usize>(0, u64::MAX))]
     lookahead: usize,

@@ -14,7 +14,9 @@ use super::held_out::{HeldOut, OnePart, Part};
 use super::learned::{Learned, LearnedReader};
 use super::shuffle::{Shuffle, Shuffled};
 use super::stoppable::Stoppable;
-use super::{DatasetError, Files, Follow, Format, Input, ReadOptions, Reader, Stop, in_line, open_input};
+use super::{
+    DatasetError, Files, FollowedDir, Format, Input, ReadOptions, Reader, Stop, in_line, open_input,
+};
 use crate::schema::Schema;
 
 /// The data of a training run.
@@ -34,7 +36,7 @@ pub(crate) struct Feed {
 pub(crate) enum FeedFiles {
     List(Vec<PathBuf>),
     /// Without shuffling and held-out samples, because their order is that of time.
-    Followed(Follow),
+    Followed(FollowedDir),
     /// The same holds for the log of learned samples.
     Learned(Learned),
 }
@@ -163,7 +165,7 @@ impl Feed {
     /// not known to be its end.
     fn open_followed(
         &self,
-        follow: &Follow,
+        follow: &FollowedDir,
         at: &FileAt,
         stop: Stop,
     ) -> Result<Box<dyn Reader + Send>, DatasetError> {

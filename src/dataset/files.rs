@@ -21,7 +21,7 @@ const POLL: Duration = Duration::from_millis(200);
 /// The files of a reader.
 pub(crate) enum Files {
     List(VecDeque<PathBuf>),
-    Followed(Follow),
+    Followed(FollowedDir),
 }
 
 /// What comes after a file.
@@ -69,7 +69,7 @@ impl Files {
 
 /// A directory whose files are read in the order of their names as they appear.
 #[derive(Clone, Debug)]
-pub(crate) struct Follow {
+pub(crate) struct FollowedDir {
     dir: PathBuf,
     /// The name of the last file.
     until: Option<String>,
@@ -94,7 +94,7 @@ enum DirState {
     Lost,
 }
 
-impl Follow {
+impl FollowedDir {
     /// Follows a directory, up to the file named `until`.
     pub(crate) fn new(dir: &Path, until: Option<String>) -> Self {
         Self {

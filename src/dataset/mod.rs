@@ -13,13 +13,13 @@
 mod delimited;
 mod feed;
 mod fields;
-mod file_bytes;
 mod files;
 #[cfg(test)]
 #[cfg(not(flechette_loom))]
 mod fuzz;
 mod header;
 mod held_out;
+mod input_file;
 mod layout;
 mod learned;
 mod lines;
@@ -31,7 +31,7 @@ pub mod synthetic;
 
 use delimited::Delimited;
 pub(crate) use feed::{Feed, FeedFiles, FileAt, Place};
-pub(crate) use files::{Files, Follow};
+pub(crate) use files::{Files, FollowedDir};
 pub(crate) use header::column_names;
 pub(crate) use held_out::HeldOut;
 pub use layout::FieldOptions;

@@ -14,7 +14,7 @@ use rustix::fs::{OFlags, fcntl_setfl};
 use ruzstd::decoding::errors::{FrameDecoderError, ReadFrameHeaderError};
 use ruzstd::decoding::{BlockDecodingStrategy, FrameDecoder};
 
-use super::file_bytes::FileBytes;
+use super::input_file::InputFile;
 use super::{DatasetError, Stop};
 
 /// Bytes read from the disk at once.
@@ -35,7 +35,7 @@ pub(crate) fn open(
     stop: &Stop,
 ) -> Result<Box<dyn Read + Send>, DatasetError> {
     let refused = |cause| DatasetError::Open { path: path.to_owned(), cause };
-    // Otherwise a pipe would be opened only when it has a writer. `FileBytes` waits for that, and can be told
+    // Otherwise a pipe would be opened only when it has a writer. `InputFile` waits for that, and can be told
     // to stop.
     let flags = OFlags::NONBLOCK.bits().cast_signed();
     let file = File::options().read(true).custom_flags(flags).open(path).map_err(refused)?;
@@ -43,7 +43,7 @@ pub(crate) fn open(
     if file.metadata().map_err(refused)?.is_dir() {
         return Err(DatasetError::Directory { path: path.to_owned() });
     }
-    let mut file = FileBytes::new(file, total.clone(), stop.clone()).map_err(refused)?;
+    let mut file = InputFile::new(file, total.clone(), stop.clone()).map_err(refused)?;
     let magic = file.magic().map_err(refused)?;
     let compression = Compression::of(&magic);
     if compression == Compression::Zstd {

@@ -23,14 +23,14 @@ use serde_json::{Value, json};
 
 use super::grid::{Grid, count, percent, points};
 use super::report::Plan;
-use super::simulate::{Hits, Policy};
+use super::simulate::{Hits, SimulatedPolicy};
 use super::trace::Trace;
 use crate::mem::bytes;
 
 /// Bytes of one read of a mapped table.
 const PAGE_BYTES: usize = 4096;
 /// The policy whose hit rates are used: that of `serve`.
-const POLICY: Policy = Policy::ServerDefault;
+const POLICY: SimulatedPolicy = SimulatedPolicy::ServerDefault;
 
 /// What is wanted, and what one replica can do.
 #[derive(Clone, Debug)]

@@ -13,7 +13,7 @@ use plotters::prelude::*;
 use super::curve::PAYING_GAIN;
 use super::grid::percent;
 use super::report::Plan;
-use super::simulate::{Hits, Policy, SizeHits};
+use super::simulate::{Hits, SimulatedPolicy, SizeHits};
 use crate::mem::bytes;
 
 const SIZE: (u32, u32) = (1080, 500);
@@ -24,9 +24,9 @@ const AREA_MIX: f64 = 0.1;
 /// Points of the filled area.
 const CURVE_POINTS: usize = 400;
 
-/// In the order of [`Policy::ALL`]. The palette is safe for colour-blind readers (Okabe and Ito, "Color
-/// universal design", 2008).
-const COLOURS: [RGBColor; Policy::ALL.len()] = [
+/// In the order of [`SimulatedPolicy::ALL`]. The palette is safe for colour-blind readers (Okabe and Ito,
+/// "Color universal design", 2008).
+const COLOURS: [RGBColor; SimulatedPolicy::ALL.len()] = [
     RGBColor(0x00, 0x72, 0xb2),
     RGBColor(0xe6, 0x9f, 0x00),
     RGBColor(0x99, 0x99, 0x99),
@@ -98,7 +98,7 @@ fn draw(
     let step = (most / least).ln() / CURVE_POINTS as f64;
     let sizes = (0..=CURVE_POINTS).map(|i| least * (step * i as f64).exp());
     let lru = sizes.map(|rows| (rows, plan.curve.rate(rows.round() as usize)));
-    chart.draw_series(AreaSeries::new(lru, 0.0, COLOURS[Policy::Lru as usize].mix(AREA_MIX)))?;
+    chart.draw_series(AreaSeries::new(lru, 0.0, COLOURS[SimulatedPolicy::Lru as usize].mix(AREA_MIX)))?;
 
     let all = series(plan);
     for Series { colour, dashed, points, .. } in &all {
@@ -141,7 +141,7 @@ fn legend(
     let y = text("flat lru at every size")?;
     page.draw(&Rectangle::new(
         [(4, y - 7), (34, y + 7)],
-        COLOURS[Policy::Lru as usize].mix(AREA_MIX).filled(),
+        COLOURS[SimulatedPolicy::Lru as usize].mix(AREA_MIX).filled(),
     ))?;
     let enough = plan.curve.enough(PAYING_GAIN);
     let share = percent((enough as f64 / plan.rows().max(1) as f64 * 1000.0).round() / 1000.0);
@@ -159,11 +159,12 @@ fn series(plan: &Plan<'_>) -> Vec<Series> {
         points.sort_by(|a, b| a.0.total_cmp(&b.0));
         Series { name, colour, dashed, points }
     };
-    let flat = Policy::ALL.into_iter().zip(COLOURS);
+    let flat = SimulatedPolicy::ALL.into_iter().zip(COLOURS);
     let flat = flat.map(|(p, colour)| of(format!("flat {}", p.name()), colour, false, &|s| s.flat.of(p)));
     let optimal = of("flat optimal (knows the future)".to_owned(), BLACK, false, &|size| &size.flat.optimal);
-    let lru = COLOURS[Policy::Lru as usize];
-    let per_table = of("lru, per-table caches".to_owned(), lru, true, &|size| size.per_table.of(Policy::Lru));
+    let lru = COLOURS[SimulatedPolicy::Lru as usize];
+    let per_table =
+        of("lru, per-table caches".to_owned(), lru, true, &|size| size.per_table.of(SimulatedPolicy::Lru));
     flat.chain([optimal, per_table]).collect()
 }
 

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::capacity::Demand;
 use super::curve::{Curve, PAYING_GAIN};
 use super::grid::{Grid, percent, points};
-use super::simulate::{CacheHits, Hits, Policy, SizeHits, simulate};
+use super::simulate::{CacheHits, Hits, SimulatedPolicy, SizeHits, simulate};
 use super::trace::Trace;
 use crate::mem::bytes;
 
@@ -23,10 +23,10 @@ const MOST_TABLES: usize = 40;
 /// What is reported of each table: the name, and the hits at a size.
 type OfTables = (&'static str, fn(&SizeHits) -> &Hits);
 const OF_TABLES: [OfTables; 4] = [
-    ("flat lru", |size| size.flat.of(Policy::Lru)),
-    ("flat server", |size| size.flat.of(Policy::ServerDefault)),
+    ("flat lru", |size| size.flat.of(SimulatedPolicy::Lru)),
+    ("flat server", |size| size.flat.of(SimulatedPolicy::ServerDefault)),
     ("flat optimal", |size| &size.flat.optimal),
-    ("per-table lru", |size| size.per_table.of(Policy::Lru)),
+    ("per-table lru", |size| size.per_table.of(SimulatedPolicy::Lru)),
 ];
 
 /// A simulated trace.
@@ -71,7 +71,10 @@ impl<'t> Plan<'t> {
     #[must_use]
     pub(crate) fn json(&self, demand: Option<&Demand>) -> Value {
         let rates = |hits: &CacheHits| -> serde_json::Map<String, Value> {
-            Policy::ALL.iter().map(|&p| (p.name().to_owned(), json!(self.rate(hits.of(p))))).collect()
+            SimulatedPolicy::ALL
+                .iter()
+                .map(|&p| (p.name().to_owned(), json!(self.rate(hits.of(p)))))
+                .collect()
         };
         let size = |size: &SizeHits| {
             let mut per_table = rates(&size.per_table);
@@ -171,7 +174,7 @@ impl<'t> Plan<'t> {
     }
 
     fn by_size<'a>(&'a self, hits: impl Fn(&'a SizeHits) -> &'a CacheHits) -> Grid {
-        let policies = Policy::ALL.iter().map(|policy| policy.name());
+        let policies = SimulatedPolicy::ALL.iter().map(|policy| policy.name());
         let mut grid =
             Grid::new(["size %", "rows", "cache.bytes"].into_iter().chain(policies).chain(["optimal"]));
         for size in &self.sizes {

@@ -4,7 +4,7 @@
 use crate::cache::{CacheOptions, CacheShape, EvictStep, FlatCache, Query, TableShape};
 use crate::dataset::{self, Format, ReadOptions};
 use crate::planner::report::Plan;
-use crate::planner::simulate::{Policy, share};
+use crate::planner::simulate::{SimulatedPolicy, share};
 use crate::planner::trace::{Trace, TraceBuilder};
 use crate::schema::preset::{self, ArchKind, SyntheticShape};
 use crate::types::{Batch, RawBatch, TableId};
@@ -28,7 +28,7 @@ fn trace(skew: &str) -> Trace {
     trace.finish(1.0)
 }
 
-fn simulated(trace: &Trace, policy: Policy, rows: usize) -> f64 {
+fn simulated(trace: &Trace, policy: SimulatedPolicy, rows: usize) -> f64 {
     let mut cache = policy.cache(rows, trace.keys(), 0);
     let hits = trace.accesses.iter().filter(|&&key| cache.access(key)).count();
     hits as f64 / trace.accesses.len() as f64
@@ -67,9 +67,9 @@ fn a_server_hits_at_most_a_point_less_than_predicted_and_than_the_best_policy() 
         for fraction in [0.05, 0.2] {
             let rows = share(fraction, trace.keys());
             let got = served(&trace, rows);
-            let policies = Policy::ALL.map(|policy| simulated(&trace, policy, rows));
+            let policies = SimulatedPolicy::ALL.map(|policy| simulated(&trace, policy, rows));
             let best = policies.into_iter().fold(0.0, f64::max);
-            let predicted = simulated(&trace, Policy::ServerDefault, rows);
+            let predicted = simulated(&trace, SimulatedPolicy::ServerDefault, rows);
             let about = format!(
                 "skew {skew}, {rows} of {} rows: served {got:.4}, predicted {predicted:.4}, best {best:.4}",
                 trace.keys()

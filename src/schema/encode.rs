@@ -45,7 +45,7 @@ pub enum EncodeError {
 /// An id that its table does not hold, where the table's default is `error`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("feature {feature:?}: id {id} is not in table {table:?}, which has {rows} rows and default error")]
-pub struct AbsentId {
+pub struct AbsentIdError {
     feature: String,
     table: String,
     id: u64,
@@ -131,8 +131,9 @@ impl Schema {
     /// shape.
     ///
     /// # Errors
-    /// [`AbsentId`] for the first id that its table does not hold, in the order of features, then of samples.
-    pub(crate) fn check_absent(&self, batch: &Batch) -> Result<(), AbsentId> {
+    /// [`AbsentIdError`] for the first id that its table does not hold, in the order of features, then of
+    /// samples.
+    pub(crate) fn check_absent(&self, batch: &Batch) -> Result<(), AbsentIdError> {
         if self.tables.iter().all(|table| table.default != AbsentDefault::Error) {
             return Ok(());
         }
@@ -144,7 +145,7 @@ impl Schema {
             }
             if let Some(&id) = column.ids.iter().find(|&&id| id >= table.rows) {
                 let feature = self.features[lookup.feature].name.clone();
-                return Err(AbsentId { feature, table: table.name.clone(), id, rows: table.rows });
+                return Err(AbsentIdError { feature, table: table.name.clone(), id, rows: table.rows });
             }
         }
         Ok(())

@@ -29,7 +29,7 @@ use crate::types::{Element, TableId};
 
 pub use architecture::Architecture;
 pub(crate) use check::{MAX_DIM, MAX_FEATURES, MAX_IDS, MAX_ROWS, SchemaError};
-pub(crate) use encode::{AbsentId, EncodeError};
+pub(crate) use encode::{AbsentIdError, EncodeError};
 
 /// The content of `model.toml`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

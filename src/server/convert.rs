@@ -15,7 +15,7 @@ use super::proto;
 use super::received::{Malformed, Received, fields};
 use crate::learnlog::{Checksum, Record, schema_sum};
 use crate::predict::Description;
-use crate::schema::{AbsentId, Arity, EncodeError, Schema, Transform};
+use crate::schema::{AbsentIdError, Arity, EncodeError, Schema, Transform};
 use crate::types::{Batch, RawBatch, RawFeature, RawValues, Scores};
 use column::Column;
 
@@ -51,7 +51,7 @@ pub(crate) enum ConvertError {
     #[error(transparent)]
     Encode(#[from] EncodeError),
     #[error(transparent)]
-    Absent(#[from] AbsentId),
+    Absent(#[from] AbsentIdError),
 }
 
 /// The inputs of a model by name.

@@ -182,13 +182,6 @@ impl EmbeddingStore {
         rows.iter().filter_map(|&(table, id)| self.row(table, id)).for_each(prefetch);
     }
 
-    /// Size of all rows and optimizer state, in bytes.
-    #[must_use]
-    #[cfg(test)]
-    pub(crate) fn bytes(&self) -> u64 {
-        self.tables.iter().map(Table::bytes).sum()
-    }
-
     /// Size of all rows without optimizer state, in bytes.
     #[must_use]
     pub fn row_bytes(&self) -> u64 {
@@ -232,16 +225,6 @@ impl EmbeddingStore {
     /// [`OutOfHostMemory`] when an allocation fails.
     pub(crate) fn rows_copied(&self, memory: &dyn HostMemory) -> Result<Self, OutOfHostMemory> {
         let tables = self.tables.iter().map(|table| table.rows_copied(memory)).collect::<Result<_, _>>()?;
-        Ok(self.with_tables(tables))
-    }
-
-    /// A copy of the rows and the optimizer state in `memory`.
-    ///
-    /// # Errors
-    /// [`OutOfHostMemory`] when an allocation fails.
-    #[cfg(test)]
-    pub(crate) fn copied(&self, memory: &dyn HostMemory) -> Result<Self, OutOfHostMemory> {
-        let tables = self.tables.iter().map(|table| table.copied(memory)).collect::<Result<_, _>>()?;
         Ok(self.with_tables(tables))
     }
 
@@ -385,6 +368,24 @@ pub(crate) fn check_name(what: &'static str, name: &str) -> Result<(), StoreErro
         _ => return Ok(()),
     };
     Err(StoreError::Name { what, name: name.to_owned(), reason })
+}
+
+#[cfg(test)]
+impl EmbeddingStore {
+    /// Size of all rows and optimizer state, in bytes.
+    #[must_use]
+    pub(crate) fn bytes(&self) -> u64 {
+        self.tables.iter().map(Table::bytes).sum()
+    }
+
+    /// A copy of the rows and the optimizer state in `memory`.
+    ///
+    /// # Errors
+    /// [`OutOfHostMemory`] when an allocation fails.
+    pub(crate) fn copied(&self, memory: &dyn HostMemory) -> Result<Self, OutOfHostMemory> {
+        let tables = self.tables.iter().map(|table| table.copied(memory)).collect::<Result<_, _>>()?;
+        Ok(self.with_tables(tables))
+    }
 }
 
 #[cfg(test)]

@@ -211,8 +211,8 @@ impl Table {
     /// first.
     ///
     /// # Errors
-    /// [`EncodeError`] for a row that the type cannot hold, and when the allocation fails.
-    pub fn encoded(&self, element: Element, memory: &dyn HostMemory) -> Result<Self, EncodeError> {
+    /// [`RowEncodeError`] for a row that the type cannot hold, and when the allocation fails.
+    pub fn encoded(&self, element: Element, memory: &dyn HostMemory) -> Result<Self, RowEncodeError> {
         let row_bytes = element.row_bytes(self.dim);
         let bytes = usize::try_from(self.rows).ok().and_then(|rows| rows.checked_mul(row_bytes));
         let mut weight = Bytes::zeroed(memory, bytes.ok_or(OutOfHostMemory { bytes: usize::MAX })?)?;
@@ -403,13 +403,6 @@ impl Table {
         deltas.iter().map(|delta| delta.weight.floats())
     }
 
-    /// The elements of a row, to write; `None` past the end, and when [`Self::rows_mut`] returns `None`.
-    #[cfg(test)]
-    pub(crate) fn row_mut(&mut self, id: u64) -> Option<&mut [f32]> {
-        let dim = self.dim;
-        self.rows_mut()?.chunks_exact_mut(dim).nth(id as usize)
-    }
-
     /// The elements of all rows, to write; `None` when they are mapped, shared with a device or with another
     /// version, or not f32.
     pub fn rows_mut(&mut self) -> Option<&mut [f32]> {
@@ -429,14 +422,6 @@ impl Table {
         }
         let rows = Arc::get_mut(&mut self.weight)?.floats_mut()?;
         Some((rows, Arc::get_mut(&mut self.states)?))
-    }
-
-    /// Size of rows and optimizer state, in bytes.
-    #[must_use]
-    #[cfg(test)]
-    pub(crate) fn bytes(&self) -> u64 {
-        let states: usize = self.states.iter().map(|s| size_of_val(s.as_slice())).sum();
-        self.weight_bytes() + states as u64
     }
 
     /// The bytes of the rows: those of the base and of each delta in front of it.
@@ -554,11 +539,27 @@ impl<'t> TableView<'t> {
 
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)]
-pub enum EncodeError {
+pub enum RowEncodeError {
     #[error(transparent)]
     Row(#[from] BadRow),
     #[error(transparent)]
     Memory(#[from] OutOfHostMemory),
+}
+
+#[cfg(test)]
+impl Table {
+    /// The elements of a row, to write; `None` past the end, and when [`Self::rows_mut`] returns `None`.
+    pub(crate) fn row_mut(&mut self, id: u64) -> Option<&mut [f32]> {
+        let dim = self.dim;
+        self.rows_mut()?.chunks_exact_mut(dim).nth(id as usize)
+    }
+
+    /// Size of rows and optimizer state, in bytes.
+    #[must_use]
+    pub(crate) fn bytes(&self) -> u64 {
+        let states: usize = self.states.iter().map(|s| size_of_val(s.as_slice())).sum();
+        self.weight_bytes() + states as u64
+    }
 }
 
 #[cfg(test)]

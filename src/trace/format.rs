@@ -65,7 +65,7 @@ pub(crate) enum Opened<R> {
 
 /// A recording that cannot be read.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum FormatError {
+pub(crate) enum TraceFormatError {
     #[error(transparent)]
     Io(#[from] io::Error),
     #[error("at byte {offset}: {reason}")]
@@ -128,9 +128,9 @@ impl<R: Read> TraceReader<R> {
     /// Reads the header.
     ///
     /// # Errors
-    /// [`FormatError`] when the header is invalid. A cut header gives [`Opened::Truncated`].
-    pub(crate) fn open(mut source: R) -> Result<Opened<R>, FormatError> {
-        let form = |offset, reason: String| FormatError::Form { offset, reason };
+    /// [`TraceFormatError`] when the header is invalid. A cut header gives [`Opened::Truncated`].
+    pub(crate) fn open(mut source: R) -> Result<Opened<R>, TraceFormatError> {
+        let form = |offset, reason: String| TraceFormatError::Form { offset, reason };
         let mut head = [0; 12];
         let got = fill(&mut source, &mut head)?;
         if !head[..got].starts_with(&MAGIC[..got.min(MAGIC.len())]) {
@@ -174,15 +174,15 @@ impl<R: Read> TraceReader<R> {
     /// access.
     ///
     /// # Errors
-    /// [`FormatError`] at the first block that is damaged, and errors of `on_access`.
-    pub(crate) fn read<E: From<FormatError>>(
+    /// [`TraceFormatError`] at the first block that is damaged, and errors of `on_access`.
+    pub(crate) fn read<E: From<TraceFormatError>>(
         mut self,
         mut on_access: impl FnMut(TableId, u64) -> Result<(), E>,
     ) -> Result<FileEnd, E> {
         let mut accesses = Vec::new();
         loop {
             let mut head = [0; BLOCK_HEAD_BYTES];
-            let got = fill(&mut self.source, &mut head).map_err(FormatError::from)?;
+            let got = fill(&mut self.source, &mut head).map_err(TraceFormatError::from)?;
             if got < head.len() {
                 return Ok(if got == 0 { FileEnd::Whole } else { self.cut(got) });
             }
@@ -192,7 +192,7 @@ impl<R: Read> TraceReader<R> {
                 return Err(self.form(reason).into());
             }
             self.payload.resize(length, 0);
-            let got = fill(&mut self.source, &mut self.payload).map_err(FormatError::from)?;
+            let got = fill(&mut self.source, &mut self.payload).map_err(TraceFormatError::from)?;
             if got < length {
                 return Ok(self.cut(head.len() + got));
             }
@@ -206,7 +206,7 @@ impl<R: Read> TraceReader<R> {
         &self,
         head: &[u8; BLOCK_HEAD_BYTES],
         accesses: &mut Vec<(TableId, u64)>,
-    ) -> Result<(), FormatError> {
+    ) -> Result<(), TraceFormatError> {
         if xxh3_64(&self.payload) != number(&head[8..]) {
             return Err(self.form("block: the checksum does not match".into()));
         }
@@ -238,8 +238,8 @@ impl<R: Read> TraceReader<R> {
         FileEnd::Truncated { read: self.offset, rest: rest as u64 }
     }
 
-    fn form(&self, reason: String) -> FormatError {
-        FormatError::Form { offset: self.offset, reason }
+    fn form(&self, reason: String) -> TraceFormatError {
+        TraceFormatError::Form { offset: self.offset, reason }
     }
 }
 

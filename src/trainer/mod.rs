@@ -4,8 +4,8 @@
 //! **[`ReferenceTrainer`]** is simple and exact, and every faster trainer is tested against it. It keeps all
 //! rows in memory and takes one step at a time ([`ReferenceTrainer::step`]). [`run_in_memory`] trains on a
 //! data set while another thread reads and encodes the next batches and builds their casted indices
-//! ([`casting`]). [`run_epoch`] does it without casting ahead, for comparison. [`evaluate`] scores a data
-//! set. Equal seed, data and settings give equal bytes on any number of threads.
+//! ([`casting`]). [`evaluate`] scores a data set. Equal seed, data and settings give equal bytes on any
+//! number of threads.
 //!
 //! **[`Pipeline`]** keeps all rows in a working file on disk ([`crate::rowlog`]), and the rows of the coming
 //! batches in a scratchpad in memory. A [`Verifier`] compares its bytes with the reference trainer's.
@@ -35,7 +35,7 @@ pub use checkpoint::{WorkingFileOptions, initialise, initialise_on_disk};
 pub use in_memory::run_in_memory;
 pub use pipeline::clocks::StageName;
 pub use pipeline::plan::PlanStats;
-pub use pipeline::policy::Policy;
+pub use pipeline::policy::ScratchpadPolicy;
 pub use pipeline::scratchpad::ScratchpadSize;
 pub(crate) use pipeline::scratchpad::{Sizes, largest_sample};
 pub(crate) use pipeline::verify::{Difference, Verifier};
@@ -204,31 +204,6 @@ impl<'a> Progress<'a> {
         }
         Ok(Self { samples, place, loss: loss / labels.len() as f64, probabilities, labels, casting })
     }
-}
-
-/// Trains on every sample of `reader`, in batches of `batch` samples; the last batch may be smaller. Returns
-/// the number of samples.
-///
-/// # Errors
-/// [`TrainError`]. The steps on earlier batches have been taken.
-pub fn run_epoch(
-    reference: &mut ReferenceTrainer,
-    reader: &mut (dyn Reader + Send),
-    batch: usize,
-    mut on_step: impl FnMut(&Progress<'_>),
-) -> Result<u64, TrainError> {
-    let schema = reference.schema().clone();
-    let (mut samples, mut probabilities) = (0, Vec::new());
-    let data = Data { reader, batch, steps: u64::MAX };
-    ReadAhead::new(&schema, data).for_each(WAITING_GROUPS, |prepared| {
-        let labels = &prepared.labels;
-        let loss = reference.step(&prepared.batch, labels, &mut probabilities)?;
-        samples += labels.len() as u64;
-        let result = StepResult { loss, samples, probabilities: &probabilities };
-        on_step(&Progress::after(&reference.state, result, prepared)?);
-        Ok(())
-    })?;
-    Ok(samples)
 }
 
 /// Scores every sample of `reader` and compares the scores with the labels. `score` writes the logits of a

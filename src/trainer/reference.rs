@@ -1,12 +1,11 @@
 //! The sequential trainer: one step after another on tables in memory. The pipeline is tested against it.
 
 use super::casting::Casting;
-#[cfg(test)]
-use super::optim::Optimizer;
+use super::read_ahead::{ReadAhead, WAITING_GROUPS};
 use super::train_state::{Labelled, Parts, TrainState};
 use super::update::TableRows;
-#[cfg(test)]
-use crate::model::Model;
+use super::{Data, Progress, StepResult, TrainError};
+use crate::dataset::Reader;
 use crate::model::Weights;
 use crate::predict::PredictError;
 use crate::schema::Schema;
@@ -31,13 +30,6 @@ impl ReferenceTrainer {
         &self.state.schema
     }
 
-    /// The layers.
-    #[must_use]
-    #[cfg(test)]
-    pub(crate) fn model(&self) -> &Model<f32> {
-        &self.state.model
-    }
-
     /// The dense weights.
     #[must_use]
     pub fn weights(&self) -> &Weights<f32> {
@@ -60,13 +52,6 @@ impl ReferenceTrainer {
     #[must_use]
     pub fn into_tables(self) -> Vec<Table> {
         self.tables
-    }
-
-    /// The optimizer.
-    #[must_use]
-    #[cfg(test)]
-    pub(crate) fn optimizer(&self) -> Optimizer {
-        self.state.optimizer
     }
 
     /// Steps taken.
@@ -117,17 +102,6 @@ impl ReferenceTrainer {
         loss
     }
 
-    /// Writes the probability of every sample to `probabilities`.
-    ///
-    /// # Errors
-    /// As [`ReferenceTrainer::step`].
-    #[cfg(test)]
-    pub(crate) fn score(&mut self, batch: &Batch, probabilities: &mut Vec<f32>) -> Result<(), PredictError> {
-        self.forward(batch)?;
-        self.state.read_probabilities(probabilities);
-        Ok(())
-    }
-
     /// Writes the logit of every sample to `logits`.
     ///
     /// # Errors
@@ -142,25 +116,6 @@ impl ReferenceTrainer {
         let Self { state, tables, .. } = self;
         let (schema, lookups) = (state.schema.clone(), state.lookups.clone());
         state.forward(batch, &lookups, |l| rows_of(tables, &schema, &lookups[l], batch))
-    }
-
-    /// [`ReferenceTrainer::score`] with this trainer's dense weights, but the rows that `version` stores.
-    ///
-    /// # Errors
-    /// As [`ReferenceTrainer::step`].
-    ///
-    /// # Panics
-    /// When the version has another schema.
-    #[cfg(test)]
-    pub(crate) fn score_rows_of(
-        &mut self,
-        version: &EmbeddingStore,
-        batch: &Batch,
-        probabilities: &mut Vec<f32>,
-    ) -> Result<(), PredictError> {
-        self.state.forward_rows_of(version, batch)?;
-        self.state.read_probabilities(probabilities);
-        Ok(())
     }
 }
 
@@ -181,5 +136,76 @@ impl TrainState {
         let lookups = &schema.lookups()[..];
         let tables = version.tables();
         self.forward(batch, lookups, |l| rows_of(tables, &schema, &lookups[l], batch))
+    }
+}
+
+impl ReferenceTrainer {
+    /// Trains on every sample of the data, one step after another; the last batch may be smaller. Returns the
+    /// number of samples. It casts each batch in its step: it is the baseline of `benches/train_overlap.rs`,
+    /// and what tests compare other trainers with. The program uses [`run_in_memory`](super::run_in_memory).
+    ///
+    /// # Errors
+    /// [`TrainError`]. The steps on earlier batches have been taken.
+    pub fn train_sequentially(
+        &mut self,
+        reader: &mut (dyn Reader + Send),
+        batch: usize,
+        mut on_step: impl FnMut(&Progress<'_>),
+    ) -> Result<u64, TrainError> {
+        let schema = self.schema().clone();
+        let (mut samples, mut probabilities) = (0, Vec::new());
+        let data = Data { reader, batch, steps: u64::MAX };
+        ReadAhead::new(&schema, data).for_each(WAITING_GROUPS, |prepared| {
+            let labels = &prepared.labels;
+            let loss = self.step(&prepared.batch, labels, &mut probabilities)?;
+            samples += labels.len() as u64;
+            let result = StepResult { loss, samples, probabilities: &probabilities };
+            on_step(&Progress::after(&self.state, result, prepared)?);
+            Ok(())
+        })?;
+        Ok(samples)
+    }
+}
+
+#[cfg(test)]
+impl ReferenceTrainer {
+    /// The layers.
+    #[must_use]
+    pub(crate) fn model(&self) -> &crate::model::Model<f32> {
+        &self.state.model
+    }
+
+    /// The optimizer.
+    #[must_use]
+    pub(crate) fn optimizer(&self) -> super::optim::Optimizer {
+        self.state.optimizer
+    }
+
+    /// Writes the probability of every sample to `probabilities`.
+    ///
+    /// # Errors
+    /// As [`ReferenceTrainer::step`].
+    pub(crate) fn score(&mut self, batch: &Batch, probabilities: &mut Vec<f32>) -> Result<(), PredictError> {
+        self.forward(batch)?;
+        self.state.read_probabilities(probabilities);
+        Ok(())
+    }
+
+    /// [`ReferenceTrainer::score`] with this trainer's dense weights, but the rows that `version` stores.
+    ///
+    /// # Errors
+    /// As [`ReferenceTrainer::step`].
+    ///
+    /// # Panics
+    /// When the version has another schema.
+    pub(crate) fn score_rows_of(
+        &mut self,
+        version: &EmbeddingStore,
+        batch: &Batch,
+        probabilities: &mut Vec<f32>,
+    ) -> Result<(), PredictError> {
+        self.state.forward_rows_of(version, batch)?;
+        self.state.read_probabilities(probabilities);
+        Ok(())
     }
 }

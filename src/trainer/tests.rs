@@ -175,7 +175,7 @@ fn data_without_labels_is_scored_but_not_trained_on() {
         batches[1].labels = None;
         Batches(batches)
     };
-    let error = trainer::run_epoch(&mut reference, &mut data(), 8, |_| ()).unwrap_err();
+    let error = reference.train_sequentially(&mut data(), 8, |_| ()).unwrap_err();
     assert!(matches!(error, TrainError::NoLabels { sample: 8 }), "{error}");
     assert_eq!(error.to_string(), "data: training needs labels, and sample 8 has none");
     assert_eq!(reference.steps(), 1, "the previous batch was trained on");
@@ -196,7 +196,7 @@ fn a_loss_that_is_not_finite_stops_training_and_keeps_the_last_good_weights() {
         let mut reference = trainer::initialise(&schema, wild, 0).unwrap();
         let mut data = Batches((0..20).map(|seed| raw(&schema, 70, seed)).collect());
         let mut losses = Vec::new();
-        let error = trainer::run_epoch(&mut reference, &mut data, 70, |p| losses.push(p.loss)).unwrap_err();
+        let error = reference.train_sequentially(&mut data, 70, |p| losses.push(p.loss)).unwrap_err();
         let TrainError::Diverged { step, lr, .. } = error else { panic!("{architecture}: {error}") };
         assert_eq!((step, lr), (reference.steps() + 1, 1e30));
         assert!(losses.iter().all(|loss| loss.is_finite()));
@@ -212,7 +212,7 @@ fn a_loss_that_is_not_finite_names_the_samples_and_suspects_them_if_the_weights_
     let mut batches: Vec<_> = (0..3).map(|seed| raw(&schema, 8, seed)).collect();
     batches[1].dense[4] = 3e38;
     let mut data = InFile(Batches(batches), Vec::new());
-    let error = trainer::run_epoch(&mut reference, &mut data, 8, |_| ()).unwrap_err().to_string();
+    let error = reference.train_sequentially(&mut data, 8, |_| ()).unwrap_err().to_string();
     let expected = "loss: not finite at step 2 in log, samples 9 to 16; the weights were finite, so an \
                     input value of these samples is probably too large; otherwise a smaller lr than 0.01 may \
                     help";

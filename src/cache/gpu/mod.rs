@@ -184,13 +184,6 @@ impl<D: Driver> GpuCache<D> {
         self.shared.switch(version, changed)
     }
 
-    /// The version that new batches use.
-    #[must_use]
-    #[cfg(test)]
-    pub(crate) fn version(&self) -> Version {
-        self.shared.current.read().version
-    }
-
     /// Lets the unified index point at the rows of a table until the returned value is dropped. `rows` holds
     /// all rows of the table in order, as they are in the current version. It must not be written until then.
     ///
@@ -209,30 +202,6 @@ impl<D: Driver> GpuCache<D> {
     /// As [`super::FlatCache::observe`].
     pub(crate) fn observe(&self, ids: u64, elapsed: Duration) {
         self.shared.observe(ids, elapsed);
-    }
-
-    /// As [`super::FlatCache::set_pointers`].
-    #[cfg(test)]
-    pub(crate) fn set_pointers(&self, capacity: u64) {
-        self.shared.pointers.allow(capacity);
-    }
-
-    /// As [`super::FlatCache::evict_step`]. Waits for the device.
-    ///
-    /// # Errors
-    /// Driver errors.
-    #[cfg(test)]
-    pub(crate) fn evict_step(&self) -> Result<EvictStep, GpuCacheError> {
-        Ok(self.shared.evict_step()?)
-    }
-
-    /// Waits for all running jobs. Afterwards each offered row is cached or counted as rejected.
-    ///
-    /// # Errors
-    /// Driver errors.
-    #[cfg(test)]
-    pub(crate) fn settle(&self) -> Result<(), GpuCacheError> {
-        Ok(self.shared.settle()?)
     }
 
     /// The counts since the cache was created. Rows of jobs that are still running are not counted yet.
@@ -278,6 +247,36 @@ impl<D: Driver> Shared<D> {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().even_poisoned()
+}
+
+#[cfg(test)]
+impl<D: Driver> GpuCache<D> {
+    /// The version that new batches use.
+    #[must_use]
+    pub(crate) fn version(&self) -> Version {
+        self.shared.current.read().version
+    }
+
+    /// As [`super::FlatCache::set_pointers`].
+    pub(crate) fn set_pointers(&self, capacity: u64) {
+        self.shared.pointers.allow(capacity);
+    }
+
+    /// As [`super::FlatCache::evict_step`]. Waits for the device.
+    ///
+    /// # Errors
+    /// Driver errors.
+    pub(crate) fn evict_step(&self) -> Result<EvictStep, GpuCacheError> {
+        Ok(self.shared.evict_step()?)
+    }
+
+    /// Waits for all running jobs. Afterwards each offered row is cached or counted as rejected.
+    ///
+    /// # Errors
+    /// Driver errors.
+    pub(crate) fn settle(&self) -> Result<(), GpuCacheError> {
+        Ok(self.shared.settle()?)
+    }
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use crate::dataset::{self, DatasetError, Format, ReadOptions};
 use crate::planner::counts::Counts;
 use crate::planner::trace::{TooLong, TraceBuilder};
 use crate::schema::Schema;
-use crate::trace::format::{FileEnd, FormatError, Header, Opened, TraceReader};
+use crate::trace::format::{FileEnd, Header, Opened, TraceFormatError, TraceReader};
 use crate::types::{Batch, RawBatch, TableId};
 
 /// What the accesses are read from.
@@ -131,7 +131,7 @@ pub(super) fn read_traces(
 #[derive(Debug, thiserror::Error)]
 enum RecordError {
     #[error(transparent)]
-    Format(#[from] FormatError),
+    Format(#[from] TraceFormatError),
     #[error(transparent)]
     Long(#[from] TooLong),
 }

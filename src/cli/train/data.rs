@@ -11,7 +11,7 @@ use super::Args;
 use crate::cli::InputError;
 use crate::cli::flags::whole;
 use crate::cli::training::{data_path, is_pipe, no_samples, readable_twice};
-use crate::dataset::{Feed, FeedFiles, FieldOptions, FileAt, Follow, HeldOut, Learned, Shuffle, Stop};
+use crate::dataset::{Feed, FeedFiles, FieldOptions, FileAt, FollowedDir, HeldOut, Learned, Shuffle, Stop};
 use crate::learnlog;
 use crate::schema::Schema;
 use crate::store::format::Checksum;
@@ -151,7 +151,7 @@ impl Args {
             None if flags.learned => {
                 FeedFiles::Learned(Learned::new(&self.learned_log(), flags.learned_until_end))
             }
-            Some(dir) => FeedFiles::Followed(Follow::new(dir, flags.follow_until.clone())),
+            Some(dir) => FeedFiles::Followed(FollowedDir::new(dir, flags.follow_until.clone())),
             None => FeedFiles::List(flags.data.clone()),
         };
         Feed {

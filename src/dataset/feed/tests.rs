@@ -190,7 +190,7 @@ fn a_followed_directory_gives_the_batches_of_its_files_as_a_list_and_continues_a
         let paths = files(dir.path(), format, 200);
         std::fs::write(dir.path().join("4.end"), "").unwrap();
         let of_list = places(&feed(format, FeedFiles::List(paths)), &Place::begin(1), 32);
-        let follow = Follow::new(dir.path(), Some("4.end".to_owned()));
+        let follow = FollowedDir::new(dir.path(), Some("4.end".to_owned()));
         let followed = feed(format, FeedFiles::Followed(follow));
         let batches = places(&followed, &Place::begin(1), 32);
         let mut as_of_list = batches.clone();
@@ -211,7 +211,7 @@ fn followed(dir: &Path, files: &[(&str, u64)]) -> Feed {
         std::fs::write(dir.join(name), text).unwrap();
     }
     std::fs::write(dir.join("zz"), "").unwrap();
-    feed(Format::CriteoTsv, FeedFiles::Followed(Follow::new(dir, Some("zz".to_owned()))))
+    feed(Format::CriteoTsv, FeedFiles::Followed(FollowedDir::new(dir, Some("zz".to_owned()))))
 }
 
 fn at(name: &str, samples: u64, complete: bool) -> Place {
@@ -276,7 +276,7 @@ fn a_reader_that_waits_for_a_file_keeps_the_samples_in_hand_during_a_pause() {
     let expected = places(&feed(Format::CriteoTsv, FeedFiles::List(paths.clone())), &Place::begin(1), 32);
     let hidden = dir.path().join(".hidden");
     std::fs::rename(&paths[2], &hidden).unwrap();
-    let follow = Follow::new(dir.path(), Some("2.log".to_owned()));
+    let follow = FollowedDir::new(dir.path(), Some("2.log".to_owned()));
     let followed = feed(Format::CriteoTsv, FeedFiles::Followed(follow));
     let mut reader = followed.open(&Place::begin(1)).unwrap();
     let (mut out, mut got) = (RawBatch::default(), Vec::new());
@@ -343,7 +343,7 @@ fn an_interrupt_ends_the_skip_to_a_place() {
     text.extend(b"bad\n".repeat(1001));
     std::fs::write(&path, text).unwrap();
     let list = || FeedFiles::List(vec![path.clone()]);
-    let followed = FeedFiles::Followed(Follow::new(dir.path(), None));
+    let followed = FeedFiles::Followed(FollowedDir::new(dir.path(), None));
     let file = FileAt { name: "a".to_owned(), samples: 100, complete: false };
     let (shuffle, held_out) = (Shuffle { samples: 10, seed: 1 }, HeldOut { ratio: 0.1, seed: 1 });
     for (files, shuffle, held_out, file) in [

@@ -5,7 +5,7 @@ use std::process::Command;
 use super::*;
 
 fn follow(dir: &Path, until: Option<&str>) -> Files {
-    Files::Followed(Follow::new(dir, until.map(str::to_owned)))
+    Files::Followed(FollowedDir::new(dir, until.map(str::to_owned)))
 }
 
 /// The names that are returned until the reader would wait.
@@ -63,7 +63,7 @@ fn following_ends_after_the_last_name_or_before_a_greater_one() {
 fn following_continues_after_the_named_file_and_a_file_given_back_is_next() {
     let dir = tempfile::tempdir().unwrap();
     ["a", "b", "c"].into_iter().for_each(|name| fs::write(dir.path().join(name), "").unwrap());
-    let mut follow = Follow::new(dir.path(), None);
+    let mut follow = FollowedDir::new(dir.path(), None);
     assert!(!follow.clone().continue_after("aa").unwrap());
     assert!(follow.continue_after("b").unwrap());
     let mut files = Files::Followed(follow);
@@ -125,7 +125,7 @@ fn a_followed_directory_that_is_away_for_a_while_is_waited_for() {
 fn files_are_not_late_because_the_directory_was_empty_for_a_while() {
     let dir = tempfile::tempdir().unwrap();
     ["a", "b"].into_iter().for_each(|name| fs::write(dir.path().join(name), "").unwrap());
-    let mut follow = Follow::new(dir.path(), None);
+    let mut follow = FollowedDir::new(dir.path(), None);
     assert!(follow.continue_after("b").unwrap());
     let known = follow.known.clone();
     follow.report_late(&BTreeSet::new());

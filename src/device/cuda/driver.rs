@@ -53,7 +53,7 @@ pub struct LaunchShape {
 
 /// Operations enqueued on streams since the driver was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Work {
+pub struct OperationCounts {
     /// Kernels launched outside graphs.
     pub launches: u64,
     /// Copies, in any direction.
@@ -62,7 +62,7 @@ pub struct Work {
     pub graph_nodes: u64,
 }
 
-impl Work {
+impl OperationCounts {
     /// The sum of all counters.
     #[must_use]
     #[cfg(test)]
@@ -71,7 +71,7 @@ impl Work {
     }
 }
 
-impl AddAssign for Work {
+impl AddAssign for OperationCounts {
     fn add_assign(&mut self, more: Self) {
         self.launches += more.launches;
         self.copies += more.copies;
@@ -246,7 +246,7 @@ pub unsafe trait Driver: Send + Sync + 'static {
     unsafe fn launch_graph(&self, stream: &Self::Stream, graph: &Self::Graph) -> Result<(), DriverError>;
 
     /// Operations enqueued since the driver was opened.
-    fn work(&self) -> Work;
+    fn work(&self) -> OperationCounts;
 
     /// Multiprocessors of the device. A grid that fills the device has a multiple of this number of blocks.
     fn multiprocessors(&self) -> u32;

@@ -7,8 +7,8 @@
 //! Streams are non-blocking. Events do not record time. Graphs are captured from a stream in thread-local
 //! mode, so that other threads may call the driver meanwhile.
 //!
-//! [`Work`] counts neither the memset that zeroes new memory nor operations that are captured, because those
-//! are not executed yet. A copy of 0 bytes does nothing and is not counted.
+//! [`OperationCounts`] has neither the memset that zeroes new memory nor operations that are captured,
+//! because those are not executed yet. A copy of 0 bytes does nothing and is not counted.
 #![allow(unsafe_code)]
 
 use std::collections::HashMap;
@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use super::context::{DeviceInfo, usable};
-use super::driver::{Address, Driver, DriverError, LaunchShape, Pinned, Work};
+use super::driver::{Address, Driver, DriverError, LaunchShape, OperationCounts, Pinned};
 use super::errors::{CudaError, OUT_OF_MEMORY, failed};
 use super::modules::Modules;
 use super::primary::Primary;
@@ -314,8 +314,8 @@ unsafe impl Driver for Nvidia {
         Ok(())
     }
 
-    fn work(&self) -> Work {
-        Work {
+    fn work(&self) -> OperationCounts {
+        OperationCounts {
             launches: self.launches.load(Ordering::Relaxed),
             copies: self.copies.load(Ordering::Relaxed),
             graph_nodes: self.graph_nodes.load(Ordering::Relaxed),

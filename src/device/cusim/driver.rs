@@ -19,7 +19,7 @@ use std::thread::JoinHandle;
 
 use super::Argument;
 use super::device::{Command, Device, Operation, Reply, stopped};
-use crate::device::cuda::driver::Work;
+use crate::device::cuda::driver::OperationCounts;
 use crate::device::cuda::{Address, Driver, DriverError, LaunchShape, Pinned};
 use crate::sync::EvenPoisoned;
 
@@ -33,7 +33,7 @@ const ALIGNMENT: usize = 4096;
 pub struct SimDriver {
     commands: mpsc::Sender<Command>,
     device: Option<JoinHandle<()>>,
-    work: Mutex<Work>,
+    work: Mutex<OperationCounts>,
     names: AtomicU64,
     memory: Mutex<Memory>,
     /// The first error of a wait.
@@ -261,7 +261,7 @@ unsafe impl Driver for SimDriver {
         Ok(())
     }
 
-    fn work(&self) -> Work {
+    fn work(&self) -> OperationCounts {
         *lock(&self.work)
     }
 

@@ -53,7 +53,7 @@ proptest! {
         let mut before: Option<Need> = None;
         for size in simulate(&trace, &[0.0, 0.1, 0.3, 0.6, 1.0], 0) {
             // A larger cache holds all rows of a smaller one with this policy.
-            let need = demand.need(Misses::of(&trace, size.flat.of(Policy::Lru)));
+            let need = demand.need(Misses::of(&trace, size.flat.of(SimulatedPolicy::Lru)));
             if let Some(before) = before {
                 prop_assert!(need.replicas() <= before.replicas(), "{need:?} {before:?}");
                 prop_assert!(need.disk_reads_per_s <= before.disk_reads_per_s + 1e-6);

@@ -1,4 +1,4 @@
-use super::super::simulate::{Policy, simulate};
+use super::super::simulate::{SimulatedPolicy, simulate};
 use super::super::trace::tests::{accesses, trace};
 use super::*;
 use proptest::prelude::*;
@@ -11,7 +11,8 @@ proptest! {
         let keys = f64::from(trace.keys());
         let fractions: Vec<f64> = (0..=trace.keys()).map(|r| (f64::from(r) + 0.25) / keys).collect();
         for size in simulate(&trace, &fractions, 0) {
-            prop_assert_eq!(curve.hits(size.rows), size.flat.of(Policy::Lru).total(), "{} rows", size.rows);
+            let lru = size.flat.of(SimulatedPolicy::Lru);
+            prop_assert_eq!(curve.hits(size.rows), lru.total(), "{} rows", size.rows);
         }
         prop_assert_eq!(curve.hits(usize::MAX), trace.accesses.len() as u64 - u64::from(trace.keys()));
     }

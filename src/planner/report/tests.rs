@@ -18,9 +18,9 @@ proptest! {
             let rows = (fraction * trace.rows.len() as f64).floor() as u64;
             prop_assert_eq!(size["rows"].as_u64(), Some(rows));
             let optimal = size["optimal"].as_f64().unwrap();
-            for policy in Policy::ALL {
+            for policy in SimulatedPolicy::ALL {
                 let rate = |kind: &str| size[kind][policy.name()].as_f64().unwrap();
-                let refuses = policy == Policy::ServerDefault;
+                let refuses = policy == SimulatedPolicy::ServerDefault;
                 let per_table = size["per_table"]["optimal"].as_f64().unwrap();
                 let best = if refuses { [1.0, 1.0] } else { [optimal, per_table] };
                 prop_assert!((0.0..=best[0] + 1e-12).contains(&rate("flat")));

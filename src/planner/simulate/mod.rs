@@ -32,7 +32,7 @@ pub trait Simulated {
 
 /// Which rows a cache keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Policy {
+pub enum SimulatedPolicy {
     /// Least recently used.
     Lru,
     /// Least frequently used.
@@ -50,11 +50,11 @@ pub enum Policy {
 }
 
 named! {
-    Policy: Lru = "lru", Lfu = "lfu", Random = "random", Arc = "arc", S3Fifo = "s3fifo",
+    SimulatedPolicy: Lru = "lru", Lfu = "lfu", Random = "random", Arc = "arc", S3Fifo = "s3fifo",
     WTinyLfu = "wtinylfu", ServerDefault = "server"
 }
 
-impl Policy {
+impl SimulatedPolicy {
     /// An empty cache for `capacity` of the keys `0..keys`. Only the random policy uses `seed`.
     #[must_use]
     pub fn cache(self, capacity: usize, keys: u32, seed: u64) -> Box<dyn Simulated> {
@@ -112,7 +112,7 @@ pub(crate) struct SizeHits {
 /// The hits of one kind of cache under every policy.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct CacheHits {
-    /// In the order of [`Policy::ALL`].
+    /// In the order of [`SimulatedPolicy::ALL`].
     pub policies: Vec<Hits>,
     /// Hits of the optimal policy, which knows the future.
     pub optimal: Hits,
@@ -120,7 +120,7 @@ pub(crate) struct CacheHits {
 
 impl CacheHits {
     #[must_use]
-    pub(crate) fn of(&self, policy: Policy) -> &Hits {
+    pub(crate) fn of(&self, policy: SimulatedPolicy) -> &Hits {
         &self.policies[policy as usize]
     }
 }
@@ -154,7 +154,7 @@ pub(crate) fn simulate(trace: &Trace, fractions: &[f64], seed: u64) -> Vec<SizeH
         .collect::<Vec<Hits>>()
         .into_iter();
     let mut take = || CacheHits {
-        policies: hits.by_ref().take(Policy::ALL.len()).collect(),
+        policies: hits.by_ref().take(SimulatedPolicy::ALL.len()).collect(),
         optimal: hits.next().unwrap_or_default(),
     };
     let size = |&fraction: &f64| SizeHits {
@@ -170,17 +170,17 @@ pub(crate) fn simulate(trace: &Trace, fractions: &[f64], seed: u64) -> Vec<SizeH
 /// One simulation to run for a size.
 #[derive(Clone, Copy)]
 enum Job {
-    Flat(Policy),
+    Flat(SimulatedPolicy),
     FlatOptimal,
-    PerTable(Policy),
+    PerTable(SimulatedPolicy),
     PerTableOptimal,
 }
 
 impl Job {
     /// All jobs of a size, in the order in which [`simulate`] takes their results.
     fn all() -> impl Iterator<Item = Self> {
-        let flat = Policy::ALL.into_iter().map(Self::Flat).chain([Self::FlatOptimal]);
-        flat.chain(Policy::ALL.into_iter().map(Self::PerTable)).chain([Self::PerTableOptimal])
+        let flat = SimulatedPolicy::ALL.into_iter().map(Self::Flat).chain([Self::FlatOptimal]);
+        flat.chain(SimulatedPolicy::ALL.into_iter().map(Self::PerTable)).chain([Self::PerTableOptimal])
     }
 }
 
@@ -200,13 +200,13 @@ struct TableFuture {
 }
 
 impl Simulation<'_> {
-    fn flat(&self, policy: Policy, fraction: f64) -> Hits {
+    fn flat(&self, policy: SimulatedPolicy, fraction: f64) -> Hits {
         let keys = self.trace.keys();
         let mut cache = policy.cache(share(fraction, keys), keys, self.seed);
         self.count(|key, _| cache.access(key))
     }
 
-    fn per_table(&self, policy: Policy, fraction: f64) -> Hits {
+    fn per_table(&self, policy: SimulatedPolicy, fraction: f64) -> Hits {
         let caches = self.table_rows(fraction).into_iter().zip(&self.trace.tables).enumerate();
         let cache = |(t, (rows, table)): (usize, (usize, &super::trace::TraceTable))| {
             (table.keys.start, policy.cache(rows, table.keys.len() as u32, self.seed ^ t as u64))

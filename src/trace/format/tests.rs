@@ -27,7 +27,7 @@ fn bytes(blocks: &[Accesses]) -> Vec<u8> {
     file
 }
 
-fn read(file: &[u8]) -> Result<(Header, Accesses, FileEnd), FormatError> {
+fn read(file: &[u8]) -> Result<(Header, Accesses, FileEnd), TraceFormatError> {
     let reader = match TraceReader::open(file)? {
         Opened::Whole(reader) => reader,
         Opened::Truncated { bytes } => {
@@ -38,7 +38,7 @@ fn read(file: &[u8]) -> Result<(Header, Accesses, FileEnd), FormatError> {
     let (header, mut accesses) = (reader.header().clone(), Vec::new());
     let ended = reader.read(|table, row| {
         accesses.push((table.0, row));
-        Ok::<(), FormatError>(())
+        Ok::<(), TraceFormatError>(())
     })?;
     Ok((header, accesses, ended))
 }

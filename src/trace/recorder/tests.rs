@@ -1,4 +1,4 @@
-use super::super::format::{FileEnd, FormatError, Opened, TraceReader};
+use super::super::format::{FileEnd, Opened, TraceFormatError, TraceReader};
 use super::*;
 use crate::metrics::Metrics;
 use crate::schema::preset::{self, ArchKind, SyntheticShape};
@@ -33,7 +33,7 @@ fn read(folder: &Path) -> (Vec<(u32, u64)>, Vec<u64>) {
         let Opened::Whole(reader) = opened else { panic!("{}: no header", file.path.display()) };
         let ended = reader.read(|table, row| {
             all.push((table.0, row));
-            Ok::<(), FormatError>(())
+            Ok::<(), TraceFormatError>(())
         });
         assert_eq!(ended.unwrap(), FileEnd::Whole);
     }

@@ -51,7 +51,7 @@ use self::collect::RowMover;
 use self::exchange::exchange;
 use self::item::{BufferPool, Item, ItemTransfers, PreparedBatch};
 use self::plan::{HazardWindows, PlanChannels, PlanSettings, PlanStats, Planner};
-use self::policy::Policy;
+use self::policy::ScratchpadPolicy;
 use self::scratchpad::{ScratchpadMemory, Sizes};
 pub use self::settings::PipelineSettings;
 pub(crate) use self::stage::start;
@@ -343,8 +343,11 @@ fn start_plan<'s>(
 }
 
 /// The frequencies as a lookup table; `None` unless the policy is LFU.
-fn use_counts(policy: Policy, rows: Option<Frequencies>) -> Result<Option<Arc<UseCounts>>, TrainError> {
-    let Some(rows) = rows.filter(|_| policy == Policy::Lfu) else { return Ok(None) };
+fn use_counts(
+    policy: ScratchpadPolicy,
+    rows: Option<Frequencies>,
+) -> Result<Option<Arc<UseCounts>>, TrainError> {
+    let Some(rows) = rows.filter(|_| policy == ScratchpadPolicy::Lfu) else { return Ok(None) };
     let counts = rows
         .iter()
         .map(|&(table, row, count)| (RowId::new(table, row), u32::try_from(count).unwrap_or(u32::MAX)));

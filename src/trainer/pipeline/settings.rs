@@ -2,7 +2,7 @@
 
 use crate::trainer::TrainError;
 use crate::trainer::pipeline::plan::HazardWindows;
-use crate::trainer::pipeline::policy::{Policy, SEEN_AHEAD};
+use crate::trainer::pipeline::policy::{SEEN_AHEAD, ScratchpadPolicy};
 use crate::trainer::pipeline::scratchpad::ScratchpadSize;
 use crate::trainer::replicas::MOST_REPLICAS;
 
@@ -12,7 +12,7 @@ pub struct PipelineSettings {
     /// Size of the scratchpad.
     pub scratchpad: ScratchpadSize,
     /// Chooses the rows that are evicted first.
-    pub policy: Policy,
+    pub policy: ScratchpadPolicy,
     /// Seed of the random policy.
     pub seed: u64,
     /// Batches that are planned together: cDLRM's look-ahead window; at least 1.
@@ -75,7 +75,7 @@ impl Default for PipelineSettings {
     fn default() -> Self {
         Self {
             scratchpad: ScratchpadSize::Fraction(0.1),
-            policy: Policy::default(),
+            policy: ScratchpadPolicy::default(),
             seed: 0,
             lookahead: 1,
             buffered: 0,

@@ -17,7 +17,7 @@ use bytemuck::{Pod, Zeroable};
 
 use super::hit_map::{HitMap, SlotBucket};
 use super::item::RowSlot;
-use super::policy::{Candidate, Candidates, Policy, RowUse};
+use super::policy::{Candidate, Candidates, RowUse, ScratchpadPolicy};
 use super::use_counts::UseCounts;
 use crate::mem::prefetch::{PREFETCH_AHEAD, prefetch_line};
 use crate::mem::probe_table::{Bucket, Tag};
@@ -116,7 +116,7 @@ impl SlotDirectory {
     /// # Errors
     /// [`OutOfHostMemory`] when an allocation fails.
     pub(crate) fn new(
-        policy: Policy,
+        policy: ScratchpadPolicy,
         frequencies: Option<Arc<UseCounts>>,
         count: usize,
         seed: u64,
@@ -134,7 +134,7 @@ impl SlotDirectory {
     }
 
     /// Empties all slots.
-    pub(crate) fn clear(&mut self, policy: Policy, seed: u64) {
+    pub(crate) fn clear(&mut self, policy: ScratchpadPolicy, seed: u64) {
         let count = self.count();
         self.states.fill(SlotState::default());
         self.slots.clear();

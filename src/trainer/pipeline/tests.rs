@@ -126,7 +126,7 @@ pub(crate) struct Trained {
 }
 
 impl Case {
-    pub(crate) fn new(scratchpad: ScratchpadSize, policy: Policy) -> Self {
+    pub(crate) fn new(scratchpad: ScratchpadSize, policy: ScratchpadPolicy) -> Self {
         let settings = PipelineSettings { scratchpad, policy, threads: 2, ..PipelineSettings::default() };
         Self { settings, kind: Kind::Adagrad, samples: 300, batch: 16, seed: 3 }
     }
@@ -144,10 +144,9 @@ impl Case {
         let mut reference = initialise(&schema(), self.optimizer(), 7).unwrap();
         let mut probabilities = Vec::new();
         let mut data = self.data();
-        crate::trainer::run_epoch(&mut reference, &mut data, self.batch, |p| {
-            probabilities.extend_from_slice(p.probabilities)
-        })
-        .unwrap();
+        reference
+            .train_sequentially(&mut data, self.batch, |p| probabilities.extend_from_slice(p.probabilities))
+            .unwrap();
         (reference, probabilities)
     }
 
@@ -233,7 +232,7 @@ pub(crate) fn assert_same(
 #[test]
 fn every_policy_and_optimizer_trains_the_sequential_bytes_in_a_scratchpad_of_any_size() {
     for kind in [Kind::Sgd, Kind::Adagrad, Kind::RowwiseAdagrad, Kind::Adam] {
-        for policy in Policy::ALL {
+        for policy in ScratchpadPolicy::ALL {
             for fraction in [0.1, 0.4, 1.0] {
                 let mut case = Case { kind, ..Case::new(ScratchpadSize::Fraction(fraction), policy) };
                 case.settings.jitter = (fraction == 0.4).then_some(kind as u64);
@@ -247,13 +246,13 @@ fn every_policy_and_optimizer_trains_the_sequential_bytes_in_a_scratchpad_of_any
 
 #[test]
 fn a_batch_whose_rows_do_not_fit_is_split_down_to_single_samples() {
-    for policy in Policy::ALL {
+    for policy in ScratchpadPolicy::ALL {
         // A sample has up to eight rows of the first two tables, and up to eight of the other two.
         let case = Case::new(ScratchpadSize::Slots(vec![8, 8]), policy);
         let stats = case.check();
         assert_eq!(stats.splits, 19, "{stats:?}");
     }
-    let case = Case { batch: 3, ..Case::new(ScratchpadSize::Slots(vec![12, 9]), Policy::Lru) };
+    let case = Case { batch: 3, ..Case::new(ScratchpadSize::Slots(vec![12, 9]), ScratchpadPolicy::Lru) };
     let stats = case.check();
     assert!(
         stats.splits > 0 && stats.splits < 100,
@@ -264,7 +263,7 @@ fn a_batch_whose_rows_do_not_fit_is_split_down_to_single_samples() {
 #[test]
 fn a_sample_whose_rows_do_not_fit_is_refused_after_the_samples_before_it_are_trained() {
     // A sample has up to eight rows of the first size.
-    let case = Case { seed: 5, ..Case::new(ScratchpadSize::Slots(vec![7, 8]), Policy::Lru) };
+    let case = Case { seed: 5, ..Case::new(ScratchpadSize::Slots(vec![7, 8]), ScratchpadPolicy::Lru) };
     let (mut train_state, mut pipeline, _dir) = case.begin(None);
     let mut data = case.data();
     let data = Data { reader: &mut data, batch: 1, steps: u64::MAX };
@@ -280,7 +279,7 @@ fn a_sample_whose_rows_do_not_fit_is_refused_after_the_samples_before_it_are_tra
 
 #[test]
 fn a_scratchpad_that_is_full_of_frequent_rows_has_room_for_the_first_batches() {
-    for policy in Policy::ALL {
+    for policy in ScratchpadPolicy::ALL {
         let case = Case::new(ScratchpadSize::Fraction(0.7), policy);
         assert_eq!(case.check().bubbles, 0, "the window fits");
         let tables = schema().tables.into_iter().zip(0..);
@@ -299,9 +298,9 @@ fn a_scratchpad_that_is_full_of_frequent_rows_has_room_for_the_first_batches() {
 
 #[test]
 fn plan_waits_if_the_window_does_not_fit_and_shrinks_a_window_of_several_batches() {
-    let stats = Case::new(ScratchpadSize::Slots(vec![110, 110]), Policy::Lru).check();
+    let stats = Case::new(ScratchpadSize::Slots(vec![110, 110]), ScratchpadPolicy::Lru).check();
     assert!(stats.bubbles > 0 && stats.splits == 0, "{stats:?}");
-    let mut case = Case::new(ScratchpadSize::Slots(vec![110, 110]), Policy::Optimal);
+    let mut case = Case::new(ScratchpadSize::Slots(vec![110, 110]), ScratchpadPolicy::Optimal);
     case.settings.lookahead = 4;
     let stats = case.check();
     assert!(stats.shrinks > 0 && stats.splits == 0, "{stats:?}");
@@ -309,7 +308,7 @@ fn plan_waits_if_the_window_does_not_fit_and_shrinks_a_window_of_several_batches
 
 #[test]
 fn counts_are_the_same_in_every_run() {
-    let mut case = Case::new(ScratchpadSize::Fraction(0.3), Policy::Random);
+    let mut case = Case::new(ScratchpadSize::Fraction(0.3), ScratchpadPolicy::Random);
     let first = case.check();
     case.settings.jitter = Some(1);
     assert_eq!(case.check(), first);
@@ -317,7 +316,7 @@ fn counts_are_the_same_in_every_run() {
 
 #[test]
 fn a_run_continues_where_the_last_one_ended_also_from_an_emptied_scratchpad() {
-    let case = Case::new(ScratchpadSize::Fraction(0.3), Policy::Lru);
+    let case = Case::new(ScratchpadSize::Fraction(0.3), ScratchpadPolicy::Lru);
     let (mut train_state, mut pipeline, _dir) = case.begin(None);
     let mut data = case.data();
     for clear in [false, true, false, true] {
@@ -332,8 +331,8 @@ fn a_run_continues_where_the_last_one_ended_also_from_an_emptied_scratchpad() {
 
 #[test]
 fn each_row_is_fetched_once_if_the_scratchpad_holds_all_rows() {
-    let stats = Case::new(ScratchpadSize::Fraction(1.0), Policy::Lru).check();
-    let again = Case::new(ScratchpadSize::Fraction(1.0), Policy::Optimal).check();
+    let stats = Case::new(ScratchpadSize::Fraction(1.0), ScratchpadPolicy::Lru).check();
+    let again = Case::new(ScratchpadSize::Fraction(1.0), ScratchpadPolicy::Optimal).check();
     assert_eq!((stats.fills, stats.hits, stats.evictions), (again.fills, again.hits, 0));
 }
 
@@ -346,7 +345,7 @@ pub(crate) fn cases() -> impl Strategy<Value = Case> {
         (size, 0usize..4, any::<u64>(), 1usize..5, 0usize..3, 500usize..60_000, any::<Option<u64>>());
     let settings =
         settings.prop_map(|(scratchpad, policy, seed, lookahead, buffered, staging_bytes, jitter)| {
-            let policy = Policy::ALL[policy];
+            let policy = ScratchpadPolicy::ALL[policy];
             PipelineSettings {
                 scratchpad,
                 policy,

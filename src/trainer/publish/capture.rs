@@ -103,7 +103,7 @@ mod tests {
 
     use proptest::prelude::*;
 
-    use super::super::image::TableShape;
+    use super::super::image::RecordShape;
     use super::*;
     use crate::store::RowSource;
     use crate::types::TableId;
@@ -113,7 +113,7 @@ mod tests {
         fn a_capture_has_the_last_record_of_each_row_in_ascending_order(
             updates in proptest::collection::vec((0_u64..40, any::<f32>()), 0..200), forgets in 1_usize..50
         ) {
-            let shapes = [TableShape { dim: 2, states: vec![("sum", 1)] }];
+            let shapes = [RecordShape { dim: 2, states: vec![("sum", 1)] }];
             let empty = || RowImage::empty(&shapes, &[40]).unwrap();
             let (mut capture, mut expected) = (Capture::new(empty(), &[40]), BTreeMap::new());
             for (n, (row, value)) in updates.into_iter().enumerate() {

@@ -32,7 +32,7 @@ pub(crate) struct RowImage {
 
 /// The shape of a table's records.
 #[derive(Clone, Debug)]
-pub(crate) struct TableShape {
+pub(crate) struct RecordShape {
     pub dim: usize,
     /// Name and elements of each state.
     pub states: Vec<(&'static str, usize)>,
@@ -41,7 +41,7 @@ pub(crate) struct TableShape {
 /// The changed rows of a table and their records.
 #[derive(Debug)]
 pub(crate) struct TableImage {
-    shape: TableShape,
+    shape: RecordShape,
     /// The copied rows, ascending after [`RowImage::sort`].
     rows: Vec<u64>,
     /// The records of `rows`: weights, then each state.
@@ -52,7 +52,7 @@ pub(crate) struct TableImage {
     next: u64,
 }
 
-impl TableShape {
+impl RecordShape {
     /// f32 elements of a record.
     pub(crate) fn width(&self) -> usize {
         self.dim + self.states.iter().map(|(_, width)| width).sum::<usize>()
@@ -69,8 +69,8 @@ impl RowImage {
     ///
     /// # Errors
     /// [`OutOfHostMemory`] for the sets of waiting rows.
-    pub(crate) fn empty(shapes: &[TableShape], rows: &[u64]) -> Result<Self, OutOfHostMemory> {
-        let table = |(shape, &rows): (&TableShape, &u64)| {
+    pub(crate) fn empty(shapes: &[RecordShape], rows: &[u64]) -> Result<Self, OutOfHostMemory> {
+        let table = |(shape, &rows): (&RecordShape, &u64)| {
             Ok(TableImage {
                 shape: shape.clone(),
                 rows: Vec::new(),

@@ -42,7 +42,7 @@ use crate::types::Version;
 use capture::Capture;
 use cut::Cut;
 use due::Due;
-use image::{RowImage, TableShape};
+use image::{RecordShape, RowImage};
 pub(crate) use rest::TakingOver;
 use row_set::RowSet;
 pub(crate) use segments::{RunControl, RunObserver};
@@ -109,7 +109,7 @@ pub(crate) type OnPublish = dyn FnMut(Result<Published, String>) + Send;
 /// Publishes the versions of one model in training.
 pub(crate) struct Publisher {
     options: PublishOptions,
-    shapes: Vec<TableShape>,
+    shapes: Vec<RecordShape>,
     rows: Vec<u64>,
     /// The rows that changed since the last cut, except those in `capture`.
     changed: Vec<RowSet>,
@@ -180,8 +180,8 @@ impl Publisher {
     ) -> Result<Self, TrainError> {
         let tables = &state.schema.tables;
         let rows: Vec<u64> = tables.iter().map(|table| table.stored_rows()).collect();
-        let shape = |dim| TableShape { dim, states: row_states(state.optimizer.kind, dim) };
-        let shapes: Vec<TableShape> = tables.iter().map(|table| shape(table.dim)).collect();
+        let shape = |dim| RecordShape { dim, states: row_states(state.optimizer.kind, dim) };
+        let shapes: Vec<RecordShape> = tables.iter().map(|table| shape(table.dim)).collect();
         let bytes = rows.iter().zip(&shapes).map(|(&rows, shape)| rows as usize * shape.record_bytes());
         let bytes = bytes.sum();
         // If the directory cannot be read, writing to it fails too, and says why.

@@ -12,7 +12,7 @@ use crate::trainer::pipeline::scratchpad::{ScratchpadMemory, Sizes, SlotLayout};
 use crate::trainer::pipeline::tests::{Case, Trained, assert_same, bits, cases, schema};
 use crate::trainer::pipeline::train::{Train, UpdatedRows};
 use crate::trainer::{
-    Pipeline, Policy, Progress, ReferenceTrainer, ScratchpadSize, WorkingFileOptions, initialise,
+    Pipeline, Progress, ReferenceTrainer, ScratchpadPolicy, ScratchpadSize, WorkingFileOptions, initialise,
     initialise_on_disk,
 };
 
@@ -21,7 +21,8 @@ mod naive;
 const KINDS: [Kind; 4] = [Kind::Sgd, Kind::Adagrad, Kind::RowwiseAdagrad, Kind::Adam];
 
 fn case(kind: Kind, replicas: usize, lambda: u64) -> Case {
-    let mut case = Case { kind, samples: 320, ..Case::new(ScratchpadSize::Fraction(1.0), Policy::Lru) };
+    let mut case =
+        Case { kind, samples: 320, ..Case::new(ScratchpadSize::Fraction(1.0), ScratchpadPolicy::Lru) };
     (case.settings.replicas, case.settings.lambda, case.settings.lookahead) = (replicas, lambda, 3);
     case
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::cache::gpu::{ContextShape, GpuCache, GpuCacheError, GpuHostRows, LookupContext, MissingRows};
 use crate::cache::{CacheError, CacheStats, EvictStep, Switched, Warmed};
 use crate::device::cuda::Driver;
-use crate::device::cuda::driver::Work;
+use crate::device::cuda::driver::OperationCounts;
 use crate::device::cuda::memory::{PinnedMemory, Plan};
 use crate::types::{Batch, TableId, Version};
 
@@ -151,7 +151,7 @@ pub(crate) fn a_batch_of_hits_takes_three_operations_whatever_the_table_count<D:
             let (_, misses) = contract::run(&mut subject, &world, &batch);
             let after = subject.driver.work();
             subject.settle();
-            let work = Work {
+            let work = OperationCounts {
                 launches: after.launches - before.launches,
                 copies: after.copies - before.copies,
                 graph_nodes: after.graph_nodes - before.graph_nodes,
@@ -167,7 +167,11 @@ pub(crate) fn a_batch_of_hits_takes_three_operations_whatever_the_table_count<D:
         for _ in 0..3 {
             let (missed, work) = operations();
             assert!(!missed, "{tables} tables");
-            assert_eq!(work, Work { copies: 1, graph_nodes: 2, ..Work::default() }, "{tables} tables");
+            assert_eq!(
+                work,
+                OperationCounts { copies: 1, graph_nodes: 2, ..OperationCounts::default() },
+                "{tables} tables"
+            );
         }
         // A batch of another shape is not a graph yet, and takes two launches in its place.
         let before = subject.driver.work();

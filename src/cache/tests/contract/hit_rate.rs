@@ -3,7 +3,7 @@
 
 use crate::cache::{CacheOptions, CacheShape, EvictStep, FlatCache, Query, TableShape};
 use crate::mem::mix64;
-use crate::planner::simulate::{Policy, share};
+use crate::planner::simulate::{SimulatedPolicy, share};
 use crate::planner::trace::{Trace, TraceBuilder};
 use crate::schema::preset::{self, ArchKind, SyntheticShape};
 use crate::types::TableId;
@@ -63,12 +63,12 @@ fn in_batches_of_64_the_default_policy_is_within_a_point_of_the_best_simulated_p
         let trace = trace(samples);
         for fraction in [0.05, 0.1, 0.2] {
             let rows = share(fraction, trace.keys());
-            let rate = |policy: &Policy| {
+            let rate = |policy: &SimulatedPolicy| {
                 let mut cache = policy.cache(rows, trace.keys(), 1);
                 let hits = trace.accesses.iter().filter(|&&key| cache.access(key)).count();
                 hits as f64 / trace.accesses.len() as f64
             };
-            let best = Policy::ALL.iter().map(rate).fold(0.0, f64::max);
+            let best = SimulatedPolicy::ALL.iter().map(rate).fold(0.0, f64::max);
             let got = hit_rate(&trace, rows, 64);
             assert!(got > best - 0.01, "{rows} of {} rows: {got}, best {best}", trace.keys());
         }

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::device::cuda::context::usable;
-use crate::device::cuda::driver::Work;
+use crate::device::cuda::driver::OperationCounts;
 use crate::device::cuda::nvidia::open_with;
 use crate::device::cuda::sources::KernelFile;
 use crate::device::cuda::{Address, Driver, DriverError, LaunchShape, Nvidia, Pinned, open};
@@ -64,7 +64,7 @@ fn memory_is_zero_aligned_and_copied_in_order(driver: &Nvidia) {
     assert!(device.0.is_multiple_of(256) && other.0.is_multiple_of(256) && device != other);
     assert!((from.host.as_ptr() as usize).is_multiple_of(4096) && from.bytes == BYTES);
     assert!(bytes_of(from).iter().all(|&byte| byte == 0));
-    assert_eq!(driver.work(), Work::default(), "zeroing is not counted");
+    assert_eq!(driver.work(), OperationCounts::default(), "zeroing is not counted");
 
     let stream = driver.stream().unwrap();
     fill(to, &[7; BYTES]);
@@ -90,7 +90,7 @@ fn memory_is_zero_aligned_and_copied_in_order(driver: &Nvidia) {
     }
     assert_eq!(&bytes_of(to)[8..], &pattern[..BYTES - 8]);
     assert_eq!(&bytes_of(to)[..8], [0; 8]);
-    assert_eq!(driver.work(), Work { copies: 4, ..Work::default() });
+    assert_eq!(driver.work(), OperationCounts { copies: 4, ..OperationCounts::default() });
     free_all(driver, &[device, other], &[from, to]);
 }
 
@@ -371,7 +371,7 @@ fn threads_are_independent(driver: &Nvidia) {
         }
     });
     let (copies, graph_nodes) = (4 * (50 + 45), 4 * 5);
-    assert_eq!(driver.work(), Work { copies, graph_nodes, ..Work::default() });
+    assert_eq!(driver.work(), OperationCounts { copies, graph_nodes, ..OperationCounts::default() });
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //! guarantees none.
 #![allow(unsafe_code)]
 
-use crate::device::cuda::driver::Work;
+use crate::device::cuda::driver::OperationCounts;
 use crate::device::cuda::{Address, Driver, DriverError, LaunchShape, Pinned};
 use crate::device::cusim::driver::{SimDriver, SimStream};
 
@@ -94,12 +94,15 @@ fn a_captured_graph_runs_only_when_launched_and_counts_its_nodes_each_time() {
         Ok(())
     });
     assert_eq!(bench.finish(&[&stream]), [1, 2, 3]);
-    assert_eq!(bench.driver.work(), Work::default());
+    assert_eq!(bench.driver.work(), OperationCounts::default());
     for times in 1..3 {
         // SAFETY: the memory of its copies is allocated.
         unsafe { bench.driver.launch_graph(&stream, graph.as_ref().unwrap()) }.unwrap();
         assert_eq!(bench.finish(&[&stream]), [1, 1, 1]);
-        assert_eq!(bench.driver.work(), Work { graph_nodes: 2 * times, ..Work::default() });
+        assert_eq!(
+            bench.driver.work(),
+            OperationCounts { graph_nodes: 2 * times, ..OperationCounts::default() }
+        );
     }
 }
 

@@ -47,7 +47,7 @@ use super::super::train_state::TrainState;
 use super::clocks::{Clocks, StageName};
 use super::item::{BufferPool, Item, ItemTransfers, PreparedBatch, Work};
 use super::jitter::Jitter;
-use super::policy::{Policy, RowUse, SEEN_AHEAD};
+use super::policy::{RowUse, SEEN_AHEAD, ScratchpadPolicy};
 use super::scratchpad::SlotLayout;
 use super::slot_directory::SlotDirectory;
 use super::train_progress::TrainProgress;
@@ -226,7 +226,7 @@ impl Planner {
     fn depth(&self) -> usize {
         let lookahead = self.settings.lookahead;
         let window = lookahead + self.future_batches();
-        let optimal = if self.settings.policy == Policy::Optimal { OPTIMAL_AHEAD } else { 0 };
+        let optimal = if self.settings.policy == ScratchpadPolicy::Optimal { OPTIMAL_AHEAD } else { 0 };
         (window + optimal).min(SEEN_AHEAD.max(window))
     }
 
@@ -239,7 +239,7 @@ impl Planner {
     fn see(&mut self, mut prepared: PreparedBatch) -> Result<(), TrainError> {
         prepared.prepare(&self.schema, &self.lookups)?;
         let number = self.batch + 1 + self.seen.len() as u64;
-        if self.settings.policy == Policy::Optimal {
+        if self.settings.policy == ScratchpadPolicy::Optimal {
             for row in prepared.rows() {
                 *self.upcoming.entry(row).or_default() |= 1 << (number % 64);
                 let directory = &mut self.directories[self.tables[row.table().index()].size];
@@ -358,7 +358,7 @@ impl Planner {
 
     /// Removes planned batches from `upcoming`.
     fn forget_seen(&mut self, batches: &[PreparedBatch]) {
-        if self.settings.policy != Policy::Optimal {
+        if self.settings.policy != ScratchpadPolicy::Optimal {
             return;
         }
         let first = self.batch + 1 - batches.len() as u64;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::trainer::pipeline::policy::Policy;
+use crate::trainer::pipeline::policy::ScratchpadPolicy;
 use crate::trainer::pipeline::use_counts::UseCounts;
 
 /// The items around the planned item whose rows must not be victims: how far stages can be apart.
@@ -50,7 +50,7 @@ pub struct PlanStats {
 /// The settings of Plan.
 #[derive(Clone, Debug)]
 pub(crate) struct PlanSettings {
-    pub policy: Policy,
+    pub policy: ScratchpadPolicy,
     /// Seed of the random policy.
     pub seed: u64,
     /// Batches that are planned together; at least 1.

@@ -22,7 +22,7 @@ use crate::types::named;
 
 /// Which rows the scratchpad evicts first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Policy {
+pub enum ScratchpadPolicy {
     /// The least recently used rows.
     #[default]
     Lru,
@@ -36,11 +36,11 @@ pub enum Policy {
 
 /// A name that no policy has.
 #[derive(Debug, thiserror::Error)]
-#[error("policy: expected {names}, got {0:?}", names = Policy::names())]
+#[error("policy: expected {names}, got {0:?}", names = ScratchpadPolicy::names())]
 pub struct UnknownPolicy(String);
 
 named! {
-    Policy: Lru = "lru", Lfu = "lfu", Random = "random", Optimal = "optimal";
+    ScratchpadPolicy: Lru = "lru", Lfu = "lfu", Random = "random", Optimal = "optimal";
     UnknownPolicy = UnknownPolicy
 }
 
@@ -89,13 +89,15 @@ enum Order {
 
 impl Candidates {
     /// No candidates among `count` slots. `seed` is for the random policy.
-    pub(crate) fn new(policy: Policy, count: usize, seed: u64) -> Self {
+    pub(crate) fn new(policy: ScratchpadPolicy, count: usize, seed: u64) -> Self {
         let queues = |by_frequency| Order::Queues { queues: RankQueues::new(count), by_frequency };
         let order = match policy {
-            Policy::Lru => queues(false),
-            Policy::Lfu => queues(true),
-            Policy::Optimal => Order::Lists(LinkedLists::new(SEEN_AHEAD + 1, count)),
-            Policy::Random => Order::Array { slots: Vec::new(), indices: vec![0; count], draws: mix64(seed) },
+            ScratchpadPolicy::Lru => queues(false),
+            ScratchpadPolicy::Lfu => queues(true),
+            ScratchpadPolicy::Optimal => Order::Lists(LinkedLists::new(SEEN_AHEAD + 1, count)),
+            ScratchpadPolicy::Random => {
+                Order::Array { slots: Vec::new(), indices: vec![0; count], draws: mix64(seed) }
+            }
         };
         Self { order, len: 0 }
     }

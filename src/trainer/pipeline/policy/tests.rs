@@ -9,7 +9,7 @@ struct Kept {
 }
 
 impl Kept {
-    fn new(policy: Policy, count: usize, seed: u64) -> Self {
+    fn new(policy: ScratchpadPolicy, count: usize, seed: u64) -> Self {
         Self { candidates: Candidates::new(policy, count, seed), stamps: vec![None; count], last: 0 }
     }
 
@@ -38,7 +38,7 @@ impl Kept {
 
 #[test]
 fn lru_evicts_the_oldest_candidate_and_any_candidate_can_be_removed() {
-    let mut candidates = Kept::new(Policy::Lru, 6, 0);
+    let mut candidates = Kept::new(ScratchpadPolicy::Lru, 6, 0);
     [3, 1, 5, 0, 2].into_iter().for_each(|slot| candidates.add(slot, RowUse::default()));
     [3, 0, 1].into_iter().for_each(|slot| candidates.remove(slot));
     candidates.add(1, RowUse::default());
@@ -48,7 +48,7 @@ fn lru_evicts_the_oldest_candidate_and_any_candidate_can_be_removed() {
 
 #[test]
 fn lfu_evicts_the_least_frequent_by_the_latest_frequencies() {
-    let mut candidates = Kept::new(Policy::Lfu, 4, 0);
+    let mut candidates = Kept::new(ScratchpadPolicy::Lfu, 4, 0);
     let row_use = |frequency| RowUse { frequency, next: 0 };
     for (slot, frequency) in [(0, 5), (1, 1), (2, 3), (3, 4)] {
         candidates.add(slot, row_use(frequency));
@@ -66,7 +66,7 @@ fn lfu_evicts_the_least_frequent_by_the_latest_frequencies() {
 #[test]
 fn random_evicts_each_candidate_once_and_in_the_same_order_for_the_same_seed() {
     let run = |seed| {
-        let mut candidates = Kept::new(Policy::Random, 40, seed);
+        let mut candidates = Kept::new(ScratchpadPolicy::Random, 40, seed);
         (0..40).for_each(|slot| candidates.add(slot, RowUse::default()));
         candidates.remove(7);
         candidates.drained()
@@ -80,7 +80,7 @@ fn random_evicts_each_candidate_once_and_in_the_same_order_for_the_same_seed() {
 
 #[test]
 fn the_optimal_policy_evicts_what_is_never_needed_and_then_what_is_needed_last() {
-    let mut candidates = Kept::new(Policy::Optimal, 5, 0);
+    let mut candidates = Kept::new(ScratchpadPolicy::Optimal, 5, 0);
     for (slot, next) in [(0, 3), (1, 0), (2, 60), (3, 7), (4, 0)] {
         candidates.add(slot, RowUse { frequency: 0, next });
     }
@@ -91,9 +91,9 @@ fn the_optimal_policy_evicts_what_is_never_needed_and_then_what_is_needed_last()
 
 #[test]
 fn a_policy_is_parsed_by_its_name_and_an_unknown_name_is_refused() {
-    for policy in Policy::ALL {
-        assert_eq!(policy.to_string().parse::<Policy>().unwrap(), policy);
+    for policy in ScratchpadPolicy::ALL {
+        assert_eq!(policy.to_string().parse::<ScratchpadPolicy>().unwrap(), policy);
     }
-    let refused = "fifo".parse::<Policy>().unwrap_err().to_string();
+    let refused = "fifo".parse::<ScratchpadPolicy>().unwrap_err().to_string();
     assert_eq!(refused, "policy: expected lru, lfu, random or optimal, got \"fifo\"");
 }

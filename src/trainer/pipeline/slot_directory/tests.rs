@@ -5,7 +5,7 @@ use crate::types::TableId;
 #[test]
 fn every_row_is_listed_once_and_ascending_over_several_lists() {
     for (count, rows) in [(40_000_u64, 40_000_u64), (40_000, 17_000), (500_000, 400_000), (10, 3), (10, 0)] {
-        let mut directory = SlotDirectory::new(Policy::Lru, None, count as usize, 0).unwrap();
+        let mut directory = SlotDirectory::new(ScratchpadPolicy::Lru, None, count as usize, 0).unwrap();
         let row_id = |n: u64| RowId::new(TableId((mix64(n) % 3) as u32), n);
         let mut expected: Vec<RowId> = (0..rows).map(row_id).collect();
         for rows in expected.chunks(LOOKUP_ROWS) {

@@ -11,8 +11,8 @@ use crate::mem::mix64;
 use crate::schema::Schema;
 use crate::trainer::optim::Kind;
 use crate::trainer::{
-    self, Data, Pipeline, PipelineRows, PipelineSettings, PlanStats, Policy, ScratchpadSize, TrainError,
-    TrainState, Verifier, WorkingFileOptions,
+    self, Data, Pipeline, PipelineRows, PipelineSettings, PlanStats, ScratchpadPolicy, ScratchpadSize,
+    TrainError, TrainState, Verifier, WorkingFileOptions,
 };
 use crate::types::TableId;
 
@@ -25,7 +25,7 @@ fn schema() -> Schema {
 
 /// A case with an optimizer of this kind and a scratchpad of this size.
 pub(crate) fn case(kind: Kind, scratchpad: ScratchpadSize) -> Case {
-    Case { kind, samples: 150, batch: 10, ..Case::new(scratchpad, Policy::Lru) }
+    Case { kind, samples: 150, batch: 10, ..Case::new(scratchpad, ScratchpadPolicy::Lru) }
 }
 
 impl Case {
@@ -94,7 +94,7 @@ pub(crate) fn a_scratchpad_of_any_size_trains_the_sequential_bytes<D: Driver>(
 ) {
     for fraction in [0.55, 1.0] {
         let mut case = Case { seed, ..case(kind, ScratchpadSize::Fraction(fraction)) };
-        case.settings.policy = Policy::ALL[seed as usize % Policy::ALL.len()];
+        case.settings.policy = ScratchpadPolicy::ALL[seed as usize % ScratchpadPolicy::ALL.len()];
         let stats = case.check_on(driver);
         assert_eq!(stats.evictions == 0, fraction == 1.0, "{case:?}: {stats:?}");
         assert!(stats.hits > 0 && stats.fills > 0, "{stats:?}");
@@ -153,7 +153,7 @@ pub(crate) fn any_settings_train_the_sequential_bytes<D: Driver>(driver: &Arc<D>
     let mut case = case(kind, slots);
     (case.samples, case.batch, case.seed) = (draw(1, 150), draw(1, 30), seed);
     case.settings = PipelineSettings {
-        policy: Policy::ALL[draw(0, Policy::ALL.len())],
+        policy: ScratchpadPolicy::ALL[draw(0, ScratchpadPolicy::ALL.len())],
         lookahead: draw(1, 4),
         buffered: draw(0, 3),
         staging_bytes: draw(500, 60_000),

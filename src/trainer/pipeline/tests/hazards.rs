@@ -266,7 +266,8 @@ impl Shape {
     /// A case in which the windows fit in the scratchpad and many rows are evicted.
     fn busy_case(self) -> Case {
         let batch = 6 / self.lookahead;
-        let mut case = Case::new(ScratchpadSize::Slots(vec![170 + 80 * self.buffered; 2]), Policy::Random);
+        let mut case =
+            Case::new(ScratchpadSize::Slots(vec![170 + 80 * self.buffered; 2]), ScratchpadPolicy::Random);
         (case.samples, case.batch) = (900, batch);
         case.settings.lookahead = self.lookahead;
         case.settings.staging_bytes = 1 << 20;
@@ -300,7 +301,7 @@ fn with_the_computed_windows_every_order_gives_the_sequential_bytes() {
 fn with_splits_bubbles_and_shrunk_windows_every_order_gives_the_sequential_bytes() {
     let mut seen = PlanStats::default();
     for (lookahead, batch, slots) in [(1, 3, [12, 9]), (2, 3, [24, 20]), (3, 5, [60, 60]), (2, 6, [90, 90])] {
-        let mut case = Case::new(ScratchpadSize::Slots(slots.to_vec()), Policy::Lru);
+        let mut case = Case::new(ScratchpadSize::Slots(slots.to_vec()), ScratchpadPolicy::Lru);
         (case.samples, case.batch, case.settings.lookahead) = (150, batch, lookahead);
         for order in orders(3) {
             for buffered in [0, 1] {
@@ -331,7 +332,8 @@ fn with_several_items_per_unit_every_order_gives_the_sequential_bytes() {
 #[test]
 fn a_batch_after_a_split_fetches_its_rows_after_they_were_written() {
     for (seed, slots) in (0..30).zip([10, 12, 14, 17, 20].into_iter().cycle()) {
-        let mut case = Case { seed, ..Case::new(ScratchpadSize::Slots(vec![slots; 2]), Policy::Lru) };
+        let mut case =
+            Case { seed, ..Case::new(ScratchpadSize::Slots(vec![slots; 2]), ScratchpadPolicy::Lru) };
         (case.samples, case.batch) = (120, 3);
         let Outcome { same, hazards, .. } = run_in_order(&case, HazardWindows::of(0), 0, Order::Eager);
         assert!(same && hazards == Hazards::default(), "{case:?}: {hazards:?}");

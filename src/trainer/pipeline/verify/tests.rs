@@ -1,13 +1,13 @@
 use super::*;
 use crate::trainer::pipeline::tests::{Case, schema};
 use crate::trainer::pipeline::train::UpdatedRows;
-use crate::trainer::{Data, Policy, Progress, ScratchpadSize, initialise};
+use crate::trainer::{Data, Progress, ScratchpadPolicy, ScratchpadSize, initialise};
 
 const BATCH: usize = 16;
 
 /// Verifies a pipeline that starts from other bytes than the sequential trainer. `spoil` changes the bytes.
 fn verified(spoil: impl FnOnce(&mut TrainState, &WorkingFile)) -> Option<Difference> {
-    let case = Case::new(ScratchpadSize::Fraction(0.3), Policy::Lru);
+    let case = Case::new(ScratchpadSize::Fraction(0.3), ScratchpadPolicy::Lru);
     let (mut train_state, mut pipeline, _dir) = case.begin(None);
     spoil(&mut train_state, pipeline.store());
     let mut verifier = Verifier::new(initialise(&schema(), case.optimizer(), 7).unwrap());
@@ -36,7 +36,7 @@ fn first_updates() -> Vec<Option<u64>> {
             }
         }
     }
-    let case = Case::new(ScratchpadSize::Fraction(1.0), Policy::Lru);
+    let case = Case::new(ScratchpadSize::Fraction(1.0), ScratchpadPolicy::Lru);
     let (mut train_state, mut pipeline, _dir) = case.begin(None);
     let mut rows = Rows(vec![None; schema().tables[0].rows as usize], 0);
     let mut samples = case.data();

@@ -6,7 +6,7 @@ use super::segments::{OnDisk, Slow, expected};
 use super::*;
 use crate::store::crash::{Effect, Fault, Op, RecordingDisk, dir_in_memory};
 use crate::trainer::ScratchpadSize;
-use crate::trainer::pipeline::policy::Policy;
+use crate::trainer::pipeline::policy::ScratchpadPolicy;
 use crate::trainer::pipeline::tests::Case;
 
 const EVERY: u64 = 2;
@@ -108,7 +108,7 @@ fn train_on_disk(case: &Case, expected: &[Vec<u32>], fault: Option<Fault>) -> Ve
 
 #[test]
 fn whichever_call_fails_in_training_with_a_scratchpad_no_row_is_lost() {
-    let case = Case { samples: 20 * 16, ..Case::new(ScratchpadSize::Fraction(0.3), Policy::Lru) };
+    let case = Case { samples: 20 * 16, ..Case::new(ScratchpadSize::Fraction(0.3), ScratchpadPolicy::Lru) };
     let expected = expected(&case);
     let calls = train_on_disk(&case, &expected, None);
     assert!(calls.len() > 40, "{}", calls.len());

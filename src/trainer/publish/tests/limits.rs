@@ -7,13 +7,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::segments::{OnDisk, Slow, expected};
 use super::*;
 use crate::store::stuck::StuckDisk;
-use crate::trainer::pipeline::policy::Policy;
+use crate::trainer::pipeline::policy::ScratchpadPolicy;
 use crate::trainer::pipeline::tests::Case;
 use crate::trainer::{ScratchpadSize, TrainState};
 
 /// A run with a scratchpad that may copy few rows, and what it should train.
 fn small_on_disk(disk: &Arc<StuckDisk>) -> (Case, Vec<Vec<u32>>, OnDisk) {
-    let case = Case { samples: 64 * 16, ..Case::new(ScratchpadSize::Fraction(0.3), Policy::Lru) };
+    let case = Case { samples: 64 * 16, ..Case::new(ScratchpadSize::Fraction(0.3), ScratchpadPolicy::Lru) };
     let expected = expected(&case);
     let mut run = OnDisk::with(case.begin(None), 8, disk.clone());
     run.publisher.most_copied = 2000;

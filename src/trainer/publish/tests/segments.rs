@@ -9,7 +9,7 @@ use crate::dataset::Stop;
 use crate::dataset::stoppable::Stoppable;
 use crate::store::crash::dir_in_memory;
 use crate::trainer::in_memory::{AroundSteps, run_around};
-use crate::trainer::pipeline::policy::Policy;
+use crate::trainer::pipeline::policy::ScratchpadPolicy;
 use crate::trainer::pipeline::tests::{Case, assert_same, cases, schema};
 use crate::trainer::{
     Data, Pipeline, PipelineSettings, Progress, ScratchpadSize, TrainState, WorkingFileOptions,
@@ -142,7 +142,7 @@ proptest! {
 
 #[test]
 fn a_run_with_a_scratchpad_goes_on_while_deltas_are_published_at_their_steps() {
-    let case = Case { samples: 64 * 16, ..Case::new(ScratchpadSize::Fraction(0.3), Policy::Lru) };
+    let case = Case { samples: 64 * 16, ..Case::new(ScratchpadSize::Fraction(0.3), ScratchpadPolicy::Lru) };
     let expected = expected(&case);
     let mut run = OnDisk::new(&case, 16);
     let published = run.train(&case, Duration::from_millis(4));
@@ -161,7 +161,7 @@ fn a_scratchpad_on_a_cusim_device_publishes_its_rows_after_a_step() {
     use crate::device::cusim::SimDriver;
     use crate::trainer::initialise_on_disk;
 
-    let case = Case { samples: 20 * 16, ..Case::new(ScratchpadSize::Fraction(0.5), Policy::Lru) };
+    let case = Case { samples: 20 * 16, ..Case::new(ScratchpadSize::Fraction(0.5), ScratchpadPolicy::Lru) };
     let expected = expected(&case);
     let driver = std::sync::Arc::new(SimDriver::new(1, 1 << 30).unwrap());
     let dir = tempfile::tempdir().unwrap();
@@ -178,7 +178,7 @@ fn a_scratchpad_on_a_cusim_device_publishes_its_rows_after_a_step() {
 
 #[test]
 fn replicas_publish_what_they_have_after_a_step() {
-    let case = Case::new(ScratchpadSize::Fraction(0.4), Policy::Lru);
+    let case = Case::new(ScratchpadSize::Fraction(0.4), ScratchpadPolicy::Lru);
     let settings = PipelineSettings { replicas: 3, lambda: 1, ..case.settings.clone() };
     let case = Case { settings, ..case };
     let mut run = OnDisk::new(&case, 4);
@@ -231,7 +231,7 @@ impl RunObserver for Hides {
 
 #[test]
 fn rows_of_a_version_that_cannot_be_written_are_in_the_next_one_also_with_a_scratchpad() {
-    let case = Case { samples: 40 * 16, ..Case::new(ScratchpadSize::Fraction(0.3), Policy::Lru) };
+    let case = Case { samples: 40 * 16, ..Case::new(ScratchpadSize::Fraction(0.3), ScratchpadPolicy::Lru) };
     let expected = expected(&case);
     let mut run = OnDisk::new(&case, 4);
     let (model, aside) = (run.models.path().join("m"), run.models.path().join("aside"));
@@ -247,7 +247,7 @@ fn rows_of_a_version_that_cannot_be_written_are_in_the_next_one_also_with_a_scra
 
 #[test]
 fn a_pause_of_the_reader_never_ends_training_whoever_asks_for_it() {
-    let case = Case { samples: 40 * 16, ..Case::new(ScratchpadSize::Fraction(0.3), Policy::Lru) };
+    let case = Case { samples: 40 * 16, ..Case::new(ScratchpadSize::Fraction(0.3), ScratchpadPolicy::Lru) };
     let stop = Stop::default();
     let mut data = Stoppable::new(Box::new(case.data()), stop.clone());
     let ended = std::sync::atomic::AtomicBool::new(false);

@@ -18,7 +18,7 @@ use super::Stop;
 const WAIT: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
 
 /// An opened file.
-pub(crate) struct FileBytes {
+pub(crate) struct InputFile {
     file: File,
     /// Bytes that it had when it was opened; `None` for a pipe.
     length: Option<u64>,
@@ -28,7 +28,7 @@ pub(crate) struct FileBytes {
     stop: Stop,
 }
 
-impl FileBytes {
+impl InputFile {
     /// # Errors
     /// When the file has no metadata.
     pub(crate) fn new(file: File, total: Arc<AtomicU64>, stop: Stop) -> io::Result<Self> {
@@ -82,7 +82,7 @@ impl FileBytes {
     }
 }
 
-impl Read for FileBytes {
+impl Read for InputFile {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         self.wait()?;
         let got = self.file.read(buffer)?;
