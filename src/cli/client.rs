@@ -3,9 +3,10 @@
 //! A [`Client`] gets a model's schema from the server, and reads from a data file the columns that the schema
 //! names. Values are sent as they are in the file, because the server hashes and transforms them
 //! ([`request`]). Messages are encoded before they are sent, so that repeating a request copies nothing.
-//! `connect` has the flags of the connection.
+//! `connect` has the flags of the connection, and `failure` the words for one that failed.
 
 mod connect;
+mod failure;
 
 use std::path::Path;
 use std::time::Duration;
@@ -19,8 +20,8 @@ use tonic::codegen::http::uri::PathAndQuery;
 use tonic::transport::Channel;
 use tonic::{Code, Request, Status};
 
+use crate::cli::InputError;
 use crate::cli::format::{FormatFlags, MalformedFlag};
-use crate::cli::{InputError, error_line};
 use crate::dataset::{self, Labels, ReadOptions, Reader};
 use crate::metrics::code_name;
 use crate::schema::Schema;
@@ -28,6 +29,7 @@ use crate::server::proto::ctr_client::CtrClient;
 use crate::server::proto::{FeatureColumn, GetModelRequest, PredictRequest, PredictResponse};
 use crate::types::{RawBatch, RawFeature, RawValues};
 pub(crate) use connect::{Connect, Token};
+use failure::{explained, is_late};
 
 /// Flags that name a served model, and the form of the data for it.
 #[derive(Clone, Debug, clap::Args)]
@@ -44,6 +46,13 @@ pub(crate) struct Target {
     unlabelled: bool,
     #[command(flatten)]
     malformed: MalformedFlag,
+}
+
+impl Target {
+    /// The server.
+    pub(crate) fn addr(&self) -> &str {
+        &self.server.addr
+    }
 }
 
 /// A connection to a server, and the server's description of a model.
@@ -76,11 +85,14 @@ pub(crate) async fn whole<T>(
     timeout: Duration,
     call: impl Future<Output = Result<T, Status>>,
 ) -> Result<T, Status> {
-    let late = |_| {
-        let seconds = timeout.as_secs_f64();
-        Err(Status::deadline_exceeded(format!("the answer is not complete after {seconds} s")))
-    };
-    tokio::time::timeout(timeout + REST, call).await.unwrap_or_else(late)
+    let seconds = timeout.as_secs_f64();
+    let late = |what| Err(Status::deadline_exceeded(format!("{what} {seconds} s")));
+    match tokio::time::timeout(timeout + REST, call).await {
+        // tonic would call it cancelled.
+        Ok(Err(status)) if is_late(&status) => late("no answer within"),
+        Ok(ended) => ended,
+        Err(_) => late("the answer is not complete after"),
+    }
 }
 
 impl Client {
@@ -99,7 +111,7 @@ impl Client {
         let answer = whole(DESCRIBE_TIMEOUT, ctr.get_model(request)).await;
         let answer = answer.map_err(|status| match status.code() {
             Code::NotFound => InputError(anyhow!("{}", status.message()).context("--model")).into(),
-            _ => anyhow!("{addr}: {}", status_text(&status)),
+            _ => anyhow!("{addr}: {}", status_text(&target.server.first_failed(status))),
         })?;
         let answer = answer.into_inner();
         let schema = Schema::parse(&answer.model_toml)
@@ -135,10 +147,11 @@ impl Client {
         self.token.iter().for_each(|token| token.add_to(&mut request));
         let path = PathAndQuery::from_static("/flechette.v1.Ctr/Predict");
         let answer = async {
-            grpc.ready().await.map_err(|error| Status::unavailable(error_line(&error)))?;
+            grpc.ready().await.map_err(|error| Status::from_error(error.into()))?;
             grpc.unary(request, path, EncodedCodec).await
         };
-        Ok(whole(timeout, answer).await?.into_inner())
+        let answer = whole(timeout, answer).await.map_err(|status| explained(status, None))?;
+        Ok(answer.into_inner())
     }
 
     /// Opens a data file to read the model's columns.

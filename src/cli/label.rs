@@ -55,7 +55,7 @@ async fn ask(args: Args) -> anyhow::Result<String> {
         Code::NotFound | Code::InvalidArgument | Code::FailedPrecondition => {
             InputError(anyhow!("{}", status.message().to_owned())).into()
         }
-        _ => anyhow!("{}: {}", server.addr, status_text(&status)),
+        _ => anyhow!("{}: {}", server.addr, status_text(&server.first_failed(status))),
     };
     // A token for changes may not be one for GetModel.
     Ok(match change {

@@ -106,7 +106,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     }
     let report = runtime.block_on(drive(&driver, &args, pace, args.seconds))?;
     let text = if args.json { format!("{}\n", report.json()) } else { report.text() };
-    print_and_end(&text, report.tally.result())
+    print_and_end(&text, report.tally.result(args.target.addr()))
 }
 
 async fn connect(args: &Args) -> anyhow::Result<Arc<Driver>> {

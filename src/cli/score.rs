@@ -97,7 +97,8 @@ async fn score(args: &Args) -> anyhow::Result<Summary> {
         if let Some(next) = next {
             in_flight.push_back(send(&client, next?));
         } else if let Some(sent) = in_flight.pop_front() {
-            summary.take(sent.answer().await?, out.as_mut())?;
+            let answer = sent.answer().await.with_context(|| args.target.addr().to_owned())?;
+            summary.take(answer, out.as_mut())?;
         } else {
             break;
         }
@@ -214,10 +215,10 @@ async fn predict_with_retries(client: &Client, message: Bytes) -> Result<Predict
 impl Sent {
     async fn answer(self) -> anyhow::Result<Answer> {
         let answer = self.answer.await.context("the sending task")?;
-        let (response, took) = answer.map_err(|status| anyhow!("server: {}", status_text(&status)))?;
+        let (response, took) = answer.map_err(|status| anyhow!(status_text(&status)))?;
         let (expected, got) = (self.rows.samples, response.scores.len());
         if expected != got {
-            return Err(anyhow!("server: expected {expected} scores, got {got}"));
+            return Err(anyhow!("expected {expected} scores, got {got}"));
         }
         Ok(Answer { response, rows: self.rows, took })
     }

@@ -11,6 +11,7 @@ mod attacks;
 mod cache_memory;
 mod certificates;
 mod cli_init;
+mod client_errors;
 mod closed_pipes;
 #[cfg(target_os = "linux")]
 mod cuda_open;

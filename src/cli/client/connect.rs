@@ -5,12 +5,13 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::anyhow;
-use tonic::Request;
 use tonic::codegen::http::Uri;
 use tonic::metadata::{Ascii, MetadataValue};
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
+use tonic::{Request, Status};
 
-use crate::cli::{InputError, error_line};
+use super::failure::{cause, explained, first_hint};
+use crate::cli::InputError;
 use crate::server::token_lines;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -62,7 +63,12 @@ impl Connect {
     }
 
     fn unreachable(&self, error: &tonic::transport::Error) -> anyhow::Error {
-        anyhow!("{}: cannot connect: {}", self.addr, error_line(error))
+        anyhow!("{}: cannot connect: {}", self.addr, cause(error, None))
+    }
+
+    /// The status of the first call on a connection, with a hint if it has no answer.
+    pub(crate) fn first_failed(&self, status: Status) -> Status {
+        explained(status, Some(first_hint(self.addr.starts_with("https:"))))
     }
 
     fn tls(&self) -> Result<ClientTlsConfig, InputError> {

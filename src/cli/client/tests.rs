@@ -15,6 +15,14 @@ fn columns_are_sent_without_hashing() {
     assert_eq!((column.lengths, column.ids), (vec![0, 2], vec![7, 9]));
 }
 
+#[tokio::test]
+async fn a_call_without_an_answer_in_time_is_late_and_not_cancelled() {
+    let limit = Duration::from_secs(30);
+    let late = async { Err::<(), _>(Status::from_error(Box::new(tonic::TimeoutExpired(())))) };
+    let status = whole(limit, late).await.unwrap_err();
+    assert_eq!(status_text(&status), "DEADLINE_EXCEEDED: no answer within 30 s");
+}
+
 #[test]
 fn a_request_has_the_features_in_the_order_of_the_schema() {
     let schema = preset::criteo(ArchKind::Dlrm, 4, 10);

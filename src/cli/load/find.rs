@@ -64,7 +64,7 @@ pub(super) fn run(
         drive(one_client, args.warmup)?;
     }
     let first = drive(one_client, args.seconds)?;
-    first.tally.result()?;
+    first.tally.result(args.target.addr())?;
     if !args.json {
         print(&heading(args))?;
     }
@@ -74,7 +74,7 @@ pub(super) fn run(
         for _ in 0..WINDOWS {
             let report = drive(Pace::Rate(rate), args.seconds)?;
             if report.tally.errors.keys().any(|code| !OVERLOAD.contains(code)) {
-                report.tally.result()?;
+                report.tally.result(args.target.addr())?;
             }
             passed = passes(&report, limit);
             if !args.json {

@@ -78,11 +78,11 @@ impl Tally {
         self.errors.values().sum()
     }
 
-    /// An error if any request failed.
-    pub(super) fn result(&self) -> anyhow::Result<()> {
+    /// An error if any request to this server failed.
+    pub(super) fn result(&self, addr: &str) -> anyhow::Result<()> {
         let Some(first) = &self.first_error else { return Ok(()) };
         let (failed, sent) = (self.failed(), self.ok + self.failed());
-        Err(anyhow!("{failed} of {sent} requests failed, the first with {}", status_text(first)))
+        Err(anyhow!("{addr}: {failed} of {sent} requests failed, the first with {}", status_text(first)))
     }
 }
 

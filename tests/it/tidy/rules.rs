@@ -102,7 +102,7 @@ pub const CRATE_HOMES: &[(&str, &[&str])] = &[
     ("tonic_reflection", &["server/", "cli/"]),
     ("prost", &["server/", "cli/"]),
     ("prost_types", &["server/", "cli/"]),
-    ("rustls", &["server/"]),
+    ("rustls", &["server/", "cli/client/failure.rs"]),
     ("tokio_rustls", &["server/socket.rs"]),
     ("opentelemetry", &["server/spans.rs"]),
     ("opentelemetry_otlp", &["server/spans.rs"]),

@@ -23,10 +23,10 @@ fn a_failed_request_makes_the_command_fail() {
         Ok(PredictResponse { scores: vec![0.5], version: 1, ..PredictResponse::default() }),
         Duration::ZERO,
     );
-    assert!(tally.result().is_ok());
+    assert!(tally.result("http://a:1").is_ok());
     tally.take(Err(Status::resource_exhausted("full")), Duration::ZERO);
-    let error = tally.result().unwrap_err().to_string();
-    assert_eq!(error, "1 of 2 requests failed, the first with RESOURCE_EXHAUSTED: full");
+    let error = tally.result("http://a:1").unwrap_err().to_string();
+    assert_eq!(error, "http://a:1: 1 of 2 requests failed, the first with RESOURCE_EXHAUSTED: full");
 }
 
 /// A tally of scored requests with these latencies.
