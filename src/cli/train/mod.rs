@@ -197,6 +197,9 @@ fn check(args: &Args, stop: &Stop) -> anyhow::Result<Checked> {
     // directory of a new model is made only for a run that can begin.
     let exists = args.models.join(&args.name).is_dir();
     let held = if exists { lock::lock(args)? } else { ModelLock::default() };
+    if args.alone && !held.is_held() {
+        lock::warn_of_other(&args.models, &args.name);
+    }
     let (start, schema) = Start::of(args, stop)?;
     args.check_data(&schema)?;
     evaluate::check_out(args)?;
