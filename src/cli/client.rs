@@ -21,12 +21,15 @@ use tonic::transport::Channel;
 use tonic::{Code, Request, Status};
 
 use crate::cli::InputError;
+use crate::cli::flags::whole as whole_number;
 use crate::cli::format::{FormatFlags, MalformedFlag};
 use crate::dataset::{self, Labels, ReadOptions, Reader};
 use crate::metrics::code_name;
 use crate::schema::Schema;
 use crate::server::proto::ctr_client::CtrClient;
-use crate::server::proto::{FeatureColumn, GetModelRequest, PredictRequest, PredictResponse};
+use crate::server::proto::{
+    FeatureColumn, GetModelRequest, GetModelResponse, PredictRequest, PredictResponse,
+};
 use crate::types::{RawBatch, RawFeature, RawValues};
 pub(crate) use connect::{Connect, Token};
 use failure::{explained, is_late};
@@ -39,6 +42,13 @@ pub(crate) struct Target {
     /// Name of the model
     #[arg(long, value_name = "NAME")]
     pub model: String,
+    /// The version that computes the scores, one of those that are loaded [default: the server decides]
+    #[arg(long, value_name = "N", conflicts_with = "model_label")]
+    #[arg(value_parser = whole_number::<u64>(1, u64::MAX))]
+    model_version: Option<u64>,
+    /// The label whose version computes the scores, such as canary [default: the server decides]
+    #[arg(long, value_name = "NAME")]
+    model_label: Option<String>,
     #[command(flatten)]
     format: FormatFlags,
     /// The file has no label column: a line of criteo-tsv has 39 fields, and a line of --columns no label
@@ -53,6 +63,20 @@ impl Target {
     pub(crate) fn addr(&self) -> &str {
         &self.server.addr
     }
+
+    /// Checks that the version or the label of the flags can score.
+    fn check_loaded(&self, served: &GetModelResponse) -> Result<(), InputError> {
+        if let Some(version) = self.model_version.filter(|version| !served.versions.contains(version)) {
+            let loaded = Vec::from_iter(served.versions.iter().map(u64::to_string)).join(", ");
+            return Err(InputError(anyhow!("--model-version: {version} is not loaded, only {loaded}")));
+        }
+        let Some(name) = &self.model_label else { return Ok(()) };
+        match served.labels.iter().find(|label| label.label == *name) {
+            Some(label) if label.version > 0 => Ok(()),
+            Some(_) => Err(InputError(anyhow!("--model-label: the version of {name:?} is not loaded"))),
+            None => Err(InputError(anyhow!("--model-label: the model has no label {name:?}"))),
+        }
+    }
 }
 
 /// A connection to a server, and the server's description of a model.
@@ -61,6 +85,9 @@ pub(crate) struct Client {
     channel: Channel,
     token: Option<Token>,
     model: String,
+    /// What must compute the scores: a version, or a label; 0 and no name if the server decides.
+    version: u64,
+    label: String,
     schema: Schema,
     /// Most samples of a request.
     max_samples: usize,
@@ -114,6 +141,7 @@ impl Client {
             _ => anyhow!("{addr}: {}", status_text(&target.server.first_failed(status))),
         })?;
         let answer = answer.into_inner();
+        target.check_loaded(&answer)?;
         let schema = Schema::parse(&answer.model_toml)
             .map_err(|error| anyhow!("{addr}: the server's schema: {error}"))?;
         let limits = answer.limits.unwrap_or_default();
@@ -121,6 +149,8 @@ impl Client {
             channel,
             token,
             model: target.model.clone(),
+            version: target.model_version.unwrap_or_default(),
+            label: target.model_label.clone().unwrap_or_default(),
             schema,
             max_samples: limits.max_samples as usize,
             max_bytes: usize::try_from(limits.max_bytes).unwrap_or(usize::MAX),
@@ -186,7 +216,9 @@ impl Client {
     /// # Errors
     /// When the message is larger than the server accepts.
     pub(crate) fn encode(&self, raw: &RawBatch, logits: bool) -> Result<Bytes, InputError> {
-        let message = PredictRequest { logits, ..request(&self.model, &self.schema, raw) }.encode_to_vec();
+        let (version, label) = (self.version, self.label.clone());
+        let columns = request(&self.model, &self.schema, raw);
+        let message = PredictRequest { logits, version, label, ..columns }.encode_to_vec();
         if message.len() > self.max_bytes {
             let (samples, got, limit) = (raw.samples, message.len(), self.max_bytes);
             return Err(InputError(anyhow!(

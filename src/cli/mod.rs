@@ -55,6 +55,10 @@ pub struct Cli {
     command: Command,
 }
 
+/// The end of `serve --help`. Only some settings have a flag.
+const SETTINGS: &str = "Every setting is also a key of the file of --config and a variable \
+    FLECHETTE_<SECTION>_<KEY>; `flechette config print` lists them.";
+
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Writes a model.toml for a data set and an architecture to standard output
@@ -62,6 +66,7 @@ enum Command {
     /// Trains a model on click logs and writes a new version of it
     Train(Box<train::Args>),
     /// Serves every model of a directory over gRPC, and trains one of them with --train
+    #[command(after_help = SETTINGS)]
     Serve(Box<serve::Args>),
     /// Checks the settings of serve, or prints them with their sources
     Config(config::Args),

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::fields::{Fields, Row, number, shown};
+use super::fields::{Fields, Row, is_number, number, shown};
 use super::files::{Files, Next};
 use super::layout::{Columns, DenseField, FirstLineError, Layout};
 use super::lines::{Line, Lines};
@@ -408,6 +408,7 @@ fn append(row: &Row<'_>, columns: &Columns, out: &mut RawBatch, labels: &mut Vec
         let refused =
             |expected: &str| format!("field {}: expected {expected}, got {}", index + 1, shown(text));
         let value = match number(text) {
+            None if is_number(text) => Err(refused("a finite number up to 3.4e38")),
             None => Err(refused("a number")),
             Some(value) if trained.is_none_or(|transform| transform.is_trainable(value)) => Ok(value),
             Some(_) => Err(refused("a number whose square is finite after the transform")),

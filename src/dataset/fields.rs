@@ -102,6 +102,12 @@ pub(crate) fn number(field: &[u8]) -> Option<f32> {
     value.is_finite().then_some(value)
 }
 
+/// Whether a field is a number, however large, or infinite.
+pub(crate) fn is_number(field: &[u8]) -> bool {
+    let value = std::str::from_utf8(field).ok().and_then(|text| text.parse::<f64>().ok());
+    value.is_some_and(|value| !value.is_nan())
+}
+
 /// Bytes of a value that an error message shows.
 const VALUE_BYTES: usize = 32;
 /// Bytes of a column's name that an error message shows. More than of a value, because names differ at their

@@ -46,6 +46,16 @@ fn a_server_with_a_cache_takes_its_bytes_and_what_is_stated_more_than_one_withou
     }
 }
 
+#[test]
+fn a_setting_far_above_a_small_models_rows_is_not_warned_of() {
+    let workshop = Workshop::new(300, 50);
+    workshop.train(ArchKind::Dlrm);
+    let served = Served::start(&workshop.models, "--cache-mode on --cache-bytes 50Ti");
+    served.terminate();
+    let (status, log) = served.ended();
+    assert!(status.success() && !log.contains("free memory"), "{log}");
+}
+
 const WORKERS: usize = 2;
 /// Samples per batch.
 const SAMPLES: usize = 4096;

@@ -1,4 +1,4 @@
-//! What the commands that are clients say when the server does not answer: its address, the cause, and a hint.
+//! What commands say that get no answer of a server: its address, the cause, and a hint.
 
 use std::net::SocketAddr;
 

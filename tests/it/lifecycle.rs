@@ -337,7 +337,11 @@ fn a_hangup_reloads_the_settings_that_can_change_and_names_the_others() {
     workshop.train(ArchKind::Dlrm);
     let config = workshop.path("serve.toml");
     fs::write(&config, "[models]\nwatch_seconds = 0\n").unwrap();
+    let dcn = Path::new(&workshop.models).join("dcn/1");
+    fs::create_dir_all(&dcn).unwrap();
     let served = Served::start(&workshop.models, &format!("--config {config}"));
+    served.said("model refused; models.watch_seconds is 0, so a client must load it", 1);
+    fs::remove_dir_all(dcn.parent().unwrap()).unwrap();
     workshop.train(ArchKind::Dlrm);
     let log = "[log]\nlevel = \"info,h2=off\"\nslow_seconds = 0\n";
     let changed = format!("[models]\nwatch_seconds = 1\n[server]\nmax_samples = 7\n{log}");

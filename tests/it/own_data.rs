@@ -194,6 +194,7 @@ fn a_line_that_does_not_fit_is_skipped_with_its_reason() {
         ("a,1,u,\"i,t,1", "a double quote is not closed in the line"),
         ("a,1,u,i,t,2", "expected label 0 or 1, got \"2\""),
         ("a,one,u,i,t,1", "field 2: expected a number, got \"one\""),
+        ("a,1e39,u,i,t,1", "field 2: expected a finite number up to 3.4e38, got \"1e39\""),
         ("a,1,u,i,t|t|t|t,1", "field 5: expected at most 3 ids, got 4"),
     ];
     let text: String = lines.iter().map(|(line, _)| format!("{line}\n")).collect();

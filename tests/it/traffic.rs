@@ -436,6 +436,20 @@ fn a_share_of_the_requests_is_the_canarys_and_every_user_stays_on_one_side() {
         format!("labels = {{ stable = 1, canary = 2 }}\ncanary_share = 0.3\nsticky = \"{sticky}\"")
     };
     let client = world.serve(&table("request_id"), "");
+    for (flags, version) in
+        [("--model-label canary", 2), ("--model-label stable", 1), ("--model-version 2", 2)]
+    {
+        let scored = client.served.score(MODEL, &world.workshop.valid, flags);
+        assert_eq!(scored["versions"], serde_json::json!([version]), "{flags}");
+    }
+    for (flags, words) in [
+        ("--model-label other", "--model-label: the model has no label \"other\""),
+        ("--model-version 9", "--model-version: 9 is not loaded, only 1, 2"),
+    ] {
+        let data = format!("--model {MODEL} --format criteo-tsv {} {flags}", world.workshop.valid);
+        let error = run_failing(2, &format!("score --addr {} {data}", client.served.url()));
+        assert!(error.contains(words), "{error}");
+    }
     let by = |id: &str| client.scored_by(&world, |request| request.request_id = id.to_owned()).unwrap();
     let users: Vec<u64> = (0..400).map(|user| by(&format!("user-{user}"))).collect();
     let canaries = |versions: &[u64]| versions.iter().filter(|version| **version == 2).count();

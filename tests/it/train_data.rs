@@ -334,6 +334,16 @@ fn a_signal_whose_version_cannot_be_written_says_why_and_where_the_run_continues
         report.ends_with(" without --resume starts at the beginning, because version 1 is of another run")
     );
     assert_eq!(latest(), Some(1));
+    // Without a signal, too.
+    let publishing = format!("{line} --resume --publish-every 1000s");
+    let (child, stdin) = start_with_input_in(full, &publishing, &text);
+    drop(stdin);
+    let ended = child.wait_with_output().unwrap();
+    let report = String::from_utf8(ended.stderr).unwrap();
+    assert_eq!(ended.status.code(), Some(1), "{report}");
+    let last = report.lines().last().unwrap();
+    assert!(last.starts_with("error: the last version could not be written: "), "{report}");
+    assert!(last.ends_with("; the same command with --resume continues from version 1"), "{report}");
 }
 
 #[test]

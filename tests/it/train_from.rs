@@ -132,3 +132,18 @@ fn what_training_cannot_continue_from_is_refused_before_it_begins() {
     }
     assert_eq!(fs::read_dir(format!("{models}/m")).unwrap().count(), 1, "nothing was written");
 }
+
+#[test]
+fn the_steps_of_a_run_that_continues_are_told_from_those_of_the_model() {
+    let (workshop, [first, second]) = cut_workshop();
+    let config = workshop.config(ArchKind::Dlrm, 8, 300);
+    let before = train(&workshop, "m", &first, &format!("--model-config {config}"))["steps"].as_u64();
+    let models = &workshop.models;
+    let output = run(&format!(
+        "train --from latest --format criteo-tsv --data {second} --models {models} --name m --json"
+    ));
+    let (stderr, all) = (String::from_utf8(output.stderr).unwrap(), before.unwrap() + 4);
+    assert!(stderr.contains(&format!(", 4 steps ({all} in all), ")), "{stderr}");
+    let line: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(line["steps"], all);
+}

@@ -200,7 +200,10 @@ fn a_run_cannot_resume_as_another_run_or_beside_a_run_that_publishes() {
     // Now something was, and a version of another run followed.
     run(&line("--from latest --batch 32 --publish-every 9steps"));
     let between = run_failing(2, &line("--from 1 --resume --batch 64"));
-    assert!(between.contains(" is of this run"), "{between}");
+    assert!(between.contains(" is of this run, and continues if "), "{between}");
+    assert!(between.ends_with(" moved away or removed"), "{between}");
+    let without_from = run_failing(2, &line("--resume --batch 64"));
+    assert_eq!(without_from, between);
 
     let follow = workshop.path("none");
     fs::create_dir(&follow).unwrap();
@@ -217,6 +220,10 @@ fn a_run_cannot_resume_as_another_run_or_beside_a_run_that_publishes() {
         assert!(publisher.try_wait().unwrap().is_none() && Instant::now() < limit, "it takes no lock");
         sleep(Duration::from_millis(100));
     }
+    // A run that does not publish is not refused.
+    let beside = run(&line(""));
+    let log = String::from_utf8(beside.stderr).unwrap();
+    assert!(beside.status.success() && log.contains("another process trains this model"), "{log}");
     let compacted = run_failing(1, &format!("versions --models {models} --name m --compact"));
     assert!(compacted.contains("another process trains \"m\" and publishes"), "{compacted}");
     // A run finds the lock before it reads the last version, which cannot be read now.

@@ -46,7 +46,8 @@ fn tls_hint(error: &(dyn Error + 'static)) -> Option<&'static str> {
     };
     match tls? {
         TlsError::InvalidMessage(_) => Some("is this port encrypted? Otherwise it needs http://"),
-        TlsError::InvalidCertificate(CertificateError::UnknownIssuer) => {
+        // The latter for another authority of the same name.
+        TlsError::InvalidCertificate(CertificateError::UnknownIssuer | CertificateError::BadSignature) => {
             Some("does --ca name the authority of the server's certificate?")
         }
         TlsError::AlertReceived(AlertDescription::NoApplicationProtocol) => Some(IS_GRPC),

@@ -100,7 +100,11 @@ impl Adder {
                 let line = error_line(error.as_ref());
                 // Whoever shows the reason names the model.
                 let reason = line.strip_prefix(&format!("model {name:?}: ")).unwrap_or(&line).to_owned();
-                tracing::warn!(model = name, %reason, "model refused; it is tried again if its files change");
+                let again = match self.loader.live.watch() {
+                    Some(_) => "it is tried again if its files change",
+                    None => "models.watch_seconds is 0, so a client must load it",
+                };
+                tracing::warn!(model = name, %reason, "model refused; {again}");
                 self.registry.refuse(name, reason);
                 let refused = RefusedModel::after(self.refused.get(name), now, &error);
                 self.refused.insert(name.to_owned(), refused);

@@ -181,7 +181,7 @@ impl TierBuilder {
         memory.load(opened)?;
         let shape = shape(self.config.cache.size, &opened.schema, options)?;
         let cache = FlatCache::new(&shape, options).map_err(|e| InputError(e.into()))?;
-        prefault(&cache, shape.bytes);
+        prefault(&cache);
         Ok((LookupTier::Host(cache), memory))
     }
 
@@ -212,9 +212,11 @@ impl TierBuilder {
 }
 
 /// Gets the memory of a cache on the host, unless the system has less: then it is taken as the cache fills.
-fn prefault(cache: &FlatCache, bytes: usize) {
+fn prefault(cache: &FlatCache) {
+    // At most the bytes of the setting, and less if all rows take less.
+    let bytes = cache.stats().total_bytes;
     match available_bytes() {
-        Some(free) if free < bytes as u64 => tracing::warn!(
+        Some(free) if free < bytes => tracing::warn!(
             bytes,
             free,
             "the cache may become larger than the free memory: the system ends the server if it does"

@@ -37,6 +37,8 @@ pub(crate) struct Epochs<'a> {
     pub epoch_samples: u64,
     /// The last epoch that was trained to its end.
     pub epochs_trained: u32,
+    /// Steps of the model before this run.
+    pub steps_before: u64,
     /// The id of the log with the samples, once it is known.
     log: Option<String>,
     /// The present file of a followed directory.
@@ -79,6 +81,7 @@ impl<'a> Epochs<'a> {
             skipped: 0,
             epoch_samples: 0,
             epochs_trained: 0,
+            steps_before: 0,
             log: None,
             of_file: None,
             server: None,
@@ -358,7 +361,7 @@ impl<'a> Epochs<'a> {
 }
 
 /// Whether training can go on after this error of a version.
-fn is_of_version(error: &anyhow::Error) -> bool {
+pub(crate) fn is_of_version(error: &anyhow::Error) -> bool {
     match error.downcast_ref::<TrainError>() {
         Some(error) => error.is_of_version() || matches!(error, TrainError::StillWriting { .. }),
         None => error.is::<StoreError>(),

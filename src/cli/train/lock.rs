@@ -55,6 +55,19 @@ impl ModelLock {
     }
 }
 
+/// Warns a run that locks nothing of another process that publishes versions of the model.
+pub(crate) fn warn_of_other(models: &Path, name: &str) {
+    let Ok(file) = File::open(lock_path(models, name)) else { return };
+    // Shared, and given back at once with the file.
+    if matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)) {
+        tracing::warn!(
+            model = name,
+            "another process trains this model and publishes: after the version of this run, its --resume \
+             is refused"
+        );
+    }
+}
+
 fn lock_path(models: &Path, name: &str) -> PathBuf {
     models.join(name).join(STATE).join("trainer.lock")
 }

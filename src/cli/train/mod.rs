@@ -35,6 +35,7 @@ use crate::store::{StoreError, check_name, check_writable};
 use crate::trainer::TrainError;
 use crate::types::Version;
 use data::DataFlags;
+use epochs::is_of_version;
 use from::FromVersion;
 use interrupt::{Interrupted, OnSignal};
 use lock::ModelLock;
@@ -197,6 +198,9 @@ fn check(args: &Args, stop: &Stop) -> anyhow::Result<Checked> {
     // directory of a new model is made only for a run that can begin.
     let exists = args.models.join(&args.name).is_dir();
     let held = if exists { lock::lock(args)? } else { ModelLock::default() };
+    if args.alone && !held.is_held() {
+        lock::warn_of_other(&args.models, &args.name);
+    }
     let (start, schema) = Start::of(args, stop)?;
     args.check_data(&schema)?;
     evaluate::check_out(args)?;
@@ -289,7 +293,10 @@ fn write_last(run: &mut Run<'_>, stop: &Stop) -> anyhow::Result<Version> {
     }
     run.epochs.check_gate().map_err(|reason| not_published(&reason, run, interrupted))?;
     match run.write() {
-        Err(error) if stop.interrupted() => Err(not_written(&error, run).into()),
+        Err(error) if stop.interrupted() => Err(Interrupted(not_written(&error, run)).into()),
+        Err(error) if run.epochs.args.run.publish.publishes() && is_of_version(&error) => {
+            Err(anyhow!(not_written(&error, run)))
+        }
         written => written,
     }
 }
@@ -339,14 +346,14 @@ fn not_published(reason: &str, run: &Run<'_>, interrupted: bool) -> anyhow::Erro
     anyhow!("not published: {reason}")
 }
 
-/// The last version could not be written after an interrupt.
-fn not_written(error: &anyhow::Error, run: &Run<'_>) -> Interrupted {
+/// The last version could not be written, and how the run is continued.
+fn not_written(error: &anyhow::Error, run: &Run<'_>) -> String {
     let reason = error_line(error.as_ref());
     if let Some(TrainError::StillWriting { .. }) = error.downcast_ref() {
         // It says already how to continue.
-        return Interrupted(reason);
+        return reason;
     }
-    Interrupted(format!("the last version could not be written: {reason}; {}", outlook(run)))
+    format!("the last version could not be written: {reason}; {}", outlook(run))
 }
 
 /// How the run is continued.

@@ -63,14 +63,17 @@ impl Report<'_> {
     pub(crate) fn text(&self) -> String {
         let Self { epochs, model, .. } = self;
         let (epoch, rows, skipped) = (self.epoch(), self.rows(), epochs.skipped);
-        let (steps, samples_per_s) = (model.state().steps, self.samples_per_s());
+        let (all_steps, samples_per_s) = (model.state().steps, self.samples_per_s());
+        let steps = match all_steps - epochs.steps_before {
+            own if own == all_steps => format!("{own} steps"),
+            own => format!("{own} steps ({all_steps} in all)"),
+        };
         let trained = if self.interrupted {
             format!("trained {} samples up to epoch {epoch}", epochs.meter.samples())
         } else {
             format!("trained {rows} rows x {epoch} epoch(s)")
         };
-        let mut text =
-            format!("{trained}, {steps} steps, {samples_per_s:.0} samples/s, {skipped} lines skipped\n");
+        let mut text = format!("{trained}, {steps}, {samples_per_s:.0} samples/s, {skipped} lines skipped\n");
         // Writing to a string cannot fail.
         if let Some(last) = epochs.meter.last_samples() {
             let _ = writeln!(text, "{last}");

@@ -53,14 +53,26 @@ pub(crate) fn find(args: &Args, stop: &Stop) -> anyhow::Result<Option<Start>> {
         }
     };
     let before = match args.from {
-        None => return Err(wrong(reason)),
+        None => {
+            let own = overtaken(args, &run, Version(0), version);
+            return Err(wrong(own.map_or(reason.clone(), |own| way_out(args, (&reason, own, version)))));
+        }
         Some(FromVersion::Latest) => None,
         Some(FromVersion::Number(from)) => overtaken(args, &run, from, version),
     };
     match before {
         None => beginning(&reason),
-        Some(before) => Err(wrong(format!("{reason}. Version {before} is of this run"))),
+        Some(own) => Err(wrong(way_out(args, (&reason, own, version)))),
     }
+}
+
+/// What helps if `last` is of another run, but `own` is of this one.
+fn way_out(args: &Args, (reason, own, last): (&str, Version, Version)) -> String {
+    let moved = match last.0 - own.0 {
+        1 => format!("{}/{}/{last} is", args.models.display(), args.name),
+        _ => format!("all directories up to {}/{}/{last} are", args.models.display(), args.name),
+    };
+    format!("{reason}. Version {own} is of this run, and continues if {moved} moved away or removed")
 }
 
 /// A version of this run between two others.

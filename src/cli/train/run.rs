@@ -203,6 +203,7 @@ impl<'a> Run<'a> {
         };
         let base = from.as_ref().map(|opened| base_of(args, opened)).transpose()?.flatten();
         let model = Trained::begin(args, &feed.schema, from.map(|opened| *opened), device)?;
+        epochs.steps_before = model.state().steps;
         let mut versions = Versions::new(args, config, &model, (base, server.as_ref(), lock))?;
         if let FeedFiles::Learned(learned) = &feed.files {
             versions = versions.relieving(learned.shortage.clone());

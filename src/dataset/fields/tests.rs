@@ -28,6 +28,8 @@ fn text_that_is_not_a_finite_number_is_refused() {
     }
     assert_eq!(number(b""), Some(0.0));
     assert_eq!(number(b"\xff"), None);
+    assert!(["1e39", "-1e308", "inf", "-inf", "1e999"].iter().all(|text| is_number(text.as_bytes())));
+    assert!(["nan", "one", "0x1", "", "\u{661}"].iter().all(|text| !is_number(text.as_bytes())));
 }
 
 #[test]
