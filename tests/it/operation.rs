@@ -476,8 +476,8 @@ fn load_fails_and_counts_if_requests_fail() {
     let (reported, error): (serde_json::Value, _) =
         (serde_json::from_slice(&output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
     assert_eq!(output.status.code(), Some(1), "{error}");
-    let failed =
-        format!("error: {} of {} requests failed, the first with ", reported["failed"], reported["sent"]);
+    let (failed, sent) = (&reported["failed"], &reported["sent"]);
+    let failed = format!("error: {url}: {failed} of {sent} requests failed, the first with ");
     assert!(error.starts_with(&failed) && reported["failed"] != 0, "{error}");
 }
 

@@ -11,9 +11,7 @@ use crate::store::crash::dir_in_memory;
 use crate::trainer::in_memory::{AroundSteps, run_around};
 use crate::trainer::pipeline::policy::ScratchpadPolicy;
 use crate::trainer::pipeline::tests::{Case, assert_same, cases, schema};
-use crate::trainer::{
-    Data, Pipeline, PipelineSettings, Progress, ScratchpadSize, TrainState, WorkingFileOptions,
-};
+use crate::trainer::{Data, Pipeline, PipelineSettings, Progress, ScratchpadSize, TrainState};
 
 /// An observer whose steps take some time, so that versions are written between them.
 pub(super) struct Slow<N>(pub Duration, pub N);
@@ -165,8 +163,13 @@ fn a_scratchpad_on_a_cusim_device_publishes_its_rows_after_a_step() {
     let expected = expected(&case);
     let driver = std::sync::Arc::new(SimDriver::new(1, 1 << 30).unwrap());
     let dir = tempfile::tempdir().unwrap();
-    let (state, store) =
-        initialise_on_disk(&schema(), case.optimizer(), 7, WorkingFileOptions::logs(dir.path())).unwrap();
+    let (state, store) = initialise_on_disk(
+        &schema(),
+        case.optimizer(),
+        7,
+        crate::trainer::WorkingFileOptions::logs(dir.path()),
+    )
+    .unwrap();
     let pipeline = Pipeline::on_device(&driver, &state, store.into(), case.settings.clone()).unwrap();
     let mut run = OnDisk::with((state, pipeline, dir), 5, Arc::new(SystemDisk));
     let published = run.train(&case, Duration::from_millis(4));
