@@ -370,19 +370,7 @@ impl Server {
         let services = services(&shared, &config, health_service)?;
         let updating = tokio::spawn(update_status(shared.clone(), health.clone(), ready));
         let watching = tokio::spawn(shared.security.clone().watch());
-        let (security, tls) = (shared.security.clone(), shared.security.clone());
-        let http = HttpPort {
-            port: Limited::new(
-                "server.http",
-                TcpIncoming::from(http),
-                Box::new(move || security.http()),
-                ConnectionLimit::new(shares.http, shared.metrics.connections("http")),
-            ),
-            times: AnswerTimes { first: config.handshake.min(config.http_idle), next: config.http_idle },
-            routes: web::routes(shared.clone()),
-        };
-        let web = tokio::spawn(http.serve(stop_http.subscribe()));
-        let incoming = TcpIncoming::from(grpc).with_nodelay(Some(true)).with_keepalive(Some(TCP_KEEPALIVE));
+        let web = tokio::spawn(http_port(&shared, http, &config, shares.http).serve(stop_http.subscribe()));
         let calls = GrpcPort {
             shared: shared.clone(),
             service: services,
@@ -390,9 +378,7 @@ impl Server {
             http2: connection::Http2::new(&config),
             stop: shared.closing.subscribe(),
         };
-        let limit = ConnectionLimit::new(shares.grpc, shared.metrics.connections("grpc"));
-        let port = Limited::new("server.grpc", incoming, Box::new(move || tls.grpc()), limit);
-        let mut calls = tokio::spawn(calls.serve(port));
+        let mut calls = tokio::spawn(calls.serve(grpc_connections(&shared, grpc, shares.grpc)));
         tokio::select! {
             () = shutdown => {}
             ended = &mut calls => {
@@ -418,6 +404,31 @@ impl Server {
         let _ = tokio::time::timeout(Duration::from_millis(200), web).await;
         Ok(drained)
     }
+}
+
+/// The HTTP port.
+fn http_port(
+    shared: &Arc<Shared>,
+    listener: TcpListener,
+    config: &ServerConfig,
+    connections: usize,
+) -> HttpPort {
+    let security = shared.security.clone();
+    let limit = ConnectionLimit::new(connections, shared.metrics.connections("http"));
+    let tls = Box::new(move || security.http());
+    HttpPort {
+        port: Limited::new("server.http", TcpIncoming::from(listener), tls, limit),
+        times: AnswerTimes { first: config.handshake.min(config.http_idle), next: config.http_idle },
+        routes: web::routes(shared.clone()),
+    }
+}
+
+/// The connections of the gRPC port.
+fn grpc_connections(shared: &Arc<Shared>, listener: TcpListener, connections: usize) -> Limited {
+    let security = shared.security.clone();
+    let incoming = TcpIncoming::from(listener).with_nodelay(Some(true)).with_keepalive(Some(TCP_KEEPALIVE));
+    let limit = ConnectionLimit::new(connections, shared.metrics.connections("grpc"));
+    Limited::new("server.grpc", incoming, Box::new(move || security.grpc()), limit)
 }
 
 /// A future that ends at SIGTERM or SIGINT, for [`Server::run`].

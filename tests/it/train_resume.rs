@@ -142,69 +142,112 @@ fn a_run_that_keeps_its_best_version_and_is_killed_and_resumed_writes_the_bytes_
     resumes_after_kills("best", flags, &["adagrad"]);
 }
 
-#[test]
-fn a_run_cannot_resume_as_another_run_or_beside_a_run_that_publishes() {
-    let workshop = Workshop::new(400, 10);
-    let config = workshop.config(ArchKind::Dlrm, 4, 100);
-    let (models, data) = (&workshop.models, &workshop.train);
-    let line = |more: &str| {
+/// A model `m` of short runs.
+struct Runs {
+    workshop: Workshop,
+    config: String,
+}
+
+impl Runs {
+    fn new() -> Self {
+        let workshop = Workshop::new(400, 10);
+        let config = workshop.config(ArchKind::Dlrm, 4, 100);
+        Self { workshop, config }
+    }
+
+    /// A run has published its last version.
+    fn published() -> Self {
+        let runs = Self::new();
+        assert!(run(&runs.line("--publish-every 2steps")).status.success());
+        runs
+    }
+
+    fn line(&self, more: &str) -> String {
+        let Self { workshop: Workshop { models, train, .. }, config } = self;
         format!(
-            "train --model-config {config} --format criteo-tsv --data {data} --models {models} --name m \
+            "train --model-config {config} --format criteo-tsv --data {train} --models {models} --name m \
              {more}"
         )
-    };
-    // Nothing was published, so the run starts at the beginning.
-    let first = run(&line("--publish-every 2steps --resume"));
+    }
+
+    fn highest(&self) -> Option<u64> {
+        highest_version(Path::new(&self.workshop.models), "m")
+    }
+}
+
+#[test]
+fn resume_without_a_version_starts_at_the_beginning_and_after_the_last_one_does_nothing() {
+    let runs = Runs::new();
+    let first = run(&runs.line("--publish-every 2steps --resume"));
     let log = String::from_utf8(first.stderr).unwrap();
     assert!(first.status.success() && log.contains("has published nothing yet (no version)"), "{log}");
-    let again = run(&line("--publish-every 2steps --resume"));
+    let highest = runs.highest();
+    let again = run(&runs.line("--publish-every 2steps --resume"));
     assert!(String::from_utf8(again.stderr).unwrap().contains("the run is complete"));
-    let other = run_failing(2, &line("--resume --batch 64"));
-    assert!(
-        other.contains("--resume: version 2 is of another run: --batch: expected 128, as before, got 64")
-            || other.contains("is of another run: --batch: expected 128, as before, got 64"),
-        "{other}"
-    );
-    let optimizer = run_failing(2, &line("--resume --optimizer adam --epochs 2"));
-    let expected = "is of another run: --optimizer: expected adagrad, as before, got adam";
-    assert!(optimizer.contains(expected), "{optimizer}");
-    let eps = run_failing(2, &line("--resume --eps 1e-6 --epochs 2"));
-    assert!(
-        eps.contains("is of another run: --eps: expected 0.0000000001, as before, got 0.000001"),
-        "{eps}"
-    );
+    assert_eq!(runs.highest(), highest);
+}
 
-    // Two tables differ. The first one is named.
-    let before = highest_version(Path::new(models), "m");
-    let text = fs::read_to_string(&config).unwrap().replacen("default = \"zeros\"", "default = \"error\"", 2);
-    let differing = workshop.path("differing.toml");
-    fs::write(&differing, text).unwrap();
-    let schema = run_failing(2, &line("--resume --epochs 2").replace(&config, &differing));
+#[test]
+fn resume_of_another_run_is_refused_with_the_first_flag_that_differs() {
+    let runs = Runs::published();
+    for (flags, difference) in [
+        ("--batch 64", "--batch: expected 128, as before, got 64"),
+        ("--optimizer adam --epochs 2", "--optimizer: expected adagrad, as before, got adam"),
+        ("--eps 1e-6 --epochs 2", "--eps: expected 0.0000000001, as before, got 0.000001"),
+    ] {
+        let refused = run_failing(2, &runs.line(&format!("--resume {flags}")));
+        assert!(refused.contains(&format!("is of another run: {difference}")), "{refused}");
+    }
+}
+
+#[test]
+fn resume_with_another_schema_is_refused_with_the_first_difference() {
+    let runs = Runs::published();
+    let before = runs.highest();
+    let text = fs::read_to_string(&runs.config).unwrap();
+    let differing = runs.workshop.path("differing.toml");
+    // Of two tables.
+    fs::write(&differing, text.replacen("default = \"zeros\"", "default = \"error\"", 2)).unwrap();
+    let schema = run_failing(2, &runs.line("--resume --epochs 2").replace(&runs.config, &differing));
     let expected = ": tables[\"C1\"].default: expected \"zeros\", got \"error\"";
     assert!(schema.contains("not the schema of version ") && schema.ends_with(expected), "{schema}");
-    assert_eq!(highest_version(Path::new(models), "m"), before, "nothing was written");
+    assert_eq!(runs.highest(), before, "nothing was written");
+}
 
-    // Another file of the same name.
-    let other = workshop.path("other");
+#[test]
+fn resume_with_another_file_of_the_same_name_is_refused() {
+    let runs = Runs::published();
+    let (data, other) = (&runs.workshop.train, runs.workshop.path("other"));
     fs::create_dir(&other).unwrap();
     let other = Path::new(&other).join(Path::new(data).file_name().unwrap());
-    fs::copy(&workshop.valid, &other).unwrap();
-    let same_name = line("--resume").replace(data.as_str(), other.to_str().unwrap());
+    fs::copy(&runs.workshop.valid, &other).unwrap();
+    let same_name = runs.line("--resume").replace(data.as_str(), other.to_str().unwrap());
     let expected = "with the same beginning, as before, got another file of this name";
     let differs = run_failing(2, &same_name);
     assert!(differs.contains("--data: expected") && differs.contains(expected), "{differs}");
+}
+
+#[test]
+fn resume_of_a_run_that_another_one_has_overtaken_names_its_last_version_and_the_way_out() {
+    let runs = Runs::published();
     // Nothing of the run that begins at version 1 was published.
-    let begun = run(&line("--from 1 --resume --batch 64 --publish-every 2steps"));
+    let begun = run(&runs.line("--from 1 --resume --batch 64 --publish-every 2steps"));
     let log = String::from_utf8(begun.stderr).unwrap();
     assert!(begun.status.success() && log.contains("it starts at the beginning of its data"), "{log}");
     // Now something was, and a version of another run followed.
-    run(&line("--from latest --batch 32 --publish-every 9steps"));
-    let between = run_failing(2, &line("--from 1 --resume --batch 64"));
+    run(&runs.line("--from latest --batch 32 --publish-every 9steps"));
+    let between = run_failing(2, &runs.line("--from 1 --resume --batch 64"));
     assert!(between.contains(" is of this run, and continues if "), "{between}");
     assert!(between.ends_with(" moved away or removed"), "{between}");
-    let without_from = run_failing(2, &line("--resume --batch 64"));
+    let without_from = run_failing(2, &runs.line("--resume --batch 64"));
     assert_eq!(without_from, between);
+}
 
+#[test]
+fn no_run_publishes_beside_a_run_that_publishes() {
+    let runs = Runs::published();
+    let Runs { workshop, config } = &runs;
+    let models = &workshop.models;
     let follow = workshop.path("none");
     fs::create_dir(&follow).unwrap();
     let waiting = format!(
@@ -221,7 +264,7 @@ fn a_run_cannot_resume_as_another_run_or_beside_a_run_that_publishes() {
         sleep(Duration::from_millis(100));
     }
     // A run that does not publish is not refused.
-    let beside = run(&line(""));
+    let beside = run(&runs.line(""));
     let log = String::from_utf8(beside.stderr).unwrap();
     assert!(beside.status.success() && log.contains("another process trains this model"), "{log}");
     let compacted = run_failing(1, &format!("versions --models {models} --name m --compact"));
@@ -230,7 +273,7 @@ fn a_run_cannot_resume_as_another_run_or_beside_a_run_that_publishes() {
     let latest = highest_version(Path::new(models), "m").unwrap();
     fs::write(Path::new(models).join(format!("m/{latest}/MANIFEST.json")), "{").unwrap();
     for flags in ["--from latest", "--resume"] {
-        let held = run_failing(1, &line(&format!("--publish-every 2steps {flags}")));
+        let held = run_failing(1, &runs.line(&format!("--publish-every 2steps {flags}")));
         assert!(held.contains("another process trains \"m\" and publishes"), "{flags}: {held}");
     }
     publisher.kill().unwrap();

@@ -41,7 +41,7 @@ use crate::config::{Config, Flags, Layers};
 use crate::engine::Engine;
 use crate::metrics::Metrics;
 use crate::predict::Predict;
-use crate::server::{Learning, Server, ServerError, ServerParts, terminated};
+use crate::server::{Drained, Learning, Server, ServerError, ServerParts, terminated};
 use crate::store;
 use crate::sync::EvenPoisoned;
 use add::Adder;
@@ -112,24 +112,33 @@ pub(crate) fn run(args: Args, config: &Config, settings: Layers) -> anyhow::Resu
         });
         let drained = drained.await;
         // It may have started since the signal.
-        let started = started.or_else(|| starting.try_recv().ok()).transpose()?;
-        let Some(Started { watching, saving, training, .. }) = started else {
-            drained?;
-            tracing::info!("stopped before all models were loaded");
-            return Ok(());
-        };
-        drop(watching);
-        // Blocks, which is fine because no call is in flight.
-        let trained = training.map_or(Ok(()), ServeTrain::end);
-        let drained = drained?;
-        // The drop saves the hot rows a last time. It blocks, which is fine because no call is in flight.
-        drop(saving);
-        tracing::info!(unfinished = drained.unfinished, "stopped");
-        trained
+        match started.or_else(|| starting.try_recv().ok()).transpose()? {
+            Some(started) => stop(started, drained),
+            None => {
+                drained?;
+                tracing::info!("stopped before all models were loaded");
+                Ok(())
+            }
+        }
     });
     // A blocking task may wait for a disk that does not answer. The end of the process ends it.
     runtime.shutdown_timeout(RUNTIME_WAIT);
     ended
+}
+
+/// Ends what runs beside the server. Blocks, which is fine because no call is in flight.
+///
+/// # Errors
+/// When the server has failed, or training has.
+fn stop(started: Started, drained: Result<Drained, ServerError>) -> anyhow::Result<()> {
+    let Started { watching, saving, training, .. } = started;
+    drop(watching);
+    let trained = training.map_or(Ok(()), ServeTrain::end);
+    let drained = drained?;
+    // Saves the hot rows a last time.
+    drop(saving);
+    tracing::info!(unfinished = drained.unfinished, "stopped");
+    trained
 }
 
 /// The result of the thread that loads the models.

@@ -237,9 +237,9 @@ impl Versions {
     ) -> Result<(), NotSettled> {
         let mut failed = None;
         match self.end_switch(model, name, known, if look.asked { ASKED_WAIT } else { Duration::ZERO }) {
-            SwitchOutcome::Well => {}
+            SwitchOutcome::Done => {}
             SwitchOutcome::Refused(reason) => failed = Some(reason),
-            SwitchOutcome::NotYet(reason) => return Err(NotSettled::Switching(reason)),
+            SwitchOutcome::Running(reason) => return Err(NotSettled::Switching(reason)),
         }
         for _ in 0..TRIES {
             // After a failed switch, no other version is opened in vain: its switch would wait as long.
@@ -247,13 +247,13 @@ impl Versions {
             let plan = self.plan(model, name, look, known)?;
             let (refused, latest) = (plan.refused.clone(), plan.latest);
             match self.apply(model, name, look, (plan, known)) {
-                Ok(SwitchOutcome::Well) => {
+                Ok(SwitchOutcome::Done) => {
                     let newer = known.refused.keys().filter(|version| **version > latest);
                     model.engine.set_refused_now(newer.count());
                     return failed.or(refused).map_or(Ok(()), |reason| Err(reason.into()));
                 }
                 Ok(SwitchOutcome::Refused(reason)) => failed = Some(reason),
-                Ok(SwitchOutcome::NotYet(reason)) => {
+                Ok(SwitchOutcome::Running(reason)) => {
                     tracing::debug!(model = name, "{reason}");
                     return Err(NotSettled::Switching(reason));
                 }
@@ -293,7 +293,7 @@ impl Versions {
             known.switching =
                 next.map(|next| self.begin_switch(model, name, (target, own, next), look.urgent));
             match self.end_switch(model, name, known, if look.asked { ASKED_WAIT } else { WAIT }) {
-                SwitchOutcome::Well => {}
+                SwitchOutcome::Done => {}
                 other => return Ok(other),
             }
         }
@@ -307,7 +307,7 @@ impl Versions {
         let reasons = Reasons { missing: plan.missing.clone(), newer: Self::newer(known, &plan) };
         self.tell(model, name, Reported::of(&plan, main, secondary.clone(), reasons), known)?;
         known.secondary.retain(|version, _| secondary.contains(version));
-        Ok(SwitchOutcome::Well)
+        Ok(SwitchOutcome::Done)
     }
 
     /// Why the versions above the latest one are refused, unless `missing` says it already.

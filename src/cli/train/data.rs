@@ -233,40 +233,60 @@ impl Args {
 
     /// Opens every file once, so that a file that cannot be used is reported before hours of training.
     pub(crate) fn check_data(&self, schema: &Schema) -> anyhow::Result<()> {
-        let (data, valid) = (&self.data.data, &self.valid);
-        if valid.is_some() {
+        if self.valid.is_some() {
             self.run.training.format.format()?;
         }
-        // clap does not ask for --follow here, because it conflicts with --data.
-        if !self.data.learned {
+        self.check_sources()?;
+        if self.data.learned {
+            self.check_learned_log()?;
+        } else {
             self.run.training.format.warn_of_lists(schema);
         }
+        self.check_read_again()?;
+        self.open_each(schema)
+    }
+
+    /// The flags of one source of samples are not given with another one, and its directory exists.
+    fn check_sources(&self) -> Result<(), InputError> {
+        // clap does not ask for --follow here, because it conflicts with --data.
         if self.data.follow_until.is_some() && self.data.follow.is_none() {
-            return Err(InputError(anyhow!("--follow-until: used only with --follow")).into());
+            return Err(InputError(anyhow!("--follow-until: used only with --follow")));
         }
         if self.data.learned_until_end && !self.data.learned {
-            return Err(InputError(anyhow!("--learned-until-end: used only with --learned")).into());
+            return Err(InputError(anyhow!("--learned-until-end: used only with --learned")));
         }
-        if self.data.learned {
-            let log = self.learned_log();
-            if !log.is_dir() {
-                let reason = "no samples were sent to a server (learn.enabled)";
-                return Err(InputError(anyhow!("--learned: {}: {reason}", log.display())).into());
-            }
-            // With `serve --train` the server opens the log later. After a power failure, the end of the log
-            // is not known before that, and the cursor would be past it.
-            let repaired = learnlog::repair(&log).map_err(anyhow::Error::from);
-            repaired.map_err(|error| match self.alone {
-                true => InputError(anyhow!("--learned: {error}")).into(),
-                false => error.context("--learned"),
-            })?;
-            if !self.data.learned_until_end && !self.run.publish.publishes() {
-                tracing::warn!(
-                    "--learned: without --publish-every this run writes its only version, and removes \
-                     samples from the log, when a signal ends it"
-                );
-            }
+        match self.data.follow.as_ref().filter(|dir| !dir.is_dir()) {
+            Some(dir) => Err(InputError(anyhow!("--follow: {}: not a directory", dir.display()))),
+            None => Ok(()),
         }
+    }
+
+    /// The log of learned samples exists, and its end is known.
+    fn check_learned_log(&self) -> anyhow::Result<()> {
+        let log = self.learned_log();
+        if !log.is_dir() {
+            let reason = "no samples were sent to a server (learn.enabled)";
+            return Err(InputError(anyhow!("--learned: {}: {reason}", log.display())).into());
+        }
+        // With `serve --train` the server opens the log later. After a power failure, the end of the log is not
+        // known before that, and the cursor would be past it.
+        let repaired = learnlog::repair(&log).map_err(anyhow::Error::from);
+        repaired.map_err(|error| match self.alone {
+            true => InputError(anyhow!("--learned: {error}")).into(),
+            false => error.context("--learned"),
+        })?;
+        if !self.data.learned_until_end && !self.run.publish.publishes() {
+            tracing::warn!(
+                "--learned: without --publish-every this run writes its only version, and removes samples \
+                 from the log, when a signal ends it"
+            );
+        }
+        Ok(())
+    }
+
+    /// What is read more than once is no pipe.
+    fn check_read_again(&self) -> anyhow::Result<()> {
+        let (data, valid) = (&self.data.data, &self.valid);
         if self.epochs > 1 {
             readable_twice("--epochs", data)?;
         }
@@ -279,9 +299,11 @@ impl Args {
         if self.data.valid_ratio.is_some() {
             readable_twice("--valid-ratio", data)?;
         }
-        if let Some(dir) = self.data.follow.as_ref().filter(|dir| !dir.is_dir()) {
-            return Err(InputError(anyhow!("--follow: {}: not a directory", dir.display())).into());
-        }
+        Ok(())
+    }
+
+    fn open_each(&self, schema: &Schema) -> anyhow::Result<()> {
+        let (data, valid) = (&self.data.data, &self.valid);
         for path in data.iter().chain(valid).filter(|path| !is_pipe(path)) {
             let mut reader = self.run.training.open(std::slice::from_ref(path), schema)?;
             if Some(path) == valid.as_ref() {

@@ -32,14 +32,14 @@ pub(super) struct Switching {
     ended: Receiver<Result<Taken, SwitchError>>,
 }
 
-/// How a switch has ended.
+/// How far a switch is.
 pub(super) enum SwitchOutcome {
     /// The main engine has the version, or there was no switch.
-    Well,
+    Done,
     /// The version is refused, for this reason.
     Refused(String),
     /// It goes on. The text says which.
-    NotYet(String),
+    Running(String),
 }
 
 impl Versions {
@@ -81,7 +81,7 @@ impl Versions {
         known: &mut Known,
         limit: Duration,
     ) -> SwitchOutcome {
-        let Some(switching) = &known.switching else { return SwitchOutcome::Well };
+        let Some(switching) = &known.switching else { return SwitchOutcome::Done };
         let &Switching { target, own, begun, ref ended } = switching;
         let result = match ended.recv_timeout(limit) {
             Ok(result) => result.map_err(|error| error.to_string()),
@@ -89,7 +89,7 @@ impl Versions {
             Err(RecvTimeoutError::Timeout) => {
                 let seconds = begun.elapsed().as_secs();
                 let waits = "a batch that began before does not end, or the machine has little time for it";
-                return SwitchOutcome::NotYet(format!(
+                return SwitchOutcome::Running(format!(
                     "version {target} is still being taken over after {seconds} s: {waits}; it goes on"
                 ));
             }
@@ -110,7 +110,7 @@ impl Versions {
                     format!("version {to} after {from}; {carried} cached rows updated, {dropped} dropped");
                 events.record(EventKind::Switched, name, text);
                 known.refused.remove(&target);
-                SwitchOutcome::Well
+                SwitchOutcome::Done
             }
             Err(error) => {
                 let serving = model.engine.version().0;
