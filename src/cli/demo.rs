@@ -5,7 +5,7 @@
 
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ use crate::config::{Config, Flags};
 use crate::dataset::synthetic::write_criteo_tsv;
 use crate::engine::Engine;
 use crate::schema::preset::{self, ArchKind};
-use crate::server::terminated;
+use crate::server::{ServerError, terminated};
 
 /// Flags of `demo`.
 #[derive(Debug, clap::Args)]
@@ -48,8 +48,6 @@ const TEST_ROWS: u64 = 20_000;
 const TABLE_ROWS: u64 = 50_000;
 const DIM: usize = 16;
 const SHOWN_SCORES: usize = 5;
-/// The default ports of `serve`, used if they are free.
-const PORTS: [u16; 2] = [8001, 8002];
 
 /// Runs the demo.
 ///
@@ -126,22 +124,25 @@ struct Running {
 
 impl Running {
     fn start(models: &Path) -> anyhow::Result<Self> {
-        let [grpc, http] = PORTS.map(free_address);
         let flags = Flags {
             models: Some(text(models)?.to_owned()),
-            grpc: Some(grpc),
-            http: Some(http),
             cache_mode: Some("on".to_owned()),
             cache_fraction: Some("0.1".to_owned()),
             ..Flags::default()
         };
         say(&format!("flechette serve --models {} --cache-mode on --cache-fraction 0.1", models.display()))?;
         // Does not read the environment, which may set another cache size.
-        let config = Config::resolve(&flags, [], None)?;
+        let mut config = Config::resolve(&flags, [], None)?;
         let serving = Serving::load(&config, models)?;
         let engine = serving.engines().remove(0);
         let runtime = serve::runtime(&config)?;
-        let bound = runtime.block_on(serving.bind(&config))?;
+        let bound = runtime.block_on(serving.bind(&config)).or_else(|error| {
+            // The default ports may be in use.
+            let Some(ServerError::Listen { .. }) = error.downcast_ref() else { return Err(error) };
+            let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+            (config.server.grpc, config.server.http) = (any, any);
+            runtime.block_on(serving.bind(&config))
+        })?;
         let (grpc, http) = (bound.grpc_addr(), bound.http_addr());
         let stop = Arc::new(Notify::new());
         let stopped = stop.clone();
@@ -201,13 +202,6 @@ fn write_data(path: &Path, rows: u64, seed: u64) -> anyhow::Result<()> {
 fn first_scores(path: &Path) -> anyhow::Result<String> {
     let scores = fs::read_to_string(path).with_context(|| path.display().to_string())?;
     Ok(scores.lines().take(SHOWN_SCORES).collect::<Vec<_>>().join(", "))
-}
-
-/// This port of the loopback address, or port 0 (any port) if it is in use.
-fn free_address(port: u16) -> String {
-    let wanted = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
-    let port = TcpListener::bind(wanted).map_or(0, |_| port);
-    format!("{}:{port}", Ipv4Addr::LOCALHOST)
 }
 
 fn text(path: &Path) -> anyhow::Result<&str> {

@@ -12,6 +12,7 @@ use serde_json::Value;
 use crate::program::{
     Workshop, flechette, flechette_in, highest_version, manifest, run, run_failing, run_json,
 };
+use crate::skip::skip;
 use crate::switching::wait;
 
 /// A workshop, and the command that trains in it.
@@ -273,6 +274,13 @@ fn start_with_input_in(setup: &str, line: &str, text: &str) -> (Child, ChildStdi
 
 #[test]
 fn a_closed_terminal_ends_training_with_a_version_and_under_nohup_it_does_not_matter() {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let ignored = ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    // Its children could not tell a closed terminal from nohup.
+    if ignored.is_none_or(|mask| mask & 1 == 1) {
+        return skip("SIGHUP is ignored here, as by nohup");
+    }
     let (workshop, line) = workshop(256);
     let text = fs::read_to_string(&workshop.train).unwrap();
     // The terminal and the shell both send a signal.
