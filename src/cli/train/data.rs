@@ -268,8 +268,8 @@ impl Args {
             let reason = "no samples were sent to a server (learn.enabled)";
             return Err(InputError(anyhow!("--learned: {}: {reason}", log.display())).into());
         }
-        // With `serve --train` the server opens the log later. After a power failure, the end of the log is not
-        // known before that, and the cursor would be past it.
+        // With `serve --train` the server opens the log later. After a power failure, the end of the log is
+        // not known before that, and the cursor would be past it.
         let repaired = learnlog::repair(&log).map_err(anyhow::Error::from);
         repaired.map_err(|error| match self.alone {
             true => InputError(anyhow!("--learned: {error}")).into(),
