@@ -84,7 +84,7 @@ impl<R: ScoreRequest> Pending<R> {
     /// Queues a request. Failures are counted, if the model is loaded.
     pub(crate) fn begin(shared: &Arc<Shared>, mut request: R, call: &Call) -> Result<Self, CallError> {
         let id = request.take_id();
-        let too_long = Some(CallError::Id { limit: MAX_ID, got: id.len() }).filter(|_| id.len() > MAX_ID);
+        let too_long = (id.len() > MAX_ID).then(|| CallError::Id { limit: MAX_ID, got: id.len() });
         let sender = Sender::new(call, if too_long.is_some() { String::new() } else { id });
         call.reported();
         let model = shared.find(request.take_model()).inspect_err(|error| sender.refused(error))?;

@@ -52,22 +52,20 @@ pub(crate) fn find(args: &Args, stop: &Stop) -> anyhow::Result<Option<Start>> {
             }
         }
     };
-    let before = match args.from {
-        None => {
-            let own = overtaken(args, &run, Version(0), version);
-            return Err(wrong(own.map_or(reason.clone(), |own| way_out(args, (&reason, own, version)))));
-        }
+    let own = match args.from {
+        None => overtaken(args, &run, Version(0), version),
         Some(FromVersion::Latest) => None,
         Some(FromVersion::Number(from)) => overtaken(args, &run, from, version),
     };
-    match before {
+    match own {
+        Some(own) => Err(wrong(way_out(args, &reason, own, version))),
+        None if args.from.is_none() => Err(wrong(reason)),
         None => beginning(&reason),
-        Some(own) => Err(wrong(way_out(args, (&reason, own, version)))),
     }
 }
 
 /// What helps if `last` is of another run, but `own` is of this one.
-fn way_out(args: &Args, (reason, own, last): (&str, Version, Version)) -> String {
+fn way_out(args: &Args, reason: &str, own: Version, last: Version) -> String {
     let moved = match last.0 - own.0 {
         1 => format!("{}/{}/{last} is", args.models.display(), args.name),
         _ => format!("all directories up to {}/{}/{last} are", args.models.display(), args.name),

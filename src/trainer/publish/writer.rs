@@ -132,7 +132,7 @@ fn write(options: &PublishOptions, job: Job) -> Outcome {
     let Job { cut: Cut { mut image, dense, notes, begun, pause, .. }, base } = job;
     image.sort();
     let (full, cursor) = (needs_full(options, base, &image), notes.cursor.clone());
-    match publish(options, NextVersion { image: &image, dense: &dense, notes, base, full }) {
+    match publish(options, UnwrittenVersion { image: &image, dense: &dense, notes, base, full }) {
         Ok(Written { base, appeared }) => {
             let (took, steps) = (begun.elapsed(), dense.training.steps);
             remove_old(options);
@@ -179,7 +179,7 @@ fn needs_full(options: &PublishOptions, base: Base, image: &RowImage) -> bool {
 }
 
 /// A version to write.
-struct NextVersion<'a> {
+struct UnwrittenVersion<'a> {
     /// The rows that changed since `base`.
     image: &'a RowImage,
     dense: &'a DenseCheckpoint,
@@ -189,8 +189,8 @@ struct NextVersion<'a> {
     full: bool,
 }
 
-fn publish(options: &PublishOptions, next: NextVersion<'_>) -> Result<Written, TrainError> {
-    let NextVersion { image, dense, notes, base, full } = next;
+fn publish(options: &PublishOptions, next: UnwrittenVersion<'_>) -> Result<Written, TrainError> {
+    let UnwrittenVersion { image, dense, notes, base, full } = next;
     let (models, name) = (&options.models, options.name.as_str());
     let tables = if full { merged(options, base, image)? } else { Vec::new() };
     let changed = |t: usize| Rows::Changed(image.rows(t), image, TableId(t as u32));
