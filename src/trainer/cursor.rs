@@ -278,6 +278,8 @@ impl Run {
         // What is not known may be anything.
         if self.replicas.is_some() && other.replicas.is_some() {
             same("--replicas", &self.replicas, &other.replicas)?;
+        }
+        if self.lambda.is_some() && other.lambda.is_some() {
             same("--lambda", &self.lambda, &other.lambda)?;
         }
         let (Some(own), Some(other)) = (&self.validating, &other.validating) else { return Ok(()) };
