@@ -13,7 +13,7 @@ use super::LogError;
 /// The name of the file. It has the limit in bytes, as text.
 const FULL: &str = "full";
 
-/// The limit (`learn.max_bytes`) of a log that is full; `None` if it has room, as far as is known.
+/// The limit of a log that is full, in bytes; `None` if it has room, as far as is known.
 ///
 /// # Errors
 /// When the file cannot be read.

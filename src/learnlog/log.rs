@@ -249,6 +249,11 @@ impl Log {
         self.tail.as_ref().map_or(Ok(()), |tail| check_place(&tail.file, &tail.path))
     }
 
+    /// Bytes of the last segment.
+    pub(super) fn last_bytes(&self) -> u64 {
+        self.tail.as_ref().map_or(0, |tail| tail.bytes)
+    }
+
     /// Tells readers how far the log is durable. If this fails, they wait until the next time.
     fn show_durable(&self) {
         let durable = match &self.tail {

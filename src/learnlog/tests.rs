@@ -285,6 +285,32 @@ fn a_full_log_refuses_samples_until_segments_are_removed() {
 }
 
 #[test]
+fn a_log_that_is_larger_than_a_lowered_limit_takes_samples_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    let before = open(dir.path(), 100_000).unwrap().append(&[numbered(0..1000)]).0;
+    assert!(kept_bytes(dir.path()).unwrap() > 3000 && before[0].segment == 1);
+    let (learner, _) = learner(dir.path(), 3000);
+    let mut stored = 1000;
+    let mut fill = |learner: &Learner| loop {
+        match runtime.block_on(learner.learn(numbered(stored..stored + 10), LONG)) {
+            Ok(_) => stored += 10,
+            Err(error) => break (stored, error.to_string()),
+        }
+        assert!(stored < 2000);
+    };
+    let (filled, _) = fill(&learner);
+    assert!(filled > 1000);
+    // A version was trained on them.
+    remove_consumed(dir.path(), &name_of(2)).unwrap();
+    learner.join();
+    let (learner, _) = self::learner(dir.path(), 3000);
+    let (_, full) = fill(&learner);
+    assert!(full.contains("limit 3000 bytes (learn.max_bytes)"), "{full}");
+    assert!(kept_bytes(dir.path()).unwrap() <= 3000);
+}
+
+#[test]
 fn nothing_is_acknowledged_that_is_not_in_the_log_at_its_path() {
     let dir = tempfile::tempdir().unwrap();
     let (path, moved) = (dir.path().join("learn"), dir.path().join("moved"));

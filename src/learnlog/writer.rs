@@ -11,7 +11,8 @@
 //!
 //! The last segment always stays, whatever was trained. Its size is that of a segment and one record. So that
 //! the log cannot stay full for ever, a record takes at most half of `learn.max_bytes` without a segment
-//! ([`LearnerOptions::record_bytes`]): any record fits beside the last segment.
+//! ([`LearnerOptions::record_bytes`]): any record fits beside the last segment. A last segment from before
+//! the limits were lowered may be larger; until the next start the limit is then what holds it and a record.
 //!
 //! Only the thread uses the disk. Requests run on the threads of the network, which must not wait for it, and
 //! no lock is held meanwhile.
@@ -123,6 +124,8 @@ struct Waiting {
 /// The bytes of the log and of the queue.
 struct Room {
     options: LearnerOptions,
+    /// Most bytes of the log and the queue: `learn.max_bytes`, unless it can't hold the last segment.
+    limit: u64,
     metrics: Arc<ModelMetrics>,
     used: Mutex<Used>,
     /// Notified when the log was counted for a request, and when the thread ends.
@@ -153,7 +156,7 @@ impl Room {
         if size > most {
             return Err(LearnError::TooLarge { limit: most, size });
         }
-        let limit = self.options.max_bytes;
+        let limit = self.limit;
         let mut used = self.used();
         let (queued, kept) = (used.queued, used.log + used.queued);
         if kept + size > limit {
@@ -211,8 +214,18 @@ impl Learner {
         let used = Used { log: 0, queued: 0, counted: Instant::now(), counting: false, full: false };
         // A process that was killed may have left the file `full`.
         show_full(&options.dir, None);
+        let last = log.last_bytes();
+        let limit = options.max_bytes.max(last + options.record_bytes());
+        if limit > options.max_bytes {
+            tracing::warn!(
+                "learned samples: {}: the last file has {last} bytes, so the limit is {limit} bytes until the \
+                 next start, instead of learn.max_bytes {}",
+                options.dir.display(),
+                options.max_bytes
+            );
+        }
         let (used, counted, gone) = (Mutex::new(used), Notify::new(), OnceLock::new());
-        let room = Arc::new(Room { options, metrics, used, counted, gone });
+        let room = Arc::new(Room { options, limit, metrics, used, counted, gone });
         room.count();
         let (sender, receiver) = mpsc::channel();
         let writer = Writer { log, room: room.clone(), segment: 0, shown_full: false };
@@ -360,10 +373,9 @@ impl Writer {
     /// Counts the log for requests that wait for it.
     fn count_for(&mut self, size: u64) {
         self.room.count();
-        let limit = self.room.options.max_bytes;
         let mut used = self.room.used();
         used.counting = false;
-        used.full |= used.log + used.queued + size > limit;
+        used.full |= used.log + used.queued + size > self.room.limit;
         drop(used);
         // Whoever is refused may look for the file.
         self.show_full();
@@ -373,7 +385,7 @@ impl Writer {
     /// Tells trainers whether there is no room, if that has changed.
     fn show_full(&mut self) {
         let full = self.room.used().full;
-        let shown = full.then_some(self.room.options.max_bytes);
+        let shown = full.then_some(self.room.limit);
         if full != self.shown_full && show_full(&self.room.options.dir, shown) {
             self.shown_full = full;
         }
