@@ -88,7 +88,7 @@ impl CacheShape {
     }
 
     /// Divides the bytes among all parts of a cache with these options.
-    pub(crate) fn plan(&self, keys: &RowKeys, options: &CacheOptions) -> Result<Plan, CacheError> {
+    pub(crate) fn plan(&self, keys: &RowKeys, options: &CacheOptions) -> Result<CachePlan, CacheError> {
         let slots = slots(&self.tables, keys);
         let rest = |sized_for| {
             let bytes = self.bytes.saturating_sub(apart(sized_for, &slots, options));
@@ -110,7 +110,7 @@ impl CacheShape {
         let sketch_bytes = sketch_bytes(sized_for, &slots, options);
         let ranked = ranked(sized_for, &slots, options);
         layout.buckets = (layout.buckets + pointer_buckets(options.pointers)).min(u32::MAX as usize);
-        Ok(Plan { layout, slots, sketch_bytes, ranked })
+        Ok(CachePlan { layout, slots, sketch_bytes, ranked })
     }
 
     /// Divides the bytes between index and pool.
@@ -160,7 +160,7 @@ fn minimum(tables: &[TableShape]) -> (Vec<usize>, usize) {
 
 /// How the bytes of a cache are divided.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Plan {
+pub(crate) struct CachePlan {
     pub layout: Layout,
     /// The tables, with tags included in their row bytes.
     pub slots: Vec<TableShape>,

@@ -2,8 +2,8 @@
 //! where an epoch is read.
 //!
 //! An epoch is a deterministic sequence of samples. So training continues at any batch boundary by opening
-//! the same sequence and skipping the samples that were trained ([`Place`]). A followed directory has no
-//! end and its first files may be gone, so there the place is a file and a number of its samples.
+//! the same sequence and skipping the samples that were trained ([`DataPosition`]). A followed directory has
+//! no end and its first files may be gone, so there the position is a file and a number of its samples.
 
 use std::path::{Path, PathBuf};
 
@@ -41,30 +41,31 @@ pub(crate) enum FeedFiles {
     Learned(Learned),
 }
 
-/// A batch boundary.
+/// A batch boundary in the data.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct DataPosition {
     /// Counted from 1.
     pub epoch: u32,
-    /// Samples of this epoch before the place.
+    /// Samples of this epoch before the position.
     pub samples: u64,
     /// In a followed directory: the file of the last sample.
     pub file: Option<FileAt>,
 }
 
-/// A place in a file of a followed directory.
+/// A position in a file of a followed directory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct FileAt {
     pub name: String,
-    /// Samples of the file before the place.
+    /// Samples of the file before the position.
     pub samples: u64,
-    /// Whether the place is known to be the end of the file. Then the run continues even if the file is gone.
+    /// Whether the position is known to be the end of the file. Then the run continues even if the file is
+    /// gone.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub complete: bool,
 }
 
-impl Place {
+impl DataPosition {
     /// The beginning of an epoch, counted from 1.
     pub(crate) fn begin(epoch: u32) -> Self {
         Self { epoch, samples: 0, file: None }
@@ -72,12 +73,12 @@ impl Place {
 }
 
 impl Feed {
-    /// Opens the samples to train on, from this place to the end of its epoch. An interrupt ends the skip to
-    /// the place, and the reader then has no samples.
+    /// Opens the samples to train on, from this position to the end of its epoch. An interrupt ends the skip
+    /// to the position, and the reader then has no samples.
     ///
     /// # Errors
-    /// [`DatasetError`], also when the data ends before the place.
-    pub(crate) fn open(&self, from: &Place) -> Result<Box<dyn Reader + Send>, DatasetError> {
+    /// [`DatasetError`], also when the data ends before the position.
+    pub(crate) fn open(&self, from: &DataPosition) -> Result<Box<dyn Reader + Send>, DatasetError> {
         let skipped = match (&self.files, &from.file) {
             // Its reader begins at the place.
             (FeedFiles::Followed(_), Some(_)) => 0,
@@ -105,7 +106,7 @@ impl Feed {
     /// [`DatasetError`].
     pub(crate) fn open_held_out(&self) -> Result<Option<Box<dyn Reader + Send>>, DatasetError> {
         let Some(held_out) = self.held_out else { return Ok(None) };
-        let files = self.open_files(&Place::begin(1))?;
+        let files = self.open_files(&DataPosition::begin(1))?;
         let part = OnePart::new(files, held_out, Part::HeldOut);
         Ok(Some(Box::new(Stoppable::new(Box::new(part), self.stop.only_interrupts()))))
     }
@@ -142,7 +143,7 @@ impl Feed {
         self.format.ok_or(DatasetError::NoFormat)
     }
 
-    fn open_files(&self, from: &Place) -> Result<Box<dyn Reader + Send>, DatasetError> {
+    fn open_files(&self, from: &DataPosition) -> Result<Box<dyn Reader + Send>, DatasetError> {
         let plain = self.shuffle.is_none() && self.held_out.is_none();
         // Shuffling reads a whole block, so it cannot go on after a pause in the middle of it.
         let stop = if plain { self.stop.clone() } else { self.stop.only_interrupts() };
@@ -158,11 +159,11 @@ impl Feed {
         open_input(self.format()?, Input { files, stop }, &self.schema, self.options.clone())
     }
 
-    /// Opens a followed directory at a place in one of its files.
+    /// Opens a followed directory at a position in one of its files.
     ///
     /// # Errors
-    /// Also when samples of that file would be lost: it ends before the place, or it is gone and the place is
-    /// not known to be its end.
+    /// Also when samples of that file would be lost: it ends before the position, or it is gone and the position
+    /// is not known to be its end.
     fn open_followed(
         &self,
         follow: &FollowedDir,

@@ -88,10 +88,10 @@ struct Open {
 }
 
 impl LearnedReader {
-    /// Reads from a place, or from the first segment. Nothing is opened before the first read.
+    /// Reads from a position, or from the first segment. Nothing is opened before the first read.
     ///
     /// # Errors
-    /// When the place is not in a segment.
+    /// When the position is not in a segment.
     pub(crate) fn open(
         learned: Learned,
         from: Option<&FileAt>,
@@ -353,12 +353,13 @@ impl Learned {
         Ok(id_of(&self.dir)?)
     }
 
-    /// Why this place, in the log with this id, is not in this log. `None` if it is, or if that is not known.
+    /// Why this position, in the log with this id, is not in this log. `None` if it is, or if that is not
+    /// known.
     ///
     /// # Errors
     /// When the log cannot be read.
-    pub(crate) fn lacks(&self, place: &FileAt, log: Option<&str>) -> Result<Option<String>, DatasetError> {
-        let FileAt { name, samples: expected, .. } = place;
+    pub(crate) fn lacks(&self, position: &FileAt, log: Option<&str>) -> Result<Option<String>, DatasetError> {
+        let FileAt { name, samples: expected, .. } = position;
         let path = self.dir.join(name);
         if log.is_some() && self.id()?.as_deref() != log {
             return Ok(Some(format!("{}: the version was trained on another log", self.dir.display())));

@@ -30,7 +30,7 @@ pub(crate) mod stoppable;
 pub mod synthetic;
 
 use delimited::Delimited;
-pub(crate) use feed::{Feed, FeedFiles, FileAt, Place};
+pub(crate) use feed::{DataPosition, Feed, FeedFiles, FileAt};
 pub(crate) use files::{Files, FollowedDir};
 pub(crate) use header::column_names;
 pub(crate) use held_out::HeldOut;

@@ -218,8 +218,8 @@ impl Learner {
         let limit = options.max_bytes.max(last + options.record_bytes());
         if limit > options.max_bytes {
             tracing::warn!(
-                "learned samples: {}: the last file has {last} bytes, so the limit is {limit} bytes until the \
-                 next start, instead of learn.max_bytes {}",
+                "learned samples: {}: the last file has {last} bytes, so the limit is {limit} bytes until \
+                 the next start, instead of learn.max_bytes {}",
                 options.dir.display(),
                 options.max_bytes
             );

@@ -29,7 +29,7 @@ use super::{Shared, convert, labels};
 use crate::batcher::{Priority, Terms};
 use crate::learnlog::name_of;
 use crate::schema::Schema;
-use crate::types::{Follow, Scores};
+use crate::types::{LabelTarget, Scores};
 
 #[cfg(test)]
 pub(crate) use request::PredictHead;
@@ -188,7 +188,7 @@ impl Ctr for CtrService {
         let labels = model.named().map(|(label, follow, version)| Label {
             label: label.to_owned(),
             version: version.unwrap_or(0),
-            latest: follow == Follow::Latest,
+            latest: follow == LabelTarget::Latest,
         });
         Ok(Response::new(GetModelResponse {
             versions: model.versions().into_iter().map(|(version, _)| version).collect(),

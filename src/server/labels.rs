@@ -13,7 +13,7 @@ use super::repository::{Change, ChangeError, Repository};
 use super::status::CallError;
 use super::{Shared, kserve};
 use crate::config::is_label;
-use crate::types::{Follow, Version};
+use crate::types::{LabelTarget, Version};
 
 /// How long a client waits for the disk. After that the answer says that the label is not kept.
 const DISK_WAIT: Duration = Duration::from_secs(5);
@@ -49,13 +49,13 @@ pub(crate) async fn set(
     }
     let follow = match (remove, version) {
         (true, _) => None,
-        (false, 0) => Some(Follow::Latest),
-        (false, number) => Some(Follow::Version(Version(number))),
+        (false, 0) => Some(LabelTarget::Latest),
+        (false, number) => Some(LabelTarget::Version(Version(number))),
     };
     let repository = shared.repository.get().ok_or(ChangeError::Unsupported)?;
     let named = match follow {
-        Some(Follow::Version(_)) => set_loaded(shared, &model, (&label, follow), id)?,
-        Some(Follow::Latest) | None => None,
+        Some(LabelTarget::Version(_)) => set_loaded(shared, &model, (&label, follow), id)?,
+        Some(LabelTarget::Latest) | None => None,
     };
     if named.is_none() {
         let change = Change::Label { label: label.clone(), follow };
@@ -77,7 +77,7 @@ pub(crate) async fn set(
 fn set_loaded(
     shared: &Shared,
     model: &str,
-    (label, follow): (&str, Option<Follow>),
+    (label, follow): (&str, Option<LabelTarget>),
     id: &str,
 ) -> Result<Option<Version>, CallError> {
     match shared.models.set_label(model, (label, follow)) {

@@ -17,7 +17,7 @@ use super::status::CallError;
 use super::traffic::{Labels, RequestOptions, Split};
 use crate::config::{CANARY, STABLE, TrafficConfig};
 use crate::metrics::{LabelMetrics, Metrics};
-use crate::types::{Batch, Follow, Scores, Version};
+use crate::types::{Batch, LabelTarget, Scores, Version};
 
 /// A served model.
 pub(crate) struct Model {
@@ -28,7 +28,7 @@ pub(crate) struct Model {
     pressure: Arc<Pressure>,
     /// The version of the main engine, or the one that it takes over.
     main: Version,
-    /// What [`Follow::Latest`] means.
+    /// What [`LabelTarget::Latest`] means.
     latest: Version,
     /// `None` until the labels that clients have set were read.
     labels: Option<Labels>,
@@ -60,7 +60,7 @@ impl Held {
 /// A label.
 struct Named {
     label: String,
-    follow: Follow,
+    follow: LabelTarget,
     /// `None` if its version is not loaded.
     engine: Option<usize>,
     metrics: Option<LabelMetrics>,
@@ -109,7 +109,7 @@ impl Model {
         };
         let all = model.labels.clone().unwrap_or_default().all();
         // A model without labels needs no series of them.
-        let shown = all.len() > 1 || all.get(STABLE) != Some(&Follow::Latest);
+        let shown = all.len() > 1 || all.get(STABLE) != Some(&LabelTarget::Latest);
         let named = all.into_iter().map(|(label, follow)| {
             let metrics = shown.then(|| metrics.label(name, &label));
             let engine = model.engine_of(follow);
@@ -228,7 +228,7 @@ impl Model {
     }
 
     /// The engine of the version that a label names.
-    pub(crate) fn engine_of(&self, follow: Follow) -> Option<usize> {
+    pub(crate) fn engine_of(&self, follow: LabelTarget) -> Option<usize> {
         let version = follow.version(self.latest);
         // While the main engine takes over a version that has an engine, that one is used.
         let secondary = self.engines.iter().position(|served| served.version == Some(version));
@@ -236,7 +236,7 @@ impl Model {
     }
 
     /// The version that a label would name, if it is loaded and its engine is not taking over another one.
-    pub(crate) fn settled(&self, follow: Follow) -> Option<Version> {
+    pub(crate) fn settled(&self, follow: LabelTarget) -> Option<Version> {
         let version = self.version_of(self.engine_of(follow)?);
         self.engines.iter().any(|served| served.predict.describe().version == version).then_some(version)
     }
@@ -252,7 +252,7 @@ impl Model {
     }
 
     /// Each label with what it names, and with its version if that is loaded.
-    pub(crate) fn named(&self) -> impl Iterator<Item = (&str, Follow, Option<u64>)> {
+    pub(crate) fn named(&self) -> impl Iterator<Item = (&str, LabelTarget, Option<u64>)> {
         self.named.iter().map(|named| {
             let version = named.engine.map(|engine| self.engines[engine].predict.describe().version.0);
             (named.label.as_str(), named.follow, version)
@@ -329,12 +329,12 @@ impl Model {
         };
         match (named.engine, named.follow) {
             // The main engine may take over another version meanwhile.
-            (Some(0), Follow::Version(version)) if label != STABLE => {
+            (Some(0), LabelTarget::Version(version)) if label != STABLE => {
                 Ok(Choice { engine: 0, version: Some(version.0) })
             }
             (Some(engine), _) => Ok(Choice { engine, version: None }),
-            (None, Follow::Version(version)) => Err(self.no_version(version.0)),
-            (None, Follow::Latest) => Err(self.no_version(self.latest.0)),
+            (None, LabelTarget::Version(version)) => Err(self.no_version(version.0)),
+            (None, LabelTarget::Latest) => Err(self.no_version(self.latest.0)),
         }
     }
 

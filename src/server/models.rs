@@ -27,7 +27,7 @@ use crate::learnlog::{self, LearnerOptions};
 use crate::metrics::{EventKind, Metrics, ModelMetrics};
 use crate::predict::Predict;
 use crate::sync::EvenPoisoned;
-use crate::types::{Follow, Version};
+use crate::types::{LabelTarget, Version};
 
 /// How long the removal of a model or a version waits for calls in flight, before its batcher refuses what
 /// they queue, and then for the end of its threads.
@@ -48,7 +48,7 @@ pub(crate) struct Loaded {
     pub secondary: Vec<Arc<dyn Predict>>,
     /// The version that the main engine has, or takes over next.
     pub main: Version,
-    /// What [`Follow::Latest`] means.
+    /// What [`LabelTarget::Latest`] means.
     pub latest: Version,
     pub traffic: TrafficConfig,
     pub shadow: Option<Arc<dyn Predict>>,
@@ -195,7 +195,7 @@ impl Models {
     pub(crate) fn set_label(
         &self,
         name: &str,
-        (label, follow): (&str, Option<Follow>),
+        (label, follow): (&str, Option<LabelTarget>),
     ) -> Result<Option<Version>, NotChanged> {
         let _changing = self.changing.lock().even_poisoned();
         let old = self.get(name).ok_or(NotChanged::NotServed)?;
@@ -253,7 +253,7 @@ impl Models {
             // A label that was set since the caller has read the labels keeps its version.
             let named = labels.all();
             for (_, follow) in named.iter().filter(|(label, _)| labels.set.contains_key(*label)) {
-                let Follow::Version(version) = *follow else { continue };
+                let LabelTarget::Version(version) = *follow else { continue };
                 if version == main || parts.engines.iter().any(|served| served.version == Some(version)) {
                     continue;
                 }

@@ -9,7 +9,7 @@ use super::{Labels, Loaded, NotChanged, Repository, ServerError, Shared};
 use crate::config::Batchers;
 use crate::metrics::EventKind;
 use crate::predict::Predict;
-use crate::types::{Follow, Version};
+use crate::types::{LabelTarget, Version};
 
 /// Adds models to a server that runs, and says which ones it cannot serve.
 #[derive(Clone)]
@@ -50,7 +50,7 @@ impl Registry {
     pub(crate) fn set_label(
         &self,
         model: &str,
-        change: (&str, Option<Follow>),
+        change: (&str, Option<LabelTarget>),
     ) -> Result<Option<Version>, NotChanged> {
         self.0.models.set_label(model, change)
     }

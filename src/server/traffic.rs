@@ -13,7 +13,7 @@ use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 use crate::batcher::Terms;
 use crate::config::{MAX_LABELS, STABLE, Sticky};
 use crate::schema::Schema;
-use crate::types::{Batch, Follow};
+use crate::types::{Batch, LabelTarget};
 
 /// Why a client cannot set or remove a label.
 #[allow(missing_docs)] // the error texts document the variants
@@ -29,28 +29,28 @@ pub(crate) enum LabelError {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Labels {
     /// Those of the settings.
-    pub settings: BTreeMap<String, Follow>,
+    pub settings: BTreeMap<String, LabelTarget>,
     /// Those that clients have set, which win.
-    pub set: BTreeMap<String, Follow>,
+    pub set: BTreeMap<String, LabelTarget>,
 }
 
 impl Labels {
     /// All labels. `stable` is always one of them.
-    pub(crate) fn all(&self) -> BTreeMap<String, Follow> {
+    pub(crate) fn all(&self) -> BTreeMap<String, LabelTarget> {
         let mut all = self.settings.clone();
-        all.entry(STABLE.to_owned()).or_insert(Follow::Latest);
+        all.entry(STABLE.to_owned()).or_insert(LabelTarget::Latest);
         all.extend(self.set.iter().map(|(label, follow)| (label.clone(), *follow)));
         all
     }
 
     /// What `stable` names.
-    pub(crate) fn stable(&self) -> Follow {
-        self.set.get(STABLE).or_else(|| self.settings.get(STABLE)).copied().unwrap_or(Follow::Latest)
+    pub(crate) fn stable(&self) -> LabelTarget {
+        self.set.get(STABLE).or_else(|| self.settings.get(STABLE)).copied().unwrap_or(LabelTarget::Latest)
     }
 
     /// Sets a label, or forgets it.
     #[must_use]
-    pub(crate) fn with(&self, label: &str, follow: Option<Follow>) -> Self {
+    pub(crate) fn with(&self, label: &str, follow: Option<LabelTarget>) -> Self {
         let mut labels = self.clone();
         match follow {
             Some(follow) => labels.set.insert(label.to_owned(), follow),
@@ -63,7 +63,7 @@ impl Labels {
     ///
     /// # Errors
     /// [`LabelError`].
-    pub(crate) fn changed(&self, label: &str, follow: Option<Follow>) -> Result<Self, LabelError> {
+    pub(crate) fn changed(&self, label: &str, follow: Option<LabelTarget>) -> Result<Self, LabelError> {
         let (before, labels) = (self.all(), self.with(label, follow));
         // A mistyped name must not look like a label that is gone, whose requests would go on.
         if follow.is_none() && !before.contains_key(label) {

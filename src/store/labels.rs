@@ -14,7 +14,7 @@ use serde_json::Value;
 use super::disk::{Disk, SystemDisk};
 use super::hot_rows::STATE;
 use super::{StoreError, atomic_write, bytes};
-use crate::types::Follow;
+use crate::types::LabelTarget;
 
 /// Most bytes of the file.
 const MAX_BYTES: u64 = 64 << 10;
@@ -33,7 +33,7 @@ fn path(models: &Path, name: &str, file: &str) -> PathBuf {
 ///
 /// # Errors
 /// [`StoreError`] when the file cannot be read or is damaged.
-pub(crate) fn load(models: &Path, name: &str) -> Result<BTreeMap<String, Follow>, StoreError> {
+pub(crate) fn load(models: &Path, name: &str) -> Result<BTreeMap<String, LabelTarget>, StoreError> {
     load_from(&path(models, name, SET))
 }
 
@@ -41,11 +41,11 @@ pub(crate) fn load(models: &Path, name: &str) -> Result<BTreeMap<String, Follow>
 ///
 /// # Errors
 /// As [`load`].
-pub(crate) fn load_settings(models: &Path, name: &str) -> Result<BTreeMap<String, Follow>, StoreError> {
+pub(crate) fn load_settings(models: &Path, name: &str) -> Result<BTreeMap<String, LabelTarget>, StoreError> {
     load_from(&path(models, name, SETTINGS))
 }
 
-fn load_from(path: &Path) -> Result<BTreeMap<String, Follow>, StoreError> {
+fn load_from(path: &Path) -> Result<BTreeMap<String, LabelTarget>, StoreError> {
     let at = |e| StoreError::at(path, e);
     let file = match bytes::open_regular(path) {
         Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
@@ -63,8 +63,8 @@ fn load_from(path: &Path) -> Result<BTreeMap<String, Follow>, StoreError> {
         serde_json::from_slice(&text).map_err(|error| damaged(error.to_string()))?;
     let follow = |(label, value): (String, Value)| {
         let follow = match &value {
-            Value::Number(number) => Follow::parse(&number.to_string()),
-            Value::String(text) => Follow::parse(text),
+            Value::Number(number) => LabelTarget::parse(&number.to_string()),
+            Value::String(text) => LabelTarget::parse(text),
             _ => None,
         };
         let wrong = || damaged(format!("{label}: expected a number or latest, got {value}"));
@@ -77,7 +77,11 @@ fn load_from(path: &Path) -> Result<BTreeMap<String, Follow>, StoreError> {
 ///
 /// # Errors
 /// [`StoreError`]. The old file is then unchanged, unless only the last sync failed.
-pub(crate) fn save(models: &Path, name: &str, labels: &BTreeMap<String, Follow>) -> Result<(), StoreError> {
+pub(crate) fn save(
+    models: &Path,
+    name: &str,
+    labels: &BTreeMap<String, LabelTarget>,
+) -> Result<(), StoreError> {
     save_on(&SystemDisk, &path(models, name, SET), labels)
 }
 
@@ -88,15 +92,15 @@ pub(crate) fn save(models: &Path, name: &str, labels: &BTreeMap<String, Follow>)
 pub(crate) fn save_settings(
     models: &Path,
     name: &str,
-    named: &BTreeMap<String, Follow>,
+    named: &BTreeMap<String, LabelTarget>,
 ) -> Result<(), StoreError> {
     save_on(&SystemDisk, &path(models, name, SETTINGS), named)
 }
 
-fn save_on(disk: &dyn Disk, path: &Path, labels: &BTreeMap<String, Follow>) -> Result<(), StoreError> {
-    let value = |follow: &Follow| match follow {
-        Follow::Latest => Value::String(follow.to_string()),
-        Follow::Version(version) => Value::Number(version.0.into()),
+fn save_on(disk: &dyn Disk, path: &Path, labels: &BTreeMap<String, LabelTarget>) -> Result<(), StoreError> {
+    let value = |follow: &LabelTarget| match follow {
+        LabelTarget::Latest => Value::String(follow.to_string()),
+        LabelTarget::Version(version) => Value::Number(version.0.into()),
     };
     let object: serde_json::Map<_, _> =
         labels.iter().map(|(label, follow)| (label.clone(), value(follow))).collect();
@@ -111,9 +115,12 @@ mod tests {
     use super::*;
     use crate::types::Version;
 
-    fn labels(stable: u64) -> BTreeMap<String, Follow> {
-        [("canary".to_owned(), Follow::Latest), ("stable".to_owned(), Follow::Version(Version(stable)))]
-            .into()
+    fn labels(stable: u64) -> BTreeMap<String, LabelTarget> {
+        [
+            ("canary".to_owned(), LabelTarget::Latest),
+            ("stable".to_owned(), LabelTarget::Version(Version(stable))),
+        ]
+        .into()
     }
 
     #[test]

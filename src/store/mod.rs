@@ -6,7 +6,7 @@
 //! refused, and [`open_latest`] opens the next lower good one.
 //!
 //! - [`mod@format`]: encodes and decodes the files of a version in memory.
-//! - [`table`] and `bytes`: the rows of one table, in memory or mapped; `place`: which of the two.
+//! - [`table`] and `bytes`: the rows of one table, in memory or mapped; `table_location`: which of the two.
 //! - `contents` and `write`: the input of the writer, and the writer.
 //! - `snapshot`: listing, checking and opening versions; `link` and `table_reader`: the files of one of them;
 //!   `overlay`: the rows that deltas changed.
@@ -45,13 +45,13 @@ pub(crate) mod labels;
 mod link;
 pub(crate) mod listing;
 mod overlay;
-mod place;
 pub(crate) mod retention;
 pub(crate) mod snapshot;
 #[cfg(test)]
 #[cfg(not(flechette_loom))]
 pub(crate) mod stuck;
 pub(crate) mod table;
+mod table_location;
 mod table_reader;
 mod write;
 

@@ -41,7 +41,7 @@ impl DeltaRows {
 
 /// Where the newest bytes of a row are.
 #[derive(Clone, Copy)]
-pub(crate) struct Place<'o> {
+pub(crate) struct OverlayRow<'o> {
     pub delta: &'o DeltaRows,
     /// The position of the row in the delta.
     pub at: usize,
@@ -161,13 +161,13 @@ impl Overlay {
 
     /// Where the newest bytes of a row are; `None` if no delta changed it.
     #[inline]
-    pub(crate) fn find(&self, row: u64) -> Option<Place<'_>> {
+    pub(crate) fn find(&self, row: u64) -> Option<OverlayRow<'_>> {
         let place = match &self.places {
             Places::Narrow(places) => place_of(places, row)?,
             Places::Wide(places) => place_of(places, row)?,
         };
         let delta = self.starts.partition_point(|&start| start <= place) - 1;
-        Some(Place { delta: &self.deltas[delta], at: (place - self.starts[delta]) as usize })
+        Some(OverlayRow { delta: &self.deltas[delta], at: (place - self.starts[delta]) as usize })
     }
 
     /// Prefetches where [`Self::find`] looks first.

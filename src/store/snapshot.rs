@@ -5,7 +5,7 @@
 //! name, type and shape of every tensor, so that later code can rely on them. That costs one read of the
 //! files, which also brings them into the page cache. The checksum is computed through a small buffer and not
 //! through the mapping, because touched pages of a mapping count as memory of the process. If the tables are
-//! read into memory (`place`), it is computed from the bytes in memory.
+//! read into memory (`table_location`), it is computed from the bytes in memory.
 //!
 //! A delta is opened with its base, and so on down to a full version. One damaged link makes every version
 //! after it unusable. A server that already has a version of the chain opens only the links after it
@@ -22,8 +22,8 @@ use super::bytes::Bytes;
 use super::format::{Base, Training};
 use super::link::Link;
 use super::overlay::DeltaRows;
-use super::place::Place;
 use super::table::Table;
+use super::table_location::TableLocation;
 use super::table_reader::TableParts;
 use super::{EmbeddingStore, Refusal, StoreError, check_name};
 use crate::config::TableMemory;
@@ -183,8 +183,8 @@ fn open_chain(
         Purpose::ServeFrom(memory) => memory,
         Purpose::Serve | Purpose::Train => TableMemory::Mapped,
     };
-    let place = Place::choose(memory, links.iter().map(Link::table_bytes).sum());
-    links.iter_mut().for_each(|link| link.in_ram = place.in_ram);
+    let location = TableLocation::choose(memory, links.iter().map(Link::table_bytes).sum());
+    links.iter_mut().for_each(|link| link.in_ram = location.in_ram);
     let Some(newest) = links.last() else {
         // `read` returns the version itself at least.
         return Err(StoreError::MissingDirectory { path: models.join(name) });
@@ -213,7 +213,7 @@ fn open_chain(
     (store.on_disk, store.memory) = (first.is_some_and(|store| store.on_disk), memory);
     store.schema = Some(schema.clone().into());
     let cursor = if trains { newest.cursor()? } else { None };
-    place.log(name, version, first.is_some());
+    location.log(name, version, first.is_some());
     let newest = newest.manifest.clone();
     let (training, quality, metadata) = (newest.training, newest.quality, newest.metadata);
     Ok(Opened { schema, model_toml, dense, dense_states, store, training, quality, cursor, metadata })

@@ -1,7 +1,7 @@
 //! The cursor of a training run: everything, besides a version, that is needed to continue the run at a batch
 //! boundary as if it had not stopped, to the bit.
 //!
-//! It says what was trained on and how ([`Run`]), and how far ([`Cursor::place`]). A run that continues
+//! It says what was trained on and how ([`Run`]), and how far ([`Cursor::position`]). A run that continues
 //! must have the same [`Run`]; the first difference is named.
 //!
 //! **`checkpoint/cursor.json`** is one JSON object. A field with an asterisk is left out if it is null, empty
@@ -45,7 +45,7 @@ use std::fmt::Debug;
 use serde::{Deserialize, Serialize};
 
 use super::schedule::Schedule;
-use crate::dataset::{FieldOptions, FileAt, HeldOut, Place, Shuffle};
+use crate::dataset::{DataPosition, FieldOptions, FileAt, HeldOut, Shuffle};
 use crate::types::Version;
 
 /// The number of this format.
@@ -233,8 +233,8 @@ impl Cursor {
 
     /// The batch boundary from which the data is read again.
     #[must_use]
-    pub(crate) fn place(&self) -> Place {
-        Place { epoch: self.epoch, samples: self.samples, file: self.file.clone() }
+    pub(crate) fn position(&self) -> DataPosition {
+        DataPosition { epoch: self.epoch, samples: self.samples, file: self.file.clone() }
     }
 }
 

@@ -133,14 +133,14 @@ impl TrainError {
 
 /// Where a batch is in the data. It travels with the batch, because readers run ahead of training.
 #[derive(Clone, Debug, Default)]
-pub struct BatchPlace {
+pub struct BatchPosition {
     /// The files of the samples of the batch (see [`Reader::runs`]).
     pub runs: Vec<FileRun>,
     /// The share of the input that was read (see [`Reader::share`]).
     pub share: Option<f64>,
 }
 
-impl fmt::Display for BatchPlace {
+impl fmt::Display for BatchPosition {
     /// The files of the batch with the numbers of their samples, counted from 1; nothing without files.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (n, FileRun { file, samples, of_file, .. }) in self.runs.iter().enumerate() {
@@ -168,7 +168,7 @@ pub struct Progress<'a> {
     /// trained on, whatever was read ahead.
     pub samples: u64,
     /// Where the batch is in the data.
-    pub place: &'a BatchPlace,
+    pub position: &'a BatchPosition,
     /// Mean loss of the batch before the step.
     pub loss: f64,
     /// Probabilities of the batch before the step.
@@ -195,14 +195,14 @@ impl<'a> Progress<'a> {
     fn after(
         state: &TrainState,
         StepResult { loss, samples, probabilities }: StepResult<'a>,
-        PreparedBatch { labels, place, casting, .. }: &'a PreparedBatch,
+        PreparedBatch { labels, position, casting, .. }: &'a PreparedBatch,
     ) -> Result<Self, TrainError> {
         if !loss.is_finite() {
             let (step, lr) = (state.steps + 1, state.optimizer.lr);
             let finite = state.weights.values.iter().all(|weight| weight.is_finite());
-            return Err(TrainError::Diverged { step, lr, place: place.to_string(), finite });
+            return Err(TrainError::Diverged { step, lr, place: position.to_string(), finite });
         }
-        Ok(Self { samples, place, loss: loss / labels.len() as f64, probabilities, labels, casting })
+        Ok(Self { samples, position, loss: loss / labels.len() as f64, probabilities, labels, casting })
     }
 }
 

@@ -161,9 +161,9 @@ impl<'d, 's> ReadAhead<'d, 's> {
         if read == 0 {
             return Ok(false);
         }
-        prepared.place.runs.clear();
-        prepared.place.runs.extend_from_slice(self.data.reader.runs());
-        prepared.place.share = self.data.reader.share();
+        prepared.position.runs.clear();
+        prepared.position.runs.extend_from_slice(self.data.reader.runs());
+        prepared.position.share = self.data.reader.share();
         self.schema.encode(&self.raw, &mut prepared.batch)?;
         match &self.raw.labels {
             Some(labels) => prepared.labels.clone_from(labels),

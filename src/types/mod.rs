@@ -53,17 +53,17 @@ pub(crate) fn unix_ms() -> u64 {
 
 /// The version that a label of a model names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Follow {
+pub enum LabelTarget {
     /// The highest good version.
     Latest,
     /// This one.
     Version(Version),
 }
 
-/// What [`Follow::Latest`] is called.
+/// What [`LabelTarget::Latest`] is called.
 const LATEST: &str = "latest";
 
-impl Follow {
+impl LabelTarget {
     /// Reads `latest` or a number from 1.
     #[must_use]
     pub(crate) fn parse(text: &str) -> Option<Self> {
@@ -83,7 +83,7 @@ impl Follow {
     }
 }
 
-impl fmt::Display for Follow {
+impl fmt::Display for LabelTarget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Latest => f.write_str(LATEST),

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::args::{EMPTY_KEY, ListArgs, Listed, SLOTS};
 use super::kernels;
 use super::table::GpuTable;
-use crate::device::cuda::memory::{Array, PinnedMemory, Plan};
+use crate::device::cuda::memory::{Array, MemoryPlan, PinnedMemory};
 use crate::device::cuda::{Driver, DriverError};
 
 const WORD: usize = size_of::<u32>();
@@ -38,7 +38,7 @@ impl<D: Driver> Lister<D> {
     /// # Errors
     /// As [`Driver::allocate_pinned`].
     pub(crate) fn new(gpu_table: &Arc<GpuTable<D>>, buckets: usize, tags: bool) -> Result<Self, DriverError> {
-        let mut plan = Plan::default();
+        let mut plan = MemoryPlan::default();
         let listed = plan.array(buckets * SLOTS);
         let memory = PinnedMemory::new(gpu_table.driver(), plan.bytes())?;
         Ok(Self { gpu_table: gpu_table.clone(), memory, listed, tags })

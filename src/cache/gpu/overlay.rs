@@ -10,7 +10,7 @@
 
 use super::args::{Changed, EMPTY_KEY, NOWHERE};
 use super::table::GpuTable;
-use crate::device::cuda::memory::{DeviceMemory, PinnedMemory, Plan};
+use crate::device::cuda::memory::{DeviceMemory, MemoryPlan, PinnedMemory};
 use crate::device::cuda::{Address, Driver, DriverError};
 use crate::mem::mix64;
 
@@ -40,7 +40,7 @@ impl<D: Driver> OverlayTable<D> {
     pub(crate) fn new(gpu_table: &GpuTable<D>, rows: &[ChangedRow]) -> Result<Self, DriverError> {
         let count = (2 * rows.len()).next_power_of_two().max(2);
         let mask = count - 1;
-        let mut plan = Plan::default();
+        let mut plan = MemoryPlan::default();
         let array = plan.array::<Changed>(count);
         let mut written = PinnedMemory::new(gpu_table.driver(), plan.bytes())?;
         let table = written.get_mut(array);

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::args::{Evicted, Pointable, SLOTS, SampleArgs, SweepArgs, VictimKind};
 use super::kernels;
 use super::table::GpuTable;
-use crate::device::cuda::memory::{Array, DeviceMemory, PinnedMemory, Plan};
+use crate::device::cuda::memory::{Array, DeviceMemory, MemoryPlan, PinnedMemory};
 use crate::device::cuda::{Driver, DriverError};
 
 const WORD: usize = size_of::<u32>();
@@ -70,7 +70,7 @@ impl<D: Driver> Sweeper<D> {
         most: usize,
         tables: usize,
     ) -> Result<Self, DriverError> {
-        let mut plan = Plan::default();
+        let mut plan = MemoryPlan::default();
         let (ages, draining) = (plan.array(sample * SLOTS), plan.array(gpu_table.shape().slabs.div_ceil(32)));
         let (evicted, report) = (plan.array(most), plan.array(1));
         let pointable = plan.array(tables);

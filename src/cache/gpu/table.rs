@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::args::{BUCKET_BYTES, JobKind, MayReplace, Outcome, ReplaceArgs, ReplaceJob};
 use super::kernels;
-use crate::device::cuda::memory::{Array, DeviceMemory, PinnedMemory, Plan, Recorded, Staging};
+use crate::device::cuda::memory::{Array, DeviceMemory, MemoryPlan, PinnedMemory, Recorded, Staging};
 use crate::device::cuda::{Driver, DriverError};
 use crate::sync::EvenPoisoned;
 
@@ -201,7 +201,7 @@ impl<D: Driver> Jobs<D> {
     /// # Errors
     /// As [`Driver::allocate_pinned`].
     pub(crate) fn new(table: &Arc<GpuTable<D>>, capacity: usize) -> Result<Self, DriverError> {
-        let mut plan = Plan::default();
+        let mut plan = MemoryPlan::default();
         let (jobs, outcomes) = (plan.array(capacity), plan.array(capacity));
         Ok(Self {
             table: table.clone(),

@@ -11,7 +11,7 @@ use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
 
 use super::stamps::{Stamper, Stamps};
-use super::versions::{SettleOptions, Versions};
+use super::versions::{ServedVersions, SettleOptions};
 use super::watch::WatchCommand;
 use super::{LoadedModels, Loader};
 use crate::cli::error_line;
@@ -23,7 +23,7 @@ pub(crate) struct Adder {
     pub loader: Arc<Loader>,
     pub served: LoadedModels,
     pub registry: Registry,
-    pub versions: Versions,
+    pub versions: ServedVersions,
     refused: HashMap<String, RefusedModel>,
 }
 
@@ -66,7 +66,7 @@ impl Adder {
         registry: Registry,
         wake: SyncSender<WatchCommand>,
     ) -> anyhow::Result<Self> {
-        let versions = Versions::new(loader, &registry, wake)?;
+        let versions = ServedVersions::new(loader, &registry, wake)?;
         let (loader, served) = (loader.clone(), served.clone());
         Ok(Self { loader, served, registry, versions, refused: HashMap::new() })
     }

@@ -17,7 +17,7 @@ use super::watch::{WatchCommand, Watcher, unless_it_panics};
 use crate::server::{Change, ChangeError, Labels, NotChanged, Repository, Requested};
 use crate::store;
 use crate::sync::EvenPoisoned;
-use crate::types::Follow;
+use crate::types::LabelTarget;
 
 /// A change that a client has requested.
 pub(crate) struct ChangeRequest {
@@ -84,7 +84,7 @@ impl Repository for CommandSender {
         store::models(&self.models).map_err(|error| error.to_string())
     }
 
-    fn keep_labels(&self, model: &str, set: &BTreeMap<String, Follow>) -> Result<(), String> {
+    fn keep_labels(&self, model: &str, set: &BTreeMap<String, LabelTarget>) -> Result<(), String> {
         store::labels::save(&self.models, model, set).map_err(|error| error.to_string())
     }
 
@@ -119,10 +119,10 @@ fn words(change: &Change) -> String {
         Change::Load => "loading the model".to_owned(),
         Change::Unload => "unloading the model".to_owned(),
         Change::Label { label, follow: None } => format!("removing label {label}"),
-        Change::Label { label, follow: Some(Follow::Latest) } => {
+        Change::Label { label, follow: Some(LabelTarget::Latest) } => {
             format!("setting label {label} to the latest version")
         }
-        Change::Label { label, follow: Some(Follow::Version(version)) } => {
+        Change::Label { label, follow: Some(LabelTarget::Version(version)) } => {
             format!("setting label {label} to version {version}")
         }
     }
@@ -177,7 +177,7 @@ impl Watcher {
     fn set_label(
         &mut self,
         name: &str,
-        (label, follow): (&str, Option<Follow>),
+        (label, follow): (&str, Option<LabelTarget>),
         id: &str,
     ) -> Result<(), ChangeError> {
         self.check_known(name)?;
@@ -187,7 +187,7 @@ impl Watcher {
         };
         self.forget_refused(name);
         // It also fails if only other versions than the label's are refused.
-        let new = follow == Some(Follow::Latest);
+        let new = follow == Some(LabelTarget::Latest);
         let look = SettleOptions { new, label: Some((label, follow)), urgent: true, asked: true };
         let settled = self.adder.versions.settle(&model, look);
         match self.adder.registry.set_label(name, (label, follow)) {
@@ -209,7 +209,7 @@ impl Watcher {
         &mut self,
         name: &str,
         label: &str,
-        follow: Option<Follow>,
+        follow: Option<LabelTarget>,
     ) -> Result<(), String> {
         let models = self.adder.loader.models.clone();
         let save = |labels: &BTreeMap<_, _>| {
@@ -321,8 +321,8 @@ mod tests {
     #[test]
     fn a_change_is_logged_in_words() {
         let label = |follow| words(&Change::Label { label: "stable".to_owned(), follow });
-        assert_eq!(label(Some(Follow::Version(Version(7)))), "setting label stable to version 7");
-        assert_eq!(label(Some(Follow::Latest)), "setting label stable to the latest version");
+        assert_eq!(label(Some(LabelTarget::Version(Version(7)))), "setting label stable to version 7");
+        assert_eq!(label(Some(LabelTarget::Latest)), "setting label stable to the latest version");
         assert_eq!(label(None), "removing label stable");
     }
 }

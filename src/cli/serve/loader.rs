@@ -21,7 +21,7 @@ use crate::server::Labels;
 use crate::store::hot_rows::STATE;
 use crate::store::{self, Latest, Opened, Purpose, Refusal};
 use crate::trace::recorder::{Recorder, RecorderOptions};
-use crate::types::{Follow, Version};
+use crate::types::{LabelTarget, Version};
 
 /// The GPU to use, or `None` for the host.
 fn choose_device(config: &Config) -> anyhow::Result<Option<Arc<Nvidia>>> {
@@ -101,9 +101,9 @@ impl Loader {
         let set = store::labels::load(&self.models, name)?;
         let stable = Labels { settings: traffic.labels, set }.stable();
         let versions = match (stable, traffic.versions) {
-            (Follow::Version(version), _) => vec![version],
-            (Follow::Latest, VersionPolicy::Given(versions)) => versions.into_iter().collect(),
-            (Follow::Latest, VersionPolicy::Latest(_)) => store::versions(&self.models, name)?,
+            (LabelTarget::Version(version), _) => vec![version],
+            (LabelTarget::Latest, VersionPolicy::Given(versions)) => versions.into_iter().collect(),
+            (LabelTarget::Latest, VersionPolicy::Latest(_)) => store::versions(&self.models, name)?,
         };
         // Read before the versions are opened, so that later changes are noticed.
         let mut stamper = Stamper::new(&self.models, name);
@@ -112,8 +112,8 @@ impl Loader {
         let opened = store::open_highest(&self.models, name, &versions, self.purpose(), check_weights);
         let labelled = || format!("label stable names version {stable}; flechette label sets it");
         let Latest { opened, refused } = match stable {
-            Follow::Version(_) => opened.with_context(labelled)?,
-            Follow::Latest => opened?,
+            LabelTarget::Version(_) => opened.with_context(labelled)?,
+            LabelTarget::Latest => opened?,
         };
         let refused = refused.into_iter().filter_map(|Refusal { version, reason }| {
             let (stamps, may_pass) = (stamps.remove(&version)?, reason.may_pass());

@@ -1,9 +1,9 @@
 //! Which versions of a model are loaded, and which of them its main engine has.
 //!
 //! Wanted are the versions of the policy (`models.NAME.versions`), those that labels name, and that of the
-//! shadow (`plan`). [`Versions::settle`] loads what is wanted, moves the main engine to the version that
-//! `stable` names, gives every other wanted version an engine of its own, and unloads the rest. A version is
-//! opened once, and shared if it moves from one engine to another.
+//! shadow (`plan`). [`ServedVersions::settle`] loads what is wanted, moves the main engine to the version
+//! that `stable` names, gives every other wanted version an engine of its own, and unloads the rest. A
+//! version is opened once, and shared if it moves from one engine to another.
 //!
 //! The main engine leaves a version that stays wanted in two steps: first that version gets its own engine,
 //! and the server waits for the requests that have found the main engine for it. Then the main engine
@@ -36,8 +36,8 @@ use crate::engine::{Engine, SharedVersion};
 use crate::metrics::Metrics;
 use crate::predict::Predict;
 use crate::server::{Loaded, Missing, NotChanged, Registry};
-use crate::types::{Follow, Version};
-use plan::Plan;
+use crate::types::{LabelTarget, Version};
+use plan::VersionPlan;
 use switching::{ASKED_WAIT, SwitchOutcome, Switching, WAIT};
 
 /// How often a model is looked at again when its labels are set at the same time.
@@ -53,7 +53,7 @@ struct Known {
     /// Versions that were refused.
     refused: BTreeMap<Version, Refusal>,
     /// What the settings name, as it was written down last.
-    named: Option<BTreeMap<String, Follow>>,
+    named: Option<BTreeMap<String, LabelTarget>>,
     /// Whether that failed.
     not_named: bool,
     /// Whether its directory could not be read at the last look.
@@ -138,8 +138,8 @@ struct Reasons {
 }
 
 impl Reported {
-    fn of(plan: &Plan, main: Version, secondary: Vec<Version>, reasons: Reasons) -> Self {
-        let Plan { latest, shadow, traffic, .. } = plan;
+    fn of(plan: &VersionPlan, main: Version, secondary: Vec<Version>, reasons: Reasons) -> Self {
+        let VersionPlan { latest, shadow, traffic, .. } = plan;
         Self { main, secondary, latest: *latest, shadow: *shadow, traffic: traffic.clone(), reasons }
     }
 }
@@ -155,7 +155,7 @@ pub(crate) struct SettleOptions<'l> {
     /// Whether versions that are not loaded are looked for, besides those that labels name.
     pub new: bool,
     /// A label that will be set if its version can be loaded. The main engine keeps its version.
-    pub label: Option<(&'l str, Option<Follow>)>,
+    pub label: Option<(&'l str, Option<LabelTarget>)>,
     /// Opens and takes over versions at the priority of requests, not at the low one.
     pub urgent: bool,
     /// Whether a client waits for a switch.
@@ -174,7 +174,7 @@ impl SettleOptions<'_> {
 }
 
 /// The versions of all models.
-pub(crate) struct Versions {
+pub(crate) struct ServedVersions {
     loader: Arc<Loader>,
     registry: Registry,
     /// Wakes the thread that makes all changes when a switch has ended.
@@ -184,7 +184,7 @@ pub(crate) struct Versions {
     opening: rayon::ThreadPool,
 }
 
-impl Versions {
+impl ServedVersions {
     /// # Errors
     /// When the system cannot start a thread.
     pub(crate) fn new(
@@ -275,7 +275,7 @@ impl Versions {
         model: &LoadedModel,
         name: &str,
         look: SettleOptions<'_>,
-        (plan, known): (Plan, &mut Known),
+        (plan, known): (VersionPlan, &mut Known),
     ) -> Result<SwitchOutcome, NotChanged> {
         let (main, target) = (model.engine.version(), plan.stable);
         let waits = known.refused.get(&target).is_some_and(Refusal::stays);
@@ -311,7 +311,7 @@ impl Versions {
     }
 
     /// Why the versions above the latest one are refused, unless `missing` says it already.
-    fn newer(known: &Known, plan: &Plan) -> BTreeMap<Version, String> {
+    fn newer(known: &Known, plan: &VersionPlan) -> BTreeMap<Version, String> {
         let missing = |version| plan.missing.iter().any(|missing| missing.version == version);
         let newer =
             known.refused.iter().filter(|(version, _)| **version > plan.latest && !missing(**version));

@@ -6,12 +6,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::meter::{Meter, shown};
-use super::publishing::Versions;
+use super::publishing::WrittenVersions;
 use super::run::ToServer;
 use super::trained::Trained;
 use super::{Args, evaluate};
 use crate::cli::{error_line, or_dash};
-use crate::dataset::{DataFile, Feed, FeedFiles, FileAt, Place, in_line};
+use crate::dataset::{DataFile, DataPosition, Feed, FeedFiles, FileAt, in_line};
 use crate::store::StoreError;
 use crate::trainer::cursor::{Best, Cursor, Run, Validation};
 use crate::trainer::eval::Quality;
@@ -27,7 +27,7 @@ pub(crate) struct Epochs<'a> {
     run: Run,
     pub meter: Meter,
     /// After the last step.
-    pub place: Place,
+    pub position: DataPosition,
     pub validation: Validation,
     /// The validation of each epoch, and its number.
     pub validated: Vec<(u32, Quality)>,
@@ -75,7 +75,7 @@ impl<'a> Epochs<'a> {
             feed,
             run: args.cursor_run(feed)?,
             meter: Meter::new(args.epochs, args.run.window),
-            place: Place::begin(1),
+            position: DataPosition::begin(1),
             validation: Validation::default(),
             validated: Vec::new(),
             skipped: 0,
@@ -102,7 +102,7 @@ impl<'a> Epochs<'a> {
     /// Where the run is, after the last step.
     #[must_use]
     pub(crate) fn cursor(&self, state: &TrainState) -> Cursor {
-        let Place { epoch, samples, file } = self.place.clone();
+        let DataPosition { epoch, samples, file } = self.position.clone();
         let (mut run, log) = (self.run.clone(), self.log.clone());
         if !self.args.data.follows() {
             // `serve --train` writes what `train` without validation writes.
@@ -147,7 +147,7 @@ impl<'a> Epochs<'a> {
         if self.run.validating.is_none() {
             self.run.validating.clone_from(&cursor.run.validating);
         }
-        (self.place, self.validation) = (cursor.place(), cursor.validation_of(version));
+        (self.position, self.validation) = (cursor.position(), cursor.validation_of(version));
         if let (FeedFiles::Learned(learned), Some(file)) = (&self.feed.files, &cursor.file) {
             match learned.lacks(file, cursor.log.as_deref())? {
                 None => self.log.clone_from(&cursor.log),
@@ -156,32 +156,36 @@ impl<'a> Epochs<'a> {
                     let (model, version) = (&self.args.name, version.0);
                     let begin = "training begins at the first sample of the log";
                     tracing::warn!(model, version, "{reason}: {begin}");
-                    self.place = Place::begin(1);
+                    self.position = DataPosition::begin(1);
                 }
             }
         }
         Ok(self)
     }
 
-    /// Trains the epochs from the present place on. Returns early at an interrupt, at a batch boundary.
+    /// Trains the epochs from the present position on. Returns early at an interrupt, at a batch boundary.
     ///
     /// # Errors
     /// Errors of training and validation.
-    pub(crate) fn train(&mut self, model: &mut Trained, versions: &mut Versions<'_>) -> anyhow::Result<()> {
+    pub(crate) fn train(
+        &mut self,
+        model: &mut Trained,
+        versions: &mut WrittenVersions<'_>,
+    ) -> anyhow::Result<()> {
         while !self.is_complete() {
             self.epoch(model, versions)?;
             if self.feed.stop.interrupted() {
                 break;
             }
-            self.epoch_samples = self.place.samples;
-            let epoch = self.place.epoch;
+            self.epoch_samples = self.position.samples;
+            let epoch = self.position.epoch;
             self.epochs_trained = epoch;
             if self.args.data.follows() {
                 break;
             }
-            let trained = self.place.samples > 0;
+            let trained = self.position.samples > 0;
             // A version that is written now must not train this epoch again.
-            self.place = Place::begin(epoch + 1);
+            self.position = DataPosition::begin(epoch + 1);
             if trained {
                 self.validate(epoch, model, versions)?;
             }
@@ -201,14 +205,14 @@ impl<'a> Epochs<'a> {
     #[must_use]
     pub(crate) fn is_complete(&self) -> bool {
         let bad = self.validation.bad_epochs;
-        self.place.epoch > self.args.epochs || self.args.early_stop.is_some_and(|limit| bad >= limit)
+        self.position.epoch > self.args.epochs || self.args.early_stop.is_some_and(|limit| bad >= limit)
     }
 
     /// Trains to the end of the epoch, or to an interrupt.
-    fn epoch(&mut self, model: &mut Trained, versions: &mut Versions<'_>) -> anyhow::Result<()> {
-        let mut reader = self.feed.open(&self.place)?;
-        let before = self.place.samples;
-        self.meter.begin(self.place.epoch, before);
+    fn epoch(&mut self, model: &mut Trained, versions: &mut WrittenVersions<'_>) -> anyhow::Result<()> {
+        let mut reader = self.feed.open(&self.position)?;
+        let before = self.position.samples;
+        self.meter.begin(self.position.epoch, before);
         let data =
             Data { reader: &mut *reader, batch: self.args.run.training.batch as usize, steps: u64::MAX };
         let stop = self.feed.stop.clone();
@@ -225,12 +229,12 @@ impl<'a> Epochs<'a> {
             server.stepped(progress.labels.len());
         }
         self.measure();
-        self.place.samples = before + progress.samples;
+        self.position.samples = before + progress.samples;
         if !self.args.data.follows() {
             return;
         }
         let mut from = 0;
-        for run in &progress.place.runs {
+        for run in &progress.position.runs {
             if self.of_file.as_ref().is_none_or(|now| !Arc::ptr_eq(&now.file, &run.file)) {
                 self.end_file(Some(&run.file));
                 self.log.clone_from(&run.file.log);
@@ -242,7 +246,7 @@ impl<'a> Epochs<'a> {
             }
             from += run.samples;
             let (name, samples, complete) = (run.file.name.clone(), run.of_file, run.ends_file);
-            self.place.file = Some(FileAt { name, samples, complete });
+            self.position.file = Some(FileAt { name, samples, complete });
         }
     }
 
@@ -279,7 +283,7 @@ impl<'a> Epochs<'a> {
         &mut self,
         epoch: u32,
         model: &mut Trained,
-        versions: &mut Versions<'_>,
+        versions: &mut WrittenVersions<'_>,
     ) -> anyhow::Result<()> {
         let Args { epochs, early_stop, save_best, .. } = *self.args;
         // The evaluation of the written version follows a single epoch at once.
@@ -289,7 +293,7 @@ impl<'a> Epochs<'a> {
         let Some(quality) = evaluate::trained(self.args, self.feed, model)? else { return Ok(()) };
         if self.feed.stop.interrupted() {
             // The epoch is validated when the run continues.
-            self.place = Place { samples: self.epoch_samples, ..Place::begin(epoch) };
+            self.position = DataPosition { samples: self.epoch_samples, ..DataPosition::begin(epoch) };
             return Ok(());
         }
         let better = self.validation.add(epoch, quality.log_loss);
@@ -320,7 +324,7 @@ impl<'a> Epochs<'a> {
     }
 
     /// Writes a version of the epoch that is the best so far, if the gate lets it through.
-    fn write_best(&mut self, model: &mut Trained, versions: &mut Versions<'_>) -> anyhow::Result<()> {
+    fn write_best(&mut self, model: &mut Trained, versions: &mut WrittenVersions<'_>) -> anyhow::Result<()> {
         if let Err(reason) = self.check_gate() {
             self.meter.print(&format!("the best version so far is not published: {reason}"));
             return Ok(());

@@ -104,7 +104,7 @@ impl Meter {
     pub(crate) fn step(&mut self, progress: &Progress<'_>) {
         self.progressive.add(progress);
         let share =
-            progress.place.share.map(|share| (f64::from(self.epoch - 1) + share) / f64::from(self.epochs));
+            progress.position.share.map(|share| (f64::from(self.epoch - 1) + share) / f64::from(self.epochs));
         let first = *self.first_share.get_or_insert(share.unwrap_or(0.0));
         if self.in_log.is_some() || self.shown.elapsed() < if self.bar.is_some() { REFRESH } else { LINE } {
             return;

@@ -17,7 +17,7 @@ use crate::trainer::{Data, TrainError, is_exact};
 use crate::types::Version;
 
 /// Writes the versions of a run.
-pub(crate) struct Versions<'a> {
+pub(crate) struct WrittenVersions<'a> {
     args: &'a Args,
     /// Removes the samples that a published version was trained on from the log of learned samples.
     consume: Option<Consumer>,
@@ -29,7 +29,7 @@ pub(crate) struct Versions<'a> {
     bests: Vec<Base>,
 }
 
-impl<'a> Versions<'a> {
+impl<'a> WrittenVersions<'a> {
     /// `from` is the version that training continues from. A server in this process is told what happens. The
     /// lock is renewed if the model's directory has to be made again.
     ///

@@ -48,12 +48,12 @@ impl Report<'_> {
 
     /// The epoch that was reached.
     fn epoch(&self) -> u32 {
-        if self.interrupted { self.epochs.place.epoch } else { self.epochs.epochs_trained }
+        if self.interrupted { self.epochs.position.epoch } else { self.epochs.epochs_trained }
     }
 
     /// Samples of an epoch, or of its part if none was trained to the end.
     fn rows(&self) -> u64 {
-        if self.epochs.epoch_samples > 0 { self.epochs.epoch_samples } else { self.epochs.place.samples }
+        if self.epochs.epoch_samples > 0 { self.epochs.epoch_samples } else { self.epochs.position.samples }
     }
 
     fn samples_per_s(&self) -> f64 {

@@ -1,4 +1,4 @@
-//! A run of training: where it starts, its model, its place in the data, and the versions that it writes.
+//! A run of training: where it starts, its model, its position in the data, and the versions that it writes.
 //! `train` and `serve --train` drive it.
 
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use super::Args;
 use super::epochs::Epochs;
 use super::from::schema_of;
 use super::lock::ModelLock;
-use super::publishing::{Versions, base_of};
+use super::publishing::{WrittenVersions, base_of};
 use super::resume;
 use super::trained::Trained;
 use crate::cli::error_line;
@@ -155,7 +155,7 @@ impl ToServer {
 pub(crate) struct Run<'a> {
     pub epochs: Epochs<'a>,
     pub model: Trained,
-    pub versions: Versions<'a>,
+    pub versions: WrittenVersions<'a>,
 }
 
 /// Removes the samples of a log that the version was trained on. A process that was killed after its version
@@ -188,7 +188,7 @@ impl<'a> Run<'a> {
             Start::Resumed(opened, cursor) => {
                 let version = opened.store.version();
                 epochs = epochs.at(&cursor, version)?;
-                if epochs.place.file.is_some() {
+                if epochs.position.file.is_some() {
                     remove_trained_samples(args, &opened);
                 }
                 if epochs.is_complete() {
@@ -204,7 +204,7 @@ impl<'a> Run<'a> {
         let base = from.as_ref().map(|opened| base_of(args, opened)).transpose()?.flatten();
         let model = Trained::begin(args, &feed.schema, from.map(|opened| *opened), device)?;
         epochs.steps_before = model.state().steps;
-        let mut versions = Versions::new(args, config, &model, (base, server.as_ref(), lock))?;
+        let mut versions = WrittenVersions::new(args, config, &model, (base, server.as_ref(), lock))?;
         if let FeedFiles::Learned(learned) = &feed.files {
             versions = versions.relieving(learned.shortage.clone());
         }

@@ -82,8 +82,8 @@ fn list(dir: &Path, format: Format, rows: u64) -> Feed {
     feed(format, FeedFiles::List(files(dir, format, rows)))
 }
 
-fn place(epoch: u32, samples: u64) -> Place {
-    Place { epoch, samples, file: None }
+fn place(epoch: u32, samples: u64) -> DataPosition {
+    DataPosition { epoch, samples, file: None }
 }
 
 proptest! {
@@ -166,7 +166,7 @@ fn held_out_samples_and_trained_samples_are_the_whole_data() {
 }
 
 /// Every batch with the place after it.
-fn places(feed: &Feed, from: &Place, batch: usize) -> Vec<(Vec<Sample>, Place)> {
+fn places(feed: &Feed, from: &DataPosition, batch: usize) -> Vec<(Vec<Sample>, DataPosition)> {
     let (mut reader, mut out, mut all) = (feed.open(from).unwrap(), RawBatch::default(), Vec::new());
     let mut place = from.clone();
     while reader.read(batch, &mut out).unwrap() > 0 {
@@ -189,10 +189,10 @@ fn a_followed_directory_gives_the_batches_of_its_files_as_a_list_and_continues_a
     for format in [Format::CriteoTsv, Format::AvazuCsv] {
         let paths = files(dir.path(), format, 200);
         std::fs::write(dir.path().join("4.end"), "").unwrap();
-        let of_list = places(&feed(format, FeedFiles::List(paths)), &Place::begin(1), 32);
+        let of_list = places(&feed(format, FeedFiles::List(paths)), &DataPosition::begin(1), 32);
         let follow = FollowedDir::new(dir.path(), Some("4.end".to_owned()));
         let followed = feed(format, FeedFiles::Followed(follow));
-        let batches = places(&followed, &Place::begin(1), 32);
+        let batches = places(&followed, &DataPosition::begin(1), 32);
         let mut as_of_list = batches.clone();
         // The ends of listed files are not looked at.
         as_of_list.iter_mut().for_each(|(_, place)| place.file.as_mut().unwrap().complete = false);
@@ -214,8 +214,8 @@ fn followed(dir: &Path, files: &[(&str, u64)]) -> Feed {
     feed(Format::CriteoTsv, FeedFiles::Followed(FollowedDir::new(dir, Some("zz".to_owned()))))
 }
 
-fn at(name: &str, samples: u64, complete: bool) -> Place {
-    Place { epoch: 1, samples, file: Some(FileAt { name: name.to_owned(), samples, complete }) }
+fn at(name: &str, samples: u64, complete: bool) -> DataPosition {
+    DataPosition { epoch: 1, samples, file: Some(FileAt { name: name.to_owned(), samples, complete }) }
 }
 
 #[test]
@@ -236,7 +236,7 @@ fn a_followed_file_that_is_shorter_than_what_was_trained_is_an_error_and_the_nex
 fn a_followed_file_that_was_trained_to_its_end_may_be_gone_and_others_may_not() {
     let dir = tempfile::tempdir().unwrap();
     let feed = followed(dir.path(), &[("a", 64), ("b", 70)]);
-    let all = places(&feed, &Place::begin(1), 32);
+    let all = places(&feed, &DataPosition::begin(1), 32);
     let complete: Vec<bool> = all.iter().map(|(_, place)| place.file.as_ref().unwrap().complete).collect();
     assert_eq!(complete, [false, true, false, false, true]);
     std::fs::remove_file(dir.path().join("a")).unwrap();
@@ -257,7 +257,7 @@ fn a_followed_file_is_complete_only_at_its_last_byte() {
     let path = dir.path().join("a");
     let complete = |text: Vec<u8>| {
         std::fs::write(&path, text).unwrap();
-        let all = places(&feed, &Place::begin(1), 32);
+        let all = places(&feed, &DataPosition::begin(1), 32);
         all.last().unwrap().1.file.as_ref().unwrap().complete
     };
     let text = std::fs::read(&path).unwrap();
@@ -273,12 +273,13 @@ fn a_followed_file_is_complete_only_at_its_last_byte() {
 fn a_reader_that_waits_for_a_file_keeps_the_samples_in_hand_during_a_pause() {
     let dir = tempfile::tempdir().unwrap();
     let paths = files(dir.path(), Format::CriteoTsv, 90);
-    let expected = places(&feed(Format::CriteoTsv, FeedFiles::List(paths.clone())), &Place::begin(1), 32);
+    let expected =
+        places(&feed(Format::CriteoTsv, FeedFiles::List(paths.clone())), &DataPosition::begin(1), 32);
     let hidden = dir.path().join(".hidden");
     std::fs::rename(&paths[2], &hidden).unwrap();
     let follow = FollowedDir::new(dir.path(), Some("2.log".to_owned()));
     let followed = feed(Format::CriteoTsv, FeedFiles::Followed(follow));
-    let mut reader = followed.open(&Place::begin(1)).unwrap();
+    let mut reader = followed.open(&DataPosition::begin(1)).unwrap();
     let (mut out, mut got) = (RawBatch::default(), Vec::new());
     let whole = (90 + 45) / 32;
     for _ in 0..whole {
@@ -306,7 +307,7 @@ fn a_file_that_becomes_shorter_while_it_is_read_is_an_error_with_its_name() {
     write_criteo_tsv(8000, 1, &mut text).unwrap();
     std::fs::write(&path, &text).unwrap();
     let feed = feed(Format::CriteoTsv, FeedFiles::List(vec![path.clone()]));
-    let mut reader = feed.open(&Place::begin(1)).unwrap();
+    let mut reader = feed.open(&DataPosition::begin(1)).unwrap();
     let mut out = RawBatch::default();
     assert_eq!(reader.read(10, &mut out).unwrap(), 10);
     let share = reader.share().unwrap();
@@ -326,7 +327,7 @@ fn a_file_that_becomes_shorter_while_it_is_read_is_an_error_with_its_name() {
 fn an_interrupt_ends_an_epoch_after_a_whole_batch() {
     let dir = tempfile::tempdir().unwrap();
     let feed = list(dir.path(), Format::CriteoTsv, 200);
-    let mut reader = feed.open(&Place::begin(1)).unwrap();
+    let mut reader = feed.open(&DataPosition::begin(1)).unwrap();
     let mut out = RawBatch::default();
     assert_eq!(reader.read(10, &mut out).unwrap(), 10);
     feed.stop.interrupt_flag().store(true, std::sync::atomic::Ordering::SeqCst);
@@ -354,7 +355,7 @@ fn an_interrupt_ends_the_skip_to_a_place() {
         (followed, None, None, Some(file)),
     ] {
         let feed = Feed { shuffle, held_out, ..feed(Format::CriteoTsv, files) };
-        let place = Place { file, ..place(1, 100) };
+        let place = DataPosition { file, ..place(1, 100) };
         let error = feed.open(&place).err().unwrap().to_string();
         assert!(error.contains("more than 1000 malformed lines"), "{error}");
         feed.stop.interrupt();

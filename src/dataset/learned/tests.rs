@@ -1,7 +1,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::*;
-use crate::dataset::{Feed, FeedFiles, Format, Place, ReadOptions};
+use crate::dataset::{DataPosition, Feed, FeedFiles, Format, ReadOptions};
 use crate::learnlog::{Log, Record};
 use crate::schema::preset::{self, ArchKind};
 use crate::store::disk::SystemDisk;
@@ -77,7 +77,7 @@ fn reading_from_any_cursor_gives_the_rest_of_the_log() {
     let (_log, samples) = log(dir.path());
     let feed = feed(dir.path(), true, &Stop::default());
     for batch in [1, 4, 7] {
-        let mut reader = feed.open(&Place::begin(1)).unwrap();
+        let mut reader = feed.open(&DataPosition::begin(1)).unwrap();
         let mut out = RawBatch::default();
         let mut read = 0;
         while reader.read(batch, &mut out).unwrap() > 0 {
@@ -89,7 +89,7 @@ fn reading_from_any_cursor_gives_the_rest_of_the_log() {
                 samples: last.of_file,
                 complete: last.ends_file,
             });
-            let mut again = feed.open(&Place { epoch: 1, samples: read.into(), file }).unwrap();
+            let mut again = feed.open(&DataPosition { epoch: 1, samples: read.into(), file }).unwrap();
             assert_eq!(rest(&mut *again, 5), (read..samples).collect::<Vec<_>>());
         }
         assert_eq!(read, samples);
@@ -101,12 +101,12 @@ fn a_cursor_outside_the_log_is_an_error_that_names_the_segment() {
     let dir = tempfile::tempdir().unwrap();
     let (_log, _) = log(dir.path());
     let feed = feed(dir.path(), true, &Stop::default());
-    let at = |name: &str, samples| Place {
+    let at = |name: &str, samples| DataPosition {
         epoch: 1,
         samples,
         file: Some(FileAt { name: name.to_owned(), samples, complete: false }),
     };
-    let error = |place: &Place| match feed.open(place) {
+    let error = |place: &DataPosition| match feed.open(place) {
         Ok(mut reader) => reader.read(1, &mut RawBatch::default()).unwrap_err().to_string(),
         Err(error) => error.to_string(),
     };
@@ -118,7 +118,7 @@ fn a_cursor_outside_the_log_is_an_error_that_names_the_segment() {
     assert!(missing.contains("0000000001.fllearn: missing"), "{missing}");
     assert!(error(&at("day.tsv", 1)).contains("day.tsv: is not the name of a segment"));
     let other = Feed { schema: preset::criteo(ArchKind::Dcn, 2, 100), ..feed };
-    let mut reader = other.open(&Place::begin(1)).unwrap();
+    let mut reader = other.open(&DataPosition::begin(1)).unwrap();
     let error = reader.read(1, &mut RawBatch::default()).unwrap_err().to_string();
     assert!(error.contains("0000000002.fllearn: samples of another schema"), "{error}");
 }
@@ -128,7 +128,7 @@ fn a_waiting_reader_gets_samples_as_they_come_and_continues_after_a_pause() {
     let dir = tempfile::tempdir().unwrap();
     let (mut log, samples) = log(dir.path());
     let stop = Stop::default();
-    let mut reader = feed(dir.path(), false, &stop).open(&Place::begin(1)).unwrap();
+    let mut reader = feed(dir.path(), false, &stop).open(&DataPosition::begin(1)).unwrap();
     assert!(reader.may_wait());
     let mut out = RawBatch::default();
     let mut read = Vec::new();
@@ -170,7 +170,7 @@ fn bytes_that_are_not_known_to_be_durable_are_not_read() {
     log.append(&[record(&schema(), samples..samples + 1)]).1.unwrap();
     std::fs::write(dir.path().join("durable"), known).unwrap();
     let feed = feed(dir.path(), true, &Stop::default());
-    let mut reader = feed.open(&Place::begin(1)).unwrap();
+    let mut reader = feed.open(&DataPosition::begin(1)).unwrap();
     assert_eq!(rest(&mut *reader, 100).len(), samples as usize);
     drop(log);
     crate::learnlog::repair(dir.path()).unwrap();
@@ -218,7 +218,7 @@ fn a_batch_that_is_not_full_is_handed_out_when_the_log_is_full() {
     let (feed, stop) = (feed(dir.path(), false, &Stop::default()), Stop::default());
     let feed = Feed { stop: stop.clone(), ..feed };
     let FeedFiles::Learned(Learned { shortage, .. }) = feed.files.clone() else { panic!("a log") };
-    let mut reader = feed.open(&Place::begin(1)).unwrap();
+    let mut reader = feed.open(&DataPosition::begin(1)).unwrap();
     std::fs::write(dir.path().join("full"), "300").unwrap();
     let mut out = RawBatch::default();
     assert_eq!(reader.read(1000, &mut out).unwrap(), samples as usize);
@@ -255,7 +255,7 @@ fn a_sample_that_is_too_large_to_train_on_is_left_out_and_counted() {
         log.append(&[Record::new(&raw(values), schema_sum(&schema))]).1.unwrap();
     }
     let feed = Feed { schema, ..feed(dir.path(), true, &Stop::default()) };
-    let (mut reader, mut out) = (feed.open(&Place::begin(1)).unwrap(), RawBatch::default());
+    let (mut reader, mut out) = (feed.open(&DataPosition::begin(1)).unwrap(), RawBatch::default());
     let mut places = Vec::new();
     while reader.read(2, &mut out).unwrap() > 0 {
         let runs = reader.runs();
@@ -264,7 +264,7 @@ fn a_sample_that_is_too_large_to_train_on_is_left_out_and_counted() {
     }
     assert_eq!(places, [(vec![0.0, 1.0], 3), (vec![2.0, 3.0], 6), (vec![1e19], 7)]);
     let file = Some(FileAt { name: name_of(1), samples: 3, complete: false });
-    let mut reader = feed.open(&Place { epoch: 1, samples: 2, file }).unwrap();
+    let mut reader = feed.open(&DataPosition { epoch: 1, samples: 2, file }).unwrap();
     reader.read(9, &mut out).unwrap();
     assert_eq!(out.dense, [2.0, 3.0, 1e19]);
 }
@@ -276,7 +276,7 @@ fn a_reader_whose_log_was_deleted_begins_with_the_first_sample_of_the_new_one() 
     // Either at the end of the log, or within it.
     for behind in [0, 30] {
         let (before, samples) = log(&path);
-        let mut reader = feed(&path, true, &Stop::default()).open(&Place::begin(1)).unwrap();
+        let mut reader = feed(&path, true, &Stop::default()).open(&DataPosition::begin(1)).unwrap();
         let mut out = RawBatch::default();
         let most = samples as usize - behind;
         assert_eq!(reader.read(most, &mut out).unwrap(), most);
@@ -303,7 +303,7 @@ fn a_reader_waits_while_its_log_is_removed_file_by_file_but_not_for_ever() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("learn");
     let (before, _) = log(&path);
-    let mut reader = feed(&path, false, &Stop::default()).open(&Place::begin(1)).unwrap();
+    let mut reader = feed(&path, false, &Stop::default()).open(&DataPosition::begin(1)).unwrap();
     let mut out = RawBatch::default();
     assert_eq!(reader.read(1, &mut out).unwrap(), 1);
     let old = reader.runs()[0].file.log.clone();
@@ -330,7 +330,7 @@ fn a_reader_that_waits_takes_a_missing_segment_for_lost_after_a_while() {
     let dir = tempfile::tempdir().unwrap();
     let (_log, _) = log(dir.path());
     std::fs::remove_file(dir.path().join(name_of(2))).unwrap();
-    let mut reader = feed(dir.path(), false, &Stop::default()).open(&Place::begin(1)).unwrap();
+    let mut reader = feed(dir.path(), false, &Stop::default()).open(&DataPosition::begin(1)).unwrap();
     let (begun, mut out) = (Instant::now(), RawBatch::default());
     let error = loop {
         if let Err(error) = reader.read(1, &mut out) {

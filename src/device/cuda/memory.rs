@@ -1,7 +1,7 @@
 //! Device and pinned memory as owned values, and their division into typed arrays.
 //!
-//! A [`Plan`] assigns each array an offset in a block. The [`Array`] with that offset is valid in every block
-//! that was allocated with the plan's size, on the device and pinned alike.
+//! A [`MemoryPlan`] assigns each array an offset in a block. The [`Array`] with that offset is valid in every
+//! block that was allocated with the plan's size, on the device and pinned alike.
 
 #![allow(unsafe_code)]
 
@@ -44,11 +44,11 @@ impl<T> Array<T> {
 
 /// The layout of a block: arrays one after the other, each aligned to a cache line.
 #[derive(Debug, Default)]
-pub(crate) struct Plan {
+pub(crate) struct MemoryPlan {
     bytes: usize,
 }
 
-impl Plan {
+impl MemoryPlan {
     const LINE: usize = 128;
 
     /// Appends an array of `count` elements.
@@ -186,7 +186,7 @@ impl<D: Driver> PinnedMemory<D> {
 
     fn check<T>(&self, array: Array<T>) {
         assert!(array.at + array.count * size_of::<T>() <= self.memory.bytes, "an array of this block");
-        assert!(align_of::<T>() <= Plan::LINE && array.at.is_multiple_of(Plan::LINE));
+        assert!(align_of::<T>() <= MemoryPlan::LINE && array.at.is_multiple_of(MemoryPlan::LINE));
     }
 }
 
@@ -249,7 +249,7 @@ impl<D: Driver> Staging<D> {
     /// # Errors
     /// As [`Driver::allocate_pinned`].
     pub(crate) fn new(driver: &Arc<D>, words: usize) -> Result<Self, DriverError> {
-        let mut plan = Plan::default();
+        let mut plan = MemoryPlan::default();
         let words = plan.array(words);
         Ok(Self { memory: PinnedMemory::new(driver, plan.bytes())?, words, readers: Vec::new() })
     }

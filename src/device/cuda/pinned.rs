@@ -4,7 +4,7 @@ use std::any::Any;
 use std::sync::Arc;
 
 use super::Driver;
-use super::memory::{Array, PinnedMemory, Plan};
+use super::memory::{Array, MemoryPlan, PinnedMemory};
 use crate::mem::{HostBlock, HostMemory, OutOfHostMemory};
 
 /// Allocates host memory that the device can read.
@@ -17,7 +17,7 @@ struct PinnedBlock<D: Driver> {
 
 impl<D: Driver> HostMemory for PinnedHost<D> {
     fn take(&self, bytes: usize) -> Result<Box<dyn HostBlock>, OutOfHostMemory> {
-        let mut plan = Plan::default();
+        let mut plan = MemoryPlan::default();
         let array = plan.array(bytes);
         let memory = PinnedMemory::new(&self.0, plan.bytes()).map_err(|error| {
             tracing::warn!(%error, "pinned memory for rows could not be allocated");

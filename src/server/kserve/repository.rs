@@ -133,7 +133,7 @@ mod tests {
     use tokio::sync::oneshot;
 
     use super::*;
-    use crate::types::Follow;
+    use crate::types::LabelTarget;
 
     /// A repository on a disk that does not answer while this is locked, and how often it was asked.
     #[derive(Default)]
@@ -146,7 +146,7 @@ mod tests {
             Ok(vec!["ads".to_owned()])
         }
 
-        fn keep_labels(&self, _: &str, _: &BTreeMap<String, Follow>) -> Result<(), String> {
+        fn keep_labels(&self, _: &str, _: &BTreeMap<String, LabelTarget>) -> Result<(), String> {
             Ok(())
         }
 

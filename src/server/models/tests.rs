@@ -66,7 +66,7 @@ fn the_main_engine_leaves_a_version_when_also_the_calls_before_the_last_label_ar
     let (models, secondary) = served();
     // A call that has found the main engine for version 2.
     let call = models.get(NAME).unwrap();
-    let stable = Some(Follow::Version(Version(2)));
+    let stable = Some(LabelTarget::Version(Version(2)));
     assert_eq!(models.set_label(NAME, ("stable", stable)).unwrap(), Some(Version(2)));
     thread::scope(|scope| {
         let leaves = scope.spawn(|| models.set_versions(NAME, leaves_version_2(secondary)).unwrap());
@@ -83,7 +83,7 @@ fn the_main_engine_leaves_a_version_when_also_the_calls_before_the_last_label_ar
 fn a_model_ends_when_also_the_calls_before_the_last_label_are_answered() {
     let (models, _) = served();
     let call = models.get(NAME).unwrap();
-    models.set_label(NAME, ("old", Some(Follow::Version(Version(2))))).unwrap();
+    models.set_label(NAME, ("old", Some(LabelTarget::Version(Version(2))))).unwrap();
     thread::scope(|scope| {
         let removed = scope.spawn(|| models.remove(NAME));
         wait("later calls find no model", || models.get(NAME).is_none());
@@ -98,20 +98,20 @@ fn a_model_ends_when_also_the_calls_before_the_last_label_are_answered() {
 #[test]
 fn labels_hold_and_change_while_the_disk_does_not_answer() {
     let (models, _) = served();
-    let follow = Some(Follow::Version(Version(2)));
+    let follow = Some(LabelTarget::Version(Version(2)));
     let labels = || models.get(NAME).unwrap().labels().unwrap().clone();
     models.set_label(NAME, ("old", follow)).unwrap();
     let kept = models.keep_labels(NAME, |kept| {
         assert!(kept.set.contains_key("old"));
         // A roll-back meanwhile.
         models.set_label(NAME, ("stable", follow)).unwrap();
-        assert_eq!(labels().stable(), Follow::Version(Version(2)));
+        assert_eq!(labels().stable(), LabelTarget::Version(Version(2)));
         Ok(())
     });
     assert_eq!(kept, Ok(()));
     let kept = models.keep_labels(NAME, |_| Err("disk gone".to_owned()));
     assert_eq!(kept, Err("disk gone".to_owned()));
-    assert_eq!(labels().stable(), Follow::Version(Version(2)), "it holds all the same");
+    assert_eq!(labels().stable(), LabelTarget::Version(Version(2)), "it holds all the same");
     let kept = models.keep_labels(NAME, |kept| {
         assert_eq!(kept.set.len(), 2);
         Ok(())
@@ -122,7 +122,7 @@ fn labels_hold_and_change_while_the_disk_does_not_answer() {
 #[test]
 fn the_labels_of_the_settings_can_be_rolled_back_also_beyond_the_limit() {
     let (models, _) = served();
-    let follow = Follow::Version(Version(2));
+    let follow = LabelTarget::Version(Version(2));
     let settings = (0..MAX_LABELS).map(|label| (format!("l{label}"), follow)).collect();
     models.set_labels(NAME, Labels { settings, ..Labels::default() });
     assert_eq!(models.set_label(NAME, ("stable", Some(follow))).unwrap(), Some(Version(2)));
@@ -142,7 +142,7 @@ fn a_label_that_is_not_shown_any_more_exports_0() {
         let is_it = |line: &&str| line.starts_with("flechette_label_version{") && line.contains(&labels);
         page.lines().find(is_it).unwrap().rsplit_once(' ').unwrap().1.to_owned()
     };
-    let follow = Follow::Version(Version(2));
+    let follow = LabelTarget::Version(Version(2));
     models.set_label(NAME, ("old", Some(follow))).unwrap();
     assert_eq!(["stable", "old"].map(exported), ["2", "2"]);
     models.set_label(NAME, ("old", None)).unwrap();

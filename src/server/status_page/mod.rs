@@ -23,7 +23,7 @@ use super::model::Model;
 use super::not_served::Reason;
 use super::{Shared, convert};
 use crate::metrics::{Event, Page, TrainingState};
-use crate::types::{Follow, unix_ms};
+use crate::types::{LabelTarget, unix_ms};
 use history::{Named, Plots};
 
 pub(crate) use history::{EVERY, History};
@@ -153,8 +153,8 @@ fn status(name: &str, model: &Model) -> ModelStatus {
     let schema = predict.describe().schema;
     let labels = model.named().map(|(label, follow, version)| {
         let follows = match follow {
-            Follow::Latest => None,
-            Follow::Version(version) => Some(version.0),
+            LabelTarget::Latest => None,
+            LabelTarget::Version(version) => Some(version.0),
         };
         LabelStatus { label: label.to_owned(), follows, version }
     });

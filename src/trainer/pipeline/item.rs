@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::super::casting::Casting;
 use super::super::train_state::Labelled;
-use super::super::{BatchPlace, TrainError};
+use super::super::{BatchPosition, TrainError};
 use super::scratchpad::SlotLayout;
 use crate::schema::{Lookup, Schema};
 use crate::sync::EvenPoisoned;
@@ -20,7 +20,7 @@ pub(crate) struct PreparedBatch {
     /// One label per sample; empty if the data has no labels.
     pub labels: Vec<f32>,
     /// Where the batch is in the data.
-    pub place: BatchPlace,
+    pub position: BatchPosition,
     /// The batch's distinct rows, and the sources of their gradients.
     pub casting: Casting,
     /// The slot of each row that Plan has found so far, else `NO_SLOT`. Empty before Plan looks them up.

@@ -18,7 +18,7 @@ use crate::cache::gpu::args::{CopyArgs, NarrowColumn, ProbeArgs, ProbeColumn};
 use crate::cache::gpu::overlay::OverlayTable;
 use crate::cache::gpu::table::GpuTable;
 use crate::compute::pool::{PoolLookup, WARP_LANES, pooling_code};
-use crate::device::cuda::memory::{Array, DeviceMemory, Mirrored, PinnedMemory, Plan};
+use crate::device::cuda::memory::{Array, DeviceMemory, MemoryPlan, Mirrored, PinnedMemory};
 use crate::device::cuda::pool_args::{BatchHeader, BatchState, PoolArgs};
 use crate::device::cuda::{Driver, DriverError};
 use crate::types::Batch;
@@ -93,7 +93,7 @@ impl<D: Driver> BatchMemory<D> {
         let sharing = (0..shape.features).map(|f| shape.lookups.iter().filter(|l| l.feature == f).count());
         let occurrences = shape.max_ids * sharing.max().unwrap_or(0).max(1);
         limit("ids of a batch", u64::from(u32::MAX >> 2), occurrences)?;
-        let mut plan = Plan::default();
+        let mut plan = MemoryPlan::default();
         let laid_out = LayoutArrays {
             header: plan.array(1),
             columns: plan.array(lookups),
@@ -107,7 +107,7 @@ impl<D: Driver> BatchMemory<D> {
         for (to, lookup) in layout.host.get_mut(laid_out.narrow).iter_mut().zip(keys) {
             *to = lookup.narrow.unwrap_or_default();
         }
-        let mut plan = Plan::default();
+        let mut plan = MemoryPlan::default();
         let pinned = PinnedArrays {
             ids: plan.array(shape.max_ids),
             dense: plan.array(shape.max_samples * shape.dense_width),
@@ -118,7 +118,7 @@ impl<D: Driver> BatchMemory<D> {
             out: plan.array(shape.max_samples * shape.stride),
         };
         let host = PinnedMemory::new(driver, plan.bytes())?;
-        let mut plan = Plan::default();
+        let mut plan = MemoryPlan::default();
         let arrays = DeviceArrays {
             keys: plan.array(occurrences),
             places: plan.array(occurrences),

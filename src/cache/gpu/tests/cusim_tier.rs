@@ -13,7 +13,7 @@ use crate::cache::gpu::context::{ContextShape, LookupContext, LookupKeys};
 use crate::cache::gpu::overlay::{ChangedRow, OverlayTable};
 use crate::cache::gpu::sweeper::{Stretch, Sweeper, Victims};
 use crate::cache::gpu::table::{GpuTable, GpuTableShape, Job, JobRow, Jobs};
-use crate::device::cuda::memory::{PinnedMemory, Plan, Staging};
+use crate::device::cuda::memory::{MemoryPlan, PinnedMemory, Staging};
 use crate::device::cusim::SimDriver;
 use crate::mem::mix64;
 use crate::schema::{Lookup, Pooling};
@@ -325,7 +325,7 @@ fn jobs_that_kernels_cannot_execute_are_rejected() {
 
 /// Rows of all ids in pinned host memory. Each has one element, `first + id`.
 fn host_rows(bench: &Bench, first: f32) -> Arc<PinnedMemory<SimDriver>> {
-    let mut plan = Plan::default();
+    let mut plan = MemoryPlan::default();
     let rows = plan.array::<f32>(IDS as usize);
     let mut memory = PinnedMemory::new(bench.table.driver(), plan.bytes()).unwrap();
     memory.get_mut(rows).iter_mut().enumerate().for_each(|(i, row)| *row = first + i as f32);

@@ -8,7 +8,7 @@ use crate::cache::gpu::{ContextShape, GpuCache, GpuCacheError, GpuHostRows, Look
 use crate::cache::{CacheError, CacheStats, EvictStep, Switched, Warmed};
 use crate::device::cuda::Driver;
 use crate::device::cuda::driver::OperationCounts;
-use crate::device::cuda::memory::{PinnedMemory, Plan};
+use crate::device::cuda::memory::{MemoryPlan, PinnedMemory};
 use crate::types::{Batch, TableId, Version};
 
 use crate::cache::tests::contract::{self, MAX_IDS, MAX_SAMPLES, Rows, Seen, Subject, World};
@@ -114,7 +114,7 @@ pub(crate) fn host_rows<D: Driver>(
 ) -> Option<GpuHostRows<D>> {
     let version = cache.version();
     let rows = world.all_rows(table, version.0);
-    let mut plan = Plan::default();
+    let mut plan = MemoryPlan::default();
     let array = plan.array::<u8>(rows.len());
     let mut memory = PinnedMemory::new(driver, plan.bytes()).unwrap();
     memory.get_mut(array).copy_from_slice(&rows);

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Known, Refusal, SettleOptions, Versions, refusal};
+use super::{Known, Refusal, ServedVersions, SettleOptions, refusal};
 use crate::cli::serve::stamps::Stamper;
 use crate::cli::serve::{LoadedModel, Loader};
 use crate::config::{STABLE, Shadow, TrafficConfig, VersionPolicy};
@@ -11,10 +11,10 @@ use crate::metrics::EventKind;
 use crate::predict::Predict;
 use crate::server::{Labels, Missing};
 use crate::store::{self, StoreError};
-use crate::types::{Follow, Version};
+use crate::types::{LabelTarget, Version};
 
 /// What should be loaded of a model.
-pub(super) struct Plan {
+pub(super) struct VersionPlan {
     pub wanted: BTreeSet<Version>,
     pub latest: Version,
     pub stable: Version,
@@ -29,23 +29,23 @@ pub(super) struct Plan {
 }
 
 /// The versions that settings name, by label or by setting.
-fn named(traffic: &TrafficConfig) -> BTreeMap<String, Follow> {
+fn named(traffic: &TrafficConfig) -> BTreeMap<String, LabelTarget> {
     let versions = match &traffic.versions {
         VersionPolicy::Given(versions) => versions.iter().copied().collect(),
         VersionPolicy::Latest(_) => Vec::new(),
     };
     let versions =
-        versions.into_iter().map(|version| (format!("versions {version}"), Follow::Version(version)));
+        versions.into_iter().map(|version| (format!("versions {version}"), LabelTarget::Version(version)));
     let shadow = match traffic.shadow {
-        Some(Shadow::Follow(follow)) => Some(("shadow".to_owned(), follow)),
+        Some(Shadow::Target(follow)) => Some(("shadow".to_owned(), follow)),
         Some(Shadow::Label(_)) | None => None,
     };
     let labels = traffic.labels.iter().map(|(label, follow)| (format!("label {label}"), *follow));
     let all = labels.chain(versions).chain(shadow);
-    all.filter(|(_, follow)| *follow != Follow::Latest).collect()
+    all.filter(|(_, follow)| *follow != LabelTarget::Latest).collect()
 }
 
-impl Versions {
+impl ServedVersions {
     /// The labels of a model, with those of the present settings.
     fn labels(&self, name: &str, traffic: &TrafficConfig) -> Result<Labels, String> {
         let labels = match self.registry.labels(name) {
@@ -68,7 +68,7 @@ impl Versions {
         name: &str,
         look: SettleOptions<'_>,
         known: &mut Known,
-    ) -> Result<Plan, String> {
+    ) -> Result<VersionPlan, String> {
         let traffic = self.loader.live.traffic(name);
         let mut labels = self.labels(name, &traffic)?;
         if let Some((label, follow)) = look.label {
@@ -78,7 +78,7 @@ impl Versions {
         let on_disk = self.on_disk(model, name, known)?;
         let wanted = named(&TrafficConfig { labels: labels.all(), ..traffic.clone() });
         // A version that is named but not on disk stays refused, so that it is logged once.
-        let named = |version| wanted.values().any(|follow| *follow == Follow::Version(version));
+        let named = |version| wanted.values().any(|follow| *follow == LabelTarget::Version(version));
         known.refused.retain(|version, _| on_disk.contains(version) || named(*version));
         self.warn_of_gone(model, name, &on_disk, known);
         let stamper = Stamper::new(&self.loader.models, name);
@@ -96,7 +96,7 @@ impl Versions {
             let version = follow.version(latest);
             match opener.load(version) {
                 Ok(()) if label == STABLE => stable = version,
-                Ok(()) if follow == Follow::Latest => {}
+                Ok(()) if follow == LabelTarget::Latest => {}
                 Ok(()) => drop(pinned.insert(version)),
                 Err(reason) => {
                     if look.label.is_some_and(|(set, _)| set == label) {
@@ -111,7 +111,7 @@ impl Versions {
         }
         let shadow = match &traffic.shadow {
             None => None,
-            Some(Shadow::Follow(follow)) => Some(*follow),
+            Some(Shadow::Target(follow)) => Some(*follow),
             Some(Shadow::Label(label)) => labels.all().get(label).copied(),
         };
         let shadow = shadow.map(|follow| follow.version(latest));
@@ -123,7 +123,7 @@ impl Versions {
             }
         });
         let wanted = policy.iter().chain(&pinned).chain(&shadow).chain([&stable]).copied().collect();
-        Ok(Plan { wanted, latest, stable, pinned, shadow, traffic, missing, refused })
+        Ok(VersionPlan { wanted, latest, stable, pinned, shadow, traffic, missing, refused })
     }
 
     /// Writes down which versions the settings name, so that no trainer removes them while no server has
@@ -190,7 +190,7 @@ impl Versions {
 
 /// Loads versions of one model.
 struct Opener<'o> {
-    versions: &'o Versions,
+    versions: &'o ServedVersions,
     model: &'o LoadedModel,
     name: &'o str,
     known: &'o mut Known,

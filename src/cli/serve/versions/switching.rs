@@ -7,7 +7,7 @@
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-use super::{Known, Refusal, Versions, refusal};
+use super::{Known, Refusal, ServedVersions, refusal};
 use crate::cli::background;
 use crate::cli::serve::LoadedModel;
 use crate::cli::serve::stamps::Stamper;
@@ -42,7 +42,7 @@ pub(super) enum SwitchOutcome {
     Running(String),
 }
 
-impl Versions {
+impl ServedVersions {
     /// Begins to take over the version `target`. `next` is called on the thread of the switch. `own`:
     /// requests use the version through an engine of its own.
     pub(super) fn begin_switch(

@@ -11,7 +11,7 @@ use crate::dataset::synthetic::write_criteo_tsv;
 use crate::schema::Schema;
 use crate::schema::preset::{self, ArchKind};
 use crate::store;
-use crate::types::Follow;
+use crate::types::LabelTarget;
 
 #[derive(Parser)]
 struct Line {
@@ -43,9 +43,9 @@ fn contents(args: &Args, version: Version) -> Value {
 }
 
 /// Versions are written only when they are asked for.
-fn versions<'a>(args: &'a Args, model: &Trained) -> Versions<'a> {
+fn versions<'a>(args: &'a Args, model: &Trained) -> WrittenVersions<'a> {
     let config = Config::resolve(&Flags::default(), [], None).unwrap();
-    Versions::new(args, &config, model, (None, None, ModelLock::default())).unwrap()
+    WrittenVersions::new(args, &config, model, (None, None, ModelLock::default())).unwrap()
 }
 
 fn saved(args: &Args, model: &mut Trained) -> Version {
@@ -75,14 +75,14 @@ fn stopped(args: &Args, epoch: u32, steps: u64) -> (Cursor, Version) {
     let feed = args.feed(&schema(), &Stop::default());
     let mut model = Trained::begin(args, &schema(), None, None).unwrap();
     let mut epochs = Epochs::new(args, &feed).unwrap();
-    while epochs.place.epoch < epoch {
-        let (now, mut versions) = (epochs.place.epoch, versions(args, &model));
+    while epochs.position.epoch < epoch {
+        let (now, mut versions) = (epochs.position.epoch, versions(args, &model));
         epochs.epoch(&mut model, &mut versions).unwrap();
-        epochs.place = Place::begin(now + 1);
+        epochs.position = DataPosition::begin(now + 1);
         epochs.validate(now, &mut model, &mut versions).unwrap();
     }
     epochs.meter.begin(epoch, 0);
-    let mut reader = feed.open(&epochs.place).unwrap();
+    let mut reader = feed.open(&epochs.position).unwrap();
     let data = Data { reader: &mut *reader, batch: 32, steps };
     model.epoch(data, |progress| epochs.step(0, progress)).unwrap();
     let text = serde_json::to_string(&epochs.cursor(model.state())).unwrap();
@@ -126,7 +126,7 @@ fn the_version_of_a_best_epoch_replaces_those_that_the_run_wrote_before() {
     };
     assert_eq!(best(1), (Some(2), vec![1, 2]));
     assert_eq!(best(2), (Some(3), vec![1, 3]));
-    let labels = [("good".to_owned(), Follow::Version(Version(3)))].into();
+    let labels = [("good".to_owned(), LabelTarget::Version(Version(3)))].into();
     store::labels::save(dir.path(), "m", &labels).unwrap();
     assert_eq!(best(3), (Some(4), vec![1, 3, 4]));
     let served = store::open(dir.path(), "m", Version(4), store::Purpose::Serve).unwrap();

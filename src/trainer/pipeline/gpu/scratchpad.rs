@@ -19,7 +19,7 @@ use super::args::{RecordArgs, RecordRun};
 use super::kernels;
 use super::stepper::CudaStepper;
 use crate::compute::pool::{MAX_LOOKUPS, WARP_LANES};
-use crate::device::cuda::memory::{Array, DeviceMemory, PinnedMemory, Plan};
+use crate::device::cuda::memory::{Array, DeviceMemory, MemoryPlan, PinnedMemory};
 use crate::device::cuda::{Address, Driver, DriverError};
 use crate::sync::EvenPoisoned;
 use crate::trainer::pipeline::gpu::{Scratch, ScratchError, SlotRun, SlotSize, StagingBuffer, Stepper};
@@ -98,7 +98,7 @@ impl<D: Driver> CudaScratch<D> {
         // So any record fits in a staging buffer.
         let staging_words = staging_words.max(widest);
         limit("words of staging", u64::from(u32::MAX >> 1), staging_words)?;
-        let mut plan = Plan::default();
+        let mut plan = MemoryPlan::default();
         let (incoming, outgoing) = (plan.array(staging_words), plan.array(staging_words));
         let buffers = plan.bytes();
         let runs = plan.array(MAX_LOOKUPS.min(staging_words));

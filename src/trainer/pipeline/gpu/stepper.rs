@@ -17,7 +17,7 @@ use super::kernels;
 use super::scratchpad::{Shared, SlotArray, check_slots, limit, shape};
 use crate::compute::pool::{MAX_LOOKUPS, PoolLookup, WARP_LANES};
 use crate::device::cuda::launch::{blocks, gather_pool};
-use crate::device::cuda::memory::{Array, Mirrored, Plan};
+use crate::device::cuda::memory::{Array, MemoryPlan, Mirrored};
 use crate::device::cuda::pool_args::PoolArgs;
 use crate::device::cuda::pool_args::{AT_NOTHING, BatchHeader, BatchState};
 use crate::device::cuda::{Address, Driver, DriverError};
@@ -185,7 +185,7 @@ impl<D: Driver> Stepper for CudaStepper<D> {
         let stride = check_gather(gather)?;
         let occurrences = gather.lookups.iter().map(occurrences_of).sum();
         let lookups = gather.lookups.len();
-        let mut plan = Plan::default();
+        let mut plan = MemoryPlan::default();
         let arrays = GatherArrays {
             header: plan.array(1),
             state: plan.array(1),
@@ -232,7 +232,7 @@ impl<D: Driver> Stepper for CudaStepper<D> {
         limit("rows of a batch", MAX_NUMBER / u64::from(WARP_LANES), rows)?;
         limit("sources of a batch", MAX_NUMBER, sources)?;
         limit("gradients of a sample", MAX_NUMBER, update.stride)?;
-        let mut plan = Plan::default();
+        let mut plan = MemoryPlan::default();
         let arrays = UpdateArrays {
             tables: plan.array(update.tables.len()),
             scan: plan.array(update.tables.len() + 1),

@@ -13,7 +13,7 @@ const FREE_PART: u64 = 8;
 
 /// Where to put the tables that an opening reads, and why.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct TableLocation {
     /// Whether their files are read into memory; otherwise they are mapped.
     pub in_ram: bool,
     bytes: u64,
@@ -21,7 +21,7 @@ pub(crate) struct Place {
     reason: Option<String>,
 }
 
-impl Place {
+impl TableLocation {
     /// For tables of this many bytes.
     pub(crate) fn choose(memory: TableMemory, bytes: u64) -> Self {
         match memory {
@@ -34,20 +34,20 @@ impl Place {
     /// `available` does not count what the process has, such as the tables of the served version. So two
     /// versions are in memory only if there is room for both.
     fn auto(bytes: u64, memory: Option<u64>, available: Option<u64>) -> Self {
-        let place = |in_ram, reason| Self { in_ram, bytes, reason: Some(reason) };
+        let located = |in_ram, reason| Self { in_ram, bytes, reason: Some(reason) };
         let (Some(memory), Some(available)) = (memory, available) else {
-            return place(false, "the system does not say how much memory it has".to_owned());
+            return located(false, "the system does not say how much memory it has".to_owned());
         };
         let (free, shown) = (memory / FREE_PART, |amount: u64| mem::bytes(amount as f64));
         if bytes > memory / 2 {
-            place(false, format!("they take more than half of {} of memory", shown(memory)))
+            located(false, format!("they take more than half of {} of memory", shown(memory)))
         } else if bytes.saturating_add(free) > available {
-            place(
+            located(
                 false,
                 format!("{} of memory are available, and {} stay free", shown(available), shown(free)),
             )
         } else {
-            place(true, format!("{} of memory are available", shown(available)))
+            located(true, format!("{} of memory are available", shown(available)))
         }
     }
 
@@ -72,7 +72,7 @@ mod tests {
     const GIB: u64 = 1 << 30;
 
     fn in_ram(tables: u64, available: u64) -> bool {
-        Place::auto(tables * GIB, Some(32 * GIB), Some(available * GIB)).in_ram
+        TableLocation::auto(tables * GIB, Some(32 * GIB), Some(available * GIB)).in_ram
     }
 
     #[test]
@@ -92,6 +92,8 @@ mod tests {
 
     #[test]
     fn auto_maps_tables_if_the_system_does_not_say_how_much_memory_it_has() {
-        assert!(!Place::auto(1, None, None).in_ram && !Place::auto(1, Some(GIB), None).in_ram);
+        assert!(
+            !TableLocation::auto(1, None, None).in_ram && !TableLocation::auto(1, Some(GIB), None).in_ram
+        );
     }
 }
