@@ -162,8 +162,8 @@ impl Feed {
     /// Opens a followed directory at a position in one of its files.
     ///
     /// # Errors
-    /// Also when samples of that file would be lost: it ends before the position, or it is gone and the position
-    /// is not known to be its end.
+    /// Also when samples of that file would be lost: it ends before the position, or it is gone and the
+    /// position is not known to be its end.
     fn open_followed(
         &self,
         follow: &FollowedDir,

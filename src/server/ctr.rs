@@ -185,10 +185,10 @@ impl Ctr for CtrService {
             max_samples: served.limits.max_samples as u32,
             max_bytes: served.limits.max_bytes as u64,
         };
-        let labels = model.named().map(|(label, follow, version)| Label {
+        let labels = model.named().map(|(label, target, version)| Label {
             label: label.to_owned(),
             version: version.unwrap_or(0),
-            latest: follow == LabelTarget::Latest,
+            latest: target == LabelTarget::Latest,
         });
         Ok(Response::new(GetModelResponse {
             versions: model.versions().into_iter().map(|(version, _)| version).collect(),

@@ -11,6 +11,7 @@ use super::models::NotChanged;
 use super::proto::SetLabelRequest;
 use super::repository::{Change, ChangeError, Repository};
 use super::status::CallError;
+use super::traffic::LabelChange;
 use super::{Shared, kserve};
 use crate::config::is_label;
 use crate::types::{LabelTarget, Version};
@@ -43,22 +44,24 @@ pub(crate) async fn set(
     // The repository's thread checks that too, but may be busy for long.
     if remove
         && let Some(named) = shared.models.get(&model)
-        && let Some(Err(error)) = named.labels().map(|labels| labels.changed(&label, None))
+        && let Some(Err(error)) =
+            named.labels().map(|labels| labels.changed(LabelChange { label: &label, target: None }))
     {
         return Err(ChangeError::Refused { model, reason: error.to_string() }.into());
     }
-    let follow = match (remove, version) {
+    let target = match (remove, version) {
         (true, _) => None,
         (false, 0) => Some(LabelTarget::Latest),
         (false, number) => Some(LabelTarget::Version(Version(number))),
     };
     let repository = shared.repository.get().ok_or(ChangeError::Unsupported)?;
-    let named = match follow {
-        Some(LabelTarget::Version(_)) => set_loaded(shared, &model, (&label, follow), id)?,
+    let change = LabelChange { label: &label, target };
+    let named = match target {
+        Some(LabelTarget::Version(_)) => set_loaded(shared, &model, change, id)?,
         Some(LabelTarget::Latest) | None => None,
     };
     if named.is_none() {
-        let change = Change::Label { label: label.clone(), follow };
+        let change = Change::Label { label: label.clone(), target };
         kserve::change(shared, change, model.clone(), id.to_owned()).await?;
     }
     let not_kept = keep(shared, repository.clone(), &model, &label).await.err();
@@ -77,13 +80,13 @@ pub(crate) async fn set(
 fn set_loaded(
     shared: &Shared,
     model: &str,
-    (label, follow): (&str, Option<LabelTarget>),
+    change: LabelChange<'_>,
     id: &str,
 ) -> Result<Option<Version>, CallError> {
-    match shared.models.set_label(model, (label, follow)) {
+    match shared.models.set_label(model, change) {
         Ok(version) => {
             let number = version.map(|version| version.0);
-            tracing::info!(model, label, version = number, id, "label set by a client");
+            tracing::info!(model, label = change.label, version = number, id, "label set by a client");
             Ok(version)
         }
         Err(NotChanged::NotServed | NotChanged::NotLoaded) => Ok(None),

@@ -94,7 +94,7 @@ use security::{Guard, Security};
 use serving_engine::ServingEngine;
 use spans::Spans;
 use status::CallError;
-pub(crate) use traffic::Labels;
+pub(crate) use traffic::{LabelChange, Labels};
 use ungated::{MessageTime, Ungated};
 use updates::{set_health, update_status};
 

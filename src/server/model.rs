@@ -60,7 +60,7 @@ impl Held {
 /// A label.
 struct Named {
     label: String,
-    follow: LabelTarget,
+    target: LabelTarget,
     /// `None` if its version is not loaded.
     engine: Option<usize>,
     metrics: Option<LabelMetrics>,
@@ -110,12 +110,12 @@ impl Model {
         let all = model.labels.clone().unwrap_or_default().all();
         // A model without labels needs no series of them.
         let shown = all.len() > 1 || all.get(STABLE) != Some(&LabelTarget::Latest);
-        let named = all.into_iter().map(|(label, follow)| {
+        let named = all.into_iter().map(|(label, target)| {
             let metrics = shown.then(|| metrics.label(name, &label));
-            let engine = model.engine_of(follow);
+            let engine = model.engine_of(target);
             let version = engine.map_or(0.0, |engine| model.version_of(engine).0 as f64);
             metrics.iter().for_each(|metrics| metrics.version.set(version));
-            Named { label, follow, engine, metrics }
+            Named { label, target, engine, metrics }
         });
         model.named = named.collect();
         let engine = |label| model.named.iter().find(|named| named.label == label)?.engine;
@@ -228,16 +228,16 @@ impl Model {
     }
 
     /// The engine of the version that a label names.
-    pub(crate) fn engine_of(&self, follow: LabelTarget) -> Option<usize> {
-        let version = follow.version(self.latest);
+    pub(crate) fn engine_of(&self, target: LabelTarget) -> Option<usize> {
+        let version = target.version(self.latest);
         // While the main engine takes over a version that has an engine, that one is used.
         let secondary = self.engines.iter().position(|served| served.version == Some(version));
         secondary.or_else(|| (version == self.main).then_some(0))
     }
 
     /// The version that a label would name, if it is loaded and its engine is not taking over another one.
-    pub(crate) fn settled(&self, follow: LabelTarget) -> Option<Version> {
-        let version = self.version_of(self.engine_of(follow)?);
+    pub(crate) fn settled(&self, target: LabelTarget) -> Option<Version> {
+        let version = self.version_of(self.engine_of(target)?);
         self.engines.iter().any(|served| served.predict.describe().version == version).then_some(version)
     }
 
@@ -255,7 +255,7 @@ impl Model {
     pub(crate) fn named(&self) -> impl Iterator<Item = (&str, LabelTarget, Option<u64>)> {
         self.named.iter().map(|named| {
             let version = named.engine.map(|engine| self.engines[engine].predict.describe().version.0);
-            (named.label.as_str(), named.follow, version)
+            (named.label.as_str(), named.target, version)
         })
     }
 
@@ -327,7 +327,7 @@ impl Model {
             let (model, labels) = (self.name.clone(), labels.join(", "));
             return Err(CallError::NoLabel { model, labels, got: clip(label.to_owned()) });
         };
-        match (named.engine, named.follow) {
+        match (named.engine, named.target) {
             // The main engine may take over another version meanwhile.
             (Some(0), LabelTarget::Version(version)) if label != STABLE => {
                 Ok(Choice { engine: 0, version: Some(version.0) })

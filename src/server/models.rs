@@ -19,7 +19,7 @@ use super::pressure::Pressure;
 use super::retired::RetiredEngines;
 use super::serving_engine::ServingEngine;
 use super::shadow::{ShadowOptions, Shadowing};
-use super::traffic::{LabelError, Labels};
+use super::traffic::{LabelChange, LabelError, Labels};
 use super::{Learning, RequestLimits, ServerError};
 use crate::batcher::Batcher;
 use crate::config::{BatcherConfig, Batchers, LearnConfig, TrafficConfig};
@@ -195,15 +195,16 @@ impl Models {
     pub(crate) fn set_label(
         &self,
         name: &str,
-        (label, follow): (&str, Option<LabelTarget>),
+        change: LabelChange<'_>,
     ) -> Result<Option<Version>, NotChanged> {
         let _changing = self.changing.lock().even_poisoned();
         let old = self.get(name).ok_or(NotChanged::NotServed)?;
         // Without them, the model was loaded just now.
-        let labels = old.labels().ok_or(NotChanged::NotLoaded)?.changed(label, follow)?;
+        let labels = old.labels().ok_or(NotChanged::NotLoaded)?.changed(change)?;
+        let label = change.label;
         let version = match labels.all().get(label) {
             None => None,
-            Some(follow) => Some(old.settled(*follow).ok_or(NotChanged::NotLoaded)?),
+            Some(target) => Some(old.settled(*target).ok_or(NotChanged::NotLoaded)?),
         };
         self.replace(name, Parts { labels: Some(labels), ..old.parts() });
         let text = match version {
@@ -252,12 +253,12 @@ impl Models {
             labels.settings.clone_from(&parts.traffic.labels);
             // A label that was set since the caller has read the labels keeps its version.
             let named = labels.all();
-            for (_, follow) in named.iter().filter(|(label, _)| labels.set.contains_key(*label)) {
-                let LabelTarget::Version(version) = *follow else { continue };
+            for (_, target) in named.iter().filter(|(label, _)| labels.set.contains_key(*label)) {
+                let LabelTarget::Version(version) = *target else { continue };
                 if version == main || parts.engines.iter().any(|served| served.version == Some(version)) {
                     continue;
                 }
-                match old.engine_of(*follow) {
+                match old.engine_of(*target) {
                     Some(0) => return Err(NotChanged::NotLoaded),
                     Some(engine) => parts.engines.push(old.engine(engine).clone()),
                     None => {}

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::not_served::Reason;
-use super::{Labels, Loaded, NotChanged, Repository, ServerError, Shared};
+use super::{LabelChange, Labels, Loaded, NotChanged, Repository, ServerError, Shared};
 use crate::config::Batchers;
 use crate::metrics::EventKind;
 use crate::predict::Predict;
-use crate::types::{LabelTarget, Version};
+use crate::types::Version;
 
 /// Adds models to a server that runs, and says which ones it cannot serve.
 #[derive(Clone)]
@@ -50,7 +50,7 @@ impl Registry {
     pub(crate) fn set_label(
         &self,
         model: &str,
-        change: (&str, Option<LabelTarget>),
+        change: LabelChange<'_>,
     ) -> Result<Option<Version>, NotChanged> {
         self.0.models.set_label(model, change)
     }

@@ -22,7 +22,7 @@ pub(crate) enum Change {
         #[allow(missing_docs)]
         label: String,
         /// `None`: forget it.
-        follow: Option<LabelTarget>,
+        target: Option<LabelTarget>,
     },
 }
 

@@ -25,6 +25,14 @@ pub(crate) enum LabelError {
     Unknown { label: String, labels: String },
 }
 
+/// What a label shall name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct LabelChange<'l> {
+    pub label: &'l str,
+    /// `None`: forget what clients have set.
+    pub target: Option<LabelTarget>,
+}
+
 /// The labels of a model.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Labels {
@@ -39,7 +47,7 @@ impl Labels {
     pub(crate) fn all(&self) -> BTreeMap<String, LabelTarget> {
         let mut all = self.settings.clone();
         all.entry(STABLE.to_owned()).or_insert(LabelTarget::Latest);
-        all.extend(self.set.iter().map(|(label, follow)| (label.clone(), *follow)));
+        all.extend(self.set.iter().map(|(label, target)| (label.clone(), *target)));
         all
     }
 
@@ -50,10 +58,10 @@ impl Labels {
 
     /// Sets a label, or forgets it.
     #[must_use]
-    pub(crate) fn with(&self, label: &str, follow: Option<LabelTarget>) -> Self {
+    pub(crate) fn with(&self, LabelChange { label, target }: LabelChange<'_>) -> Self {
         let mut labels = self.clone();
-        match follow {
-            Some(follow) => labels.set.insert(label.to_owned(), follow),
+        match target {
+            Some(target) => labels.set.insert(label.to_owned(), target),
             None => labels.set.remove(label),
         };
         labels
@@ -63,10 +71,11 @@ impl Labels {
     ///
     /// # Errors
     /// [`LabelError`].
-    pub(crate) fn changed(&self, label: &str, follow: Option<LabelTarget>) -> Result<Self, LabelError> {
-        let (before, labels) = (self.all(), self.with(label, follow));
+    pub(crate) fn changed(&self, change: LabelChange<'_>) -> Result<Self, LabelError> {
+        let (before, labels) = (self.all(), self.with(change));
+        let LabelChange { label, target } = change;
         // A mistyped name must not look like a label that is gone, whose requests would go on.
-        if follow.is_none() && !before.contains_key(label) {
+        if target.is_none() && !before.contains_key(label) {
             let labels = before.into_keys().collect::<Vec<_>>().join(", ");
             return Err(LabelError::Unknown { label: label.to_owned(), labels });
         }

@@ -61,16 +61,16 @@ fn load_from(path: &Path) -> Result<BTreeMap<String, LabelTarget>, StoreError> {
     }
     let labels: BTreeMap<String, Value> =
         serde_json::from_slice(&text).map_err(|error| damaged(error.to_string()))?;
-    let follow = |(label, value): (String, Value)| {
-        let follow = match &value {
+    let target = |(label, value): (String, Value)| {
+        let target = match &value {
             Value::Number(number) => LabelTarget::parse(&number.to_string()),
             Value::String(text) => LabelTarget::parse(text),
             _ => None,
         };
         let wrong = || damaged(format!("{label}: expected a number or latest, got {value}"));
-        Ok((label.clone(), follow.ok_or_else(wrong)?))
+        Ok((label.clone(), target.ok_or_else(wrong)?))
     };
-    labels.into_iter().map(follow).collect()
+    labels.into_iter().map(target).collect()
 }
 
 /// Replaces the labels of a model, whose directory must exist.
@@ -98,12 +98,12 @@ pub(crate) fn save_settings(
 }
 
 fn save_on(disk: &dyn Disk, path: &Path, labels: &BTreeMap<String, LabelTarget>) -> Result<(), StoreError> {
-    let value = |follow: &LabelTarget| match follow {
-        LabelTarget::Latest => Value::String(follow.to_string()),
+    let value = |target: &LabelTarget| match target {
+        LabelTarget::Latest => Value::String(target.to_string()),
         LabelTarget::Version(version) => Value::Number(version.0.into()),
     };
     let object: serde_json::Map<_, _> =
-        labels.iter().map(|(label, follow)| (label.clone(), value(follow))).collect();
+        labels.iter().map(|(label, target)| (label.clone(), value(target))).collect();
     let text = format!("{:#}\n", Value::Object(object));
     atomic_write::replace(disk, path, |file, path| disk.append(file, path, text.as_bytes()))
 }

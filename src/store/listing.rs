@@ -66,7 +66,7 @@ pub(crate) fn list(models: &Path, name: &str) -> Result<Vec<Listed>, StoreError>
             bytes: manifest.bytes(),
             quality: manifest.quality,
         });
-        let own = named.iter().filter(|(_, follow)| **follow == LabelTarget::Version(version));
+        let own = named.iter().filter(|(_, target)| **target == LabelTarget::Version(version));
         let labels = own.map(|(label, _)| label.clone()).collect();
         listed.push(Listed { version, served, labels, summary, refusal, checkpoint });
     }

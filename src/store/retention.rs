@@ -129,8 +129,8 @@ pub(crate) fn remove_unused(models: &Path, name: &str, own: &[Base]) -> Result<V
 fn named(models: &Path, name: &str) -> Result<BTreeSet<Version>, StoreError> {
     let mut kept = BTreeSet::new();
     let (labels, settings) = (labels::load(models, name)?, labels::load_settings(models, name)?);
-    for follow in labels.into_values().chain(settings.into_values()) {
-        let mut next = match follow {
+    for target in labels.into_values().chain(settings.into_values()) {
+        let mut next = match target {
             LabelTarget::Version(version) => Some(version),
             LabelTarget::Latest => None,
         };

@@ -14,7 +14,7 @@ use tokio::sync::oneshot;
 use super::versions::{NotSettled, SettleOptions};
 use super::warm;
 use super::watch::{WatchCommand, Watcher, unless_it_panics};
-use crate::server::{Change, ChangeError, Labels, NotChanged, Repository, Requested};
+use crate::server::{Change, ChangeError, LabelChange, Labels, NotChanged, Repository, Requested};
 use crate::store;
 use crate::sync::EvenPoisoned;
 use crate::types::LabelTarget;
@@ -118,11 +118,11 @@ fn words(change: &Change) -> String {
     match change {
         Change::Load => "loading the model".to_owned(),
         Change::Unload => "unloading the model".to_owned(),
-        Change::Label { label, follow: None } => format!("removing label {label}"),
-        Change::Label { label, follow: Some(LabelTarget::Latest) } => {
+        Change::Label { label, target: None } => format!("removing label {label}"),
+        Change::Label { label, target: Some(LabelTarget::Latest) } => {
             format!("setting label {label} to the latest version")
         }
-        Change::Label { label, follow: Some(LabelTarget::Version(version)) } => {
+        Change::Label { label, target: Some(LabelTarget::Version(version)) } => {
             format!("setting label {label} to version {version}")
         }
     }
@@ -161,7 +161,9 @@ impl Watcher {
         requested.settle(|change, model, id| match change {
             Change::Load => self.load(model, id),
             Change::Unload => self.unload(model, id),
-            Change::Label { label, follow } => self.set_label(model, (label, *follow), id),
+            Change::Label { label, target } => {
+                self.set_label(model, LabelChange { label, target: *target }, id)
+            }
         });
     }
 
@@ -174,26 +176,21 @@ impl Watcher {
     }
 
     /// Loads the version that a label should name, and sets the label. The server makes it durable.
-    fn set_label(
-        &mut self,
-        name: &str,
-        (label, follow): (&str, Option<LabelTarget>),
-        id: &str,
-    ) -> Result<(), ChangeError> {
+    fn set_label(&mut self, name: &str, change: LabelChange<'_>, id: &str) -> Result<(), ChangeError> {
         self.check_known(name)?;
         let refused = |reason| ChangeError::Refused { model: name.to_owned(), reason };
         let Some(model) = self.adder.served.find(name) else {
-            return self.set_label_of_refused(name, label, follow).map_err(refused);
+            return self.set_label_of_refused(name, change).map_err(refused);
         };
         self.forget_refused(name);
         // It also fails if only other versions than the label's are refused.
-        let new = follow == Some(LabelTarget::Latest);
-        let look = SettleOptions { new, label: Some((label, follow)), urgent: true, asked: true };
+        let new = change.target == Some(LabelTarget::Latest);
+        let look = SettleOptions { new, label: Some(change), urgent: true, asked: true };
         let settled = self.adder.versions.settle(&model, look);
-        match self.adder.registry.set_label(name, (label, follow)) {
+        match self.adder.registry.set_label(name, change) {
             Ok(version) => {
                 let version = version.map(|version| version.0);
-                tracing::info!(model = name, label, version, id, "label set by a client");
+                tracing::info!(model = name, label = change.label, version, id, "label set by a client");
             }
             Err(NotChanged::NotLoaded) => {
                 settled.map_err(|error| not_settled(name, error))?;
@@ -205,12 +202,7 @@ impl Watcher {
     }
 
     /// Sets a label of a model that is not served, perhaps because of that label, and tries to serve it.
-    fn set_label_of_refused(
-        &mut self,
-        name: &str,
-        label: &str,
-        follow: Option<LabelTarget>,
-    ) -> Result<(), String> {
+    fn set_label_of_refused(&mut self, name: &str, change: LabelChange<'_>) -> Result<(), String> {
         let models = self.adder.loader.models.clone();
         let save = |labels: &BTreeMap<_, _>| {
             store::labels::save(&models, name, labels).map_err(|error| error.to_string())
@@ -218,7 +210,7 @@ impl Watcher {
         let set = store::labels::load(&models, name).map_err(|error| error.to_string())?;
         let settings = self.adder.loader.live.traffic(name).labels;
         let before = Labels { settings, set };
-        let labels = before.changed(label, follow).map_err(|error| error.to_string())?;
+        let labels = before.changed(change).map_err(|error| error.to_string())?;
         save(&labels.set)?;
         if self.unloaded.contains(name) {
             return Ok(());
@@ -320,7 +312,7 @@ mod tests {
 
     #[test]
     fn a_change_is_logged_in_words() {
-        let label = |follow| words(&Change::Label { label: "stable".to_owned(), follow });
+        let label = |target| words(&Change::Label { label: "stable".to_owned(), target });
         assert_eq!(label(Some(LabelTarget::Version(Version(7)))), "setting label stable to version 7");
         assert_eq!(label(Some(LabelTarget::Latest)), "setting label stable to the latest version");
         assert_eq!(label(None), "removing label stable");

@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 
 use super::loader::Refused;
 use super::shadow::Background;
-use super::stamps::Stamps;
+use super::stamps::{Stamper, Stamps};
 use super::watch::WatchCommand;
 use super::{LoadedModel, Loader};
 use crate::cli::background;
@@ -35,10 +35,10 @@ use crate::engine::switch::{Changes, NextVersion};
 use crate::engine::{Engine, SharedVersion};
 use crate::metrics::Metrics;
 use crate::predict::Predict;
-use crate::server::{Loaded, Missing, NotChanged, Registry};
+use crate::server::{LabelChange, Loaded, Missing, NotChanged, Registry};
 use crate::types::{LabelTarget, Version};
 use plan::VersionPlan;
-use switching::{ASKED_WAIT, SwitchOutcome, Switching, WAIT};
+use switching::{SwitchOutcome, SwitchTarget, Switching, WAIT};
 
 /// How often a model is looked at again when its labels are set at the same time.
 const TRIES: usize = 5;
@@ -155,7 +155,7 @@ pub(crate) struct SettleOptions<'l> {
     /// Whether versions that are not loaded are looked for, besides those that labels name.
     pub new: bool,
     /// A label that will be set if its version can be loaded. The main engine keeps its version.
-    pub label: Option<(&'l str, Option<LabelTarget>)>,
+    pub label: Option<LabelChange<'l>>,
     /// Opens and takes over versions at the priority of requests, not at the low one.
     pub urgent: bool,
     /// Whether a client waits for a switch.
@@ -223,44 +223,53 @@ impl ServedVersions {
         let name = model.engine.describe().model;
         let mut known = self.known.remove(&name).unwrap_or_else(|| Known::at_load(model));
         known.again |= !look.new;
-        let settled = self.settle_known(model, &name, look, &mut known);
+        let stamper = Stamper::new(&self.loader.models, &name);
+        let settling = Settling { versions: self, model, name: &name, look, known: &mut known, stamper };
+        let settled = settling.settle();
         self.known.insert(name, known);
         settled
     }
+}
 
-    fn settle_known(
-        &self,
-        model: &LoadedModel,
-        name: &str,
-        look: SettleOptions<'_>,
-        known: &mut Known,
-    ) -> Result<(), NotSettled> {
+/// One look at the versions of a served model.
+struct Settling<'s> {
+    versions: &'s ServedVersions,
+    model: &'s LoadedModel,
+    name: &'s str,
+    look: SettleOptions<'s>,
+    known: &'s mut Known,
+    /// The files as the present plan has found them.
+    stamper: Stamper<'s>,
+}
+
+impl Settling<'_> {
+    fn settle(mut self) -> Result<(), NotSettled> {
         let mut failed = None;
-        match self.end_switch(model, name, known, if look.asked { ASKED_WAIT } else { Duration::ZERO }) {
+        match self.end_switch(Duration::ZERO) {
             SwitchOutcome::Done => {}
             SwitchOutcome::Refused(reason) => failed = Some(reason),
             SwitchOutcome::Running(reason) => return Err(NotSettled::Switching(reason)),
         }
         for _ in 0..TRIES {
             // After a failed switch, no other version is opened in vain: its switch would wait as long.
-            let look = SettleOptions { new: look.new && failed.is_none(), ..look };
-            let plan = self.plan(model, name, look, known)?;
+            self.look.new &= failed.is_none();
+            let plan = self.plan()?;
             let (refused, latest) = (plan.refused.clone(), plan.latest);
-            match self.apply(model, name, look, (plan, known)) {
+            match self.apply(plan) {
                 Ok(SwitchOutcome::Done) => {
-                    let newer = known.refused.keys().filter(|version| **version > latest);
-                    model.engine.set_refused_now(newer.count());
+                    let newer = self.known.refused.keys().filter(|version| **version > latest);
+                    self.model.engine.set_refused_now(newer.count());
                     return failed.or(refused).map_or(Ok(()), |reason| Err(reason.into()));
                 }
                 Ok(SwitchOutcome::Refused(reason)) => failed = Some(reason),
                 Ok(SwitchOutcome::Running(reason)) => {
-                    tracing::debug!(model = name, "{reason}");
+                    tracing::debug!(model = self.name, "{reason}");
                     return Err(NotSettled::Switching(reason));
                 }
                 // A label was set meanwhile.
                 Err(NotChanged::NotLoaded) => {}
                 Err(error) => {
-                    tracing::warn!(model = name, %error, "the loaded versions stay as they are");
+                    tracing::warn!(model = self.name, %error, "the loaded versions stay as they are");
                     return Err(error.to_string().into());
                 }
             }
@@ -270,64 +279,54 @@ impl ServedVersions {
 
     /// Tells the server what is loaded, and lets the main engine switch. After a switch that fails another
     /// plan is needed.
-    fn apply(
-        &self,
-        model: &LoadedModel,
-        name: &str,
-        look: SettleOptions<'_>,
-        (plan, known): (VersionPlan, &mut Known),
-    ) -> Result<SwitchOutcome, NotChanged> {
-        let (main, target) = (model.engine.version(), plan.stable);
-        let waits = known.refused.get(&target).is_some_and(Refusal::stays);
-        if look.label.is_none() && target != main && !waits {
-            let next = self.next(model, (target, plan.wanted.contains(&main)), known);
+    fn apply(&mut self, plan: VersionPlan) -> Result<SwitchOutcome, NotChanged> {
+        let (main, target) = (self.model.engine.version(), plan.stable);
+        let waits = self.known.refused.get(&target).is_some_and(Refusal::stays);
+        if self.look.label.is_none() && target != main && !waits {
+            let next = self.next(target, plan.wanted.contains(&main));
             // Requests for its number or another label use its own engine until the switch has ended.
-            let own = known.reported.as_ref().is_some_and(|reported| reported.secondary.contains(&target));
+            let reported = self.known.reported.as_ref();
+            let own = reported.is_some_and(|reported| reported.secondary.contains(&target));
             let own = own || plan.pinned.contains(&target);
             let secondary = plan.wanted.iter().copied().filter(|version| *version != target || own).collect();
             // The reported reasons hold until the switch has ended.
-            let reasons =
-                known.reported.as_ref().map(|reported| reported.reasons.clone()).unwrap_or_default();
-            self.tell(model, name, Reported::of(&plan, target, secondary, reasons), known)?;
+            let reasons = reported.map(|reported| reported.reasons.clone()).unwrap_or_default();
+            self.tell(Reported::of(&plan, target, secondary, reasons))?;
             // The target was loaded when the plan was made.
-            known.switching =
-                next.map(|next| self.begin_switch(model, name, (target, own, next), look.urgent));
-            match self.end_switch(model, name, known, if look.asked { ASKED_WAIT } else { WAIT }) {
+            let begin = |next| self.begin_switch(SwitchTarget { version: target, own, next });
+            self.known.switching = next.map(begin);
+            match self.end_switch(WAIT) {
                 SwitchOutcome::Done => {}
                 other => return Ok(other),
             }
         }
-        let main = model.engine.version();
+        let main = self.model.engine.version();
         let mut wanted = plan.wanted.clone();
-        if look.label.is_some() {
+        if self.look.label.is_some() {
             // The labels of before still count.
-            wanted.extend(known.secondary.keys());
+            wanted.extend(self.known.secondary.keys());
         }
         let secondary: Vec<Version> = wanted.into_iter().filter(|version| *version != main).collect();
-        let reasons = Reasons { missing: plan.missing.clone(), newer: Self::newer(known, &plan) };
-        self.tell(model, name, Reported::of(&plan, main, secondary.clone(), reasons), known)?;
-        known.secondary.retain(|version, _| secondary.contains(version));
+        let reasons = Reasons { missing: plan.missing.clone(), newer: self.newer(&plan) };
+        self.tell(Reported::of(&plan, main, secondary.clone(), reasons))?;
+        self.known.secondary.retain(|version, _| secondary.contains(version));
         Ok(SwitchOutcome::Done)
     }
 
     /// Why the versions above the latest one are refused, unless `missing` says it already.
-    fn newer(known: &Known, plan: &VersionPlan) -> BTreeMap<Version, String> {
+    fn newer(&self, plan: &VersionPlan) -> BTreeMap<Version, String> {
         let missing = |version| plan.missing.iter().any(|missing| missing.version == version);
-        let newer =
-            known.refused.iter().filter(|(version, _)| **version > plan.latest && !missing(**version));
+        let refused = self.known.refused.iter();
+        let newer = refused.filter(|(version, _)| **version > plan.latest && !missing(**version));
         newer.map(|(version, refusal)| (*version, refusal.reason.clone())).collect()
     }
 
     /// The switch of the main engine to a loaded version. The result lists the changed rows, which may be
     /// many, so it is called on the thread of the switch.
-    fn next(
-        &self,
-        model: &LoadedModel,
-        (target, old_stays): (Version, bool),
-        known: &Known,
-    ) -> Option<impl FnOnce() -> NextVersion + Send + use<>> {
-        let (old, version) = (model.engine.served(), known.secondary.get(&target)?.served());
-        let switch_bytes = self.loader.live.switch_bytes();
+    fn next(&self, target: Version, old_stays: bool) -> Option<impl FnOnce() -> NextVersion + Send + use<>> {
+        let old = self.model.engine.served();
+        let version = self.known.secondary.get(&target)?.served();
+        let switch_bytes = self.versions.loader.live.switch_bytes();
         Some(move || {
             let (newer, older) = if target > old.version() { (&version, &old) } else { (&old, &version) };
             let rows = newer.store.changed_since(&older.store);
@@ -337,65 +336,62 @@ impl ServedVersions {
     }
 
     /// Tells the server what is loaded, unless it knows that.
-    fn tell(
-        &self,
-        model: &LoadedModel,
-        name: &str,
-        reported: Reported,
-        known: &mut Known,
-    ) -> Result<(), NotChanged> {
-        if known.reported.as_ref() == Some(&reported) && !known.again {
+    fn tell(&mut self, reported: Reported) -> Result<(), NotChanged> {
+        if self.known.reported.as_ref() == Some(&reported) && !self.known.again {
             return Ok(());
         }
-        let schema = model.engine.describe().schema;
+        let name = self.name;
+        let schema = self.model.engine.describe().schema;
         if let Sticky::Feature(feature) = &reported.traffic.sticky
             && !schema.features.iter().any(|known| known.name == *feature)
         {
             let effect = "the model has no such feature, so request ids are used";
             tracing::warn!(model = name, feature, "models.{name}.sticky: {effect}");
         }
-        let engines = reported.secondary.iter().map(|version| {
-            let engine = known.secondary.entry(*version).or_insert_with(|| {
+        for version in &reported.secondary {
+            if !self.known.secondary.contains_key(version) {
                 // The main engine still has a version that it leaves.
-                let served = model.engine.served();
+                let served = self.model.engine.served();
                 debug_assert_eq!(served.version(), *version, "an engine has another version than its number");
-                self.secondary(model, name, served)
-            });
-            engine.clone() as Arc<dyn Predict>
-        });
-        let engines = engines.collect();
-        self.set_shadow(model, name, reported.shadow, known);
+                self.known.secondary.insert(*version, self.secondary(served));
+            }
+        }
+        self.set_shadow(reported.shadow);
+        let engine =
+            |version| self.known.secondary.get(version).map(|engine| engine.clone() as Arc<dyn Predict>);
         let Reasons { missing, newer } = reported.reasons.clone();
         let loaded = Loaded {
-            secondary: engines,
+            secondary: reported.secondary.iter().filter_map(engine).collect(),
             main: reported.main,
             latest: reported.latest,
             traffic: reported.traffic.clone(),
-            shadow: known.shadow.as_ref().map(|(_, shadow)| shadow.clone()),
+            shadow: self.known.shadow.as_ref().map(|(_, shadow)| shadow.clone()),
             missing,
             newer,
         };
-        self.registry.set_versions(name, loaded)?;
-        (known.reported, known.again) = (Some(reported), false);
+        self.versions.registry.set_versions(name, loaded)?;
+        (self.known.reported, self.known.again) = (Some(reported), false);
         Ok(())
     }
 
     /// An engine of a version that the main engine does not have.
-    fn secondary(&self, model: &LoadedModel, name: &str, version: SharedVersion) -> Arc<Engine> {
-        let metrics = self.loader.metrics.secondary(name, &model.engine.describe().schema);
-        Arc::new(model.engine.secondary(version, metrics))
+    fn secondary(&self, version: SharedVersion) -> Arc<Engine> {
+        let engine = &self.model.engine;
+        let metrics = self.versions.loader.metrics.secondary(self.name, &engine.describe().schema);
+        Arc::new(engine.secondary(version, metrics))
     }
 
-    fn set_shadow(&self, model: &LoadedModel, name: &str, version: Option<Version>, known: &mut Known) {
-        if known.shadow.as_ref().map(|(version, _)| *version) == version {
+    fn set_shadow(&mut self, version: Option<Version>) {
+        if self.known.shadow.as_ref().map(|(version, _)| *version) == version {
             return;
         }
-        known.shadow = version.and_then(|version| {
-            let secondary = known.secondary.get(&version).map(|engine| engine.served());
-            let loaded = secondary.unwrap_or_else(|| model.engine.served());
-            let metrics = Metrics::hidden(name, &model.engine.describe().schema);
-            let threads = self.loader.shadow_threads()?;
-            let engine = model.engine.secondary(loaded, metrics).with_threads(threads);
+        self.known.shadow = version.and_then(|version| {
+            let main = &self.model.engine;
+            let secondary = self.known.secondary.get(&version).map(|engine| engine.served());
+            let loaded = secondary.unwrap_or_else(|| main.served());
+            let metrics = Metrics::hidden(self.name, &main.describe().schema);
+            let threads = self.versions.loader.shadow_threads()?;
+            let engine = main.secondary(loaded, metrics).with_threads(threads);
             Some((version, Arc::new(Background(engine)) as Arc<dyn Predict>))
         });
     }

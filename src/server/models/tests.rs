@@ -33,6 +33,10 @@ fn served_with(learning: Option<Learning>) -> (Models, Arc<Fake>) {
 
 const NAME: &str = "ads";
 
+fn label(label: &str, target: Option<LabelTarget>) -> LabelChange<'_> {
+    LabelChange { label, target }
+}
+
 fn sample() -> Batch {
     let mut batch = Batch { samples: 1, dense: vec![0.5, 0.5], ..Batch::empty(3) };
     batch.features.iter_mut().for_each(|column| Jagged::push(column, &[1]));
@@ -67,7 +71,7 @@ fn the_main_engine_leaves_a_version_when_also_the_calls_before_the_last_label_ar
     // A call that has found the main engine for version 2.
     let call = models.get(NAME).unwrap();
     let stable = Some(LabelTarget::Version(Version(2)));
-    assert_eq!(models.set_label(NAME, ("stable", stable)).unwrap(), Some(Version(2)));
+    assert_eq!(models.set_label(NAME, label("stable", stable)).unwrap(), Some(Version(2)));
     thread::scope(|scope| {
         let leaves = scope.spawn(|| models.set_versions(NAME, leaves_version_2(secondary)).unwrap());
         wait("later calls find version 4", || models.get(NAME).unwrap().main_version() == Version(4));
@@ -83,7 +87,7 @@ fn the_main_engine_leaves_a_version_when_also_the_calls_before_the_last_label_ar
 fn a_model_ends_when_also_the_calls_before_the_last_label_are_answered() {
     let (models, _) = served();
     let call = models.get(NAME).unwrap();
-    models.set_label(NAME, ("old", Some(LabelTarget::Version(Version(2))))).unwrap();
+    models.set_label(NAME, label("old", Some(LabelTarget::Version(Version(2))))).unwrap();
     thread::scope(|scope| {
         let removed = scope.spawn(|| models.remove(NAME));
         wait("later calls find no model", || models.get(NAME).is_none());
@@ -98,13 +102,13 @@ fn a_model_ends_when_also_the_calls_before_the_last_label_are_answered() {
 #[test]
 fn labels_hold_and_change_while_the_disk_does_not_answer() {
     let (models, _) = served();
-    let follow = Some(LabelTarget::Version(Version(2)));
+    let target = Some(LabelTarget::Version(Version(2)));
     let labels = || models.get(NAME).unwrap().labels().unwrap().clone();
-    models.set_label(NAME, ("old", follow)).unwrap();
+    models.set_label(NAME, label("old", target)).unwrap();
     let kept = models.keep_labels(NAME, |kept| {
         assert!(kept.set.contains_key("old"));
         // A roll-back meanwhile.
-        models.set_label(NAME, ("stable", follow)).unwrap();
+        models.set_label(NAME, label("stable", target)).unwrap();
         assert_eq!(labels().stable(), LabelTarget::Version(Version(2)));
         Ok(())
     });
@@ -122,15 +126,15 @@ fn labels_hold_and_change_while_the_disk_does_not_answer() {
 #[test]
 fn the_labels_of_the_settings_can_be_rolled_back_also_beyond_the_limit() {
     let (models, _) = served();
-    let follow = LabelTarget::Version(Version(2));
-    let settings = (0..MAX_LABELS).map(|label| (format!("l{label}"), follow)).collect();
+    let target = LabelTarget::Version(Version(2));
+    let settings = (0..MAX_LABELS).map(|label| (format!("l{label}"), target)).collect();
     models.set_labels(NAME, Labels { settings, ..Labels::default() });
-    assert_eq!(models.set_label(NAME, ("stable", Some(follow))).unwrap(), Some(Version(2)));
-    assert_eq!(models.set_label(NAME, ("l0", Some(follow))).unwrap(), Some(Version(2)));
-    assert_eq!(models.set_label(NAME, ("stable", None)).unwrap(), Some(Version(2)));
-    let error = models.set_label(NAME, ("more", Some(follow))).unwrap_err();
+    assert_eq!(models.set_label(NAME, label("stable", Some(target))).unwrap(), Some(Version(2)));
+    assert_eq!(models.set_label(NAME, label("l0", Some(target))).unwrap(), Some(Version(2)));
+    assert_eq!(models.set_label(NAME, label("stable", None)).unwrap(), Some(Version(2)));
+    let error = models.set_label(NAME, label("more", Some(target))).unwrap_err();
     assert!(matches!(error, NotChanged::Label(LabelError::TooMany)), "{error}");
-    let error = models.set_label(NAME, ("more", None)).unwrap_err();
+    let error = models.set_label(NAME, label("more", None)).unwrap_err();
     assert!(error.to_string().starts_with("no label more; its labels are: l0, l1, "), "{error}");
 }
 
@@ -142,15 +146,15 @@ fn a_label_that_is_not_shown_any_more_exports_0() {
         let is_it = |line: &&str| line.starts_with("flechette_label_version{") && line.contains(&labels);
         page.lines().find(is_it).unwrap().rsplit_once(' ').unwrap().1.to_owned()
     };
-    let follow = LabelTarget::Version(Version(2));
-    models.set_label(NAME, ("old", Some(follow))).unwrap();
+    let target = LabelTarget::Version(Version(2));
+    models.set_label(NAME, label("old", Some(target))).unwrap();
     assert_eq!(["stable", "old"].map(exported), ["2", "2"]);
-    models.set_label(NAME, ("old", None)).unwrap();
+    models.set_label(NAME, label("old", None)).unwrap();
     assert_eq!(["stable", "old"].map(exported), ["0", "0"]);
-    let settings = BTreeMap::from([("canary".to_owned(), follow), ("old".to_owned(), follow)]);
+    let settings = BTreeMap::from([("canary".to_owned(), target), ("old".to_owned(), target)]);
     models.set_labels(NAME, Labels { settings, ..Labels::default() });
     assert_eq!(["stable", "canary", "old"].map(exported), ["2", "2", "2"]);
-    let settings = BTreeMap::from([("canary".to_owned(), follow)]);
+    let settings = BTreeMap::from([("canary".to_owned(), target)]);
     models.set_labels(NAME, Labels { settings, ..Labels::default() });
     assert_eq!(["stable", "canary", "old"].map(exported), ["2", "2", "0"]);
 }

@@ -151,8 +151,8 @@ pub(crate) fn document(shared: &Shared) -> Response {
 fn status(name: &str, model: &Model) -> ModelStatus {
     let predict = &model.stable().predict;
     let schema = predict.describe().schema;
-    let labels = model.named().map(|(label, follow, version)| {
-        let follows = match follow {
+    let labels = model.named().map(|(label, target, version)| {
+        let follows = match target {
             LabelTarget::Latest => None,
             LabelTarget::Version(version) => Some(version.0),
         };

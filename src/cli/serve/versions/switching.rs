@@ -7,9 +7,8 @@
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-use super::{Known, Refusal, ServedVersions, refusal};
+use super::{Refusal, Settling, refusal};
 use crate::cli::background;
-use crate::cli::serve::LoadedModel;
 use crate::cli::serve::stamps::Stamper;
 use crate::cli::serve::watch::{WatchCommand, unless_it_panics};
 use crate::engine::switch::{NextVersion, SwitchError, Taken};
@@ -20,7 +19,16 @@ use crate::types::Version;
 pub(super) const WAIT: Duration = Duration::from_millis(if cfg!(test) { 100 } else { 1000 });
 
 /// How long a client waits for a switch, and other models with it.
-pub(super) const ASKED_WAIT: Duration = Duration::from_millis(if cfg!(test) { 200 } else { 10_000 });
+const ASKED_WAIT: Duration = Duration::from_millis(if cfg!(test) { 200 } else { 10_000 });
+
+/// What the main engine shall take over.
+pub(super) struct SwitchTarget<F> {
+    pub version: Version,
+    /// Whether requests use the version through an engine of its own.
+    pub own: bool,
+    /// Called on the thread of the switch.
+    pub next: F,
+}
 
 /// A switch that has begun.
 pub(super) struct Switching {
@@ -42,18 +50,15 @@ pub(super) enum SwitchOutcome {
     Running(String),
 }
 
-impl ServedVersions {
-    /// Begins to take over the version `target`. `next` is called on the thread of the switch. `own`:
-    /// requests use the version through an engine of its own.
+impl Settling<'_> {
+    /// Begins to take over a version.
     pub(super) fn begin_switch(
         &self,
-        model: &LoadedModel,
-        name: &str,
-        (target, own, next): (Version, bool, impl FnOnce() -> NextVersion + Send + 'static),
-        urgent: bool,
+        SwitchTarget { version, own, next }: SwitchTarget<impl FnOnce() -> NextVersion + Send + 'static>,
     ) -> Switching {
         let (end, ended) = mpsc::channel();
-        let (engine, wake, woken) = (model.engine.clone(), self.wake.clone(), name.to_owned());
+        let (engine, urgent) = (self.model.engine.clone(), self.look.urgent);
+        let (wake, woken) = (self.versions.wake.clone(), self.name.to_owned());
         let switch = move || {
             if !urgent {
                 background::low_priority();
@@ -68,19 +73,16 @@ impl ServedVersions {
             let _ = wake.try_send(WatchCommand::Switched(woken));
         };
         if let Err(error) = std::thread::Builder::new().name("switch".to_owned()).spawn(switch) {
-            tracing::warn!(model = name, %error, "no thread for a switch");
+            tracing::warn!(model = self.name, %error, "no thread for a switch");
         }
-        Switching { target, own, begun: Instant::now(), ended }
+        Switching { target: version, own, begun: Instant::now(), ended }
     }
 
-    /// Waits for the end of a model's switch, if there is one, but not longer than `limit`.
-    pub(super) fn end_switch(
-        &self,
-        model: &LoadedModel,
-        name: &str,
-        known: &mut Known,
-        limit: Duration,
-    ) -> SwitchOutcome {
+    /// Waits for the end of the model's switch, if there is one, but not longer than `limit`, or as long as a
+    /// client does if one waits for it.
+    pub(super) fn end_switch(&mut self, limit: Duration) -> SwitchOutcome {
+        let limit = if self.look.asked { ASKED_WAIT } else { limit };
+        let (name, known) = (self.name, &mut *self.known);
         let Some(switching) = &known.switching else { return SwitchOutcome::Done };
         let &Switching { target, own, begun, ref ended } = switching;
         let result = match ended.recv_timeout(limit) {
@@ -95,7 +97,7 @@ impl ServedVersions {
             }
         };
         known.switching = None;
-        let events = &self.loader.metrics.events;
+        let events = &self.versions.loader.metrics.events;
         match result {
             Ok(Taken { from, to, carried, dropped }) => {
                 tracing::info!(
@@ -113,11 +115,11 @@ impl ServedVersions {
                 SwitchOutcome::Done
             }
             Err(error) => {
-                let serving = model.engine.version().0;
-                model.engine.count_refused();
+                let serving = self.model.engine.version().0;
+                self.model.engine.count_refused();
                 tracing::warn!(model = name, version = target.0, serving, %error, "version refused");
                 events.record(EventKind::Refused, name, format!("version {target}: {error}"));
-                let stamps = Stamper::new(&self.loader.models, name).of(&[target]);
+                let stamps = Stamper::new(&self.versions.loader.models, name).of(&[target]);
                 let reason = refusal(target, &error);
                 known.refused.insert(target, Refusal::new(stamps, reason.clone(), true));
                 if !own {
