@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::str::FromStr;
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -228,7 +228,10 @@ impl Workshop {
     }
 }
 
-/// `serve` on free ports, killed when dropped.
+/// How much of the log of a server is shown when its test fails.
+const LAST_LINES: usize = 100;
+
+/// `serve` on free ports, killed when dropped. If the test fails, the end of its log is shown.
 pub struct Served {
     child: Child,
     pub grpc: SocketAddr,
@@ -380,6 +383,12 @@ impl Drop for Served {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+        if thread::panicking() {
+            let log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
+            let lines: Vec<&str> = log.lines().collect();
+            let last = lines.len().saturating_sub(LAST_LINES);
+            eprintln!("the last lines of the log of serve:\n{}", lines[last..].join("\n"));
+        }
     }
 }
 
