@@ -124,7 +124,7 @@ struct Waiting {
 /// The bytes of the log and of the queue.
 struct Room {
     options: LearnerOptions,
-    /// Most bytes of the log and the queue: `learn.max_bytes`, unless it can't hold the last segment.
+    /// Most bytes of the log and the queue: `learn.max_bytes`, unless that cannot hold the last segment.
     limit: u64,
     metrics: Arc<ModelMetrics>,
     used: Mutex<Used>,

@@ -276,11 +276,9 @@ impl Run {
         same("--lr-warmup", &self.schedule.warmup, &other.schedule.warmup)?;
         same("--lr-decay", &self.schedule.decay, &other.schedule.decay)?;
         // What is not known may be anything.
-        if self.replicas.is_some() && other.replicas.is_some() {
-            same("--replicas", &self.replicas, &other.replicas)?;
-        }
-        if self.lambda.is_some() && other.lambda.is_some() {
-            same("--lambda", &self.lambda, &other.lambda)?;
+        let counts = [("--replicas", self.replicas, other.replicas), ("--lambda", self.lambda, other.lambda)];
+        for (flag, own, other) in counts.iter().filter(|(_, own, other)| own.is_some() && other.is_some()) {
+            same(flag, own, other)?;
         }
         let (Some(own), Some(other)) = (&self.validating, &other.validating) else { return Ok(()) };
         let name = |validating: &Validating| validating.valid.as_ref().map(|file| file.name.clone());

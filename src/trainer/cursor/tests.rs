@@ -203,7 +203,7 @@ mod fuzz {
             assert_eq!(serde_json::from_str::<Cursor>(&written).unwrap(), read);
             let run = cursor().run;
             let same = run.check(&read.run).is_ok();
-            // What the cursors of earlier programs don't say is taken as the same.
+            // What the cursors of earlier programs do not say is taken as the same.
             let known = Run {
                 validating: read.run.validating.clone().or(run.validating.clone()),
                 replicas: read.run.replicas.or(run.replicas),
