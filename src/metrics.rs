@@ -225,8 +225,12 @@ series! {
     /// Series of a label of a model.
     LabelMetrics:
     requests: Counter, "flechette_label_requests_total",
-        "Requests that a label's version scored: because they named the label, or because they named \
-         neither a version nor a label.";
+        "Requests that a label's version was asked to score: because they named the label, or because they \
+         named neither a version nor a label.";
+    failures: Counter, "flechette_label_failures_total",
+        "Such requests that were refused because of load, or that were queued and got no scores.";
+    seconds: Seconds, "flechette_label_request_seconds",
+        "Time from a decoded request for a label's version to its scores.";
     version: Gauge, "flechette_label_version",
         "The version that a label names; 0 if it is not loaded. Of each model, stable, canary and the first \
          64 other names have series.";

@@ -33,6 +33,10 @@ pub struct PredictRequest {
     /// Requests with the same id are scored by the same of these two labels, unless the settings name a feature.
     #[prost(string, tag = "10")]
     pub request_id: ::prost::alloc::string::String,
+    /// GetModelResponse.dense_order, for which dense was made. If the version that computes the scores has its
+    /// dense inputs in another order, the call fails with INVALID_ARGUMENT. 0 or absent: this is not checked.
+    #[prost(fixed64, tag = "11")]
+    pub dense_order: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct FeatureColumn {
@@ -115,6 +119,9 @@ pub struct LearnRequest {
     /// The label of each sample, from 0 to 1.
     #[prost(float, repeated, tag = "6")]
     pub labels: ::prost::alloc::vec::Vec<f32>,
+    /// As PredictRequest.dense_order.
+    #[prost(fixed64, tag = "7")]
+    pub dense_order: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct LearnResponse {
@@ -154,6 +161,9 @@ pub struct GetModelResponse {
     pub versions: ::prost::alloc::vec::Vec<u64>,
     #[prost(message, repeated, tag = "11")]
     pub labels: ::prost::alloc::vec::Vec<Label>,
+    /// A checksum of the names of the dense inputs in their order. Never 0.
+    #[prost(fixed64, tag = "12")]
+    pub dense_order: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Label {

@@ -218,7 +218,8 @@ impl Client {
     pub(crate) fn encode(&self, raw: &RawBatch, logits: bool) -> Result<Bytes, InputError> {
         let (version, label) = (self.version, self.label.clone());
         let columns = request(&self.model, &self.schema, raw);
-        let message = PredictRequest { logits, version, label, ..columns }.encode_to_vec();
+        let dense_order = self.schema.dense_order();
+        let message = PredictRequest { logits, version, label, dense_order, ..columns }.encode_to_vec();
         if message.len() > self.max_bytes {
             let (samples, got, limit) = (raw.samples, message.len(), self.max_bytes);
             return Err(InputError(anyhow!(

@@ -1,11 +1,13 @@
-//! `flechette versions`: lists the versions of a model, or makes a full version of the last one.
+//! `flechette versions`: lists the versions of a model, makes a full version of the last one, or removes old
+//! ones.
 
 use std::fmt::Write as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::anyhow;
 use serde_json::json;
 
+use crate::cli::flags::whole;
 use crate::cli::train::lock::lock_model;
 use crate::cli::{InputError, note, print_and_end};
 use crate::store::listing::{Listed, Summary, list};
@@ -24,19 +26,28 @@ pub(crate) struct Args {
     /// Writes the latest good version as a full version, if it is a delta
     #[arg(long)]
     compact: bool,
+    /// Removes all versions but the last N full ones and the deltas after the oldest of them, except those that
+    /// a process uses, or that labels or settings of a server name
+    #[arg(long, value_name = "N", requires = "name", value_parser = whole::<usize>(1, 1_000_000))]
+    #[arg(conflicts_with_all = ["compact", "json"])]
+    keep: Option<usize>,
     /// Prints one line of JSON
     #[arg(long, conflicts_with = "compact")]
     json: bool,
 }
 
-/// Lists or compacts.
+/// Lists, compacts or removes.
 ///
 /// # Errors
-/// When the directory cannot be read, or the full version cannot be written.
+/// When the directory cannot be read, the full version cannot be written, or another process publishes versions
+/// of the model.
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let wrong = |error: StoreError| anyhow::Error::from(InputError(anyhow!("--models: {error}")));
     if let (true, Some(name)) = (args.compact, &args.name) {
         return compact(args, name);
+    }
+    if let (Some(keep), Some(name)) = (args.keep, &args.name) {
+        return remove_old(&args.models, name, keep);
     }
     let names = match &args.name {
         Some(name) => vec![name.clone()],
@@ -78,6 +89,22 @@ fn compact(args: &Args, name: &str) -> anyhow::Result<()> {
     let written = retention::compact(&args.models, name, version, highest.unwrap_or(version))?;
     let written = Version(written.version);
     note(&format!("wrote {}/{written}, with the contents of version {version}", model.display()));
+    Ok(())
+}
+
+fn remove_old(models: &Path, name: &str, keep: usize) -> anyhow::Result<()> {
+    let wrong = |error: StoreError| anyhow::Error::from(InputError(anyhow!("--keep: {error}")));
+    store::check_name("model", name).map_err(wrong)?;
+    store::versions(models, name).map_err(wrong)?;
+    // A trainer that publishes removes what is old itself.
+    let _lock = lock_model(models, name)?;
+    let removed = retention::retain(models, name, keep).map_err(wrong)?;
+    let numbers: Vec<String> = removed.iter().map(ToString::to_string).collect();
+    let model = models.join(name);
+    note(&match removed.len() {
+        0 => format!("{}: no version was removed", model.display()),
+        _ => format!("{}: removed {}", model.display(), numbers.join(", ")),
+    });
     Ok(())
 }
 

@@ -23,6 +23,7 @@ mod text;
 use std::collections::HashMap;
 
 use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::Xxh3;
 
 use crate::mem::fold;
 use crate::types::{Element, TableId};
@@ -266,6 +267,19 @@ impl Schema {
     #[must_use]
     pub fn dense_width(&self) -> usize {
         self.dense.len()
+    }
+
+    /// The checksum of the names of the dense inputs in their order. Never 0. A client that has the description
+    /// of another version gets an error instead of scores of numbers in a wrong order.
+    #[must_use]
+    pub(crate) fn dense_order(&self) -> u64 {
+        let mut hash = Xxh3::new();
+        for dense in &self.dense {
+            hash.update(dense.name.as_bytes());
+            // No name has such a byte.
+            hash.update(&[0xff]);
+        }
+        hash.digest().max(1)
     }
 
     /// The pooled vectors of the input row, in column order: one for each feature, then one for each feature

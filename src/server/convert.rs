@@ -44,6 +44,8 @@ pub(crate) enum ConvertError {
     LengthSum { name: String, values: usize, sum: u64 },
     #[error("feature {name:?}: without lengths: expected {samples} values, one per sample, got {values}")]
     ValueCount { name: String, samples: usize, values: usize },
+    #[error("dense_order: made for another model or schema: expected the dense inputs {expected}")]
+    DenseOrder { expected: String },
     #[error("labels: expected {samples} labels, one per sample, got {got}")]
     LabelCount { samples: usize, got: usize },
     #[error("labels: sample {sample}: expected a number from 0 to 1, got {got}")]
@@ -58,6 +60,7 @@ pub(crate) enum ConvertError {
 pub(crate) struct Inputs {
     pub schema: Arc<Schema>,
     checksum: Checksum,
+    dense_order: u64,
     /// Index of each feature in the schema.
     indices: HashMap<String, usize>,
     pub max_samples: usize,
@@ -68,7 +71,8 @@ impl Inputs {
     #[must_use]
     pub(crate) fn new(schema: Arc<Schema>, max_samples: usize) -> Self {
         let indices = schema.features.iter().enumerate().map(|(i, f)| (f.name.clone(), i)).collect();
-        Self { checksum: schema_sum(&schema), schema, indices, max_samples }
+        let (checksum, dense_order) = (schema_sum(&schema), schema.dense_order());
+        Self { checksum, dense_order, schema, indices, max_samples }
     }
 
     /// Overwrites `out` with the batch of a request.
@@ -77,6 +81,7 @@ impl Inputs {
     /// When the request is not a batch of this model, or exceeds a limit.
     pub(crate) fn encode(&self, request: &PredictMessage, out: &mut Batch) -> Result<(), ConvertError> {
         let samples = request.head.samples as usize;
+        self.check_dense_order(request.head.dense_order)?;
         self.convert(samples, out, |scratch| self.fill(&request.message, scratch), |_| ())
     }
 
@@ -85,7 +90,8 @@ impl Inputs {
     /// # Errors
     /// As [`Self::encode`], and when the labels are wrong, or a dense value is too large to train on.
     pub(crate) fn record(&self, request: LearnMessage, out: &mut Batch) -> Result<Record, ConvertError> {
-        let Received { head: LearnHead { samples, labels, .. }, message } = request;
+        let Received { head: LearnHead { samples, labels, dense_order, .. }, message } = request;
+        self.check_dense_order(dense_order)?;
         if labels.len() != samples as usize && samples as usize <= self.max_samples {
             return Err(ConvertError::LabelCount { samples: samples as usize, got: labels.len() });
         }
@@ -103,6 +109,15 @@ impl Inputs {
             Ok(record)
         };
         self.convert(samples as usize, out, |scratch| self.fill(&message, scratch), record)?
+    }
+
+    /// Checks that a client has ordered its dense numbers for this schema, if it says for which order it has.
+    fn check_dense_order(&self, dense_order: u64) -> Result<(), ConvertError> {
+        if dense_order == 0 || dense_order == self.dense_order {
+            return Ok(());
+        }
+        let dense = self.schema.dense.iter().map(|dense| dense.name.as_str());
+        Err(ConvertError::DenseOrder { expected: clip(dense.collect::<Vec<_>>().join(", ")) })
     }
 
     /// Overwrites `out` with the batch of the columns that `fill` writes, and calls `then` with the raw batch
@@ -329,6 +344,7 @@ pub(crate) fn description(model: &Description, limits: proto::Limits) -> proto::
         features: features.collect(),
         limits: Some(limits),
         model_toml: schema.to_toml(),
+        dense_order: schema.dense_order(),
         ..proto::GetModelResponse::default()
     }
 }

@@ -11,7 +11,7 @@ use std::time::Instant;
 use super::convert::{Inputs, clip};
 use super::models::Missing;
 use super::pressure::Pressure;
-use super::serving_engine::{Queued, ServingEngine};
+use super::serving_engine::{LabelledRequest, Queued, ServingEngine};
 use super::shadow::Shadowing;
 use super::status::CallError;
 use super::traffic::{Labels, RequestOptions, Split};
@@ -63,7 +63,7 @@ struct Named {
     target: LabelTarget,
     /// `None` if its version is not loaded.
     engine: Option<usize>,
-    metrics: Option<LabelMetrics>,
+    metrics: Option<Arc<LabelMetrics>>,
 }
 
 /// The parts of a model that change together.
@@ -111,7 +111,7 @@ impl Model {
         // A model without labels needs no series of them.
         let shown = all.len() > 1 || all.get(STABLE) != Some(&LabelTarget::Latest);
         let named = all.into_iter().map(|(label, target)| {
-            let metrics = shown.then(|| metrics.label(name, &label));
+            let metrics = shown.then(|| Arc::new(metrics.label(name, &label)));
             let engine = model.engine_of(target);
             let version = engine.map_or(0.0, |engine| model.version_of(engine).0 as f64);
             metrics.iter().for_each(|metrics| metrics.version.set(version));
@@ -306,10 +306,11 @@ impl Model {
         served.metrics.statistics.input.add(1, started.elapsed());
         let shadow = self.shadow.as_ref().and_then(|shadow| shadow.copy(served, &batch));
         let (samples, answer_bytes) = (batch.samples, Scores::most_bytes(&batch));
-        let ticket = served.batcher.submit(batch, options.terms)?;
+        let label = self.counted(options, engine).map(|metrics| LabelledRequest::begin(metrics, started));
+        let ticket = served.batcher.submit(batch, options.terms);
+        let ticket = ticket.inspect_err(|_| label.iter().for_each(LabelledRequest::failed))?;
         let shadow = shadow.and_then(|(shadow, batch)| shadow.submit(batch));
-        self.count(options, engine);
-        Ok(Queued { ticket, samples, answer_bytes, inputs, engine, version, shadow })
+        Ok(Queued { ticket, samples, answer_bytes, inputs, engine, version, shadow, label })
     }
 
     fn choose(&self, options: &RequestOptions<'_>) -> Result<Choice, CallError> {
@@ -338,21 +339,17 @@ impl Model {
         }
     }
 
-    /// Counts a request for its label.
-    fn count(&self, options: &RequestOptions<'_>, engine: usize) {
+    /// The series of the label for which a request is counted.
+    fn counted(&self, options: &RequestOptions<'_>, engine: usize) -> Option<&Arc<LabelMetrics>> {
         if options.version.is_some() || self.named.len() <= 1 {
-            return;
+            return None;
         }
         let label = match options.label.as_str() {
             "" if self.canary.as_ref().is_some_and(|(canary, _)| *canary == engine) => CANARY,
             "" => STABLE,
             label => label,
         };
-        let named = self.named.iter().find(|named| named.label == label);
-        named
-            .and_then(|named| named.metrics.as_ref())
-            .iter()
-            .for_each(|metrics| metrics.requests.increment(1));
+        self.named.iter().find(|named| named.label == label)?.metrics.as_ref()
     }
 
     /// Awaits the scores of a queued request.
@@ -360,8 +357,10 @@ impl Model {
     /// # Errors
     /// When the batch failed, or another version than the requested one has computed it.
     pub(crate) async fn scores(&self, queued: Queued) -> Result<(Scores, Arc<Inputs>), CallError> {
-        let Queued { ticket, inputs, version, shadow, .. } = queued;
-        let scores = ticket.await?;
+        let Queued { ticket, inputs, version, shadow, label, .. } = queued;
+        let scores = ticket.await;
+        label.iter().for_each(|label| label.ended(scores.is_ok()));
+        let scores = scores?;
         // The version may have changed while the request was queued.
         if let Some(requested) = version.filter(|requested| *requested != scores.version.0) {
             return Err(self.no_version(requested));

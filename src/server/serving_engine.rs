@@ -1,13 +1,14 @@
 //! An engine that serves, and a request in its queue.
 
 use std::sync::{Arc, RwLock};
+use std::time::Instant;
 
 use super::RequestLimits;
 use super::convert::Inputs;
 use super::learn_log::LearnLog;
 use super::shadow::Compare;
 use crate::batcher::{Batcher, Ticket};
-use crate::metrics::ModelMetrics;
+use crate::metrics::{LabelMetrics, ModelMetrics};
 use crate::predict::Predict;
 use crate::schema::Schema;
 use crate::sync::EvenPoisoned;
@@ -78,4 +79,34 @@ pub(crate) struct Queued {
     pub version: Option<u64>,
     /// The shadow scores it too.
     pub shadow: Option<Compare>,
+    /// `None` if it is counted for no label.
+    pub label: Option<LabelledRequest>,
+}
+
+/// A request that is counted for a label.
+pub(crate) struct LabelledRequest {
+    metrics: Arc<LabelMetrics>,
+    /// When it was decoded.
+    since: Instant,
+}
+
+impl LabelledRequest {
+    pub(crate) fn begin(metrics: &Arc<LabelMetrics>, since: Instant) -> Self {
+        metrics.requests.increment(1);
+        Self { metrics: metrics.clone(), since }
+    }
+
+    /// It was refused.
+    pub(crate) fn failed(&self) {
+        self.metrics.failures.increment(1);
+    }
+
+    /// It has its scores, or failed while it was queued.
+    pub(crate) fn ended(&self, scored: bool) {
+        if scored {
+            self.metrics.seconds.record(self.since.elapsed());
+        } else {
+            self.failed();
+        }
+    }
 }

@@ -40,6 +40,7 @@ pub(crate) mod crash;
 pub(crate) mod disk;
 mod finite;
 pub(crate) mod format;
+mod highest_version;
 pub(crate) mod hot_rows;
 pub(crate) mod labels;
 mod link;

@@ -31,7 +31,7 @@ use super::snapshot::{
     CHECKPOINT, CURSOR, DENSE, DENSE_STATES, MANIFEST, MODEL, TABLES, states_file, table_file, versions,
 };
 use super::table::Table;
-use super::{StoreError, check_name};
+use super::{StoreError, check_name, highest_version};
 use crate::schema::Schema;
 use crate::types::{Element, Version};
 
@@ -51,8 +51,8 @@ pub(crate) struct Written {
 }
 
 /// Writes a version of model `name` in the directory `models`, which is made if needed. Returns its number:
-/// the highest existing number, good or not, or [`Contents::above`] if that is higher, plus 1. After success,
-/// the version survives a crash. A failure leaves existing versions unchanged.
+/// 1 above the highest number that a version has had, good or not, or above [`Contents::above`] if that is
+/// higher. After success, the version survives a crash. A failure leaves existing versions unchanged.
 ///
 /// # Errors
 /// [`StoreError`] for contents that do not match their schema, before anything is written; for the first row
@@ -271,12 +271,13 @@ impl<'a> Staging<'a> {
     ) -> Result<(Version, Instant), StoreError> {
         let model = models.join(name);
         loop {
-            let highest = versions(models, name)?.pop();
-            if let Some(after) = contents.base.map(|base| Version(base.version)).or(contents.only_after) {
-                check_highest(&model, after, highest)?;
-            }
+            let on_disk = versions(models, name)?.pop();
+            let highest = on_disk.max(highest_version::read(&model));
             if let Some(base) = contents.base {
+                check_highest(&model, Version(base.version), highest)?;
                 check_base(models, name, base)?;
+            } else if let Some(after) = contents.only_after {
+                check_highest(&model, after, on_disk)?;
             }
             let above = contents.above.filter(|_| contents.base.is_none());
             let version = next_after(&model, highest.max(above))?;
@@ -292,6 +293,7 @@ impl<'a> Staging<'a> {
                 Ok(()) => self.published = true,
             }
             self.disk.sync_dir(&model).map_err(|e| StoreError::at(&model, e))?;
+            highest_version::raise(&model, version);
             return Ok((version, appeared));
         }
     }

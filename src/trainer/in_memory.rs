@@ -12,9 +12,9 @@ use super::{Progress, StepResult, TrainError};
 use crate::store::Table;
 
 /// Samples per group of batches that the reading thread hands over. A group has at least one batch.
-const GROUP_SAMPLES: usize = 2048;
+const GROUP_SAMPLES: usize = 512;
 /// Groups that may be queued for training.
-const GROUPS_AHEAD: usize = 2;
+const GROUPS_AHEAD: usize = 8;
 
 /// Trains on every sample of the data, on the threads of the caller's rayon pool. Returns the number of
 /// samples.

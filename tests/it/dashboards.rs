@@ -27,6 +27,7 @@ const CONSTANT: &[&str] = &[
     "flechette_connections_max",
     "flechette_connections_refused_total",
     "flechette_device_lost",
+    "flechette_label_failures_total",
     "flechette_learn_refused_total",
     "flechette_models_not_served",
     "flechette_newer_versions_refused",

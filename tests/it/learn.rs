@@ -40,7 +40,7 @@ pub const CONFIG: LearnConfig = LearnConfig { enabled: true, max_bytes: 1 << 20,
 /// The samples of a Predict request, with labels.
 pub fn labelled(request: PredictRequest, label: f32) -> LearnRequest {
     let PredictRequest { model, samples, dense, features, .. } = request;
-    LearnRequest { model, samples, dense, features, labels: vec![label; samples as usize] }
+    LearnRequest { model, samples, dense, features, labels: vec![label; samples as usize], dense_order: 0 }
 }
 
 async fn learn(running: &Running, request: LearnRequest) -> Result<LearnResponse, Status> {

@@ -462,6 +462,11 @@ fn a_share_of_the_requests_is_the_canarys_and_every_user_stays_on_one_side() {
     let both = canaries(&users) + canaries(&without);
     assert!(counted("canary") >= both as f64 && counted("stable") + counted("canary") >= 800.0);
     assert_eq!(client.metric("label_version", "label=\"canary\""), 2.0);
+    for label in ["canary", "stable"] {
+        let only = format!("label=\"{label}\"");
+        assert_eq!(client.metric("label_request_seconds_count", &only), counted(label), "{label}");
+        assert_eq!(client.metric("label_failures_total", &only), 0.0, "{label}");
+    }
 
     world.configure(&table("feature:C3"));
     client.served.signal("-HUP");

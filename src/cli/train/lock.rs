@@ -4,7 +4,7 @@ use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use anyhow::{Context, anyhow, bail};
+use anyhow::{Context, anyhow};
 
 use super::Args;
 use crate::cli::error_line;
@@ -55,17 +55,23 @@ impl ModelLock {
     }
 }
 
-/// Warns a run that locks nothing of another process that publishes versions of the model.
-pub(crate) fn warn_of_other(models: &Path, name: &str) {
-    let Ok(file) = File::open(lock_path(models, name)) else { return };
+/// Checks that no other process publishes versions of the model, for a run that locks nothing. The version of
+/// such a run would come between those of the other one, whose `--resume` would be refused.
+///
+/// # Errors
+/// When another process does.
+pub(crate) fn check_no_other(models: &Path, name: &str) -> anyhow::Result<()> {
+    let path = lock_path(models, name);
+    let Ok(file) = File::open(&path) else { return Ok(()) };
     // Shared, and given back at once with the file.
-    if matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)) {
-        tracing::warn!(
-            model = name,
-            "another process trains this model and publishes: after the version of this run, its --resume \
-             is refused"
-        );
+    match file.try_lock_shared() {
+        Err(TryLockError::WouldBlock) => Err(locked_by_other(name, &path)),
+        _ => Ok(()),
     }
+}
+
+fn locked_by_other(name: &str, path: &Path) -> anyhow::Error {
+    anyhow!("--name: another process trains {name:?} and publishes: {} is locked", path.display())
 }
 
 fn lock_path(models: &Path, name: &str) -> PathBuf {
@@ -86,10 +92,7 @@ pub(crate) fn lock_model(models: &Path, name: &str) -> anyhow::Result<Option<Fil
         fs::create_dir_all(models.join(name).join(STATE)).with_context(at)?;
         let file = File::create(&path).with_context(at)?;
         match file.try_lock() {
-            Err(TryLockError::WouldBlock) => {
-                let path = path.display();
-                bail!("--name: another process trains {name:?} and publishes: {path} is locked");
-            }
+            Err(TryLockError::WouldBlock) => return Err(locked_by_other(name, &path)),
             // Without locks on the file system, a second trainer is found when its version has a taken
             // number.
             Err(TryLockError::Error(_)) => return Ok(None),

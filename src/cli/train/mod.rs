@@ -199,7 +199,7 @@ fn check(args: &Args, stop: &Stop) -> anyhow::Result<Checked> {
     let exists = args.models.join(&args.name).is_dir();
     let held = if exists { lock::lock(args)? } else { ModelLock::default() };
     if args.alone && !held.is_held() {
-        lock::warn_of_other(&args.models, &args.name);
+        lock::check_no_other(&args.models, &args.name)?;
     }
     let (start, schema) = Start::of(args, stop)?;
     args.check_data(&schema)?;

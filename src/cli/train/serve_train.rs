@@ -40,7 +40,7 @@ const PUBLISH_EVERY: Duration = Duration::from_secs(5);
 /// The flags of `serve --train` as they are given.
 #[derive(Debug, clap::Args)]
 struct GivenFlags {
-    /// Trains a model of this name while it is served. SOURCE is a directory (or follow:DIR), whose files are
+    /// Trains one model, of this name, while it is served. SOURCE is a directory (or follow:DIR), whose files are
     /// trained in the order of their names as they are renamed into it, or data files, or `learn`: the
     /// samples that clients send with Learn
     #[arg(long, value_name = "NAME=SOURCE", num_args = 1..)]
@@ -105,6 +105,10 @@ impl FromArgMatches for OptionalServeTrain {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
         if !matches.contains_id("train") {
             return Ok(Self(None));
+        }
+        if matches.get_occurrences::<String>("train").is_some_and(|given| given.len() > 1) {
+            let reason = "--train: given twice, but a server trains one model\n";
+            return Err(clap::Error::raw(ErrorKind::ArgumentConflict, reason));
         }
         let given = GivenFlags::from_arg_matches(matches)?;
         let wrong = |reason| clap::Error::raw(ErrorKind::ValueValidation, format!("--train: {reason}\n"));

@@ -48,17 +48,28 @@ pub(crate) fn check_same(message: &[u8]) {
             logits,
             label,
             request_id,
+            dense_order,
         } = generated;
         let received = PredictMessage::receive(bytes()).unwrap();
-        let head = PredictHead { model, version, samples, timeout_ms, priority, logits, label, request_id };
+        let head = PredictHead {
+            model,
+            version,
+            samples,
+            timeout_ms,
+            priority,
+            logits,
+            label,
+            request_id,
+            dense_order,
+        };
         assert_eq!(received.head, head);
         check_columns(&received.message, &dense, &features);
     }
     if let Ok(generated) = proto::LearnRequest::decode(message) {
-        let proto::LearnRequest { model, samples, dense, features, labels } = generated;
+        let proto::LearnRequest { model, samples, dense, features, labels, dense_order } = generated;
         let received = LearnMessage::receive(bytes()).unwrap();
         // NaN is not equal to itself.
-        let head = LearnHead { model, samples, labels };
+        let head = LearnHead { model, samples, labels, dense_order };
         assert_eq!(received.head.encode_to_vec(), head.encode_to_vec());
         check_columns(&received.message, &dense, &features);
     }

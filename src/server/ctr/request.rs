@@ -28,6 +28,8 @@ pub(crate) struct PredictHead {
     pub label: String,
     #[prost(string, tag = "10")]
     pub request_id: String,
+    #[prost(fixed64, tag = "11")]
+    pub dense_order: u64,
 }
 
 /// As `LearnRequest` in `proto/flechette/v1/ctr.proto`.
@@ -42,4 +44,6 @@ pub(crate) struct LearnHead {
     pub samples: u32,
     #[prost(float, repeated, tag = "6")]
     pub labels: Vec<f32>,
+    #[prost(fixed64, tag = "7")]
+    pub dense_order: u64,
 }

@@ -79,6 +79,7 @@ pub(crate) fn predict_request() -> impl Strategy<Value = PredictRequest> {
             logits: true,
             label,
             request_id,
+            dense_order: 1 << 60,
         },
     )
 }

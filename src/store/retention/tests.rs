@@ -16,7 +16,8 @@ fn the_newest_full_versions_and_the_deltas_after_the_oldest_of_them_stay() {
     assert_eq!(retain(models, "m", 2).unwrap(), []);
     assert_eq!(retain(models, "m", 1).unwrap(), [1, 2, 3].map(Version));
     assert_eq!(numbers(models), [4]);
-    assert_eq!(fs::read_dir(models.join("m")).unwrap().count(), 1);
+    let names = fs::read_dir(models.join("m")).unwrap().map(|entry| entry.unwrap().file_name());
+    assert_eq!(names.filter(|name| name != "4" && name != "state").count(), 0, "files are left");
     Sample::of(2).write(models, "m").unwrap();
     assert_eq!(numbers(models), [4, 5], "no number is used again");
 }

@@ -343,3 +343,17 @@ fn keys_in_the_checkpoint_of_a_delta_are_refused() {
     let error = store::open(dir.path(), "m", Version(2), Purpose::Train).unwrap_err().to_string();
     assert!(error.contains("expected no tensor of this name in the checkpoint of a delta"), "{error}");
 }
+
+#[test]
+fn the_number_of_a_version_that_was_deleted_by_hand_is_not_used_again() {
+    let (dir, samples) = chain();
+    let models = dir.path();
+    fs::remove_dir_all(models.join("m/3")).unwrap();
+    // A server that has loaded version 3 would take another one of that number for it.
+    let changed = [1, 20, 3, 4].map(|rows| (0..rows).collect()).to_vec();
+    let delta = samples[2].write_delta(models, base_of(models, 2), &changed).unwrap_err();
+    assert!(matches!(delta, StoreError::BaseOvertaken { highest: Version(3), .. }), "{delta}");
+    let compacted = store::retention::compact(models, "m", Version(2), Version(2)).unwrap();
+    assert_eq!(compacted.version, 4);
+    assert_eq!(store::versions(models, "m").unwrap(), [1, 2, 4].map(Version));
+}

@@ -66,11 +66,12 @@ class Samples:
 
     count: int
     dense: NDArray[np.float32]
+    dense_order: int
     features: list[Feature]
 
     def write(self, begin: int, end: int, request: Request) -> Request:
         """Write some samples to a request."""
-        request.samples = end - begin
+        request.samples, request.dense_order = end - begin, self.dense_order
         request.dense.extend(self.dense[begin:end].ravel().tolist())
         request.features.extend(feature.message(begin, end) for feature in self.features)
         return request
@@ -117,7 +118,7 @@ def encode(model: GetModelResponse, columns: Columns) -> Samples:
     if count == 0:
         raise InputError("columns: expected at least 1 sample, got 0")
     matrix = np.stack(dense, axis=1) if dense else np.empty((count, 0), np.float32)
-    return Samples(count, matrix, features)
+    return Samples(count, matrix, model.dense_order, features)
 
 
 @contextmanager

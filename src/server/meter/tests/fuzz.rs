@@ -162,7 +162,7 @@ fn learn() {
     let request = |of: PredictRequest| {
         let labels = (0..of.samples).map(|n| n as f32 % 2.0).collect();
         let PredictRequest { model, samples, dense, features, .. } = of;
-        LearnRequest { model, samples, dense, features, labels }
+        LearnRequest { model, samples, dense, features, labels, dense_order: 0 }
     };
     let seeds: Vec<_> = predict_requests().into_iter().map(request).collect();
     run(wire::mutated(encoded(&seeds), CTR_NESTED, WORDS), |Input(message)| {

@@ -24,47 +24,47 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x66lechette/v1/ctr.proto\x12\x0c\x66lechette.v1\"\xf0\x01\n\x0ePredictRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x0f\n\x07samples\x18\x03 \x01(\r\x12\r\n\x05\x64\x65nse\x18\x04 \x03(\x02\x12-\n\x08\x66\x65\x61tures\x18\x05 \x03(\x0b\x32\x1b.flechette.v1.FeatureColumn\x12\x12\n\ntimeout_ms\x18\x06 \x01(\r\x12(\n\x08priority\x18\x07 \x01(\x0e\x32\x16.flechette.v1.Priority\x12\x0e\n\x06logits\x18\x08 \x01(\x08\x12\r\n\x05label\x18\t \x01(\t\x12\x12\n\nrequest_id\x18\n \x01(\t\"L\n\rFeatureColumn\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07lengths\x18\x02 \x03(\r\x12\x0b\n\x03ids\x18\x03 \x03(\x04\x12\x0f\n\x07strings\x18\x04 \x03(\x0c\"k\n\x0fPredictResponse\x12\x0e\n\x06scores\x18\x01 \x03(\x02\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\'\n\x06\x61\x62sent\x18\x03 \x03(\x0b\x32\x17.flechette.v1.AbsentIds\x12\x0e\n\x06logits\x18\x04 \x03(\x02\"\x81\x01\n\x15PredictStreamResponse\x12\x31\n\x08response\x18\x01 \x01(\x0b\x32\x1d.flechette.v1.PredictResponseH\x00\x12+\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x1a.flechette.v1.PredictErrorH\x00\x42\x08\n\x06result\"?\n\x0cPredictError\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x10\n\x08retry_ms\x18\x03 \x01(\x04\"+\n\tAbsentIds\x12\x0f\n\x07\x66\x65\x61ture\x18\x01 \x01(\t\x12\r\n\x05\x63ount\x18\x02 \x01(\x04\"\x82\x01\n\x0cLearnRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07samples\x18\x03 \x01(\r\x12\r\n\x05\x64\x65nse\x18\x04 \x03(\x02\x12-\n\x08\x66\x65\x61tures\x18\x05 \x03(\x0b\x32\x1b.flechette.v1.FeatureColumn\x12\x0e\n\x06labels\x18\x06 \x03(\x02J\x04\x08\x02\x10\x03\"C\n\rLearnResponse\x12\x0f\n\x07samples\x18\x01 \x01(\r\x12\x0f\n\x07segment\x18\x02 \x01(\t\x12\x10\n\x08position\x18\x03 \x01(\x04\" \n\x0fGetModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\"\x94\x02\n\x10GetModelResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x14\n\x0c\x61rchitecture\x18\x03 \x01(\t\x12\'\n\x05\x64\x65nse\x18\x04 \x03(\x0b\x32\x18.flechette.v1.DenseInput\x12\x30\n\x08\x66\x65\x61tures\x18\x05 \x03(\x0b\x32\x1e.flechette.v1.CategoricalInput\x12$\n\x06limits\x18\x06 \x01(\x0b\x32\x14.flechette.v1.Limits\x12\x12\n\nmodel_toml\x18\x07 \x01(\t\x12\x10\n\x08versions\x18\n \x03(\x04\x12#\n\x06labels\x18\x0b \x03(\x0b\x32\x13.flechette.v1.Label\"7\n\x05Label\x12\r\n\x05label\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x0e\n\x06latest\x18\x03 \x01(\x08\"P\n\x0fSetLabelRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\r\n\x05label\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\x04\x12\x0e\n\x06remove\x18\x04 \x01(\x08\"5\n\x10SetLabelResponse\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x10\n\x08not_kept\x18\x02 \x01(\t\"-\n\nDenseInput\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\ttransform\x18\x02 \x01(\t\"\x83\x01\n\x10\x43\x61tegoricalInput\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05table\x18\x02 \x01(\t\x12\x0c\n\x04rows\x18\x03 \x01(\x04\x12\x0b\n\x03\x64im\x18\x04 \x01(\r\x12\x0f\n\x07max_ids\x18\x05 \x01(\r\x12\x0f\n\x07one_hot\x18\x06 \x01(\x08\x12\x15\n\rtakes_strings\x18\x07 \x01(\x08\"0\n\x06Limits\x12\x13\n\x0bmax_samples\x18\x01 \x01(\r\x12\x11\n\tmax_bytes\x18\x02 \x01(\x04*D\n\x08Priority\x12\x13\n\x0fPRIORITY_NORMAL\x10\x00\x12\x11\n\rPRIORITY_HIGH\x10\x01\x12\x10\n\x0cPRIORITY_LOW\x10\x02\x32\xfd\x02\n\x03\x43tr\x12\x46\n\x07Predict\x12\x1c.flechette.v1.PredictRequest\x1a\x1d.flechette.v1.PredictResponse\x12V\n\rPredictStream\x12\x1c.flechette.v1.PredictRequest\x1a#.flechette.v1.PredictStreamResponse(\x01\x30\x01\x12@\n\x05Learn\x12\x1a.flechette.v1.LearnRequest\x1a\x1b.flechette.v1.LearnResponse\x12I\n\x08GetModel\x12\x1d.flechette.v1.GetModelRequest\x1a\x1e.flechette.v1.GetModelResponse\x12I\n\x08SetLabel\x12\x1d.flechette.v1.SetLabelRequest\x1a\x1e.flechette.v1.SetLabelResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x66lechette/v1/ctr.proto\x12\x0c\x66lechette.v1\"\x85\x02\n\x0ePredictRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x0f\n\x07samples\x18\x03 \x01(\r\x12\r\n\x05\x64\x65nse\x18\x04 \x03(\x02\x12-\n\x08\x66\x65\x61tures\x18\x05 \x03(\x0b\x32\x1b.flechette.v1.FeatureColumn\x12\x12\n\ntimeout_ms\x18\x06 \x01(\r\x12(\n\x08priority\x18\x07 \x01(\x0e\x32\x16.flechette.v1.Priority\x12\x0e\n\x06logits\x18\x08 \x01(\x08\x12\r\n\x05label\x18\t \x01(\t\x12\x12\n\nrequest_id\x18\n \x01(\t\x12\x13\n\x0b\x64\x65nse_order\x18\x0b \x01(\x06\"L\n\rFeatureColumn\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07lengths\x18\x02 \x03(\r\x12\x0b\n\x03ids\x18\x03 \x03(\x04\x12\x0f\n\x07strings\x18\x04 \x03(\x0c\"k\n\x0fPredictResponse\x12\x0e\n\x06scores\x18\x01 \x03(\x02\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\'\n\x06\x61\x62sent\x18\x03 \x03(\x0b\x32\x17.flechette.v1.AbsentIds\x12\x0e\n\x06logits\x18\x04 \x03(\x02\"\x81\x01\n\x15PredictStreamResponse\x12\x31\n\x08response\x18\x01 \x01(\x0b\x32\x1d.flechette.v1.PredictResponseH\x00\x12+\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x1a.flechette.v1.PredictErrorH\x00\x42\x08\n\x06result\"?\n\x0cPredictError\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x10\n\x08retry_ms\x18\x03 \x01(\x04\"+\n\tAbsentIds\x12\x0f\n\x07\x66\x65\x61ture\x18\x01 \x01(\t\x12\r\n\x05\x63ount\x18\x02 \x01(\x04\"\x97\x01\n\x0cLearnRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07samples\x18\x03 \x01(\r\x12\r\n\x05\x64\x65nse\x18\x04 \x03(\x02\x12-\n\x08\x66\x65\x61tures\x18\x05 \x03(\x0b\x32\x1b.flechette.v1.FeatureColumn\x12\x0e\n\x06labels\x18\x06 \x03(\x02\x12\x13\n\x0b\x64\x65nse_order\x18\x07 \x01(\x06J\x04\x08\x02\x10\x03\"C\n\rLearnResponse\x12\x0f\n\x07samples\x18\x01 \x01(\r\x12\x0f\n\x07segment\x18\x02 \x01(\t\x12\x10\n\x08position\x18\x03 \x01(\x04\" \n\x0fGetModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\"\xa9\x02\n\x10GetModelResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x14\n\x0c\x61rchitecture\x18\x03 \x01(\t\x12\'\n\x05\x64\x65nse\x18\x04 \x03(\x0b\x32\x18.flechette.v1.DenseInput\x12\x30\n\x08\x66\x65\x61tures\x18\x05 \x03(\x0b\x32\x1e.flechette.v1.CategoricalInput\x12$\n\x06limits\x18\x06 \x01(\x0b\x32\x14.flechette.v1.Limits\x12\x12\n\nmodel_toml\x18\x07 \x01(\t\x12\x10\n\x08versions\x18\n \x03(\x04\x12#\n\x06labels\x18\x0b \x03(\x0b\x32\x13.flechette.v1.Label\x12\x13\n\x0b\x64\x65nse_order\x18\x0c \x01(\x06\"7\n\x05Label\x12\r\n\x05label\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x0e\n\x06latest\x18\x03 \x01(\x08\"P\n\x0fSetLabelRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\r\n\x05label\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\x04\x12\x0e\n\x06remove\x18\x04 \x01(\x08\"5\n\x10SetLabelResponse\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x10\n\x08not_kept\x18\x02 \x01(\t\"-\n\nDenseInput\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\ttransform\x18\x02 \x01(\t\"\x83\x01\n\x10\x43\x61tegoricalInput\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05table\x18\x02 \x01(\t\x12\x0c\n\x04rows\x18\x03 \x01(\x04\x12\x0b\n\x03\x64im\x18\x04 \x01(\r\x12\x0f\n\x07max_ids\x18\x05 \x01(\r\x12\x0f\n\x07one_hot\x18\x06 \x01(\x08\x12\x15\n\rtakes_strings\x18\x07 \x01(\x08\"0\n\x06Limits\x12\x13\n\x0bmax_samples\x18\x01 \x01(\r\x12\x11\n\tmax_bytes\x18\x02 \x01(\x04*D\n\x08Priority\x12\x13\n\x0fPRIORITY_NORMAL\x10\x00\x12\x11\n\rPRIORITY_HIGH\x10\x01\x12\x10\n\x0cPRIORITY_LOW\x10\x02\x32\xfd\x02\n\x03\x43tr\x12\x46\n\x07Predict\x12\x1c.flechette.v1.PredictRequest\x1a\x1d.flechette.v1.PredictResponse\x12V\n\rPredictStream\x12\x1c.flechette.v1.PredictRequest\x1a#.flechette.v1.PredictStreamResponse(\x01\x30\x01\x12@\n\x05Learn\x12\x1a.flechette.v1.LearnRequest\x1a\x1b.flechette.v1.LearnResponse\x12I\n\x08GetModel\x12\x1d.flechette.v1.GetModelRequest\x1a\x1e.flechette.v1.GetModelResponse\x12I\n\x08SetLabel\x12\x1d.flechette.v1.SetLabelRequest\x1a\x1e.flechette.v1.SetLabelResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'flechette.v1.ctr_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PRIORITY']._serialized_start=1652
-  _globals['_PRIORITY']._serialized_end=1720
+  _globals['_PRIORITY']._serialized_start=1715
+  _globals['_PRIORITY']._serialized_end=1783
   _globals['_PREDICTREQUEST']._serialized_start=41
-  _globals['_PREDICTREQUEST']._serialized_end=281
-  _globals['_FEATURECOLUMN']._serialized_start=283
-  _globals['_FEATURECOLUMN']._serialized_end=359
-  _globals['_PREDICTRESPONSE']._serialized_start=361
-  _globals['_PREDICTRESPONSE']._serialized_end=468
-  _globals['_PREDICTSTREAMRESPONSE']._serialized_start=471
-  _globals['_PREDICTSTREAMRESPONSE']._serialized_end=600
-  _globals['_PREDICTERROR']._serialized_start=602
-  _globals['_PREDICTERROR']._serialized_end=665
-  _globals['_ABSENTIDS']._serialized_start=667
-  _globals['_ABSENTIDS']._serialized_end=710
-  _globals['_LEARNREQUEST']._serialized_start=713
-  _globals['_LEARNREQUEST']._serialized_end=843
-  _globals['_LEARNRESPONSE']._serialized_start=845
-  _globals['_LEARNRESPONSE']._serialized_end=912
-  _globals['_GETMODELREQUEST']._serialized_start=914
-  _globals['_GETMODELREQUEST']._serialized_end=946
-  _globals['_GETMODELRESPONSE']._serialized_start=949
-  _globals['_GETMODELRESPONSE']._serialized_end=1225
-  _globals['_LABEL']._serialized_start=1227
-  _globals['_LABEL']._serialized_end=1282
-  _globals['_SETLABELREQUEST']._serialized_start=1284
-  _globals['_SETLABELREQUEST']._serialized_end=1364
-  _globals['_SETLABELRESPONSE']._serialized_start=1366
-  _globals['_SETLABELRESPONSE']._serialized_end=1419
-  _globals['_DENSEINPUT']._serialized_start=1421
-  _globals['_DENSEINPUT']._serialized_end=1466
-  _globals['_CATEGORICALINPUT']._serialized_start=1469
-  _globals['_CATEGORICALINPUT']._serialized_end=1600
-  _globals['_LIMITS']._serialized_start=1602
-  _globals['_LIMITS']._serialized_end=1650
-  _globals['_CTR']._serialized_start=1723
-  _globals['_CTR']._serialized_end=2104
+  _globals['_PREDICTREQUEST']._serialized_end=302
+  _globals['_FEATURECOLUMN']._serialized_start=304
+  _globals['_FEATURECOLUMN']._serialized_end=380
+  _globals['_PREDICTRESPONSE']._serialized_start=382
+  _globals['_PREDICTRESPONSE']._serialized_end=489
+  _globals['_PREDICTSTREAMRESPONSE']._serialized_start=492
+  _globals['_PREDICTSTREAMRESPONSE']._serialized_end=621
+  _globals['_PREDICTERROR']._serialized_start=623
+  _globals['_PREDICTERROR']._serialized_end=686
+  _globals['_ABSENTIDS']._serialized_start=688
+  _globals['_ABSENTIDS']._serialized_end=731
+  _globals['_LEARNREQUEST']._serialized_start=734
+  _globals['_LEARNREQUEST']._serialized_end=885
+  _globals['_LEARNRESPONSE']._serialized_start=887
+  _globals['_LEARNRESPONSE']._serialized_end=954
+  _globals['_GETMODELREQUEST']._serialized_start=956
+  _globals['_GETMODELREQUEST']._serialized_end=988
+  _globals['_GETMODELRESPONSE']._serialized_start=991
+  _globals['_GETMODELRESPONSE']._serialized_end=1288
+  _globals['_LABEL']._serialized_start=1290
+  _globals['_LABEL']._serialized_end=1345
+  _globals['_SETLABELREQUEST']._serialized_start=1347
+  _globals['_SETLABELREQUEST']._serialized_end=1427
+  _globals['_SETLABELRESPONSE']._serialized_start=1429
+  _globals['_SETLABELRESPONSE']._serialized_end=1482
+  _globals['_DENSEINPUT']._serialized_start=1484
+  _globals['_DENSEINPUT']._serialized_end=1529
+  _globals['_CATEGORICALINPUT']._serialized_start=1532
+  _globals['_CATEGORICALINPUT']._serialized_end=1663
+  _globals['_LIMITS']._serialized_start=1665
+  _globals['_LIMITS']._serialized_end=1713
+  _globals['_CTR']._serialized_start=1786
+  _globals['_CTR']._serialized_end=2167
 # @@protoc_insertion_point(module_scope)

@@ -53,6 +53,7 @@ class PredictRequest(_message.Message):
     LOGITS_FIELD_NUMBER: _builtins.int
     LABEL_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    DENSE_ORDER_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Name of the model."""
     version: _builtins.int
@@ -72,6 +73,10 @@ class PredictRequest(_message.Message):
     """
     request_id: _builtins.str
     """Requests with the same id are scored by the same of these two labels, unless the settings name a feature."""
+    dense_order: _builtins.int
+    """GetModelResponse.dense_order, for which dense was made. If the version that computes the scores has its
+    dense inputs in another order, the call fails with INVALID_ARGUMENT. 0 or absent: this is not checked.
+    """
     @_builtins.property
     def dense(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """samples x dense inputs, row-major, raw: the server applies the schema's transforms.
@@ -95,10 +100,11 @@ class PredictRequest(_message.Message):
         logits: _builtins.bool = ...,
         label: _builtins.str = ...,
         request_id: _builtins.str = ...,
+        dense_order: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dense", b"dense", "features", b"features", "label", b"label", "logits", b"logits", "model", b"model", "priority", b"priority", "request_id", b"request_id", "samples", b"samples", "timeout_ms", b"timeout_ms", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dense", b"dense", "dense_order", b"dense_order", "features", b"features", "label", b"label", "logits", b"logits", "model", b"model", "priority", b"priority", "request_id", b"request_id", "samples", b"samples", "timeout_ms", b"timeout_ms", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -270,10 +276,13 @@ class LearnRequest(_message.Message):
     DENSE_FIELD_NUMBER: _builtins.int
     FEATURES_FIELD_NUMBER: _builtins.int
     LABELS_FIELD_NUMBER: _builtins.int
+    DENSE_ORDER_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Name of the model."""
     samples: _builtins.int
     """Number of samples. Every column and the labels must match it."""
+    dense_order: _builtins.int
+    """As PredictRequest.dense_order."""
     @_builtins.property
     def dense(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]: ...
     @_builtins.property
@@ -290,10 +299,11 @@ class LearnRequest(_message.Message):
         dense: _abc.Iterable[_builtins.float] | None = ...,
         features: _abc.Iterable[Global___FeatureColumn] | None = ...,
         labels: _abc.Iterable[_builtins.float] | None = ...,
+        dense_order: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dense", b"dense", "features", b"features", "labels", b"labels", "model", b"model", "samples", b"samples"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dense", b"dense", "dense_order", b"dense_order", "features", b"features", "labels", b"labels", "model", b"model", "samples", b"samples"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -358,11 +368,14 @@ class GetModelResponse(_message.Message):
     MODEL_TOML_FIELD_NUMBER: _builtins.int
     VERSIONS_FIELD_NUMBER: _builtins.int
     LABELS_FIELD_NUMBER: _builtins.int
+    DENSE_ORDER_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     version: _builtins.int
     architecture: _builtins.str
     model_toml: _builtins.str
     """The complete model.toml."""
+    dense_order: _builtins.int
+    """A checksum of the names of the dense inputs in their order. Never 0."""
     @_builtins.property
     def dense(self) -> _containers.RepeatedCompositeFieldContainer[Global___DenseInput]: ...
     @_builtins.property
@@ -387,10 +400,11 @@ class GetModelResponse(_message.Message):
         model_toml: _builtins.str = ...,
         versions: _abc.Iterable[_builtins.int] | None = ...,
         labels: _abc.Iterable[Global___Label] | None = ...,
+        dense_order: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "dense", b"dense", "features", b"features", "labels", b"labels", "limits", b"limits", "model", b"model", "model_toml", b"model_toml", "version", b"version", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "dense", b"dense", "dense_order", b"dense_order", "features", b"features", "labels", b"labels", "limits", b"limits", "model", b"model", "model_toml", b"model_toml", "version", b"version", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
