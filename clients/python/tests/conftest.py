@@ -9,6 +9,7 @@ import os
 import queue
 import subprocess
 import threading
+import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,6 +19,7 @@ import grpc
 import numpy as np
 import pandas as pd
 import pytest
+from google.rpc import error_details_pb2, status_pb2
 
 from flechette import Client
 from flechette.v1 import ctr_pb2, ctr_pb2_grpc
@@ -95,33 +97,58 @@ def client(server: Server) -> Iterator[Client]:
         yield client
 
 
-Answer = Callable[[grpc.ServicerContext], None]
+Step = Callable[[grpc.ServicerContext], ctr_pb2.PredictError | None]
+
+
+def failing(code: grpc.StatusCode, retry_ms: int | None = None) -> Step:
+    def step(context: grpc.ServicerContext) -> None:
+        if retry_ms is not None:
+            info = error_details_pb2.RetryInfo()
+            info.retry_delay.FromMilliseconds(retry_ms)
+            status = status_pb2.Status(code=code.value[0], message="refused")
+            status.details.add().Pack(info)
+            context.set_trailing_metadata((("grpc-status-details-bin", status.SerializeToString()),))
+        context.abort(code, "refused")
+
+    return step
+
+
+def dense_order(dense: list[str]) -> int:
+    return zlib.crc32(" ".join(dense).encode()) + 1
 
 
 class Scripted(ctr_pb2_grpc.CtrServicer):
-    """A server whose model has one feature. Each call first runs the next step of the script."""
+    """A server whose model has one feature. Each call first runs the next step of the script.
+
+    An error that a step returns is the answer in a stream, which goes on.
+    """
 
     def __init__(self) -> None:
         self.feature = "item"
+        self.takes_strings = True
+        self.dense: list[str] = []
         self.max_samples = 4
         self.described = 0
-        self.script: list[Answer] = []
+        self.script: list[Step] = []
         self.calls = 0
         self.metadata: dict[str, str | bytes] = {}
         self.requests: list[ctr_pb2.PredictRequest] = []
+        self.dense_values: list[tuple[int, list[float]]] = []
         self.learned: list[int] = []
 
-    def _step(self, context: grpc.ServicerContext) -> None:
+    def _step(self, context: grpc.ServicerContext) -> ctr_pb2.PredictError | None:
         self.calls += 1
         self.metadata = dict(context.invocation_metadata())
-        if self.script:
-            self.script.pop(0)(context)
+        return self.script.pop(0)(context) if self.script else None
 
     def _refusal(self, request: Any) -> tuple[grpc.StatusCode, str] | None:
+        self.dense_values.append((request.dense_order, list(request.dense)))
         if request.samples > self.max_samples:
             return grpc.StatusCode.RESOURCE_EXHAUSTED, f"samples: limit {self.max_samples}"
         if request.features[0].name != self.feature:
             return grpc.StatusCode.INVALID_ARGUMENT, f"features: {request.features[0].name} is unknown"
+        if request.dense_order not in (0, dense_order(self.dense)):
+            return grpc.StatusCode.INVALID_ARGUMENT, "dense_order: another order"
         return None
 
     def _unary(self, request: Any, context: Any) -> None:
@@ -132,9 +159,11 @@ class Scripted(ctr_pb2_grpc.CtrServicer):
     def GetModel(self, request: Any, context: Any) -> ctr_pb2.GetModelResponse:
         self.described += 1
         self.metadata = dict(context.invocation_metadata())
-        features = [ctr_pb2.CategoricalInput(name=self.feature, one_hot=True, max_ids=1)]
-        limits = ctr_pb2.Limits(max_samples=self.max_samples, max_bytes=1000)
-        return ctr_pb2.GetModelResponse(model=request.model, features=features, limits=limits)
+        model = ctr_pb2.GetModelResponse(model=request.model, dense_order=dense_order(self.dense))
+        model.features.add(name=self.feature, one_hot=True, max_ids=1, takes_strings=self.takes_strings)
+        model.dense.extend(ctr_pb2.DenseInput(name=name) for name in self.dense)
+        model.limits.max_samples, model.limits.max_bytes = self.max_samples, 1000
+        return model
 
     def Predict(self, request: Any, context: Any) -> ctr_pb2.PredictResponse:
         self._unary(request, context)
@@ -142,9 +171,10 @@ class Scripted(ctr_pb2_grpc.CtrServicer):
 
     def PredictStream(self, request_iterator: Any, context: Any) -> Iterator[ctr_pb2.PredictStreamResponse]:
         for request in request_iterator:
-            self._step(context)
+            error = self._step(context)
             if refusal := self._refusal(request):
                 error = ctr_pb2.PredictError(code=refusal[0].value[0], message=refusal[1])
+            if error is not None:
                 yield ctr_pb2.PredictStreamResponse(error=error)
             else:
                 yield ctr_pb2.PredictStreamResponse(response=self.score(request))
@@ -156,7 +186,8 @@ class Scripted(ctr_pb2_grpc.CtrServicer):
 
     def score(self, request: ctr_pb2.PredictRequest) -> ctr_pb2.PredictResponse:
         self.requests.append(request)
-        return ctr_pb2.PredictResponse(scores=[1 / (1 + id) for id in request.features[0].ids], version=1)
+        scores = [1 / (1 + id) for id in request.features[0].ids] or [0.5] * request.samples
+        return ctr_pb2.PredictResponse(scores=scores, version=1)
 
     def serve(self, credentials: grpc.ServerCredentials | None = None) -> tuple[grpc.Server, str]:
         server = grpc.server(ThreadPoolExecutor(8))

@@ -2,13 +2,14 @@
 
 import asyncio
 import math
+import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 from conftest import MODEL, Scripted
 
-from flechette import AsyncClient, Client, FlechetteError, InputError
+from flechette import AsyncClient, Client, FlechetteError, InputError, ServerError
 
 SAMPLES = {"item": [1, 3]}
 SCORES = [0.5, 0.25]
@@ -52,7 +53,7 @@ def test_a_wrong_argument_is_named(
     ("labels", "message"),
     [
         ("clickd", "labels: expected numbers or the name of a column, got 'clickd'"),
-        (["a", "b"], "labels: expected numbers: could not convert string to float: 'a'"),
+        (["a", "b"], "labels: expected numbers: could not convert string to float: .*'a'"),
         ([{}, 1], "labels: expected numbers: float"),
         ([1], "labels: expected 2 numbers, one for each sample"),
     ],
@@ -110,3 +111,31 @@ def test_a_closed_client_says_so(scripted: tuple[Scripted, str]) -> None:
                 await call
 
     asynchronous(address, closed)
+
+
+def test_close_during_a_call_ends_it_with_an_error(scripted: tuple[Scripted, str]) -> None:
+    servicer, address = scripted
+    release = threading.Event()
+
+    def hold(_: object) -> None:
+        release.wait(20)
+
+    async def interrupt(use: Callable[[AsyncClient], Awaitable[Any]], *, cancel: bool = False) -> Any:
+        servicer.calls, servicer.script = 0, [lambda _: None, hold]
+        async with AsyncClient(address) as client:
+            call = asyncio.ensure_future(use(client))
+            while servicer.calls < 2:
+                await asyncio.sleep(0.01)
+            if cancel:
+                call.cancel()
+        return await call
+
+    many = {"item": list(range(10))}  # three requests
+    with pytest.raises(ServerError, match="CANCELLED: the client was closed during the call"):
+        asyncio.run(interrupt(lambda client: client.predict(MODEL, many)))
+    with pytest.raises(ServerError, match="CANCELLED: the client was closed during the call") as closed:
+        asyncio.run(interrupt(lambda client: client.learn(MODEL, many, [1] * 10)))
+    assert closed.value.learned == 4
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(interrupt(lambda client: client.learn(MODEL, many, [1] * 10), cancel=True))
+    release.set()

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 import pytest
-from conftest import MODEL, Case, Scripted, Server
+from conftest import MODEL, Case, Scripted, Server, dense_order
 
 from flechette import AsyncClient, Client, InputError, InvalidRequestError, LimitError
 
@@ -14,6 +14,7 @@ BOTH = {"item": [1, 3], "thing": [1, 3]}
 SCORES = [0.5, 0.25]
 
 Columns = dict[str, list[int]]
+DENSE = {"item": [1, 3], "price": [10, 20], "hour": [7, 8]}
 Change = Callable[[], object]
 
 
@@ -32,6 +33,23 @@ def predict_async(address: str, before: Columns, change: Change, after: Columns)
             return (await client.predict(MODEL, after)).scores.tolist()
 
     return asyncio.run(score())
+
+
+def learn(address: str, before: Columns, change: Change, after: Columns) -> int:
+    with Client(address) as client:
+        client.predict(MODEL, before)
+        change()
+        return client.learn(MODEL, after, [0, 1])
+
+
+def learn_async(address: str, before: Columns, change: Change, after: Columns) -> int:
+    async def store() -> int:
+        async with AsyncClient(address) as client:
+            await client.predict(MODEL, before)
+            change()
+            return await client.learn(MODEL, after, [0, 1])
+
+    return asyncio.run(store())
 
 
 EVERY = pytest.mark.parametrize("score", [predict, predict_async])
@@ -71,6 +89,18 @@ def test_samples_are_encoded_for_other_inputs(scripted: tuple[Scripted, str], sc
         before = {servicer.feature: [1]}
         assert score(address, before, lambda to=feature: setattr(servicer, "feature", to), after) == SCORES
     assert servicer.described == 4
+
+
+@pytest.mark.parametrize("send", [predict, predict_async, learn, learn_async])
+def test_dense_values_are_sent_in_the_new_order_of_the_model(
+    scripted: tuple[Scripted, str], send: Callable[[str, Columns, Change, Columns], object]
+) -> None:
+    servicer, address = scripted
+    servicer.dense = ["price", "hour"]
+    send(address, DENSE, servicer.dense.reverse, DENSE)
+    before = (dense_order(["price", "hour"]), [10, 7, 20, 8])
+    assert servicer.dense_values == [before, before, (dense_order(["hour", "price"]), [7, 10, 8, 20])]
+    assert servicer.described == 2
 
 
 @EVERY

@@ -1,6 +1,9 @@
 """Scores of a real server are those of the Rust client, to the bit, in any form of the data."""
 
 import asyncio
+import io
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -17,6 +20,10 @@ from flechette import (
     InvalidRequestError,
     NotFoundError,
 )
+from flechette.client import IN_FLIGHT
+from flechette.samples import Samples
+
+NOON = pd.Series(pd.to_datetime(["2030-01-01 12:00"] * 50))
 
 
 def bits(values: object) -> list[int]:
@@ -157,7 +164,13 @@ def test_errors_of_the_server_have_their_classes(client: Client, case: Case) -> 
         ({"shop": ["a", 1.5] * 25}, "column 'shop', value 1: expected integers only or .*, got 1.5"),
         ({"shop": ["\ud800"] * 50}, "column 'shop': expected integers or strings: .*surrogates"),
         ({"shop": np.array(["a", 1] * 25, object)}, "column 'shop', value 1: expected integers only or str"),
-        ({"price": ["x"] * 50}, "column 'price': expected numbers: could not convert string to float: 'x'"),
+        ({"price": np.zeros(50, "M8[ns]")}, "column 'price': expected numbers, got datetime64"),
+        ({"price": [np.timedelta64(1, "s")] * 50}, "column 'price': expected numbers, got timedelta64"),
+        ({"price": [1j] * 50}, "column 'price': expected numbers, got complex128"),
+        ({"price": NOON}, "column 'price': expected numbers, got datetime64"),
+        ({"price": NOON.dt.tz_localize("UTC")}, "column 'price': expected numbers, got datetime64"),
+        ({"price": NOON.astype("category")}, "column 'price': expected numbers, got datetime64"),
+        ({"price": ["x"] * 50}, "column 'price': expected numbers: could not convert string to float: .*'x'"),
         (
             {"price": np.zeros((50, 2))},
             r"column 'price': expected one number for each sample, got shape \(50, 2",
@@ -195,6 +208,81 @@ def test_strings_are_sent_as_they_are(scripted: tuple[Scripted, str]) -> None:
     assert [list(feature.strings) for feature in whole] == [[b"ab\0\0", b"c"]] * 4
     assert list(missing.strings) == [b"a", b"", b""]
     assert list(ids.ids) == [2**64 - 1, 1]
+
+
+def test_missing_strings_are_empty_in_a_column_without_any(scripted: tuple[Scripted, str]) -> None:
+    servicer, address = scripted
+    types = ["object", "float64", "Int64", "string", "category", pd.CategoricalDtype([1, 2])]
+    columns = [pd.Series([None, None], dtype=kind) for kind in types]
+    with Client(address) as client:
+        for column in columns:
+            client.predict("m", {"item": column})
+        client.predict("m", {"item": [None, None]})
+    sent = [list(request.features[0].strings) for request in servicer.requests]
+    assert sent == [[b"", b""]] * 7
+    servicer.takes_strings = False
+    with Client(address) as client:
+        for column in columns:
+            with pytest.raises(InputError, match="column 'item', value 0: expected an id of at least 0, got"):
+                client.predict("m", {"item": column})
+
+
+@pytest.mark.parametrize("kind", ["float64", "Int64", "category"])
+def test_missing_integers_are_named_and_may_be_sent_as_text(
+    scripted: tuple[Scripted, str], kind: str
+) -> None:
+    servicer, address = scripted
+    column = pd.Series([1005, None], dtype=kind)
+    with Client(address) as client:
+        with pytest.raises(InputError, match=r"got float64 \(pandas has integers .* text with dtype=str\)"):
+            client.predict("m", {"item": column})
+        with pytest.raises(InputError, match="'item', value 0: expected an id of at least 0, got None"):
+            client.predict("m", {"item": [None, 1005]})
+        client.predict("m", {"item": column.astype("Int64").astype("string")})
+    assert [list(request.features[0].strings) for request in servicer.requests] == [[b"1005", b""]]
+
+
+def test_all_chunks_of_a_file_are_text_if_it_is_read_as_text(scripted: tuple[Scripted, str]) -> None:
+    servicer, address = scripted
+    servicer.dense = ["price"]
+    file = io.StringIO("item,price\n1005,1\n,2\n,\n,3\nNA,4\n7,5\n")
+    chunks = pd.read_csv(file, chunksize=2, dtype={"item": str}, keep_default_na=False, na_values=[""])
+    with Client(address) as client:
+        assert len(list(client.predict_stream("m", chunks))) == 3
+    sent = [(list(request.features[0].strings), list(request.dense)) for request in servicer.requests]
+    assert sent == [([b"1005", b""], [1, 2]), ([b"", b""], [0, 3]), ([b"NA", b"7"], [4, 5])]
+
+
+def predict_hundred(address: str) -> None:
+    with Client(address) as client:
+        assert len(client.predict("m", {"item": np.arange(100)}).scores) == 100
+
+
+def predict_hundred_async(address: str) -> None:
+    async def score() -> None:
+        async with AsyncClient(address) as client:
+            assert len((await client.predict("m", {"item": np.arange(100)})).scores) == 100
+
+    asyncio.run(score())
+
+
+@pytest.mark.parametrize("score", [predict_hundred, predict_hundred_async])
+def test_requests_are_made_when_others_have_been_answered(
+    scripted: tuple[Scripted, str], score: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    servicer, address = scripted
+    made, ahead, write = 0, [], Samples.write
+
+    def counted(*arguments: Any) -> Any:
+        nonlocal made
+        made += 1
+        return write(*arguments)
+
+    monkeypatch.setattr(Samples, "write", counted)
+    servicer.script = [lambda _: ahead.append(made - servicer.calls)] * 25
+    score(address)
+    assert made == servicer.calls == 25
+    assert max(ahead) <= IN_FLIGHT + 1
 
 
 def test_the_async_client_gets_the_same_scores(server: Server, case: Case) -> None:

@@ -7,8 +7,7 @@ from collections.abc import Callable
 import grpc
 import pytest
 import trustme
-from conftest import MODEL, Scripted
-from google.rpc import error_details_pb2, status_pb2
+from conftest import MODEL, Scripted, failing
 
 from flechette import (
     AsyncClient,
@@ -23,23 +22,8 @@ from flechette import (
 )
 from flechette.calls import Deadline
 
-Step = Callable[[grpc.ServicerContext], None]
 SAMPLES = {"item": [1, 3]}
 SCORES = [0.5, 0.25]
-
-
-def failing(code: grpc.StatusCode, retry_ms: int | None = None) -> Step:
-    def step(context: grpc.ServicerContext) -> None:
-        if retry_ms is not None:
-            info = error_details_pb2.RetryInfo()
-            info.retry_delay.FromMilliseconds(retry_ms)
-            status = status_pb2.Status(code=code.value[0], message="refused")
-            status.details.add().Pack(info)
-            context.set_trailing_metadata((("grpc-status-details-bin", status.SerializeToString()),))
-        context.abort(code, "refused")
-
-    return step
-
 
 BUSY, GONE = grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE
 FINAL = {grpc.StatusCode.INVALID_ARGUMENT: InvalidRequestError, BUSY: LimitError}

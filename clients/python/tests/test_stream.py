@@ -5,9 +5,10 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
-from conftest import MODEL, Case, Scripted, Server
+from conftest import MODEL, Case, Scripted, Server, Step, failing
 
 from flechette import (
     Client,
@@ -17,6 +18,13 @@ from flechette import (
     Retries,
     UnavailableError,
 )
+from flechette.v1.ctr_pb2 import PredictError
+
+GONE = failing(grpc.StatusCode.UNAVAILABLE)
+
+
+def busy(_: object) -> PredictError:
+    return PredictError(code=grpc.StatusCode.RESOURCE_EXHAUSTED.value[0], retry_ms=1)
 
 
 def test_batches_are_scored_in_order_and_few_are_taken_ahead(client: Client, case: Case) -> None:
@@ -51,6 +59,22 @@ def test_batches_that_come_slowly_are_scored_when_they_come(client: Client, case
     for result in client.predict_stream(MODEL, batches(), timeout=5):
         scored += 1
         assert np.asarray(result.scores).tobytes() == case.scores.tobytes()
+    assert scored == 6
+
+
+def test_with_a_window_of_one_a_batch_is_taken_after_the_scores_of_the_one_before(
+    scripted: tuple[Scripted, str],
+) -> None:
+    scored = 0
+
+    def batches() -> Iterator[Any]:
+        for number in range(6):
+            assert scored == number
+            yield {"item": [number]}
+
+    with Client(scripted[1]) as client:
+        for _ in client.predict_stream(MODEL, batches(), window=1):
+            scored += 1
     assert scored == 6
 
 
@@ -98,6 +122,31 @@ def test_a_batch_that_meets_overload_is_sent_again_in_its_place(case: Case) -> N
     ):
         results = list(client.predict_stream(MODEL, [case.columns] * 50))
         assert [result.scores.tobytes() for result in results] == [case.scores.tobytes()] * 50
+
+
+@pytest.mark.parametrize("failure", [GONE, busy])
+def test_the_time_that_the_caller_takes_does_not_count(scripted: tuple[Scripted, str], failure: Step) -> None:
+    servicer, address = scripted
+    servicer.script = [lambda _: None, failure]
+    with Client(address, timeout=1) as client:
+        results = client.predict_stream(MODEL, [{"item": [1]}, {"item": [3]}, {"item": [4]}])
+        scores = next(results).scores.tolist()
+        time.sleep(1.1)
+        assert [*scores, *(result.scores.item() for result in results)] == pytest.approx([0.5, 0.25, 0.2])
+
+
+def test_the_time_that_the_source_takes_does_not_count(scripted: tuple[Scripted, str]) -> None:
+    servicer, address = scripted
+    servicer.script = [GONE]
+
+    def batches() -> Iterator[Any]:
+        yield {"item": [1]}
+        time.sleep(1.1)
+        yield {"item": [3]}
+
+    with Client(address, timeout=1) as client:
+        results = client.predict_stream(MODEL, batches())
+        assert [result.scores.item() for result in results] == [0.5, 0.25]
 
 
 def test_a_server_that_does_not_answer_is_not_waited_for(scripted: tuple[Scripted, str]) -> None:

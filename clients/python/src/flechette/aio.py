@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from typing import TYPE_CHECKING, Any, overload
 
 import grpc
 
 from flechette.calls import OUTDATED, REFUSED, TRANSIENT, Connection, Deadline, Retries, closed, options
 from flechette.client import IN_FLIGHT, learn_requests
-from flechette.errors import FlechetteError, ServerError, of_call
+from flechette.errors import FlechetteError, ServerError, of_call, server_error
 from flechette.prediction import Ask, Prediction, prediction
 from flechette.v1.ctr_pb2 import GetModelRequest, GetModelResponse, PredictRequest, PredictResponse
 from flechette.v1.ctr_pb2_grpc import CtrStub
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Iterator, Mapping
     from typing import TypeVar
 
     import pandas as pd
@@ -110,22 +111,10 @@ class AsyncClient:
     ) -> Prediction[Any]:
         """Score samples, as `Client.predict`."""
         deadline = self._deadline(timeout)
-        in_flight = asyncio.Semaphore(IN_FLIGHT)
-
         ask = Ask(model, version, label, request_id, priority, logits)
 
-        async def send(request: PredictRequest) -> PredictResponse:
-            async with in_flight:
-                return await self._call(self._stub.Predict, request, deadline)
-
         async def score(known: GetModelResponse) -> list[PredictResponse]:
-            requests = list(ask.requests(columns, known))
-            sent = [asyncio.ensure_future(send(request)) for request in requests]
-            try:
-                return await asyncio.gather(*sent)
-            finally:
-                for one in sent:
-                    one.cancel()
+            return await self._scores(ask.requests(columns, known), deadline)
 
         return prediction(await self._described(model, deadline, score), columns)
 
@@ -177,6 +166,23 @@ class AsyncClient:
         self._models[name] = model
         return model
 
+    async def _scores(self, requests: Iterator[PredictRequest], deadline: Deadline) -> list[PredictResponse]:
+        responses: list[PredictResponse] = []
+        sent: deque[asyncio.Future[PredictResponse]] = deque()
+        try:
+            for request in requests:
+                if len(sent) == IN_FLIGHT:
+                    responses.append(await sent.popleft())
+                sent.append(asyncio.ensure_future(self._call(self._stub.Predict, request, deadline)))
+                # Requests are sent while others are made.
+                await asyncio.sleep(0)
+            while sent:
+                responses.append(await sent.popleft())
+        finally:
+            for unanswered in sent:
+                unanswered.cancel()
+        return responses
+
     async def _call(
         self,
         method: Callable[..., Awaitable[Answer]],
@@ -187,11 +193,21 @@ class AsyncClient:
         failed = 0
         while True:
             try:
-                return await method(request, timeout=deadline.left(), metadata=self._metadata)
-            except grpc.RpcError as error:
-                status = of_call(error)
+                call = method(request, timeout=deadline.left(), metadata=self._metadata)
             except grpc.aio.UsageError as error:
                 raise closed() from error
+            answer = asyncio.ensure_future(call)
+            try:
+                # This raises CancelledError only if the task is cancelled, not if `close` cancels the call.
+                await asyncio.wait([answer])
+            finally:
+                answer.cancel()
+            if answer.cancelled():
+                raise server_error(grpc.StatusCode.CANCELLED, "the client was closed during the call")
+            try:
+                return answer.result()
+            except grpc.RpcError as error:
+                status = of_call(error)
             failed += 1
             if not isinstance(status, transient):
                 raise status

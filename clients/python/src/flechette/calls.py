@@ -77,6 +77,10 @@ class Deadline:
         """Compute the seconds that are left."""
         return self.at - time.monotonic()
 
+    def milliseconds(self) -> int:
+        """Compute the time that is left for a request, at least 1 ms, because 0 is no limit."""
+        return max(int(self.rest() * 1000), 1)
+
     def left(self) -> float:
         """Compute the seconds that are left, or raise the error if there are none."""
         rest = self.rest()

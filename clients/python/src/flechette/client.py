@@ -7,7 +7,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, overload
 
 import grpc
-import numpy as np
 
 from flechette.calls import (
     OUTDATED,
@@ -22,7 +21,7 @@ from flechette.calls import (
 )
 from flechette.errors import FlechetteError, InputError, ServerError, of_call
 from flechette.prediction import Ask, Prediction, prediction
-from flechette.samples import encode, expecting, requests
+from flechette.samples import encode, numbers, requests
 from flechette.stream import WINDOW, Batch, Stream
 from flechette.v1.ctr_pb2 import (
     GetModelRequest,
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from typing import TypeVar
 
+    import numpy as np
     import pandas as pd
     from numpy.typing import NDArray
     from typing_extensions import Self
@@ -139,6 +139,9 @@ class Client:
     ) -> Prediction[Any]:
         """Score samples: a column for each input of the model, in a DataFrame or a dictionary of arrays.
 
+        Integers of a feature are ids, which are not hashed. If training data had numbers as text, the column
+        must have strings: read it with `dtype=str`.
+
         More samples than the server accepts at once are sent in several requests. `version` demands a
         version, and `label` the version that a label names, such as `stable`. Calls with the same
         `request_id` stay at the same side of a canary.
@@ -211,9 +214,14 @@ class Client:
     ) -> Iterator[Prediction[Any]]:
         """Score batches as they come, and yield their scores in the same order.
 
-        At most `window` batches are without an answer: further ones are taken when scores have been.
-        `timeout` limits one batch. Each batch must be within the limits of one request. If the stream breaks
-        off, for example because the server restarts, the batches without an answer are sent again.
+        At most `window` batches are without an answer: further ones are taken when scores have been. While
+        the next batch is waited for, no scores are yielded, so those of the last batch may come only after
+        the next one. With `window=1` a batch is taken when the scores of the one before it have been, which
+        suits a source that is live.
+
+        `timeout` limits the wait for the scores of one batch. The time that the caller and the source take
+        does not count. Each batch must be within the limits of one request. If the stream breaks off, for
+        example because the server restarts, the batches without an answer are sent again.
         """
         if not 1 <= window <= WINDOW:
             raise InputError(f"window: expected 1 to {WINDOW}, got {window}")
@@ -222,18 +230,20 @@ class Client:
         with Stream(start, self._retries) as stream:
             while True:
                 while len(stream.pending) < window and (columns := next(source, None)) is not None:
-                    deadline = self._deadline(timeout)
-                    request = self._described(model, deadline, partial(ask.request, columns))
-                    stream.send(Batch(request, columns, deadline))
+                    request = self._described(model, self._deadline(timeout), partial(ask.request, columns))
+                    request.timeout_ms = self._deadline(timeout).milliseconds()
+                    stream.send(Batch(request, columns))
                     # The next batch may come late.
                     if stream.has_answer():
                         break
                 if not stream.pending:
                     return
                 try:
-                    batch, answer = stream.receive()
+                    # It begins here, so that the time that the caller and the source took does not count.
+                    deadline = self._deadline(timeout)
+                    batch, answer = stream.receive(deadline)
                     if isinstance(answer, ServerError):
-                        answer = self._again(batch.request, batch.deadline, answer)
+                        answer = self._again(batch.request, deadline, answer)
                 except OUTDATED:
                     # The batch is not encoded again: its arrays may have other contents by now.
                     self._models.pop(model, None)
@@ -339,8 +349,7 @@ def labels_of(columns: Columns, labels: Any, count: int) -> NDArray[np.float32]:
         if labels not in columns:
             raise InputError(f"labels: expected numbers or the name of a column, got {labels!r}")
         labels = columns[labels]
-    with expecting("labels", "numbers"):
-        values = np.asarray(labels, np.float32)
+    values = numbers("labels", labels)
     if values.shape != (count,):
         raise InputError(f"labels: expected {count} numbers, one for each sample, got shape {values.shape}")
     return values
@@ -351,9 +360,9 @@ def learn_requests(
 ) -> Iterator[LearnRequest]:
     """Make the requests that store the samples from `begin` on."""
     samples = encode(model, columns)
-    numbers = labels_of(columns, labels, samples.count)
+    targets = labels_of(columns, labels, samples.count)
 
     def make(begin: int, end: int) -> LearnRequest:
-        return samples.write(begin, end, LearnRequest(model=model.model, labels=numbers[begin:end].tolist()))
+        return samples.write(begin, end, LearnRequest(model=model.model, labels=targets[begin:end].tolist()))
 
     return requests(model, samples.count, make, begin)

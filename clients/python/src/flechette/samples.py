@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import numpy as np
 
 from flechette.errors import InputError
-from flechette.v1.ctr_pb2 import FeatureColumn, GetModelResponse, LearnRequest, PredictRequest
+from flechette.v1.ctr_pb2 import (
+    CategoricalInput,
+    FeatureColumn,
+    GetModelResponse,
+    LearnRequest,
+    PredictRequest,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,6 +34,8 @@ if TYPE_CHECKING:
 MAX_ID = 2**64 - 1
 
 _INTEGERS = (int, np.integer)
+
+_FLOATS = " (pandas has integers as floats if some are missing: read text with dtype=str)"
 
 
 @dataclass(frozen=True)
@@ -98,17 +106,18 @@ def requests(
 def encode(model: GetModelResponse, columns: Columns) -> Samples:
     """Take the inputs of a model from columns.
 
-    A missing number of a DataFrame is 0, and a missing string is the empty string, as in training data.
+    A missing number of a DataFrame is 0, and a missing string is the empty string, as in training data. A
+    missing id is an error.
     """
     names = [*(dense.name for dense in model.dense), *(feature.name for feature in model.features)]
     missing = [name for name in names if name not in columns]
     if missing:
         raise InputError(f"columns: {', '.join(map(repr, missing))}: missing")
     dense = [_dense(name.name, columns[name.name]) for name in model.dense]
-    features = [_feature(f.name, columns[f.name], one_hot=f.one_hot) for f in model.features]
+    features = [_feature(feature, columns[feature.name]) for feature in model.features]
     sizes = {name.name: len(values) for name, values in zip(model.dense, dense, strict=True)}
-    for feature in features:
-        sizes[feature.name] = len(feature.values if feature.offsets is None else feature.offsets[1:])
+    for encoded in features:
+        sizes[encoded.name] = len(encoded.values if encoded.offsets is None else encoded.offsets[1:])
     count = next(iter(sizes.values()))
     for name, size in sizes.items():
         if size != count:
@@ -143,28 +152,39 @@ def _is_series(column: object) -> bool:
     return pandas is not None and isinstance(column, pandas.Series)
 
 
-def _dense(name: str, column: Any) -> NDArray[np.float32]:
-    with expecting(f"column {name!r}", "numbers"):
+def numbers(name: str, column: Any) -> NDArray[np.float32]:
+    """Take numbers. A missing number of a Series is NaN."""
+    with expecting(name, "numbers"):
+        given = column if _is_series(column) else np.asarray(column)
+        dtype = getattr(given.dtype, "categories", given).dtype
+        # The numbers of dates and durations depend on their unit, and complex numbers lose a part.
+        if dtype.kind in "Mmc":
+            raise InputError(f"{name}: expected numbers, got {dtype}")
         if _is_series(column):
-            numbers: NDArray[np.float32] = column.to_numpy(np.float32, na_value=np.nan)
-            return np.where(np.isnan(numbers), np.float32(0), numbers)
-        values = np.asarray(column, np.float32)
+            return column.to_numpy(np.float32, na_value=np.nan)  # type: ignore[no-any-return]
+        return given.astype(np.float32, copy=False)
+
+
+def _dense(name: str, column: Any) -> NDArray[np.float32]:
+    values = numbers(f"column {name!r}", column)
     if values.ndim != 1:
         raise InputError(f"column {name!r}: expected one number for each sample, got shape {values.shape}")
-    return values
+    return np.where(np.isnan(values), np.float32(0), values) if _is_series(column) else values
 
 
-def _feature(name: str, column: Any, *, one_hot: bool) -> Feature:
-    if not one_hot:
+def _feature(feature: CategoricalInput, column: Any) -> Feature:
+    name = feature.name
+    if not feature.one_hot:
         with expecting(f"column {name!r}", "lists of integers or strings"):
-            return _multi_hot(name, column)
+            return _multi_hot(feature, column)
     if isinstance(column, Bags):
         raise InputError(f"column {name!r}: expected one value for each sample, got Bags")
     with expecting(f"column {name!r}", "integers or strings"):
-        return Feature(name, _values(name, _array(column)), None)
+        return Feature(name, _values(feature, _array(column)), None)
 
 
-def _multi_hot(name: str, column: Any) -> Feature:
+def _multi_hot(feature: CategoricalInput, column: Any) -> Feature:
+    name = feature.name
     if isinstance(column, Bags):
         given, values = np.asarray(column.lengths), _array(column.values)
         lengths = given.astype(np.int64)
@@ -183,7 +203,7 @@ def _multi_hot(name: str, column: Any) -> Feature:
         lengths = np.fromiter(map(len, lists), np.int64, len(lists))
         values = np.fromiter(chain.from_iterable(lists), object, int(lengths.sum()))
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-    return Feature(name, _values(name, values), offsets)
+    return Feature(name, _values(feature, values), offsets)
 
 
 def _list(name: str, sample: int, values: Any) -> Sequence[Any]:
@@ -210,21 +230,24 @@ def _array(column: Any) -> NDArray[Any]:
     return np.asarray(column, None if hasattr(column, "dtype") else object)
 
 
-def _values(name: str, values: NDArray[Any]) -> NDArray[np.uint64] | list[bytes]:
+def _values(feature: CategoricalInput, values: NDArray[Any]) -> NDArray[np.uint64] | list[bytes]:
     """Take integers as ids, and anything else as strings."""
+    name, kind = feature.name, values.dtype.kind
     if values.ndim != 1:
         raise InputError(f"column {name!r}: expected one value for each sample, got shape {values.shape}")
-    kind = values.dtype.kind
     if kind == "u" or values.size == 0:
         return values.astype(np.uint64)
     if kind == "i":
         return _ids(name, values)
-    if kind not in "OSTU":  # objects, and the kinds of strings
-        hint = " (pandas has integers as floats if some are missing)" if kind == "f" else ""
+    # pandas has a column without any value as floats.
+    empty = kind == "f" and np.isnan(values).all()
+    if kind not in "OSTU" and not empty:  # objects, and the kinds of strings
+        hint = _FLOATS if kind == "f" else ""
         raise InputError(f"column {name!r}: expected integers or strings, got {values.dtype}{hint}")
     items = values.tolist()
-    if _is_integer(items[0]):
-        return _ids(name, values)
+    first = next((item for item in items if not _is_missing(item)), None)
+    if _is_integer(first) or (first is None and not feature.takes_strings):
+        return _ids(name, values.astype(object))
     return [_string(name, sample, item) for sample, item in enumerate(items)]
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import grpc
 
-from flechette.calls import TRANSIENT, Deadline, Retries
+from flechette.calls import TRANSIENT
 from flechette.errors import ServerError, of_call, of_stream, server_error
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
+    from flechette.calls import Deadline, Retries
     from flechette.samples import Columns
     from flechette.v1.ctr_pb2 import PredictRequest, PredictResponse, PredictStreamResponse
 
@@ -44,12 +45,6 @@ class Batch:
 
     request: PredictRequest
     columns: Columns
-    deadline: Deadline
-
-    def timed(self) -> PredictRequest:
-        """Set the time that is left, at least 1 ms, because 0 is no limit."""
-        self.request.timeout_ms = min(max(int(self.deadline.rest() * 1000), 1), 2**32 - 1)
-        return self.request
 
 
 def result(answer: PredictStreamResponse) -> PredictResponse | ServerError:
@@ -81,22 +76,21 @@ class Stream:
         if self._call is None:
             self._open()
         else:
-            self._outbox.put(batch.timed())
+            self._outbox.put(batch.request)
 
     def has_answer(self) -> bool:
         """Tell whether `receive` need not wait."""
         return not self._inbox.empty()
 
-    def receive(self) -> tuple[Batch, PredictResponse | ServerError]:
+    def receive(self, deadline: Deadline) -> tuple[Batch, PredictResponse | ServerError]:
         """Wait for the answer to the first batch without one."""
-        first = self.pending[0]
         while True:
             if self._call is None:
                 self._open()
             try:
-                answer = self._inbox.get(timeout=max(first.deadline.rest(), 0.0))
+                answer = self._inbox.get(timeout=max(deadline.rest(), 0.0))
             except queue.Empty:
-                raise first.deadline.error() from None
+                raise deadline.error() from None
             if not isinstance(answer, ServerError):
                 self._failed = 0
                 return self.pending.popleft(), result(answer)
@@ -104,12 +98,12 @@ class Stream:
             if not isinstance(answer, TRANSIENT):
                 raise answer
             self._failed += 1
-            time.sleep(self._retries.wait(self._failed, answer, first.deadline))
+            time.sleep(self._retries.wait(self._failed, answer, deadline))
 
     def _open(self) -> None:
         self._outbox, self._inbox = queue.SimpleQueue(), queue.SimpleQueue()
         for batch in self.pending:
-            self._outbox.put(batch.timed())
+            self._outbox.put(batch.request)
         self._call = self._start(iter(self._outbox.get, None))
         # Only a queue can be waited on for a limited time.
         threading.Thread(target=_read, args=(self._call, self._inbox), daemon=True).start()
