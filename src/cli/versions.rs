@@ -23,11 +23,15 @@ pub(crate) struct Args {
     /// Name of the model; without it, all models are listed
     #[arg(long, required_if_eq("compact", "true"))]
     name: Option<String>,
-    /// Writes the latest good version as a full version, if it is a delta
+    /// Writes the latest good version, if it is a delta, or any --version, as a full version with the next
+    /// number
     #[arg(long)]
     compact: bool,
-    /// Removes all versions but the last N full ones and the deltas after the oldest of them, except those that
-    /// a process uses, or that labels or settings of a server name
+    /// The version for --compact
+    #[arg(long, value_name = "N", requires = "compact", value_parser = whole::<u64>(1, u64::MAX))]
+    version: Option<u64>,
+    /// Removes all versions but the last N full ones and the deltas after the oldest of them, except those
+    /// that a process uses, or that labels or settings of a server name
     #[arg(long, value_name = "N", requires = "name", value_parser = whole::<usize>(1, 1_000_000))]
     #[arg(conflicts_with_all = ["compact", "json"])]
     keep: Option<usize>,
@@ -39,8 +43,8 @@ pub(crate) struct Args {
 /// Lists, compacts or removes.
 ///
 /// # Errors
-/// When the directory cannot be read, the full version cannot be written, or another process publishes versions
-/// of the model.
+/// When the directory cannot be read, the full version cannot be written, or another process publishes
+/// versions of the model.
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let wrong = |error: StoreError| anyhow::Error::from(InputError(anyhow!("--models: {error}")));
     if let (true, Some(name)) = (args.compact, &args.name) {
@@ -79,10 +83,13 @@ fn compact(args: &Args, name: &str) -> anyhow::Result<()> {
     let exists = args.models.join(name).is_dir();
     let _lock = if exists { lock_model(&args.models, name)? } else { None };
     let highest = store::versions(&args.models, name).map_err(wrong)?.pop();
-    let latest = store::open_latest(&args.models, name, Purpose::Serve, |_| Ok(())).map_err(wrong)?;
-    let version = latest.opened.store.version();
-    let model = args.models.join(name);
-    if latest.opened.store.is_full() {
+    let opened = match args.version {
+        Some(version) => store::open(&args.models, name, Version(version), Purpose::Serve),
+        None => store::open_to_continue(&args.models, name, Purpose::Serve),
+    };
+    let store = opened.map_err(wrong)?.store;
+    let (version, model) = (store.version(), args.models.join(name));
+    if store.is_full() && args.version.is_none_or(|version| highest == Some(Version(version))) {
         note(&format!("{}/{version} is full", model.display()));
         return Ok(());
     }
@@ -95,9 +102,15 @@ fn compact(args: &Args, name: &str) -> anyhow::Result<()> {
 fn remove_old(models: &Path, name: &str, keep: usize) -> anyhow::Result<()> {
     let wrong = |error: StoreError| anyhow::Error::from(InputError(anyhow!("--keep: {error}")));
     store::check_name("model", name).map_err(wrong)?;
+    // The lock would make the directory of a model that is not there.
     store::versions(models, name).map_err(wrong)?;
     // A trainer that publishes removes what is old itself.
     let _lock = lock_model(models, name)?;
+    let highest = store::versions(models, name).map_err(wrong)?.pop();
+    // What stays must not be only versions that cannot be opened.
+    if let Some(highest) = highest {
+        store::open(models, name, highest, Purpose::Serve).map_err(wrong)?;
+    }
     let removed = retention::retain(models, name, keep).map_err(wrong)?;
     let numbers: Vec<String> = removed.iter().map(ToString::to_string).collect();
     let model = models.join(name);

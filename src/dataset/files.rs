@@ -146,8 +146,10 @@ impl FollowedDir {
             }
             if let Some(names) = self.poll()? {
                 self.report_late(&names);
-                let next = names.into_iter().find(|name| self.current.as_ref().is_none_or(|now| name > now));
-                if let Some(name) = next {
+                if let Some(name) = self.first_new(names) {
+                    // The listing of a large directory is no snapshot: a file that was renamed before this
+                    // one may be missing. A listing that begins now has both.
+                    let name = self.poll()?.and_then(|names| self.first_new(names)).unwrap_or(name);
                     if self.until.as_ref().is_some_and(|until| name > *until) {
                         return Ok(Next::End);
                     }
@@ -160,6 +162,11 @@ impl FollowedDir {
             waiting.get_or_insert_with(|| stop.begin_wait());
             sleep(POLL);
         }
+    }
+
+    /// The first of these names after the current one.
+    fn first_new(&self, names: BTreeSet<String>) -> Option<String> {
+        names.into_iter().find(|name| self.current.as_ref().is_none_or(|now| name > now))
     }
 
     /// [`Self::names`]; `None` while the directory cannot be read, because a mount can be away for a while.

@@ -269,8 +269,8 @@ impl Schema {
         self.dense.len()
     }
 
-    /// The checksum of the names of the dense inputs in their order. Never 0. A client that has the description
-    /// of another version gets an error instead of scores of numbers in a wrong order.
+    /// The checksum of the names of the dense inputs in their order. Never 0. A client that has the
+    /// description of another version gets an error instead of scores of numbers in a wrong order.
     #[must_use]
     pub(crate) fn dense_order(&self) -> u64 {
         let mut hash = Xxh3::new();

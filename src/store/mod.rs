@@ -3,7 +3,7 @@
 //! A version is an immutable directory. [`write()`] fills it under a temporary name, syncs it and renames it.
 //! [`open`] checks every file that it reads against the manifest, and then serves rows from memory or from
 //! the mapped files. So a crash at any instant leaves the existing versions intact. A damaged version is
-//! refused, and [`open_latest`] opens the next lower good one.
+//! refused, and [`open_highest`] opens the next lower good one.
 //!
 //! - [`mod@format`]: encodes and decodes the files of a version in memory.
 //! - [`table`] and `bytes`: the rows of one table, in memory or mapped; `table_location`: which of the two.
@@ -62,12 +62,17 @@ pub(crate) use contents::{Checkpoint, DenseTensor, RowSource, Rows, SourceShape,
 pub(crate) use format::{Base, Training};
 pub(crate) use link::cursor;
 pub(crate) use retention::{base_of, check_base, version_bytes};
-pub(crate) use snapshot::{Dense, Latest, Opened, models, open_after, open_highest, open_latest, versions};
+#[cfg(test)]
+#[cfg(not(flechette_loom))]
+pub(crate) use snapshot::open_latest;
+pub(crate) use snapshot::{
+    Dense, Latest, Opened, models, open_after, open_highest, open_to_continue, versions,
+};
 pub use snapshot::{Purpose, open};
 pub(crate) use table::{BadRow, State};
 pub use table::{Table, rows_of};
 pub use write::write;
-pub(crate) use write::{Written, check_writable, make_dirs, publish};
+pub(crate) use write::{Written, check_writable, highest, make_dirs, publish};
 
 use format::{Checksum, FormatError};
 use link::LinkHold;
@@ -328,11 +333,12 @@ impl StoreError {
         }
     }
 
-    /// Whether the cause may end although no file changes: the system had no memory or no free descriptor, or
-    /// could not read.
+    /// Whether the cause may end although no file of a version changes: the system had no memory or no free
+    /// descriptor, or could not read; or the file of the labels is damaged.
     pub(crate) fn may_pass(&self) -> bool {
         match self {
-            Self::Memory(_) | Self::Io { .. } | Self::Permission { .. } | Self::Removing { .. } => true,
+            Self::Memory(_) | Self::Io { .. } | Self::Permission { .. } => true,
+            Self::Removing { .. } | Self::Labels { .. } => true,
             Self::Base { source, .. } => source.may_pass(),
             Self::NoGoodVersion { refused, .. } => refused.iter().any(|refusal| refusal.reason.may_pass()),
             _ => false,

@@ -12,7 +12,7 @@ use std::path::Path;
 use super::disk::{SystemDisk, lock_if_free};
 use super::format::Base;
 use super::link::read_manifest;
-use super::snapshot::{Opened, Purpose, open};
+use super::snapshot::{MANIFEST, Opened, Purpose, open};
 use super::write::{publish, removal_path};
 use super::{Checkpoint, Contents, Dense, DenseTensor, Rows, StoreError, labels, versions};
 use crate::types::{LabelTarget, Version};
@@ -67,17 +67,21 @@ pub(crate) fn check_base(models: &Path, name: &str, base: Base) -> Result<(), St
 /// The bytes of the chain of a version, from the manifests.
 ///
 /// # Errors
-/// [`StoreError`] when a manifest cannot be read.
+/// [`StoreError`] when a manifest cannot be read, or a version that a delta builds on was replaced.
 pub(crate) fn chain_bytes(models: &Path, name: &str, version: Version) -> Result<ChainBytes, StoreError> {
-    let (mut bytes, mut version) = (ChainBytes::default(), version);
+    let (mut bytes, mut version, mut expected) = (ChainBytes::default(), version, None);
     loop {
-        let (manifest, _) = read_manifest(&models.join(name).join(version.to_string()))?;
+        let path = models.join(name).join(version.to_string());
+        let (manifest, got) = read_manifest(&path)?;
+        if let Some(expected) = expected.filter(|&expected| expected != got) {
+            return Err(StoreError::BaseDiffers { path, base: version, expected, got });
+        }
         let own = manifest.bytes();
         match manifest.base {
             Some(base) if base.version < version.0 => {
                 bytes.deltas += own;
                 bytes.length += 1;
-                version = Version(base.version);
+                (version, expected) = (Version(base.version), Some(base.xxh3_128));
             }
             _ => return Ok(ChainBytes { full: own, ..bytes }),
         }
@@ -99,7 +103,10 @@ pub(crate) fn retain(models: &Path, name: &str, keep: usize) -> Result<Vec<Versi
         return Ok(Vec::new());
     };
     let named = named(models, name)?;
+    // A directory without a manifest is not one that a trainer wrote.
+    let is_ours = |version: &Version| model.join(version.to_string()).join(MANIFEST).is_file();
     let before = all.iter().copied().filter(|version| version < oldest_kept && !named.contains(version));
+    let before = before.filter(is_ours);
     // The newest first, so that no delta stays without its base if the process is killed meanwhile.
     let mut removed: Vec<_> = before.rev().filter(|&version| remove(&model, version)).collect();
     removed.reverse();
@@ -150,7 +157,11 @@ fn remove(model: &Path, version: Version) -> bool {
         return false;
     }
     let removal = removal_path(model, version);
-    fs::rename(&path, &removal).is_ok() && fs::remove_dir_all(&removal).is_ok()
+    let removed = fs::rename(&path, &removal).and_then(|()| fs::remove_dir_all(&removal));
+    if let Err(error) = &removed {
+        tracing::warn!(path = %path.display(), %error, "an old version cannot be removed");
+    }
+    removed.is_ok()
 }
 
 fn tensors(dense: &BTreeMap<String, Dense>) -> Vec<DenseTensor<'_>> {

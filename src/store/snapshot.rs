@@ -60,7 +60,7 @@ pub struct Opened {
     /// The text of `model.toml`.
     pub model_toml: String,
     /// Dense tensors by name. The store does not check their names and shapes. The model does, through
-    /// `accept` of [`open_latest`]. In format 1 they include the optimizer state.
+    /// `accept` of [`open_highest`]. In format 1 they include the optimizer state.
     pub dense: BTreeMap<String, Dense>,
     /// The optimizer state of the dense tensors, by name. Only for training.
     pub dense_states: BTreeMap<String, Dense>,
@@ -312,6 +312,19 @@ pub(crate) fn open_latest(
     accept: impl Fn(&Opened) -> Result<(), String>,
 ) -> Result<Latest, StoreError> {
     open_highest(models, name, &versions(models, name)?, purpose, accept)
+}
+
+/// Opens the highest good version for work whose result hides all others: training that continues from it, or
+/// a full version with its contents. A higher version that only could not be read now is not passed over.
+///
+/// # Errors
+/// As [`open_latest`], and that of such a version.
+pub(crate) fn open_to_continue(models: &Path, name: &str, purpose: Purpose) -> Result<Opened, StoreError> {
+    let Latest { opened, refused } = open_latest(models, name, purpose, |_| Ok(()))?;
+    match refused.into_iter().find(|refusal| refusal.reason.may_pass()) {
+        Some(Refusal { reason, .. }) => Err(reason),
+        None => Ok(opened),
+    }
 }
 
 /// As [`open_latest`], of these versions, ascending.

@@ -272,7 +272,7 @@ impl<'a> Staging<'a> {
         let model = models.join(name);
         loop {
             let on_disk = versions(models, name)?.pop();
-            let highest = on_disk.max(highest_version::read(&model));
+            let highest = highest(models, name)?;
             if let Some(base) = contents.base {
                 check_highest(&model, Version(base.version), highest)?;
                 check_base(models, name, base)?;
@@ -383,6 +383,14 @@ pub(crate) fn check_writable(models: &Path, name: &str) -> Result<(), StoreError
         let _ = fs::remove_dir(&model);
     }
     staged
+}
+
+/// The highest number that a version of the model has, or has had; `None` if it has had none.
+///
+/// # Errors
+/// [`StoreError`] when the directory of the model cannot be read.
+pub(crate) fn highest(models: &Path, name: &str) -> Result<Option<Version>, StoreError> {
+    Ok(versions(models, name)?.pop().max(highest_version::read(&models.join(name))))
 }
 
 /// Checks that the base of a delta is the highest version of its model.

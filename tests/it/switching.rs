@@ -413,11 +413,16 @@ fn a_new_model_is_served_and_one_that_disappears_goes_on() {
     fs::rename(here.join("2"), &away).unwrap();
     looks(&served, &workshop.models, 2);
     assert!(serves(&served, MODEL, 2), "the loaded version goes on");
+    // Another version gets the number.
+    fs::rename(here.join("1"), here.join("2")).unwrap();
+    looks(&served, &workshop.models, 2);
+    assert!(serves(&served, MODEL, 2), "the loaded version goes on");
     served.terminate();
     let (_, log) = served.ended();
     assert_eq!(log.matches("model unreadable").count(), 1, "{log}");
     let gone: Vec<_> = log.lines().filter(|line| line.contains("version no longer on disk")).collect();
     assert!(gone.len() == 1 && gone[0].contains("dlrm") && gone[0].contains("version=2"), "{log}");
+    assert_eq!(log.matches("another version has its number on disk").count(), 1, "{log}");
     assert!(log.contains("new model served"), "{log}");
 }
 

@@ -130,7 +130,8 @@ fn what_training_cannot_continue_from_is_refused_before_it_begins() {
         let error = from("m", &format!("--from {version}"));
         assert!(error.contains("--from: ") && error.contains("dense.safetensors"), "{error}");
     }
-    assert_eq!(fs::read_dir(format!("{models}/m")).unwrap().count(), 1, "nothing was written");
+    let entries = fs::read_dir(format!("{models}/m")).unwrap().map(|entry| entry.unwrap().file_name());
+    assert_eq!(entries.filter(|name| name != "state").count(), 1, "nothing was written");
 }
 
 #[test]

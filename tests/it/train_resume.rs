@@ -9,9 +9,12 @@ use std::time::{Duration, Instant};
 
 use flechette::mem::SplitMix64;
 use flechette::schema::preset::ArchKind;
+use serde_json::json;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
 
-use crate::program::{Workshop, check_listed_versions, flechette, highest_version, kills, run, run_failing};
+use crate::program::{
+    Workshop, check_listed_versions, flechette, highest_version, kills, run, run_failing, run_json,
+};
 
 /// Kills of each kind of run in CI. With those of `serve_train`, at least 32 runs are killed.
 const KILLS: usize = 4;
@@ -278,6 +281,45 @@ fn no_run_writes_versions_beside_a_run_that_publishes() {
     }
     publisher.kill().unwrap();
     publisher.wait().unwrap();
+}
+
+#[test]
+fn an_old_version_is_written_again_and_others_are_removed_by_commands() {
+    let runs = Runs::published();
+    let models = &runs.workshop.models;
+    let versions = |flags: &str| {
+        let output = run(&format!("versions --models {models} --name m {flags}"));
+        let log = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.success(), "{flags}: {log}");
+        log
+    };
+    let listed =
+        || run_json(&format!("versions --models {models} --name m --json"))["models"][0]["versions"].clone();
+    let last = highest_version(Path::new(models), "m").unwrap();
+    let old = listed().as_array().unwrap().iter().position(|version| version["kind"] == "delta").unwrap();
+    let (old, next) = (listed()[old].clone(), last + 1);
+    assert!(
+        versions(&format!("--compact --version {}", old["version"])).contains(&format!("m/{next}, with"))
+    );
+    let written = listed().as_array().unwrap().last().unwrap().clone();
+    assert_eq!((&written["version"], &written["kind"]), (&json!(next), &json!("full")));
+    assert_eq!((&written["step"], &written["good"]), (&old["step"], &json!(true)));
+    // The newest version is the only full one that stays.
+    assert!(versions("--keep 1").contains("removed "));
+    assert_eq!(listed().as_array().unwrap().len(), 1);
+    assert!(versions("--keep 1").contains("no version was removed"));
+    // Nothing is removed below a version that cannot be opened.
+    assert!(versions(&format!("--compact --version {next}")).contains("is full"));
+    assert!(run(&runs.line("")).status.success());
+    let damaged = Path::new(models).join(format!("m/{}/dense.safetensors", next + 1));
+    fs::write(damaged, "").unwrap();
+    let refused = run_failing(2, &format!("versions --models {models} --name m --keep 1"));
+    assert!(refused.contains("--keep: ") && refused.contains("dense.safetensors"), "{refused}");
+    assert_eq!(listed().as_array().unwrap().len(), 2);
+    let unnamed = run(&format!("versions --models {models} --keep 1"));
+    assert!(unnamed.status.code() == Some(2) && String::from_utf8_lossy(&unnamed.stderr).contains("--name"));
+    run_failing(2, &format!("versions --models {models} --name other --keep 1"));
+    assert!(!Path::new(models).join("other").exists());
 }
 
 #[test]

@@ -161,7 +161,19 @@ mod tests {
         let damaged = StoreError::MissingFile { path };
         let refused = RefusedModel::after(None, before.clone(), &damaged.into());
         assert!(refused.stays(&stamps()));
-        std::fs::write(models.path().join("m/1/file"), "").unwrap();
+        let file = models.path().join("m/1/file");
+        std::fs::write(&file, "bad").unwrap();
         assert!(!refused.stays(&stamps()));
+        // A copy that keeps times, such as that of rsync, repairs it.
+        let (damaged, at) = (stamps(), std::fs::metadata(&file).unwrap().modified().unwrap());
+        std::fs::write(&file, "yes").unwrap();
+        std::fs::File::options().write(true).open(&file).unwrap().set_modified(at).unwrap();
+        assert!(damaged != stamps());
+    }
+
+    #[test]
+    fn a_model_whose_labels_are_damaged_is_tried_again() {
+        let (path, reason) = (std::path::PathBuf::new(), String::new());
+        assert!(StoreError::Labels { path, reason }.may_pass());
     }
 }

@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -74,12 +75,20 @@ impl<'m> Stamper<'m> {
     }
 }
 
-/// The length of a file and the time of its last change.
-type About = (u64, Option<SystemTime>);
+/// A file as it was at some time.
+#[derive(Hash)]
+struct About {
+    bytes: u64,
+    /// The time at which its contents changed, which a copy may set to that of its source.
+    modified: Option<SystemTime>,
+    /// The time at which the system changed anything of it: seconds and nanoseconds.
+    changed: [i64; 2],
+}
 
 fn add_files(path: &Path, depth: usize, files: &mut BTreeMap<PathBuf, About>) {
     let Ok(about) = fs::metadata(path) else { return };
-    files.insert(path.to_owned(), (about.len(), about.modified().ok()));
+    let (bytes, modified) = (about.len(), about.modified().ok());
+    files.insert(path.to_owned(), About { bytes, modified, changed: [about.ctime(), about.ctime_nsec()] });
     if about.is_dir() && depth > 0 {
         let entries = fs::read_dir(path).into_iter().flatten().flatten();
         entries.for_each(|entry| add_files(&entry.path(), depth - 1, files));

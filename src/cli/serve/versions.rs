@@ -19,7 +19,7 @@
 mod plan;
 mod switching;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
@@ -58,8 +58,9 @@ struct Known {
     not_named: bool,
     /// Whether its directory could not be read at the last look.
     unreadable: bool,
-    /// The loaded versions that were not on disk at the last look.
-    gone: BTreeSet<Version>,
+    /// The loaded versions that were not on disk at the last look, or of which another one had the number,
+    /// and what was said of them.
+    gone: BTreeMap<Version, &'static str>,
     /// The engines of the versions that the main engine does not have.
     secondary: BTreeMap<Version, Arc<Engine>>,
     shadow: Option<(Version, Arc<dyn Predict>)>,

@@ -37,9 +37,7 @@ impl FromVersion {
     /// When the model has no such version, or it is not good.
     pub(crate) fn open(self, models: &Path, name: &str) -> anyhow::Result<Opened> {
         let opened = match self {
-            Self::Latest => {
-                store::open_latest(models, name, Purpose::Train, |_| Ok(())).map(|latest| latest.opened)
-            }
+            Self::Latest => store::open_to_continue(models, name, Purpose::Train),
             Self::Number(version) => store::open(models, name, version, Purpose::Train),
         };
         opened.map_err(|e| InputError(anyhow!("--from: {e}")).into())

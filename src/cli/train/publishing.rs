@@ -11,7 +11,7 @@ use super::trained::Trained;
 use crate::config::{Config, VersionsConfig};
 use crate::dataset::Shortage;
 use crate::store::disk::SystemDisk;
-use crate::store::{self, Base, EmbeddingStore, Opened, Purpose, retention, versions};
+use crate::store::{self, Base, EmbeddingStore, Opened, Purpose, retention};
 use crate::trainer::publish::{CutNotes, PublishOptions, Published, Publisher, RunControl};
 use crate::trainer::{Data, TrainError, is_exact};
 use crate::types::Version;
@@ -164,7 +164,7 @@ impl<'a> WrittenVersions<'a> {
         // Waits for a version that is being written.
         self.publisher = None;
         let Args { models, name, .. } = self.args;
-        match versions(models, name)?.pop() {
+        match store::versions(models, name)?.pop() {
             Some(highest) if highest != version => {
                 Ok(Version(retention::compact(models, name, version, highest)?.version))
             }
@@ -196,9 +196,9 @@ fn report(model: &str, outcome: Result<Published, String>) {
 }
 
 /// What deltas of this version name as their base: the version itself, if training continues from it to the
-/// bit and it is the highest.
+/// bit, and no version has had a higher number.
 pub(crate) fn base_of(args: &Args, opened: &Opened) -> anyhow::Result<Option<Base>> {
     let exact = is_exact(opened, args.run.training.optimizer()?);
-    let highest = versions(&args.models, &args.name)?.pop();
+    let highest = store::highest(&args.models, &args.name)?;
     Ok(opened.store.base().filter(|base| exact && highest == Some(Version(base.version))))
 }

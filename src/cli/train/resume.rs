@@ -28,8 +28,8 @@ pub(crate) fn find(args: &Args, stop: &Stop) -> anyhow::Result<Option<Start>> {
         tracing::info!(model = args.name, "this run has published nothing yet ({reason}): {begin}");
         Ok(None)
     };
-    let latest = match store::open_latest(&args.models, &args.name, Purpose::Train, |_| Ok(())) {
-        Ok(latest) => latest.opened,
+    let latest = match store::open_to_continue(&args.models, &args.name, Purpose::Train) {
+        Ok(latest) => latest,
         Err(StoreError::MissingDirectory { .. }) => return beginning("no version"),
         Err(StoreError::NoGoodVersion { refused, .. }) if refused.is_empty() => {
             return beginning("no version");

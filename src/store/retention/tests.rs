@@ -1,6 +1,6 @@
 use super::*;
 use crate::store::open_latest;
-use crate::store::tests::{Sample, chain};
+use crate::store::tests::{Sample, chain, entries};
 
 /// The numbers of the versions on disk.
 fn numbers(models: &Path) -> Vec<u64> {
@@ -16,8 +16,7 @@ fn the_newest_full_versions_and_the_deltas_after_the_oldest_of_them_stay() {
     assert_eq!(retain(models, "m", 2).unwrap(), []);
     assert_eq!(retain(models, "m", 1).unwrap(), [1, 2, 3].map(Version));
     assert_eq!(numbers(models), [4]);
-    let names = fs::read_dir(models.join("m")).unwrap().map(|entry| entry.unwrap().file_name());
-    assert_eq!(names.filter(|name| name != "4" && name != "state").count(), 0, "files are left");
+    assert_eq!(entries(models), 1, "files are left");
     Sample::of(2).write(models, "m").unwrap();
     assert_eq!(numbers(models), [4, 5], "no number is used again");
 }
@@ -100,4 +99,24 @@ fn a_compacted_version_has_the_contents_of_the_chain_and_its_files_do_not_need_i
     retain(models, "m", 1).unwrap();
     samples[2].assert_is_at(models, "m", Version(4));
     samples[2].assert_is(&open_latest(models, "m", Purpose::Serve, |_| Ok(())).unwrap().opened);
+}
+
+#[test]
+fn a_directory_without_a_manifest_is_not_removed() {
+    let (dir, _) = chain::chain();
+    let models = dir.path();
+    fs::remove_file(models.join("m/2/MANIFEST.json")).unwrap();
+    Sample::of(4).write(models, "m").unwrap();
+    assert_eq!(retain(models, "m", 1).unwrap(), [1, 3].map(Version));
+    assert_eq!(numbers(models), [2, 4]);
+}
+
+#[test]
+fn the_bytes_of_a_chain_whose_inner_version_was_replaced_are_refused() {
+    let (dir, _) = chain::chain();
+    let models = dir.path();
+    chain_bytes(models, "m", Version(3)).unwrap();
+    fs::copy(models.join("m/1/MANIFEST.json"), models.join("m/2/MANIFEST.json")).unwrap();
+    let error = chain_bytes(models, "m", Version(3)).unwrap_err();
+    assert!(matches!(error, StoreError::BaseDiffers { base: Version(2), .. }), "{error}");
 }

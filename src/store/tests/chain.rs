@@ -5,7 +5,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use super::{Sample, forge, replace};
+use super::{Sample, entries, forge, replace};
 use crate::config::TableMemory;
 use crate::rowlog::{First, WorkingFile, WorkingTable};
 use crate::store::disk::SystemDisk;
@@ -251,6 +251,7 @@ fn a_delta_whose_base_was_replaced_is_refused_with_both_checksums() {
     let model = dir.path().join("m");
     fs::remove_dir_all(model.join("3")).unwrap();
     fs::remove_dir_all(model.join("2")).unwrap();
+    fs::remove_dir_all(model.join("state")).unwrap();
     Sample::of(9).write(dir.path(), "m").unwrap();
     let (other, _) = chain();
     let [expected, got] = [other.path(), dir.path()].map(|models| base_of(models, 2).xxh3_128);
@@ -273,7 +274,7 @@ fn a_delta_that_another_writer_overtook_is_not_published() {
     let error = sample.write_delta(dir.path(), base, &vec![BTreeSet::new(); 4]).unwrap_err().to_string();
     assert!(error.ends_with("m: made from version 1, but the highest version is 2"), "{error}");
     assert!(!dir.path().join("m/3").exists());
-    assert_eq!(fs::read_dir(dir.path().join("m")).unwrap().count(), 2, "no staging directory is left");
+    assert_eq!(entries(dir.path()), 2, "no staging directory is left");
 }
 
 #[test]
@@ -356,4 +357,22 @@ fn the_number_of_a_version_that_was_deleted_by_hand_is_not_used_again() {
     let compacted = store::retention::compact(models, "m", Version(2), Version(2)).unwrap();
     assert_eq!(compacted.version, 4);
     assert_eq!(store::versions(models, "m").unwrap(), [1, 2, 4].map(Version));
+}
+
+#[test]
+fn nothing_continues_below_a_version_that_only_could_not_be_read_now() {
+    let (dir, _) = chain();
+    let models = dir.path();
+    let highest =
+        || store::open_to_continue(models, "m", Purpose::Train).map(|opened| opened.store.version());
+    assert_eq!(highest().unwrap(), Version(3));
+    let being_removed = fs::File::open(models.join("m/3")).unwrap();
+    being_removed.lock().unwrap();
+    assert!(matches!(highest().unwrap_err(), StoreError::Removing { .. }));
+    let latest = store::open_latest(models, "m", Purpose::Serve, |_| Ok(())).unwrap();
+    assert_eq!(latest.opened.store.version(), Version(2), "it is served meanwhile");
+    drop(being_removed);
+    // A damaged version does not come back.
+    fs::write(models.join("m/3/MANIFEST.json"), "{").unwrap();
+    assert_eq!(highest().unwrap(), Version(2));
 }

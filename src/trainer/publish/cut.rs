@@ -150,7 +150,7 @@ impl Publisher {
         let written = dense.publish(&*options.disk, &options.models, &options.name, parts);
         let took = begun.elapsed();
         self.due.note_cut(state.steps);
-        let Written { base, appeared } = written?;
+        let Written { base, appeared } = written.inspect_err(|error| self.writer.make_room(error))?;
         self.changed.iter_mut().for_each(RowSet::clear);
         let (rows, bytes) = (self.rows.iter().sum(), self.writer.bytes(base));
         let (version, steps) = (base.version, state.steps);

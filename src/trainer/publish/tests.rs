@@ -17,6 +17,7 @@ use crate::metrics::Metrics;
 use crate::predict::Predict;
 use crate::schema::{self, Schema};
 use crate::store::disk::SystemDisk;
+use crate::store::tests::entries;
 use crate::store::tests::footprint::{measured_alone, memory};
 use crate::store::{self, Opened, Purpose};
 use crate::trainer::optim::Kind;
@@ -224,7 +225,7 @@ fn a_chain_with_a_row_that_is_not_finite_is_not_merged_into_a_full_version_and_t
     let refused = publisher.collect(SLOW_WRITE);
     let name = &reference.state.schema.tables[0].name;
     assert!(matches!(&refused, Some(TrainError::NotFinite { tensor, .. }) if tensor == name), "{refused:?}");
-    assert_eq!(fs::read_dir(dir.path().join("m")).unwrap().count(), 1, "nothing was written");
+    assert_eq!(entries(dir.path()), 1, "nothing was written");
     assert_eq!(changed(&run), before);
     poison(&mut run, value);
     assert_eq!(run.finish().version, 2);

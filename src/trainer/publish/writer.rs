@@ -65,6 +65,8 @@ impl Writer {
         let pool = pool.thread_name(|n| format!("publish-{n}")).build();
         let pool = pool.map_err(|e| TrainError::Threads { reason: e.to_string() })?;
         let thread = BoundedThread::start("publish", move || {
+            // They were in use, or more were kept, when the last version before this run was published.
+            remove_old(&of_thread);
             for job in received {
                 if done.send(pool.install(|| write(&of_thread, *job))).is_err() {
                     return;
@@ -112,6 +114,11 @@ impl Writer {
         remove_old(&self.options);
     }
 
+    /// Removes old versions if this error is that of a full disk.
+    pub(crate) fn make_room(&self, error: &TrainError) {
+        make_room(&self.options, error);
+    }
+
     /// The bytes of a version's files.
     pub(crate) fn bytes(&self, base: Base) -> u64 {
         bytes(&self.options, base)
@@ -141,6 +148,7 @@ fn write(options: &PublishOptions, job: Job) -> Outcome {
             Outcome::Written { image, base, published }
         }
         Err(error) => {
+            make_room(options, &error);
             use StoreError::{Base as BadBase, BaseDiffers, BaseOvertaken, MissingDirectory, MissingFile};
             let base_lost = matches!(
                 error,
@@ -154,6 +162,14 @@ fn write(options: &PublishOptions, job: Job) -> Outcome {
             );
             Outcome::Failed { image, error, base_lost }
         }
+    }
+}
+
+/// Removes old versions if a version could not be written because the disk is full. One that was in use when
+/// the last version was published may be free now.
+fn make_room(options: &PublishOptions, error: &TrainError) {
+    if matches!(error, TrainError::Store(StoreError::DiskFull { .. })) {
+        remove_old(options);
     }
 }
 

@@ -168,15 +168,30 @@ impl Settling<'_> {
         }
     }
 
-    /// Warns once of each loaded version that is no longer on disk.
+    /// Warns once of each loaded version that is no longer on disk, or whose number another version has
+    /// there.
     fn warn_of_gone(&mut self, on_disk: &[Version]) {
-        let loaded = self.known.secondary.keys().copied().chain([self.model.engine.version()]);
-        let gone: BTreeSet<Version> = loaded.filter(|version| !on_disk.contains(version)).collect();
-        for version in gone.difference(&self.known.gone) {
-            let effect = "it goes on, and a restart would not find it";
-            tracing::warn!(model = self.name, version = version.0, "version no longer on disk: {effect}");
-            let text = format!("version {version} is no longer on disk: {effect}");
-            self.versions.loader.metrics.events.record(EventKind::Gone, self.name, text);
+        let loader = &self.versions.loader;
+        let secondary = self.known.secondary.values().map(|engine| engine.served());
+        let mut gone = BTreeMap::new();
+        for loaded in secondary.chain([self.model.engine.served()]) {
+            let version = loaded.version();
+            let check = |base| store::check_base(&loader.models, self.name, base);
+            let text = match loaded.store.base().map_or(Ok(()), check) {
+                _ if !on_disk.contains(&version) => {
+                    "version no longer on disk: it goes on, and a restart would not find it"
+                }
+                Err(StoreError::BaseDiffers { .. }) => {
+                    "another version has its number on disk: the loaded one goes on, and unloading and \
+                     loading the model, or a restart, takes the other one"
+                }
+                _ => continue,
+            };
+            gone.insert(version, text);
+            if self.known.gone.get(&version) != Some(&text) {
+                tracing::warn!(model = self.name, version = version.0, "{text}");
+                loader.metrics.events.record(EventKind::Gone, self.name, format!("{version}: {text}"));
+            }
         }
         self.known.gone = gone;
     }

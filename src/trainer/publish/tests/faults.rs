@@ -168,3 +168,39 @@ fn retried(every: Every, fault: Option<Fault>) -> usize {
     run.assert_published(dir.path());
     calls
 }
+
+/// Publishes two full versions, the first of which is in use meanwhile, and takes a step whose version may
+/// fail. Returns the calls for the two, and the versions on disk at the end.
+fn with_a_version_in_use(fault: Option<Fault>) -> (usize, Vec<Version>) {
+    let dir = dir_in_memory();
+    let disk = Arc::new(RecordingDisk { fault, ..RecordingDisk::default() });
+    let options = options(dir.path(), Every::Steps(1));
+    let options = PublishOptions { disk: disk.clone(), compact_at: 0.0, keep: 1, ..options };
+    let reference = initialise(&schema(ARCHITECTURES[0]), optimizer(Kind::Adagrad), 3).unwrap();
+    let mut run = Run::with(reference, None, options);
+    let mut publish = |seed| {
+        run.step(seed);
+        run.settle();
+        while run.publisher.in_flight {
+            run.publisher.collect(SLOW_WRITE);
+        }
+        store::versions(dir.path(), "m").unwrap()
+    };
+    publish(1);
+    let used = store::open(dir.path(), "m", Version(1), Purpose::Serve).unwrap();
+    assert_eq!(publish(2), [1, 2].map(Version));
+    drop(used);
+    let calls = disk.ops.lock().unwrap().len();
+    (calls, publish(3))
+}
+
+#[test]
+fn a_full_disk_gets_room_from_a_version_that_was_in_use_when_the_last_one_was_published() {
+    let (at, without_fault) = with_a_version_in_use(None);
+    assert_eq!(without_fault, [Version(3)]);
+    for (kind, left) in [(io::ErrorKind::StorageFull, vec![2]), (io::ErrorKind::Other, vec![1, 2])] {
+        let fault = Fault { at, calls: 1, effect: Effect::Nothing, kind };
+        let left: Vec<Version> = left.into_iter().map(Version).collect();
+        assert_eq!(with_a_version_in_use(Some(fault)).1, left, "{kind}");
+    }
+}
