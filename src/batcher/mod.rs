@@ -430,6 +430,11 @@ impl Batcher {
         }
     }
 
+    /// Whether a ticket is left after [`Self::join`]. It has the model.
+    pub(crate) fn is_awaited(&self) -> bool {
+        Arc::strong_count(&self.shared) > 1
+    }
+
     /// Closes the queue and answers queued requests with [`BatchError::Closed`]. Returns their number.
     /// Workers still finish the batches that they are computing.
     pub(crate) fn abandon(&self) -> usize {

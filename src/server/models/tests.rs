@@ -1,5 +1,6 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
+use std::sync::mpsc;
 use std::thread;
 
 use super::*;
@@ -177,6 +178,48 @@ fn a_model_whose_call_is_stuck_can_be_unloaded_and_loaded_again() {
     assert!(models.get(NAME).is_some());
     stuck.release();
     drop(ticket);
+}
+
+/// A model that tells the name of the thread that releases it.
+struct Released(Arc<Fake>, mpsc::Sender<Option<String>>);
+
+impl Predict for Released {
+    fn predict(&self, batch: &Batch) -> Result<Scores, PredictError> {
+        self.0.predict(batch)
+    }
+
+    fn describe(&self) -> Description {
+        self.0.describe()
+    }
+
+    fn ready(&self) -> bool {
+        true
+    }
+}
+
+impl Drop for Released {
+    fn drop(&mut self) {
+        let _ = self.1.send(thread::current().name().map(str::to_owned));
+    }
+}
+
+#[test]
+fn the_memory_of_a_model_is_not_released_by_the_thread_that_ends_its_last_call() {
+    let (models, _) = served();
+    models.remove(NAME);
+    let (release, released) = mpsc::channel();
+    models.add(Arc::new(Released(Fake::new(), release))).unwrap();
+    let call = models.get(NAME).unwrap();
+    let ticket = call.main().batcher.submit(sample(), Terms::default()).unwrap();
+    assert!(models.remove(NAME));
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let ended = runtime.spawn(async move {
+        drop(call);
+        drop(ticket);
+    });
+    runtime.block_on(ended).unwrap();
+    let thread = released.recv_timeout(Duration::from_secs(60)).unwrap();
+    assert_eq!(thread.as_deref(), Some("end-engines"));
 }
 
 /// A version that cannot score.
