@@ -113,15 +113,31 @@ fn labels_hold_and_change_while_the_disk_does_not_answer() {
         assert_eq!(labels().stable(), LabelTarget::Version(Version(2)));
         Ok(())
     });
-    assert_eq!(kept, Ok(()));
+    assert!(kept.unwrap().is_some());
     let kept = models.keep_labels(NAME, |_| Err("disk gone".to_owned()));
-    assert_eq!(kept, Err("disk gone".to_owned()));
+    assert_eq!(kept.unwrap_err(), "disk gone");
     assert_eq!(labels().stable(), LabelTarget::Version(Version(2)), "it holds all the same");
     let kept = models.keep_labels(NAME, |kept| {
         assert_eq!(kept.set.len(), 2);
         Ok(())
     });
-    assert_eq!(kept, Ok(()));
+    assert!(kept.unwrap().is_some());
+}
+
+#[test]
+fn the_labels_of_a_model_that_was_unloaded_are_not_kept_as_those_of_the_next_one() {
+    let (models, again) = served();
+    let before = models.labelled(NAME).unwrap();
+    models.set_label(NAME, label("old", Some(LabelTarget::Version(Version(2))))).unwrap();
+    assert!(Arc::ptr_eq(&models.labelled(NAME).unwrap(), &before));
+    assert!(models.remove(NAME));
+    let nothing = || models.keep_labels(NAME, |_| panic!("there are no labels")).unwrap().is_none();
+    assert!(nothing(), "the model is not served");
+    models.add(again).unwrap();
+    assert!(nothing() && models.labelled(NAME).is_none(), "its labels were not read");
+    models.set_labels(NAME, Labels::default());
+    let kept = models.keep_labels(NAME, |_| Ok(())).unwrap();
+    assert!(kept.is_some_and(|kept| !Arc::ptr_eq(&kept, &before)));
 }
 
 #[test]
