@@ -27,7 +27,7 @@ pub(super) async fn set_health(health: &HealthReporter, ready: bool) {
     }
 }
 
-/// After a pause of the process or of this task, no ticks follow at once to make up for it: in that short time
+/// After a pause of the process or of this task, no ticks follow at once to make up for it: in so short a time
 /// there are no answers, and the measured rate of a model would drop.
 fn ticks() -> Interval {
     let mut ticks = tokio::time::interval(UPDATE_EVERY);

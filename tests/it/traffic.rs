@@ -345,7 +345,8 @@ fn a_label_whose_call_has_ended_before_its_version_was_loaded_survives_a_restart
     let mut request = Request::new(SetLabelRequest { model, label, version: 1, remove: false });
     request.set_timeout(Duration::from_secs(3));
     let status = client.runtime.block_on(client.ctr.clone().set_label(request)).unwrap_err();
-    assert_eq!(status.code(), Code::DeadlineExceeded, "{status}");
+    // Which of them depends on who sees the deadline first.
+    assert!([Code::Cancelled, Code::DeadlineExceeded].contains(&status.code()), "{status}");
     drop(version);
     wait("the label is set", || client.scored_by(&world, |_| {}).unwrap() == 1);
     wait("the label is kept", || dir.join("state/labels.json").exists());
