@@ -27,8 +27,8 @@ pub(super) async fn set_health(health: &HealthReporter, ready: bool) {
     }
 }
 
-/// After a pause of the process or of this task, no ticks follow at once to make up for it: in so short a time
-/// there are no answers, and the measured rate of a model would drop.
+/// After a pause of the process or of this task, no ticks follow at once to make up for it: there are no
+/// answers between those, and the measured rate of a model would drop.
 fn ticks() -> Interval {
     let mut ticks = tokio::time::interval(UPDATE_EVERY);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
