@@ -27,12 +27,29 @@ pub(crate) struct Cores {
 
 #[derive(Default)]
 struct State {
-    /// Threads that compute a batch.
-    computing: usize,
+    /// Batches that are computed.
+    computing: Vec<Begun>,
+    /// The number of the next batch.
+    next: u64,
     /// Threads that wait for the end of one.
     waiting: usize,
     /// A model counts as overloaded until this instant.
     overloaded: Option<Instant>,
+}
+
+/// A batch that has begun.
+struct Begun {
+    number: u64,
+    at: Instant,
+    /// How long it may take. Then it is stuck, and no message waits for its end any more.
+    patience: Duration,
+}
+
+impl State {
+    /// Threads that compute a batch and are not stuck.
+    fn busy(&self) -> usize {
+        self.computing.iter().filter(|batch| batch.at.elapsed() < batch.patience).count()
+    }
 }
 
 impl Cores {
@@ -45,21 +62,25 @@ impl Cores {
         self.state().overloaded = Some(Instant::now() + time);
     }
 
-    /// A batch begins. It ends when the value is dropped.
-    pub(crate) fn compute(&self) -> Computing<'_> {
-        self.state().computing += 1;
-        Computing(self)
+    /// A batch begins, which is stuck if it takes longer than `patience`. It ends when the value is dropped.
+    pub(crate) fn compute(&self, patience: Duration) -> Computing<'_> {
+        let mut state = self.state();
+        let number = state.next;
+        state.next += 1;
+        state.computing.push(Begun { number, at: Instant::now(), patience });
+        Computing { cores: self, number }
     }
 
     /// Under overload, waits while a batch is computed on every core. Returns whether a core is free.
     pub(crate) fn wait_for_one(&self) -> bool {
         let mut state = self.state();
         let overloaded = state.overloaded.is_some_and(|until| Instant::now() < until);
-        if state.computing < self.count || !overloaded {
-            return state.computing < self.count;
+        let is_free = state.busy() < self.count;
+        if is_free || !overloaded {
+            return is_free;
         }
         state.waiting += 1;
-        let none_is_free = |state: &mut State| state.computing >= self.count;
+        let none_is_free = |state: &mut State| state.busy() >= self.count;
         let waited = self.free.wait_timeout_while(state, self.most, none_is_free);
         let (mut state, timeout) = waited.even_poisoned();
         state.waiting -= 1;
@@ -73,14 +94,17 @@ impl Cores {
 }
 
 /// A batch that is computed.
-pub(crate) struct Computing<'c>(&'c Cores);
+pub(crate) struct Computing<'c> {
+    cores: &'c Cores,
+    number: u64,
+}
 
 impl Drop for Computing<'_> {
     fn drop(&mut self) {
-        let mut state = self.0.state();
-        state.computing -= 1;
+        let mut state = self.cores.state();
+        state.computing.retain(|batch| batch.number != self.number);
         if state.waiting > 0 {
-            self.0.free.notify_all();
+            self.cores.free.notify_all();
         }
     }
 }
@@ -94,7 +118,7 @@ mod tests {
     #[test]
     fn without_overload_nothing_waits() {
         let cores = Cores::new(1, FOREVER);
-        let _batch = cores.compute();
+        let _batch = cores.compute(FOREVER);
         assert!(!cores.wait_for_one());
         cores.overloaded(Duration::ZERO);
         assert!(!cores.wait_for_one(), "the overload is over");
@@ -104,7 +128,7 @@ mod tests {
     fn under_overload_nothing_waits_while_a_core_is_free() {
         let cores = Cores::new(2, FOREVER);
         cores.overloaded(FOREVER);
-        let _batch = cores.compute();
+        let _batch = cores.compute(FOREVER);
         assert!(cores.wait_for_one());
     }
 
@@ -112,7 +136,7 @@ mod tests {
     fn under_overload_the_end_of_a_batch_ends_the_wait_for_a_core() {
         let cores = Cores::new(1, FOREVER);
         cores.overloaded(FOREVER);
-        let batch = cores.compute();
+        let batch = cores.compute(FOREVER);
         std::thread::scope(|scope| {
             let wait = scope.spawn(|| cores.wait_for_one());
             while cores.state().waiting == 0 {
@@ -125,10 +149,22 @@ mod tests {
     }
 
     #[test]
+    fn under_overload_nothing_waits_for_a_batch_that_is_stuck() {
+        let cores = Cores::new(1, FOREVER);
+        cores.overloaded(FOREVER);
+        let _stuck = cores.compute(Duration::ZERO);
+        assert!(cores.wait_for_one());
+        let batch = cores.compute(FOREVER);
+        assert_eq!(cores.state().busy(), 1);
+        drop(batch);
+        assert_eq!(cores.state().computing.len(), 1);
+    }
+
+    #[test]
     fn the_wait_for_a_core_has_a_limit() {
         let cores = Cores::new(1, Duration::from_millis(1));
         cores.overloaded(FOREVER);
-        let _batch = cores.compute();
+        let _batch = cores.compute(FOREVER);
         assert!(!cores.wait_for_one());
     }
 }

@@ -233,6 +233,11 @@ impl Shared {
         self.metrics.batches.queue_samples.set(state.queue.held().samples as f64);
     }
 
+    /// As [`Batcher::patience`].
+    fn patience(&self) -> Duration {
+        Duration::from_micros(self.patience_us.load(Ordering::Relaxed))
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         // No code panics while it holds the lock, so the state is consistent.
         self.state.lock().even_poisoned()
@@ -399,7 +404,7 @@ impl Batcher {
 
     /// How long a call of the model may take, and a client without a deadline waits for its scores.
     pub(crate) fn patience(&self) -> Duration {
-        Duration::from_micros(self.shared.patience_us.load(Ordering::Relaxed))
+        self.shared.patience()
     }
 
     /// Whether each worker is in a call of the model that does not end.
@@ -423,6 +428,11 @@ impl Batcher {
             // A worker catches panics of the model. If it panicked itself, there is nothing left to do.
             let _ = worker.join();
         }
+    }
+
+    /// Whether a ticket is left after [`Self::join`]. It has the model.
+    pub(crate) fn is_awaited(&self) -> bool {
+        Arc::strong_count(&self.shared) > 1
     }
 
     /// Closes the queue and answers queued requests with [`BatchError::Closed`]. Returns their number.

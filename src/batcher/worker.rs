@@ -9,7 +9,7 @@ use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
-use super::{BatchError, Computed, Cores, Entry, Job, Next, Shared, Taken, send_all};
+use super::{BatchError, Computed, Entry, Job, Next, Shared, Taken, send_all};
 use crate::sync::EvenPoisoned;
 use crate::types::{AbsentId, Batch, Jagged, Scores};
 
@@ -21,7 +21,7 @@ pub(crate) fn run(shared: &Shared) {
     while wait_for_batch(shared, computed, &mut taken) {
         let samples = taken.batch.iter().map(|entry| entry.size.samples).sum();
         let begun = Instant::now();
-        let computing = shared.cores.map(Cores::compute);
+        let computing = shared.cores.map(|cores| cores.compute(shared.patience()));
         let outcome = catch_unwind(AssertUnwindSafe(|| handle(shared, &mut taken, &mut merged)));
         drop(computing);
         if let Err(panic) = outcome {

@@ -1,23 +1,28 @@
 //! Setting a label of a model when a client asks for it.
 //!
 //! A label that gets a loaded version changes at once. Otherwise the repository loads the version first, and
-//! changes the label. Then the labels of the model are made durable.
+//! changes the label. Then the labels of the model are made durable, also if the call has ended meanwhile.
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
+
+use tokio::sync::{oneshot, watch};
 
 use super::convert::clip;
 use super::models::NotChanged;
+use super::pressure::Pressure;
 use super::proto::SetLabelRequest;
-use super::repository::{Change, ChangeError, Repository};
+use super::repository::{Change, ChangeError, Repository, Requested};
 use super::status::CallError;
 use super::traffic::LabelChange;
 use super::{Shared, kserve};
 use crate::config::is_label;
+use crate::sync::EvenPoisoned;
 use crate::types::{LabelTarget, Version};
 
 /// How long a client waits for the disk. After that the answer says that the label is not kept.
-const DISK_WAIT: Duration = Duration::from_secs(5);
+const DISK_WAIT: Duration = Duration::from_secs(if cfg!(test) { 60 } else { 5 });
 
 /// A change of a label.
 pub(crate) struct Changed {
@@ -56,23 +61,45 @@ pub(crate) async fn set(
     };
     let repository = shared.repository.get().ok_or(ChangeError::Unsupported)?;
     let change = LabelChange { label: &label, target };
+    let set_on = shared.models.labelled(&model);
     let named = match target {
         Some(LabelTarget::Version(_)) => set_loaded(shared, &model, change, id)?,
         Some(LabelTarget::Latest) | None => None,
     };
-    if named.is_none() {
-        let change = Change::Label { label: label.clone(), target };
-        kserve::change(shared, change, model.clone(), id.to_owned()).await?;
+    let kept = match named {
+        Some(_) => Kept::begin(shared, repository, &model, set_on),
+        None => {
+            let change = Change::Label { label: label.clone(), target };
+            let Requested { begun, answer } = repository.change(change, model.clone(), id.to_owned());
+            // Whoever drops this future drops `begun`, so a change that has not begun is not made.
+            let answer = tokio::spawn(keep_when_made(shared.clone(), model.clone(), answer));
+            kserve::wait_for(&**repository, model.clone(), Requested { begun, answer }).await?
+        }
+    };
+    let not_kept = kept.end(&model, &label).await.err();
+    if not_kept.is_some() {
+        // The disk may hang, and the write looks only when it has ended.
+        repository.look(&model);
     }
-    let not_kept = keep(shared, repository.clone(), &model, &label).await.err();
-    // Unloads versions that no label names any more, when the repository has time.
-    repository.look(&model);
     if named.is_some() {
         return Ok(Changed { version: named, not_kept });
     }
     let served = shared.models.get(&model);
     let version = served.and_then(|served| served.named().find(|(name, ..)| *name == label)?.2);
     Ok(Changed { version: version.map(Version), not_kept })
+}
+
+/// Waits for a change of a label, and has it made durable: also if the call has ended by then, because the
+/// label counts from now on.
+async fn keep_when_made(
+    shared: Arc<Shared>,
+    model: String,
+    answer: oneshot::Receiver<Result<(), ChangeError>>,
+) -> Result<Kept, ChangeError> {
+    answer.await.unwrap_or(Err(ChangeError::Draining))?;
+    let repository = shared.repository.get().ok_or(ChangeError::Unsupported)?;
+    // A model that is not served has its labels only on disk, where the repository has written this one.
+    Ok(Kept::begin(&shared, repository, &model, shared.models.labelled(&model)))
 }
 
 /// Sets a label to a loaded version, without the repository's thread, which may be opening a large version.
@@ -94,34 +121,97 @@ fn set_loaded(
     }
 }
 
-/// Makes the labels of a model durable. Waits for the disk, but not for long: the labels hold until a restart
-/// anyway, and are written when the disk answers.
-///
-/// # Errors
-/// Why they may be lost at a restart.
-async fn keep(
-    shared: &Arc<Shared>,
-    repository: Arc<dyn Repository>,
-    model: &str,
-    label: &str,
-) -> Result<(), String> {
-    let (shared, name) = (shared.clone(), model.to_owned());
-    let keeping = tokio::spawn(async move {
-        let _keeping = shared.models.keeping.lock().await;
-        let shared = shared.clone();
-        let keep =
-            move || shared.models.keep_labels(&name, |labels| repository.keep_labels(&name, &labels.set));
-        tokio::task::spawn_blocking(keep).await.map_err(|error| error.to_string())?
-    });
-    match tokio::time::timeout(DISK_WAIT, keeping).await {
-        Ok(kept) => kept.map_err(|error| error.to_string())?,
-        Err(_) => {
+/// Whose labels were written, as [`super::models::Models::keep_labels`]; or why they are lost at a restart.
+type Written = Result<Option<Arc<Pressure>>, String>;
+
+/// The writes of labels, one after the other, each with the labels of that time, so that the last ones stay.
+/// Those that wait hold no thread.
+#[derive(Default)]
+pub(crate) struct Keeping {
+    writing: tokio::sync::Mutex<()>,
+    /// The write that waits, by model. All calls that set a label before it begins share it, so that a disk
+    /// that hangs does not pile them up.
+    waiting: Mutex<BTreeMap<String, watch::Receiver<Option<Written>>>>,
+}
+
+impl Keeping {
+    fn waiting(&self) -> MutexGuard<'_, BTreeMap<String, watch::Receiver<Option<Written>>>> {
+        self.waiting.lock().even_poisoned()
+    }
+}
+
+/// A label that is being made durable, also if this is dropped.
+struct Kept {
+    written: watch::Receiver<Option<Written>>,
+    /// The model that has the label in memory, as [`super::models::Models::labelled`].
+    set_on: Option<Arc<Pressure>>,
+}
+
+impl Kept {
+    /// Begins to write all labels of a model. Then versions that no label names any more are unloaded, when
+    /// the repository has time.
+    fn begin(
+        shared: &Arc<Shared>,
+        repository: &Arc<dyn Repository>,
+        model: &str,
+        set_on: Option<Arc<Pressure>>,
+    ) -> Self {
+        let mut waiting = shared.models.keeping.waiting();
+        if let Some(written) = waiting.get(model) {
+            return Self { written: written.clone(), set_on };
+        }
+        let (done, written) = watch::channel(None);
+        waiting.insert(model.to_owned(), written.clone());
+        tokio::spawn(write(shared.clone(), repository.clone(), model.to_owned(), done));
+        Self { written, set_on }
+    }
+
+    /// Waits for the disk, but not for long: the labels hold until a restart anyway, and are written when the
+    /// disk answers.
+    ///
+    /// # Errors
+    /// Why the label may be lost at a restart.
+    async fn end(mut self, model: &str, label: &str) -> Result<(), String> {
+        let Ok(written) = tokio::time::timeout(DISK_WAIT, self.written.wait_for(Option::is_some)).await
+        else {
             tracing::warn!(
                 model,
                 label,
                 "a label that a client has set is not written yet: the disk is slow"
             );
-            Err("the disk has not answered yet".to_owned())
+            return Err("the disk has not answered yet".to_owned());
+        };
+        // Closed without a result when the server ends.
+        let written = written.ok().and_then(|written| written.clone());
+        let written = written.ok_or_else(|| "the server has ended".to_owned())??;
+        match self.set_on {
+            Some(set_on) if !written.is_some_and(|written| Arc::ptr_eq(&written, &set_on)) => {
+                Err("the model was unloaded meanwhile".to_owned())
+            }
+            Some(_) | None => Ok(()),
         }
     }
 }
+
+async fn write(
+    shared: Arc<Shared>,
+    repository: Arc<dyn Repository>,
+    model: String,
+    done: watch::Sender<Option<Written>>,
+) {
+    let keeping = &shared.models.keeping;
+    let _writing = keeping.writing.lock().await;
+    // Before the labels are read: a call that sets one from now on needs another write.
+    keeping.waiting().remove(&model);
+    let keep = {
+        let (shared, repository, name) = (shared.clone(), repository.clone(), model.clone());
+        move || shared.models.keep_labels(&name, |labels| repository.keep_labels(&name, &labels.set))
+    };
+    let written = tokio::task::spawn_blocking(keep).await;
+    repository.look(&model);
+    done.send_replace(Some(written.unwrap_or_else(|error| Err(error.to_string()))));
+}
+
+#[cfg(test)]
+#[cfg(not(flechette_loom))]
+mod tests;

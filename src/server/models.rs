@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use dashmap::DashMap;
 use dashmap::mapref::entry::Entry;
 
+use super::labels::Keeping;
 use super::learn_log::LearnLog;
 use super::model::{Held, Model, Parts};
 use super::pressure::Pressure;
@@ -76,9 +77,7 @@ pub(crate) struct Models {
     served: DashMap<String, Arc<Model>>,
     /// Held while a model takes the place of another one, and never while waiting for a disk.
     changing: Mutex<()>,
-    /// Held while labels are made durable: one after the other, each with the labels of that time, so that
-    /// the last ones stay. Those that wait for it hold no thread.
-    pub keeping: tokio::sync::Mutex<()>,
+    pub keeping: Keeping,
     metrics: Arc<Metrics>,
     /// Held while engines are added, so that they get the present settings.
     batchers: Mutex<Batchers>,
@@ -95,7 +94,7 @@ impl Models {
         learning: Option<Learning>,
     ) -> Self {
         let (served, batchers) = (DashMap::new(), Mutex::new(batchers));
-        let (changing, keeping) = (Mutex::default(), tokio::sync::Mutex::default());
+        let (changing, keeping) = (Mutex::default(), Keeping::default());
         Self { served, changing, keeping, metrics, batchers, limits, learning }
     }
 
@@ -215,8 +214,15 @@ impl Models {
         Ok(version)
     }
 
-    /// Makes the labels of a model durable that clients have set, while `keeping` is held. If `keep` fails,
-    /// they still hold until a restart: whoever rolls a version back needs that now. Waits for the disk.
+    /// What tells a model whose labels can be set from one that is loaded later under its name.
+    pub(crate) fn labelled(&self, name: &str) -> Option<Arc<Pressure>> {
+        let model = self.get(name)?;
+        model.labels().is_some().then(|| model.pressure().clone())
+    }
+
+    /// Makes the labels of a model durable that clients have set, one call after the other (`labels.rs`). If
+    /// `keep` fails, they still hold until a restart: whoever rolls a version back needs that now. Waits for
+    /// the disk. Returns whose labels they were, as [`Self::labelled`].
     ///
     /// # Errors
     /// Why they are lost at a restart.
@@ -224,11 +230,15 @@ impl Models {
         &self,
         name: &str,
         keep: impl FnOnce(&Labels) -> Result<(), String>,
-    ) -> Result<(), String> {
-        let Some(labels) = self.get(name).and_then(|model| model.labels().cloned()) else { return Ok(()) };
-        keep(&labels).inspect_err(|reason| {
+    ) -> Result<Option<Arc<Pressure>>, String> {
+        let Some(model) = self.get(name) else { return Ok(None) };
+        let (Some(labels), of) = (model.labels().cloned(), model.pressure().clone()) else { return Ok(None) };
+        // Who unloads it does not wait for the disk.
+        drop(model);
+        let kept = keep(&labels).inspect_err(|reason| {
             tracing::warn!(model = name, reason, "labels that clients have set are lost at a restart");
-        })
+        });
+        kept.map(|()| Some(of))
     }
 
     /// Serves these versions from now on. Engines that are not among them end when their calls are answered,

@@ -27,10 +27,10 @@ pub(crate) enum Change {
 }
 
 /// A change that was requested.
-pub(crate) struct Requested {
-    /// Closed when the change has begun, or will not be made.
+pub(crate) struct Requested<A = oneshot::Receiver<Result<(), ChangeError>>> {
+    /// Gets a message when the change begins, and is closed if it will not be made.
     pub begun: oneshot::Receiver<()>,
-    pub answer: oneshot::Receiver<Result<(), ChangeError>>,
+    pub answer: A,
 }
 
 /// Where models are loaded from.
@@ -50,8 +50,8 @@ pub(crate) trait Repository: Send + Sync {
     /// Requests a look at a model, because its labels have changed.
     fn look(&self, model: &str);
 
-    /// Requests a change for the call with this id. Changes are made one after the other. If the receiver of
-    /// its answer is dropped before a change has begun, it is not made.
+    /// Requests a change for the call with this id. Changes are made one after the other. If
+    /// [`Requested::begun`] is dropped before a change has begun, it is not made.
     fn change(&self, change: Change, model: String, id: String) -> Requested;
 
     /// The model that is changed now; `None` while models are loaded at the start.

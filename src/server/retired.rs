@@ -1,5 +1,6 @@
-//! Shuts down engines that were removed from a model: joins their threads, with a time limit, and releases
-//! their memory.
+//! Shuts down engines that were removed from a model: joins their threads, and releases their memory. That
+//! unmaps tables, waits for threads and perhaps for a disk, so a thread of its own does it, and never the
+//! thread of the network that ends the last call.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -7,6 +8,10 @@ use std::time::{Duration, Instant};
 use super::serving_engine::ServingEngine;
 use super::shadow::Shadowing;
 use crate::bounded_thread::BoundedThread;
+
+/// The first and the longest pause between two looks whether calls still use an engine.
+const FIRST_PAUSE: Duration = Duration::from_millis(1);
+const MAX_PAUSE: Duration = Duration::from_secs(1);
 
 /// Engines that were removed from a model, and that no call finds any more.
 #[derive(Default)]
@@ -16,8 +21,9 @@ pub(crate) struct RetiredEngines {
 }
 
 impl RetiredEngines {
-    /// Joins the threads of the engines, and releases their memory. Returns `false` if that takes longer than
-    /// `limit`: a call of a model that is stuck cannot be ended, and the caller has other models to care for.
+    /// Joins the threads of the engines, and releases their memory when no call uses them any more. Returns
+    /// `false` if that takes longer than `limit`, and goes on: a call of a model that is stuck cannot be
+    /// ended, and the caller has other models to care for.
     pub(crate) fn join(self, model: &str, limit: Duration) -> bool {
         if self.engines.is_empty() && self.shadow.is_none() {
             return true;
@@ -33,6 +39,11 @@ impl RetiredEngines {
             self.engines.iter().for_each(|served| served.batcher.close());
             self.engines.iter().for_each(|served| served.batcher.join());
             self.shadow.iter().for_each(|shadow| shadow.end());
+            let mut pause = FIRST_PAUSE;
+            while self.is_used() {
+                std::thread::sleep(pause);
+                pause = (2 * pause).min(MAX_PAUSE);
+            }
             // Before the end of the wait: who unloads a model wants its memory back.
             drop(self);
         });
@@ -50,5 +61,13 @@ impl RetiredEngines {
             );
         }
         in_time
+    }
+
+    /// Whether a call still has one of them. No call finds them any more, so this does not become true again.
+    fn is_used(&self) -> bool {
+        let engine =
+            |served: &Arc<ServingEngine>| Arc::strong_count(served) > 1 || served.batcher.is_awaited();
+        let shadow = |shadow: &Arc<Shadowing>| Arc::strong_count(shadow) > 1 || shadow.is_awaited();
+        self.engines.iter().any(engine) || self.shadow.iter().any(shadow)
     }
 }

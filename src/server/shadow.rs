@@ -114,6 +114,11 @@ impl Shadowing {
         self.metrics.largest.set(0.0);
     }
 
+    /// As [`Batcher::is_awaited`].
+    pub(crate) fn is_awaited(&self) -> bool {
+        self.batcher.is_awaited()
+    }
+
     fn record(&self, served: &[f32], shadow: &[f32]) {
         let mut largest = self.largest.lock().even_poisoned();
         for (served, shadow) in served.iter().zip(shadow) {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::task::JoinHandle;
-use tokio::time::Instant;
+use tokio::time::{Instant, Interval, MissedTickBehavior};
 use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 
@@ -27,6 +27,14 @@ pub(super) async fn set_health(health: &HealthReporter, ready: bool) {
     }
 }
 
+/// After a pause of the process or of this task, no ticks follow at once to make up for it: there are no
+/// answers between those, and the measured rate of a model would drop.
+fn ticks() -> Interval {
+    let mut ticks = tokio::time::interval(UPDATE_EVERY);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    ticks
+}
+
 /// Updates health, the version gauge and the history of the status page. `ready` is the readiness that was
 /// reported last.
 pub(super) async fn update_status(shared: Arc<Shared>, health: HealthReporter, mut ready: bool) {
@@ -34,7 +42,7 @@ pub(super) async fn update_status(shared: Arc<Shared>, health: HealthReporter, m
     let mut sampling: Option<JoinHandle<()>> = None;
     let mut stuck = Stuck::default();
     let mut overloads = status_page::Overloads::default();
-    let mut ticks = tokio::time::interval(UPDATE_EVERY);
+    let mut ticks = ticks();
     loop {
         ticks.tick().await;
         let elapsed = ticked.elapsed();
@@ -63,5 +71,37 @@ pub(super) async fn update_status(shared: Arc<Shared>, health: HealthReporter, m
             // disk, and readiness must go on.
             sampling = Some(tokio::task::spawn_blocking(move || status_page::sample(&shared)));
         }
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(flechette_loom))]
+mod tests {
+    use super::pressure::Pressure;
+    use super::*;
+    use crate::batcher::Priority;
+
+    #[test]
+    fn after_a_pause_under_overload_the_rate_and_the_overload_are_those_of_before() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        let pressure = Pressure::new();
+        pressure.refused(Priority::Normal);
+        (0..2000).for_each(|_| pressure.answered());
+        pressure.tick(Duration::from_secs(1));
+        runtime.block_on(async {
+            let mut ticks = ticks();
+            ticks.tick().await;
+            let mut ticked = Instant::now();
+            std::thread::sleep(10 * UPDATE_EVERY);
+            (0..2000 * 10 / 5).for_each(|_| pressure.answered());
+            while tokio::time::timeout(UPDATE_EVERY / 2, ticks.tick()).await.is_ok() {
+                pressure.tick(ticked.elapsed());
+                ticked = Instant::now();
+            }
+        });
+        assert!(pressure.overloaded());
+        // At 2000 answers a second a call takes 15 ms.
+        assert_eq!((0..30).map(|_| pressure.enter(Some(Priority::Normal))).last(), Some(30));
+        pressure.admit(Priority::Normal, None).unwrap();
     }
 }

@@ -3,6 +3,7 @@
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -13,6 +14,7 @@ use flechette::server::inference::repository_index_response::ModelIndex;
 use flechette::server::proto::ctr_client::CtrClient;
 use flechette::server::proto::{GetModelRequest, PredictRequest};
 use flechette::types::Batch;
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use tonic::Code;
 
@@ -95,6 +97,34 @@ fn a_signal_ends_a_server_whose_models_still_load() {
     let (status, log) = served.ended();
     assert!(status.success(), "{log}");
     assert!(!log.contains("refused"), "it waited for the model: {log}");
+}
+
+/// Whether a process catches SIGTERM.
+fn catches_sigterm(pid: u32) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap();
+    u64::from_str_radix(mask.trim(), 16).unwrap() >> (Signal::TERM.as_raw() - 1) & 1 == 1
+}
+
+#[test]
+fn a_signal_ends_a_server_however_early_it_comes() {
+    let workshop = Workshop::new(300, 50);
+    fs::create_dir(&workshop.models).unwrap();
+    let line = format!("serve --models {} --grpc 127.0.0.1:0 --http 127.0.0.1:0", workshop.models);
+    for _ in 0..10 {
+        let mut child = flechette().args(line.split(' ')).stderr(Stdio::null()).spawn().unwrap();
+        while !catches_sigterm(child.id()) {
+            assert!(child.try_wait().unwrap().is_none(), "it has ended");
+        }
+        // A new process for this would come too late.
+        kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+        let ended = (0..6000).find_map(|_| {
+            std::thread::sleep(Duration::from_millis(10));
+            child.try_wait().unwrap()
+        });
+        let _ = child.kill();
+        assert!(ended.is_some_and(|status| status.success()), "{ended:?}");
+    }
 }
 
 #[test]

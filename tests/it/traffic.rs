@@ -1,7 +1,7 @@
 //! Several versions of a model in one server: by number, by label, by share, and as a shadow.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
+use std::fs::{self, File};
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use flechette::server::proto::{PredictRequest, SetLabelRequest};
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 use tonic::transport::Channel;
-use tonic::{Code, Status};
+use tonic::{Code, Request, Status};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::kserve::typed;
@@ -327,6 +327,29 @@ fn a_label_that_cannot_be_kept_counts_until_a_restart() {
     fs::remove_dir_all(&file).unwrap();
     let output = run(&format!("label --addr {} {MODEL} stable 1", client.served.url()));
     assert!(output.status.success() && output.stderr.is_empty(), "what can be kept again has no warning");
+    client.ends_well();
+    let client = world.serve("", "");
+    assert_eq!(client.scored_by(&world, |_| {}).unwrap(), 1);
+    client.ends_well();
+}
+
+#[test]
+fn a_label_whose_call_has_ended_before_its_version_was_loaded_survives_a_restart() {
+    let world = World::new(2);
+    let client = world.serve("", "");
+    let dir = Path::new(&world.workshop.models).join(MODEL);
+    // The version cannot be opened, as if it were being removed. The server waits 10 seconds for this lock.
+    let version = File::open(dir.join("1")).unwrap();
+    version.lock().unwrap();
+    let (model, label) = (MODEL.to_owned(), "stable".to_owned());
+    let mut request = Request::new(SetLabelRequest { model, label, version: 1, remove: false });
+    request.set_timeout(Duration::from_secs(3));
+    let status = client.runtime.block_on(client.ctr.clone().set_label(request)).unwrap_err();
+    // Which of them depends on who sees the deadline first.
+    assert!([Code::Cancelled, Code::DeadlineExceeded].contains(&status.code()), "{status}");
+    drop(version);
+    wait("the label is set", || client.scored_by(&world, |_| {}).unwrap() == 1);
+    wait("the label is kept", || dir.join("state/labels.json").exists());
     client.ends_well();
     let client = world.serve("", "");
     assert_eq!(client.scored_by(&world, |_| {}).unwrap(), 1);

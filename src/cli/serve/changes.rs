@@ -25,8 +25,8 @@ pub(crate) struct ChangeRequest {
     model: String,
     /// The id of the client's call, for the log.
     id: String,
-    /// Dropped when the change begins.
-    waits: oneshot::Sender<()>,
+    /// Gets a message when the change begins. Closed if the client is gone before.
+    begun: oneshot::Sender<()>,
     reply: oneshot::Sender<Result<(), ChangeError>>,
 }
 
@@ -97,11 +97,12 @@ impl Repository for CommandSender {
     }
 
     fn change(&self, change: Change, model: String, id: String) -> Requested {
-        let (waits, begun) = oneshot::channel();
+        let (begins, begun) = oneshot::channel();
         let (reply, answer) = oneshot::channel();
         // If the thread has ended, the reply is dropped, and the answer says so.
-        if let Err(TrySendError::Full(WatchCommand::Change(ChangeRequest { reply, .. }))) =
-            self.wake.try_send(WatchCommand::Change(ChangeRequest { change, model, id, waits, reply }))
+        if let Err(TrySendError::Full(WatchCommand::Change(ChangeRequest { reply, .. }))) = self
+            .wake
+            .try_send(WatchCommand::Change(ChangeRequest { change, model, id, begun: begins, reply }))
         {
             let _ = reply.send(Err(ChangeError::Busy));
         }
@@ -131,11 +132,11 @@ fn words(change: &Change) -> String {
 impl ChangeRequest {
     /// Makes the change, unless its client is gone, and answers the client.
     fn settle(self, make: impl FnOnce(&Change, &str, &str) -> Result<(), ChangeError>) {
-        let Self { change, model, id, waits, reply } = self;
-        if reply.is_closed() {
+        let Self { change, model, id, begun, reply } = self;
+        // Either it fails, or whoever waits knows that the change is made, also if it goes now.
+        if begun.send(()).is_err() {
             return;
         }
-        drop(waits);
         let result = unless_it_panics(|| make(&change, &model, &id));
         let result = result.unwrap_or_else(|| Err(ChangeError::Panicked { model: model.clone() }));
         if let Err(reason) = &result {
@@ -269,6 +270,8 @@ impl Watcher {
 mod tests {
     use std::sync::mpsc::sync_channel;
 
+    use tokio::sync::oneshot::error::TryRecvError;
+
     use super::*;
     use crate::types::Version;
 
@@ -276,18 +279,42 @@ mod tests {
         CommandSender::new(Path::new("models"), wake, ModelInProgress::default())
     }
 
-    fn load(sender: &CommandSender) -> oneshot::Receiver<Result<(), ChangeError>> {
-        sender.change(Change::Load, "ads".to_owned(), String::new()).answer
+    fn load(sender: &CommandSender) -> Requested {
+        sender.change(Change::Load, "ads".to_owned(), String::new())
     }
 
     #[test]
     fn a_change_that_panics_is_answered_and_the_thread_goes_on() {
         let (wake, woken) = sync_channel(2);
-        let mut answer = load(&sender(wake));
+        let Requested { mut answer, begun: _begun } = load(&sender(wake));
         let Ok(WatchCommand::Change(requested)) = woken.try_recv() else { panic!("no change") };
         requested.settle(|_, _, _| panic!("on purpose"));
         let error = answer.try_recv().unwrap().unwrap_err();
         assert_eq!(error.code(), tonic::Code::Internal, "{error}");
+    }
+
+    #[test]
+    fn a_change_whose_client_goes_is_made_if_it_has_begun_and_is_answered_then() {
+        let (wake, woken) = sync_channel(2);
+        let sender = sender(wake);
+        let mut made = 0;
+        let mut settle = || {
+            let Ok(WatchCommand::Change(requested)) = woken.try_recv() else { panic!("no change") };
+            requested.settle(|_, _, _| {
+                made += 1;
+                Ok(())
+            });
+        };
+        let Requested { begun, mut answer } = load(&sender);
+        drop(begun);
+        settle();
+        assert!(matches!(answer.try_recv(), Err(TryRecvError::Closed)), "it is not made");
+        let Requested { mut begun, mut answer } = load(&sender);
+        settle();
+        assert_eq!(begun.try_recv(), Ok(()));
+        drop(begun);
+        assert!(answer.try_recv().unwrap().is_ok());
+        assert_eq!(made, 1);
     }
 
     #[test]
@@ -297,8 +324,8 @@ mod tests {
         (0..10).for_each(|_| sender.look("ads"));
         let mut waits = load(&sender);
         let mut refused = load(&sender);
-        assert!(waits.try_recv().is_err(), "it waits for the thread");
-        let error = refused.try_recv().unwrap().unwrap_err();
+        assert!(waits.answer.try_recv().is_err(), "it waits for the thread");
+        let error = refused.answer.try_recv().unwrap().unwrap_err();
         assert!(matches!(error, ChangeError::Busy), "{error}");
         let Ok(WatchCommand::Labels(look)) = woken.try_recv() else { panic!("no look") };
         assert_eq!(look.begin(), "ads");

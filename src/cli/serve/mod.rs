@@ -26,6 +26,7 @@ mod warm;
 mod watch;
 
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, RwLock};
 use std::time::Duration;
 
@@ -82,10 +83,11 @@ pub(crate) fn run(args: Args, config: &Config, settings: Layers) -> anyhow::Resu
     let metrics = if config.server.metrics { Metrics::new() } else { Metrics::disabled() };
     let metrics = Arc::new(metrics.context("metrics")?);
     let learns = training.as_ref().and_then(ServeTrainFlags::learns);
-    let _second_signal = OnSignal::set_flag(&Arc::default())?;
+    let signalled = Arc::default();
+    let _second_signal = OnSignal::set_flag(&signalled)?;
     let runtime = runtime(config)?;
     let ended = runtime.block_on(async {
-        let terminated = terminated().context("signals")?;
+        let terminated = unless_signalled(signalled, terminated().context("signals")?);
         let hangup = signal(SignalKind::hangup()).context("signals")?;
         let learning =
             Learning { models: models.clone(), config: config.learn, only: learns.into_iter().collect() };
@@ -124,6 +126,14 @@ pub(crate) fn run(args: Args, config: &Config, settings: Layers) -> anyhow::Resu
     // A blocking task may wait for a disk that does not answer. The end of the process ends it.
     runtime.shutdown_timeout(RUNTIME_WAIT);
     ended
+}
+
+/// Ends with `terminated`, or at once if the flag was set before: by a signal that came while nothing waited
+/// for one yet.
+async fn unless_signalled(signalled: Arc<AtomicBool>, terminated: impl Future<Output = ()>) {
+    if !signalled.load(Ordering::SeqCst) {
+        terminated.await;
+    }
 }
 
 /// Ends what runs beside the server. Blocks, which is fine because no call is in flight.

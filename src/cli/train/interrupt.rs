@@ -45,13 +45,15 @@ impl OnSignal {
     /// # Errors
     /// When the system refuses the handlers or a thread.
     pub(crate) fn set_flag(flag: &Arc<AtomicBool>) -> anyhow::Result<Self> {
+        // Before anything else that catches a signal, so that none is lost.
+        let flags = [SIGINT, SIGTERM].map(|signal| register(signal, flag.clone()).context("signals"));
+        let actions = flags.into_iter().collect::<Result<_, _>>()?;
         let mut signals = Signals::new([SIGINT, SIGTERM]).context("signals")?;
         let (first, ends) = (signals.handle(), Arc::new(AtomicBool::new(false)));
-        let mut on_signal = Self { actions: Vec::new(), first };
+        let mut on_signal = Self { actions, first };
         for signal in [SIGINT, SIGTERM] {
             let further = register_conditional_shutdown(signal, EXIT_CODE.into(), ends.clone());
             on_signal.actions.push(further.context("signals")?);
-            on_signal.actions.push(register(signal, flag.clone()).context("signals")?);
         }
         let wait = move || {
             if signals.forever().next().is_some() {

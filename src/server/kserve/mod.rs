@@ -36,7 +36,7 @@ use crate::batcher::{Priority, Terms};
 use crate::schema::Schema;
 use crate::types::Scores;
 use answers::Form;
-pub(crate) use repository::change;
+pub(crate) use repository::wait_for;
 pub(crate) use request::{InferHead, InferRequest};
 use service::grpc_inference_service_server::GrpcInferenceService;
 pub(crate) use service::grpc_inference_service_server::GrpcInferenceServiceServer;

@@ -111,7 +111,20 @@ pub(crate) async fn change(
     id: String,
 ) -> Result<(), CallError> {
     let repository = shared.repository.get().ok_or(ChangeError::Unsupported)?;
-    let Requested { begun, answer } = repository.change(change, model.clone(), id);
+    let requested = repository.change(change, model.clone(), id);
+    wait_for(&**repository, model, requested).await
+}
+
+/// Waits for the answer to a change of a model.
+///
+/// # Errors
+/// When the change is not made.
+pub(crate) async fn wait_for<T, E>(
+    repository: &dyn Repository,
+    model: String,
+    requested: Requested<impl Future<Output = Result<Result<T, ChangeError>, E>>>,
+) -> Result<T, CallError> {
+    let Requested { begun, answer } = requested;
     if tokio::time::timeout(BEGIN_WAIT, begun).await.is_err() {
         let (seconds, now) = (BEGIN_WAIT.as_secs(), repository.changes_now());
         return Err(ChangeError::NotBegun { model, seconds, now }.into());

@@ -1,5 +1,6 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
+use std::sync::mpsc;
 use std::thread;
 
 use super::*;
@@ -112,15 +113,31 @@ fn labels_hold_and_change_while_the_disk_does_not_answer() {
         assert_eq!(labels().stable(), LabelTarget::Version(Version(2)));
         Ok(())
     });
-    assert_eq!(kept, Ok(()));
+    assert!(kept.unwrap().is_some());
     let kept = models.keep_labels(NAME, |_| Err("disk gone".to_owned()));
-    assert_eq!(kept, Err("disk gone".to_owned()));
+    assert_eq!(kept.unwrap_err(), "disk gone");
     assert_eq!(labels().stable(), LabelTarget::Version(Version(2)), "it holds all the same");
     let kept = models.keep_labels(NAME, |kept| {
         assert_eq!(kept.set.len(), 2);
         Ok(())
     });
-    assert_eq!(kept, Ok(()));
+    assert!(kept.unwrap().is_some());
+}
+
+#[test]
+fn the_labels_of_a_model_that_was_unloaded_are_not_kept_as_those_of_the_next_one() {
+    let (models, again) = served();
+    let before = models.labelled(NAME).unwrap();
+    models.set_label(NAME, label("old", Some(LabelTarget::Version(Version(2))))).unwrap();
+    assert!(Arc::ptr_eq(&models.labelled(NAME).unwrap(), &before));
+    assert!(models.remove(NAME));
+    let nothing = || models.keep_labels(NAME, |_| panic!("there are no labels")).unwrap().is_none();
+    assert!(nothing(), "the model is not served");
+    models.add(again).unwrap();
+    assert!(nothing() && models.labelled(NAME).is_none(), "its labels were not read");
+    models.set_labels(NAME, Labels::default());
+    let kept = models.keep_labels(NAME, |_| Ok(())).unwrap();
+    assert!(kept.is_some_and(|kept| !Arc::ptr_eq(&kept, &before)));
 }
 
 #[test]
@@ -177,6 +194,48 @@ fn a_model_whose_call_is_stuck_can_be_unloaded_and_loaded_again() {
     assert!(models.get(NAME).is_some());
     stuck.release();
     drop(ticket);
+}
+
+/// A model that tells the name of the thread that releases it.
+struct Released(Arc<Fake>, mpsc::Sender<Option<String>>);
+
+impl Predict for Released {
+    fn predict(&self, batch: &Batch) -> Result<Scores, PredictError> {
+        self.0.predict(batch)
+    }
+
+    fn describe(&self) -> Description {
+        self.0.describe()
+    }
+
+    fn ready(&self) -> bool {
+        true
+    }
+}
+
+impl Drop for Released {
+    fn drop(&mut self) {
+        let _ = self.1.send(thread::current().name().map(str::to_owned));
+    }
+}
+
+#[test]
+fn the_memory_of_a_model_is_not_released_by_the_thread_that_ends_its_last_call() {
+    let (models, _) = served();
+    models.remove(NAME);
+    let (release, released) = mpsc::channel();
+    models.add(Arc::new(Released(Fake::new(), release))).unwrap();
+    let call = models.get(NAME).unwrap();
+    let ticket = call.main().batcher.submit(sample(), Terms::default()).unwrap();
+    assert!(models.remove(NAME));
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let ended = runtime.spawn(async move {
+        drop(call);
+        drop(ticket);
+    });
+    runtime.block_on(ended).unwrap();
+    let thread = released.recv_timeout(Duration::from_secs(60)).unwrap();
+    assert_eq!(thread.as_deref(), Some("end-engines"));
 }
 
 /// A version that cannot score.
