@@ -12,6 +12,7 @@ use super::policy::rank::Ranks;
 use super::policy::{Fill, Level};
 use super::slab::SlabShape;
 use super::{AdmissionOption, CacheError, CacheOptions, EvictionOption, WATERMARKS};
+use crate::mem::WORD_BYTES;
 use crate::types::{ROW_ALIGN, TableId};
 
 /// The least number of buckets, so that a key's two buckets mostly differ.
@@ -20,8 +21,8 @@ const MIN_BUCKETS: usize = 2;
 const SLABS_PER_CLASS: usize = 64;
 /// The largest slab, unless one row is larger.
 const MAX_SLAB_BYTES: usize = 1 << 20;
-/// Locations address this many bytes, in units of 4.
-const MAX_POOL_BYTES: usize = Location::OFFSETS as usize * 4;
+/// Locations address this many bytes.
+const MAX_POOL_BYTES: usize = Location::OFFSETS as usize * WORD_BYTES;
 
 /// The shape of one table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -29,7 +29,7 @@
 use std::sync::Arc;
 
 use super::error::CacheError;
-use super::index::{BUCKETS_AHEAD, Entry, Held, Location, Stamp, Unlinked};
+use super::index::{BUCKETS_AHEAD, Entry, Location, PinnedLocation, Stamp, Unlinked};
 use super::shared::{Insertion, Shared};
 use super::slab::Slot;
 use crate::mem::PartedMap;
@@ -204,8 +204,9 @@ impl Shared {
     /// Where a row is; `None` if it is not cached.
     fn find(&self, table: TableId, own: FlatKey) -> Option<Location> {
         let (_, key) = self.keys.row(table, own);
-        let is_row = |held: Held<'_>| held.location().is_host() || self.is_row(table, own, held);
-        self.index.look(key, |held| is_row(held).then(|| held.location()))?
+        let is_row =
+            |pinned: PinnedLocation<'_>| pinned.location().is_host() || self.is_row(table, own, pinned);
+        self.index.look(key, |pinned| is_row(pinned).then(|| pinned.location()))?
     }
 
     /// Merges the overlay into the index. Returns the slots of rows that found no room in the index.
@@ -218,7 +219,7 @@ impl Shared {
             ahead.next().into_iter().for_each(|key| self.index.prefetch(key));
             let (_, key) = self.keys.row(table, own);
             let Some(location) = location else {
-                if let Some(stale) = self.index.remove(key, |held| self.is_row(table, own, held)) {
+                if let Some(stale) = self.index.remove(key, |pinned| self.is_row(table, own, pinned)) {
                     self.retire(stale);
                 }
                 continue;

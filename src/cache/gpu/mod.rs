@@ -51,7 +51,7 @@ use super::epoch::Replaceable;
 use super::evictor::{EvictStep, Evictor};
 use super::policy::Fill;
 use super::shape::{Layout, TAG_BYTES};
-use super::slots::{Slots, UNIT};
+use super::slots::Slots;
 use super::version::{NewRow, Switched};
 use super::{CacheError, CacheOptions, CacheShape, CacheStats};
 use crate::cache::gpu::args::Pointable;
@@ -60,6 +60,7 @@ use crate::cache::gpu::overlay::OverlayTable;
 use crate::cache::gpu::table::{GpuTable, GpuTableShape};
 use crate::device::cuda::memory::PinnedMemory;
 use crate::device::cuda::{Driver, DriverError};
+use crate::mem::WORD_BYTES;
 use crate::sync::EvenPoisoned;
 use crate::types::{TableId, Version};
 pub use context::{ContextShape, LookupContext};
@@ -215,7 +216,7 @@ impl<D: Driver> Shared<D> {
     /// Words of a row in its slot, tag included.
     fn slot_words(&self, table: TableId) -> usize {
         let tag = if self.keys.tagged(table) { TAG_BYTES } else { 0 };
-        (tag + self.tables[table.index()].row_bytes) / UNIT
+        (tag + self.tables[table.index()].row_bytes) / WORD_BYTES
     }
 
     /// Records that waiting for a batch failed. Its kernels may still run, so its pin is never dropped.

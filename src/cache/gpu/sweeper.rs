@@ -10,8 +10,7 @@ use super::kernels;
 use super::table::GpuTable;
 use crate::device::cuda::memory::{Array, DeviceMemory, MemoryPlan, PinnedMemory};
 use crate::device::cuda::{Driver, DriverError};
-
-const WORD: usize = size_of::<u32>();
+use crate::mem::WORD_BYTES;
 
 /// The entries that a sweep evicts.
 #[derive(Clone, Debug, PartialEq)]
@@ -75,7 +74,7 @@ impl<D: Driver> Sweeper<D> {
         let (evicted, report) = (plan.array(most), plan.array(1));
         let pointable = plan.array(tables);
         let memory = PinnedMemory::new(gpu_table.driver(), plan.bytes())?;
-        let counters = DeviceMemory::new(gpu_table.driver(), 3 * WORD)?;
+        let counters = DeviceMemory::new(gpu_table.driver(), 3 * WORD_BYTES)?;
         Ok(Self {
             gpu_table: gpu_table.clone(),
             memory,
@@ -141,7 +140,7 @@ impl<D: Driver> Sweeper<D> {
             now,
             stretch: u64::from(buckets).min(self.gpu_table.shape().buckets) as u32,
             most: most.min(self.evicted.len()) as u32,
-            slab_words: (self.gpu_table.shape().slab_bytes / WORD) as u32,
+            slab_words: (self.gpu_table.shape().slab_bytes / WORD_BYTES) as u32,
             pointables: self.tables.len() as u32,
             ..SweepArgs::default()
         };

@@ -15,13 +15,13 @@ use super::args::{BUCKET_BYTES, JobKind, MayReplace, Outcome, ReplaceArgs, Repla
 use super::kernels;
 use crate::device::cuda::memory::{Array, DeviceMemory, MemoryPlan, PinnedMemory, Recorded, Staging};
 use crate::device::cuda::{Driver, DriverError};
+use crate::mem::WORD_BYTES;
 use crate::sync::EvenPoisoned;
 
 /// Words that locations can address.
 const LOCATION_WORDS: u64 = 1 << 39;
 /// Keys below this mark empty and removed entries.
 const RESERVED_KEYS: u64 = 2;
-const WORD: usize = size_of::<u32>();
 /// Words of a tag.
 const TAG_WORDS: usize = 2;
 
@@ -62,7 +62,7 @@ impl<D: Driver> GpuTable<D> {
             shape,
             index: DeviceMemory::new(&driver, shape.buckets as usize * BUCKET_BYTES)?,
             pool: DeviceMemory::new(&driver, shape.slabs * shape.slab_bytes)?,
-            host_origin: somewhere.saturating_sub(LOCATION_WORDS / 2 * WORD as u64) & !4095,
+            host_origin: somewhere.saturating_sub(LOCATION_WORDS / 2 * WORD_BYTES as u64) & !4095,
             regions: Mutex::default(),
             driver,
         })
@@ -96,7 +96,7 @@ impl<D: Driver> GpuTable<D> {
     /// The bits of a host row's location: its distance from the origin in words, and a lowest bit of 1, which
     /// marks host memory. `None` if the address is out of reach.
     fn host_location(&self, address: u64) -> Option<u64> {
-        let words = address.checked_sub(self.host_origin)? / WORD as u64;
+        let words = address.checked_sub(self.host_origin)? / WORD_BYTES as u64;
         (words < LOCATION_WORDS).then_some(words << 1 | 1)
     }
 
@@ -106,14 +106,14 @@ impl<D: Driver> GpuTable<D> {
 
     /// The address of a host row.
     fn host_address(&self, location: u64) -> u64 {
-        self.host_origin + (location >> 1) * WORD as u64
+        self.host_origin + (location >> 1) * WORD_BYTES as u64
     }
 
     /// Whether kernels may read this many words at a location.
     pub(crate) fn holds(&self, location: u64, words: usize) -> bool {
-        let bytes = (words * WORD) as u64;
+        let bytes = (words * WORD_BYTES) as u64;
         if location & 1 == 0 {
-            return (location >> 1) * WORD as u64 + bytes <= self.pool.bytes() as u64;
+            return (location >> 1) * WORD_BYTES as u64 + bytes <= self.pool.bytes() as u64;
         }
         let from = self.host_address(location);
         let to = from + bytes;

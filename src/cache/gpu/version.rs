@@ -27,7 +27,7 @@ use std::sync::{Arc, Weak};
 
 use super::super::CacheError;
 use super::super::epoch::OwnedPin;
-use super::super::slots::{Slot, UNIT};
+use super::super::slots::Slot;
 use super::super::version::{ByKey, Changed, NewRow, Overlay, Switched};
 use super::replace::{JOBS, JobBlock, JobSlot, JobTarget, Launch};
 use super::{GpuCacheError, Shared, lock};
@@ -36,7 +36,7 @@ use crate::cache::gpu::overlay::{ChangedRow, OverlayTable};
 use crate::cache::gpu::table::{Job, JobRow, Jobs};
 use crate::device::cuda::memory::Staging;
 use crate::device::cuda::{Driver, DriverError};
-use crate::mem::NumberMap;
+use crate::mem::{NumberMap, WORD_BYTES};
 use crate::types::{FlatKey, TableId, Version};
 
 /// Bytes of the staging buffer, unless one row is longer.
@@ -198,7 +198,7 @@ impl<'s, D: Driver> Carrier<'s, D> {
         let longest = shared.tables.iter().map(|table| table.row_bytes).max().unwrap_or(0);
         Ok(Self {
             jobs: Jobs::new(&shared.gpu_table, JOBS)?,
-            staging: Staging::new(shared.gpu_table.driver(), STAGED_BYTES.max(longest) / UNIT)?,
+            staging: Staging::new(shared.gpu_table.driver(), STAGED_BYTES.max(longest) / WORD_BYTES)?,
             slots: ByKey::default(),
             overlay: Overlay::default(),
             shared,
@@ -230,14 +230,14 @@ impl<'s, D: Driver> Carrier<'s, D> {
                 self.overlay.rows.part_mut(&own).entry(own).or_insert(Changed { table, location: None });
                 continue;
             };
-            if rows.len() == JOBS || words + row.len() / UNIT > self.staging.len() {
+            if rows.len() == JOBS || words + row.len() / WORD_BYTES > self.staging.len() {
                 self.copy_some(&rows)?;
                 rows.clear();
                 words = 0;
             }
             // If a row occurs twice, its last bytes are used.
             if rows.insert(own, (table, row)).is_none() {
-                words += row.len() / UNIT;
+                words += row.len() / WORD_BYTES;
             }
         }
         self.copy_some(&rows)
@@ -252,7 +252,7 @@ impl<'s, D: Driver> Carrier<'s, D> {
         let mut copies = Vec::new();
         for (&own, &(table, row)) in rows {
             let Some(slot) = slots.get(&own) else { continue };
-            let end = word + row.len() / UNIT;
+            let end = word + row.len() / WORD_BYTES;
             bytemuck::cast_slice_mut(&mut words[word..end]).copy_from_slice(row);
             let (location, row) = (slot.location().bits(), JobRow::Staged(word));
             // A launch needs distinct keys. These jobs link nothing, so they have the rows' own keys: rows

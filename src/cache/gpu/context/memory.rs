@@ -233,7 +233,8 @@ impl<D: Driver> BatchMemory<D> {
     /// written nor freed.
     pub(super) unsafe fn upload(&self, stream: &D::Stream) -> Result<(), DriverError> {
         let offsets = self.shape.features * (self.samples + 1);
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the kernels that read the copy follow on this stream, and until they have ended, the caller
+        // neither writes nor frees the memory.
         unsafe { self.layout.upload(stream, self.laid_out.offsets.bytes_to(offsets)) }
     }
 

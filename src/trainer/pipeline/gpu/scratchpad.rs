@@ -21,11 +21,11 @@ use super::stepper::CudaStepper;
 use crate::compute::pool::{MAX_LOOKUPS, WARP_LANES};
 use crate::device::cuda::memory::{Array, DeviceMemory, MemoryPlan, PinnedMemory};
 use crate::device::cuda::{Address, Driver, DriverError};
+use crate::mem::WORD_BYTES;
 use crate::sync::EvenPoisoned;
 use crate::trainer::pipeline::gpu::{Scratch, ScratchError, SlotRun, SlotSize, StagingBuffer, Stepper};
 use crate::trainer::pipeline::slot_flags::{NO_SLOT, SlotFlags};
 
-const WORD: usize = size_of::<f32>();
 /// Words of a cache line of the device. The slots of each size begin at a line.
 const LINE_WORDS: usize = 32;
 
@@ -90,8 +90,9 @@ impl<D: Driver> CudaScratch<D> {
             let more =
                 width.max(1).checked_mul(count).and_then(|more| more.checked_next_multiple_of(LINE_WORDS));
             let all = more.and_then(|more| words.checked_add(more));
-            words =
-                all.filter(|&all| all <= isize::MAX as usize / WORD).ok_or(too_large(isize::MAX as usize))?;
+            words = all
+                .filter(|&all| all <= isize::MAX as usize / WORD_BYTES)
+                .ok_or(too_large(isize::MAX as usize))?;
         }
         let widest = sizes.iter().map(|size| size.words).max().unwrap_or(1);
         let narrowest = sizes.iter().map(|size| size.words).min().unwrap_or(1).max(1);
@@ -109,7 +110,7 @@ impl<D: Driver> CudaScratch<D> {
             sizes: sizes.to_vec(),
             starts,
             flags: sizes.iter().map(|size| SlotFlags::new(size.count)).collect(),
-            slots: DeviceMemory::new(driver, (words * WORD).max(WORD))?,
+            slots: DeviceMemory::new(driver, (words * WORD_BYTES).max(WORD_BYTES))?,
             streams: Streams {
                 take: driver.stream()?,
                 copy_out: driver.stream()?,
@@ -318,7 +319,7 @@ impl<D: Driver> StagingBuffer for CudaStagingBuffer<D> {
             // SAFETY: both buffers belong to this staging buffer and have room for the words (`incoming`,
             // `records`). `self` is borrowed mutably until `settle` has waited for both copies. If a wait
             // fails, see `records`.
-            _ => unsafe { driver.copy(stream, Address(from), Address(to), words * WORD) },
+            _ => unsafe { driver.copy(stream, Address(from), Address(to), words * WORD_BYTES) },
         };
         let (to_host, to_device) = (&streams.copy_out, &streams.copy_in);
         let sent = copy(to_device, host.of(arrays.incoming), device.of(arrays.incoming), *words_in);
