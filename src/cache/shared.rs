@@ -11,7 +11,7 @@ use super::evictor::Sweep;
 use super::index::{Entry, EntryDecision, Index, Link, PinnedLocation, Stamp};
 use super::policy::{Fill, Missed};
 use super::query::Miss;
-use super::shape::TAG_BYTES;
+use super::shape::tag_bytes;
 use super::slab::{Class, Pool, Slot};
 use super::version::Current;
 use crate::types::{FlatKey, TableId};
@@ -135,8 +135,7 @@ impl Shared {
     /// The bytes of a row in the pool.
     #[inline]
     pub(crate) fn row<'a>(&'a self, table: TableId, pinned: PinnedLocation<'a>) -> &'a [u8] {
-        let tag = if self.keys.tagged(table) { TAG_BYTES } else { 0 };
-        self.pool.row(pinned, tag, self.tables[table.index()].row_bytes)
+        self.pool.row(pinned, tag_bytes(&self.keys, table), self.tables[table.index()].row_bytes)
     }
 
     /// A free slot. If there is none, some retired slots are reclaimed first.

@@ -69,7 +69,7 @@ fn changed(version: Version, tables: &[TableShape]) -> Vec<(TableId, u64, Vec<u8
 
 fn switch(cache: &FlatCache, tables: &[TableShape], version: Version) -> Switched {
     let rows = changed(version, tables);
-    cache.switch(version, |_| rows.iter().map(|(t, id, row)| (*t, *id, &row[..]))).unwrap()
+    cache.switch(version, |_| rows.iter().map(|(t, id, row)| NewRow::of((*t, *id, &row[..])))).unwrap()
 }
 
 /// The counts of a batch.

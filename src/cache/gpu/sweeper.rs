@@ -8,6 +8,7 @@ use std::sync::Arc;
 use super::args::{Evicted, Pointable, SLOTS, SampleArgs, SweepArgs, VictimKind};
 use super::kernels;
 use super::table::GpuTable;
+use crate::cache::index::Location;
 use crate::device::cuda::memory::{Array, DeviceMemory, MemoryPlan, PinnedMemory};
 use crate::device::cuda::{Driver, DriverError};
 use crate::mem::WORD_BYTES;
@@ -93,7 +94,8 @@ impl<D: Driver> Sweeper<D> {
     pub(crate) fn point_at(&mut self, tables: impl Iterator<Item = Pointable>) {
         let held = |table: &Pointable| {
             let words = table.rows.checked_mul(table.words).and_then(|words| usize::try_from(words).ok());
-            table.first & 1 == 1 && words.is_some_and(|words| self.gpu_table.holds(table.first, words))
+            Location::from_bits(table.first).is_host()
+                && words.is_some_and(|words| self.gpu_table.holds(table.first, words))
         };
         let mut held: Vec<Pointable> = tables.filter(held).take(self.pointable.len()).collect();
         held.sort_unstable_by_key(|table| table.base);

@@ -27,6 +27,7 @@ use std::sync::{Arc, Weak};
 
 use super::super::CacheError;
 use super::super::epoch::OwnedPin;
+use super::super::index::Location;
 use super::super::slots::Slot;
 use super::super::version::{ByKey, Changed, NewRow, Overlay, Switched};
 use super::replace::{JOBS, JobBlock, JobSlot, JobTarget, Launch};
@@ -99,7 +100,7 @@ impl<D: Driver> Shared<D> {
         changed: impl FnOnce(Cached<'_, D>) -> Result<C, GpuCacheError>,
     ) -> Result<Switched, GpuCacheError>
     where
-        C: IntoIterator<Item: Into<NewRow<'r>>>,
+        C: IntoIterator<Item = NewRow<'r>>,
     {
         let current_overlay = &mut *lock(&self.switching);
         self.check_other(current_overlay, version)?;
@@ -206,9 +207,9 @@ impl<'s, D: Driver> Carrier<'s, D> {
     }
 
     /// Copies the rows and builds the overlay. After an error nothing has changed.
-    fn carry<'r, N: Into<NewRow<'r>>>(
+    fn carry<'r>(
         mut self,
-        changed: impl IntoIterator<Item = N>,
+        changed: impl IntoIterator<Item = NewRow<'r>>,
     ) -> Result<(Overlay, OverlayTable<D>), GpuCacheError> {
         let carried = self.copy_in(changed).and_then(|()| Ok(self.table()?));
         if carried.is_err() {
@@ -219,12 +220,9 @@ impl<'s, D: Driver> Carrier<'s, D> {
         carried.map(|table| (self.overlay, table))
     }
 
-    fn copy_in<'r, N: Into<NewRow<'r>>>(
-        &mut self,
-        changed: impl IntoIterator<Item = N>,
-    ) -> Result<(), GpuCacheError> {
+    fn copy_in<'r>(&mut self, changed: impl IntoIterator<Item = NewRow<'r>>) -> Result<(), GpuCacheError> {
         let (mut rows, mut words): (StagedRows<'_>, _) = (StagedRows::default(), 0);
-        for NewRow { table, id, row } in changed.into_iter().map(Into::into) {
+        for NewRow { table, id, row } in changed {
             let own = self.shared.changed_key(table, id, row)?;
             let Some(row) = row else {
                 self.overlay.rows.part_mut(&own).entry(own).or_insert(Changed { table, location: None });
@@ -285,7 +283,7 @@ impl<'s, D: Driver> Carrier<'s, D> {
                 if outcome.result() != Some(LinkResult::Present) {
                     continue;
                 }
-                let in_pool = outcome.location & 1 == 0;
+                let in_pool = !Location::from_bits(outcome.location).is_host();
                 let slot = in_pool.then(|| shared.slots.take(shared.classes[table.index()])).flatten();
                 let location = slot.as_ref().map(Slot::location);
                 overlay.rows.insert(own, Changed { table, location });

@@ -33,7 +33,20 @@ impl Location {
         Self(id << 1 | 1)
     }
 
-    /// The offset of a slot of the pool, in words.
+    /// A word of host memory, by its distance from the origin of a device's host locations; below
+    /// [`Self::OFFSETS`].
+    #[must_use]
+    pub(crate) fn host_word(word: u64) -> Self {
+        Self::host(word)
+    }
+
+    /// The location this many words after this one.
+    #[must_use]
+    pub(crate) fn after(self, words: u64) -> Self {
+        Self(self.0 + (words << 1))
+    }
+
+    /// The offset of a slot of the pool, or of a word of host memory, in words.
     #[must_use]
     pub(crate) fn offset(self) -> u64 {
         self.0 >> 1
@@ -42,6 +55,12 @@ impl Location {
     /// The location that a kernel reported.
     pub(crate) fn from_bits(bits: u64) -> Self {
         Self(bits & LOCATION_MASK)
+    }
+
+    /// The location with these bits; `None` if they are not those of a location.
+    #[must_use]
+    pub(crate) fn try_from_bits(bits: u64) -> Option<Self> {
+        (bits <= LOCATION_MASK).then_some(Self(bits))
     }
 
     /// The bits that kernels use.
