@@ -228,19 +228,28 @@ struct CudaStagingBuffer<D: Driver> {
     words_out: usize,
 }
 
-/// The direction in which records are copied: out of the slots, or into them.
+/// The direction in which records are copied between slots and a staging buffer.
 #[derive(Clone, Copy)]
-enum Way {
-    Out,
-    In,
+enum CopyDirection {
+    FromSlots,
+    ToSlots,
 }
 
-impl<D: Driver> CudaStagingBuffer<D> {
-    /// Copies records between slots and the device's buffer. Returns the number of words.
-    fn records(&mut self, runs: &[SlotRun<'_>], way: Way) -> Result<usize, ScratchError> {
-        let Self { shared, memory, .. } = self;
-        let (Some(StagingMemory { host, device }), arrays) = (memory, shared.arrays) else { return Ok(0) };
-        shared.driver.alive()?;
+/// How much is copied for the runs that [`StagingMemory::list_runs`] has listed.
+#[derive(Clone, Copy)]
+struct ListedRuns {
+    count: usize,
+    /// Words of all records.
+    words: usize,
+    /// Warps that the copy needs.
+    warps: u32,
+}
+
+impl<D: Driver> StagingMemory<D> {
+    /// Writes the runs, their slots and the prefix sum of their warps for the kernels. No kernel may be
+    /// running.
+    fn list_runs(&mut self, shared: &Shared<D>, runs: &[SlotRun<'_>]) -> Result<ListedRuns, ScratchError> {
+        let (host, arrays) = (&mut self.host, shared.arrays);
         let (mut words, mut rows, mut warps) = (0, 0, 0);
         limit("runs", arrays.runs.len() as u64, runs.len())?;
         for (i, run) in runs.iter().enumerate() {
@@ -262,12 +271,25 @@ impl<D: Driver> CudaStagingBuffer<D> {
             warps += ((words - from) as u32).div_ceil(WARP_LANES);
             host.get_mut(arrays.scan)[i + 1] = warps;
         }
-        if words == 0 {
-            return Ok(0);
-        }
-        let (buffer, stream) = match way {
-            Way::Out => (arrays.outgoing, &shared.streams.take),
-            Way::In => (arrays.incoming, &shared.streams.put),
+        Ok(ListedRuns { count: runs.len(), words, warps })
+    }
+
+    /// Launches the copy of the listed runs.
+    ///
+    /// # Safety
+    /// [`Self::list_runs`] has listed the runs of this scratchpad, and no others since. Until the copy has
+    /// ended, the caller holds their slots, and nothing else uses this memory.
+    unsafe fn launch(
+        &self,
+        shared: &Shared<D>,
+        listed: ListedRuns,
+        direction: CopyDirection,
+    ) -> Result<(), DriverError> {
+        let Self { host, device } = self;
+        let (driver, streams, arrays) = (&*shared.driver, &shared.streams, shared.arrays);
+        let buffer = match direction {
+            CopyDirection::FromSlots => arrays.outgoing,
+            CopyDirection::ToSlots => arrays.incoming,
         };
         let args = RecordArgs {
             runs: host.of(arrays.runs),
@@ -275,29 +297,50 @@ impl<D: Driver> CudaStagingBuffer<D> {
             list: host.of(arrays.list),
             scratch: shared.address(),
             staged: device.of(buffer),
-            run_count: runs.len() as u32,
+            run_count: listed.count as u32,
             unused: 0,
         };
-        let driver = &*shared.driver;
-        // SAFETY: the caller holds the slots, which are of this scratchpad (`slot_array`, `HeldSlots`). The
-        // records fit the buffer, and the scan is the prefix sum of the runs' warps. The kernel uses only
-        // this staging buffer and slots that the caller holds, and has ended when `settle` succeeds. If the
-        // wait fails, the driver has ended: it executes nothing else, it keeps the memory, and `alive` keeps
-        // the host from writing it.
-        let launched = unsafe {
-            match way {
-                Way::Out => kernels::take_records(driver, stream, warps, &args),
-                Way::In => kernels::put_records(driver, stream, warps, &args),
+        // SAFETY: the slots are of this scratchpad (`slot_array`, `HeldSlots`), the records fit the buffer,
+        // and the scan is the prefix sum of the runs' warps. The kernel uses only this staging buffer and
+        // slots that the caller holds.
+        unsafe {
+            match direction {
+                CopyDirection::FromSlots => kernels::take_records(driver, &streams.take, listed.warps, &args),
+                CopyDirection::ToSlots => kernels::put_records(driver, &streams.put, listed.warps, &args),
             }
+        }
+    }
+}
+
+impl<D: Driver> CudaStagingBuffer<D> {
+    /// Copies records between slots and the device's buffer. Returns the number of words.
+    fn copy_records(
+        &mut self,
+        runs: &[SlotRun<'_>],
+        direction: CopyDirection,
+    ) -> Result<usize, ScratchError> {
+        let Self { shared, memory: Some(memory), .. } = self else { return Ok(0) };
+        shared.driver.alive()?;
+        let listed = memory.list_runs(shared, runs)?;
+        if listed.words == 0 {
+            return Ok(0);
+        }
+        let stream = match direction {
+            CopyDirection::FromSlots => &shared.streams.take,
+            CopyDirection::ToSlots => &shared.streams.put,
         };
+        // SAFETY: these runs were just listed. The kernel has ended when `settle` succeeds, and until then
+        // the runs hold their slots and `self` is borrowed. If the wait fails, the driver has ended: it
+        // executes nothing else, it keeps the memory, and `alive` keeps the host from writing it.
+        let launched = unsafe { memory.launch(shared, listed, direction) };
         shared.settle(stream, launched)?;
-        Ok(words)
+        Ok(listed.words)
     }
 }
 
 impl<D: Driver> StagingBuffer for CudaStagingBuffer<D> {
     fn take(&mut self, runs: &[SlotRun<'_>]) -> Result<(), ScratchError> {
-        self.words_out = self.records(runs, Way::Out)?;
+        self.words_out = self.copy_records(runs, CopyDirection::FromSlots)?;
         Ok(())
     }
 
@@ -317,8 +360,8 @@ impl<D: Driver> StagingBuffer for CudaStagingBuffer<D> {
         let copy = |stream, from: u64, to: u64, words: usize| match words {
             0 => Ok(()),
             // SAFETY: both buffers belong to this staging buffer and have room for the words (`incoming`,
-            // `records`). `self` is borrowed mutably until `settle` has waited for both copies. If a wait
-            // fails, see `records`.
+            // `list_runs`). `self` is borrowed mutably until `settle` has waited for both copies. If a wait
+            // fails, see `copy_records`.
             _ => unsafe { driver.copy(stream, Address(from), Address(to), words * WORD_BYTES) },
         };
         let (to_host, to_device) = (&streams.copy_out, &streams.copy_in);
@@ -341,7 +384,7 @@ impl<D: Driver> StagingBuffer for CudaStagingBuffer<D> {
         if words != self.words_in {
             return Err(shape("words to put", self.words_in, words));
         }
-        self.records(runs, Way::In).map(|_| ())
+        self.copy_records(runs, CopyDirection::ToSlots).map(|_| ())
     }
 }
 
