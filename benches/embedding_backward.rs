@@ -24,7 +24,7 @@ use flechette::model::{InputRows, Model, Tape, Weights};
 use flechette::schema::preset::{ArchKind, SyntheticShape, synthetic};
 use flechette::schema::{Architecture, Lookup, Schema};
 use flechette::store::Table;
-use flechette::trainer::casting::{Casting, Pair, RadixSort};
+use flechette::trainer::casting::{Casting, RadixSort, RowOccurrence};
 use flechette::trainer::optim::{self, Optimizer};
 use flechette::trainer::update::{RowUpdate, TableRows};
 use flechette::types::Batch;
@@ -237,7 +237,7 @@ struct Expanded {
     /// For each occurrence of a row, a copy of the gradient of its sample.
     copies: Vec<f32>,
     /// The row of each copy, and the copy's index.
-    of: Vec<Pair>,
+    of: Vec<RowOccurrence>,
     sort: RadixSort,
     rows: Vec<u64>,
     sums: Vec<f32>,
@@ -252,7 +252,7 @@ impl Expanded {
             let tape = &tapes[s / tapes[0].rows];
             let grad = &tape.grads[0].from(s % tapes[0].rows, lookup.column)[..DIM];
             for &row in column.sample(s) {
-                self.of.push((row, self.of.len() as u32));
+                self.of.push(RowOccurrence { row, occurrence: self.of.len() as u32 });
                 self.copies.extend_from_slice(grad);
             }
         }
@@ -262,12 +262,12 @@ impl Expanded {
         self.sort.sort(&mut self.of);
         self.rows.clear();
         self.sums.clear();
-        for run in self.of.chunk_by(|a, b| a.0 == b.0) {
+        for run in self.of.chunk_by(|a, b| a.row == b.row) {
             let first = self.sums.len();
-            self.rows.push(run[0].0);
-            self.sums.extend_from_slice(&self.copies[run[0].1 as usize * DIM..][..DIM]);
-            for &(_, at) in &run[1..] {
-                let copy = &self.copies[at as usize * DIM..][..DIM];
+            self.rows.push(run[0].row);
+            self.sums.extend_from_slice(&self.copies[run[0].occurrence as usize * DIM..][..DIM]);
+            for pair in &run[1..] {
+                let copy = &self.copies[pair.occurrence as usize * DIM..][..DIM];
                 self.sums[first..].iter_mut().zip(copy).for_each(|(sum, g)| *sum += g);
             }
         }

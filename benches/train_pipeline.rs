@@ -52,7 +52,7 @@ use flechette::schema::preset::{ArchKind, SyntheticShape, synthetic};
 use flechette::schema::{Architecture, Schema};
 use flechette::trainer::optim::{self, Optimizer};
 use flechette::trainer::{
-    Data, Frequencies, Pipeline, PipelineRows, PipelineSettings, PlanStats, Progress, ReferenceTrainer,
+    Data, Pipeline, PipelineRows, PipelineSettings, PlanStats, Progress, ReferenceTrainer, RowFrequency,
     ScratchpadPolicy, ScratchpadSize, StageName, TrainState, WorkingFileOptions, initialise,
     initialise_on_disk, run_in_memory,
 };
@@ -452,7 +452,7 @@ fn cpu_seconds() -> f64 {
 }
 
 /// How often each row occurs in the batches, the most frequent first.
-fn frequencies(batches: &[RawBatch]) -> Frequencies {
+fn frequencies(batches: &[RawBatch]) -> Vec<RowFrequency> {
     let mut counts: HashMap<(u32, u64), u64> = HashMap::new();
     for batch in batches {
         for (feature, t) in batch.features.iter().zip(0..) {
@@ -460,8 +460,9 @@ fn frequencies(batches: &[RawBatch]) -> Frequencies {
             ids.iter().for_each(|&id| *counts.entry((t, id)).or_default() += 1);
         }
     }
-    let mut rows: Frequencies = counts.into_iter().map(|((t, row), n)| (TableId(t), row, n)).collect();
-    rows.sort_unstable_by_key(|&(table, row, count)| (std::cmp::Reverse(count), table, row));
+    let used = |((t, row), count)| RowFrequency { table: TableId(t), row, count };
+    let mut rows: Vec<RowFrequency> = counts.into_iter().map(used).collect();
+    rows.sort_unstable_by_key(|used| (std::cmp::Reverse(used.count), used.table, used.row));
     rows
 }
 

@@ -4,7 +4,7 @@
 
 use super::epoch;
 use super::error::CacheError;
-use super::index::Held;
+use super::index::PinnedLocation;
 use super::query::{FoundAt, Miss, Query};
 use super::shared::{Insertion, Shared};
 use crate::types::Version;
@@ -116,8 +116,8 @@ impl<'q> Found<'q> {
                 // SAFETY: only `Query::probe` sets `found`, to a location from the index or from the overlay
                 // of the batch's version. `BatchPin::lookup` has called it with this pin, and the query is
                 // borrowed since then.
-                let held = unsafe { Held::again(location, self.query.batch(), self.pin) };
-                Source::Row(self.cache.row(row.table, held))
+                let pinned = unsafe { PinnedLocation::again(location, self.query.batch(), self.pin) };
+                Source::Row(self.cache.row(row.table, pinned))
             }
         }
     }

@@ -190,8 +190,8 @@ impl Epochs {
     }
 }
 
-/// The time between two checks whether batches have finished.
-const PATIENCE: Duration = Duration::from_micros(200);
+/// The time between two checks whether batches have dropped their pins.
+const PIN_POLL: Duration = Duration::from_micros(200);
 
 /// How often a wait without a limit says that it goes on.
 const SAID_EVERY: Duration = Duration::from_secs(10);
@@ -246,7 +246,7 @@ impl Epochs {
             if Instant::now() >= until {
                 return Ok(false);
             }
-            nap(PATIENCE);
+            nap(PIN_POLL);
         }
         Ok(true)
     }

@@ -18,11 +18,11 @@ const SLABS_PER_DRAIN: usize = 64;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Goal {
     #[default]
-    Rest,
+    Idle,
     /// Evict the coldest entries down to the low watermark.
-    Lower,
+    EvictCold,
     /// Evict the rows of draining slabs, in this many more buckets.
-    Empty(u64),
+    DrainSlabs(u64),
 }
 
 /// The current goal, and what the next choice depends on.
@@ -38,14 +38,14 @@ impl EvictionPlan {
     /// Keeps the current goal, or chooses a new one. `waiting` retired slots wait for batches to finish.
     pub(crate) fn choose(&mut self, cache: &Common, fill: &Fill, slots: &Slots, waiting: usize) {
         let Common { starved, epochs, .. } = cache;
-        if self.goal == Goal::Lower && fill.excess() == 0.0 {
-            self.goal = Goal::Rest;
+        if self.goal == Goal::EvictCold && fill.excess() == 0.0 {
+            self.goal = Goal::Idle;
         }
-        if self.goal != Goal::Rest {
+        if self.goal != Goal::Idle {
             return;
         }
         if fill.crosses() {
-            self.goal = Goal::Lower;
+            self.goal = Goal::EvictCold;
             return;
         }
         let class = starved.load(Ordering::Relaxed);
@@ -62,8 +62,8 @@ impl EvictionPlan {
         starved.store(0, Ordering::Relaxed);
         self.starved_at = None;
         self.goal = match slots.drain((slots.shape().slabs / SLABS_PER_DRAIN).max(1)) {
-            true => Goal::Empty(cache.layout.buckets as u64),
-            false => Goal::Lower,
+            true => Goal::DrainSlabs(cache.layout.buckets as u64),
+            false => Goal::EvictCold,
         };
     }
 }

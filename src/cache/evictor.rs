@@ -10,18 +10,18 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::eviction_plan::{EvictionPlan, Goal};
-use super::index::{EntryAge, Fate, Held, SLOTS, Stamp};
+use super::index::{EntryAge, EntryDecision, PinnedLocation, SLOTS, Stamp};
 use super::policy::threshold;
 use super::shared::{MAX_WAITING, Shared};
 use crate::mem::mix64;
 use crate::sync::EvenPoisoned;
 
-/// Buckets per step.
-const STRETCH: usize = 1024;
+/// Buckets that a step visits.
+const BUCKETS_PER_STEP: usize = 1024;
 /// Buckets in the sample of the entries' coldness.
 const SAMPLE: usize = 128;
-/// The time between two checks whether batches have finished.
-const PATIENCE: Duration = Duration::from_millis(1);
+/// The time after which the thread tries again a step that waits for batches.
+const EVICT_RETRY: Duration = Duration::from_millis(1);
 
 /// What remains to do after a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,11 +52,11 @@ impl Shared {
         let waiting = self.reclaim();
         sweep.plan.choose(self, &self.fill_level(), self.pool.slots(), waiting);
         match sweep.plan.goal {
-            Goal::Rest if waiting == 0 => EvictStep::Idle,
-            Goal::Rest => EvictStep::Waiting,
+            Goal::Idle if waiting == 0 => EvictStep::Idle,
+            Goal::Idle => EvictStep::Waiting,
             _ if waiting + SLOTS > MAX_WAITING => EvictStep::Waiting,
-            Goal::Lower => self.lower(&mut sweep),
-            Goal::Empty(left) => self.empty(&mut sweep, left as usize),
+            Goal::EvictCold => self.evict_cold(&mut sweep),
+            Goal::DrainSlabs(left) => self.drain_slabs(&mut sweep, left as usize),
         }
     }
 
@@ -66,49 +66,49 @@ impl Shared {
     }
 
     /// Evicts cold entries from a stretch of buckets.
-    fn lower(&self, sweep: &mut Sweep) -> EvictStep {
+    fn evict_cold(&self, sweep: &mut Sweep) -> EvictStep {
         let now = Stamp::of(self.epochs.tag());
         // Evicting a pointer frees an entry but no slot, so pointers are evicted only if the index is too
         // full.
         let entries_too = self.watermarks.excess(self.fill_level().entries) > 0.0;
         self.sample(sweep, now, entries_too);
         let threshold = threshold(&mut sweep.sample, self.excess());
-        for _ in 0..STRETCH.min(self.index.buckets()) {
+        for _ in 0..BUCKETS_PER_STEP.min(self.index.buckets()) {
             if self.excess() == 0.0 || self.retired.waiting() + SLOTS > MAX_WAITING {
                 break;
             }
-            let fate = |key, held: Held<'_>, age| {
+            let decide = |key, pinned: PinnedLocation<'_>, age| {
                 let cold = self.eviction.coldness(key, age) >= threshold && self.excess() > 0.0;
-                match held.location().is_host() {
-                    _ if !cold => Fate::Stay,
-                    true if !entries_too => Fate::Stay,
-                    false if !entries_too => self.fate_of_victim(key, held),
-                    _ => Fate::Leave,
+                match pinned.location().is_host() {
+                    _ if !cold => EntryDecision::Keep,
+                    true if !entries_too => EntryDecision::Keep,
+                    false if !entries_too => self.decide_on_victim(key, pinned),
+                    _ => EntryDecision::Unlink,
                 }
             };
-            self.index.evict(sweep.hand, now, fate, |out| self.retire(out));
+            self.index.visit_bucket(sweep.hand, now, decide, |out| self.retire(out));
             sweep.hand = (sweep.hand + 1) % self.index.buckets();
         }
         EvictStep::More
     }
 
     /// Evicts the rows of draining slabs from a stretch of buckets.
-    fn empty(&self, sweep: &mut Sweep, mut left: usize) -> EvictStep {
+    fn drain_slabs(&self, sweep: &mut Sweep, mut left: usize) -> EvictStep {
         let now = Stamp::of(self.epochs.tag());
         let draining = self.pool.draining();
-        for _ in 0..STRETCH.min(left) {
+        for _ in 0..BUCKETS_PER_STEP.min(left) {
             if self.retired.waiting() + SLOTS > MAX_WAITING {
                 break;
             }
-            let fate = |_, held: Held<'_>, _| {
-                let leaves = !held.location().is_host() && draining(held.location());
-                if leaves { Fate::Leave } else { Fate::Stay }
+            let decide = |_, pinned: PinnedLocation<'_>, _| {
+                let leaves = !pinned.location().is_host() && draining(pinned.location());
+                if leaves { EntryDecision::Unlink } else { EntryDecision::Keep }
             };
-            self.index.evict(sweep.hand, now, fate, |out| self.retire(out));
+            self.index.visit_bucket(sweep.hand, now, decide, |out| self.retire(out));
             sweep.hand = (sweep.hand + 1) % self.index.buckets();
             left -= 1;
         }
-        sweep.plan.goal = if left == 0 { Goal::Rest } else { Goal::Empty(left as u64) };
+        sweep.plan.goal = if left == 0 { Goal::Idle } else { Goal::DrainSlabs(left as u64) };
         EvictStep::More
     }
 
@@ -194,7 +194,7 @@ impl Evictor {
             while waker.sleep(patience) {
                 patience = match step() {
                     EvictStep::Idle => None,
-                    EvictStep::Waiting => Some(PATIENCE),
+                    EvictStep::Waiting => Some(EVICT_RETRY),
                     EvictStep::More => Some(Duration::ZERO),
                 };
             }

@@ -37,17 +37,16 @@ mod bucket;
 mod entry;
 
 use std::io;
-use std::marker::PhantomData;
 
 use super::epoch::Pin;
-use super::key::{EMPTY, TOMBSTONE, mix64};
+use super::key::{EMPTY, TOMBSTONE, hash_key};
 use crate::mem::prefetch::prefetch;
 use crate::sync::{AtomicU64, EvenPoisoned, Mutex, MutexGuard, Ordering, yield_now};
 use crate::types::FlatKey;
 use bucket::{Buckets, IndexSlot, Probe, link, touch, unlink};
 use entry::{location_of, stamp_of};
 
-pub(crate) use entry::{Entry, EntryAge, Fate, Held, Link, Location, Stamp, Unlinked};
+pub(crate) use entry::{Entry, EntryAge, EntryDecision, Link, Location, PinnedLocation, Stamp, Unlinked};
 
 /// Slots of a bucket. Few under loom, because each slot multiplies the number of interleavings.
 pub(crate) const SLOTS: usize = if cfg!(flechette_loom) { 2 } else { 8 };
@@ -67,6 +66,9 @@ pub(crate) const FRESH: u32 = 2;
 const AHEAD: u64 = 1 << 16;
 /// The most locks. An index with fewer buckets has one lock per bucket.
 const STRIPES: usize = if cfg!(flechette_loom) { 2 } else { 1024 };
+
+/// The locks of one or two buckets.
+type BucketLocks<'i> = (MutexGuard<'i, ()>, Option<MutexGuard<'i, ()>>);
 
 /// The index.
 #[derive(Debug)]
@@ -107,13 +109,14 @@ impl Index {
 
     /// The location of a key. Renews the key's stamp to `now`.
     #[inline]
-    pub(crate) fn get<'p>(&self, key: FlatKey, now: Stamp, _pin: &'p Pin<'_>) -> Option<Held<'p>> {
+    pub(crate) fn get<'p>(&self, key: FlatKey, now: Stamp, _pin: &'p Pin<'_>) -> Option<PinnedLocation<'p>> {
         let (first, second) = self.pair(key);
         loop {
             let mut conflict = false;
             for bucket in [first, second] {
                 match self.probe(bucket, key, now) {
-                    Probe::Found(location) => return Some(Held { location, pin: PhantomData }),
+                    // SAFETY: found in the index, under a pin that lives for `'p`.
+                    Probe::Found(location) => return Some(unsafe { PinnedLocation::found(location) }),
                     Probe::Absent => {}
                     Probe::Changed => conflict = true,
                 }
@@ -161,15 +164,17 @@ impl Index {
         &self,
         entry: Entry,
         coldness: Option<&dyn Fn(FlatKey, u32) -> u64>,
-        same: impl FnOnce(Held<'_>) -> bool,
+        same: impl FnOnce(PinnedLocation<'_>) -> bool,
     ) -> Link {
         let Entry { key, location, now } = entry;
         debug_assert!(key != EMPTY && key != TOMBSTONE);
         let (first, second) = self.pair(key);
-        let _guards = self.lock(first, second);
+        let locks = self.lock(first, second);
         let (first, second) = (&self.buckets.all()[first], &self.buckets.all()[second]);
         if let Some(slot) = first.find(key).or_else(|| second.find(key)) {
-            if same(slot.held()) {
+            // SAFETY: the slot has the key's entry, in a bucket that is locked. The entry is unlinked only
+            // after `same` has returned.
+            if same(unsafe { slot.pinned(&locks) }) {
                 return Link::Present;
             }
             let unlinked = unlink(slot, TOMBSTONE);
@@ -199,29 +204,32 @@ impl Index {
         }
     }
 
-    /// Calls `fate(key, location, age)` for each entry of a bucket, and treats the entry as it returns.
+    /// Calls `decide(key, location, age)` for each entry of a bucket, and does with the entry what it returns.
     /// Passes unlinked entries to `unlinked`.
-    pub(crate) fn evict(
+    pub(crate) fn visit_bucket(
         &self,
         bucket: usize,
         now: Stamp,
-        mut fate: impl FnMut(FlatKey, Held<'_>, u32) -> Fate,
+        mut decide: impl FnMut(FlatKey, PinnedLocation<'_>, u32) -> EntryDecision,
         mut unlinked: impl FnMut(Unlinked),
     ) {
-        let _guards = self.lock(bucket, bucket);
+        let locks = self.lock(bucket, bucket);
         for slot in &self.buckets.all()[bucket].0 {
             let (key, word) = (slot.key.load(Ordering::Relaxed), slot.word.load(Ordering::Relaxed));
             if key == EMPTY.0 {
                 continue;
             }
             let key = FlatKey(key);
-            match fate(key, slot.held(), now.age(stamp_of(word))) {
-                Fate::Stay => {}
-                Fate::Leave => {
+            // SAFETY: the slot has an entry, and its bucket is locked. The entry is unlinked only after `decide`
+            // has returned.
+            let location = unsafe { slot.pinned(&locks) };
+            match decide(key, location, now.age(stamp_of(word))) {
+                EntryDecision::Keep => {}
+                EntryDecision::Unlink => {
                     unlinked(unlink(slot, EMPTY));
                     self.entries.fetch_sub(1, Ordering::Relaxed);
                 }
-                Fate::Move(location) => {
+                EntryDecision::Relink(location) => {
                     unlinked(unlink(slot, TOMBSTONE));
                     link(slot, key, location, stamp_of(word));
                 }
@@ -230,11 +238,20 @@ impl Index {
     }
 
     /// Unlinks a key if `victim` accepts its location.
-    pub(crate) fn remove(&self, key: FlatKey, victim: impl FnOnce(Held<'_>) -> bool) -> Option<Unlinked> {
+    pub(crate) fn remove(
+        &self,
+        key: FlatKey,
+        victim: impl FnOnce(PinnedLocation<'_>) -> bool,
+    ) -> Option<Unlinked> {
         let (first, second) = self.pair(key);
-        let _guards = self.lock(first, second);
+        let locks = self.lock(first, second);
         let (first, second) = (&self.buckets.all()[first], &self.buckets.all()[second]);
-        let slot = first.find(key).or_else(|| second.find(key)).filter(|slot| victim(slot.held()))?;
+        let slot = first.find(key).or_else(|| second.find(key))?;
+        // SAFETY: the slot has the key's entry, in a bucket that is locked. The entry is unlinked only after
+        // `victim` has returned.
+        if !victim(unsafe { slot.pinned(&locks) }) {
+            return None;
+        }
         self.entries.fetch_sub(1, Ordering::Relaxed);
         Some(unlink(slot, EMPTY))
     }
@@ -248,11 +265,13 @@ impl Index {
     }
 
     /// Passes the location of a key to `look` if the key is linked. Does not renew its stamp.
-    pub(crate) fn look<R>(&self, key: FlatKey, look: impl FnOnce(Held<'_>) -> R) -> Option<R> {
+    pub(crate) fn look<R>(&self, key: FlatKey, look: impl FnOnce(PinnedLocation<'_>) -> R) -> Option<R> {
         let (first, second) = self.pair(key);
-        let _guards = self.lock(first, second);
+        let locks = self.lock(first, second);
         let (first, second) = (&self.buckets.all()[first], &self.buckets.all()[second]);
-        first.find(key).or_else(|| second.find(key)).map(|slot| look(slot.held()))
+        let slot = first.find(key).or_else(|| second.find(key))?;
+        // SAFETY: the slot has the key's entry, in a bucket that is locked, and this function unlinks nothing.
+        Some(look(unsafe { slot.pinned(&locks) }))
     }
 
     /// Keys, locations and ages of a bucket's entries, read without a lock: they may be inconsistent.
@@ -269,12 +288,12 @@ impl Index {
     /// multiplication, so the number of buckets need not be a power of two.
     #[inline]
     fn pair(&self, key: FlatKey) -> (usize, usize) {
-        let (hash, buckets) = (mix64(key), self.buckets.all().len() as u64);
+        let (hash, buckets) = (hash_key(key), self.buckets.all().len() as u64);
         let (high, low) = (hash >> 32, hash & 0xFFFF_FFFF);
         (((high * buckets) >> 32) as usize, ((low * buckets) >> 32) as usize)
     }
 
-    fn lock(&self, a: usize, b: usize) -> (MutexGuard<'_, ()>, Option<MutexGuard<'_, ()>>) {
+    fn lock(&self, a: usize, b: usize) -> BucketLocks<'_> {
         let (a, b) = (a % self.locks.len(), b % self.locks.len());
         let one = |stripe: usize| self.locks[stripe].lock().even_poisoned();
         (one(a.min(b)), (a != b).then(|| one(a.max(b))))

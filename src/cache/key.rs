@@ -344,7 +344,7 @@ fn id_bits(rows: u64) -> u32 {
 /// A 64-bit hash of a key. Flat keys are dense ranges, so their low bits alone would cluster.
 #[inline]
 #[must_use]
-pub(crate) fn mix64(key: FlatKey) -> u64 {
+pub(crate) fn hash_key(key: FlatKey) -> u64 {
     crate::mem::mix64(key.0)
 }
 

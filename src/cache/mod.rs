@@ -81,6 +81,7 @@ pub(crate) mod tuner;
 mod version;
 mod warm;
 
+use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -235,7 +236,7 @@ impl FlatCache {
         changed: impl FnOnce(Cached<'c>) -> C,
     ) -> Result<Switched, CacheError>
     where
-        C: IntoIterator<Item: Into<NewRow<'r>>>,
+        C: IntoIterator<Item = NewRow<'r>>,
     {
         self.shared.switch(version, changed)
     }
@@ -307,20 +308,45 @@ fn eviction(options: &CacheOptions, keys: &RowKeys, ranked: usize) -> Eviction {
 fn check(options: &CacheOptions) -> Result<(), CacheError> {
     let Watermarks { high, low } = options.watermarks;
     let admission = match options.admission {
-        AdmissionOption::Probability { p, .. } => {
-            ("cache.admission_probability", "a probability from 0 to 1", p, 0.0, 1.0)
-        }
-        AdmissionOption::Frequency { misses } => {
-            ("cache.admission_misses", "1 to 15 misses", f64::from(misses), 1.0, 15.0)
-        }
+        AdmissionOption::Probability { p, .. } => Bound {
+            field: "cache.admission_probability",
+            expected: "a probability from 0 to 1",
+            got: p,
+            allowed: 0.0..=1.0,
+        },
+        AdmissionOption::Frequency { misses } => Bound {
+            field: "cache.admission_misses",
+            expected: "1 to 15 misses",
+            got: misses.into(),
+            allowed: 1.0..=15.0,
+        },
     };
-    let bounds = [
-        admission,
-        ("cache.high_watermark", "a share above 0, at most 1", high, f64::MIN_POSITIVE, 1.0),
-        ("cache.low_watermark", "a share above 0, at most the high watermark", low, f64::MIN_POSITIVE, high),
-    ];
-    match bounds.into_iter().find(|(_, _, got, least, most)| !(least..=most).contains(&got)) {
-        Some((field, expected, got, ..)) => Err(CacheError::Option { field, expected, got }),
-        None => Ok(()),
+    let high_watermark = Bound {
+        field: "cache.high_watermark",
+        expected: "a share above 0, at most 1",
+        got: high,
+        allowed: f64::MIN_POSITIVE..=1.0,
+    };
+    let low_watermark = Bound {
+        field: "cache.low_watermark",
+        expected: "a share above 0, at most the high watermark",
+        got: low,
+        allowed: f64::MIN_POSITIVE..=high,
+    };
+    [admission, high_watermark, low_watermark].into_iter().try_for_each(Bound::check)
+}
+
+/// An option and its allowed values.
+struct Bound {
+    field: &'static str,
+    expected: &'static str,
+    got: f64,
+    allowed: RangeInclusive<f64>,
+}
+
+impl Bound {
+    fn check(self) -> Result<(), CacheError> {
+        let Self { field, expected, got, allowed } = self;
+        if allowed.contains(&got) { Ok(()) } else { Err(CacheError::Option { field, expected, got }) }
     }
 }

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use super::index::{Fate, Held, Location, Stamp};
+use super::index::{EntryDecision, Location, PinnedLocation, Stamp};
 use super::shared::Shared;
 use super::tuner::Tuner;
 use crate::sync::EvenPoisoned;
@@ -124,16 +124,16 @@ impl Pointers {
 impl Shared {
     /// Decides whether a victim is unlinked or becomes a pointer. The caller holds the locks of the bucket
     /// and of the sweep.
-    pub(crate) fn fate_of_victim(&self, key: FlatKey, held: Held<'_>) -> Fate {
+    pub(crate) fn decide_on_victim(&self, key: FlatKey, pinned: PinnedLocation<'_>) -> EntryDecision {
         let table = self.keys.index_keys().table_of(key);
         // `id` returns `None` for a key that several rows share: such a key does not identify the pointer's
         // row.
         let id = table.and_then(|table| Some((table, self.keys.index_keys().code(table)?.id(key)?)));
         match id {
-            Some((table, id)) if !held.location().is_host() && self.pointers.reserve(table) => {
-                Fate::Move(Location::host(id))
+            Some((table, id)) if !pinned.location().is_host() && self.pointers.reserve(table) => {
+                EntryDecision::Relink(Location::host(id))
             }
-            _ => Fate::Leave,
+            _ => EntryDecision::Unlink,
         }
     }
 
@@ -154,11 +154,15 @@ impl Shared {
     fn unlink_pointers(&self, table: impl Fn(TableId) -> bool) {
         let now = Stamp::of(self.epochs.tag());
         for bucket in 0..self.index.buckets() {
-            let fate = |key, held: Held<'_>, _| {
+            let decide = |key, pinned: PinnedLocation<'_>, _| {
                 let of_table = self.keys.index_keys().table_of(key).is_some_and(&table);
-                if held.location().is_host() && of_table { Fate::Leave } else { Fate::Stay }
+                if pinned.location().is_host() && of_table {
+                    EntryDecision::Unlink
+                } else {
+                    EntryDecision::Keep
+                }
             };
-            self.index.evict(bucket, now, fate, |unlinked| self.retire(unlinked));
+            self.index.visit_bucket(bucket, now, decide, |unlinked| self.retire(unlinked));
         }
     }
 }

@@ -8,8 +8,8 @@ use std::ops::Range;
 
 use super::epoch::Pin;
 use super::error::CacheError;
-use super::index::{BUCKETS_AHEAD, Held, Location, Stamp};
-use super::key::{RowKeys, mix64};
+use super::index::{BUCKETS_AHEAD, Location, PinnedLocation, Stamp};
+use super::key::{RowKeys, hash_key};
 use super::shared::Shared;
 use super::version::Overlay;
 use crate::types::{FlatKey, TableId};
@@ -173,10 +173,10 @@ impl Query {
             let count = u64::from(row.occurrences);
             let found = match overlay.and_then(|overlay| overlay.get(row.own)) {
                 Some(changed) => changed,
-                None => cache.index.get(key, now, pin).and_then(|held: Held<'_>| {
-                    let is_row = cache.is_row(row.table, row.own, held);
+                None => cache.index.get(key, now, pin).and_then(|pinned: PinnedLocation<'_>| {
+                    let is_row = cache.is_row(row.table, row.own, pinned);
                     tally.collisions += u64::from(!is_row) * count;
-                    is_row.then(|| held.location())
+                    is_row.then(|| pinned.location())
                 }),
             };
             let not_in_pool =
@@ -238,7 +238,7 @@ impl Scratch {
     /// The number of a key. A key that is new in this generation gets `next`.
     #[inline]
     fn number(&mut self, key: FlatKey, next: u32) -> u32 {
-        let mut at = mix64(key) as usize;
+        let mut at = hash_key(key) as usize;
         loop {
             let slot = &mut self.slots[at & self.mask];
             if slot.generation != self.generation {

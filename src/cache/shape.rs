@@ -12,16 +12,21 @@ use super::policy::rank::Ranks;
 use super::policy::{Fill, Level};
 use super::slab::SlabShape;
 use super::{AdmissionOption, CacheError, CacheOptions, EvictionOption, WATERMARKS};
+use crate::mem::WORD_BYTES;
 use crate::types::{ROW_ALIGN, TableId};
 
 /// The least number of buckets, so that a key's two buckets mostly differ.
 const MIN_BUCKETS: usize = 2;
+/// Entries of a bucket that is as full as buckets may be on average.
+const ENTRIES_PER_BUCKET: f64 = SLOTS as f64 * LOAD;
+/// Bytes of the index per entry.
+const ENTRY_BYTES: f64 = BUCKET_BYTES as f64 / ENTRIES_PER_BUCKET;
 /// Slabs per row size, if the pool is large enough. With many small slabs, partly used slabs waste less.
 const SLABS_PER_CLASS: usize = 64;
 /// The largest slab, unless one row is larger.
 const MAX_SLAB_BYTES: usize = 1 << 20;
-/// Locations address this many bytes, in units of 4.
-const MAX_POOL_BYTES: usize = Location::OFFSETS as usize * 4;
+/// Locations address this many bytes.
+const MAX_POOL_BYTES: usize = Location::OFFSETS as usize * WORD_BYTES;
 
 /// The shape of one table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,8 +37,11 @@ pub struct TableShape {
     pub row_bytes: usize,
 }
 
-/// Bytes of the tag before a row that may share its index key with other rows. The tag is the row's own key.
-pub(crate) const TAG_BYTES: usize = size_of::<u64>();
+/// Bytes of the tag before each row of a table: its own key, if it may share its index key with other rows.
+#[inline]
+pub(crate) fn tag_bytes(keys: &RowKeys, table: TableId) -> usize {
+    if keys.tagged(table) { size_of::<u64>() } else { 0 }
+}
 
 /// The memory of a cache and the tables that it caches.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,13 +63,13 @@ impl CacheShape {
             row_bytes: table.row_bytes,
         };
         let held: Vec<TableShape> = tables.iter().map(share).collect();
-        let (row_bytes, minimum) = minimum(&tables);
-        if row_bytes.is_empty() {
-            return Self { bytes: minimum, tables };
+        let minimum = Minimum::of(&tables);
+        if minimum.row_bytes.is_empty() {
+            return Self { bytes: minimum.bytes, tables };
         }
         let rows = |t: &TableShape| (t.rows as usize).saturating_mul(t.row_bytes);
         let rows = held.iter().map(rows).fold(0, usize::saturating_add);
-        let mut shape = Self { bytes: rows.max(minimum), tables };
+        let mut shape = Self { bytes: rows.max(minimum.bytes), tables };
         // `layout` rounds in several places and cannot be inverted. So growing sizes are tried.
         while shape.layout().is_ok_and(|layout| !layout.holds(&held)) {
             // No size holds more rows than a cache can have; the largest one is then refused for its memory.
@@ -84,19 +92,21 @@ impl CacheShape {
         let keys = RowKeys::new(&rows, options.key_width)?;
         let slots = slots(&tables, &keys);
         let rest = Self::from_fraction(fraction, slots.clone()).bytes;
-        Ok(Self { bytes: with_policies(rest, &slots, options), tables })
+        let extras = Extras { slots: &slots, options };
+        Ok(Self { bytes: extras.least_bytes_with(rest), tables })
     }
 
     /// Divides the bytes among all parts of a cache with these options.
     pub(crate) fn plan(&self, keys: &RowKeys, options: &CacheOptions) -> Result<CachePlan, CacheError> {
         let slots = slots(&self.tables, keys);
+        let extras = Extras { slots: &slots, options };
         let rest = |sized_for| {
-            let bytes = self.bytes.saturating_sub(apart(sized_for, &slots, options));
+            let bytes = self.bytes.saturating_sub(extras.bytes(sized_for));
             Self { bytes, tables: slots.clone() }
         };
         let (sized_for, layout) = match rest(self.bytes).layout() {
             Err(CacheError::TooSmall { minimum, sizes, .. }) => {
-                let least = with_policies(minimum, &slots, options);
+                let least = extras.least_bytes_with(minimum);
                 if self.bytes < least {
                     return Err(CacheError::TooSmall { got: self.bytes, minimum: least, sizes });
                 }
@@ -107,8 +117,7 @@ impl CacheShape {
             layout => (self.bytes, layout),
         };
         let mut layout = layout?;
-        let sketch_bytes = sketch_bytes(sized_for, &slots, options);
-        let ranked = ranked(sized_for, &slots, options);
+        let (sketch_bytes, ranked) = (extras.sketch_bytes(sized_for), extras.ranked(sized_for));
         layout.buckets = (layout.buckets + pointer_buckets(options.pointers)).min(u32::MAX as usize);
         Ok(CachePlan { layout, slots, sketch_bytes, ranked })
     }
@@ -119,7 +128,7 @@ impl CacheShape {
         if let Some(table) = self.tables.iter().position(odd) {
             return Err(CacheError::RowAlign { table, got: self.tables[table].row_bytes });
         }
-        let (row_bytes, minimum) = minimum(&self.tables);
+        let Minimum { row_bytes, bytes: minimum } = Minimum::of(&self.tables);
         if self.bytes < minimum || row_bytes.is_empty() {
             return Err(CacheError::TooSmall { got: self.bytes, minimum, sizes: row_bytes.len() });
         }
@@ -136,7 +145,7 @@ impl CacheShape {
 
     /// Buckets for as many rows of mean size as fit in the bytes, at most for all rows.
     fn buckets(&self) -> usize {
-        (entries(self.bytes, 0, &self.tables) / (SLOTS as f64 * LOAD)).ceil().min(u32::MAX.into()) as usize
+        (entries(self.bytes, 0, &self.tables) / ENTRIES_PER_BUCKET).ceil().min(u32::MAX.into()) as usize
     }
 
     /// An upper bound of the bytes that a pool of all rows takes, for any slab size. A larger pool is
@@ -148,14 +157,23 @@ impl CacheShape {
     }
 }
 
-/// The distinct row sizes in bytes, and the least `cache.bytes` that holds a row of each.
-fn minimum(tables: &[TableShape]) -> (Vec<usize>, usize) {
-    let mut row_bytes: Vec<usize> = tables.iter().map(|t| t.row_bytes).collect();
-    row_bytes.sort_unstable();
-    row_bytes.dedup();
-    let slab = row_bytes.last().map_or(0, |&largest| SlabShape::slab_cost(&row_bytes, largest));
-    let minimum = MIN_BUCKETS * BUCKET_BYTES + row_bytes.len() * slab;
-    (row_bytes, minimum)
+/// What a cache needs at least.
+struct Minimum {
+    /// The distinct row sizes, ascending.
+    row_bytes: Vec<usize>,
+    /// The least `cache.bytes` that holds a row of each size.
+    bytes: usize,
+}
+
+impl Minimum {
+    fn of(tables: &[TableShape]) -> Self {
+        let mut row_bytes: Vec<usize> = tables.iter().map(|t| t.row_bytes).collect();
+        row_bytes.sort_unstable();
+        row_bytes.dedup();
+        let slab = row_bytes.last().map_or(0, |&largest| SlabShape::slab_cost(&row_bytes, largest));
+        let bytes = MIN_BUCKETS * BUCKET_BYTES + row_bytes.len() * slab;
+        Self { row_bytes, bytes }
+    }
 }
 
 /// How the bytes of a cache are divided.
@@ -170,23 +188,57 @@ pub(crate) struct CachePlan {
     pub ranked: usize,
 }
 
-/// The smallest `cache.bytes` that leaves `rest` bytes for index and pool, after policies and pointers.
-fn with_policies(rest: usize, slots: &[TableShape], options: &CacheOptions) -> usize {
-    let mut bytes = rest;
-    // More bytes need more ranks and a larger sketch, but less than the bytes added: the loop ends.
-    loop {
-        let needed = rest.saturating_add(apart(bytes, slots, options));
-        if needed <= bytes {
-            return bytes;
-        }
-        bytes = needed;
-    }
+/// The parts of a cache besides index and pool: policies, and the entries of pointers. Their sizes depend on
+/// that of the whole cache.
+struct Extras<'o> {
+    /// The tables, with tags included in their row bytes.
+    slots: &'o [TableShape],
+    options: &'o CacheOptions,
 }
 
-/// Bytes of policies and pointers in a cache of `bytes`.
-fn apart(bytes: usize, slots: &[TableShape], options: &CacheOptions) -> usize {
-    let policies = Ranks::bytes_of(ranked(bytes, slots, options)) + sketch_bytes(bytes, slots, options);
-    policies.saturating_add(pointer_buckets(options.pointers).saturating_mul(BUCKET_BYTES))
+impl Extras<'_> {
+    /// The smallest `cache.bytes` that leaves `rest` bytes for index and pool.
+    fn least_bytes_with(&self, rest: usize) -> usize {
+        let mut bytes = rest;
+        // More bytes need more ranks and a larger sketch, but less than the bytes added: the loop ends.
+        loop {
+            let needed = rest.saturating_add(self.bytes(bytes));
+            if needed <= bytes {
+                return bytes;
+            }
+            bytes = needed;
+        }
+    }
+
+    /// Their bytes in a cache of `bytes`.
+    fn bytes(&self, bytes: usize) -> usize {
+        let policies = Ranks::bytes_of(self.ranked(bytes)) + self.sketch_bytes(bytes);
+        policies.saturating_add(pointer_buckets(self.options.pointers).saturating_mul(BUCKET_BYTES))
+    }
+
+    /// Bytes of the admission's sketch in a cache of `bytes`. It remembers as many missed rows as the cache
+    /// can hold.
+    fn sketch_bytes(&self, bytes: usize) -> usize {
+        match self.options.admission {
+            AdmissionOption::Probability { .. } => 0,
+            AdmissionOption::Frequency { .. } => {
+                Sketch::bytes_of(entries(bytes, MISS_BYTES, self.slots).ceil() as usize)
+            }
+        }
+    }
+
+    /// How many rows have a rank in a cache of `bytes`: as many of the most frequent rows as the cache can
+    /// hold together with their ranks. All other rows are colder.
+    fn ranked(&self, bytes: usize) -> usize {
+        let EvictionOption::Lfu(rows) = &self.options.eviction else { return 0 };
+        let entry_bytes = ENTRY_BYTES as usize + Ranks::bytes_of(3) / 3;
+        let mut used = 0_usize;
+        let fits = |(table, _): &&(TableId, u64)| {
+            used += entry_bytes + self.slots.get(table.index()).map_or(0, |slot| slot.row_bytes);
+            used <= bytes
+        };
+        rows.iter().take_while(fits).count()
+    }
 }
 
 /// How many rows of mean size fit in `bytes`, each with its index entry and `extra` bytes. At most all rows,
@@ -195,46 +247,21 @@ fn entries(bytes: usize, extra: usize, tables: &[TableShape]) -> f64 {
     let rows: f64 = tables.iter().map(|t| t.rows as f64).sum();
     let row_bytes: f64 = tables.iter().map(|t| t.rows as f64 * t.row_bytes as f64).sum();
     let mean = if rows > 0.0 { row_bytes / rows } else { 0.0 };
-    let entry_bytes = BUCKET_BYTES as f64 / (SLOTS as f64 * LOAD);
-    (bytes as f64 / (mean + entry_bytes + extra as f64)).min(rows / WATERMARKS.high + 1.0)
-}
-
-/// Bytes of the admission's sketch in a cache of `bytes`. It remembers as many missed rows as the cache can
-/// hold.
-fn sketch_bytes(bytes: usize, slots: &[TableShape], options: &CacheOptions) -> usize {
-    match options.admission {
-        AdmissionOption::Probability { .. } => 0,
-        AdmissionOption::Frequency { .. } => {
-            Sketch::bytes_of(entries(bytes, MISS_BYTES, slots).ceil() as usize)
-        }
-    }
-}
-
-/// How many rows have a rank in a cache of `bytes`: as many of the most frequent rows as the cache can hold
-/// together with their ranks. All other rows are colder.
-fn ranked(bytes: usize, slots: &[TableShape], options: &CacheOptions) -> usize {
-    let EvictionOption::Lfu(rows) = &options.eviction else { return 0 };
-    let entry_bytes = (BUCKET_BYTES as f64 / (SLOTS as f64 * LOAD)) as usize + Ranks::bytes_of(3) / 3;
-    let mut used = 0_usize;
-    let fits = |(table, _): &&(TableId, u64)| {
-        used += entry_bytes + slots.get(table.index()).map_or(0, |slot| slot.row_bytes);
-        used <= bytes
-    };
-    rows.iter().take_while(fits).count()
+    (bytes as f64 / (mean + ENTRY_BYTES + extra as f64)).min(rows / WATERMARKS.high + 1.0)
 }
 
 /// The tables, with tags included in their row bytes.
 fn slots(tables: &[TableShape], keys: &RowKeys) -> Vec<TableShape> {
-    let slot = |(t, table): (usize, &TableShape)| {
-        let tag = if keys.tagged(TableId(t as u32)) { TAG_BYTES } else { 0 };
-        TableShape { rows: table.rows, row_bytes: table.row_bytes + tag }
+    let slot = |(t, table): (usize, &TableShape)| TableShape {
+        rows: table.rows,
+        row_bytes: table.row_bytes + tag_bytes(keys, TableId(t as u32)),
     };
     tables.iter().enumerate().map(slot).collect()
 }
 
 /// The number of buckets for `pointers` pointers.
 fn pointer_buckets(pointers: u64) -> usize {
-    (pointers as f64 / (SLOTS as f64 * LOAD)).ceil() as usize
+    (pointers as f64 / ENTRIES_PER_BUCKET).ceil() as usize
 }
 
 /// The sizes of index and pool.

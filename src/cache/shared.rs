@@ -8,10 +8,10 @@ use super::common::Common;
 use super::epoch::Replaceable;
 use super::error::CacheError;
 use super::evictor::Sweep;
-use super::index::{Entry, Fate, Held, Index, Link, Stamp};
+use super::index::{Entry, EntryDecision, Index, Link, PinnedLocation, Stamp};
 use super::policy::{Fill, Missed};
 use super::query::Miss;
-use super::shape::TAG_BYTES;
+use super::shape::tag_bytes;
 use super::slab::{Class, Pool, Slot};
 use super::version::Current;
 use crate::types::{FlatKey, TableId};
@@ -75,7 +75,9 @@ impl Shared {
         let entry = Entry { key, location: slot.location(), now: Stamp::of(batch) };
         // If another row is linked under the same index key, the new row replaces it: the new row is the last
         // one used. If nothing may be replaced, the other row stays.
-        let same = |held: Held<'_>| !held.location().is_host() && (!replace || self.is_row(table, own, held));
+        let same = |pinned: PinnedLocation<'_>| {
+            !pinned.location().is_host() && (!replace || self.is_row(table, own, pinned))
+        };
         let insertion = self.link(table, entry, replace.then_some(&coldness), same);
         if insertion != Insertion::Stored {
             self.pool.put_back(slot);
@@ -97,7 +99,7 @@ impl Shared {
         table: TableId,
         entry: Entry,
         coldness: Option<&dyn Fn(FlatKey, u32) -> u64>,
-        same: impl FnOnce(Held<'_>) -> bool,
+        same: impl FnOnce(PinnedLocation<'_>) -> bool,
     ) -> Insertion {
         let bytes = self.footprint(table);
         self.counts.linked_bytes.fetch_add(bytes, Ordering::Relaxed);
@@ -126,15 +128,14 @@ impl Shared {
 
     /// Whether the entry found under a row's index key is that row.
     #[inline]
-    pub(crate) fn is_row(&self, table: TableId, own: FlatKey, held: Held<'_>) -> bool {
-        !self.keys.tagged(table) || self.pool.tag(held) == own.0
+    pub(crate) fn is_row(&self, table: TableId, own: FlatKey, pinned: PinnedLocation<'_>) -> bool {
+        !self.keys.tagged(table) || self.pool.tag(pinned) == own.0
     }
 
     /// The bytes of a row in the pool.
     #[inline]
-    pub(crate) fn row<'a>(&'a self, table: TableId, held: Held<'a>) -> &'a [u8] {
-        let tag = if self.keys.tagged(table) { TAG_BYTES } else { 0 };
-        self.pool.row(held, tag, self.tables[table.index()].row_bytes)
+    pub(crate) fn row<'a>(&'a self, table: TableId, pinned: PinnedLocation<'a>) -> &'a [u8] {
+        self.pool.row(pinned, tag_bytes(&self.keys, table), self.tables[table.index()].row_bytes)
     }
 
     /// A free slot. If there is none, some retired slots are reclaimed first.
@@ -182,16 +183,16 @@ impl Shared {
         // bytes. The result reuses the memory.
         let mut rows = Vec::with_capacity(self.entry_capacity() as usize);
         for bucket in 0..self.index.buckets() {
-            let row = |key, held: Held<'_>, age| {
-                let in_pool = !held.location().is_host();
-                let (table, id) = self.row_of(key, || in_pool.then(|| self.pool.tag(held)))?;
+            let row = |key, pinned: PinnedLocation<'_>, age| {
+                let in_pool = !pinned.location().is_host();
+                let (table, id) = self.row_of(key, || in_pool.then(|| self.pool.tag(pinned)))?;
                 Some((age, table, id))
             };
-            let collect = |key, held: Held<'_>, age| {
-                rows.extend(row(key, held, age));
-                Fate::Stay
+            let collect = |key, pinned: PinnedLocation<'_>, age| {
+                rows.extend(row(key, pinned, age));
+                EntryDecision::Keep
             };
-            self.index.evict(bucket, now, collect, |_| {});
+            self.index.visit_bucket(bucket, now, collect, |_| {});
         }
         rows.sort_unstable_by_key(|&(age, table, id)| (age, table.0, id));
         rows.into_iter().map(|(_, table, id)| (table, id)).collect()

@@ -2,8 +2,8 @@
 //!
 //! **Access to a slot's bytes.** `take` gives a [`Slot`] to one owner. Only the owner may write it
 //! ([`Pool::fill`], by `&mut`), until its location is linked in the index and the `Slot` is dropped. From
-//! then on the bytes are only read, through a location that the index found ([`Held`]). When the location was
-//! unlinked and no batch can read it any more ([`Freed`]), [`Pool::free`] frees it.
+//! then on the bytes are only read, through a location that was found ([`PinnedLocation`]). When the location
+//! was unlinked and no batch can read it any more ([`Freed`]), [`Pool::free`] frees it.
 
 #![allow(unsafe_code)]
 
@@ -13,9 +13,8 @@ use std::ptr::NonNull;
 use memmap2::MmapRaw;
 
 use super::epoch::Freed;
-use super::index::{Held, Location};
-use super::slots::UNIT;
-use crate::mem::{Pages, huge_pages};
+use super::index::{Location, PinnedLocation};
+use crate::mem::{Pages, WORD_BYTES, huge_pages};
 
 pub(crate) use super::slots::{Class, SlabShape, Slot, Slots};
 
@@ -74,22 +73,23 @@ impl Pool {
 
     /// The tag of a published slot that has a tag.
     #[inline]
-    pub(crate) fn tag(&self, held: Held<'_>) -> u64 {
-        bytemuck::pod_read_unaligned(self.row(held, 0, size_of::<u64>()))
+    pub(crate) fn tag(&self, pinned: PinnedLocation<'_>) -> u64 {
+        bytemuck::pod_read_unaligned(self.row(pinned, 0, size_of::<u64>()))
     }
 
     /// The `bytes` bytes of a published slot from `from` on, aligned to 4 if `from` is. `from + bytes` is at
     /// most the slot's length, which the caller knows from the table.
     #[inline]
-    pub(crate) fn row<'a>(&'a self, held: Held<'a>, from: usize, bytes: usize) -> &'a [u8] {
-        assert!(!held.location().is_host(), "the row must be in the pool");
-        let start = self.start(held.location(), from + bytes);
-        // SAFETY: in bounds by the assertion of `start`; initialised, since pages begin as zeros. `held` was
-        // found in the index or in a version's overlay (only `Held::again` makes one from a location, and it
-        // is unsafe). So the slot was filled before it was published there, and its location was read by an
-        // acquire. `'a` ends before the pin is dropped or the bucket's lock is released. Until then
-        // `RetireList` does not free the slot, and only `free`, or `fill` after a later `take`, would write
-        // there.
+    pub(crate) fn row<'a>(&'a self, pinned: PinnedLocation<'a>, from: usize, bytes: usize) -> &'a [u8] {
+        assert!(!pinned.location().is_host(), "the row must be in the pool");
+        let start = self.start(pinned.location(), from + bytes);
+        // SAFETY: in bounds by the assertion of `start`; initialised, since pages begin as zeros. Only unsafe
+        // functions make a `PinnedLocation`, and they require that it was found in an index or in a version's
+        // overlay. It is a slot of this pool: `Shared`, which owns the pool and one index, links only host
+        // rows and slots that it took from this pool, and passes here only what its own index or overlay has.
+        // So the slot was filled before it was published there, and its location was read by an acquire. `'a`
+        // ends before the pin is dropped or the bucket's lock is released. Until then `RetireList` does not
+        // free the slot, and only `free`, or `fill` after a later `take`, would write there.
         let slot = unsafe { std::slice::from_raw_parts(start.as_ptr(), from + bytes) };
         &slot[from..]
     }
@@ -111,9 +111,9 @@ impl Pool {
         if cfg!(debug_assertions) {
             let bytes = self.slots.bytes_at(location);
             let start = self.start(location, bytes).cast::<u32>();
-            for i in 0..bytes / UNIT {
-                // SAFETY: in bounds by the assertion of `start`, and aligned, since offsets are in units of 4
-                // bytes. No other thread accesses the slot, by the caller's guarantee.
+            for i in 0..bytes / WORD_BYTES {
+                // SAFETY: in bounds by the assertion of `start`, and aligned, since offsets are in words.
+                // No other thread accesses the slot, by the caller's guarantee.
                 unsafe { start.add(i).write(POISON) };
             }
         }
@@ -129,7 +129,7 @@ impl Pool {
     /// Returns a test whether a slot is in a slab that was draining at the time of this call.
     pub(crate) fn draining(&self) -> impl Fn(Location) -> bool {
         let states = self.slots.draining();
-        let slab_units = (self.shape().slab_bytes / UNIT) as u64;
+        let slab_units = (self.shape().slab_bytes / WORD_BYTES) as u64;
         move |location| states[(location.offset() / slab_units) as usize]
     }
 
@@ -139,7 +139,7 @@ impl Pool {
     /// When `bytes` bytes from there do not lie within the pool.
     #[inline]
     fn start(&self, location: Location, bytes: usize) -> NonNull<u8> {
-        let offset = location.offset() as usize * UNIT;
+        let offset = location.offset() as usize * WORD_BYTES;
         assert!(offset + bytes <= self.shape().data_bytes(), "the slot must end within the pool");
         // SAFETY: in bounds by the assertion: the memory has `data_bytes` bytes, and is not at null.
         unsafe { NonNull::new_unchecked(self.memory.as_mut_ptr().add(offset)) }

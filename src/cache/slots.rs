@@ -12,11 +12,12 @@
 use std::sync::{Mutex, MutexGuard};
 
 use super::index::Location;
+use crate::mem::WORD_BYTES;
 use crate::sync::EvenPoisoned;
 use crate::types::ROW_ALIGN;
 
-/// Offsets are in units of this many bytes.
-pub(crate) const UNIT: usize = ROW_ALIGN;
+// The offsets of slots are in words.
+const _: () = assert!(ROW_ALIGN.is_multiple_of(WORD_BYTES));
 /// Marks the end of a list.
 const NONE: u32 = u32::MAX;
 
@@ -173,7 +174,7 @@ impl Slots {
         let SlabSlot { slab, slot } = self.records().take(class, self.shape.slots(class))?;
         let bytes = self.shape.row_bytes[usize::from(class.0)];
         let offset = slab as usize * self.shape.slab_bytes + slot * bytes;
-        Some(Slot { location: Location::slot((offset / UNIT) as u64), bytes })
+        Some(Slot { location: Location::slot((offset / WORD_BYTES) as u64), bytes })
     }
 
     /// Whether [`Self::take`] would succeed.
@@ -193,12 +194,12 @@ impl Slots {
         let mut records = self.records();
         let slab = self.slab_of(location);
         let class = records.slabs[slab].class;
-        let offset = location.offset() as usize * UNIT % self.shape.slab_bytes;
+        let offset = location.offset() as usize * WORD_BYTES % self.shape.slab_bytes;
         records.free(slab as u32, offset / self.shape.row_bytes[usize::from(class.0)]);
     }
 
     fn slab_of(&self, location: Location) -> usize {
-        location.offset() as usize * UNIT / self.shape.slab_bytes
+        location.offset() as usize * WORD_BYTES / self.shape.slab_bytes
     }
 
     /// Marks up to `count` more slabs as draining, those with the most free space first. Their slots are no

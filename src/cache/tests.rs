@@ -69,7 +69,7 @@ fn changed(version: Version, tables: &[TableShape]) -> Vec<(TableId, u64, Vec<u8
 
 fn switch(cache: &FlatCache, tables: &[TableShape], version: Version) -> Switched {
     let rows = changed(version, tables);
-    cache.switch(version, |_| rows.iter().map(|(t, id, row)| (*t, *id, &row[..]))).unwrap()
+    cache.switch(version, |_| rows.iter().map(|(t, id, row)| NewRow::of((*t, *id, &row[..])))).unwrap()
 }
 
 /// The counts of a batch.
@@ -400,7 +400,7 @@ fn under_eight_threads_and_constant_eviction_every_row_is_whole() {
                 let mut random = worker;
                 let mut draw = |below: u64| {
                     random += 8;
-                    let r = key::mix64(crate::types::FlatKey(random));
+                    let r = key::hash_key(crate::types::FlatKey(random));
                     // The cube makes small ids frequent.
                     let unit = (r >> 11) as f64 / (1u64 << 53) as f64;
                     (unit * unit * unit * below as f64) as u64

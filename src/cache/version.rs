@@ -29,7 +29,7 @@
 use std::sync::Arc;
 
 use super::error::CacheError;
-use super::index::{BUCKETS_AHEAD, Entry, Held, Location, Stamp, Unlinked};
+use super::index::{BUCKETS_AHEAD, Entry, Location, PinnedLocation, Stamp, Unlinked};
 use super::shared::{Insertion, Shared};
 use super::slab::Slot;
 use crate::mem::PartedMap;
@@ -55,8 +55,10 @@ pub(crate) struct NewRow<'r> {
     pub row: Option<&'r [u8]>,
 }
 
-impl<'r> From<(TableId, u64, &'r [u8])> for NewRow<'r> {
-    fn from((table, id, row): (TableId, u64, &'r [u8])) -> Self {
+#[cfg(test)]
+impl<'r> NewRow<'r> {
+    /// A row with these bytes in the next version.
+    pub(crate) fn of((table, id, row): (TableId, u64, &'r [u8])) -> Self {
         Self { table, id, row: Some(row) }
     }
 }
@@ -147,7 +149,7 @@ impl Shared {
         changed: impl FnOnce(Cached<'c>) -> C,
     ) -> Result<Switched, CacheError>
     where
-        C: IntoIterator<Item: Into<NewRow<'r>>>,
+        C: IntoIterator<Item = NewRow<'r>>,
     {
         let _one_at_a_time = self.switching.lock().even_poisoned();
         if version == self.current.read().version {
@@ -170,13 +172,9 @@ impl Shared {
     }
 
     /// Copies the new bytes of cached rows into new slots, as far as there is room.
-    fn overlay<'r, N: Into<NewRow<'r>>>(
-        &self,
-        changed: impl IntoIterator<Item = N>,
-    ) -> Result<Overlay, CacheError> {
+    fn overlay<'r>(&self, changed: impl IntoIterator<Item = NewRow<'r>>) -> Result<Overlay, CacheError> {
         let mut rows: ByKey<(TableId, Option<Slot>)> = ByKey::default();
-        let done = changed.into_iter().try_for_each(|changed| {
-            let NewRow { table, id, row } = changed.into();
+        let done = changed.into_iter().try_for_each(|NewRow { table, id, row }| {
             let own = self.changed_key(table, id, row)?;
             let Some(location) = self.find(table, own) else { return Ok(()) };
             let (_, slot) = rows.part_mut(&own).entry(own).or_insert((table, None));
@@ -204,8 +202,9 @@ impl Shared {
     /// Where a row is; `None` if it is not cached.
     fn find(&self, table: TableId, own: FlatKey) -> Option<Location> {
         let (_, key) = self.keys.row(table, own);
-        let is_row = |held: Held<'_>| held.location().is_host() || self.is_row(table, own, held);
-        self.index.look(key, |held| is_row(held).then(|| held.location()))?
+        let is_row =
+            |pinned: PinnedLocation<'_>| pinned.location().is_host() || self.is_row(table, own, pinned);
+        self.index.look(key, |pinned| is_row(pinned).then(|| pinned.location()))?
     }
 
     /// Merges the overlay into the index. Returns the slots of rows that found no room in the index.
@@ -218,7 +217,7 @@ impl Shared {
             ahead.next().into_iter().for_each(|key| self.index.prefetch(key));
             let (_, key) = self.keys.row(table, own);
             let Some(location) = location else {
-                if let Some(stale) = self.index.remove(key, |held| self.is_row(table, own, held)) {
+                if let Some(stale) = self.index.remove(key, |pinned| self.is_row(table, own, pinned)) {
                     self.retire(stale);
                 }
                 continue;

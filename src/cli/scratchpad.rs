@@ -15,7 +15,7 @@ use crate::planner::counts::Ranked;
 use crate::rowlog::RowOrder;
 use crate::schema::Schema;
 use crate::trainer::{
-    Frequencies, Pipeline, PipelineRows, PipelineSettings, ScratchpadPolicy, ScratchpadSize, Sizes,
+    Pipeline, PipelineRows, PipelineSettings, RowFrequency, ScratchpadPolicy, ScratchpadSize, Sizes,
     TrainError, TrainState, largest_sample,
 };
 
@@ -116,11 +116,12 @@ impl PipelineFlags {
     }
 
     /// The counts of this schema's rows in the file of `--counts`; `None` without that flag.
-    pub(crate) fn frequencies(&self, schema: &Schema) -> anyhow::Result<Option<Frequencies>> {
+    pub(crate) fn frequencies(&self, schema: &Schema) -> anyhow::Result<Option<Vec<RowFrequency>>> {
         let Some(path) = &self.counts else { return Ok(None) };
         let ranked = Ranked::read(path).map_err(|e| InputError(e.into())).context("--counts")?;
         let rows = ranked.rows_of(schema).into_iter();
-        let rows: Frequencies = rows.map(|(table, row)| (table, row.row, row.count)).collect();
+        let used = rows.map(|(table, ranked)| RowFrequency { table, row: ranked.row, count: ranked.count });
+        let rows: Vec<RowFrequency> = used.collect();
         if rows.is_empty() {
             let error = anyhow!("--counts: {}: contains no row of this model's tables", path.display());
             return Err(InputError(error).into());
@@ -162,10 +163,10 @@ pub(crate) fn working_dir<'a>(flags: &'a PipelineFlags, default: &'a Path) -> an
 }
 
 /// For each table the order of its rows by frequency; `None` if the counts contain none of its rows.
-pub(crate) fn orders(schema: &Schema, frequencies: &Frequencies) -> anyhow::Result<Vec<Option<RowOrder>>> {
+pub(crate) fn orders(schema: &Schema, frequencies: &[RowFrequency]) -> anyhow::Result<Vec<Option<RowOrder>>> {
     let order = |(t, table): (usize, &crate::schema::Table)| {
-        let of_table = frequencies.iter().filter(|(table, ..)| table.index() == t);
-        let ranked: Vec<u64> = of_table.map(|&(_, row, _)| row).collect();
+        let of_table = frequencies.iter().filter(|used| used.table.index() == t);
+        let ranked: Vec<u64> = of_table.map(|used| used.row).collect();
         let order = (!ranked.is_empty()).then(|| RowOrder::hottest_first(table.stored_rows(), &ranked));
         Ok(order.transpose()?)
     };

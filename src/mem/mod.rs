@@ -25,3 +25,6 @@ pub(crate) use number_map::NumberMap;
 pub(crate) use pages::Pages;
 pub(crate) use parted_map::PartedMap;
 pub(crate) use shown::bytes;
+
+/// Bytes of a word. Rows and records consist of words, and kernels address them by words.
+pub(crate) const WORD_BYTES: usize = size_of::<u32>();

@@ -39,7 +39,7 @@ pub use pipeline::policy::ScratchpadPolicy;
 pub use pipeline::scratchpad::ScratchpadSize;
 pub(crate) use pipeline::scratchpad::{Sizes, largest_sample};
 pub(crate) use pipeline::verify::{Difference, Verifier};
-pub use pipeline::{Data, Frequencies, Pipeline, PipelineRows, PipelineSettings};
+pub use pipeline::{Data, Pipeline, PipelineRows, PipelineSettings, RowFrequency};
 pub use reference::ReferenceTrainer;
 pub use train_state::TrainState;
 

@@ -105,10 +105,10 @@ impl Kind {
 }
 
 /// One number for each of Adam's moments.
-#[derive(Clone, Copy, Debug)]
-struct Moments<T> {
-    first: T,
-    second: T,
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Moments<T> {
+    pub first: T,
+    pub second: T,
 }
 
 /// The factors of one step, the same for every element.
@@ -230,11 +230,9 @@ impl Step<f32> {
             Kind::Sgd => Rule::Sgd { lr },
             Kind::Adagrad => Rule::Adagrad { lr, eps },
             Kind::RowwiseAdagrad => Rule::RowwiseAdagrad { lr, eps },
-            Kind::Adam => Rule::Adam {
-                size: lr * corrections.second.sqrt() / corrections.first,
-                eps,
-                shares: (shares.first, shares.second),
-            },
+            Kind::Adam => {
+                Rule::Adam { size: lr * corrections.second.sqrt() / corrections.first, eps, shares }
+            }
         }
     }
 }

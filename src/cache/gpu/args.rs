@@ -3,6 +3,8 @@
 
 use bytemuck::{Pod, Zeroable};
 
+use crate::cache::index::Location;
+
 /// Slots of a bucket.
 pub(crate) const SLOTS: usize = 8;
 /// Bytes of a bucket. A slot has two words of 64 bits.
@@ -291,7 +293,7 @@ impl Pointable {
     /// Bits of the location of a row, for an id below `rows`.
     #[must_use]
     pub(crate) fn location(&self, id: u64) -> u64 {
-        self.first + ((id * self.words) << 1)
+        Location::from_bits(self.first).after(id * self.words).bits()
     }
 }
 

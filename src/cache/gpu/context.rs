@@ -13,7 +13,7 @@ mod shape;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use self::memory::BatchMemory;
+use self::memory::{BatchMemory, Counted};
 pub use self::shape::ContextShape;
 pub(crate) use self::shape::{LookupError, LookupKeys};
 use super::kernels;
@@ -245,21 +245,21 @@ impl<D: Driver> LookupContext<D> {
 
     /// By lookup: how many occurrences the last probe did not find.
     #[must_use]
-    #[allow(dead_code)] // only tests with the simulator call it
+    #[cfg(all(test, feature = "cusim"))]
     pub(crate) fn missed(&self) -> &[u32] {
-        self.found().counts().missed
+        self.found().counted(Counted::Missed)
     }
 
     /// By lookup: how many occurrences the last probe found in host memory, by a pointer.
     #[must_use]
     pub(crate) fn pointed(&self) -> &[u32] {
-        self.found().counts().pointed
+        self.found().counted(Counted::Pointed)
     }
 
     /// By lookup: how many of the missed occurrences have an index key that is linked to another row.
     #[must_use]
     pub(crate) fn collided(&self) -> &[u32] {
-        self.found().counts().collided
+        self.found().counted(Counted::Collided)
     }
 
     /// The distinct rows that the last probe found in host memory.

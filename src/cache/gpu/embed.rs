@@ -5,7 +5,6 @@ use std::sync::atomic::Ordering;
 use super::super::CacheError;
 use super::super::key::RowKeys;
 use super::super::query::Tally;
-use super::super::slots::UNIT;
 use super::context::{ContextParts, ContextShape, LookupContext, LookupKeys, LookupRow, MissedRow};
 use super::replace::Offer;
 use super::version::BatchHold;
@@ -14,6 +13,7 @@ use crate::cache::gpu::args::NarrowColumn;
 use crate::cache::gpu::table::JobRow;
 use crate::compute::gather_pool::rows_ahead;
 use crate::device::cuda::Driver;
+use crate::mem::WORD_BYTES;
 use crate::mem::prefetch::{PREFETCH_AHEAD, prefetch};
 use crate::schema::Lookup;
 use crate::types::{Batch, TableId, Version};
@@ -65,7 +65,7 @@ impl MissingRows<'_> {
     /// The bytes of the `m`-th row, which the caller overwrites.
     pub(crate) fn bytes_mut(&mut self, m: usize) -> &mut [u8] {
         let miss = self.misses[m];
-        let from = miss.word * UNIT;
+        let from = miss.word * WORD_BYTES;
         &mut self.bytes[from..from + (self.row_bytes)(miss.lookup)]
     }
 }

@@ -20,7 +20,7 @@ use crate::device::cuda::{Driver, DriverError};
 use crate::types::FlatKey;
 
 /// Buckets per step: 2 MiB of the index.
-const STRETCH: u32 = 1 << 14;
+const BUCKETS_PER_STEP: u32 = 1 << 14;
 /// Buckets in a sample of the ages.
 const SAMPLE: usize = 256;
 /// Buckets that are listed at once: 256 KiB of pinned memory.
@@ -42,7 +42,7 @@ pub(crate) struct Sweep<D: Driver> {
 }
 
 /// How much a step evicts.
-pub(crate) struct Lowering {
+pub(crate) struct EvictionQuota {
     /// The share of the entries to evict.
     pub excess: f64,
     /// The most entries to evict.
@@ -74,28 +74,28 @@ impl<D: Driver> Shared<D> {
         let waiting = self.tidy_up()?;
         sweep.plan.choose(self, &self.fill_level(), &self.slots, waiting);
         match sweep.plan.goal {
-            Goal::Rest if waiting == 0 => Ok(EvictStep::Idle),
-            Goal::Rest => Ok(EvictStep::Waiting),
+            Goal::Idle if waiting == 0 => Ok(EvictStep::Idle),
+            Goal::Idle => Ok(EvictStep::Waiting),
             _ if waiting >= MAX_WAITING => Ok(EvictStep::Waiting),
-            Goal::Lower if self.eviction.is_by_age() => self.lower(sweep, MAX_WAITING - waiting),
-            Goal::Lower => self.lower_by_rank(sweep, MAX_WAITING - waiting),
-            Goal::Empty(left) => self.empty(sweep, left, MAX_WAITING - waiting),
+            Goal::EvictCold if self.eviction.is_by_age() => self.evict_cold(sweep, MAX_WAITING - waiting),
+            Goal::EvictCold => self.evict_cold_by_rank(sweep, MAX_WAITING - waiting),
+            Goal::DrainSlabs(left) => self.drain_slabs(sweep, left, MAX_WAITING - waiting),
         }
     }
 
     /// How much to evict now, at most `room` entries.
-    pub(crate) fn lowering(&self, room: usize) -> Lowering {
+    pub(crate) fn quota(&self, room: usize) -> EvictionQuota {
         let fill = self.fill_level();
         let (excess, entries) = (fill.excess(), fill.entries.used);
         let pointers_too = self.watermarks.excess(fill.entries) > 0.0;
         let kept = if pointers_too { 0 } else { self.pointers.count().min(entries) };
         // This assumes rows of mean size. If the evicted rows are smaller, another step follows.
         let most = (excess * (entries - kept) as f64).ceil() as usize;
-        Lowering { excess, most: most.min(room), pointers_too }
+        EvictionQuota { excess, most: most.min(room), pointers_too }
     }
 
-    fn lower(&self, sweep: &mut Sweep<D>, room: usize) -> Result<EvictStep, DriverError> {
-        let (now, Lowering { excess, most, pointers_too }) = (self.epochs.tag(), self.lowering(room));
+    fn evict_cold(&self, sweep: &mut Sweep<D>, room: usize) -> Result<EvictStep, DriverError> {
+        let (now, EvictionQuota { excess, most, pointers_too }) = (self.epochs.tag(), self.quota(room));
         sweep.draw = sweep.draw.wrapping_add(SAMPLE as u64);
         let ages = sweep.sweeper.sample(now, sweep.draw, pointers_too)?;
         let mut ages: Vec<u64> = ages.iter().filter(|&&age| age != u32::MAX).map(|&age| age.into()).collect();
@@ -104,23 +104,24 @@ impl<D: Driver> Shared<D> {
             true => Victims::Aged(age),
             false => Victims::AgedRows { age, pointers: self.pointers.room() },
         };
-        self.sweep(sweep, now, Stretch { hand: sweep.hand, buckets: STRETCH, most, victims })?;
-        self.advance(sweep, STRETCH);
+        self.sweep(sweep, now, Stretch { hand: sweep.hand, buckets: BUCKETS_PER_STEP, most, victims })?;
+        self.advance(sweep, BUCKETS_PER_STEP);
         Ok(EvictStep::More)
     }
 
-    fn empty(&self, sweep: &mut Sweep<D>, left: u64, room: usize) -> Result<EvictStep, DriverError> {
+    fn drain_slabs(&self, sweep: &mut Sweep<D>, left: u64, room: usize) -> Result<EvictStep, DriverError> {
         let mut slabs = vec![0_u32; self.slots.shape().slabs.div_ceil(32)];
         for (slab, _) in self.slots.draining().into_iter().enumerate().filter(|(_, draining)| *draining) {
             slabs[slab / 32] |= 1 << (slab % 32);
         }
         // Few enough buckets that one sweep can evict all their entries.
-        let buckets = left.min((room.min(MAX_EVICTED) / SLOTS).max(1) as u64).min(u64::from(STRETCH)) as u32;
+        let buckets =
+            left.min((room.min(MAX_EVICTED) / SLOTS).max(1) as u64).min(u64::from(BUCKETS_PER_STEP)) as u32;
         let stretch = Stretch { hand: sweep.hand, buckets, most: room, victims: Victims::In(&slabs) };
         self.sweep(sweep, self.epochs.tag(), stretch)?;
         self.advance(sweep, buckets);
         let left = left - u64::from(buckets);
-        sweep.plan.goal = if left == 0 { Goal::Rest } else { Goal::Empty(left) };
+        sweep.plan.goal = if left == 0 { Goal::Idle } else { Goal::DrainSlabs(left) };
         Ok(EvictStep::More)
     }
 

@@ -9,8 +9,7 @@ use super::kernels;
 use super::table::GpuTable;
 use crate::device::cuda::memory::{Array, MemoryPlan, PinnedMemory};
 use crate::device::cuda::{Driver, DriverError};
-
-const WORD: usize = size_of::<u32>();
+use crate::mem::WORD_BYTES;
 
 /// Which buckets are listed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,7 +68,7 @@ impl<D: Driver> Lister<D> {
             index: self.gpu_table.index(),
             pool: if self.tags { self.gpu_table.pool() } else { 0 },
             listed: self.memory.of(self.listed),
-            pool_words: (shape.slabs * shape.slab_bytes / WORD) as u64,
+            pool_words: (shape.slabs * shape.slab_bytes / WORD_BYTES) as u64,
             buckets: shape.buckets,
             from,
             now,

@@ -50,8 +50,8 @@ use super::common::Common;
 use super::epoch::Replaceable;
 use super::evictor::{EvictStep, Evictor};
 use super::policy::Fill;
-use super::shape::{Layout, TAG_BYTES};
-use super::slots::{Slots, UNIT};
+use super::shape::{Layout, tag_bytes};
+use super::slots::Slots;
 use super::version::{NewRow, Switched};
 use super::{CacheError, CacheOptions, CacheShape, CacheStats};
 use crate::cache::gpu::args::Pointable;
@@ -60,6 +60,7 @@ use crate::cache::gpu::overlay::OverlayTable;
 use crate::cache::gpu::table::{GpuTable, GpuTableShape};
 use crate::device::cuda::memory::PinnedMemory;
 use crate::device::cuda::{Driver, DriverError};
+use crate::mem::WORD_BYTES;
 use crate::sync::EvenPoisoned;
 use crate::types::{TableId, Version};
 pub use context::{ContextShape, LookupContext};
@@ -179,7 +180,7 @@ impl<D: Driver> GpuCache<D> {
         changed: impl FnOnce(Cached<'_, D>) -> Result<C, GpuCacheError>,
     ) -> Result<Switched, GpuCacheError>
     where
-        C: IntoIterator<Item: Into<NewRow<'r>>>,
+        C: IntoIterator<Item = NewRow<'r>>,
     {
         self.shared.switch(version, changed)
     }
@@ -214,8 +215,7 @@ impl<D: Driver> GpuCache<D> {
 impl<D: Driver> Shared<D> {
     /// Words of a row in its slot, tag included.
     fn slot_words(&self, table: TableId) -> usize {
-        let tag = if self.keys.tagged(table) { TAG_BYTES } else { 0 };
-        (tag + self.tables[table.index()].row_bytes) / UNIT
+        (tag_bytes(&self.keys, table) + self.tables[table.index()].row_bytes) / WORD_BYTES
     }
 
     /// Records that waiting for a batch failed. Its kernels may still run, so its pin is never dropped.

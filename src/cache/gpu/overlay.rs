@@ -10,6 +10,7 @@
 
 use super::args::{Changed, EMPTY_KEY, NOWHERE};
 use super::table::GpuTable;
+use crate::cache::index::Location;
 use crate::device::cuda::memory::{DeviceMemory, MemoryPlan, PinnedMemory};
 use crate::device::cuda::{Address, Driver, DriverError};
 use crate::mem::mix64;
@@ -45,7 +46,8 @@ impl<D: Driver> OverlayTable<D> {
         let mut written = PinnedMemory::new(gpu_table.driver(), plan.bytes())?;
         let table = written.get_mut(array);
         for &ChangedRow { key, location, words } in rows {
-            let within = location.filter(|&at| at & 1 == 0 && gpu_table.holds(at, words));
+            let within =
+                location.filter(|&at| !Location::from_bits(at).is_host() && gpu_table.holds(at, words));
             let mut at = mix64(key) as usize & mask;
             while table[at].key != EMPTY_KEY {
                 at = (at + 1) & mask;

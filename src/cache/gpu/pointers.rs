@@ -20,17 +20,17 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::super::CacheError;
-use super::super::slots::UNIT;
 use super::evict::Sweep;
 use super::{GpuCacheError, Shared, lock};
 use crate::cache::gpu::args::Pointable;
 use crate::cache::gpu::sweeper::{Stretch, Victims};
 use crate::device::cuda::memory::PinnedMemory;
 use crate::device::cuda::{Driver, DriverError};
+use crate::mem::WORD_BYTES;
 use crate::types::{FlatKey, TableId, Version};
 
 /// Buckets per sweep when pointers are removed.
-const STRETCH: u32 = 1 << 20;
+const BUCKETS_PER_SWEEP: u32 = 1 << 20;
 
 impl<D: Driver> Shared<D> {
     /// For the row of an entry with this key: the bits of its location in host memory, and its length in
@@ -78,7 +78,7 @@ impl<D: Driver> Shared<D> {
         }
         let out_of_reach = GpuCacheError::OutOfReach { table: table.index() };
         let first = self.gpu_table.register(rows).ok_or(out_of_reach)?;
-        let words = (row_bytes / UNIT) as u64;
+        let words = (row_bytes / WORD_BYTES) as u64;
         let pointable = Pointable { base: code.base().0, rows: code.rows(), first, words };
         self.change_tables(&mut lock(&self.sweep), |tables| tables[table.index()] = Some(pointable));
         Ok(GpuHostRows { shared: self.clone(), pointable })
@@ -110,13 +110,13 @@ impl<D: Driver> Shared<D> {
         while hand < buckets {
             let stretch = Stretch {
                 hand,
-                buckets: (buckets - hand).min(STRETCH.into()) as u32,
+                buckets: (buckets - hand).min(BUCKETS_PER_SWEEP.into()) as u32,
                 most: usize::MAX,
                 victims: Victims::Pointers(locations.clone()),
             };
             // If the sweep evicted fewer entries than it could, no pointer of the stretch is left.
             if !self.sweep(sweep, self.epochs.tag(), stretch)? {
-                hand += u64::from(STRETCH);
+                hand += u64::from(BUCKETS_PER_SWEEP);
             }
         }
         Ok(())

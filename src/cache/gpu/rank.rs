@@ -47,21 +47,26 @@ impl<D: Driver> Withdrawals<D> {
 }
 
 impl<D: Driver> Shared<D> {
-    pub(crate) fn lower_by_rank(&self, sweep: &mut Sweep<D>, room: usize) -> Result<EvictStep, DriverError> {
-        let (now, lowering) = (self.epochs.tag(), self.lowering(room));
+    pub(crate) fn evict_cold_by_rank(
+        &self,
+        sweep: &mut Sweep<D>,
+        room: usize,
+    ) -> Result<EvictStep, DriverError> {
+        let (now, quota) = (self.epochs.tag(), self.quota(room));
         let Sweep { lister, withdrawals: Some(withdrawals), hand, draw, .. } = sweep else {
             return Ok(EvictStep::Idle);
         };
         let coldness = |entry: &Listed| self.eviction.coldness(FlatKey(entry.key), entry.age);
-        let may_evict = |entry: &&Listed| lowering.pointers_too || entry.location & 1 == 0;
+        let may_evict =
+            |entry: &&Listed| quota.pointers_too || !Location::from_bits(entry.location).is_host();
         *draw = draw.wrapping_add(lister.buckets());
         let sample = lister.look(now, Look::Drawn(*draw))?.filter(may_evict);
-        let threshold = threshold(&mut sample.map(coldness).collect::<Vec<u64>>(), lowering.excess);
+        let threshold = threshold(&mut sample.map(coldness).collect::<Vec<u64>>(), quota.excess);
         let stretch = Look::From { bucket: *hand, count: lister.buckets() };
         let victims =
             lister.look(now, stretch)?.filter(may_evict).filter(|entry| coldness(entry) >= threshold);
-        let mut pointers = if lowering.pointers_too { 0 } else { self.pointers.room() };
-        for entry in victims.take(lowering.most.min(JOBS)) {
+        let mut pointers = if quota.pointers_too { 0 } else { self.pointers.room() };
+        for entry in victims.take(quota.most.min(JOBS)) {
             let pointer = (pointers > 0).then(|| self.pointer_of(FlatKey(entry.key))).flatten();
             pointers -= u64::from(pointer.is_some());
             let (pointer, words) = pointer.unzip();

@@ -23,12 +23,13 @@ use super::super::epoch::Freed;
 use super::super::index::{Location, Unlinked};
 use super::super::policy::Missed;
 use super::super::shared::MAX_WAITING;
-use super::super::slots::{Slot, UNIT};
+use super::super::slots::Slot;
 use super::{GpuCacheError, Shared, lock};
 use crate::cache::gpu::args::{EMPTY_KEY, JobKind, LinkResult, MayReplace, Outcome};
 use crate::cache::gpu::table::{GpuTable, Job, JobRow, Jobs};
 use crate::device::cuda::memory::Staging;
 use crate::device::cuda::{Driver, DriverError};
+use crate::mem::WORD_BYTES;
 use crate::types::{FlatKey, TableId};
 
 /// Jobs per block.
@@ -178,7 +179,7 @@ impl<D: Driver> Shared<D> {
             location: 0,
             row: JobRow::InPlace,
             tag: if self.keys.tagged(table) { own.0 } else { 0 },
-            words: self.tables[table.index()].row_bytes / UNIT,
+            words: self.tables[table.index()].row_bytes / WORD_BYTES,
             kind,
             older: 0,
         }
@@ -296,7 +297,7 @@ impl<D: Driver> Shared<D> {
         for slots in slots.chunks(JOBS) {
             let mut jobs = Jobs::new(&self.gpu_table, slots.len())?;
             for &slot in slots {
-                let words = self.slots.bytes_at(slot) / UNIT;
+                let words = self.slots.bytes_at(slot) / WORD_BYTES;
                 let row = JobRow::Poison;
                 let (key, location, kind) = (EMPTY_KEY, slot.bits(), JobKind::Keep);
                 let job = Job { key, location, row, tag: 0, words, kind, older: 0 };

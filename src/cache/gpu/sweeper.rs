@@ -8,10 +8,10 @@ use std::sync::Arc;
 use super::args::{Evicted, Pointable, SLOTS, SampleArgs, SweepArgs, VictimKind};
 use super::kernels;
 use super::table::GpuTable;
+use crate::cache::index::Location;
 use crate::device::cuda::memory::{Array, DeviceMemory, MemoryPlan, PinnedMemory};
 use crate::device::cuda::{Driver, DriverError};
-
-const WORD: usize = size_of::<u32>();
+use crate::mem::WORD_BYTES;
 
 /// The entries that a sweep evicts.
 #[derive(Clone, Debug, PartialEq)]
@@ -75,7 +75,7 @@ impl<D: Driver> Sweeper<D> {
         let (evicted, report) = (plan.array(most), plan.array(1));
         let pointable = plan.array(tables);
         let memory = PinnedMemory::new(gpu_table.driver(), plan.bytes())?;
-        let counters = DeviceMemory::new(gpu_table.driver(), 3 * WORD)?;
+        let counters = DeviceMemory::new(gpu_table.driver(), 3 * WORD_BYTES)?;
         Ok(Self {
             gpu_table: gpu_table.clone(),
             memory,
@@ -94,7 +94,8 @@ impl<D: Driver> Sweeper<D> {
     pub(crate) fn point_at(&mut self, tables: impl Iterator<Item = Pointable>) {
         let held = |table: &Pointable| {
             let words = table.rows.checked_mul(table.words).and_then(|words| usize::try_from(words).ok());
-            table.first & 1 == 1 && words.is_some_and(|words| self.gpu_table.holds(table.first, words))
+            Location::from_bits(table.first).is_host()
+                && words.is_some_and(|words| self.gpu_table.holds(table.first, words))
         };
         let mut held: Vec<Pointable> = tables.filter(held).take(self.pointable.len()).collect();
         held.sort_unstable_by_key(|table| table.base);
@@ -141,7 +142,7 @@ impl<D: Driver> Sweeper<D> {
             now,
             stretch: u64::from(buckets).min(self.gpu_table.shape().buckets) as u32,
             most: most.min(self.evicted.len()) as u32,
-            slab_words: (self.gpu_table.shape().slab_bytes / WORD) as u32,
+            slab_words: (self.gpu_table.shape().slab_bytes / WORD_BYTES) as u32,
             pointables: self.tables.len() as u32,
             ..SweepArgs::default()
         };

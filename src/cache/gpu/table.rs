@@ -13,15 +13,14 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::args::{BUCKET_BYTES, JobKind, MayReplace, Outcome, ReplaceArgs, ReplaceJob};
 use super::kernels;
+use crate::cache::index::Location;
 use crate::device::cuda::memory::{Array, DeviceMemory, MemoryPlan, PinnedMemory, Recorded, Staging};
 use crate::device::cuda::{Driver, DriverError};
+use crate::mem::WORD_BYTES;
 use crate::sync::EvenPoisoned;
 
-/// Words that locations can address.
-const LOCATION_WORDS: u64 = 1 << 39;
 /// Keys below this mark empty and removed entries.
 const RESERVED_KEYS: u64 = 2;
-const WORD: usize = size_of::<u32>();
 /// Words of a tag.
 const TAG_WORDS: usize = 2;
 
@@ -62,7 +61,7 @@ impl<D: Driver> GpuTable<D> {
             shape,
             index: DeviceMemory::new(&driver, shape.buckets as usize * BUCKET_BYTES)?,
             pool: DeviceMemory::new(&driver, shape.slabs * shape.slab_bytes)?,
-            host_origin: somewhere.saturating_sub(LOCATION_WORDS / 2 * WORD as u64) & !4095,
+            host_origin: somewhere.saturating_sub(Location::OFFSETS / 2 * WORD_BYTES as u64) & !4095,
             regions: Mutex::default(),
             driver,
         })
@@ -93,11 +92,10 @@ impl<D: Driver> GpuTable<D> {
         self.regions().retain(|region| self.host_location(region.address()) != Some(location));
     }
 
-    /// The bits of a host row's location: its distance from the origin in words, and a lowest bit of 1, which
-    /// marks host memory. `None` if the address is out of reach.
+    /// The bits of the location of an address in host memory. `None` if the address is out of reach.
     fn host_location(&self, address: u64) -> Option<u64> {
-        let words = address.checked_sub(self.host_origin)? / WORD as u64;
-        (words < LOCATION_WORDS).then_some(words << 1 | 1)
+        let words = address.checked_sub(self.host_origin)? / WORD_BYTES as u64;
+        (words < Location::OFFSETS).then(|| Location::host_word(words).bits())
     }
 
     fn regions(&self) -> MutexGuard<'_, Vec<Arc<PinnedMemory<D>>>> {
@@ -105,15 +103,16 @@ impl<D: Driver> GpuTable<D> {
     }
 
     /// The address of a host row.
-    fn host_address(&self, location: u64) -> u64 {
-        self.host_origin + (location >> 1) * WORD as u64
+    fn host_address(&self, location: Location) -> u64 {
+        self.host_origin + location.offset() * WORD_BYTES as u64
     }
 
-    /// Whether kernels may read this many words at a location.
+    /// Whether kernels may read this many words at the location with these bits.
     pub(crate) fn holds(&self, location: u64, words: usize) -> bool {
-        let bytes = (words * WORD) as u64;
-        if location & 1 == 0 {
-            return (location >> 1) * WORD as u64 + bytes <= self.pool.bytes() as u64;
+        let Some(location) = Location::try_from_bits(location) else { return false };
+        let bytes = (words * WORD_BYTES) as u64;
+        if !location.is_host() {
+            return location.offset() * WORD_BYTES as u64 + bytes <= self.pool.bytes() as u64;
         }
         let from = self.host_address(location);
         let to = from + bytes;
@@ -235,11 +234,12 @@ impl<D: Driver> Jobs<D> {
         let links = matches!(job.kind, JobKind::Keep | JobKind::Swap) && job.row != JobRow::Poison;
         let copies = job.row != JobRow::InPlace;
         let slot_words = job.words + if job.tag == 0 { 0 } else { TAG_WORDS };
-        let is_out_of_bounds = |from| from & 1 == 0 || !self.table.holds(from, job.words);
+        let is_in_host_memory = |bits| Location::from_bits(bits).is_host();
+        let is_out_of_bounds = |from| !is_in_host_memory(from) || !self.table.holds(from, job.words);
         if self.count == self.jobs.len()
             || (links && job.key < RESERVED_KEYS)
             || ((links || copies) && !self.table.holds(job.location, slot_words))
-            || (copies && job.location & 1 == 1)
+            || (copies && is_in_host_memory(job.location))
             || matches!(job.row, JobRow::Host(from) if is_out_of_bounds(from))
             || !self.keys.insert(if job.row == JobRow::Poison { !job.location } else { job.key })
         {
@@ -247,7 +247,7 @@ impl<D: Driver> Jobs<D> {
         }
         let row = match job.row {
             JobRow::Staged(word) => staging.row(word, job.words),
-            JobRow::Host(from) => self.table.host_address(from),
+            JobRow::Host(from) => self.table.host_address(Location::from_bits(from)),
             JobRow::Poison | JobRow::InPlace => 0,
         };
         self.memory.get_mut(self.jobs)[self.count] = ReplaceJob {

@@ -27,7 +27,8 @@ use std::sync::{Arc, Weak};
 
 use super::super::CacheError;
 use super::super::epoch::OwnedPin;
-use super::super::slots::{Slot, UNIT};
+use super::super::index::Location;
+use super::super::slots::Slot;
 use super::super::version::{ByKey, Changed, NewRow, Overlay, Switched};
 use super::replace::{JOBS, JobBlock, JobSlot, JobTarget, Launch};
 use super::{GpuCacheError, Shared, lock};
@@ -36,7 +37,7 @@ use crate::cache::gpu::overlay::{ChangedRow, OverlayTable};
 use crate::cache::gpu::table::{Job, JobRow, Jobs};
 use crate::device::cuda::memory::Staging;
 use crate::device::cuda::{Driver, DriverError};
-use crate::mem::NumberMap;
+use crate::mem::{NumberMap, WORD_BYTES};
 use crate::types::{FlatKey, TableId, Version};
 
 /// Bytes of the staging buffer, unless one row is longer.
@@ -99,7 +100,7 @@ impl<D: Driver> Shared<D> {
         changed: impl FnOnce(Cached<'_, D>) -> Result<C, GpuCacheError>,
     ) -> Result<Switched, GpuCacheError>
     where
-        C: IntoIterator<Item: Into<NewRow<'r>>>,
+        C: IntoIterator<Item = NewRow<'r>>,
     {
         let current_overlay = &mut *lock(&self.switching);
         self.check_other(current_overlay, version)?;
@@ -198,7 +199,7 @@ impl<'s, D: Driver> Carrier<'s, D> {
         let longest = shared.tables.iter().map(|table| table.row_bytes).max().unwrap_or(0);
         Ok(Self {
             jobs: Jobs::new(&shared.gpu_table, JOBS)?,
-            staging: Staging::new(shared.gpu_table.driver(), STAGED_BYTES.max(longest) / UNIT)?,
+            staging: Staging::new(shared.gpu_table.driver(), STAGED_BYTES.max(longest) / WORD_BYTES)?,
             slots: ByKey::default(),
             overlay: Overlay::default(),
             shared,
@@ -206,9 +207,9 @@ impl<'s, D: Driver> Carrier<'s, D> {
     }
 
     /// Copies the rows and builds the overlay. After an error nothing has changed.
-    fn carry<'r, N: Into<NewRow<'r>>>(
+    fn carry<'r>(
         mut self,
-        changed: impl IntoIterator<Item = N>,
+        changed: impl IntoIterator<Item = NewRow<'r>>,
     ) -> Result<(Overlay, OverlayTable<D>), GpuCacheError> {
         let carried = self.copy_in(changed).and_then(|()| Ok(self.table()?));
         if carried.is_err() {
@@ -219,25 +220,22 @@ impl<'s, D: Driver> Carrier<'s, D> {
         carried.map(|table| (self.overlay, table))
     }
 
-    fn copy_in<'r, N: Into<NewRow<'r>>>(
-        &mut self,
-        changed: impl IntoIterator<Item = N>,
-    ) -> Result<(), GpuCacheError> {
+    fn copy_in<'r>(&mut self, changed: impl IntoIterator<Item = NewRow<'r>>) -> Result<(), GpuCacheError> {
         let (mut rows, mut words): (StagedRows<'_>, _) = (StagedRows::default(), 0);
-        for NewRow { table, id, row } in changed.into_iter().map(Into::into) {
+        for NewRow { table, id, row } in changed {
             let own = self.shared.changed_key(table, id, row)?;
             let Some(row) = row else {
                 self.overlay.rows.part_mut(&own).entry(own).or_insert(Changed { table, location: None });
                 continue;
             };
-            if rows.len() == JOBS || words + row.len() / UNIT > self.staging.len() {
+            if rows.len() == JOBS || words + row.len() / WORD_BYTES > self.staging.len() {
                 self.copy_some(&rows)?;
                 rows.clear();
                 words = 0;
             }
             // If a row occurs twice, its last bytes are used.
             if rows.insert(own, (table, row)).is_none() {
-                words += row.len() / UNIT;
+                words += row.len() / WORD_BYTES;
             }
         }
         self.copy_some(&rows)
@@ -252,7 +250,7 @@ impl<'s, D: Driver> Carrier<'s, D> {
         let mut copies = Vec::new();
         for (&own, &(table, row)) in rows {
             let Some(slot) = slots.get(&own) else { continue };
-            let end = word + row.len() / UNIT;
+            let end = word + row.len() / WORD_BYTES;
             bytemuck::cast_slice_mut(&mut words[word..end]).copy_from_slice(row);
             let (location, row) = (slot.location().bits(), JobRow::Staged(word));
             // A launch needs distinct keys. These jobs link nothing, so they have the rows' own keys: rows
@@ -285,7 +283,7 @@ impl<'s, D: Driver> Carrier<'s, D> {
                 if outcome.result() != Some(LinkResult::Present) {
                     continue;
                 }
-                let in_pool = outcome.location & 1 == 0;
+                let in_pool = !Location::from_bits(outcome.location).is_host();
                 let slot = in_pool.then(|| shared.slots.take(shared.classes[table.index()])).flatten();
                 let location = slot.as_ref().map(Slot::location);
                 overlay.rows.insert(own, Changed { table, location });

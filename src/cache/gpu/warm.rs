@@ -5,7 +5,6 @@
 //! follows from its position. On a device the rows are inserted by launches. A launch has only rows that are
 //! certain to fit.
 
-use super::super::slots::UNIT;
 use super::super::warm::{STAMPS, Warmed};
 use super::replace::{JOBS, JobSlot, JobTarget};
 use super::{GpuCache, GpuCacheError, Shared, lock};
@@ -14,6 +13,7 @@ use crate::cache::gpu::lister::Look;
 use crate::cache::gpu::table::{Job, JobRow, Jobs};
 use crate::device::cuda::memory::Staging;
 use crate::device::cuda::{Driver, DriverError};
+use crate::mem::WORD_BYTES;
 use crate::types::{FlatKey, TableId};
 
 /// Words of the staging buffer (1 MiB), unless one row is longer.
@@ -102,7 +102,7 @@ struct Filling<'c, D: Driver> {
 
 impl<'c, D: Driver> Filling<'c, D> {
     fn new(shared: &'c Shared<D>) -> Result<Self, DriverError> {
-        let largest = shared.tables.iter().map(|t| t.row_bytes / UNIT).max().unwrap_or(0);
+        let largest = shared.tables.iter().map(|t| t.row_bytes / WORD_BYTES).max().unwrap_or(0);
         Ok(Self {
             staging: Staging::new(shared.gpu_table.driver(), STAGING_WORDS.max(largest))?,
             jobs: Jobs::new(&shared.gpu_table, JOBS)?,
@@ -122,7 +122,7 @@ impl<'c, D: Driver> Filling<'c, D> {
         let mut fill = shared.fill_level();
         fill.entries.used += self.jobs.len() as u64 + 1;
         fill.bytes.used += self.bytes + shared.largest();
-        let largest = shared.tables.iter().map(|t| t.row_bytes / UNIT).max().unwrap_or(0);
+        let largest = shared.tables.iter().map(|t| t.row_bytes / WORD_BYTES).max().unwrap_or(0);
         !fill.crosses() && self.jobs.len() < JOBS && self.staged + largest <= self.staging.len()
     }
 
@@ -135,7 +135,7 @@ impl<'c, D: Driver> Filling<'c, D> {
             return Ok(());
         };
         let bytes: &mut [u8] = bytemuck::cast_slice_mut(staging.words_mut()?);
-        bytes[self.staged * UNIT..][..row.len()].copy_from_slice(row);
+        bytes[self.staged * WORD_BYTES..][..row.len()].copy_from_slice(row);
         let rows_per_stamp = (shared.entry_capacity() / STAMPS).max(1);
         let job = Job {
             location: slot.location().bits(),
@@ -148,7 +148,7 @@ impl<'c, D: Driver> Filling<'c, D> {
             self.warmed.passed_over += 1;
             return Ok(());
         }
-        self.staged += row.len() / UNIT;
+        self.staged += row.len() / WORD_BYTES;
         self.bytes += shared.footprint(table);
         self.targets.push(JobTarget { table, key: FlatKey(job.key), slot: JobSlot::New(slot) });
         Ok(())

@@ -1,9 +1,7 @@
 //! The memory of the index: buckets of slots, and how one slot is read and changed.
 
-use std::marker::PhantomData;
-
-use super::entry::{Held, Location, Stamp, Unlinked, location_of, pack, stamp_of};
-use super::{BUCKET_BYTES, EMPTY, FRESH, SLOTS};
+use super::entry::{Location, PinnedLocation, Stamp, Unlinked, location_of, pack, stamp_of};
+use super::{BUCKET_BYTES, BucketLocks, EMPTY, FRESH, SLOTS};
 use crate::sync::{AtomicU64, Ordering};
 use crate::types::FlatKey;
 
@@ -60,10 +58,15 @@ pub(super) fn unlink(slot: &IndexSlot, to: FlatKey) -> Unlinked {
 }
 
 impl IndexSlot {
-    /// The entry's location. The caller holds the bucket's lock while it uses the result. Entries are
-    /// unlinked only under that lock.
-    pub(super) fn held(&self) -> Held<'_> {
-        Held { location: location_of(self.word.load(Ordering::Relaxed)), pin: PhantomData }
+    /// The location of the slot's entry.
+    ///
+    /// # Safety
+    /// The slot has an entry, `_locks` include the lock of its bucket, and the entry is not unlinked while the
+    /// result is used.
+    pub(super) unsafe fn pinned<'l>(&self, _locks: &'l BucketLocks<'_>) -> PinnedLocation<'l> {
+        // SAFETY: entries are unlinked only under the lock of their bucket. The caller holds it during `'l`,
+        // and guarantees the rest.
+        unsafe { PinnedLocation::found(location_of(self.word.load(Ordering::Relaxed))) }
     }
 }
 

@@ -19,7 +19,7 @@ impl Location {
     /// Offsets are below this.
     pub(crate) const OFFSETS: u64 = 1 << (LOCATION_BITS - 1);
 
-    /// A slot of the pool, in units of 4 bytes from its start; below [`Self::OFFSETS`].
+    /// A slot of the pool, in words from its start; below [`Self::OFFSETS`].
     #[must_use]
     pub(crate) fn slot(offset: u64) -> Self {
         debug_assert!(offset < Self::OFFSETS);
@@ -33,7 +33,20 @@ impl Location {
         Self(id << 1 | 1)
     }
 
-    /// The offset of a slot of the pool, in units of 4 bytes.
+    /// A word of host memory, by its distance from the origin of a device's host locations; below
+    /// [`Self::OFFSETS`].
+    #[must_use]
+    pub(crate) fn host_word(word: u64) -> Self {
+        Self::host(word)
+    }
+
+    /// The location this many words after this one.
+    #[must_use]
+    pub(crate) fn after(self, words: u64) -> Self {
+        Self(self.0 + (words << 1))
+    }
+
+    /// The offset of a slot of the pool, or of a word of host memory, in words.
     #[must_use]
     pub(crate) fn offset(self) -> u64 {
         self.0 >> 1
@@ -42,6 +55,12 @@ impl Location {
     /// The location that a kernel reported.
     pub(crate) fn from_bits(bits: u64) -> Self {
         Self(bits & LOCATION_MASK)
+    }
+
+    /// The location with these bits; `None` if they are not those of a location.
+    #[must_use]
+    pub(crate) fn try_from_bits(bits: u64) -> Option<Self> {
+        (bits <= LOCATION_MASK).then_some(Self(bits))
     }
 
     /// The bits that kernels use.
@@ -87,15 +106,23 @@ pub(super) fn stamp_of(word: u64) -> Stamp {
     Stamp(word >> LOCATION_BITS)
 }
 
-/// A location that was found. It is valid until the pin of the lookup that found it is dropped, or until the
-/// writer that found it releases the bucket's lock.
+/// A location that was found and whose slot is not freed during `'p`: while the pin of the lookup that found
+/// it lives, or while the writer that found it holds the bucket's lock. Only unsafe functions make one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Held<'p> {
-    pub(super) location: Location,
-    pub(super) pin: PhantomData<&'p Pin<'p>>,
+pub(crate) struct PinnedLocation<'p> {
+    location: Location,
+    pin: PhantomData<&'p ()>,
 }
 
-impl<'p> Held<'p> {
+impl<'p> PinnedLocation<'p> {
+    /// # Safety
+    /// The location was read from an entry of the index: under a pin that lives for `'p`, or under the lock
+    /// of the entry's bucket. In the second case, the entry is not unlinked during `'p`.
+    #[inline]
+    pub(super) unsafe fn found(location: Location) -> Self {
+        Self { location, pin: PhantomData }
+    }
+
     /// The location that batch `found_by` found, readable again under the same batch's pin.
     ///
     /// # Panics
@@ -107,7 +134,9 @@ impl<'p> Held<'p> {
     #[must_use]
     pub(crate) unsafe fn again(location: Location, found_by: u64, pin: &'p Pin<'_>) -> Self {
         assert_eq!(found_by, pin.number(), "the location was found under another batch's pin");
-        Self { location, pin: PhantomData }
+        // SAFETY: the caller guarantees it, and the pin lives for `'p`. A location of the overlay is not freed
+        // either while a pin of the overlay's version lives (`version.rs`).
+        unsafe { Self::found(location) }
     }
 
     #[inline]
@@ -156,14 +185,13 @@ pub(crate) struct Entry {
     pub now: Stamp,
 }
 
-/// What [`Index::evict`](super::Index::evict) does with an entry.
+/// What [`Index::visit_bucket`](super::Index::visit_bucket) does with an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Fate {
-    Stay,
-    /// The entry is unlinked.
-    Leave,
+pub(crate) enum EntryDecision {
+    Keep,
+    Unlink,
     /// The key is linked to another location.
-    Move(Location),
+    Relink(Location),
 }
 
 /// The result of an insert.

@@ -53,7 +53,7 @@ impl Cache {
     /// Unlinks all entries of a bucket.
     fn evict(&self, bucket: usize) {
         let retire = |unlinked| self.retired.put(unlinked, &self.epochs);
-        self.index.evict(bucket, Stamp::of(1), |_, _, _| Fate::Leave, retire);
+        self.index.visit_bucket(bucket, Stamp::of(1), |_, _, _| EntryDecision::Unlink, retire);
     }
 
     /// The rows that may be used again.
@@ -67,13 +67,13 @@ impl Cache {
     fn read(&self, keys: &[u64]) -> usize {
         let pin = self.epochs.pin();
         let found = keys.iter().filter(|&&key| {
-            let held = self.index.get(FlatKey(key), Stamp::of(pin.number()), &pin);
-            if let Some(held) = &held {
-                let row = &self.rows[held.location().offset() as usize];
+            let pinned = self.index.get(FlatKey(key), Stamp::of(pin.number()), &pin);
+            if let Some(pinned) = &pinned {
+                let row = &self.rows[pinned.location().offset() as usize];
                 // SAFETY: found under a pin that lives.
                 assert_eq!(row.with(|r| unsafe { *r }), key, "the row of its key");
             }
-            held.is_some()
+            pinned.is_some()
         });
         found.count()
     }
@@ -165,7 +165,7 @@ fn a_reader_gets_its_keys_row_while_the_row_moves() {
         let reader = reader(&cache, [key]);
         cache.write(1, key);
         let retire = |unlinked| cache.retired.put(unlinked, &cache.epochs);
-        cache.index.evict(1, Stamp::of(1), |_, _, _| Fate::Move(Location::slot(1)), retire);
+        cache.index.visit_bucket(1, Stamp::of(1), |_, _, _| EntryDecision::Relink(Location::slot(1)), retire);
         for row in cache.reclaim() {
             cache.write(row, 0);
         }

@@ -5,13 +5,15 @@ use std::collections::HashMap;
 
 fn find(index: &Index, epochs: &Epochs, key: u64, batch: u64) -> Option<u64> {
     let pin = epochs.pin();
-    index.get(FlatKey(key), Stamp::of(batch), &pin).map(|held| held.location().offset())
+    index.get(FlatKey(key), Stamp::of(batch), &pin).map(|pinned| pinned.location().offset())
 }
 
 fn evict_all(index: &Index, bucket: usize, now: Stamp, victim: impl Fn(u64) -> bool) -> Vec<u64> {
     let mut out = Vec::new();
-    let fate = |key: FlatKey, _: Held<'_>, _| if victim(key.0) { Fate::Leave } else { Fate::Stay };
-    index.evict(bucket, now, fate, |unlinked| out.push(unlinked.key.0));
+    let decide = |key: FlatKey, _: PinnedLocation<'_>, _| {
+        if victim(key.0) { EntryDecision::Unlink } else { EntryDecision::Keep }
+    };
+    index.visit_bucket(bucket, now, decide, |unlinked| out.push(unlinked.key.0));
     out
 }
 

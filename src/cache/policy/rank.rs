@@ -8,7 +8,7 @@
 //! A sweep looks up the rank of every entry, so ranks are in a hash table with open addressing. Its size
 //! follows from the number of rows, because the table counts towards `cache.bytes`.
 
-use super::super::key::{EMPTY, mix64};
+use super::super::key::{EMPTY, hash_key};
 use crate::types::FlatKey;
 
 /// Ranks of the most frequent rows, 0 the most frequent.
@@ -52,7 +52,7 @@ impl Ranks {
     /// The place of a key, or the free place for it. The table is not empty.
     fn place(&self, key: FlatKey) -> usize {
         let places = self.keys.len();
-        let mut place = ((u128::from(mix64(key)) * places as u128) >> 64) as usize;
+        let mut place = ((u128::from(hash_key(key)) * places as u128) >> 64) as usize;
         while self.keys[place] != key && self.keys[place] != EMPTY {
             place = if place + 1 == places { 0 } else { place + 1 };
         }

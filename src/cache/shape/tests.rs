@@ -13,7 +13,7 @@ proptest! {
         tables in tables(),
         bytes in (8u32..36).prop_flat_map(|bits| 0..=(1usize << bits)),
     ) {
-        let minimum = minimum(&tables).1;
+        let minimum = Minimum::of(&tables).bytes;
         match (CacheShape { bytes, tables }).layout() {
             Ok(layout) => {
                 prop_assert!(layout.bytes() <= bytes);
@@ -30,7 +30,7 @@ proptest! {
 
     #[test]
     fn the_reported_minimum_is_enough(tables in tables()) {
-        let bytes = minimum(&tables).1;
+        let bytes = Minimum::of(&tables).bytes;
         let enough = CacheShape { bytes, tables: tables.clone() };
         let too_little = CacheShape { bytes: bytes - 1, tables };
         prop_assert!(enough.layout().is_ok());
@@ -53,7 +53,7 @@ proptest! {
         // above the watermark and partly used slabs. The worst case is a small pool with slabs of one large
         // row, each of which holds one smaller row.
         let cost: f64 = held.iter().map(|t| t.rows as f64 * (t.row_bytes as f64 + 20.5)).sum();
-        let most = cost / WATERMARKS.high * 2.05 + 3.0 * minimum(&tables).1 as f64 + 4096.0;
+        let most = cost / WATERMARKS.high * 2.05 + 3.0 * Minimum::of(&tables).bytes as f64 + 4096.0;
         prop_assert!(shape.bytes as f64 <= most, "{} bytes for {cost}", shape.bytes);
     }
 }

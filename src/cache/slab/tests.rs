@@ -22,9 +22,9 @@ proptest! {
                 let bytes = pool.shape().row_bytes[usize::from(class)];
                 let Some(slot) = pool.take(Class(class)) else { continue };
                 let location = slot.location();
-                let start = location.offset() as usize * UNIT;
+                let start = location.offset() as usize * WORD_BYTES;
                 for &(other, length) in &held {
-                    let other = other.offset() as usize * UNIT;
+                    let other = other.offset() as usize * WORD_BYTES;
                     prop_assert!(start + bytes <= other || other + length <= start);
                 }
                 prop_assert!(start + bytes <= pool.shape().data_bytes());

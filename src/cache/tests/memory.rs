@@ -4,7 +4,9 @@
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::cache::{AdmissionOption, CacheOptions, CacheShape, EvictionOption, FlatCache, Query, TableShape};
+use crate::cache::{
+    AdmissionOption, CacheOptions, CacheShape, EvictionOption, FlatCache, NewRow, Query, TableShape,
+};
 use crate::mem::mix64;
 use crate::store::tests::footprint::memory;
 use crate::types::{TableId, Version};
@@ -90,7 +92,7 @@ fn measure(eviction: EvictionOption) {
         let changed = 1 << 19;
         let (mut most, mut carried) = (0, 0);
         for version in 1..6 {
-            let rows = (0..changed).map(|id| (TableId(0), id, &ROW[..]));
+            let rows = (0..changed).map(|id| NewRow::of((TableId(0), id, &ROW[..])));
             let switched = cache.switch(Version(version), |_| rows).unwrap();
             most = most.max(switched.changed);
             carried += switched.carried;

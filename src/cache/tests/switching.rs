@@ -105,7 +105,7 @@ fn the_current_version_and_a_wrong_row_change_nothing() {
     run_batch(&cache, &tables, &mut query, &[(0, vec![2])]);
     let used = cache.stats();
     let error = |version, rows: &[(TableId, u64, &[u8])]| {
-        cache.switch(Version(version), |_| rows.iter().copied()).unwrap_err().to_string()
+        cache.switch(Version(version), |_| rows.iter().copied().map(NewRow::of)).unwrap_err().to_string()
     };
     assert_eq!(error(7, &[]), "version 7: expected another one than the current version");
     assert!(error(8, &[(TableId(0), 2, &[0; 4]), (TableId(0), 10, &[0; 4])]).contains("id 10"));
@@ -140,7 +140,10 @@ fn a_row_given_twice_has_its_last_bytes() {
     let cache = cache_of(16 << 10, &[table(10, 1)], &by_hand());
     cache.pin().insert(&miss(TableId(0), 3), &[1; 4]).unwrap();
     let rows: [(_, _, &[u8]); 2] = [(TableId(0), 3, &[2; 4]), (TableId(0), 3, &[3; 4])];
-    assert_eq!(cache.switch(Version(1), |_| rows).unwrap(), Switched { changed: 1, carried: 1 });
+    assert_eq!(
+        cache.switch(Version(1), |_| rows.map(NewRow::of)).unwrap(),
+        Switched { changed: 1, carried: 1 }
+    );
     let mut query = Query::default();
     query.push(TableId(0), [3]);
     let pin = cache.pin();

@@ -55,7 +55,7 @@ fn switch(cache: &FlatCache) -> Switched {
     let new = row(CHANGED, NEW);
     let rows = |cached: Cached<'_>| {
         let linked = cached.linked(&[(TABLE, CHANGED)]);
-        linked.into_iter().map(|(table, id)| (table, id, &new[..])).collect::<Vec<_>>()
+        linked.into_iter().map(|(table, id)| NewRow::of((table, id, &new[..]))).collect::<Vec<_>>()
     };
     cache.switch(NEW, rows).unwrap()
 }

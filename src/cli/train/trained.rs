@@ -17,8 +17,8 @@ use crate::store::hot_rows::STATE;
 use crate::store::{Base, Opened};
 use crate::trainer::publish::CutNotes;
 use crate::trainer::{
-    self, Data, Frequencies, Pipeline, PipelineRows, PipelineSettings, PlanStats, Progress, ReferenceTrainer,
-    ScratchpadSize, Sizes, StageName, TrainError, TrainState, VersionParts, WorkingFileOptions,
+    self, Data, Pipeline, PipelineRows, PipelineSettings, PlanStats, Progress, ReferenceTrainer,
+    RowFrequency, ScratchpadSize, Sizes, StageName, TrainError, TrainState, VersionParts, WorkingFileOptions,
 };
 use crate::types::Batch;
 
@@ -64,7 +64,7 @@ impl Trained {
             return Ok(Self::InMemory(Box::new(reference)));
         };
         let orders = match args.run.reorder {
-            true => save_orders(args, schema, frequencies.as_ref())?,
+            true => save_orders(args, schema, frequencies.as_deref())?,
             false => saved_orders(args, schema)?,
         };
         let model = args.models.join(&args.name);
@@ -204,9 +204,9 @@ fn saved_orders(args: &Args, schema: &Schema) -> anyhow::Result<Vec<Option<RowOr
 fn save_orders(
     args: &Args,
     schema: &Schema,
-    frequencies: Option<&Frequencies>,
+    frequencies: Option<&[RowFrequency]>,
 ) -> anyhow::Result<Vec<Option<RowOrder>>> {
-    let orders = orders(schema, frequencies.unwrap_or(&vec![]))?;
+    let orders = orders(schema, frequencies.unwrap_or(&[]))?;
     let state = args.models.join(&args.name).join(STATE);
     std::fs::create_dir_all(&state).with_context(|| format!("{}", state.display()))?;
     let named = schema.tables.iter().zip(&orders);

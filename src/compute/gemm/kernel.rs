@@ -66,7 +66,7 @@ pub(crate) unsafe fn product_avx512(product: &mut Product<'_, f32>) {
 pub(crate) unsafe fn product_avx2(product: &mut Product<'_, f32>) {
     // Of 16 registers, 12 hold sums, two hold `B` and one holds `A`. If a tile had the width of a whole panel
     // (four registers), the same 12 sums (3 rows) would need 17 registers.
-    // SAFETY: as above.
+    // SAFETY: this function has the target features; the caller guarantees the shape.
     unsafe { by_panels::<f32, std::arch::x86_64::__m256, 4, 2, 6>(product) }
 }
 
@@ -84,7 +84,8 @@ unsafe fn by_panels<T: Real, V: Vector<T>, const FULL: usize, const N: usize, co
     let whole = p.rows - p.rows % MR;
     for first in (0..p.columns).step_by(N * V::WIDTH) {
         for row in (0..whole).step_by(MR) {
-            // SAFETY: the caller guarantees the instruction set and the shape.
+            // SAFETY: the caller guarantees the instruction set and the shape. The tile fits: `MR` rows from
+            // here on exist, and a narrower tile is loaded and stored through `edge`.
             unsafe {
                 let mut tile = Tile::at(p, row, first, &mut edge);
                 tile.prefetch_after(first + N * V::WIDTH, row..row + MR, whole, p);
@@ -110,7 +111,8 @@ unsafe fn by_panels<T: Real, V: Vector<T>, const FULL: usize, const N: usize, co
             _ => 1,
         };
         while row < p.rows {
-            // SAFETY: as above.
+            // SAFETY: as for the tiles before. Each arm computes at most as many rows as are left, and
+            // `across` is at most the number of whole panels that are left.
             unsafe {
                 let tile = Tile::at(p, row, first, &mut edge);
                 row += match (p.rows - row, across) {
@@ -133,7 +135,20 @@ unsafe fn by_panels<T: Real, V: Vector<T>, const FULL: usize, const N: usize, co
 /// How many steps of the depth ahead panels are prefetched. Distances from 6 to 24 were measured.
 const AHEAD: usize = 12;
 
+/// The sums of a tile, by row, panel and register.
+type Sums<V, const N: usize, const ROWS: usize, const PANELS: usize> = [[[V; N]; PANELS]; ROWS];
+
 /// One tile of `C`: some rows of one panel, or of several whole panels side by side.
+///
+/// It is computed as `ROWS` rows of the first `N` registers of type `V` of `PANELS` panels. For this it must
+/// *fit*:
+///
+/// - The processor has the instruction set of `V`, and `N` registers are at most as wide as a panel.
+/// - `a` has `ROWS` rows of `depth` steps.
+/// - `b` has `depth` lines of [`LANES`] for each panel, panel after panel.
+/// - `bias` is null or has `N` registers for each panel, at the distance of panels.
+/// - `c` has `ROWS` rows, to which there is no other reference: of `width` elements, or of `PANELS` whole
+///   panels if there are several.
 struct Tile<'e, T> {
     depth: usize,
     a: *const T,
@@ -153,6 +168,7 @@ struct Tile<'e, T> {
     next_steps: usize,
 }
 
+// Loops use an index: with iterators the compiler keeps the sums in memory.
 #[allow(clippy::needless_range_loop)]
 impl<'e, T: Real> Tile<'e, T> {
     /// Prefetches a part of the columns from `first` on while the tile is computed: each tile of `rows`, of
@@ -201,79 +217,157 @@ impl<'e, T: Real> Tile<'e, T> {
     /// Computes `ROWS` rows of the first `N` registers of `PANELS` panels. Returns `ROWS`.
     ///
     /// # Safety
-    /// `a` has `ROWS` rows of `depth` steps. `b` has `depth` lines of [`LANES`] for each panel. `c` has
-    /// `ROWS` rows, to which there is no other reference, of `width` elements (at most `N` registers) or of
-    /// `PANELS` whole panels. `bias` is null or has `N` registers for each panel.
+    /// The tile [fits](Tile).
     #[inline(always)]
-    unsafe fn run<V: Vector<T>, const N: usize, const ROWS: usize, const PANELS: usize>(self) -> usize {
-        // SAFETY: the caller guarantees the above; a narrower last panel is loaded and stored through `edge`.
-        unsafe {
-            // The loops use an index: with iterators the compiler keeps the sums in memory.
-            let width = self.width.min(N * V::WIDTH);
-            let whole = width == N * V::WIDTH || PANELS > 1;
-            let edge = self.edge;
-            let mut sums = [[[V::splat(T::default()); N]; PANELS]; ROWS];
-            for r in 0..ROWS {
-                let mut from = self.bias;
-                if self.add {
+    unsafe fn run<V: Vector<T>, const N: usize, const ROWS: usize, const PANELS: usize>(mut self) -> usize {
+        // SAFETY: the caller guarantees the instruction set.
+        let mut sums: Sums<V, N, ROWS, PANELS> = [[[unsafe { V::splat(T::default()) }; N]; PANELS]; ROWS];
+        // SAFETY: the caller guarantees that the tile fits.
+        unsafe { self.start(&mut sums) };
+        let (mut a, mut b, mut next) = (self.a, self.b, self.next);
+        for step in 0..self.depth {
+            prefetch_step::<T, V, N, ROWS>(b, next, step < self.next_steps);
+            // SAFETY: the caller guarantees that the tile fits. `a` and `b` have moved on by `step` steps.
+            unsafe { self.multiply_step(a, b, &mut sums) };
+            a = a.wrapping_add(self.step_stride);
+            b = b.wrapping_add(LANES);
+            next = next.wrapping_add(LANES);
+        }
+        // SAFETY: the caller guarantees that the tile fits.
+        unsafe { self.store(&sums) };
+        ROWS
+    }
+
+    /// The columns of `c` that the first `N` registers cover.
+    #[inline(always)]
+    fn columns<V: Vector<T>, const N: usize>(&self) -> usize {
+        self.width.min(N * V::WIDTH)
+    }
+
+    /// Whether registers have only columns of `c`, so that rows are loaded and stored without `edge`.
+    #[inline(always)]
+    fn is_whole<V: Vector<T>, const N: usize, const PANELS: usize>(&self) -> bool {
+        self.columns::<V, N>() == N * V::WIDTH || PANELS > 1
+    }
+
+    /// Adds the initial values, of `bias` or of `c`, to sums that are zero.
+    ///
+    /// # Safety
+    /// The tile [fits](Tile).
+    #[inline(always)]
+    unsafe fn start<V: Vector<T>, const N: usize, const ROWS: usize, const PANELS: usize>(
+        &mut self,
+        sums: &mut Sums<V, N, ROWS, PANELS>,
+    ) {
+        for r in 0..ROWS {
+            let mut from = self.bias;
+            if self.add {
+                // SAFETY: `c` has row `r`. If it has fewer columns than the registers, these are copied to
+                // `edge`, which has the length of a panel.
+                unsafe {
                     from = self.c.add(r * self.c_stride).cast_const();
-                    if !whole {
-                        std::ptr::copy_nonoverlapping(from, edge.as_mut_ptr(), width);
-                        from = edge.as_ptr();
-                    }
-                }
-                if !from.is_null() {
-                    for p in 0..PANELS {
-                        for i in 0..N {
-                            sums[r][p][i] = V::load(from.add(p * LANES + i * V::WIDTH));
-                        }
+                    if !self.is_whole::<V, N, PANELS>() {
+                        let columns = self.columns::<V, N>();
+                        std::ptr::copy_nonoverlapping(from, self.edge.as_mut_ptr(), columns);
+                        from = self.edge.as_ptr();
                     }
                 }
             }
-            let (mut a, mut b, mut next) = (self.a, self.b, self.next);
-            for step in 0..self.depth {
-                if step < self.next_steps {
-                    for line in 0..(N * V::WIDTH * size_of::<T>()).div_ceil(LINE_BYTES) {
-                        prefetch_line_to_l2(next.wrapping_add(line * LINE_BYTES / size_of::<T>()));
-                    }
-                    next = next.wrapping_add(LANES);
-                }
-                if ROWS >= 8 {
-                    for line in 0..N {
-                        prefetch_line(b.wrapping_add(AHEAD * LANES + line * V::WIDTH));
-                    }
-                }
-                let mut lanes = [[V::splat(T::default()); N]; PANELS];
-                for p in 0..PANELS {
-                    for i in 0..N {
-                        lanes[p][i] = V::load(b.add(p * self.depth * LANES + i * V::WIDTH));
-                    }
-                }
-                for r in 0..ROWS {
-                    let x = V::splat(*a.wrapping_add(r * self.row_stride));
-                    for p in 0..PANELS {
-                        for i in 0..N {
-                            sums[r][p][i] = x.multiply_add(lanes[p][i], sums[r][p][i]);
-                        }
-                    }
-                }
-                a = a.wrapping_add(self.step_stride);
-                b = b.wrapping_add(LANES);
+            if from.is_null() {
+                continue;
             }
-            for r in 0..ROWS {
-                let to = self.c.add(r * self.c_stride);
-                let out = if whole { to } else { edge.as_mut_ptr() };
-                for p in 0..PANELS {
-                    for i in 0..N {
+            for p in 0..PANELS {
+                for i in 0..N {
+                    // SAFETY: `from` has `N` registers for each panel: it is `bias`, a row of whole panels of
+                    // `c`, or `edge`, which is only used for a single panel.
+                    sums[r][p][i] = unsafe { V::load(from.add(p * LANES + i * V::WIDTH)) };
+                }
+            }
+        }
+    }
+
+    /// Adds the products of one step of the depth, whose elements begin at `a` and `b`.
+    ///
+    /// # Safety
+    /// The tile [fits](Tile). `a` and `b` are those of the tile, moved on by fewer than `depth` steps.
+    #[inline(always)]
+    unsafe fn multiply_step<V: Vector<T>, const N: usize, const ROWS: usize, const PANELS: usize>(
+        &self,
+        a: *const T,
+        b: *const T,
+        sums: &mut Sums<V, N, ROWS, PANELS>,
+    ) {
+        // SAFETY: the caller guarantees the instruction set.
+        let mut lanes = [[unsafe { V::splat(T::default()) }; N]; PANELS];
+        for p in 0..PANELS {
+            for i in 0..N {
+                // SAFETY: each panel of `b` has a line of `LANES` elements for the step, at least `N`
+                // registers, and the panels lie `depth` lines apart.
+                lanes[p][i] = unsafe { V::load(b.add(p * self.depth * LANES + i * V::WIDTH)) };
+            }
+        }
+        for r in 0..ROWS {
+            // SAFETY: `a` has row `r` at this step, and the caller guarantees the instruction set.
+            let x = unsafe { V::splat(*a.wrapping_add(r * self.row_stride)) };
+            for p in 0..PANELS {
+                for i in 0..N {
+                    // SAFETY: the caller guarantees the instruction set.
+                    sums[r][p][i] = unsafe { x.multiply_add(lanes[p][i], sums[r][p][i]) };
+                }
+            }
+        }
+    }
+
+    /// Writes the sums to `c`, after the ReLU if there is one.
+    ///
+    /// # Safety
+    /// The tile [fits](Tile).
+    #[inline(always)]
+    unsafe fn store<V: Vector<T>, const N: usize, const ROWS: usize, const PANELS: usize>(
+        &mut self,
+        sums: &Sums<V, N, ROWS, PANELS>,
+    ) {
+        let (columns, whole) = (self.columns::<V, N>(), self.is_whole::<V, N, PANELS>());
+        for r in 0..ROWS {
+            // SAFETY: `c` has row `r`.
+            let to = unsafe { self.c.add(r * self.c_stride) };
+            let out = if whole { to } else { self.edge.as_mut_ptr() };
+            for p in 0..PANELS {
+                for i in 0..N {
+                    // SAFETY: the caller guarantees the instruction set. `out` has `N` registers for each
+                    // panel: it is a row of `c`, or `edge`, which is only used for a single panel.
+                    unsafe {
                         let sum = if self.relu { sums[r][p][i].relu() } else { sums[r][p][i] };
                         sum.store(out.add(p * LANES + i * V::WIDTH));
                     }
                 }
-                if !whole {
-                    std::ptr::copy_nonoverlapping(edge.as_ptr(), to, width);
-                }
             }
-            ROWS
+            if !whole {
+                // SAFETY: the row of `c` has these columns, and `edge`, a variable of the caller, has at least
+                // as many.
+                unsafe { std::ptr::copy_nonoverlapping(self.edge.as_ptr(), to, columns) };
+            }
+        }
+    }
+}
+
+/// Prefetches the part that `N` registers need of the line of `b` some steps ahead, and of the line at `next`
+/// if there is one. In the last steps, the addresses may lie behind the panels. This is allowed, because a
+/// prefetch does not fault at any address, and wrapping arithmetic may leave the allocation.
+#[inline(always)]
+fn prefetch_step<T: Real, V: Vector<T>, const N: usize, const ROWS: usize>(
+    b: *const T,
+    next: *const T,
+    has_next: bool,
+) {
+    if has_next {
+        for line in 0..(N * V::WIDTH * size_of::<T>()).div_ceil(LINE_BYTES) {
+            prefetch_line_to_l2(next.wrapping_add(line * LINE_BYTES / size_of::<T>()));
+        }
+    }
+    if ROWS >= 8 {
+        for line in 0..N {
+            prefetch_line(b.wrapping_add(AHEAD * LANES + line * V::WIDTH));
         }
     }
 }

@@ -1,7 +1,9 @@
 //! A loom model of a switch as the engine makes it, with the real [`Versions`] and the real cache.
 
 use super::*;
-use crate::cache::{AdmissionOption, CacheOptions, CacheShape, Cached, FlatCache, Query, Source, TableShape};
+use crate::cache::{
+    AdmissionOption, CacheOptions, CacheShape, Cached, FlatCache, NewRow, Query, Source, TableShape,
+};
 use crate::sync::{AtomicU64, Ordering};
 use crate::types::TableId;
 
@@ -93,7 +95,7 @@ impl Engine {
         self.versions.begin(NEW, new);
         let rows = |cached: Cached<'_>| {
             let linked = cached.linked(&[(TABLE, ROW)]);
-            linked.into_iter().map(|(table, id)| (table, id, &row[..])).collect::<Vec<_>>()
+            linked.into_iter().map(|(table, id)| NewRow::of((table, id, &row[..]))).collect::<Vec<_>>()
         };
         self.cache.switch(NEW, rows).unwrap();
         drop(self.versions.end());

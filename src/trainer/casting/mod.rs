@@ -14,7 +14,7 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-pub use self::radix::{Pair, RadixSort};
+pub use self::radix::{RadixSort, RowOccurrence};
 use crate::predict::PredictError;
 use crate::schema::{Lookup, Pooling, Schema};
 use crate::types::{Batch, TableId};
@@ -51,7 +51,7 @@ pub(crate) const ABSENT: u32 = u32::MAX;
 /// processor's cache, and batches that are queued do not hold any.
 #[derive(Default)]
 struct Workspace {
-    pairs: Vec<Pair>,
+    pairs: Vec<RowOccurrence>,
     sort: RadixSort,
     /// The source of the gradient of each occurrence.
     looked_up: Vec<Source>,
@@ -75,7 +75,7 @@ impl CastedIndex {
     fn cast(&mut self, Workspace { pairs, looked_up, .. }: &Workspace) {
         let Self { sources, rows, ends, places } = self;
         sources.clear();
-        sources.extend(pairs.iter().map(|&(_, occurrence)| looked_up[occurrence as usize]));
+        sources.extend(pairs.iter().map(|pair| looked_up[pair.occurrence as usize]));
         places.clear();
         places.resize(looked_up.len(), ABSENT);
         // Room for the case that all rows are distinct.
@@ -126,7 +126,10 @@ impl Workspace {
         for lookup in lookups.iter().filter(|l| l.table == table) {
             let ids = &batch.features[lookup.feature];
             let occurrences = self.looked_up.len() as u32..;
-            let pairs = ids.ids.iter().zip(occurrences).filter_map(|(&id, at)| Some((shape.row_of(id)?, at)));
+            let pairs =
+                ids.ids.iter().zip(occurrences).filter_map(|(&id, occurrence)| {
+                    Some(RowOccurrence { row: shape.row_of(id)?, occurrence })
+                });
             self.pairs.extend(pairs);
             for (bag, sample) in ids.offsets.windows(2).zip(0..) {
                 let len = (bag[1] - bag[0]) as usize;
@@ -141,10 +144,10 @@ impl Workspace {
 
 /// Writes the distinct rows of sorted pairs to `rows`, the end of each row's pairs to `ends`, and the index
 /// in `rows` of each occurrence's row to `places`. Returns the number of distinct rows.
-fn distinguish(pairs: &[Pair], rows: &mut [u64], ends: &mut [u32], places: &mut [u32]) -> usize {
-    let Some(&(mut last, _)) = pairs.first() else { return 0 };
+fn distinguish(pairs: &[RowOccurrence], rows: &mut [u64], ends: &mut [u32], places: &mut [u32]) -> usize {
+    let Some(&RowOccurrence { row: mut last, .. }) = pairs.first() else { return 0 };
     let mut k = 0;
-    for (&(row, occurrence), end) in pairs.iter().zip(1..) {
+    for (&RowOccurrence { row, occurrence }, end) in pairs.iter().zip(1..) {
         // Row and end are written for every pair, because the processor would often mispredict a branch on
         // whether the row is new.
         k += usize::from(row != last);

@@ -34,5 +34,5 @@ fn adam_uses_its_betas_and_eps() {
         assert!((row[0] - expected_row).abs() < 1e-12, "step {step}");
     }
     let Rule::Adam { eps, shares, .. } = optimizer.step::<f32>(3).rule() else { panic!("not adam") };
-    assert_eq!((eps, shares), (0.1, (0.5, 0.75)));
+    assert_eq!((eps, shares), (0.1, Moments { first: 0.5, second: 0.75 }));
 }

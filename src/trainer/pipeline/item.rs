@@ -11,6 +11,7 @@ use super::scratchpad::SlotLayout;
 use crate::schema::{Lookup, Schema};
 use crate::sync::EvenPoisoned;
 use crate::trainer::pipeline::gpu::StagingBuffer;
+use crate::trainer::pipeline::slot_flags::ClaimError;
 use crate::types::{Batch, RowId, TableId};
 
 /// A batch and the rows that it needs.
@@ -74,10 +75,35 @@ impl PreparedBatch {
         tables.flat_map(|(casted, t)| casted.rows().iter().map(move |&row| RowId::new(TableId(t), row)))
     }
 
+    /// The slots of each table's rows.
+    pub(crate) fn table_slots(&self) -> impl Iterator<Item = &[u32]> {
+        self.starts.windows(2).map(|bounds| &self.slots[bounds[0]..bounds[1]])
+    }
+
+    /// Claims the slots of all rows, table by table. `tables` has the slot layout of each table, and `claim`
+    /// claims slots of a size.
+    pub(crate) fn claim<'c, C>(
+        &'c self,
+        tables: &[SlotLayout],
+        claim: impl Fn(usize, &'c [u32]) -> Result<C, ClaimError>,
+    ) -> Result<Vec<C>, ClaimError> {
+        self.table_slots().zip(tables).map(|(slots, layout)| claim(layout.size, slots)).collect()
+    }
+
     /// The number of distinct rows.
     pub(crate) fn row_count(&self) -> usize {
         self.starts.last().copied().unwrap_or(0)
     }
+}
+
+/// Some samples of a batch that was split.
+#[derive(Clone, Copy)]
+pub(crate) struct SampleGroup<'b> {
+    /// The samples, as a batch.
+    pub part: &'b PreparedBatch,
+    /// Index of the first sample in the whole batch.
+    pub at: usize,
+    pub whole: &'b PreparedBatch,
 }
 
 /// A row and its slot.

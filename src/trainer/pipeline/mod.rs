@@ -90,15 +90,24 @@ pub(crate) struct BufferPools {
     batches: BufferPool<PreparedBatch>,
 }
 
-/// Table, row and number of uses of each row of a data set, the most frequent row first.
-pub type Frequencies = Vec<(TableId, u64, u64)>;
+/// How often a row is used in a data set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RowFrequency {
+    /// The row's table.
+    pub table: TableId,
+    /// The row.
+    pub row: u64,
+    /// The number of uses.
+    pub count: u64,
+}
 
 /// The rows that a pipeline trains.
 pub struct PipelineRows {
     /// Holds all rows.
     pub file: WorkingFile,
-    /// If they are known, the first run begins by fetching the most frequent rows.
-    pub frequencies: Option<Frequencies>,
+    /// The frequencies of rows, the most frequent row first. If they are known, the first run begins by
+    /// fetching the most frequent rows.
+    pub frequencies: Option<Vec<RowFrequency>>,
 }
 
 impl From<WorkingFile> for PipelineRows {
@@ -164,7 +173,7 @@ impl Pipeline {
         let items = 2 * (6 + 4 * settings.buffered);
         let item_words = settings.staging_bytes / (2 * items) / size_of::<f32>();
         let scratchpad = scratchpad(&sizes, &counts, item_words)?;
-        let hottest = frequencies.iter().flatten().map(|&(t, row, _)| RowId::new(t, row)).collect();
+        let hottest = frequencies.iter().flatten().map(|used| RowId::new(used.table, used.row)).collect();
         let plan = PlanSettings {
             policy: settings.policy,
             seed: settings.seed,
@@ -345,12 +354,12 @@ fn start_plan<'s>(
 /// The frequencies as a lookup table; `None` unless the policy is LFU.
 fn use_counts(
     policy: ScratchpadPolicy,
-    rows: Option<Frequencies>,
+    rows: Option<Vec<RowFrequency>>,
 ) -> Result<Option<Arc<UseCounts>>, TrainError> {
     let Some(rows) = rows.filter(|_| policy == ScratchpadPolicy::Lfu) else { return Ok(None) };
-    let counts = rows
-        .iter()
-        .map(|&(table, row, count)| (RowId::new(table, row), u32::try_from(count).unwrap_or(u32::MAX)));
+    let counts = rows.iter().map(|&RowFrequency { table, row, count }| {
+        (RowId::new(table, row), u32::try_from(count).unwrap_or(u32::MAX))
+    });
     Ok(Some(Arc::new(UseCounts::new(counts)?)))
 }
 

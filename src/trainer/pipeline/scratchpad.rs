@@ -41,6 +41,14 @@ pub(crate) struct SlotLayout {
     pub words: usize,
 }
 
+impl SlotLayout {
+    /// The slot layout of a row. `tables` has that of each table.
+    #[inline]
+    pub(crate) fn of(tables: &[Self], row: RowId) -> Self {
+        tables[row.table().index()]
+    }
+}
+
 /// The tables that share a slot size, because their records have the same number of words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SizeClass {
@@ -248,7 +256,7 @@ pub(crate) fn largest_sample(
             keys.sort_unstable();
             keys.dedup();
             let mut counts = vec![0; largest.len()];
-            keys.iter().for_each(|row: &RowId| counts[sizes.tables[row.table().index()].size] += 1);
+            keys.iter().for_each(|&row| counts[SlotLayout::of(&sizes.tables, row).size] += 1);
             largest.iter_mut().zip(counts).for_each(|(most, count)| *most = count.max(*most));
         }
     }

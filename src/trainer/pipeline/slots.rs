@@ -28,7 +28,8 @@ pub(crate) struct Slots {
 // their flags order what one thread did before what the next one does (release when dropped, acquire when
 // taken).
 unsafe impl Send for Slots {}
-// SAFETY: as above.
+// SAFETY: shared references give access to the words only under claims, as for `Send`. `flags` is `Sync`, and
+// `_memory` is not used before the drop.
 unsafe impl Sync for Slots {}
 
 /// Exclusive access to some slots, until the claim is dropped.
@@ -87,10 +88,14 @@ impl Slots {
     }
 
     /// Pointer to the row in the slot.
-    fn row(&self, slot: u32) -> *mut f32 {
+    ///
+    /// # Safety
+    /// The slot exists. Every slot of a claim does: it has a flag. [`NO_SLOT`] does not.
+    #[inline(always)]
+    unsafe fn row(&self, slot: u32) -> *mut f32 {
         debug_assert!((slot as usize) < self.count());
-        // SAFETY: callers pass slots of a claim, which are below `count` (they have a flag). So this stays
-        // within the `count * width` words of the memory, whose length `new` has checked.
+        // SAFETY: the slot is below `count`, so this stays within the `count * width` words of the memory,
+        // whose length `new` has checked.
         unsafe { self.words.add(slot as usize * self.width) }
     }
 }
@@ -102,7 +107,7 @@ impl<'a> Claim<'a> {
     #[must_use]
     pub(crate) fn row(&self, k: usize) -> Option<&[f32]> {
         let slot = self.held.list().get(k).copied().filter(|&slot| slot != NO_SLOT)?;
-        // SAFETY: the claim has the slot, so no other claim uses it. This claim writes only through
+        // SAFETY: the claim has the slot, so it exists, and no other claim uses it. This claim writes only through
         // `rows_mut`, which borrows it mutably, so not while the returned reference lives. The words are
         // initialised (zeroed).
         Some(unsafe { std::slice::from_raw_parts(self.slots.row(slot), self.slots.width) })
@@ -152,7 +157,7 @@ impl<'a> ClaimedRows<'a> {
     #[inline(always)]
     pub(crate) fn row_mut(&mut self, k: usize) -> Option<&mut [f32]> {
         let slot = self.list.get(k).copied().filter(|&slot| slot != NO_SLOT)?;
-        // SAFETY: the slots of a claim are distinct, and this has exclusive use of the claim (`rows_mut`
+        // SAFETY: the slots of a claim exist and are distinct, and this has exclusive use of the claim (`rows_mut`
         // borrows it mutably), so there is no other reference to this row.
         Some(unsafe { std::slice::from_raw_parts_mut(self.slots.row(slot), self.slots.width) })
     }
@@ -161,7 +166,8 @@ impl<'a> ClaimedRows<'a> {
     pub(crate) fn each(self) -> impl Iterator<Item = &'a mut [f32]> {
         let Self { slots, list } = self;
         let list = list.iter().filter(|&&slot| slot != NO_SLOT);
-        // SAFETY: as in `row_mut`. Each slot comes up once, and `self` is consumed.
+        // SAFETY: the slots of a claim exist and are distinct, so each comes up once. `self` is consumed, and it
+        // had exclusive use of the claim for `'a`. So there is no other reference to these rows.
         list.map(|&slot| unsafe { std::slice::from_raw_parts_mut(slots.row(slot), slots.width) })
     }
 }

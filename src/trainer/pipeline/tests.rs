@@ -153,7 +153,7 @@ impl Case {
     /// A new pipeline, and the directory of its working file.
     pub(crate) fn begin(
         &self,
-        frequencies: Option<Frequencies>,
+        frequencies: Option<Vec<RowFrequency>>,
     ) -> (TrainState, Pipeline, tempfile::TempDir) {
         let dir = tempfile::tempdir().unwrap();
         let made =
@@ -283,8 +283,10 @@ fn a_scratchpad_that_is_full_of_frequent_rows_has_room_for_the_first_batches() {
         let case = Case::new(ScratchpadSize::Fraction(0.7), policy);
         assert_eq!(case.check().bubbles, 0, "the window fits");
         let tables = schema().tables.into_iter().zip(0..);
-        let counts = tables.flat_map(|(table, t)| (0..table.rows).map(move |row| (TableId(t), row, 1)));
-        let counts: Frequencies = counts.collect();
+        let counts = tables.flat_map(|(table, t)| {
+            (0..table.rows).map(move |row| RowFrequency { table: TableId(t), row, count: 1 })
+        });
+        let counts: Vec<RowFrequency> = counts.collect();
         let (mut train_state, mut pipeline, _dir) = case.begin(Some(counts));
         let mut data = case.data();
         let data = Data { reader: &mut data, batch: case.batch, steps: u64::MAX };

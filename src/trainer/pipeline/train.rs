@@ -11,12 +11,12 @@ use super::super::replicas::{Replicas, Window};
 use super::super::train_state::{Labelled, TrainState};
 use super::super::update::{Record, RecordShape, Records};
 use super::super::{Progress, StepResult, TrainError};
-use super::item::{Item, PreparedBatch, TablePart, Work};
+use super::item::{Item, PreparedBatch, SampleGroup, TablePart, Work};
 use super::scratchpad::{ScratchpadMemory, SlotLayout};
 use crate::mem::prefetch::PREFETCH_AHEAD;
 use crate::schema::Lookup;
 use crate::trainer::pipeline::gpu::Stepper;
-use crate::trainer::pipeline::slots::{Claim, ClaimedRows, Slots};
+use crate::trainer::pipeline::slots::{Claim, ClaimedRows};
 use crate::types::{Batch, TableId};
 
 /// Observes every step. An observer cannot change what is trained.
@@ -95,7 +95,7 @@ impl<'a> Train<'a> {
                     done
                 }
             },
-            Work::Gather { part, at, whole } => self.gather(part, *at, whole),
+            Work::Gather { part, at, whole } => self.gather(SampleGroup { part, at: *at, whole }),
             Work::Update { whole, rows, slots } => self.update(whole, rows.clone(), slots),
         }
     }
@@ -105,7 +105,7 @@ impl<'a> Train<'a> {
             ScratchpadMemory::Host(slots) => slots,
             ScratchpadMemory::Device(scratch) => return self.step_on(&**scratch, prepared),
         };
-        let mut claims = self.claim(slots, prepared)?;
+        let mut claims = prepared.claim(self.tables, |size, list| slots[size].claim(list))?;
         let lookups = self.train_state.lookups.clone();
         let rows = |l| rows_of(&prepared.casting, &claims, (l, &lookups[l]));
         let labelled = Labelled { batch: &prepared.batch, labels: &prepared.labels };
@@ -153,18 +153,6 @@ impl<'a> Train<'a> {
         Ok(())
     }
 
-    /// Claims all rows of a batch, table by table.
-    fn claim<'c>(
-        &self,
-        slots: &'c [Slots],
-        prepared: &'c PreparedBatch,
-    ) -> Result<Vec<Claim<'c>>, TrainError> {
-        let claim = |(bounds, layout): (&[usize], &SlotLayout)| {
-            Ok(slots[layout.size].claim(&prepared.slots[bounds[0]..bounds[1]])?)
-        };
-        prepared.starts.windows(2).zip(self.tables).map(claim).collect()
-    }
-
     /// Counts the step, and reports it to the observer with the probabilities in `self.probabilities`.
     pub(crate) fn learnt(&mut self, prepared: &PreparedBatch, loss: f64) -> Result<(), TrainError> {
         let Self { train_state, observer, probabilities, .. } = self;
@@ -178,15 +166,16 @@ impl<'a> Train<'a> {
 
     /// Gathers one group of samples of a batch that was split. After the last group, the forward and
     /// backward pass of the whole batch follow.
-    fn gather(&mut self, part: &PreparedBatch, at: usize, whole: &PreparedBatch) -> Result<(), TrainError> {
+    fn gather(&mut self, group: SampleGroup<'_>) -> Result<(), TrainError> {
+        let SampleGroup { part, at, whole } = group;
         if at == 0 {
             self.train_state.begin(whole.batch.samples);
         }
         let slots = match self.scratchpad {
             ScratchpadMemory::Host(slots) => slots,
-            ScratchpadMemory::Device(scratch) => return self.gather_on(&**scratch, (part, at), whole),
+            ScratchpadMemory::Device(scratch) => return self.gather_on(&**scratch, group),
         };
-        let claims = self.claim(slots, part)?;
+        let claims = part.claim(self.tables, |size, list| slots[size].claim(list))?;
         let lookups = self.train_state.lookups.clone();
         self.train_state.gather(&part.batch, at, |l| rows_of(&part.casting, &claims, (l, &lookups[l])));
         self.gathered(at + part.batch.samples, whole)

@@ -23,7 +23,7 @@ use crate::device::cuda::pool_args::{BatchHeader, BatchState, PoolArgs};
 use crate::device::cuda::{Driver, DriverError};
 use crate::types::Batch;
 
-/// What is copied to the device.
+/// The arrays of a batch's layout, which is copied to the device.
 #[derive(Debug)]
 struct LayoutArrays {
     header: Array<BatchHeader>,
@@ -36,6 +36,7 @@ struct LayoutArrays {
     offsets: Array<u32>,
 }
 
+/// The arrays in pinned memory, by which the host and the kernels exchange values.
 #[derive(Debug)]
 struct PinnedArrays {
     ids: Array<u64>,
@@ -43,10 +44,12 @@ struct PinnedArrays {
     rows: Array<u64>,
     misses: Array<u32>,
     pointed: Array<u32>,
+    /// The lengths of `misses` and `pointed`, then the counts of [`Counted`] by lookup.
     report: Array<u32>,
     out: Array<f32>,
 }
 
+/// The arrays that only kernels use.
 #[derive(Debug)]
 struct DeviceArrays {
     keys: Array<u64>,
@@ -57,14 +60,76 @@ struct DeviceArrays {
     copies: Array<u32>,
 }
 
-/// Occurrences by lookup, as the probe counted them.
-pub(super) struct Counts<'m> {
+// Indexes into the report of a probe (`report` in probe.cu).
+const MISSES_AT: usize = 0;
+const POINTED_AT: usize = 1;
+const COUNTS_AT: usize = 2;
+
+/// What the probe counts for each lookup: occurrences. The numbers are the order of the counts in the report.
+#[derive(Clone, Copy)]
+pub(super) enum Counted {
     /// Not found.
-    pub missed: &'m [u32],
+    #[cfg(all(test, feature = "cusim"))]
+    Missed = 0,
     /// Found in host memory, by a pointer.
-    pub pointed: &'m [u32],
-    /// Not found, because the index key is linked to another row. Included in `missed`.
-    pub collided: &'m [u32],
+    Pointed = 1,
+    /// Not found, because the index key is linked to another row. Counted as missed, too.
+    Collided = 2,
+}
+
+impl Counted {
+    /// How many counts each lookup has.
+    const KINDS: usize = 3;
+}
+
+impl LayoutArrays {
+    fn plan(plan: &mut MemoryPlan, shape: &ContextShape) -> Self {
+        let lookups = shape.lookups.len();
+        Self {
+            header: plan.array(1),
+            columns: plan.array(lookups),
+            narrow: plan.array(lookups),
+            probe_scan: plan.array(lookups + 1),
+            lookups: plan.array(lookups),
+            pool_scan: plan.array(lookups + 2),
+            offsets: plan.array(shape.features * (shape.max_samples + 1)),
+        }
+    }
+}
+
+impl PinnedArrays {
+    fn plan(plan: &mut MemoryPlan, shape: &ContextShape, occurrences: usize) -> Self {
+        Self {
+            ids: plan.array(shape.max_ids),
+            dense: plan.array(shape.max_samples * shape.dense_width),
+            rows: plan.array(occurrences),
+            misses: plan.array(occurrences),
+            pointed: plan.array(occurrences),
+            report: plan.array(COUNTS_AT + Counted::KINDS * shape.lookups.len()),
+            out: plan.array(shape.max_samples * shape.stride),
+        }
+    }
+}
+
+impl DeviceArrays {
+    fn plan(plan: &mut MemoryPlan, shape: &ContextShape, occurrences: usize) -> Self {
+        Self {
+            keys: plan.array(occurrences),
+            places: plan.array(occurrences),
+            owners: plan.array(occurrences),
+            counts: plan.array(Counted::KINDS * shape.lookups.len()),
+            state: plan.array(1),
+            copies: plan.array(shape.copy_words()),
+        }
+    }
+}
+
+/// The most occurrences of a batch: a feature's ids occur once in each lookup that reads it.
+fn max_occurrences(shape: &ContextShape) -> Result<usize, LookupError> {
+    let sharing = (0..shape.features).map(|f| shape.lookups.iter().filter(|l| l.feature == f).count());
+    let occurrences = shape.max_ids * sharing.max().unwrap_or(0).max(1);
+    limit("ids of a batch", u64::from(u32::MAX >> 2), occurrences)?;
+    Ok(occurrences)
 }
 
 /// The memory of one batch at a time.
@@ -72,12 +137,12 @@ pub(super) struct BatchMemory<D: Driver> {
     pub shape: ContextShape,
     keys: Vec<LookupKeys>,
     layout: Mirrored<D>,
-    host: PinnedMemory<D>,
+    layout_arrays: LayoutArrays,
+    pinned: PinnedMemory<D>,
+    pinned_arrays: PinnedArrays,
     device: DeviceMemory<D>,
+    device_arrays: DeviceArrays,
     scratch: DeviceMemory<D>,
-    laid_out: LayoutArrays,
-    pinned: PinnedArrays,
-    arrays: DeviceArrays,
     driver: Arc<D>,
     samples: usize,
 }
@@ -89,56 +154,30 @@ impl<D: Driver> BatchMemory<D> {
         keys: &[LookupKeys],
     ) -> Result<Self, LookupError> {
         check_shape(shape, keys)?;
-        let lookups = shape.lookups.len();
-        let sharing = (0..shape.features).map(|f| shape.lookups.iter().filter(|l| l.feature == f).count());
-        let occurrences = shape.max_ids * sharing.max().unwrap_or(0).max(1);
-        limit("ids of a batch", u64::from(u32::MAX >> 2), occurrences)?;
+        let occurrences = max_occurrences(shape)?;
         let mut plan = MemoryPlan::default();
-        let laid_out = LayoutArrays {
-            header: plan.array(1),
-            columns: plan.array(lookups),
-            narrow: plan.array(lookups),
-            probe_scan: plan.array(lookups + 1),
-            lookups: plan.array(lookups),
-            pool_scan: plan.array(lookups + 2),
-            offsets: plan.array(shape.features * (shape.max_samples + 1)),
-        };
+        let layout_arrays = LayoutArrays::plan(&mut plan, shape);
         let mut layout = Mirrored::new(driver, plan.bytes())?;
-        for (to, lookup) in layout.host.get_mut(laid_out.narrow).iter_mut().zip(keys) {
+        for (to, lookup) in layout.host.get_mut(layout_arrays.narrow).iter_mut().zip(keys) {
             *to = lookup.narrow.unwrap_or_default();
         }
         let mut plan = MemoryPlan::default();
-        let pinned = PinnedArrays {
-            ids: plan.array(shape.max_ids),
-            dense: plan.array(shape.max_samples * shape.dense_width),
-            rows: plan.array(occurrences),
-            misses: plan.array(occurrences),
-            pointed: plan.array(occurrences),
-            report: plan.array(3 * lookups + 2),
-            out: plan.array(shape.max_samples * shape.stride),
-        };
-        let host = PinnedMemory::new(driver, plan.bytes())?;
+        let pinned_arrays = PinnedArrays::plan(&mut plan, shape, occurrences);
+        let pinned = PinnedMemory::new(driver, plan.bytes())?;
         let mut plan = MemoryPlan::default();
-        let arrays = DeviceArrays {
-            keys: plan.array(occurrences),
-            places: plan.array(occurrences),
-            owners: plan.array(occurrences),
-            counts: plan.array(3 * lookups),
-            state: plan.array(1),
-            copies: plan.array(shape.copy_words()),
-        };
+        let device_arrays = DeviceArrays::plan(&mut plan, shape, occurrences);
         let device = DeviceMemory::new(driver, plan.bytes())?;
         let scratch = DeviceMemory::new(driver, (2 * occurrences).next_power_of_two() * size_of::<u64>())?;
         Ok(Self {
             shape: shape.clone(),
             keys: keys.to_vec(),
             layout,
-            host,
-            device,
-            scratch,
-            laid_out,
+            layout_arrays,
             pinned,
-            arrays,
+            pinned_arrays,
+            device,
+            device_arrays,
+            scratch,
             driver: driver.clone(),
             samples: 0,
         })
@@ -147,7 +186,7 @@ impl<D: Driver> BatchMemory<D> {
     pub(super) fn bytes(&self) -> ContextBytes {
         let Mirrored { host, device } = &self.layout;
         ContextBytes {
-            pinned: host.bytes() + self.host.bytes(),
+            pinned: host.bytes() + self.pinned.bytes(),
             device: device.bytes() + self.device.bytes() + self.scratch.bytes(),
         }
     }
@@ -161,7 +200,7 @@ impl<D: Driver> BatchMemory<D> {
     ) -> Result<(), LookupError> {
         check_batch(&self.shape, batch)?;
         self.samples = batch.samples;
-        let header = &mut self.layout.host.get_mut(self.laid_out.header)[0];
+        let header = &mut self.layout.host.get_mut(self.layout_arrays.header)[0];
         let generation = match header.generation.checked_add(1) {
             Some(generation) => generation,
             // Slots of the first batches would look new. Start again with zeroed memory.
@@ -177,11 +216,13 @@ impl<D: Driver> BatchMemory<D> {
             generation,
             samples: batch.samples as u32,
         };
-        self.host.get_mut(self.pinned.dense)[..batch.dense.len()].copy_from_slice(&batch.dense);
+        self.pinned.get_mut(self.pinned_arrays.dense)[..batch.dense.len()].copy_from_slice(&batch.dense);
         let mut at = 0;
         for (f, feature) in batch.features.iter().enumerate() {
-            self.host.get_mut(self.pinned.ids)[at..at + feature.ids.len()].copy_from_slice(&feature.ids);
-            let offsets = &mut self.layout.host.get_mut(self.laid_out.offsets)[f * (batch.samples + 1)..];
+            self.pinned.get_mut(self.pinned_arrays.ids)[at..at + feature.ids.len()]
+                .copy_from_slice(&feature.ids);
+            let offsets =
+                &mut self.layout.host.get_mut(self.layout_arrays.offsets)[f * (batch.samples + 1)..];
             offsets[..feature.offsets.len()].copy_from_slice(&feature.offsets);
             at += feature.ids.len();
         }
@@ -199,7 +240,7 @@ impl<D: Driver> BatchMemory<D> {
         let (mut occurrences, mut probe_warps, mut pool_warps) = (0, 0, 0);
         for (i, (lookup, keys)) in self.shape.lookups.iter().zip(&self.keys).enumerate() {
             let ids = batch.features[lookup.feature].ids.len() as u32;
-            self.layout.host.get_mut(self.laid_out.columns)[i] = ProbeColumn {
+            self.layout.host.get_mut(self.layout_arrays.columns)[i] = ProbeColumn {
                 base: keys.base,
                 rows: keys.rows,
                 ids_at: starts[lookup.feature] as u32,
@@ -207,7 +248,7 @@ impl<D: Driver> BatchMemory<D> {
                 ids,
                 row_words: self.shape.row_words(i) as u32,
             };
-            self.layout.host.get_mut(self.laid_out.lookups)[i] = PoolLookup {
+            self.layout.host.get_mut(self.layout_arrays.lookups)[i] = PoolLookup {
                 offsets_at: (lookup.feature * (batch.samples + 1)) as u32,
                 occurrences_at: occurrences,
                 dim: lookup.dim as u32,
@@ -218,12 +259,12 @@ impl<D: Driver> BatchMemory<D> {
             occurrences += ids;
             probe_warps += ids.div_ceil(WARP_LANES);
             pool_warps += ((batch.samples * lookup.dim) as u32).div_ceil(WARP_LANES);
-            self.layout.host.get_mut(self.laid_out.probe_scan)[i + 1] = probe_warps;
-            self.layout.host.get_mut(self.laid_out.pool_scan)[i + 1] = pool_warps;
+            self.layout.host.get_mut(self.layout_arrays.probe_scan)[i + 1] = probe_warps;
+            self.layout.host.get_mut(self.layout_arrays.pool_scan)[i + 1] = pool_warps;
         }
         let lookups = self.shape.lookups.len();
         let dense = ((batch.samples * self.shape.dense_width) as u32).div_ceil(WARP_LANES);
-        self.layout.host.get_mut(self.laid_out.pool_scan)[lookups + 1] = pool_warps + dense;
+        self.layout.host.get_mut(self.layout_arrays.pool_scan)[lookups + 1] = pool_warps + dense;
     }
 
     /// Copies the layout of the batch to the device. Does not wait.
@@ -233,38 +274,38 @@ impl<D: Driver> BatchMemory<D> {
     /// written nor freed.
     pub(super) unsafe fn upload(&self, stream: &D::Stream) -> Result<(), DriverError> {
         let offsets = self.shape.features * (self.samples + 1);
-        // SAFETY: the caller guarantees it.
-        unsafe { self.layout.upload(stream, self.laid_out.offsets.bytes_to(offsets)) }
+        // SAFETY: the kernels that read the copy follow on this stream, and until they have ended, the caller
+        // neither writes nor frees the memory.
+        unsafe { self.layout.upload(stream, self.layout_arrays.offsets.bytes_to(offsets)) }
     }
 
     /// The warps that the batch needs.
     pub(super) fn warps(&self) -> PerKernel {
         let last = |scan: Array<u32>| self.layout.host.get(scan).last().copied().unwrap_or(0);
-        PerKernel { probe: last(self.laid_out.probe_scan), gather: last(self.laid_out.pool_scan) }
+        PerKernel { probe: last(self.layout_arrays.probe_scan), gather: last(self.layout_arrays.pool_scan) }
     }
 
-    pub(super) fn counts(&self) -> Counts<'_> {
+    /// By lookup: what the probe counted.
+    pub(super) fn counted(&self, what: Counted) -> &[u32] {
         let lookups = self.shape.lookups.len();
-        let counts = &self.host.get(self.pinned.report)[2..];
-        let [missed, pointed, collided] = [0, 1, 2].map(|kind| &counts[kind * lookups..][..lookups]);
-        Counts { missed, pointed, collided }
+        &self.pinned.get(self.pinned_arrays.report)[COUNTS_AT + what as usize * lookups..][..lookups]
     }
 
     /// The distinct rows that were not found.
     pub(super) fn misses(&self) -> impl Iterator<Item = LookupRow> {
-        self.rows(self.pinned.misses, self.host.get(self.pinned.report)[0])
+        self.rows(self.pinned_arrays.misses, self.pinned.get(self.pinned_arrays.report)[MISSES_AT])
     }
 
     /// The distinct rows that were found in host memory.
     pub(super) fn pointed(&self) -> impl Iterator<Item = LookupRow> {
-        self.rows(self.pinned.pointed, self.host.get(self.pinned.report)[1])
+        self.rows(self.pinned_arrays.pointed, self.pinned.get(self.pinned_arrays.report)[POINTED_AT])
     }
 
     /// The rows of the first `count` occurrences of a list.
     fn rows(&self, list: Array<u32>, count: u32) -> impl Iterator<Item = LookupRow> {
-        let columns = self.layout.host.get(self.laid_out.columns);
-        let ids = self.host.get(self.pinned.ids);
-        self.host.get(list)[..count as usize].iter().map(move |&occurrence| {
+        let columns = self.layout.host.get(self.layout_arrays.columns);
+        let ids = self.pinned.get(self.pinned_arrays.ids);
+        self.pinned.get(list)[..count as usize].iter().map(move |&occurrence| {
             // The column of an occurrence is the last one that begins at it or before it. An earlier column
             // that begins at the same occurrence has no ids.
             let lookup = columns.partition_point(|c| c.occurrences_at <= occurrence) - 1;
@@ -275,36 +316,36 @@ impl<D: Driver> BatchMemory<D> {
 
     /// Writes the addresses of the missing rows, for a gather that is launched with their number.
     pub(super) fn stage(&mut self, rows: impl Iterator<Item = u64>) {
-        self.host.get_mut(self.pinned.rows).iter_mut().zip(rows).for_each(|(to, row)| *to = row);
+        self.pinned.get_mut(self.pinned_arrays.rows).iter_mut().zip(rows).for_each(|(to, row)| *to = row);
     }
 
     /// The output, `samples x stride`.
     pub(super) fn out(&self) -> &[f32] {
-        &self.host.get(self.pinned.out)[..self.samples * self.shape.stride]
+        &self.pinned.get(self.pinned_arrays.out)[..self.samples * self.shape.stride]
     }
 
     pub(super) fn probe_args(&self, table: &GpuTable<D>) -> ProbeArgs {
         ProbeArgs {
-            header: self.layout.device.of(self.laid_out.header),
-            columns: self.layout.device.of(self.laid_out.columns),
-            scan: self.layout.device.of(self.laid_out.probe_scan),
+            header: self.layout.device.of(self.layout_arrays.header),
+            columns: self.layout.device.of(self.layout_arrays.columns),
+            scan: self.layout.device.of(self.layout_arrays.probe_scan),
             narrow: if self.keys.iter().any(|keys| keys.narrow.is_some()) {
-                self.layout.device.of(self.laid_out.narrow)
+                self.layout.device.of(self.layout_arrays.narrow)
             } else {
                 0
             },
-            ids: self.host.of(self.pinned.ids),
+            ids: self.pinned.of(self.pinned_arrays.ids),
             index: table.index(),
             pool: table.pool(),
             scratch: self.scratch.address(),
-            keys: self.device.of(self.arrays.keys),
-            owners: self.device.of(self.arrays.owners),
-            places: self.device.of(self.arrays.places),
-            counts: self.device.of(self.arrays.counts),
-            state: self.device.of(self.arrays.state),
-            misses: self.host.of(self.pinned.misses),
-            pointed: self.host.of(self.pinned.pointed),
-            report: self.host.of(self.pinned.report),
+            keys: self.device.of(self.device_arrays.keys),
+            owners: self.device.of(self.device_arrays.owners),
+            places: self.device.of(self.device_arrays.places),
+            counts: self.device.of(self.device_arrays.counts),
+            state: self.device.of(self.device_arrays.state),
+            misses: self.pinned.of(self.pinned_arrays.misses),
+            pointed: self.pinned.of(self.pinned_arrays.pointed),
+            report: self.pinned.of(self.pinned_arrays.report),
             buckets: table.shape().buckets,
             scratch_mask: (self.scratch.bytes() / size_of::<u64>() - 1) as u32,
             column_count: self.shape.lookups.len() as u32,
@@ -313,14 +354,14 @@ impl<D: Driver> BatchMemory<D> {
 
     pub(super) fn copy_args(&self, table: &GpuTable<D>) -> CopyArgs {
         CopyArgs {
-            columns: self.layout.device.of(self.laid_out.columns),
-            scan: self.layout.device.of(self.laid_out.probe_scan),
-            owners: self.device.of(self.arrays.owners),
-            places: self.device.of(self.arrays.places),
-            state: self.device.of(self.arrays.state),
+            columns: self.layout.device.of(self.layout_arrays.columns),
+            scan: self.layout.device.of(self.layout_arrays.probe_scan),
+            owners: self.device.of(self.device_arrays.owners),
+            places: self.device.of(self.device_arrays.places),
+            state: self.device.of(self.device_arrays.state),
             pool: table.pool(),
             host: table.host_origin(),
-            buffer: self.device.of(self.arrays.copies),
+            buffer: self.device.of(self.device_arrays.copies),
             column_count: self.shape.lookups.len() as u32,
             capacity: self.shape.copy_words() as u32,
         }
@@ -329,19 +370,19 @@ impl<D: Driver> BatchMemory<D> {
     /// The arguments of a gather after the host has staged this many missing rows.
     pub(super) fn pool_args(&self, table: &GpuTable<D>, staged: usize) -> PoolArgs {
         PoolArgs {
-            header: self.layout.device.of(self.laid_out.header),
-            state: self.device.of(self.arrays.state),
-            lookups: self.layout.device.of(self.laid_out.lookups),
-            scan: self.layout.device.of(self.laid_out.pool_scan),
-            offsets: self.layout.device.of(self.laid_out.offsets),
-            places: self.device.of(self.arrays.places),
-            owners: self.device.of(self.arrays.owners),
-            rows: self.host.of(self.pinned.rows),
+            header: self.layout.device.of(self.layout_arrays.header),
+            state: self.device.of(self.device_arrays.state),
+            lookups: self.layout.device.of(self.layout_arrays.lookups),
+            scan: self.layout.device.of(self.layout_arrays.pool_scan),
+            offsets: self.layout.device.of(self.layout_arrays.offsets),
+            places: self.device.of(self.device_arrays.places),
+            owners: self.device.of(self.device_arrays.owners),
+            rows: self.pinned.of(self.pinned_arrays.rows),
             pool: table.pool(),
             host: table.host_origin(),
-            copies: self.device.of(self.arrays.copies),
-            dense: self.host.of(self.pinned.dense),
-            out: self.host.of(self.pinned.out),
+            copies: self.device.of(self.device_arrays.copies),
+            dense: self.pinned.of(self.pinned_arrays.dense),
+            out: self.pinned.of(self.pinned_arrays.out),
             lookup_count: self.shape.lookups.len() as u32,
             dense_width: self.shape.dense_width as u32,
             stride: self.shape.stride as u32,

@@ -3,8 +3,9 @@
 use crate::cache::gpu::args::NarrowColumn;
 use crate::compute::pool::MAX_LOOKUPS;
 use crate::device::cuda::DriverError;
+use crate::mem::WORD_BYTES;
 use crate::schema::Lookup;
-use crate::types::{Batch, ROW_ALIGN};
+use crate::types::Batch;
 
 /// The largest batch of a context, and how it is pooled.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,17 +52,17 @@ impl ContextShape {
         let words =
             |feature| self.lookups.iter().filter(|l| l.feature == feature).map(row_words).sum::<usize>();
         let largest = || self.max_ids * (0..self.features).map(words).max().unwrap_or(0);
-        self.staging_bytes.map_or_else(largest, |bytes| bytes / ROW_ALIGN)
+        self.staging_bytes.map_or_else(largest, |bytes| bytes / WORD_BYTES)
     }
 
     /// Words for copies of hits.
     pub(crate) fn copy_words(&self) -> usize {
-        self.copy_bytes / ROW_ALIGN
+        self.copy_bytes / WORD_BYTES
     }
 }
 
 fn row_words(lookup: &Lookup) -> usize {
-    lookup.element.row_bytes(lookup.dim) / ROW_ALIGN
+    lookup.element.row_bytes(lookup.dim) / WORD_BYTES
 }
 
 /// Why a context rejects a batch or a shape.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::cache::gpu::{ContextShape, GpuCache, GpuCacheError, GpuHostRows, LookupContext, MissingRows};
-use crate::cache::{CacheError, CacheStats, EvictStep, Switched, Warmed};
+use crate::cache::{CacheError, CacheStats, EvictStep, NewRow, Switched, Warmed};
 use crate::device::cuda::Driver;
 use crate::device::cuda::driver::OperationCounts;
 use crate::device::cuda::memory::{MemoryPlan, PinnedMemory};
@@ -53,7 +53,7 @@ impl<D: Driver> Subject for GpuSubject<D> {
     }
 
     fn switch(&self, version: u64, changed: &[(TableId, u64, &[u8])]) -> Result<Switched, String> {
-        let changed = changed.iter().copied();
+        let changed = changed.iter().copied().map(NewRow::of);
         self.cache.switch(Version(version), |_| Ok(changed)).map_err(|error| error.to_string())
     }
 

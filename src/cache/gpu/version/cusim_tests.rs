@@ -77,7 +77,7 @@ fn read(
 fn overlay(cache: &GpuCache<SimDriver>) -> (Arc<Overlay>, Arc<OverlayTable<SimDriver>>) {
     let rows: Vec<[f32; 1]> = (0..8).map(|id| [value(1, id, 1)]).collect();
     let changed = rows.iter().enumerate();
-    let changed = changed.map(|(id, row)| (TableId(1), id as u64, bytemuck::bytes_of(row)));
+    let changed = changed.map(|(id, row)| NewRow::of((TableId(1), id as u64, bytemuck::bytes_of(row))));
     let (overlay, table) = Carrier::new(&cache.shared).unwrap().carry(changed).unwrap();
     assert_eq!(overlay.switched(), Switched { changed: 8, carried: 8 });
     (Arc::new(overlay), Arc::new(table))

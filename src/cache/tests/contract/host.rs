@@ -1,6 +1,6 @@
 //! Runs the cache contract on the cache of the host.
 
-use crate::cache::{FlatCache, HostRows, Query, Source};
+use crate::cache::{FlatCache, HostRows, NewRow, Query, Source};
 use crate::types::Version;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -79,7 +79,9 @@ impl Subject for HostSubject {
     }
 
     fn switch(&self, version: u64, changed: &[(TableId, u64, &[u8])]) -> Result<Switched, String> {
-        self.cache.switch(Version(version), |_| changed.iter().copied()).map_err(|error| error.to_string())
+        self.cache
+            .switch(Version(version), |_| changed.iter().copied().map(NewRow::of))
+            .map_err(|error| error.to_string())
     }
 
     fn host_rows(&self, _: &World, table: TableId) -> Box<dyn Send> {

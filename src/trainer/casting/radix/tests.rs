@@ -11,13 +11,18 @@ fn rows() -> impl Strategy<Value = Vec<u64>> {
     })
 }
 
+/// The rows with numbers of occurrences.
+fn pairs(rows: &[u64], occurrences: impl Iterator<Item = u32>) -> Vec<RowOccurrence> {
+    rows.iter().zip(occurrences).map(|(&row, occurrence)| RowOccurrence { row, occurrence }).collect()
+}
+
 proptest! {
     #[test]
     fn the_result_is_that_of_a_comparison_sort(batches in prop::collection::vec(rows(), 1..4)) {
         let mut sort = RadixSort::default();
         for rows in batches {
             // Absent ids leave gaps in the numbers of occurrences.
-            let mut pairs: Vec<Pair> = rows.into_iter().zip((0..).step_by(3)).collect();
+            let mut pairs = pairs(&rows, (0..).step_by(3));
             let mut expected = pairs.clone();
             expected.sort_unstable();
             sort.sort(&mut pairs);
@@ -27,7 +32,7 @@ proptest! {
 
     #[test]
     fn every_bit_of_a_row_counts(rows in prop::collection::vec(any::<u64>(), 6 * FEW..8 * FEW)) {
-        let mut pairs: Vec<Pair> = rows.into_iter().zip(0..).collect();
+        let mut pairs = pairs(&rows, 0..);
         let mut expected = pairs.clone();
         expected.sort_unstable();
         RadixSort::default().sort(&mut pairs);
@@ -37,10 +42,7 @@ proptest! {
 
 #[test]
 fn a_digit_that_is_equal_in_all_rows_gets_no_pass() {
-    let shifts = |rows: &[u64]| {
-        let pairs: Vec<Pair> = rows.iter().copied().zip(0..).collect();
-        differing(&pairs).collect::<Vec<_>>()
-    };
+    let shifts = |rows: &[u64]| differing(&pairs(rows, 0..)).collect::<Vec<_>>();
     assert!(shifts(&[]).is_empty());
     assert!(shifts(&[7 << 30, 7 << 30]).is_empty());
     assert_eq!(shifts(&[7 << 30, 7 << 30 | 5]), [0]);

@@ -4,6 +4,7 @@
 use bytemuck::{Pod, Zeroable};
 
 use crate::compute::pool::WARP_LANES;
+use crate::trainer::optim::Moments;
 use crate::trainer::pipeline::gpu::Rule;
 
 /// `RecordRun` of scratch.cu: records of one table that move between slots and a staging buffer.
@@ -87,8 +88,8 @@ impl UpdateArgs {
             Rule::Sgd { lr } => Self { optimizer: 0, lr, ..self },
             Rule::Adagrad { lr, eps } => Self { optimizer: 1, lr, eps, ..self },
             Rule::RowwiseAdagrad { lr, eps } => Self { optimizer: 2, lr, eps, ..self },
-            Rule::Adam { size, eps, shares: (first_share, second_share) } => {
-                Self { optimizer: 3, size, eps, first_share, second_share, ..self }
+            Rule::Adam { size, eps, shares: Moments { first, second } } => {
+                Self { optimizer: 3, size, eps, first_share: first, second_share: second, ..self }
             }
         }
     }

@@ -28,6 +28,7 @@ pub(crate) mod train;
 use super::slot_flags::{HeldSlots, SlotFlags};
 use crate::device::cuda::DriverError;
 use crate::trainer::casting::Source;
+use crate::trainer::optim::Moments;
 
 /// An optimizer with the factors of one step: the operations of the trainer's optimizers, in the same order.
 /// `m` and `v` are a row's first and second state.
@@ -53,14 +54,14 @@ pub(crate) enum Rule {
         /// Added to denominators.
         eps: f32,
     },
-    /// `m += (g - m) * shares.0; v += (g * g - v) * shares.1; w -= size * m / (sqrt(v) + eps)`.
+    /// `m += (g - m) * shares.first; v += (g * g - v) * shares.second; w -= size * m / (sqrt(v) + eps)`.
     Adam {
         /// Learning rate with the bias corrections of both moments.
         size: f32,
         /// Added to denominators.
         eps: f32,
         /// The share of the difference that is added to each moment.
-        shares: (f32, f32),
+        shares: Moments<f32>,
     },
 }
 

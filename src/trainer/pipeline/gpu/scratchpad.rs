@@ -21,11 +21,11 @@ use super::stepper::CudaStepper;
 use crate::compute::pool::{MAX_LOOKUPS, WARP_LANES};
 use crate::device::cuda::memory::{Array, DeviceMemory, MemoryPlan, PinnedMemory};
 use crate::device::cuda::{Address, Driver, DriverError};
+use crate::mem::WORD_BYTES;
 use crate::sync::EvenPoisoned;
 use crate::trainer::pipeline::gpu::{Scratch, ScratchError, SlotRun, SlotSize, StagingBuffer, Stepper};
 use crate::trainer::pipeline::slot_flags::{NO_SLOT, SlotFlags};
 
-const WORD: usize = size_of::<f32>();
 /// Words of a cache line of the device. The slots of each size begin at a line.
 const LINE_WORDS: usize = 32;
 
@@ -90,8 +90,9 @@ impl<D: Driver> CudaScratch<D> {
             let more =
                 width.max(1).checked_mul(count).and_then(|more| more.checked_next_multiple_of(LINE_WORDS));
             let all = more.and_then(|more| words.checked_add(more));
-            words =
-                all.filter(|&all| all <= isize::MAX as usize / WORD).ok_or(too_large(isize::MAX as usize))?;
+            words = all
+                .filter(|&all| all <= isize::MAX as usize / WORD_BYTES)
+                .ok_or(too_large(isize::MAX as usize))?;
         }
         let widest = sizes.iter().map(|size| size.words).max().unwrap_or(1);
         let narrowest = sizes.iter().map(|size| size.words).min().unwrap_or(1).max(1);
@@ -109,7 +110,7 @@ impl<D: Driver> CudaScratch<D> {
             sizes: sizes.to_vec(),
             starts,
             flags: sizes.iter().map(|size| SlotFlags::new(size.count)).collect(),
-            slots: DeviceMemory::new(driver, (words * WORD).max(WORD))?,
+            slots: DeviceMemory::new(driver, (words * WORD_BYTES).max(WORD_BYTES))?,
             streams: Streams {
                 take: driver.stream()?,
                 copy_out: driver.stream()?,
@@ -227,19 +228,28 @@ struct CudaStagingBuffer<D: Driver> {
     words_out: usize,
 }
 
-/// The direction in which records are copied: out of the slots, or into them.
+/// The direction in which records are copied between slots and a staging buffer.
 #[derive(Clone, Copy)]
-enum Way {
-    Out,
-    In,
+enum CopyDirection {
+    FromSlots,
+    ToSlots,
 }
 
-impl<D: Driver> CudaStagingBuffer<D> {
-    /// Copies records between slots and the device's buffer. Returns the number of words.
-    fn records(&mut self, runs: &[SlotRun<'_>], way: Way) -> Result<usize, ScratchError> {
-        let Self { shared, memory, .. } = self;
-        let (Some(StagingMemory { host, device }), arrays) = (memory, shared.arrays) else { return Ok(0) };
-        shared.driver.alive()?;
+/// How much is copied for the runs that [`StagingMemory::list_runs`] has listed.
+#[derive(Clone, Copy)]
+struct ListedRuns {
+    count: usize,
+    /// Words of all records.
+    words: usize,
+    /// Warps that the copy needs.
+    warps: u32,
+}
+
+impl<D: Driver> StagingMemory<D> {
+    /// Writes the runs, their slots and the prefix sum of their warps for the kernels. No kernel may be
+    /// running.
+    fn list_runs(&mut self, shared: &Shared<D>, runs: &[SlotRun<'_>]) -> Result<ListedRuns, ScratchError> {
+        let (host, arrays) = (&mut self.host, shared.arrays);
         let (mut words, mut rows, mut warps) = (0, 0, 0);
         limit("runs", arrays.runs.len() as u64, runs.len())?;
         for (i, run) in runs.iter().enumerate() {
@@ -261,12 +271,25 @@ impl<D: Driver> CudaStagingBuffer<D> {
             warps += ((words - from) as u32).div_ceil(WARP_LANES);
             host.get_mut(arrays.scan)[i + 1] = warps;
         }
-        if words == 0 {
-            return Ok(0);
-        }
-        let (buffer, stream) = match way {
-            Way::Out => (arrays.outgoing, &shared.streams.take),
-            Way::In => (arrays.incoming, &shared.streams.put),
+        Ok(ListedRuns { count: runs.len(), words, warps })
+    }
+
+    /// Launches the copy of the listed runs.
+    ///
+    /// # Safety
+    /// [`Self::list_runs`] has listed the runs of this scratchpad, and no others since. Until the copy has
+    /// ended, the caller holds their slots, and nothing else uses this memory.
+    unsafe fn launch(
+        &self,
+        shared: &Shared<D>,
+        listed: ListedRuns,
+        direction: CopyDirection,
+    ) -> Result<(), DriverError> {
+        let Self { host, device } = self;
+        let (driver, streams, arrays) = (&*shared.driver, &shared.streams, shared.arrays);
+        let buffer = match direction {
+            CopyDirection::FromSlots => arrays.outgoing,
+            CopyDirection::ToSlots => arrays.incoming,
         };
         let args = RecordArgs {
             runs: host.of(arrays.runs),
@@ -274,29 +297,50 @@ impl<D: Driver> CudaStagingBuffer<D> {
             list: host.of(arrays.list),
             scratch: shared.address(),
             staged: device.of(buffer),
-            run_count: runs.len() as u32,
+            run_count: listed.count as u32,
             unused: 0,
         };
-        let driver = &*shared.driver;
-        // SAFETY: the caller holds the slots, which are of this scratchpad (`slot_array`, `HeldSlots`). The
-        // records fit the buffer, and the scan is the prefix sum of the runs' warps. The kernel uses only
-        // this staging buffer and slots that the caller holds, and has ended when `settle` succeeds. If the
-        // wait fails, the driver has ended: it executes nothing else, it keeps the memory, and `alive` keeps
-        // the host from writing it.
-        let launched = unsafe {
-            match way {
-                Way::Out => kernels::take_records(driver, stream, warps, &args),
-                Way::In => kernels::put_records(driver, stream, warps, &args),
+        // SAFETY: the slots are of this scratchpad (`slot_array`, `HeldSlots`), the records fit the buffer,
+        // and the scan is the prefix sum of the runs' warps. The kernel uses only this staging buffer and
+        // slots that the caller holds.
+        unsafe {
+            match direction {
+                CopyDirection::FromSlots => kernels::take_records(driver, &streams.take, listed.warps, &args),
+                CopyDirection::ToSlots => kernels::put_records(driver, &streams.put, listed.warps, &args),
             }
+        }
+    }
+}
+
+impl<D: Driver> CudaStagingBuffer<D> {
+    /// Copies records between slots and the device's buffer. Returns the number of words.
+    fn copy_records(
+        &mut self,
+        runs: &[SlotRun<'_>],
+        direction: CopyDirection,
+    ) -> Result<usize, ScratchError> {
+        let Self { shared, memory: Some(memory), .. } = self else { return Ok(0) };
+        shared.driver.alive()?;
+        let listed = memory.list_runs(shared, runs)?;
+        if listed.words == 0 {
+            return Ok(0);
+        }
+        let stream = match direction {
+            CopyDirection::FromSlots => &shared.streams.take,
+            CopyDirection::ToSlots => &shared.streams.put,
         };
+        // SAFETY: these runs were just listed. The kernel has ended when `settle` succeeds, and until then
+        // the runs hold their slots and `self` is borrowed. If the wait fails, the driver has ended: it
+        // executes nothing else, it keeps the memory, and `alive` keeps the host from writing it.
+        let launched = unsafe { memory.launch(shared, listed, direction) };
         shared.settle(stream, launched)?;
-        Ok(words)
+        Ok(listed.words)
     }
 }
 
 impl<D: Driver> StagingBuffer for CudaStagingBuffer<D> {
     fn take(&mut self, runs: &[SlotRun<'_>]) -> Result<(), ScratchError> {
-        self.words_out = self.records(runs, Way::Out)?;
+        self.words_out = self.copy_records(runs, CopyDirection::FromSlots)?;
         Ok(())
     }
 
@@ -316,9 +360,9 @@ impl<D: Driver> StagingBuffer for CudaStagingBuffer<D> {
         let copy = |stream, from: u64, to: u64, words: usize| match words {
             0 => Ok(()),
             // SAFETY: both buffers belong to this staging buffer and have room for the words (`incoming`,
-            // `records`). `self` is borrowed mutably until `settle` has waited for both copies. If a wait
-            // fails, see `records`.
-            _ => unsafe { driver.copy(stream, Address(from), Address(to), words * WORD) },
+            // `list_runs`). `self` is borrowed mutably until `settle` has waited for both copies. If a wait
+            // fails, see `copy_records`.
+            _ => unsafe { driver.copy(stream, Address(from), Address(to), words * WORD_BYTES) },
         };
         let (to_host, to_device) = (&streams.copy_out, &streams.copy_in);
         let sent = copy(to_device, host.of(arrays.incoming), device.of(arrays.incoming), *words_in);
@@ -340,7 +384,7 @@ impl<D: Driver> StagingBuffer for CudaStagingBuffer<D> {
         if words != self.words_in {
             return Err(shape("words to put", self.words_in, words));
         }
-        self.records(runs, Way::In).map(|_| ())
+        self.copy_records(runs, CopyDirection::ToSlots).map(|_| ())
     }
 }
 

@@ -21,13 +21,13 @@ use crate::device::cuda::memory::{Array, MemoryPlan, Mirrored};
 use crate::device::cuda::pool_args::PoolArgs;
 use crate::device::cuda::pool_args::{AT_NOTHING, BatchHeader, BatchState};
 use crate::device::cuda::{Address, Driver, DriverError};
+use crate::mem::WORD_BYTES;
 use crate::trainer::casting::Source;
 use crate::trainer::pipeline::gpu::{
     Gather, GatherLookup, ScratchError, Stepper, TableSlots, Update, UpdateRows,
 };
 use crate::trainer::pipeline::slot_flags::NO_SLOT;
 
-const WORD: usize = size_of::<f32>();
 /// The limit for numbers of threads, warps and elements, so that kernels can count them in 32 bits.
 const MAX_NUMBER: u64 = (u32::MAX >> 2) as u64;
 
@@ -130,7 +130,7 @@ impl<D: Driver> CudaStepper<D> {
             memory.upload(stream, arrays.host_bytes)?;
             gather_pool(driver, stream, blocks(driver, warps), args)?;
             let (from, to) = (memory.device.of(arrays.out), memory.host.of(arrays.out));
-            driver.copy(stream, Address(from), Address(to), arrays.out.len() * WORD)
+            driver.copy(stream, Address(from), Address(to), arrays.out.len() * WORD_BYTES)
         }
     }
 

@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use super::super::item::{PreparedBatch, TablePart};
+use super::super::item::{PreparedBatch, SampleGroup, TablePart};
 use super::super::scratchpad::SlotLayout;
 use super::super::train::{Train, UpdatedRows};
 use crate::model::{Tape, View};
@@ -20,7 +20,7 @@ use crate::trainer::casting::Casting;
 use crate::trainer::pipeline::gpu::{
     Gather, GatherLookup, Scratch, ScratchError, SlotRun, Stepper, TableSlots, Update, UpdateRows,
 };
-use crate::trainer::pipeline::slot_flags::{ClaimError, HeldSlots};
+use crate::trainer::pipeline::slot_flags::HeldSlots;
 use crate::trainer::train_state::TrainState;
 use crate::trainer::update::RowUpdate;
 use crate::types::{Batch, TableId};
@@ -33,6 +33,23 @@ struct ModelShape<'a> {
     tables: &'a [SlotLayout],
 }
 
+/// Rows of some tables to update.
+#[derive(Clone, Copy)]
+struct TableUpdates<'u> {
+    tables: &'u [UpdateRows<'u>],
+    /// The samples of the batch that have gradients.
+    samples: usize,
+}
+
+/// A part of a table's rows, claimed.
+struct ClaimedPart<'s> {
+    /// Index of the table.
+    table: usize,
+    /// Indices among all rows of this table in the batch.
+    of_table: Range<usize>,
+    held: HeldSlots<'s>,
+}
+
 impl Train<'_> {
     /// Takes a step.
     pub(crate) fn step_on(
@@ -40,7 +57,7 @@ impl Train<'_> {
         scratch: &dyn Scratch,
         prepared: &PreparedBatch,
     ) -> Result<(), TrainError> {
-        let held = claim(scratch, self.tables, prepared)?;
+        let held = prepared.claim(self.tables, |size, list| scratch.flags(size).claim(list))?;
         let loss = self.with_device(|train_state, stepper, shape| {
             let pooled = shape.gather(stepper, &held, &prepared.casting, &prepared.batch)?;
             Ok(train_state.learn_pooled(&prepared.batch, &prepared.labels, pooled))
@@ -58,27 +75,27 @@ impl Train<'_> {
                 .collect();
             let mut updated = Ok(());
             train_state.update(|update| {
-                updated = shape.update(stepper, update, (&tables, prepared.batch.samples));
+                let updates = TableUpdates { tables: &tables, samples: prepared.batch.samples };
+                updated = shape.update(stepper, update, updates);
             });
             updated
         })?;
         drop(held);
         if self.observer.wants_rows() {
-            for ((bounds, casted), t) in prepared.starts.windows(2).zip(prepared.casting.tables()).zip(0..) {
-                self.show_on(TableId(t), casted.rows(), &prepared.slots[bounds[0]..bounds[1]])?;
+            for ((slots, casted), t) in prepared.table_slots().zip(prepared.casting.tables()).zip(0..) {
+                self.show_on(TableId(t), casted.rows(), slots)?;
             }
         }
         self.observer.stepped(self.train_state)
     }
 
-    /// Writes the input rows of some samples of a split batch. `at` is the index of the first sample.
+    /// Writes the input rows of some samples of a split batch.
     pub(crate) fn gather_on(
         &mut self,
         scratch: &dyn Scratch,
-        (part, at): (&PreparedBatch, usize),
-        whole: &PreparedBatch,
+        SampleGroup { part, at, whole }: SampleGroup<'_>,
     ) -> Result<(), TrainError> {
-        let held = claim(scratch, self.tables, part)?;
+        let held = part.claim(self.tables, |size, list| scratch.flags(size).claim(list))?;
         self.with_device(|train_state, stepper, shape| {
             let pooled = shape.gather(stepper, &held, &part.casting, &part.batch)?;
             train_state.place_pooled(&part.batch, at, pooled);
@@ -98,22 +115,24 @@ impl Train<'_> {
         let mut parts = Vec::new();
         for TablePart { table, of_table, of_selection } in whole.parts(rows.clone()) {
             let held = scratch.flags(self.tables[table].size).claim(&slots[of_selection])?;
-            parts.push((table, of_table, held));
+            parts.push(ClaimedPart { table, of_table, held });
         }
         self.with_device(|train_state, stepper, shape| {
             let tables: Vec<UpdateRows<'_>> = parts
                 .iter()
-                .map(|(t, mine, held)| {
-                    let (sources, ends, first) = whole.casting.tables()[*t].part(mine.clone());
-                    UpdateRows { rows: shape.rows(*t, held), sources, ends, first }
+                .map(|ClaimedPart { table, of_table, held }| {
+                    let (sources, ends, first) = whole.casting.tables()[*table].part(of_table.clone());
+                    UpdateRows { rows: shape.rows(*table, held), sources, ends, first }
                 })
                 .collect();
-            shape.update(stepper, &train_state.row_update(), (&tables, whole.batch.samples))
+            let updates = TableUpdates { tables: &tables, samples: whole.batch.samples };
+            shape.update(stepper, &train_state.row_update(), updates)
         })?;
-        let shown: Vec<_> = parts.into_iter().map(|(t, mine, held)| (t, mine, held.list())).collect();
+        drop(parts);
         if self.observer.wants_rows() {
-            for (t, mine, list) in shown {
-                self.show_on(TableId(t as u32), &whole.casting.tables()[t].rows()[mine], list)?;
+            for TablePart { table, of_table, of_selection } in whole.parts(rows.clone()) {
+                let rows = &whole.casting.tables()[table].rows()[of_table];
+                self.show_on(TableId(table as u32), rows, &slots[of_selection])?;
             }
         }
         if whole.starts.last() == Some(&rows.end) {
@@ -142,18 +161,6 @@ impl Train<'_> {
         let stepper = self.stepper.as_mut().ok_or(TrainError::Stopped)?;
         Ok(work(self.train_state, &mut **stepper, &shape)?)
     }
-}
-
-/// Claims all rows of a batch, table by table.
-fn claim<'c>(
-    scratch: &'c dyn Scratch,
-    tables: &[SlotLayout],
-    prepared: &'c PreparedBatch,
-) -> Result<Vec<HeldSlots<'c>>, ClaimError> {
-    let claim = |(bounds, layout): (&[usize], &SlotLayout)| {
-        scratch.flags(layout.size).claim(&prepared.slots[bounds[0]..bounds[1]])
-    };
-    prepared.starts.windows(2).zip(tables).map(claim).collect()
 }
 
 impl ModelShape<'_> {
@@ -185,12 +192,12 @@ impl ModelShape<'_> {
         stepper.gather(&Gather { samples: batch.samples, tables: &self.tables(held), lookups: &lookups })
     }
 
-    /// Updates these rows from the gradients of `samples` samples.
+    /// Updates rows from the gradients of a batch.
     fn update(
         &self,
         stepper: &mut dyn Stepper,
         update: &RowUpdate<'_>,
-        (tables, samples): (&[UpdateRows<'_>], usize),
+        TableUpdates { tables, samples }: TableUpdates<'_>,
     ) -> Result<(), ScratchError> {
         let first_column = self.schema.dense_width();
         let stride = self.schema.input_width() - first_column;
@@ -212,50 +219,53 @@ impl TrainState {
     /// except the dense values.
     fn learn_pooled(&mut self, batch: &Batch, labels: &[f32], pooled: &[f32]) -> f64 {
         self.begin(batch.samples);
-        let widths = self.widths();
+        let input = self.pooled_input(batch, pooled);
         self.each_chunk(labels, labels.len(), |chunk, tape| {
             let first = chunk * tape.rows;
-            write_pooled(tape, 0, (batch, pooled, widths), first..first + tape.samples);
+            input.write(tape, 0, first..first + tape.samples);
         })
     }
 
     /// [`TrainState::gather`] with input rows that are already pooled, as in [`Self::learn_pooled`].
     fn place_pooled(&mut self, batch: &Batch, at: usize, pooled: &[f32]) {
-        let (widths, mut begins) = (self.widths(), 0);
+        let (input, mut begins) = (self.pooled_input(batch, pooled), 0);
         for tape in &mut self.tapes {
             let mine = at.max(begins)..(at + batch.samples).min(begins + tape.samples);
             let row = mine.start.saturating_sub(begins);
             begins += tape.rows;
             if !mine.is_empty() {
-                write_pooled(tape, row, (batch, pooled, widths), mine.start - at..mine.end - at);
+                input.write(tape, row, mine.start - at..mine.end - at);
             }
         }
     }
 
-    /// The numbers of columns of an input row.
-    fn widths(&self) -> InputWidths {
-        InputWidths { dense: self.schema.dense_width(), all: self.schema.input_width() }
+    fn pooled_input<'p>(&self, batch: &'p Batch, pooled: &'p [f32]) -> PooledInput<'p> {
+        let (dense_width, width) = (self.schema.dense_width(), self.schema.input_width());
+        PooledInput { batch, pooled, dense_width, width }
     }
 }
 
-/// Numbers of columns of an input row, which has the dense values and then the pooled vectors.
+/// The input rows of a batch: each has the dense values and then the pooled vectors.
 #[derive(Clone, Copy)]
-struct InputWidths {
-    dense: usize,
-    all: usize,
+struct PooledInput<'p> {
+    batch: &'p Batch,
+    /// All columns except the dense values.
+    pooled: &'p [f32],
+    /// Columns of the dense values.
+    dense_width: usize,
+    /// All columns of an input row.
+    width: usize,
 }
 
-/// Writes the input rows of these samples of the batch into a tape, from its row `at` on.
-fn write_pooled(
-    tape: &mut Tape<f32>,
-    at: usize,
-    (batch, pooled, InputWidths { dense, all: width }): (&Batch, &[f32], InputWidths),
-    samples: Range<usize>,
-) {
-    let view = View { buffer: 0, column: 0, width };
-    for (s, row) in samples.zip(at..) {
-        let (left, right) = tape.values[0].row_mut(row, view).split_at_mut(dense);
-        left.copy_from_slice(&batch.dense[s * dense..][..dense]);
-        right.copy_from_slice(&pooled[s * (width - dense)..][..width - dense]);
+impl PooledInput<'_> {
+    /// Writes the input rows of these samples of the batch into a tape, from its row `at` on.
+    fn write(self, tape: &mut Tape<f32>, at: usize, samples: Range<usize>) {
+        let Self { batch, pooled, dense_width: dense, width } = self;
+        let view = View { buffer: 0, column: 0, width };
+        for (s, row) in samples.zip(at..) {
+            let (left, right) = tape.values[0].row_mut(row, view).split_at_mut(dense);
+            left.copy_from_slice(&batch.dense[s * dense..][..dense]);
+            right.copy_from_slice(&pooled[s * (width - dense)..][..width - dense]);
+        }
     }
 }

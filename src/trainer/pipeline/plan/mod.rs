@@ -242,7 +242,7 @@ impl Planner {
         if self.settings.policy == ScratchpadPolicy::Optimal {
             for row in prepared.rows() {
                 *self.upcoming.entry(row).or_default() |= 1 << (number % 64);
-                let directory = &mut self.directories[self.tables[row.table().index()].size];
+                let directory = &mut self.directories[SlotLayout::of(&self.tables, row).size];
                 if let Some(slot) = directory.find(row) {
                     let next = next_use(&self.upcoming, row, self.batch);
                     directory.update_candidate(slot, self.batch, RowUse { frequency: 0, next });
@@ -376,7 +376,7 @@ impl Planner {
 
     /// The slots of a batch. All its rows have slots.
     fn slots_of(&self, prepared: &PreparedBatch) -> Vec<u32> {
-        let find = |row: RowId| self.directories[self.tables[row.table().index()].size].find(row);
+        let find = |row: RowId| self.directories[SlotLayout::of(&self.tables, row).size].find(row);
         prepared.rows().map(|row| find(row).unwrap_or(NO_SLOT)).collect()
     }
 }

@@ -128,7 +128,7 @@ impl Planner {
     fn cut(&self, rows: &[RowId]) -> Vec<usize> {
         let (mut cuts, mut words) = (vec![0], 0);
         for row in rows {
-            let record = self.tables[row.table().index()].words;
+            let record = SlotLayout::of(&self.tables, *row).words;
             words += record;
             match cuts.last_mut() {
                 Some(count) if *count == 0 || words <= self.settings.item_words => *count += 1,
@@ -158,7 +158,7 @@ impl Planner {
         channels: &PlanChannels<'_>,
     ) -> Result<bool, TrainError> {
         let mut needed = vec![0; self.directories.len()];
-        missing.iter().for_each(|row| needed[self.tables[row.table().index()].size] += 1);
+        missing.iter().for_each(|&row| needed[SlotLayout::of(&self.tables, row).size] += 1);
         let lacking = |directories: &[SlotDirectory]| {
             directories.iter().zip(&needed).any(|(directory, &n)| directory.available() < n)
         };
@@ -191,7 +191,7 @@ impl Planner {
     /// the rows that are being placed.
     fn release(&mut self, needed: &[usize], PlacedRows { rows, slots }: PlacedRows<'_>) {
         for (size, (directory, &count)) in self.directories.iter_mut().zip(needed).enumerate() {
-            let of_size = |row: &RowId| self.tables[row.table().index()].size == size;
+            let of_size = |row: &RowId| SlotLayout::of(&self.tables, *row).size == size;
             let of_size = rows.iter().zip(slots).filter(|(row, _)| of_size(row));
             let placed: HashSet<u32> = of_size.map(|(_, slot)| *slot).collect();
             directory.release(count.saturating_sub(directory.available()), self.batch, &placed);
@@ -239,9 +239,9 @@ pub(crate) fn by_size<'r>(
     tables: &'r [SlotLayout],
     rows: &'r [RowId],
 ) -> impl Iterator<Item = (usize, &'r [RowId])> + use<'r> {
-    let size = |row: &RowId| tables[row.table().index()].size;
+    let size = |row: RowId| SlotLayout::of(tables, row).size;
     let of_table = rows.chunk_by(|a, b| a.table() == b.table());
-    of_table.flat_map(move |rows| rows.chunks(LOOKUP_ROWS).map(move |rows| (size(&rows[0]), rows)))
+    of_table.flat_map(move |rows| rows.chunks(LOOKUP_ROWS).map(move |rows| (size(rows[0]), rows)))
 }
 
 /// How many batches after `batch` the row is needed next; 0 if no seen batch needs it.

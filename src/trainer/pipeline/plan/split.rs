@@ -112,7 +112,7 @@ impl Planner {
     /// The error for a sample that needs these rows. It is about the first slot size with too few slots.
     fn too_small(&self, needed: &[RowId]) -> TrainError {
         let mut counts = vec![0; self.directories.len()];
-        needed.iter().for_each(|row| counts[self.tables[row.table().index()].size] += 1);
+        needed.iter().for_each(|&row| counts[SlotLayout::of(&self.tables, row).size] += 1);
         let slots = self.directories.iter().map(SlotDirectory::count);
         let short = counts.into_iter().zip(slots).enumerate().find(|(_, (needed, slots))| needed > slots);
         let (size, (needed, slots)) = short.unwrap_or_default();
@@ -149,7 +149,7 @@ impl SlotBudget {
 
     /// Takes a slot for each of the rows. If there are too few, it takes none and returns false.
     pub(crate) fn take(&mut self, tables: &[SlotLayout], rows: &[RowId]) -> bool {
-        let size = |row: &RowId| tables[row.table().index()].size;
+        let size = |row: &RowId| SlotLayout::of(tables, *row).size;
         for (at, row) in rows.iter().enumerate() {
             let left = &mut self.0[size(row)];
             if *left == 0 {

@@ -11,8 +11,8 @@ use crate::mem::mix64;
 use crate::schema::Schema;
 use crate::trainer::optim::Kind;
 use crate::trainer::{
-    self, Data, Pipeline, PipelineRows, PipelineSettings, PlanStats, ScratchpadPolicy, ScratchpadSize,
-    TrainError, TrainState, Verifier, WorkingFileOptions,
+    self, Data, Pipeline, PipelineRows, PipelineSettings, PlanStats, RowFrequency, ScratchpadPolicy,
+    ScratchpadSize, TrainError, TrainState, Verifier, WorkingFileOptions,
 };
 use crate::types::TableId;
 
@@ -34,7 +34,7 @@ impl Case {
         let schema = schema();
         let (train_state, file) =
             trainer::initialise_on_disk(&schema, self.optimizer(), 7, WorkingFileOptions::logs(dir)).unwrap();
-        let frequent = (0..20).map(|row| (TableId(0), row, 100 - row)).collect();
+        let frequent = (0..20).map(|row| RowFrequency { table: TableId(0), row, count: 100 - row }).collect();
         let frequencies = self.seed.is_multiple_of(2).then_some(frequent);
         (train_state, PipelineRows { file, frequencies })
     }
