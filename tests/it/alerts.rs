@@ -201,7 +201,7 @@ fn that_cannot_write(workshop: &Workshop) -> Case {
 
 /// Its log of learned samples has room for some hundred calls.
 fn with_a_full_log(workshop: &Workshop) -> Case {
-    let config = config(workshop, "learn.toml", "[learn]\nenabled = true\nmax_bytes = \"1MiB\"\n");
+    let config = config(workshop, "learn.toml", "[learn]\nenabled = \"on\"\nmax_bytes = \"1MiB\"\n");
     let models = copied(workshop, "learning");
     let served = Served::start(&models, &config);
     let (address, sample) = (served.grpc, requests(workshop).remove(0).0);
