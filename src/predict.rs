@@ -37,12 +37,24 @@ pub enum PredictError {
     Store(String),
 }
 
+/// Scores that are all finite.
+///
+/// # Errors
+/// [`PredictError::NotFinite`] for the first one that is not.
+pub fn finite(scores: Scores) -> Result<Scores, PredictError> {
+    match scores.probabilities.iter().position(|p| !p.is_finite()) {
+        Some(sample) => Err(PredictError::NotFinite { sample }),
+        None => Ok(scores),
+    }
+}
+
 /// Scores batches with one model.
 pub trait Predict: Send + Sync {
-    /// Scores every sample of the batch. A score depends only on its sample and the version.
+    /// Scores every sample of the batch. A score depends only on its sample and the version. One that is not
+    /// finite is NaN, so that the scores of the other samples are not lost: [`finite`] makes it an error.
     ///
     /// # Errors
-    /// When the batch does not have the schema's shape, rows cannot be read, or a score is not finite.
+    /// When the batch does not have the schema's shape, or rows cannot be read.
     fn predict(&self, batch: &Batch) -> Result<Scores, PredictError>;
 
     /// The model's name, version, schema and limits.

@@ -1,15 +1,16 @@
 //! A worker thread: takes a batch, merges it, calls the model, splits the answer.
 //!
 //! A batch of one whole request is computed in place, without a copy. If a merged batch fails, its requests
-//! are computed one by one, so that only the request at fault gets the error. A panic of the model is handled
-//! like a failed batch. After a panic elsewhere the requests without an answer get an error. No panic ends
-//! the worker.
+//! are computed one by one, so that only the request at fault gets the error. A score that is not finite
+//! fails only its request, and nothing is computed again. A panic of the model is handled like a failed
+//! batch. After a panic elsewhere the requests without an answer get an error. No panic ends the worker.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
 use super::{BatchError, Computed, Entry, Job, Next, Shared, Taken, send_all};
+use crate::predict::finite;
 use crate::sync::EvenPoisoned;
 use crate::types::{AbsentId, Batch, Jagged, Scores};
 
@@ -128,6 +129,7 @@ fn compute_one_by_one(shared: &Shared, batch: &mut Vec<Entry<Job>>, merged: &mut
                     predict(shared, merged, usize::from(part.is_first()))
                 }
             };
+            let outcome = outcome.and_then(|scores| Ok(finite(scores)?));
             shared.recycle(shared.answer(entry.item, outcome).into_iter());
         }
     }
@@ -174,7 +176,8 @@ fn merge(batch: &[Entry<Job>], merged: &mut Batch) {
     batch.iter().for_each(|entry| entry.item.append_to(merged));
 }
 
-/// Answers each entry with the scores and absent ids of its range of samples.
+/// Answers each entry with the scores and absent ids of its range of samples, or that one of its scores is
+/// not finite.
 fn answer_all(shared: &Shared, batch: &mut Vec<Entry<Job>>, scores: &Scores) {
     let (mut spares, mut answers) = (Vec::with_capacity(batch.len()), Vec::with_capacity(batch.len()));
     let mut start = 0;
@@ -192,11 +195,12 @@ fn answer_all(shared: &Shared, batch: &mut Vec<Entry<Job>>, scores: &Scores) {
             absent: own.iter().map(rebased).collect(),
             times: scores.times,
         };
+        let outcome = finite(scores).map_err(BatchError::from);
         match entry.item {
-            Job::Part(part) => shared.finish(&part, Ok(scores)),
+            Job::Part(part) => shared.finish(&part, outcome),
             Job::Whole(batch, reply) => {
                 spares.push(batch);
-                answers.push((reply, Ok(scores)));
+                answers.push((reply, outcome));
             }
         }
         (start, absent) = (end, rest);

@@ -66,7 +66,8 @@ pub(crate) fn run(args: &Args, flags: &Flags) -> anyhow::Result<()> {
     }
     let missing = "server.models: missing, but serve needs it".to_owned();
     let missing = config.server.models.is_none().then_some(missing);
-    let warnings: Vec<String> = config.warnings.iter().map(ToString::to_string).chain(missing).collect();
+    let warnings = config.warnings.iter().cloned().chain(config.open_administration()).chain(missing);
+    let warnings: Vec<String> = warnings.collect();
     warnings.iter().for_each(|warning| note(&format!("warning: {warning}")));
     match args.action {
         Action::Check(_) if json => {

@@ -40,6 +40,7 @@ use crate::mem;
 use crate::predict::PredictError;
 use crate::schema::SchemaError;
 use crate::trainer::TrainError;
+use serve::EarlyHangup;
 use terminal::ClosedOutput;
 pub(crate) use terminal::{note, or_dash, print, print_and_end};
 use train::interrupt::{self, Interrupted};
@@ -128,6 +129,7 @@ pub fn run(cli: Cli) -> anyhow::Result<()> {
     if let Command::Config(args) = &cli.command {
         return config::run(args, &flags);
     }
+    let early = matches!(&cli.command, Command::Serve(_)).then(EarlyHangup::catch).transpose()?;
     let settings = Layers::load(&flags).map_err(|e| InputError(e.into()))?;
     let config = settings.clone().config().map_err(|e| InputError(e.into()))?;
     if !arenas_are_given() {
@@ -142,7 +144,7 @@ pub fn run(cli: Cli) -> anyhow::Result<()> {
     let result = match cli.command {
         Command::Init(args) => init::run(args),
         Command::Train(args) => train::run(*args, &config),
-        Command::Serve(args) => serve::run(*args, &config, settings),
+        Command::Serve(args) => serve::run(*args, &config, settings, early.unwrap_or_default()),
         Command::Label(args) => label::run(args),
         Command::Score(args) => score::run(args),
         Command::Load(args) => load::run(args),

@@ -4,7 +4,24 @@
 use std::path::PathBuf;
 
 use super::layers::Layers;
-use super::{ConfigError, ServerConfig};
+use super::{Config, ConfigError, ServerConfig};
+
+impl Config {
+    /// A warning that everyone who reaches the server may change its models. Only the commands that are about
+    /// `serve` show it, because others run with the same environment, for example in a container.
+    #[must_use]
+    pub(crate) fn open_administration(&self) -> Option<String> {
+        let closed =
+            self.auth.admin.is_some() || self.tls.as_ref().is_some_and(|tls| tls.client_ca.is_some());
+        let address = self.server.grpc;
+        (self.server.admin && !closed && !address.ip().is_loopback()).then(|| {
+            format!(
+                "server.admin: everyone who reaches {address} (server.grpc) can load and unload models and \
+                 set labels: give auth.admin, or set it to off"
+            )
+        })
+    }
+}
 
 /// The choices of a switch.
 pub(super) const SWITCH: &[(&str, bool)] = &[("on", true), ("off", false)];

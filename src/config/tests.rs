@@ -567,3 +567,21 @@ fn cache_keys_without_effect_are_reported_in_warnings() {
         assert!(warnings.len() == 1 && warnings[0].starts_with(words), "{keys}: {warnings:?}");
     }
 }
+
+#[test]
+fn a_server_whose_models_everyone_can_change_has_a_warning() {
+    let warning = |text: &str| resolve(&Flags::default(), &[], text).unwrap().open_administration();
+    let open = "[server]\ngrpc = \"0.0.0.0:8001\"\n";
+    let text = warning(open).unwrap();
+    assert!(text.starts_with("server.admin: everyone who reaches 0.0.0.0:8001 (server.grpc) can"), "{text}");
+    for closed in [
+        "",
+        "[server]\ngrpc = \"127.0.0.1:8001\"\n",
+        &format!("{open}admin = \"off\"\n"),
+        &format!("{open}[auth]\nadmin = \"tokens\"\n"),
+        &format!("{open}[auth]\npredict = \"tokens\"\n"),
+        &format!("{open}[tls]\ncertificate = \"c\"\nkey = \"k\"\nclient_ca = \"a\"\n"),
+    ] {
+        assert_eq!(warning(closed), None, "{closed}");
+    }
+}

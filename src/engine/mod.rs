@@ -345,9 +345,6 @@ impl Predict for Engine {
         self.schema.check_absent(batch)?;
         pace::count_batch();
         let scores = self.score(batch)?;
-        if let Some(sample) = scores.probabilities.iter().position(|p| !p.is_finite()) {
-            return Err(PredictError::NotFinite { sample });
-        }
         // The requests of a batch that fails are computed again, one by one.
         if let Some(recorder) = &self.recorder {
             recorder.record(batch);

@@ -104,6 +104,12 @@ impl Account {
         self.progress = queued.ticket.take_progress();
     }
 
+    /// The request was refused before it was queued at this engine.
+    pub(crate) fn not_queued(&mut self, engine: usize, error: &CallError) {
+        self.engine = engine;
+        self.failed(error);
+    }
+
     /// The request was scored.
     pub(crate) fn scored(&mut self, scores: &Scores) {
         self.version = Some(scores.version.0);

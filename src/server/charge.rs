@@ -11,6 +11,10 @@
 //! that describes or changes a model belong to none either, so that this works while it is overloaded, and
 //! for changes a few places are kept ([`KEPT_FOR_CHANGES`]).
 //!
+//! **Memory of a stream.** Its messages are released one by one. But its decoder keeps the buffer of its
+//! largest message until the stream ends, so as much stays charged ([`BUFFER_PER_BYTE`]), and the next
+//! message uses that first: a stream of equal messages is charged as if it had one.
+//!
 //! **Connections.** Calls that wait for their message, or for their answer to leave, are in flight too. There
 //! are at most twice as many calls in flight as places. While less than half of these are taken (for a new
 //! stream: half of the places), a connection gets all that it asks for, because most connections are busy at
@@ -42,6 +46,10 @@ const PARTS: usize = 64;
 /// Places that only calls that change a model get, and of calls in flight. With a stuck version, all other
 /// places may be taken by its calls, and a change is what helps.
 const KEPT_FOR_CHANGES: usize = 16;
+
+/// Most memory of a decoder's buffer for each byte of the largest message: a buffer that is too small becomes
+/// at least twice as large.
+const BUFFER_PER_BYTE: usize = 2;
 
 /// The memory divided by this is kept for other connections. One large stream may need nearly all.
 const KEPT_MEMORY_DIVISOR: usize = 16;
@@ -135,10 +143,28 @@ impl Drop for Place {
 /// A stream's messages.
 #[derive(Default)]
 struct OfStream {
-    /// The cost of each complete message that was not released yet.
-    messages: Mutex<VecDeque<usize>>,
+    messages: Mutex<Messages>,
     /// Set when the stream is not read any more, until it is read again.
     paused: AtomicBool,
+}
+
+#[derive(Default)]
+struct Messages {
+    /// The complete messages that were not released yet.
+    complete: VecDeque<MessageSize>,
+    /// What the decoder's buffer takes at most.
+    buffer: usize,
+    /// The part of the stream's charge that no message uses: at most `buffer`.
+    spare: usize,
+}
+
+/// A message that was read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct MessageSize {
+    /// On the wire, without its prefix.
+    pub bytes: usize,
+    /// What it was charged with.
+    pub cost: usize,
 }
 
 impl Charge {
@@ -283,16 +309,41 @@ impl Charge {
     }
 
     /// A message has arrived completely.
-    pub(crate) fn ended(&self, cost: usize) {
-        if let Some(stream) = &self.stream {
-            stream.messages.lock().even_poisoned().push_back(cost);
+    pub(crate) fn ended(&self, message: MessageSize) {
+        if let Some(mut messages) = self.messages() {
+            messages.complete.push_back(message);
         }
     }
 
-    /// Releases the memory of the first message of a stream, which was converted.
+    /// Releases the memory of the first message of a stream, which was converted, except for that of the
+    /// decoder's buffer.
     pub(crate) fn release_first(&self) {
-        let first = |stream: &OfStream| stream.messages.lock().even_poisoned().pop_front();
-        self.release(self.stream.as_ref().and_then(first).unwrap_or(0));
+        let Some(mut messages) = self.messages() else { return };
+        let Some(MessageSize { bytes, cost }) = messages.complete.pop_front() else { return };
+        messages.buffer = messages.buffer.max(BUFFER_PER_BYTE * bytes);
+        let unused = messages.spare + cost;
+        messages.spare = unused.min(messages.buffer);
+        self.release(unused - messages.spare);
+    }
+
+    /// Charges memory of a message that arrives.
+    ///
+    /// # Errors
+    /// As [`Self::add`].
+    pub(crate) fn add_of_message(&self, bytes: usize) -> Result<(), TooManyBytes> {
+        let Some(mut messages) = self.messages() else { return self.add(bytes) };
+        let charged = bytes.min(messages.spare);
+        // Even of nothing more, a connection with much memory would be refused.
+        if bytes > charged {
+            self.add(bytes - charged)?;
+        }
+        messages.spare -= charged;
+        Ok(())
+    }
+
+    /// `None` for a call with a single message.
+    fn messages(&self) -> Option<MutexGuard<'_, Messages>> {
+        self.stream.as_ref().map(|stream| stream.messages.lock().even_poisoned())
     }
 
     fn release(&self, bytes: usize) {

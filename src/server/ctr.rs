@@ -21,7 +21,7 @@ use super::proto::{
     self, GetModelRequest, GetModelResponse, Label, LearnResponse, Limits, PredictError, PredictResponse,
     PredictStreamResponse, SetLabelRequest, SetLabelResponse,
 };
-use super::serving_engine::{Queued, ServingEngine};
+use super::serving_engine::{NotQueued, Queued, ServingEngine};
 use super::status::CallError;
 use super::stream::Answers;
 use super::traffic::RequestOptions;
@@ -78,7 +78,7 @@ impl ScoreRequest for PredictMessage {
         std::mem::take(&mut self.head.request_id)
     }
 
-    fn queue(mut self, id: &str, model: &Model, terms: Terms) -> Result<(Queued, ()), CallError> {
+    fn queue(mut self, id: &str, model: &Model, terms: Terms) -> Result<(Queued, ()), NotQueued> {
         let options = RequestOptions {
             version: (self.head.version != 0).then_some(self.head.version),
             label: std::mem::take(&mut self.head.label),

@@ -333,7 +333,8 @@ impl Drop for Passage {
         if reported.load(Ordering::Relaxed) {
             return;
         }
-        // A call without a decoded message waited for it until the end. A counted stream had messages.
+        // A call without a decoded message waited for it until the end. A counted stream had messages, or it
+        // was quiet.
         let decoded = decoded.get().copied().unwrap_or(if counted { *at } else { ended });
         let report = Report {
             arrival: &self.arrival,

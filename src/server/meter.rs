@@ -20,7 +20,7 @@ use tokio::time::{Instant, Sleep, sleep_until};
 use tonic::Status;
 use tonic::body::Body;
 
-use super::charge::Charge;
+use super::charge::{Charge, MessageSize};
 pub(crate) use layout::{CTR, KSERVE, Layout};
 use layout::{DEPTH, Field, LIMITS, Limit, SHORT};
 use target::CallTarget;
@@ -122,8 +122,8 @@ impl Meter {
     }
 
     /// Parses the next bytes of the body. Returns the memory that they take, encoded and decoded. Calls
-    /// `ended` with the cost of each message that ends.
-    fn feed(&mut self, mut bytes: &[u8], mut ended: impl FnMut(usize)) -> Result<usize, Fault> {
+    /// `ended` with each message that ends.
+    fn feed(&mut self, mut bytes: &[u8], mut ended: impl FnMut(MessageSize)) -> Result<usize, Fault> {
         let mut all = 0;
         while let [first, rest @ ..] = bytes {
             let mut cost = 1;
@@ -165,7 +165,7 @@ impl Meter {
             all += cost;
             self.cost += cost;
             if self.is_between() {
-                ended(std::mem::take(&mut self.cost));
+                ended(MessageSize { bytes: self.at, cost: std::mem::take(&mut self.cost) });
             }
         }
         Ok(all)
@@ -457,7 +457,7 @@ impl http_body::Body for Metered {
             if let Some(model) = this.meter.target.model.take() {
                 this.charge.name(model);
             }
-            this.charge.add(cost)?;
+            this.charge.add_of_message(cost)?;
             // Otherwise the call is admitted when its body ends: the service is not called before that.
             if ended && this.body.is_end_stream() { this.admit() } else { Ok(()) }
         });

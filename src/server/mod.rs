@@ -253,9 +253,20 @@ impl Shared {
             Some(model) => Ok(model),
             None => Err(match self.not_served.get(&model) {
                 None => CallError::NoModel { model: convert::clip(model) },
-                Some(Reason::Loading) => CallError::Loading { model },
+                Some(Reason::Loading { .. }) => CallError::Loading { model },
                 Some(Reason::Refused(_)) => CallError::Refused { model },
             }),
+        }
+    }
+
+    /// The error of a request for a served model. While the model loads further versions, the one that it
+    /// lacks may be among them.
+    fn unless_loading(&self, model: &str, error: CallError) -> CallError {
+        match error {
+            CallError::NoVersion { .. } | CallError::NoLabel { .. } if self.not_served.is_loading(model) => {
+                CallError::VersionsLoading { model: model.to_owned() }
+            }
+            error => error,
         }
     }
 
@@ -264,7 +275,7 @@ impl Shared {
         if self.draining() {
             return Some("draining".to_owned());
         }
-        let loading = |(name, reason)| (reason == Reason::Loading).then_some(name);
+        let loading = |(name, reason)| (reason == Reason::Loading { at_start: true }).then_some(name);
         let loading: Vec<String> = self.not_served.all().into_iter().filter_map(loading).collect();
         if !loading.is_empty() {
             return Some(format!("loading: model {}", loading.join(", ")));

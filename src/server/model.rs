@@ -11,7 +11,7 @@ use std::time::Instant;
 use super::convert::{Inputs, clip};
 use super::models::Missing;
 use super::pressure::Pressure;
-use super::serving_engine::{LabelledRequest, Queued, ServingEngine};
+use super::serving_engine::{LabelledRequest, NotQueued, Queued, ServingEngine};
 use super::shadow::Shadowing;
 use super::status::CallError;
 use super::traffic::{Labels, RequestOptions, Split};
@@ -282,7 +282,7 @@ impl Model {
         &self,
         options: &RequestOptions<'_>,
         encode: impl FnOnce(&Inputs, &mut Batch) -> Result<(), CallError>,
-    ) -> Result<Queued, CallError> {
+    ) -> Result<Queued, NotQueued> {
         let split = self.canary.as_ref().filter(|_| options.version.is_none() && options.label.is_empty());
         let by_samples = split.filter(|(_, split)| split.by_samples());
         let Choice { mut engine, version } = match split {
@@ -295,7 +295,7 @@ impl Model {
         let inputs = served.inputs(&description.schema);
         let started = Instant::now();
         let mut batch = served.batcher.spare();
-        encode(&inputs, &mut batch)?;
+        encode(&inputs, &mut batch).map_err(NotQueued::at(engine))?;
         batch.logits = options.logits;
         if let Some((canary, split)) = by_samples
             && split.takes_batch(&batch)
@@ -308,7 +308,8 @@ impl Model {
         let (samples, answer_bytes) = (batch.samples, Scores::most_bytes(&batch));
         let label = self.counted(options, engine).map(|metrics| LabelledRequest::begin(metrics, started));
         let ticket = served.batcher.submit(batch, options.terms);
-        let ticket = ticket.inspect_err(|_| label.iter().for_each(LabelledRequest::failed))?;
+        let ticket = ticket.inspect_err(|_| label.iter().for_each(LabelledRequest::failed));
+        let ticket = ticket.map_err(NotQueued::at(engine))?;
         let shadow = shadow.and_then(|(shadow, batch)| shadow.submit(batch));
         Ok(Queued { ticket, samples, answer_bytes, inputs, engine, version, shadow, label })
     }

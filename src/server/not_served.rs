@@ -8,13 +8,15 @@ use crate::sync::EvenPoisoned;
 /// Why a model is not served.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Reason {
-    /// It is loaded for the first time since the start.
-    Loading,
+    Loading {
+        /// Whether it is one of those that are loaded at the start, without which the server is not ready.
+        at_start: bool,
+    },
     /// It could not be loaded.
     Refused(String),
 }
 
-/// Reasons by the name of the model. Served models are not in it.
+/// Reasons by the name of the model. Of the served models only those are in it whose further versions load.
 #[derive(Default)]
 pub(crate) struct NotServed(Mutex<BTreeMap<String, Reason>>);
 
@@ -27,13 +29,32 @@ impl NotServed {
         self.locked().insert(model.to_owned(), reason);
     }
 
+    /// A model begins to load. One that could not be loaded before keeps its reason until it is loaded.
+    pub(crate) fn begin(&self, model: &str) {
+        self.locked().entry(model.to_owned()).or_insert(Reason::Loading { at_start: false });
+    }
+
+    /// A model that has begun to load does so no more.
+    pub(crate) fn end(&self, model: &str) {
+        let mut reasons = self.locked();
+        if reasons.get(model) == Some(&Reason::Loading { at_start: false }) {
+            reasons.remove(model);
+        }
+    }
+
+    /// Whether a model loads, or further versions of it do.
+    pub(crate) fn is_loading(&self, model: &str) -> bool {
+        matches!(self.locked().get(model), Some(Reason::Loading { .. }))
+    }
+
     pub(crate) fn remove(&self, model: &str) {
         self.locked().remove(model);
     }
 
-    /// Removes the models that still load. They have left the directory before they were tried.
+    /// Removes the models that were to be loaded at the start. They have left the directory before they were
+    /// tried.
     pub(crate) fn remove_loading(&self) {
-        self.locked().retain(|_, reason| *reason != Reason::Loading);
+        self.locked().retain(|_, reason| *reason != Reason::Loading { at_start: true });
     }
 
     /// Removes all models but these.
@@ -49,7 +70,7 @@ impl NotServed {
     pub(crate) fn refused(&self) -> Vec<(String, String)> {
         let refused = |(model, reason)| match reason {
             Reason::Refused(reason) => Some((model, reason)),
-            Reason::Loading => None,
+            Reason::Loading { .. } => None,
         };
         self.all().into_iter().filter_map(refused).collect()
     }

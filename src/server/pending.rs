@@ -9,7 +9,7 @@ use super::account::{Account, Sender};
 use super::charge::HeldBytes;
 use super::gate::Call;
 use super::model::Model;
-use super::serving_engine::Queued;
+use super::serving_engine::{NotQueued, Queued};
 use super::status::CallError;
 use crate::batcher::{Priority, Terms};
 use crate::schema::Schema;
@@ -39,7 +39,7 @@ pub(crate) trait ScoreRequest: Sized + Send + 'static {
     fn take_id(&mut self) -> String;
 
     /// Checks the request with this id, and queues its batch.
-    fn queue(self, id: &str, model: &Model, terms: Terms) -> Result<(Queued, Self::Form), CallError>;
+    fn queue(self, id: &str, model: &Model, terms: Terms) -> Result<(Queued, Self::Form), NotQueued>;
 
     fn response(form: Self::Form, scores: Scores, schema: &Schema) -> Self::Response;
 
@@ -94,12 +94,19 @@ impl<R: ScoreRequest> Pending<R> {
         let priority = too_long.map_or_else(|| request.priority(), Err);
         let terms = Terms { deadline, priority: priority.as_ref().copied().unwrap_or_default() };
         let mut account = Account::new(model, sender, terms);
-        let mut queued = priority.and_then(|_| request.queue(account.id(), &account.model, terms));
-        match &mut queued {
-            Ok((queued, _)) => account.queued(queued),
-            Err(error) => account.failed(error),
-        }
-        let (queued, form) = queued?;
+        let queued = priority.map_err(NotQueued::from);
+        let queued = queued.and_then(|_| request.queue(account.id(), &account.model, terms));
+        let (queued, form) = match queued {
+            Ok((mut queued, form)) => {
+                account.queued(&mut queued);
+                (queued, form)
+            }
+            Err(NotQueued { engine, error }) => {
+                let error = shared.unless_loading(account.model.name(), error);
+                account.not_queued(engine, &error);
+                return Err(error);
+            }
+        };
         let due = Due::of(own, deadline, &account.model, &queued);
         Ok(Self { account, queued, form, due })
     }

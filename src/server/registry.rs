@@ -15,6 +15,18 @@ use crate::types::Version;
 #[derive(Clone)]
 pub(crate) struct Registry(Arc<Shared>);
 
+/// A model that loads. Dropping this ends that, even after a panic.
+pub(crate) struct LoadingModel {
+    registry: Registry,
+    model: String,
+}
+
+impl Drop for LoadingModel {
+    fn drop(&mut self) {
+        self.registry.0.not_served.end(&self.model);
+    }
+}
+
 impl Registry {
     pub(super) fn new(shared: Arc<Shared>) -> Self {
         Self(shared)
@@ -81,7 +93,13 @@ impl Registry {
 
     /// The server is not ready before this model was added or refused, or [`Self::tried_all`] is called.
     pub(crate) fn will_load(&self, model: &str) {
-        self.0.not_served.set(model, Reason::Loading);
+        self.0.not_served.set(model, Reason::Loading { at_start: true });
+    }
+
+    /// The model loads until it was added or refused, or what is returned is dropped. The server stays ready.
+    pub(crate) fn loads(&self, model: &str) -> LoadingModel {
+        self.0.not_served.begin(model);
+        LoadingModel { registry: self.clone(), model: model.to_owned() }
     }
 
     /// Shows why a model is not served. The other models do not wait for it.
@@ -115,7 +133,7 @@ impl Registry {
         self.0.security.check(true);
     }
 
-    /// Every model of the directory was tried.
+    /// Every model of the directory was tried that was in it at the start.
     pub(crate) fn tried_all(&self) {
         self.0.not_served.remove_loading();
     }

@@ -84,6 +84,8 @@ pub(crate) enum ChangeError {
         .now.as_ref().map_or("loads its models".to_owned(), |now| format!("changes model {now:?}"))
     )]
     NotBegun { model: String, seconds: u64, now: Option<String> },
+    #[error("too many lists of models wait for the disk: limit {limit}")]
+    Lists { limit: usize },
     #[error("too many changes of models wait for the one that is being made")]
     Busy,
     #[error("model {model:?}: the change failed inside the server, whose log says why")]
@@ -101,7 +103,7 @@ impl ChangeError {
             Self::Late { .. } | Self::NotBegun { .. } => Code::DeadlineExceeded,
             Self::Name(_) | Self::Parameter(_) => Code::InvalidArgument,
             Self::Unsupported => Code::Unimplemented,
-            Self::Busy => Code::ResourceExhausted,
+            Self::Busy | Self::Lists { .. } => Code::ResourceExhausted,
             Self::Panicked { .. } => Code::Internal,
             Self::Unreadable(_) | Self::Draining => Code::Unavailable,
         }

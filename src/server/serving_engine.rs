@@ -7,6 +7,7 @@ use super::RequestLimits;
 use super::convert::Inputs;
 use super::learn_log::LearnLog;
 use super::shadow::Compare;
+use super::status::CallError;
 use crate::batcher::{Batcher, Ticket};
 use crate::metrics::{LabelMetrics, ModelMetrics};
 use crate::predict::Predict;
@@ -81,6 +82,27 @@ pub(crate) struct Queued {
     pub shadow: Option<Compare>,
     /// `None` if it is counted for no label.
     pub label: Option<LabelledRequest>,
+}
+
+/// A request that is not queued.
+#[derive(Debug)]
+pub(crate) struct NotQueued {
+    /// The index of the engine that should have scored it in its model; 0 if none was chosen.
+    pub engine: usize,
+    pub error: CallError,
+}
+
+impl NotQueued {
+    /// The error of a request for this engine.
+    pub(crate) fn at<E: Into<CallError>>(engine: usize) -> impl Fn(E) -> Self {
+        move |error| Self { engine, error: error.into() }
+    }
+}
+
+impl<E: Into<CallError>> From<E> for NotQueued {
+    fn from(error: E) -> Self {
+        Self { engine: 0, error: error.into() }
+    }
 }
 
 /// A request that is counted for a label.

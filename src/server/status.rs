@@ -28,6 +28,8 @@ pub(crate) enum CallError {
     NoModel { model: String },
     #[error("model: {model:?} is loading")]
     Loading { model: String },
+    #[error("version: model {model:?} is still loading its versions")]
+    VersionsLoading { model: String },
     #[error("model: {model:?} could not be loaded; /readyz says why")]
     Refused { model: String },
     #[error("version: model {model:?} serves version {loaded}, got {requested}")]
@@ -95,9 +97,11 @@ impl CallError {
             | Self::Id { .. } => Code::InvalidArgument,
             Self::Change(error) => error.code(),
             Self::NoLearning { .. } => Code::FailedPrecondition,
-            Self::Loading { .. } | Self::Refused { .. } | Self::NoScores { .. } | Self::NoLearnLog { .. } => {
-                Code::Unavailable
-            }
+            Self::Loading { .. }
+            | Self::VersionsLoading { .. }
+            | Self::Refused { .. }
+            | Self::NoScores { .. }
+            | Self::NoLearnLog { .. } => Code::Unavailable,
             Self::Learn(error) if error.is_full() => Code::ResourceExhausted,
             Self::Learn(_) => Code::Unavailable,
             Self::Bytes(_)
@@ -146,7 +150,7 @@ impl CallError {
             )
             | Self::Bytes(_)
             | Self::Learn(LearnError::Behind { .. })
-            | Self::Change(ChangeError::Busy) => Some(FULL),
+            | Self::Change(ChangeError::Busy | ChangeError::Lists { .. }) => Some(FULL),
             _ => None,
         }
     }

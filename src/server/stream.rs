@@ -110,7 +110,7 @@ impl<R: ScoreRequest> Answers<R> {
         self.pending.clear();
         // A stream that has failed keeps its status.
         if !matches!(self.end, Some(Err(_))) {
-            self.fail(Status::deadline_exceeded("deadline passed before the end of the stream"));
+            self.end(Status::deadline_exceeded("deadline passed before the end of the stream"));
         }
     }
 
@@ -119,7 +119,7 @@ impl<R: ScoreRequest> Answers<R> {
         if self.end.is_none() && self.pending.is_empty() && self.idle.as_mut().poll(cx).is_ready() {
             let limit = self.shared.stream_idle.as_secs_f64();
             let text = format!("stream: no request for {limit} s (server.stream_idle_seconds)");
-            self.fail(Status::unavailable(text));
+            self.end(Status::unavailable(text));
         }
     }
 
@@ -130,6 +130,14 @@ impl<R: ScoreRequest> Answers<R> {
             _ => status,
         };
         self.count(status.code());
+        self.end(status);
+    }
+
+    /// Ends the stream with a status that is not counted, because no request has failed: an alert would fire
+    /// at each drain, for quiet clients, and for clients that give their streams a deadline. Requests without
+    /// an answer are counted.
+    fn end(&mut self, status: Status) {
+        self.call.count();
         let (id, method, code, error) =
             (self.call.id(), self.call.arrival.method(), status.code(), status.message());
         tracing::debug!(id, method, ?code, error, "the stream is ended");
@@ -164,8 +172,7 @@ impl<R: ScoreRequest> Stream for Answers<R> {
         this.end_late(cx);
         this.read(cx);
         if this.end.is_none() && this.drained.as_mut().poll(cx).is_ready() {
-            // Not counted as a failure: each drain would look like one.
-            this.end = Some(Err(Status::unavailable(DRAINS)));
+            this.end(Status::unavailable(DRAINS));
         }
         this.end_idle(cx);
         // A request that expires leaves the queue, also if an earlier one is computed longer.

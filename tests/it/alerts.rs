@@ -11,14 +11,17 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use flechette::schema::preset::ArchKind;
+use flechette::server::proto::ctr_client::CtrClient;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::certificates::{Authority, Files};
+use crate::learn::labelled;
 use crate::program::{Background, Served, Workshop, flechette};
 use crate::prometheus::{Prometheus, RULES, faster, is_installed, promtool, replaced};
+use crate::serving::channel;
 use crate::skip::skip_part;
 use crate::stub_driver::Machine;
-use crate::switching::wait;
+use crate::switching::{requests, wait};
 
 const MODEL: &str = "dlrm";
 
@@ -196,6 +199,25 @@ fn that_cannot_write(workshop: &Workshop) -> Case {
     })
 }
 
+/// Its log of learned samples has room for some hundred calls.
+fn with_a_full_log(workshop: &Workshop) -> Case {
+    let config = config(workshop, "learn.toml", "[learn]\nenabled = \"on\"\nmax_bytes = \"1MiB\"\n");
+    let models = copied(workshop, "learning");
+    let served = Served::start(&models, &config);
+    let (address, sample) = (served.grpc, requests(workshop).remove(0).0);
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    runtime.spawn(async move {
+        let mut client = CtrClient::new(channel(address).await);
+        loop {
+            // The first ones are stored.
+            if client.learn(labelled(sample.clone(), 1.0)).await.is_err() {
+                tokio::time::sleep(Duration::from_millis(200)).await;
+            }
+        }
+    });
+    Case::new(served, &["FlechetteLearnRefused"]).keep(runtime)
+}
+
 /// Idle clients take all connections of its gRPC port, but few descriptors.
 fn with_few_connections(workshop: &Workshop) -> Case {
     let text = "[server]\nhandshake_seconds = 300\nmax_connections = 20\n";
@@ -271,6 +293,7 @@ fn every_alert_fires_for_a_server_that_fails_in_that_way_and_for_no_other() {
         with_a_damaged_version,
         training,
         that_cannot_write,
+        with_a_full_log,
         with_few_connections,
         with_few_descriptors,
         with_an_old_certificate,

@@ -446,6 +446,12 @@ async fn parameters_that_would_change_the_answer_are_refused() {
     shared.inputs[1].parameters.insert("shared_memory_region".to_owned(), parameter());
     let status = client.model_infer(shared).await.unwrap_err();
     assert_eq!(status.message(), "input \"user\": shared memory is not supported");
+    // Clients send raw contents of the other tensors only.
+    let mut shared = raw(right());
+    shared.raw_input_contents.remove(1);
+    shared.inputs[1].parameters.insert("shared_memory_region".to_owned(), parameter());
+    let status = client.model_infer(shared).await.unwrap_err();
+    assert_eq!(status.message(), "input \"user\": shared memory is not supported");
     for name in ["classification", "shared_memory_region"] {
         let mut message = right();
         let parameters = [(name.to_owned(), parameter())].into();
@@ -581,6 +587,29 @@ async fn the_server_and_its_model_describe_themselves() {
     assert_eq!(tensors(&model.outputs), ["score FP32 [-1, 1]", "logit FP32 [-1, 1]"]);
     let other = ModelMetadataRequest { name: "ads".into(), version: "8".into() };
     assert_eq!(client.model_metadata(other).await.unwrap_err().code(), Code::NotFound);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_version_that_is_stuck_is_unavailable_in_the_index() {
+    let running = Running::start_with(|parts| {
+        parts.batchers.common.default_deadline = Duration::from_millis(20);
+    })
+    .await;
+    let row = async |ready| {
+        let request = RepositoryIndexRequest { ready, ..Default::default() };
+        let index = connect(&running).await.repository_index(request).await.unwrap().into_inner();
+        index.models.into_iter().map(|row| (row.version, row.state, row.reason)).collect::<Vec<_>>()
+    };
+    let words = |state: &str, reason: &str| [("7".to_owned(), state.to_owned(), reason.to_owned())];
+    assert_eq!(row(true).await, words("READY", ""));
+    running.model.hold();
+    let stuck = running.send(request(1, 1).0);
+    let unavailable = words("UNAVAILABLE", "stuck: a call of the version does not end");
+    until(async || row(false).await == unavailable).await;
+    assert_eq!(row(true).await, []);
+    running.model.release();
+    until(async || row(true).await == words("READY", "")).await;
+    drop(stuck.await);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -8,9 +8,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use flechette::schema::preset::ArchKind;
-use flechette::server::inference::RepositoryIndexRequest;
 use flechette::server::inference::grpc_inference_service_client::GrpcInferenceServiceClient;
 use flechette::server::inference::repository_index_response::ModelIndex;
+use flechette::server::inference::{ModelMetadataRequest, RepositoryIndexRequest};
 use flechette::server::proto::ctr_client::CtrClient;
 use flechette::server::proto::{GetModelRequest, PredictRequest};
 use flechette::types::Batch;
@@ -87,6 +87,67 @@ fn a_server_answers_while_its_models_load_and_says_that_it_is_not_ready() {
     wait("the model is loaded", || is_ready(&served));
     assert_eq!(index(&served), [["dlrm", "1", "READY", ""]]);
     assert_eq!(served.score("dlrm", &workshop.valid, "")["version"], 1);
+}
+
+/// The status of a call with a version or a label of a model.
+fn call_of(served: &Served, version: u64, label: &str) -> tonic::Status {
+    let label = label.to_owned();
+    let request = PredictRequest { model: "dlrm".to_owned(), version, label, ..PredictRequest::default() };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async { CtrClient::new(channel(served.grpc).await).predict(request).await.unwrap_err() })
+}
+
+#[test]
+fn a_version_that_is_still_opened_is_loading_and_the_model_serves_another_one() {
+    let workshop = Workshop::new(300, 50);
+    workshop.train(ArchKind::Dlrm);
+    publish(&workshop.models, 2, |_, _, value| value);
+    let config = workshop.path("serve.toml");
+    fs::write(&config, "[models.dlrm]\nlabels = { old = 1 }\n").unwrap();
+    let version = File::open(Path::new(&workshop.models).join("dlrm/1")).unwrap();
+    version.lock().unwrap();
+    let served = Served::listening(&workshop.models, &format!("--config {config}"));
+    wait("version 2 is served", || call(&served, "dlrm").is_ok());
+    assert_eq!(served.get("/readyz"), (503, "loading: model dlrm\n".to_owned()));
+    for (version, label) in [(1, ""), (0, "old")] {
+        let status = call_of(&served, version, label);
+        assert_eq!(status.code(), Code::Unavailable, "{status}");
+        assert_eq!(status.message(), "version: model \"dlrm\" is still loading its versions");
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let status = runtime.block_on(async {
+        let mut client = GrpcInferenceServiceClient::new(channel(served.grpc).await);
+        let request = ModelMetadataRequest { name: "dlrm".to_owned(), version: "1".to_owned() };
+        client.model_metadata(request).await.unwrap_err()
+    });
+    assert_eq!(status.code(), Code::Unavailable, "{status}");
+    // The request itself is wrong.
+    assert_eq!(call_of(&served, 2, "").code(), Code::InvalidArgument);
+    drop(version);
+    wait("all versions are loaded", || is_ready(&served));
+    for (version, label) in [(1, ""), (0, "old")] {
+        assert_eq!(call_of(&served, version, label).code(), Code::InvalidArgument);
+    }
+    assert_eq!(call_of(&served, 3, "").code(), Code::NotFound);
+}
+
+#[test]
+fn a_model_that_is_added_to_a_running_server_is_loading_and_the_server_stays_ready() {
+    let (workshop, held) = held();
+    let (dir, away) = (Path::new(&workshop.models).join("dlrm"), workshop.path("away"));
+    fs::rename(&dir, &away).unwrap();
+    workshop.train(ArchKind::Dcn);
+    let served = Served::start(&workshop.models, "");
+    assert_eq!(call(&served, "dlrm").unwrap_err().code(), Code::NotFound);
+    fs::rename(&away, &dir).unwrap();
+    let rows = |version, state| [["dcn", "1", "READY", ""], ["dlrm", version, state, ""]];
+    wait("the model loads", || index(&served) == rows("", "LOADING"));
+    let status = call(&served, "dlrm").unwrap_err();
+    assert!(status.code() == Code::Unavailable && status.message().contains("is loading"), "{status}");
+    assert!(is_ready(&served));
+    drop(held);
+    wait("the model is loaded", || index(&served) == rows("1", "READY"));
+    assert!(is_ready(&served));
 }
 
 #[test]
@@ -398,6 +459,24 @@ fn a_hangup_reloads_the_settings_that_can_change_and_names_the_others() {
 }
 
 #[test]
+fn a_hangup_before_the_settings_are_read_reloads_them_later() {
+    let workshop = Workshop::new(300, 50);
+    workshop.train(ArchKind::Dlrm);
+    let pipe = workshop.path("settings");
+    // The pipe opens when the server reads its settings, and another one in its place when it reloads them.
+    let settings = |slow: u32| format!("printf '[log]\\nslow_seconds = {slow}\\n'");
+    let setup = format!(
+        "mkfifo {pipe} {pipe}.next && \
+         (exec 3> {pipe}; kill -HUP $$; {} >&3; mv {pipe}.next {pipe}; exec 3>&-; {} > {pipe}) & true",
+        settings(1),
+        settings(2)
+    );
+    let served = Served::start_in(&setup, &workshop.models, &format!("--config {pipe}"));
+    served.said("SIGHUP: settings changed changed=\"log.slow_seconds\"", 1);
+    assert_eq!(served.score("dlrm", &workshop.valid, "")["version"], 1);
+}
+
+#[test]
 fn an_unknown_name_is_refused_wherever_it_is_given() {
     let workshop = Workshop::new(300, 50);
     workshop.train(ArchKind::Dlrm);
@@ -425,6 +504,12 @@ fn settings_can_be_checked_and_printed_without_a_server() {
     assert!(valid.status.success() && valid.stdout == b"the settings are valid\n", "{valid:?}");
     let valid = run_json(&format!("config check --config {file} --json"));
     assert_eq!(valid, json!({"valid": true, "errors": [], "warnings": []}));
+    for (grpc, warns) in [("0.0.0.0:0", true), ("[::]:0", true), ("127.0.0.2:0", false)] {
+        let report = run_json(&format!("config check --config {file} --grpc {grpc} --json"));
+        let warnings = report["warnings"].as_array().unwrap();
+        assert_eq!(warnings.len(), usize::from(warns), "{report}");
+        assert!(warnings.iter().all(|text| text.as_str().unwrap().contains("give auth.admin")), "{report}");
+    }
     let printed = run(&format!("config print --config {file} --http 127.0.0.1:2 --cache-bytes 1MiB"));
     let printed = String::from_utf8(printed.stdout).unwrap();
     for line in [

@@ -289,6 +289,10 @@ async fn a_stream_ends_at_the_deadline_of_its_call() {
     let status = answers.message().await.unwrap_err();
     running.model.release();
     assert_eq!(status.code(), Code::DeadlineExceeded, "{status}");
+    // Only the request without an answer is counted.
+    uncounted(&running, "DEADLINE_EXCEEDED").await;
+    let one = "flechette_requests_total{model=\"ads\",code=\"DEADLINE_EXCEEDED\"} 1";
+    running.until_metric(one).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -311,6 +315,19 @@ async fn an_idle_stream_ends_and_gives_up_its_place() {
     assert_eq!(status.code(), Code::Unavailable);
     assert_eq!(status.message(), "stream: no request for 5 s (server.stream_idle_seconds)");
     until(async || running.send(request(1, 1).0).await.unwrap().is_ok()).await;
+    // An alert would take what is counted for a failure of the server.
+    uncounted(&running, "UNAVAILABLE").await;
+    let running = Running::start_with(|parts| parts.server.stream_idle = Duration::from_secs(1)).await;
+    let mut open = Open::new(&running).await;
+    assert_eq!(open.answers.message().await.unwrap_err().code(), Code::Unavailable);
+    uncounted(&running, "UNAVAILABLE").await;
+}
+
+/// Checks that no call without a model is counted with this code when all have ended.
+async fn uncounted(running: &Running, code: &str) {
+    running.until_metric("flechette_places_taken 0").await;
+    let series = format!("flechette_requests_total{{model=\"(none)\",code=\"{code}\"}}");
+    assert_eq!(running.value(&series).await, 0.0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -9,13 +9,15 @@ use std::time::{Duration, Instant};
 use flechette::server::proto::ctr_client::CtrClient;
 use prost::Message;
 use prost::bytes::Bytes;
+use rustls::HandshakeKind;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tonic::Status;
 use tonic::codegen::http::Request;
 use tonic::transport::{Channel, Endpoint};
 
-use crate::certificates::{Authority, Files, Signed, endpoint, tls_stream};
+use crate::attacks::PREFACE;
+use crate::certificates::{Authority, Files, Signed, endpoint, tls_client, tls_stream, tls_stream_of};
 use crate::fake::until;
 use crate::serving::{Running, http_get_on, request};
 
@@ -83,6 +85,26 @@ async fn with_client_ca_only_clients_with_its_certificates_are_served() {
         error.expect_err("a client without a good certificate");
     }
     assert_eq!(running.get("/readyz").await.0, 200);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_certificate_of_a_client_is_verified_at_each_connection() {
+    let (files, authority) = (Files::new(), Authority::new());
+    for mutual in [false, true] {
+        let running = start(&files, &authority, mutual).await;
+        let own = mutual.then(|| authority.sign(UNTIL));
+        let client = tls_client(&authority, own.as_ref(), "h2");
+        let mut kinds = Vec::new();
+        for _ in 0..2 {
+            let mut stream = tls_stream_of(&client, running.grpc).await.unwrap();
+            kinds.push(stream.get_ref().1.handshake_kind().unwrap());
+            // The server has sent its tickets before it answers.
+            stream.write_all(PREFACE).await.unwrap();
+            stream.read_exact(&mut [0; 9]).await.unwrap();
+        }
+        let second = if mutual { HandshakeKind::Full } else { HandshakeKind::Resumed };
+        assert_eq!(kinds, [HandshakeKind::Full, second], "{mutual}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -13,8 +13,8 @@ use flechette::schema::preset::ArchKind;
 use flechette::server::inference::grpc_inference_service_client::GrpcInferenceServiceClient;
 use flechette::server::inference::infer_parameter::ParameterChoice;
 use flechette::server::inference::{
-    InferParameter, ModelInferRequest, ModelMetadataRequest, ModelReadyRequest, ModelStatisticsRequest,
-    RepositoryIndexRequest, RepositoryModelLoadRequest, RepositoryModelUnloadRequest,
+    InferParameter, ModelInferRequest, ModelMetadataRequest, ModelReadyRequest, ModelStatistics,
+    ModelStatisticsRequest, RepositoryIndexRequest, RepositoryModelLoadRequest, RepositoryModelUnloadRequest,
 };
 use flechette::server::proto::ctr_client::CtrClient;
 use flechette::server::proto::{PredictRequest, SetLabelRequest};
@@ -585,6 +585,24 @@ fn kserve_lists_all_loaded_versions() {
         runtime.block_on(kserve.model_ready(request)).unwrap().into_inner().ready
     };
     assert!(ready("2") && ready("3") && ready("") && !ready("1"));
+    client.ends_well();
+}
+
+#[test]
+fn statistics_count_a_wrong_request_for_the_version_that_it_is_for() {
+    let world = World::new(2);
+    let mut client = world.serve("versions = \"latest 2\"\nlabels = { old = 1 }", "");
+    for (version, label) in [(1, ""), (0, "old"), (2, ""), (1, "")] {
+        let mut request = world.requests[0].clone();
+        (request.version, request.label) = (version, label.to_owned());
+        request.dense.pop();
+        assert_eq!(client.predict(request).unwrap_err().code(), Code::InvalidArgument);
+    }
+    let request = ModelStatisticsRequest { name: MODEL.to_owned(), version: String::new() };
+    let statistics = client.runtime.block_on(client.kserve.model_statistics(request)).unwrap().into_inner();
+    let failed = |row: &ModelStatistics| row.inference_stats.and_then(|stats| stats.fail).unwrap().count;
+    let rows: Vec<_> = statistics.model_stats.iter().map(|row| (row.version.as_str(), failed(row))).collect();
+    assert_eq!(rows, [("1", 3), ("2", 1)]);
     client.ends_well();
 }
 

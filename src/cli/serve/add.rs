@@ -83,6 +83,7 @@ impl Adder {
         if self.refused.get(name).is_some_and(|refused| refused.stays(&now)) {
             return Ok(false);
         }
+        let _loads = self.registry.loads(name);
         let added = self.loader.load(name).and_then(|model| {
             self.registry.add(model.engine.clone())?;
             self.served.add(model.clone());

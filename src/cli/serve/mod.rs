@@ -48,6 +48,7 @@ use crate::sync::EvenPoisoned;
 use add::Adder;
 use cache::RowMemory;
 use loader::{Loader, Refused};
+pub(crate) use reload::EarlyHangup;
 use reload::{Live, Reloader};
 use start::{Start, Started};
 
@@ -68,11 +69,12 @@ pub(crate) struct Args {
 }
 
 /// Serves until SIGTERM or SIGINT, then drains. A second signal ends the process at once. SIGHUP reads the
-/// settings again; `settings` are those of `config`.
+/// settings again; `settings` are those of `config`. `early` has a SIGHUP that came before.
 ///
 /// # Errors
 /// When a setting, the directory or a port cannot be used; and at the end, if training has failed.
-pub(crate) fn run(args: Args, config: &Config, settings: Layers) -> anyhow::Result<()> {
+pub(crate) fn run(args: Args, config: &Config, settings: Layers, early: EarlyHangup) -> anyhow::Result<()> {
+    config.open_administration().iter().for_each(|warning| tracing::warn!("{warning}"));
     let models = config.server.models.clone();
     let models = models.ok_or_else(|| InputError(anyhow!("server.models: missing: give --models DIR")))?;
     let training = args.training.0;
@@ -97,7 +99,7 @@ pub(crate) fn run(args: Args, config: &Config, settings: Layers) -> anyhow::Resu
         let (live, wakes, registry) = (Live::new(config), Wakes::new(), server.registry());
         let (wake, layers) = (wakes.wake.clone(), settings);
         let reloader = Reloader { layers, live: live.clone(), registry: registry.clone(), wake };
-        tokio::spawn(reloader.run(hangup));
+        tokio::spawn(reloader.run(hangup, early));
         let config = config.clone();
         let mut starting = Start { config, models, metrics, training, registry, live, wakes }.begin()?;
         let mut started = None;

@@ -4,11 +4,14 @@
 //! values until a restart. If anything is wrong, no setting changes, but the files are read all the same.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{SyncSender, TrySendError};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use anyhow::Context;
+use signal_hook::consts::SIGHUP;
+use signal_hook::flag::register;
 use tokio::signal::unix::Signal;
 
 use super::watch::WatchCommand;
@@ -60,6 +63,22 @@ impl Live {
     }
 }
 
+/// Whether SIGHUP has come before the server could reload. Without a handler, it would end the process.
+#[derive(Default)]
+pub(crate) struct EarlyHangup(Arc<AtomicBool>);
+
+impl EarlyHangup {
+    /// SIGHUP does not end the process from now on.
+    ///
+    /// # Errors
+    /// When the system refuses the handler.
+    pub(crate) fn catch() -> anyhow::Result<Self> {
+        let early = Self::default();
+        register(SIGHUP, early.0.clone()).context("signals")?;
+        Ok(early)
+    }
+}
+
 /// Changes the settings of a running server.
 pub(crate) struct Reloader {
     /// The settings in use.
@@ -71,9 +90,10 @@ pub(crate) struct Reloader {
 }
 
 impl Reloader {
-    /// Reloads at every SIGHUP.
-    pub(crate) async fn run(mut self, mut hangup: Signal) {
-        while hangup.recv().await.is_some() {
+    /// Reloads at every SIGHUP, and first if one came before.
+    pub(crate) async fn run(mut self, mut hangup: Signal, EarlyHangup(early): EarlyHangup) {
+        let mut early = early.load(Ordering::Relaxed);
+        while std::mem::take(&mut early) || hangup.recv().await.is_some() {
             // It reads files, and a thread of the network must not wait for a disk.
             let mut reloading = tokio::task::spawn_blocking(move || {
                 self.reload();

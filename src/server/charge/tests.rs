@@ -127,6 +127,39 @@ fn memory_is_held_beside_that_of_messages() {
 }
 
 #[test]
+fn a_stream_stays_charged_with_the_buffer_of_its_largest_message_which_the_next_ones_use() {
+    let bound = Bound::new(8, 1000);
+    let held = || bound.shared.in_flight_bytes.load(Ordering::Relaxed);
+    let stream = bound.enter(&link(), Kind::Stream).unwrap();
+    let arrives = |bytes, cost| {
+        stream.add_of_message(cost).unwrap();
+        stream.ended(MessageSize { bytes, cost });
+    };
+    arrives(10, 50);
+    assert_eq!(held(), 50);
+    stream.release_first();
+    assert_eq!(held(), 20);
+    arrives(100, 700);
+    assert_eq!(held(), 700);
+    stream.release_first();
+    assert_eq!(held(), 200);
+    // Another message of this size takes no more than the first one.
+    arrives(100, 700);
+    arrives(10, 50);
+    assert_eq!(held(), 750);
+    stream.release_first();
+    assert_eq!(held(), 250);
+    stream.release_first();
+    assert_eq!(held(), 200);
+    // What is refused takes nothing of the buffer's part.
+    assert!(stream.add_of_message(1001).is_err());
+    assert_eq!(held(), 200);
+    stream.release_first();
+    drop(stream);
+    assert_eq!(held(), 0);
+}
+
+#[test]
 fn a_few_connections_leave_a_part_to_a_new_one() {
     let bound = Bound::new(100, 1 << 20);
     let links: Vec<_> = (0..24).map(|_| link()).collect();

@@ -28,7 +28,7 @@ use super::inference::*;
 use super::model::Model;
 use super::pending::{MAX_ID, Pending, ScoreRequest};
 use super::repository::Change;
-use super::serving_engine::Queued;
+use super::serving_engine::{NotQueued, Queued};
 use super::status::CallError;
 use super::stream::Answers;
 use super::traffic::RequestOptions;
@@ -94,7 +94,7 @@ impl ScoreRequest for InferRequest {
         std::mem::take(&mut self.head.id)
     }
 
-    fn queue(self, id: &str, model: &Model, terms: Terms) -> Result<(Queued, Form), CallError> {
+    fn queue(self, id: &str, model: &Model, terms: Terms) -> Result<(Queued, Form), NotQueued> {
         let Self { head, message } = self;
         terms::check_timeout(&head)?;
         let label = terms::label(&head)?;
@@ -130,8 +130,11 @@ impl KserveService {
     ) -> Result<(Arc<Model>, Option<usize>), CallError> {
         let model = self.0.find(name)?;
         call.count();
-        let engine =
-            version(text).and_then(|requested| requested.map(|requested| model.find(requested)).transpose());
+        let find = |requested| {
+            let found = model.find(requested);
+            found.map_err(|error| self.0.unless_loading(model.name(), error))
+        };
+        let engine = version(text).and_then(|requested| requested.map(find).transpose());
         let code = engine.as_ref().map_or_else(CallError::code, |_| Code::Ok);
         model.main().metrics.requests.count(code as i32);
         Ok((model, engine?))

@@ -27,6 +27,10 @@ const END_WAIT: Duration = Duration::from_secs(3600);
 /// Most lists read at once. If the disk hangs, at most this many threads wait for it.
 static LISTS: Semaphore = Semaphore::const_new(2);
 
+/// Most lists that are read or wait for that, each with a place that no other call gets.
+const WAITING_LISTS: usize = 64;
+static WAITING: Semaphore = Semaphore::const_new(WAITING_LISTS);
+
 /// Checks the name of a repository, and that a request has no other parameters than these.
 ///
 /// # Errors
@@ -57,9 +61,9 @@ pub(crate) async fn index(
     check(request.repository_name, std::iter::empty(), &[])?;
     let mut models = BTreeMap::new();
     if let Some(repository) = shared.repository.get().cloned().filter(|_| !request.ready) {
-        for name in names(repository, LIST_WAIT).await.map_err(ChangeError::Unreadable)? {
+        for name in names(repository, LIST_WAIT).await? {
             let (state, reason) = match shared.not_served.get(&name) {
-                Some(Reason::Loading) => ("LOADING", String::new()),
+                Some(Reason::Loading { .. }) => ("LOADING", String::new()),
                 Some(Reason::Refused(reason)) => ("UNAVAILABLE", reason),
                 None => ("UNAVAILABLE", "not loaded".to_owned()),
             };
@@ -75,10 +79,16 @@ pub(crate) async fn index(
             models.insert((name.clone(), version), row);
         }
         for (version, served) in model.versions() {
-            let ready = served.predict.ready();
+            let ready = served.ready();
             if ready || !request.ready {
-                let state = if ready { "READY" } else { "LOADING" }.to_owned();
-                let (text, reason) = (version.to_string(), String::new());
+                let (state, reason) = match () {
+                    () if ready => ("READY", ""),
+                    () if served.predict.ready() => {
+                        ("UNAVAILABLE", "stuck: a call of the version does not end")
+                    }
+                    () => ("LOADING", ""),
+                };
+                let (text, state, reason) = (version.to_string(), state.to_owned(), reason.to_owned());
                 let row = ModelIndex { name: name.clone(), version: text, state, reason };
                 models.insert((name.clone(), version), row);
             }
@@ -87,8 +97,12 @@ pub(crate) async fn index(
     Ok(RepositoryIndexResponse { models: models.into_values().collect() })
 }
 
-/// The names of all models of the repository, or why they cannot be listed within this time.
-async fn names(repository: Arc<dyn Repository>, most: Duration) -> Result<Vec<String>, String> {
+/// The names of all models of the repository.
+///
+/// # Errors
+/// [`ChangeError::Unreadable`] if they cannot be listed within this time, and [`ChangeError::Lists`].
+async fn names(repository: Arc<dyn Repository>, most: Duration) -> Result<Vec<String>, ChangeError> {
+    let _waits = WAITING.try_acquire().map_err(|_| ChangeError::Lists { limit: WAITING_LISTS })?;
     let listed = async {
         let permit = LISTS.acquire().await;
         // It keeps the permit until the disk answers, also if the call has ended.
@@ -97,7 +111,7 @@ async fn names(repository: Arc<dyn Repository>, most: Duration) -> Result<Vec<St
         listed.map_err(|error| error.to_string())?.0
     };
     let late = |_| Err(format!("the models are not listed after {} s: the disk is slow", most.as_secs_f64()));
-    tokio::time::timeout(most, listed).await.unwrap_or_else(late)
+    tokio::time::timeout(most, listed).await.unwrap_or_else(late).map_err(ChangeError::Unreadable)
 }
 
 /// Loads or unloads a model for the call with this id, and waits for it.
@@ -175,17 +189,30 @@ mod tests {
     }
 
     #[test]
-    fn lists_of_a_disk_that_does_not_answer_take_a_limited_time_and_two_threads() {
+    fn lists_of_a_disk_that_does_not_answer_take_a_limited_time_and_two_threads_and_64_places() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         let repository = Arc::new(Stuck::default());
         let list = |most| runtime.block_on(names(repository.clone(), most));
         let stuck = repository.0.lock().unwrap();
         for _ in 0..5 {
-            let error = list(Duration::from_millis(100)).unwrap_err();
-            assert_eq!(error, "the models are not listed after 0.1 s: the disk is slow");
+            let error = list(Duration::from_millis(100)).unwrap_err().to_string();
+            assert_eq!(error, "server.models: the models are not listed after 0.1 s: the disk is slow");
         }
         assert_eq!(repository.1.load(Ordering::SeqCst), 2);
+        let long = Duration::from_secs(600);
+        let waiting: Vec<_> =
+            (0..WAITING_LISTS).map(|_| runtime.spawn(names(repository.clone(), long))).collect();
+        // Until all tasks have begun.
+        while WAITING.available_permits() > 0 {
+            runtime.block_on(tokio::task::yield_now());
+        }
+        let error = list(long).unwrap_err();
+        assert_eq!(error.to_string(), "too many lists of models wait for the disk: limit 64");
+        assert_eq!(error.code(), tonic::Code::ResourceExhausted);
         drop(stuck);
-        assert_eq!(list(Duration::from_secs(600)), Ok(vec!["ads".to_owned()]));
+        for waits in waiting {
+            assert_eq!(runtime.block_on(waits).unwrap().unwrap(), ["ads"]);
+        }
+        assert_eq!(list(long).unwrap(), ["ads"]);
     }
 }

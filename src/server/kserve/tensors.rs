@@ -141,7 +141,8 @@ const RAW_INPUT_CONTENTS: u32 = 7;
 
 impl<'m> Parts<'m> {
     /// # Errors
-    /// When the message is malformed, or not every tensor has raw contents.
+    /// When the message is malformed, or not every tensor has raw contents. Clients send none for a tensor in
+    /// shared memory, which is named then.
     pub(crate) fn find(message: &'m Bytes) -> Result<Self, TensorError> {
         let (mut tensors, mut raw) = (Slices::new(), Slices::new());
         for field in fields(message) {
@@ -153,6 +154,13 @@ impl<'m> Parts<'m> {
             }
         }
         if !raw.is_empty() && raw.len() != tensors.len() {
+            for (at, bytes) in tensors.iter().enumerate() {
+                let read = InputTensor::read(bytes, message);
+                let tensor = read.map_err(|error| TensorError::MalformedTensor { at, error })?;
+                if tensor.shared_memory {
+                    return Err(TensorError::SharedMemory { name: clip(tensor.name.to_owned()) });
+                }
+            }
             return Err(TensorError::RawCount { inputs: tensors.len(), got: raw.len() });
         }
         Ok(Self { message, tensors, raw })

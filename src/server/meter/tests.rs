@@ -270,11 +270,16 @@ proptest! {
     ) {
         let framed: Vec<Vec<u8>> = messages.iter().map(|message| framed(&message.encode_to_vec())).collect();
         let (mut meter, mut ended) = (Meter::new(&KSERVE, MAX_BYTES), Vec::new());
-        let mut feed = |piece: &[u8]| meter.feed(piece, |cost| ended.push(cost)).unwrap();
+        let mut feed = |piece: &[u8]| meter.feed(piece, |message| ended.push(message)).unwrap();
         let all: usize = framed.concat().chunks(piece).map(&mut feed).sum();
-        let alone: Vec<usize> =
-            framed.iter().map(|message| cost_by(&KSERVE, message, message.len()).unwrap()).collect();
-        prop_assert_eq!(all, ended.iter().sum::<usize>());
+        let alone: Vec<MessageSize> = framed
+            .iter()
+            .map(|message| MessageSize {
+                bytes: message.len() - 5,
+                cost: cost_by(&KSERVE, message, message.len()).unwrap(),
+            })
+            .collect();
+        prop_assert_eq!(all, ended.iter().map(|message| message.cost).sum::<usize>());
         prop_assert_eq!(ended, alone);
     }
 }

@@ -8,7 +8,7 @@ use rustls::crypto::{CryptoProvider, ring};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::danger::ClientCertVerifier;
-use rustls::server::{NoClientAuth, WebPkiClientVerifier};
+use rustls::server::{NoClientAuth, NoServerSessionStorage, WebPkiClientVerifier};
 use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use rustls::{Error, RootCertStore, ServerConfig};
 use x509_cert::Certificate;
@@ -48,20 +48,23 @@ pub(crate) fn read(files: &[Contents]) -> Result<Tls, FileError> {
         error => key.wrong(format!("cannot be used: {error}")),
     })?;
     let resolver = Arc::new(SingleCertAndKey::from(certified));
-    let port = |clients: Arc<dyn ClientCertVerifier>, protocol: &[u8]| {
+    let port = |clients: Option<Arc<dyn ClientCertVerifier>>, protocol: &[u8]| {
         let builder = ServerConfig::builder_with_provider(provider.clone());
         let builder = builder.with_safe_default_protocol_versions();
         let builder = builder.map_err(|error| certificate.wrong(error.to_string()))?;
+        let resumes = clients.is_none();
+        let clients = clients.unwrap_or_else(|| Arc::new(NoClientAuth));
         let mut config = builder.with_client_cert_verifier(clients).with_cert_resolver(resolver.clone());
         config.alpn_protocols = vec![protocol.to_vec()];
+        if !resumes {
+            // The certificate of a client that resumes is not verified again, and may have expired.
+            config.session_storage = Arc::new(NoServerSessionStorage {});
+            config.send_tls13_tickets = 0;
+        }
         Ok(Arc::new(config))
     };
     let clients = client_ca.map(|file| clients(file, &provider)).transpose()?;
-    Ok(Tls {
-        grpc: port(clients.unwrap_or_else(|| Arc::new(NoClientAuth)), b"h2")?,
-        http: port(Arc::new(NoClientAuth), b"http/1.1")?,
-        expires,
-    })
+    Ok(Tls { grpc: port(clients, b"h2")?, http: port(None, b"http/1.1")?, expires })
 }
 
 /// The certificates of a file, at least one.

@@ -115,7 +115,7 @@ pub(crate) fn document(shared: &Shared) -> Response {
     let mut models: Vec<ModelStatus> = served.iter().map(|(name, model)| status(name, model)).collect();
     for (name, reason) in shared.not_served.all() {
         let (state, reason) = match reason {
-            Reason::Loading => ("loading", None),
+            Reason::Loading { .. } => ("loading", None),
             Reason::Refused(reason) => ("refused", Some(reason)),
         };
         match models.iter_mut().find(|model| model.name == name) {

@@ -337,7 +337,7 @@ fn frames_of_a_stream() {
     let kserve = frames(encoded(&[infer_request_of(2, false), raw(infer_request_of(3, true))]));
     let metered = |layout, body: &[u8], piece: usize| {
         let (mut meter, mut ended) = (Meter::new(layout, MAX_BYTES), Vec::new());
-        let pieces = body.chunks(piece).map(|piece| meter.feed(piece, |cost| ended.push(cost)));
+        let pieces = body.chunks(piece).map(|piece| meter.feed(piece, |message| ended.push(message)));
         let cost: Result<usize, Fault> = pieces.sum();
         (cost, ended)
     };
@@ -346,7 +346,7 @@ fn frames_of_a_stream() {
         for layout in [&CTR, &KSERVE] {
             let (cost, ended) = metered(layout, &body, usize::MAX);
             assert_eq!(metered(layout, &body, 1 + body.len() % 60), (cost, ended.clone()));
-            let known: usize = ended.iter().sum();
+            let known: usize = ended.iter().map(|message| message.cost).sum();
             valid |= cost.is_ok_and(|cost: usize| {
                 assert!(known <= cost && cost >= body.len(), "{known} of {cost} for {} bytes", body.len());
                 ended.len() > 1
