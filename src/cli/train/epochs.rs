@@ -241,7 +241,7 @@ impl<'a> Epochs<'a> {
             }
             if let Some(now) = &mut self.of_file {
                 let of = from..from + run.samples;
-                now.progressive.push(&progress.probabilities[of.clone()], &progress.labels[of]);
+                now.progressive.push(&progress.logits[of.clone()], &progress.labels[of]);
                 now.samples = run.of_file;
             }
             from += run.samples;
