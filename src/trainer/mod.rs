@@ -171,8 +171,8 @@ pub struct Progress<'a> {
     pub position: &'a BatchPosition,
     /// Mean loss of the batch before the step.
     pub loss: f64,
-    /// Logits of the batch before the step. A probability would be rounded to 1 for a logit above 17, and a sample
-    /// without a click would then have an infinite loss.
+    /// Logits of the batch before the step. A probability would be rounded to 1 for a logit above 17, and a
+    /// sample without a click would then have an infinite loss.
     pub logits: &'a [f32],
     /// Labels of the batch.
     pub labels: &'a [f32],

@@ -18,7 +18,8 @@ proptest! {
         let clicks: f64 = y.iter().copied().map(f64::from).sum();
         let expected = (!z.is_empty()).then(|| ProgressiveQuality {
             quality: Quality::of_logits(z, y),
-            calibration: (clicks > 0.0).then(|| z.iter().map(|&z| f64::from(sigmoid(z))).sum::<f64>() / clicks),
+            calibration: (clicks > 0.0)
+                .then(|| z.iter().map(|&z| f64::from(sigmoid(z))).sum::<f64>() / clicks),
         });
         prop_assert_eq!(progressive.last(last), expected);
         prop_assert_eq!(progressive.quality(), progressive.last(window));
