@@ -130,13 +130,13 @@ struct Run {
     reference: ReferenceTrainer,
     batches: Vec<(Batch, Vec<f32>)>,
     next: usize,
-    probabilities: Vec<f32>,
+    logits: Vec<f32>,
 }
 
 impl Run {
     fn new(setting: &Setting) -> anyhow::Result<Self> {
         let batches = batches(setting.batch, &setting.skew);
-        Ok(Self { reference: setting.reference()?, batches, next: 0, probabilities: Vec::new() })
+        Ok(Self { reference: setting.reference()?, batches, next: 0, logits: Vec::new() })
     }
 
     /// Samples per second over one window.
@@ -145,7 +145,7 @@ impl Run {
         let rate = options.rate(|| {
             let (batch, labels) = &self.batches[self.next % self.batches.len()];
             self.next += 1;
-            if let Err(e) = self.reference.step(batch, labels, &mut self.probabilities) {
+            if let Err(e) = self.reference.step(batch, labels, &mut self.logits) {
                 error = Some(e);
             }
             batch.samples as u64

@@ -32,16 +32,22 @@ pub(crate) struct Shuffled {
     chunks: Vec<RawBatch>,
     /// The shuffled order of the samples of the block that were not handed out; the next one is the last.
     order: Vec<At>,
+    /// Samples that the block had.
+    block_samples: usize,
+    /// The share of the input that was read before the block.
+    share_before: Option<f64>,
 }
 
 impl Shuffled {
     /// `epoch` counts from 1.
     pub(crate) fn new(inner: Box<dyn Reader + Send>, shuffle: Shuffle, epoch: u32) -> Self {
-        Self { inner, shuffle, epoch, next_block: 0, chunks: Vec::new(), order: Vec::new() }
+        let (chunks, order, share_before) = (Vec::new(), Vec::new(), inner.share());
+        Self { inner, shuffle, epoch, next_block: 0, chunks, order, block_samples: 0, share_before }
     }
 
     /// Reads and shuffles the next block. Returns false after the last one.
     fn load(&mut self) -> Result<bool, DatasetError> {
+        self.share_before = self.inner.share();
         let (mut chunk, mut left) = (0, self.shuffle.samples as usize);
         while left > 0 {
             if chunk == self.chunks.len() {
@@ -58,6 +64,7 @@ impl Shuffled {
         let seed = mix64(mix64(self.shuffle.seed) ^ u64::from(self.epoch));
         let mut draws = SplitMix64::new(mix64(seed ^ self.next_block));
         self.next_block += 1;
+        self.block_samples = self.order.len();
         for last in (1..self.order.len()).rev() {
             self.order.swap(last, (draws.next_u64() % (last as u64 + 1)) as usize);
         }
@@ -112,7 +119,10 @@ impl Reader for Shuffled {
         self.inner.may_wait()
     }
 
+    /// The whole block is read before its first sample is handed out.
     fn share(&self) -> Option<f64> {
-        self.inner.share()
+        let (before, now) = (self.share_before?, self.inner.share()?);
+        let left = self.order.len() as f64 / self.block_samples.max(1) as f64;
+        Some(before + (now - before) * (1.0 - left))
     }
 }

@@ -64,13 +64,13 @@ pub(crate) fn run_around(
     let train_state = &reference.state;
     let (schema, lookups) = (train_state.schema.clone(), train_state.lookups.clone());
     let group = (GROUP_SAMPLES / data.batch.max(1)).max(1);
-    let (mut samples, mut probabilities) = (0, Vec::new());
+    let (mut samples, mut logits) = (0, Vec::new());
     ReadAhead::new(&schema, data).casting(&lookups).in_groups(group).for_each(GROUPS_AHEAD, |prepared| {
         around.before(&reference.tables, &prepared.casting);
         let labelled = Labelled { batch: &prepared.batch, labels: &prepared.labels };
-        let loss = reference.step_casted(labelled, &prepared.casting, &mut probabilities);
+        let loss = reference.step_casted(labelled, &prepared.casting, &mut logits);
         samples += prepared.labels.len() as u64;
-        let result = StepResult { loss, samples, probabilities: &probabilities };
+        let result = StepResult { loss, samples, logits: &logits };
         let progress = Progress::after(&reference.state, result, prepared)?;
         around.after(reference, &progress)
     })?;

@@ -171,8 +171,9 @@ pub struct Progress<'a> {
     pub position: &'a BatchPosition,
     /// Mean loss of the batch before the step.
     pub loss: f64,
-    /// Probabilities of the batch before the step.
-    pub probabilities: &'a [f32],
+    /// Logits of the batch before the step. A probability would be rounded to 1 for a logit above 17, and a
+    /// sample without a click would then have an infinite loss.
+    pub logits: &'a [f32],
     /// Labels of the batch.
     pub labels: &'a [f32],
     /// The rows that the step updates; empty if the trainer casts batches itself.
@@ -185,8 +186,8 @@ struct StepResult<'a> {
     loss: f64,
     /// Samples trained so far, including the batch.
     samples: u64,
-    /// Probabilities of the batch before the step.
-    probabilities: &'a [f32],
+    /// Logits of the batch before the step.
+    logits: &'a [f32],
 }
 
 impl<'a> Progress<'a> {
@@ -194,7 +195,7 @@ impl<'a> Progress<'a> {
     /// [`TrainError::Diverged`] when the loss is not finite. No step was taken for this batch.
     fn after(
         state: &TrainState,
-        StepResult { loss, samples, probabilities }: StepResult<'a>,
+        StepResult { loss, samples, logits }: StepResult<'a>,
         PreparedBatch { labels, position, casting, .. }: &'a PreparedBatch,
     ) -> Result<Self, TrainError> {
         if !loss.is_finite() {
@@ -202,7 +203,7 @@ impl<'a> Progress<'a> {
             let finite = state.weights.values.iter().all(|weight| weight.is_finite());
             return Err(TrainError::Diverged { step, lr, place: position.to_string(), finite });
         }
-        Ok(Self { samples, position, loss: loss / labels.len() as f64, probabilities, labels, casting })
+        Ok(Self { samples, position, loss: loss / labels.len() as f64, logits, labels, casting })
     }
 }
 

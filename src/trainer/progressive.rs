@@ -4,13 +4,14 @@
 
 use super::Progress;
 use super::eval::Quality;
+use crate::model::loss::sigmoid;
 
-/// The scores and labels of the last samples, taken before the model was trained on them.
+/// The logits and labels of the last samples, taken before the model was trained on them.
 #[derive(Clone, Debug)]
 pub(crate) struct Progressive {
     /// The most samples that are kept.
     window: usize,
-    probabilities: Vec<f32>,
+    logits: Vec<f32>,
     labels: Vec<f32>,
     /// Where the next sample is kept once the window is full.
     next: usize,
@@ -28,22 +29,22 @@ impl Progressive {
     /// Keeps the last `window` samples, at least one.
     #[must_use]
     pub(crate) fn new(window: usize) -> Self {
-        Self { window: window.max(1), probabilities: Vec::new(), labels: Vec::new(), next: 0 }
+        Self { window: window.max(1), logits: Vec::new(), labels: Vec::new(), next: 0 }
     }
 
     /// Adds the samples of a step.
     pub(crate) fn add(&mut self, progress: &Progress<'_>) {
-        self.push(progress.probabilities, progress.labels);
+        self.push(progress.logits, progress.labels);
     }
 
     /// Adds samples. The slices have the same length.
-    pub(crate) fn push(&mut self, probabilities: &[f32], labels: &[f32]) {
-        for (&probability, &label) in probabilities.iter().zip(labels) {
+    pub(crate) fn push(&mut self, logits: &[f32], labels: &[f32]) {
+        for (&logit, &label) in logits.iter().zip(labels) {
             if self.labels.len() < self.window {
-                self.probabilities.push(probability);
+                self.logits.push(logit);
                 self.labels.push(label);
             } else {
-                self.probabilities[self.next] = probability;
+                self.logits[self.next] = logit;
                 self.labels[self.next] = label;
                 self.next = (self.next + 1) % self.window;
             }
@@ -67,12 +68,12 @@ impl Progressive {
         if kept == 0 || samples == 0 {
             return None;
         }
-        let (probabilities, labels) = (of(&self.probabilities), of(&self.labels));
-        let sum = |values: &[f32]| values.iter().copied().map(f64::from).sum::<f64>();
-        let clicks = sum(&labels);
+        let (logits, labels) = (of(&self.logits), of(&self.labels));
+        let clicks: f64 = labels.iter().copied().map(f64::from).sum();
+        let expected = || logits.iter().map(|&logit| f64::from(sigmoid(logit))).sum::<f64>();
         Some(ProgressiveQuality {
-            quality: Quality::of(&probabilities, &labels),
-            calibration: (clicks > 0.0).then(|| sum(&probabilities) / clicks),
+            quality: Quality::of_logits(&logits, &labels),
+            calibration: (clicks > 0.0).then(|| expected() / clicks),
         })
     }
 }

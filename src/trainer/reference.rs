@@ -60,9 +60,8 @@ impl ReferenceTrainer {
         self.state.steps
     }
 
-    /// Takes one step on the mean loss of the batch, and writes the probabilities before the step to
-    /// `probabilities`. Returns the summed loss. No step is taken for an empty batch or a loss that is not
-    /// finite.
+    /// Takes one step on the mean loss of the batch, and writes the logits before the step to `logits`.
+    /// Returns the summed loss. No step is taken for an empty batch or a loss that is not finite.
     ///
     /// # Errors
     /// [`PredictError`] when the batch does not have the shape of the schema, has an id outside a table with
@@ -71,13 +70,13 @@ impl ReferenceTrainer {
         &mut self,
         batch: &Batch,
         labels: &[f32],
-        probabilities: &mut Vec<f32>,
+        logits: &mut Vec<f32>,
     ) -> Result<f64, PredictError> {
         let mut casting = std::mem::take(&mut self.casting);
         let labelled = Labelled { batch, labels };
         let loss = labelled.check(self.schema()).and_then(|()| {
             casting.fill(self.schema(), &self.state.lookups, batch)?;
-            Ok(self.step_casted(labelled, &casting, probabilities))
+            Ok(self.step_casted(labelled, &casting, logits))
         });
         self.casting = casting;
         loss
@@ -88,14 +87,14 @@ impl ReferenceTrainer {
         &mut self,
         labelled: Labelled<'_>,
         casting: &Casting,
-        probabilities: &mut Vec<f32>,
+        logits: &mut Vec<f32>,
     ) -> f64 {
         let Self { state, tables, .. } = self;
         let (schema, lookups) = (state.schema.clone(), state.lookups.clone());
         let batch = labelled.batch;
         let rows = |l: usize| rows_of(tables, &schema, &lookups[l], batch);
         let loss = state.gather_and_learn(labelled, batch.samples, rows);
-        state.read_probabilities(probabilities);
+        state.read_logits(logits);
         if state.counts_step(loss, batch.samples) {
             state.update(|update| update.tables(tables.iter_mut().map(TableRows::of), casting));
         }
@@ -153,13 +152,13 @@ impl ReferenceTrainer {
         mut on_step: impl FnMut(&Progress<'_>),
     ) -> Result<u64, TrainError> {
         let schema = self.schema().clone();
-        let (mut samples, mut probabilities) = (0, Vec::new());
+        let (mut samples, mut logits) = (0, Vec::new());
         let data = Data { reader, batch, steps: u64::MAX };
         ReadAhead::new(&schema, data).for_each(WAITING_GROUPS, |prepared| {
             let labels = &prepared.labels;
-            let loss = self.step(&prepared.batch, labels, &mut probabilities)?;
+            let loss = self.step(&prepared.batch, labels, &mut logits)?;
             samples += labels.len() as u64;
-            let result = StepResult { loss, samples, probabilities: &probabilities };
+            let result = StepResult { loss, samples, logits: &logits };
             on_step(&Progress::after(&self.state, result, prepared)?);
             Ok(())
         })?;

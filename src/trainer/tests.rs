@@ -41,14 +41,14 @@ fn threads(count: usize) -> rayon::ThreadPool {
     rayon::ThreadPoolBuilder::new().num_threads(count).build().unwrap()
 }
 
-/// A trainer that has trained on a batch of each size, and the probabilities and losses of all batches.
+/// A trainer that has trained on a batch of each size, and the logits and losses of all batches.
 fn trained(schema: &Schema, kind: Kind, sizes: &[usize]) -> (ReferenceTrainer, Vec<f32>) {
     let mut reference = trainer::initialise(schema, optimizer(kind), 5).unwrap();
-    let (mut outputs, mut probabilities) = (Vec::new(), Vec::new());
+    let (mut outputs, mut logits) = (Vec::new(), Vec::new());
     for (i, &size) in sizes.iter().enumerate() {
         let (batch, labels) = generate(schema, size, i as u64);
-        let loss = reference.step(&batch, &labels, &mut probabilities).unwrap();
-        outputs.extend_from_slice(&probabilities);
+        let loss = reference.step(&batch, &labels, &mut logits).unwrap();
+        outputs.extend_from_slice(&logits);
         outputs.push(loss as f32);
     }
     (reference, outputs)
@@ -140,12 +140,12 @@ fn a_refused_batch_changes_nothing() {
         assert!(error.to_string().contains(words), "expected {words:?}, got {error}");
         assert_eq!((bits(&reference), reference.steps()), before, "{words}");
     }
-    let mut probabilities = vec![0.5];
+    let mut logits = vec![0.5];
     let empty = Batch { samples: 0, ..Batch::empty(schema.features.len()) };
-    assert_eq!(reference.step(&empty, &[], &mut probabilities).unwrap(), 0.0);
-    assert!(probabilities.is_empty());
+    assert_eq!(reference.step(&empty, &[], &mut logits).unwrap(), 0.0);
+    assert!(logits.is_empty());
     assert_eq!((bits(&reference), reference.steps()), before, "no samples");
-    reference.step(&batch, &labels, &mut probabilities).unwrap();
+    reference.step(&batch, &labels, &mut logits).unwrap();
     assert_eq!(reference.steps(), before.1 + 1);
 }
 

@@ -213,6 +213,11 @@ impl TrainState {
     /// The logits of the samples of the last forward pass.
     pub(crate) fn read_logits(&self, logits: &mut Vec<f32>) {
         logits.clear();
+        self.add_logits(logits);
+    }
+
+    /// Appends the logits of the samples of the last forward pass.
+    pub(crate) fn add_logits(&self, logits: &mut Vec<f32>) {
         for tape in &self.tapes {
             logits.extend((0..tape.samples).map(|s| self.model.logit(tape, s)));
         }
@@ -220,15 +225,8 @@ impl TrainState {
 
     /// Writes the probabilities of the samples of the last forward pass.
     pub(crate) fn read_probabilities(&self, probabilities: &mut Vec<f32>) {
-        probabilities.clear();
-        self.add_probabilities(probabilities);
-    }
-
-    /// Appends the probabilities of the samples of the last forward pass.
-    pub(crate) fn add_probabilities(&self, probabilities: &mut Vec<f32>) {
-        for tape in &self.tapes {
-            probabilities.extend((0..tape.samples).map(|s| sigmoid(self.model.logit(tape, s))));
-        }
+        self.read_logits(probabilities);
+        probabilities.iter_mut().for_each(|value| *value = sigmoid(*value));
     }
 }
 

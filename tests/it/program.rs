@@ -292,6 +292,11 @@ impl Served {
         });
     }
 
+    /// Its log so far.
+    pub fn log(&self) -> String {
+        self.log.lock().unwrap().clone()
+    }
+
     pub fn url(&self) -> String {
         format!("http://{}", self.grpc)
     }

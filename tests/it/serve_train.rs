@@ -18,7 +18,7 @@ use crate::program::{
 };
 use crate::serving::channel;
 use crate::switching::{requests, wait};
-use crate::train_resume::last_version;
+use crate::train_resume::{continuing, last_version};
 
 pub const MODEL: &str = "dlrm";
 const PARTS: usize = 8;
@@ -388,8 +388,13 @@ fn continues_after_kills(site: &Site, source: &str, data: &str, more: &str) {
             killed += 1;
         }
     }
+    // The last version is good, because all that are listed are.
+    let continuing = continuing(&site.workshop.models, MODEL);
     let served = site.serve(source, &more_and_every);
     wait("training ends", || shows(&served, "training_state", 0.0));
+    if let Some(words) = continuing {
+        wait("training says that it continues", || words.iter().any(|words| served.log().contains(words)));
+    }
     drop(served);
     site.compare_with_train(data, more);
     fs::remove_dir_all(&model).unwrap();

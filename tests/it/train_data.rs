@@ -358,7 +358,9 @@ fn a_signal_whose_version_cannot_be_written_says_why_and_where_the_run_continues
 fn a_signal_during_the_last_validation_leaves_its_quality_out() {
     let (workshop, line) = workshop(256);
     let text = fs::read_to_string(&workshop.valid).unwrap();
-    let line = format!("{line} --name m --data {} --valid /dev/stdin", workshop.train);
+    let (train, out) = (&workshop.train, workshop.path("scores"));
+    fs::write(&out, "of before").unwrap();
+    let line = format!("{line} --name m --data {train} --valid /dev/stdin --valid-out {out}");
     let (mut child, stdin) = start_with_input(&line, &text);
     let report = interrupt_after_a_skipped_line(&mut child);
     let mut json = String::new();
@@ -368,8 +370,67 @@ fn a_signal_during_the_last_validation_leaves_its_quality_out() {
         (&json["interrupted"], &json["version"], &json["auc"]),
         (&true.into(), &1.into(), &Value::Null)
     );
-    assert!(report.contains("stopped by a signal: wrote "), "{report}");
+    assert!(json["epochs"] == 1 && report.contains("trained 256 rows x 1 epoch(s), "), "{json}: {report}");
+    let wrote = format!("stopped by a signal: wrote {}/m/1; it was not evaluated", workshop.models);
+    assert!(report.contains(&wrote) && !report.contains("--resume"), "{report}");
+    assert_eq!(fs::read_to_string(&out).unwrap(), "of before");
     drop(stdin);
+}
+
+#[test]
+fn only_a_version_at_the_end_of_an_epoch_has_the_quality_of_its_validation() {
+    let (workshop, line) = workshop(700);
+    let Workshop { train, valid, models, .. } = &workshop;
+    let json = run_json(&format!(
+        "{line} --name m --data {train} --valid {valid} --epochs 2 --batch 16 --publish-every 1steps"
+    ));
+    let last = json["version"].as_u64().unwrap();
+    for version in 1..=last {
+        let dir = format!("{models}/m/{version}");
+        // Retention removes the first ones.
+        let Ok(cursor) = fs::read_to_string(format!("{dir}/checkpoint/cursor.json")) else { continue };
+        let cursor: Value = serde_json::from_str(&cursor).unwrap();
+        let quality = &manifest(models, "m", version)["quality"];
+        let validated = quality["valid_log_loss"].is_f64() && quality["valid_auc"].is_f64();
+        if cursor["samples"] == 0 {
+            assert!(version == last && cursor["epoch"] == 3 && validated, "{cursor}: {quality}");
+            assert_eq!(quality["valid_log_loss"], json["validations"][1]["logloss"]);
+        } else {
+            assert!(quality["valid_log_loss"].is_null() && !validated, "{cursor}: {quality}");
+            assert!(quality["progressive_log_loss"].is_f64(), "{quality}");
+        }
+    }
+}
+
+#[test]
+fn the_speed_that_is_reported_is_that_of_all_epochs() {
+    let (workshop, line) = workshop(300);
+    let json = run_json(&format!("{line} --name m --data {} --epochs 3", workshop.train));
+    let samples = json["samples_per_s"].as_f64().unwrap() * json["seconds"].as_f64().unwrap();
+    assert!((samples - 900.0).abs() < 0.01, "{json}");
+}
+
+#[test]
+fn the_scores_of_a_file_with_malformed_lines_stay_in_its_lines() {
+    let (workshop, line) = workshop(100);
+    let (train, valid, out) = (&workshop.train, workshop.path("spoiled"), workshop.path("scores"));
+    let good = fs::read_to_string(&workshop.valid).unwrap();
+    let scores = |valid: &str, name: &str| {
+        run_json(&format!("{line} --name {name} --data {train} --valid {valid} --valid-out {out}"));
+        let text = fs::read_to_string(&out).unwrap();
+        text.lines().map(str::to_owned).collect::<Vec<_>>()
+    };
+    let expected = scores(&workshop.valid, "good");
+    // At the beginning, in the middle and at the end.
+    let mut lines: Vec<&str> = good.lines().collect();
+    let bad = [0, 70, 71, 203];
+    bad.iter().for_each(|&at| lines.insert(at, "not a sample"));
+    fs::write(&valid, lines.join("\n")).unwrap();
+    let spoiled = scores(&valid, "spoiled");
+    assert_eq!(spoiled.len(), lines.len());
+    let is_nan: Vec<usize> = (0..spoiled.len()).filter(|&at| spoiled[at] == "nan").collect();
+    assert_eq!(is_nan, bad);
+    assert!(spoiled.iter().filter(|score| *score != "nan").eq(&expected));
 }
 
 #[test]

@@ -41,12 +41,21 @@ pub fn last_version_in(models: &str, name: &str) -> BTreeMap<String, u128> {
     files
 }
 
-/// How long a run takes that is not killed.
-fn run_whole(line: &str) -> Duration {
+/// How long a run takes that is not killed, and its log.
+fn run_whole(line: &str) -> (Duration, String) {
     let begun = Instant::now();
     let output = run(line);
-    assert!(output.status.success(), "{line}: {}", String::from_utf8_lossy(&output.stderr));
-    begun.elapsed()
+    let log = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{line}: {log}");
+    (begun.elapsed(), log)
+}
+
+/// What a run says that does not begin again: it continues after the model's last version, or it is complete
+/// with it. `None` without a version.
+pub fn continuing(models: &str, name: &str) -> Option<[String; 2]> {
+    let version = highest_version(Path::new(models), name)?;
+    let continues = format!("the run continues model=\"{name}\" version={version} ");
+    Some([continues, format!("the run is complete: {models}/{name}/{version}")])
 }
 
 /// Runs a command, and kills it after a while with a signal that it cannot catch. Returns whether it was
@@ -92,7 +101,7 @@ fn lines_resume_after_kills(
 ) {
     let whole = |optimizer: &str| {
         let whole = format!("{optimizer}-whole");
-        let took = run_whole(&line(&whole, optimizer));
+        let (took, _) = run_whole(&line(&whole, optimizer));
         let expected = last_version(workshop, &whole);
         // SGD has no state, so only the rounded tables have rows in the checkpoint.
         let states = if optimizer == "sgd" { 2 } else { 26 };
@@ -113,7 +122,11 @@ fn lines_resume_after_kills(
             killed += usize::from(run_killed(&format!("{line}{resume}"), after));
             check_listed_versions(&workshop.models, &name);
         }
-        run_whole(&format!("{line} --resume"));
+        // The last version is good, because all that are listed are.
+        let continuing = continuing(&workshop.models, &name);
+        let (_, log) = run_whole(&format!("{line} --resume"));
+        let says = |words: [String; 2]| words.iter().any(|words| log.contains(words));
+        assert!(continuing.is_none_or(says), "{name} has begun again: {log}");
         let found = last_version(workshop, &name);
         let differ: Vec<_> = expected.keys().filter(|file| found.get(*file) != expected.get(*file)).collect();
         assert!(found == *expected, "{name}: {differ:?}, files {} and {}", found.len(), expected.len());

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::meter::{Meter, shown};
+use super::meter::{Meter, shown, until_next_measure};
 use super::publishing::WrittenVersions;
 use super::run::ToServer;
 use super::trained::Trained;
@@ -52,9 +52,6 @@ pub(crate) struct Epochs<'a> {
 /// A server in this process is shown the quality of the last samples at each cut, and otherwise at this
 /// interval.
 const MEASURE_EVERY: Duration = Duration::from_secs(5);
-
-/// Measuring sorts the samples. For a large window the interval is longer: this many times what that takes.
-const MEASURE_SHARE: u32 = 100;
 
 /// A file that is trained on.
 struct OfFile {
@@ -115,7 +112,9 @@ impl<'a> Epochs<'a> {
     #[must_use]
     pub(crate) fn cut_notes(&self, state: &TrainState) -> CutNotes {
         let last = self.meter.progressive.clone();
-        let (validated, server) = (self.validated.last().map(|(_, quality)| *quality), self.server.clone());
+        // Within an epoch the weights are not those that were validated after the epoch before.
+        let validated = self.validated.last().filter(|_| self.position.samples == 0);
+        let (validated, server) = (validated.map(|(_, quality)| *quality), self.server.clone());
         let quality = Arc::new(move || {
             let mut quality = BTreeMap::new();
             if let Some(progressive) = last.quality() {
@@ -241,7 +240,7 @@ impl<'a> Epochs<'a> {
             }
             if let Some(now) = &mut self.of_file {
                 let of = from..from + run.samples;
-                now.progressive.push(&progress.probabilities[of.clone()], &progress.labels[of]);
+                now.progressive.push(&progress.logits[of.clone()], &progress.labels[of]);
                 now.samples = run.of_file;
             }
             from += run.samples;
@@ -259,7 +258,7 @@ impl<'a> Epochs<'a> {
         if let Some(quality) = self.meter.progressive.quality() {
             server.measured(&quality);
         }
-        self.measure_at = begun + MEASURE_EVERY.max(begun.elapsed() * MEASURE_SHARE);
+        self.measure_at = Instant::now() + until_next_measure(MEASURE_EVERY, begun.elapsed());
     }
 
     /// Prints the quality of the file that was trained, and begins the next.
@@ -384,12 +383,18 @@ impl RunObserver for AfterSamples<'_, '_> {
     }
 
     fn notes(&mut self, state: &TrainState) -> Result<CutNotes, String> {
-        let notes = self.epochs.cut_notes(state);
-        let checked = self.epochs.args.run.publish.check(&self.epochs.meter.progressive);
-        // A server shows also the quality of what is refused. That of a version is measured when it is
-        // written.
-        checked.inspect_err(|_| drop((notes.quality)()))?;
-        Ok(notes)
+        let Epochs { args, meter, server, .. } = &*self.epochs;
+        if let Err(reason) = args.run.publish.check(&meter.progressive) {
+            // A server shows also the quality of what is refused. That of a version is measured when it is
+            // written.
+            if let Some(server) = server
+                && let Some(quality) = meter.progressive.quality()
+            {
+                server.measured(&quality);
+            }
+            return Err(reason);
+        }
+        Ok(self.epochs.cut_notes(state))
     }
 }
 

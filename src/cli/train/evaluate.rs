@@ -1,18 +1,18 @@
 //! Validation: after each epoch with the trained rows, and at the end with the rows of the written version.
 
 use std::fs::File;
-use std::io::{BufWriter, Write};
+use std::io::{self, BufWriter, Write};
 
 use anyhow::anyhow;
 
 use super::Args;
 use super::trained::Trained;
 use crate::cli::{InputError, output};
-use crate::dataset::{Feed, Reader};
+use crate::dataset::{DatasetError, Feed, Reader, Stop};
 use crate::store;
 use crate::trainer::eval::Quality;
 use crate::trainer::{self};
-use crate::types::Version;
+use crate::types::{RawBatch, Version};
 
 /// Samples per batch of the evaluation.
 const EVALUATION_BATCH: usize = 4096;
@@ -62,29 +62,72 @@ pub(crate) fn written(
     model: &mut Trained,
     version: Version,
 ) -> anyhow::Result<Option<Quality>> {
-    let Some(mut reader) = open(args, feed)? else { return Ok(None) };
+    let Some(reader) = open(args, feed)? else { return Ok(None) };
+    let mut reader = SkipsOf { inner: reader, samples: 0, skips: Vec::new() };
     let opened = store::open(&args.models, &args.name, version, store::Purpose::Serve)?;
     let state = model.state_mut();
     state.read_dense(|name| opened.dense.get(name).map(|t| (t.shape().to_vec(), t.values().to_vec())))?;
-    let (mut lines, mut scores) = (Vec::new(), Vec::new());
-    let quality = trainer::evaluate(&feed.schema, &mut *reader, EVALUATION_BATCH, |batch, logits| {
+    let (mut all, mut scores) = (Vec::new(), Vec::new());
+    let quality = trainer::evaluate(&feed.schema, &mut reader, EVALUATION_BATCH, |batch, logits| {
         state.forward_rows_of(&opened.store, batch)?;
         state.read_logits(logits);
         if args.valid_out.is_some() {
             state.read_probabilities(&mut scores);
-            lines.extend_from_slice(&scores);
+            all.extend_from_slice(&scores);
         }
         Ok::<_, crate::predict::PredictError>(())
     })?;
-    if let Some(path) = &args.valid_out {
-        let write = || -> std::io::Result<()> {
-            let mut out = BufWriter::new(File::create(path)?);
-            lines.iter().try_for_each(|score| writeln!(out, "{score}"))?;
-            out.flush()
-        };
-        write().map_err(|error| output::unwritten("--valid-out", path, error))?;
+    // After an interrupt the last scores are missing, so the file is left as it is.
+    if let Some(path) = args.valid_out.as_ref().filter(|_| !feed.stop.interrupted()) {
+        let written = File::create(path).and_then(|file| write_scores(file, &all, &reader.skips));
+        written.map_err(|error| output::unwritten("--valid-out", path, error))?;
     }
     of_samples(args, feed, quality)
+}
+
+/// Writes scores one per line, and `nan` for each skipped line. `skips` has, for each of them, the number of
+/// scores before it.
+fn write_scores(file: File, scores: &[f32], skips: &[usize]) -> io::Result<()> {
+    let (mut out, mut skips) = (BufWriter::new(file), skips.iter().peekable());
+    for before in 0..=scores.len() {
+        while skips.next_if(|&&skip| skip == before).is_some() {
+            writeln!(out, "nan")?;
+        }
+        if let Some(score) = scores.get(before) {
+            writeln!(out, "{score}")?;
+        }
+    }
+    out.flush()
+}
+
+/// Keeps which lines a reader has skipped.
+struct SkipsOf {
+    inner: Box<dyn Reader + Send>,
+    /// Samples that were read.
+    samples: usize,
+    /// For each skipped line: the number of samples before it.
+    skips: Vec<usize>,
+}
+
+impl Reader for SkipsOf {
+    fn read(&mut self, max_samples: usize, out: &mut RawBatch) -> Result<usize, DatasetError> {
+        let read = self.inner.read(max_samples, out)?;
+        self.skips.extend(self.inner.skips().iter().map(|skip| self.samples + skip));
+        self.samples += read;
+        Ok(read)
+    }
+
+    fn skipped(&self) -> u64 {
+        self.inner.skipped()
+    }
+
+    fn may_wait(&self) -> bool {
+        self.inner.may_wait()
+    }
+
+    fn stop(&self) -> Option<Stop> {
+        self.inner.stop()
+    }
 }
 
 /// Checks that the scores can be written, before hours of training.

@@ -16,6 +16,15 @@ const REFRESH: Duration = Duration::from_millis(500);
 /// How often a line is written elsewhere.
 const LINE: Duration = Duration::from_secs(10);
 
+/// Measuring the last samples sorts them. For a large window that is done less often: the time until the next
+/// measurement is at least this many times what the last one took.
+const MEASURE_SHARE: u32 = 100;
+
+/// How long to wait after a measurement that took this long. `least` is the usual interval.
+pub(crate) fn until_next_measure(least: Duration, took: Duration) -> Duration {
+    least.max(took.saturating_mul(MEASURE_SHARE))
+}
+
 /// The samples and the time of training, and the line that shows them.
 pub(crate) struct Meter {
     bar: Option<ProgressBar>,
@@ -32,7 +41,8 @@ pub(crate) struct Meter {
     /// The time of all earlier epochs.
     trained: Duration,
     epoch_began: Instant,
-    shown: Instant,
+    /// When the line is shown again.
+    show_at: Instant,
     pub progressive: Progressive,
 }
 
@@ -55,6 +65,7 @@ impl Meter {
             bar.set_style(style);
         }
         let now = Instant::now();
+        let refresh = if bar.is_some() { REFRESH } else { LINE };
         let progressive = Progressive::new(window);
         Self {
             bar,
@@ -66,7 +77,7 @@ impl Meter {
             before: 0,
             trained: Duration::ZERO,
             epoch_began: now,
-            shown: now,
+            show_at: now + refresh,
             progressive,
         }
     }
@@ -103,20 +114,11 @@ impl Meter {
     /// Adds a step, and shows the line if it is time.
     pub(crate) fn step(&mut self, progress: &Progress<'_>) {
         self.progressive.add(progress);
-        let share =
-            progress.position.share.map(|share| (f64::from(self.epoch - 1) + share) / f64::from(self.epochs));
-        let first = *self.first_share.get_or_insert(share.unwrap_or(0.0));
-        if self.in_log.is_some() || self.shown.elapsed() < if self.bar.is_some() { REFRESH } else { LINE } {
+        let (done, begun) = (self.done(progress), Instant::now());
+        if self.in_log.is_some() || begun < self.show_at {
             return;
         }
-        self.shown = Instant::now();
-        let mut line = self.line(&Done {
-            share,
-            first_share: first,
-            of_epoch: self.before + progress.samples,
-            of_run: self.samples + progress.samples,
-            seconds: (self.trained + self.epoch_began.elapsed()).as_secs_f64(),
-        });
+        let mut line = self.line(&done);
         // Writing to a string cannot fail.
         if let Some(quality) = self.progressive.quality() {
             let _ = write!(line, ", {}", shown(&quality));
@@ -127,6 +129,21 @@ impl Meter {
                 bar.tick();
             }
             None => note(&line),
+        }
+        let refresh = if self.bar.is_some() { REFRESH } else { LINE };
+        self.show_at = Instant::now() + until_next_measure(refresh, begun.elapsed());
+    }
+
+    /// What is done after a step.
+    fn done(&mut self, progress: &Progress<'_>) -> Done {
+        let share =
+            progress.position.share.map(|share| (f64::from(self.epoch - 1) + share) / f64::from(self.epochs));
+        Done {
+            share,
+            first_share: *self.first_share.get_or_insert(share.unwrap_or(0.0)),
+            of_epoch: self.before + progress.samples,
+            of_run: self.samples + progress.samples,
+            seconds: (self.trained + self.epoch_began.elapsed()).as_secs_f64(),
         }
     }
 
@@ -186,6 +203,8 @@ fn time(seconds: f64) -> String {
 #[cfg(not(flechette_loom))]
 mod tests {
     use super::*;
+    use crate::trainer::BatchPosition;
+    use crate::trainer::casting::Casting;
 
     /// The line of a run in the second of two epochs, with these samples of it and of the run.
     fn line(first_share: f64, share: Option<f64>, of_epoch: u64, of_run: u64) -> String {
@@ -208,6 +227,48 @@ mod tests {
             line(0.5, Some(0.75), 500, 300),
             "epoch 2 of 2, 75 %, 0 min 30 s left, 500 samples, 10 samples/s"
         );
+    }
+
+    #[test]
+    fn the_second_epoch_counts_the_samples_and_the_time_of_both() {
+        let mut meter = Meter::new(2, 10).into_log("m");
+        let step = |meter: &mut Meter, samples: u64, share: f64| {
+            let position = BatchPosition { share: Some(share), ..BatchPosition::default() };
+            let (labels, casting) = ([0.0; 50], Casting::default());
+            let (logits, position, casting) = (&labels, &position, &casting);
+            let progress = Progress { samples, position, loss: 0.5, logits, labels: &labels, casting };
+            meter.step(&progress);
+            meter.done(&progress)
+        };
+        // As if each epoch had begun this many seconds ago.
+        let begin = |meter: &mut Meter, epoch: u32, seconds: u64| {
+            meter.begin(epoch, 0);
+            meter.epoch_began -= Duration::from_secs(seconds);
+        };
+        begin(&mut meter, 1, 20);
+        let first = step(&mut meter, 50, 0.5);
+        assert_eq!((first.share, first.of_epoch, first.of_run), (Some(0.25), 50, 50));
+        step(&mut meter, 100, 1.0);
+        meter.end(100);
+        assert!(meter.samples() == 100 && meter.seconds() >= 20.0);
+        begin(&mut meter, 2, 10);
+        let second = step(&mut meter, 50, 0.5);
+        assert!(second.seconds >= 30.0);
+        assert_eq!(
+            meter.line(&Done { seconds: 30.0, ..second }),
+            "epoch 2 of 2, 75 %, 0 min 15 s left, 50 samples, 5 samples/s"
+        );
+        step(&mut meter, 100, 1.0);
+        meter.end(100);
+        assert!(meter.samples() == 200 && meter.seconds() >= 30.0);
+    }
+
+    #[test]
+    fn a_measurement_that_takes_long_is_not_repeated_soon() {
+        let [usual, short, long] = [500, 4, 70].map(Duration::from_millis);
+        assert_eq!(until_next_measure(usual, short), usual);
+        assert_eq!(until_next_measure(usual, long), long * MEASURE_SHARE);
+        assert_eq!(until_next_measure(usual, Duration::MAX), Duration::MAX);
     }
 
     #[test]

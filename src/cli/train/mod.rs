@@ -281,7 +281,7 @@ fn without_sample(
 fn write_last(run: &mut Run<'_>, stop: &Stop) -> anyhow::Result<Version> {
     let interrupted = stop.interrupted();
     // After an interrupt the trained state is needed to continue, not the best one.
-    if !interrupted {
+    if !interrupted || run.epochs.is_complete() {
         if let Some(best) = run.epochs.best_version() {
             return run.versions.make_latest(best);
         }
@@ -313,6 +313,8 @@ fn evaluate_and_report(
 ) -> anyhow::Result<()> {
     let args = epochs.args;
     let written = written(args, version);
+    // A signal from now on ends only the evaluation.
+    let complete = epochs.is_complete() || !stop.interrupted();
     let quality = if stop.interrupted() {
         None
     } else {
@@ -322,11 +324,14 @@ fn evaluate_and_report(
     // Then the validation data may not have been read to its end.
     let interrupted = stop.interrupted();
     let quality = quality.filter(|_| !interrupted);
-    let report = Report { epochs: &epochs, model: &model, version, quality, interrupted };
+    let report = Report { epochs: &epochs, model: &model, version, quality, interrupted, complete };
     note(report.text().trim_end());
     let json = if args.json { format!("{}\n", report.json()) } else { String::new() };
     if interrupted {
-        let how = format!("wrote {written}; the same command with --resume continues the run");
+        let how = match complete {
+            true => format!("wrote {written}; it was not evaluated"),
+            false => format!("wrote {written}; the same command with --resume continues the run"),
+        };
         return print_and_end(&json, Err(Interrupted(how).into()));
     }
     note(&format!("wrote {written}"));

@@ -150,16 +150,17 @@ mod tests {
             publish_gate: Some(gate.parse().unwrap()),
             gate_samples: 4,
         };
-        let refusal = |gate: &str, scores: [f32; 4], labels: [f32; 4]| {
+        let refusal = |gate: &str, logits: [f32; 4], labels: [f32; 4]| {
             let mut last = Progressive::new(10);
-            last.push(&scores, &labels);
+            last.push(&logits, &labels);
             flags(gate).check(&last).err()
         };
-        let (good, bad, labels) = ([0.1, 0.9, 0.2, 0.8], [0.9, 0.1, 0.8, 0.2], [0.0, 1.0, 0.0, 1.0]);
+        let labels = [0.0, 1.0, 0.0, 1.0];
+        let (good, bad) = ([-2.2, 2.2, -1.4, 1.4], [2.2, -2.2, 1.4, -1.4]);
         for gate in ["auc=0.7", "logloss=0.5"] {
             assert_eq!(refusal(gate, good, labels), None);
             assert!(refusal(gate, bad, labels).is_some_and(|reason| reason.contains("expected at")));
-            let infinite = refusal(gate, [1.0, 0.9, 0.2, f32::NAN], labels);
+            let infinite = refusal(gate, [f32::INFINITY, 2.2, -1.4, f32::NAN], labels);
             assert_eq!(
                 infinite.as_deref(),
                 Some("--publish-gate: log loss of the last 4 samples: not finite")
@@ -167,5 +168,7 @@ mod tests {
         }
         assert!(refusal("auc=0.7", good, [1.0; 4]).is_some_and(|reason| reason.contains("are equal")));
         assert!(refusal("logloss=5", good, [1.0; 4]).is_none());
+        // The f32 probability of this logit is exactly 1.
+        assert_eq!(refusal("logloss=5", [18.0, -1.0, -1.4, 1.4], labels), None);
     }
 }

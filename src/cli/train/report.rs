@@ -19,6 +19,8 @@ pub(crate) struct Report<'a> {
     /// Of the written version.
     pub quality: Option<Quality>,
     pub interrupted: bool,
+    /// Whether all was trained; a signal may have ended the evaluation.
+    pub complete: bool,
 }
 
 impl Report<'_> {
@@ -48,7 +50,7 @@ impl Report<'_> {
 
     /// The epoch that was reached.
     fn epoch(&self) -> u32 {
-        if self.interrupted { self.epochs.position.epoch } else { self.epochs.epochs_trained }
+        if self.complete { self.epochs.epochs_trained } else { self.epochs.position.epoch }
     }
 
     /// Samples of an epoch, or of its part if none was trained to the end.
@@ -68,10 +70,10 @@ impl Report<'_> {
             own if own == all_steps => format!("{own} steps"),
             own => format!("{own} steps ({all_steps} in all)"),
         };
-        let trained = if self.interrupted {
-            format!("trained {} samples up to epoch {epoch}", epochs.meter.samples())
-        } else {
+        let trained = if self.complete {
             format!("trained {rows} rows x {epoch} epoch(s)")
+        } else {
+            format!("trained {} samples up to epoch {epoch}", epochs.meter.samples())
         };
         let mut text = format!("{trained}, {steps}, {samples_per_s:.0} samples/s, {skipped} lines skipped\n");
         // Writing to a string cannot fail.

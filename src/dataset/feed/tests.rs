@@ -324,6 +324,33 @@ fn a_file_that_becomes_shorter_while_it_is_read_is_an_error_with_its_name() {
 }
 
 #[test]
+fn a_shuffled_block_that_was_read_is_done_only_as_its_samples_are_handed_out() {
+    let dir = tempfile::tempdir().unwrap();
+    let samples = 400;
+    let path = dir.path().join("data.tsv");
+    write_criteo_tsv(samples, 1, std::fs::File::create(&path).unwrap()).unwrap();
+    // One block, and several of which the last is not full.
+    for block in [1000, 150] {
+        let shuffle = Some(Shuffle { samples: block, seed: 1 });
+        let feed = Feed { shuffle, ..feed(Format::CriteoTsv, FeedFiles::List(vec![path.clone()])) };
+        let mut reader = feed.open(&DataPosition::begin(1)).unwrap();
+        let (mut out, mut before) = (RawBatch::default(), 0.0);
+        for read in 1..=samples {
+            assert_eq!(reader.read(1, &mut out).unwrap(), 1);
+            let share = reader.share().unwrap();
+            assert!(share >= before, "{share} after {before}");
+            if block == 1000 {
+                // The first bytes are looked at when the file is opened.
+                assert!((share * samples as f64 - read as f64).abs() < 1.0, "{share} after {read} samples");
+            }
+            before = share;
+        }
+        assert!((before - 1.0).abs() < 1e-9, "{before}");
+        assert_eq!((reader.read(1, &mut out).unwrap(), reader.share()), (0, Some(1.0)));
+    }
+}
+
+#[test]
 fn an_interrupt_ends_an_epoch_after_a_whole_batch() {
     let dir = tempfile::tempdir().unwrap();
     let feed = list(dir.path(), Format::CriteoTsv, 200);

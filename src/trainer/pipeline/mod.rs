@@ -267,7 +267,7 @@ impl Pipeline {
             tables: &tables,
             observer,
             samples: 0,
-            probabilities: Vec::new(),
+            logits: Vec::new(),
             replicas,
         };
         thread::scope(|scope| {

@@ -117,11 +117,11 @@ pub(crate) struct Case {
     pub seed: u64,
 }
 
-/// A pipeline that has trained a case and was flushed, and all probabilities that it reported.
+/// A pipeline that has trained a case and was flushed, and all logits that it reported.
 pub(crate) struct Trained {
     pub train_state: TrainState,
     pub pipeline: Pipeline,
-    pub probabilities: Vec<f32>,
+    pub logits: Vec<f32>,
     _dir: tempfile::TempDir,
 }
 
@@ -139,15 +139,13 @@ impl Case {
         Samples { left: self.samples, draws: self.seed, rows: ROWS }
     }
 
-    /// The sequential trainer after the case, and all probabilities that it reported.
+    /// The sequential trainer after the case, and all logits that it reported.
     pub(crate) fn expected(&self) -> (ReferenceTrainer, Vec<f32>) {
         let mut reference = initialise(&schema(), self.optimizer(), 7).unwrap();
-        let mut probabilities = Vec::new();
+        let mut logits = Vec::new();
         let mut data = self.data();
-        reference
-            .train_sequentially(&mut data, self.batch, |p| probabilities.extend_from_slice(p.probabilities))
-            .unwrap();
-        (reference, probabilities)
+        reference.train_sequentially(&mut data, self.batch, |p| logits.extend_from_slice(p.logits)).unwrap();
+        (reference, logits)
     }
 
     /// A new pipeline, and the directory of its working file.
@@ -167,14 +165,14 @@ impl Case {
     /// Trains the case with a new pipeline and flushes it.
     pub(crate) fn train(&self) -> Trained {
         let (mut train_state, mut pipeline, dir) = self.begin(None);
-        let mut probabilities = Vec::new();
+        let mut logits = Vec::new();
         let mut data = self.data();
         let data = Data { reader: &mut data, batch: self.batch, steps: u64::MAX };
-        let mut observer = |p: &Progress<'_>| probabilities.extend_from_slice(p.probabilities);
+        let mut observer = |p: &Progress<'_>| logits.extend_from_slice(p.logits);
         let samples = pipeline.run(&mut train_state, data, &mut observer).unwrap();
         assert_eq!(samples, self.samples as u64);
         pipeline.flush().unwrap();
-        Trained { train_state, pipeline, probabilities, _dir: dir }
+        Trained { train_state, pipeline, logits, _dir: dir }
     }
 
     /// Trains with the pipeline, and asserts that every byte equals the sequential trainer's.
@@ -182,13 +180,13 @@ impl Case {
         self.check_against(self.expected())
     }
 
-    /// As [`Self::check`], but compares with this trainer and the probabilities that it reported.
+    /// As [`Self::check`], but compares with this trainer and the logits that it reported.
     pub(crate) fn check_against(
         &self,
-        (expected, expected_probabilities): (ReferenceTrainer, Vec<f32>),
+        (expected, expected_logits): (ReferenceTrainer, Vec<f32>),
     ) -> PlanStats {
-        let Trained { train_state, pipeline, probabilities, .. } = self.train();
-        assert!(bits(&probabilities) == bits(&expected_probabilities), "{self:?}: probabilities");
+        let Trained { train_state, pipeline, logits, .. } = self.train();
+        assert!(bits(&logits) == bits(&expected_logits), "{self:?}: logits");
         assert_same(&train_state, pipeline.store(), &expected, &format!("{self:?}"));
         pipeline.stats()
     }

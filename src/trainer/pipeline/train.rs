@@ -21,8 +21,7 @@ use crate::types::{Batch, TableId};
 
 /// Observes every step. An observer cannot change what is trained.
 pub trait StepObserver {
-    /// Called when the loss and probabilities of a batch are known, before rows and dense weights are
-    /// updated.
+    /// Called when the loss and logits of a batch are known, before rows and dense weights are updated.
     ///
     /// # Errors
     /// An error ends the training.
@@ -74,7 +73,7 @@ pub(crate) struct Train<'a> {
     pub observer: &'a mut dyn StepObserver,
     /// Samples trained so far.
     pub samples: u64,
-    pub probabilities: Vec<f32>,
+    pub logits: Vec<f32>,
     /// Takes the steps if there are several replicas; else `None`.
     pub replicas: Option<Replicas>,
 }
@@ -110,7 +109,7 @@ impl<'a> Train<'a> {
         let rows = |l| rows_of(&prepared.casting, &claims, (l, &lookups[l]));
         let labelled = Labelled { batch: &prepared.batch, labels: &prepared.labels };
         let loss = self.train_state.gather_and_learn(labelled, prepared.batch.samples, rows);
-        self.train_state.read_probabilities(&mut self.probabilities);
+        self.train_state.read_logits(&mut self.logits);
         self.learnt(prepared, loss)?;
         let shapes = RecordShape::of(self.train_state);
         self.train_state.update(|update| {
@@ -138,7 +137,7 @@ impl<'a> Train<'a> {
         replicas.broadcast(&window, &claims);
         for (n, prepared) in batches.iter().enumerate() {
             let loss = replicas.learn(self.train_state, &window, prepared)?;
-            replicas.read_probabilities(self.train_state, &mut self.probabilities);
+            replicas.read_logits(self.train_state, &mut self.logits);
             self.learnt(prepared, loss)?;
             replicas.update(self.train_state, &window);
             if n + 1 == batches.len() || replicas.average_after(self.train_state.steps) {
@@ -153,13 +152,13 @@ impl<'a> Train<'a> {
         Ok(())
     }
 
-    /// Counts the step, and reports it to the observer with the probabilities in `self.probabilities`.
+    /// Counts the step, and reports it to the observer with the logits in `self.logits`.
     pub(crate) fn learnt(&mut self, prepared: &PreparedBatch, loss: f64) -> Result<(), TrainError> {
-        let Self { train_state, observer, probabilities, .. } = self;
+        let Self { train_state, observer, logits, .. } = self;
         let samples = prepared.batch.samples;
         train_state.counts_step(loss, samples);
         self.samples += samples as u64;
-        let result = StepResult { loss, samples: self.samples, probabilities };
+        let result = StepResult { loss, samples: self.samples, logits };
         let progress = Progress::after(train_state, result, prepared)?;
         observer.learnt(&prepared.batch, &progress)
     }
@@ -188,7 +187,7 @@ impl<'a> Train<'a> {
             return Ok(());
         }
         let loss = self.train_state.learn(&whole.labels);
-        self.train_state.read_probabilities(&mut self.probabilities);
+        self.train_state.read_logits(&mut self.logits);
         self.learnt(whole, loss)?;
         self.train_state.update(|_| ());
         if let Some(replicas) = &mut self.replicas {

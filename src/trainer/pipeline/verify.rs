@@ -38,7 +38,7 @@ impl fmt::Display for Difference {
 /// Observes a pipeline and takes each of its steps with the sequential trainer.
 pub(crate) struct Verifier {
     oracle: ReferenceTrainer,
-    probabilities: Vec<f32>,
+    logits: Vec<f32>,
     first: Option<Difference>,
 }
 
@@ -46,7 +46,7 @@ impl Verifier {
     /// A verifier with a trainer that starts from the same bytes as the pipeline.
     #[must_use]
     pub(crate) fn new(oracle: ReferenceTrainer) -> Self {
-        Self { oracle, probabilities: Vec::new(), first: None }
+        Self { oracle, logits: Vec::new(), first: None }
     }
 
     /// The first difference so far.
@@ -88,7 +88,7 @@ impl Verifier {
 
 impl StepObserver for Verifier {
     fn learnt(&mut self, batch: &Batch, progress: &Progress<'_>) -> Result<(), TrainError> {
-        self.oracle.step(batch, progress.labels, &mut self.probabilities)?;
+        self.oracle.step(batch, progress.labels, &mut self.logits)?;
         Ok(())
     }
 

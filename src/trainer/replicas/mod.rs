@@ -156,10 +156,10 @@ impl Replicas {
         Ok(losses.iter().sum())
     }
 
-    /// Writes the probabilities of the last batch to `probabilities`.
-    pub(crate) fn read_probabilities(&self, state: &TrainState, probabilities: &mut Vec<f32>) {
-        state.read_probabilities(probabilities);
-        self.others.iter().for_each(|state| state.add_probabilities(probabilities));
+    /// Writes the logits of the last batch to `logits`.
+    pub(crate) fn read_logits(&self, state: &TrainState, logits: &mut Vec<f32>) {
+        state.read_logits(logits);
+        self.others.iter().for_each(|state| state.add_logits(logits));
     }
 
     /// Updates the dense weights and rows of all replicas, for the step that `state` has counted.

@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use proptest::prelude::*;
 
 use super::*;
+use crate::model::loss::sigmoid;
 use crate::trainer::optim::Kind;
 use crate::trainer::pipeline::item::{Item, Transfers, Work};
 use crate::trainer::pipeline::scratchpad::{ScratchpadMemory, Sizes, SlotLayout};
@@ -59,7 +60,7 @@ fn by_replicas(case: &Case, mut each: impl FnMut(&TrainState, &Replicas)) -> (Tr
         tables,
         observer: watch,
         samples: 0,
-        probabilities: vec![],
+        logits: vec![],
         replicas,
     };
     while casts.len() > 0 {
@@ -157,18 +158,18 @@ fn at_lambda_one_any_number_of_replicas_trains_the_weights_of_one_worker_except_
             // Batches of one and three samples are smaller than the number of replicas.
             for (batch, samples) in [(16, 320), (1, 20), (3, 60), (130, 2600)] {
                 let case = Case { batch, samples, ..case(kind, replicas, 1) };
-                let (expected, probabilities) = case.expected();
+                let (expected, logits) = case.expected();
                 let got = case.train();
                 assert!(got.pipeline.settings().exact());
                 assert_eq!(got.train_state.steps, 20);
                 let off = distance(&got, &expected);
                 assert!(off < ROUNDING, "{kind}, {replicas} replicas, batches of {batch}: {off:e}");
-                assert_eq!(got.probabilities.len(), probabilities.len());
+                assert_eq!(got.logits.len(), logits.len());
                 let apart = got
-                    .probabilities
+                    .logits
                     .iter()
-                    .zip(&probabilities)
-                    .map(|(a, b)| (a - b).abs())
+                    .zip(&logits)
+                    .map(|(&a, &b)| (sigmoid(a) - sigmoid(b)).abs())
                     .fold(0.0, f32::max);
                 assert!(apart < 1e-6, "{kind}, {replicas} replicas, batches of {batch}: {apart:e}");
             }
@@ -261,8 +262,8 @@ fn the_bytes_are_the_same_on_any_number_of_threads() {
         let expected = naive::trained(&case);
         for threads in [1, 2, 5] {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-            let Trained { train_state: network, pipeline, probabilities, .. } = pool.install(|| case.train());
-            assert!(bits(&probabilities) == bits(&expected.1), "{threads} threads");
+            let Trained { train_state: network, pipeline, logits, .. } = pool.install(|| case.train());
+            assert!(bits(&logits) == bits(&expected.1), "{threads} threads");
             assert_same(&network, pipeline.store(), &expected.0, &format!("{threads} threads"));
         }
     }

@@ -110,6 +110,33 @@ fn a_best_version_that_cannot_be_written_does_not_end_training() {
 }
 
 #[test]
+fn only_the_weights_of_the_end_of_an_epoch_have_the_quality_of_its_validation() {
+    let dir = tempfile::tempdir().unwrap();
+    let data = dir.path().join("data");
+    write_criteo_tsv(200, 1, std::fs::File::create(&data).unwrap()).unwrap();
+    let flags = format!("--data {} --epochs 2 --valid-ratio 0.2", data.display());
+    let args = args(dir.path(), &flags);
+    let feed = args.feed(&schema(), &Stop::default());
+    let mut model = Trained::begin(&args, &schema(), None, None).unwrap();
+    let mut epochs = Epochs::new(&args, &feed).unwrap();
+    let mut versions = versions(&args, &model);
+    let quality = |epochs: &Epochs<'_>, model: &Trained| (epochs.cut_notes(model.state()).quality)();
+    epochs.epoch(&mut model, &mut versions).unwrap();
+    epochs.position = DataPosition::begin(2);
+    epochs.validate(1, &mut model, &mut versions).unwrap();
+    assert_eq!(quality(&epochs, &model)["valid_log_loss"], epochs.validated[0].1.log_loss);
+    epochs.meter.begin(2, 0);
+    let mut reader = feed.open(&epochs.position).unwrap();
+    let data = Data { reader: &mut *reader, batch: 32, steps: 1 };
+    model.epoch(data, |progress| epochs.step(0, progress)).unwrap();
+    let within = quality(&epochs, &model);
+    assert_eq!(epochs.position.samples, 32);
+    assert!(within.keys().all(|name| name.starts_with("progressive_")) && !within.is_empty(), "{within:?}");
+    epochs.train(&mut model, &mut versions).unwrap();
+    assert_eq!(quality(&epochs, &model)["valid_log_loss"], epochs.validated[1].1.log_loss);
+}
+
+#[test]
 fn the_version_of_a_best_epoch_replaces_those_that_the_run_wrote_before() {
     let dir = tempfile::tempdir().unwrap();
     let args = args(dir.path(), "--data none --epochs 9 --valid-ratio 0.2 --save-best");

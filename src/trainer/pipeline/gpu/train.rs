@@ -62,7 +62,7 @@ impl Train<'_> {
             let pooled = shape.gather(stepper, &held, &prepared.casting, &prepared.batch)?;
             Ok(train_state.learn_pooled(&prepared.batch, &prepared.labels, pooled))
         })?;
-        self.train_state.read_probabilities(&mut self.probabilities);
+        self.train_state.read_logits(&mut self.logits);
         self.learnt(prepared, loss)?;
         self.with_device(|train_state, stepper, shape| {
             let tables = shape.tables(&held);

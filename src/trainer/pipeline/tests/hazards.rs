@@ -68,7 +68,7 @@ fn run_in_order(case: &Case, windows: HazardWindows, buffered: usize, order: Ord
         tables: &sizes.tables,
         observer: &mut observer,
         samples: 0,
-        probabilities: Vec::new(),
+        logits: Vec::new(),
         replicas: None,
     };
     let (progress, clocks, transfers) = (TrainProgress::at(0), Clocks::default(), BufferPool::default());

@@ -29,7 +29,7 @@ pub(crate) fn batches(case: &Case) -> Vec<(Batch, Vec<f32>)> {
     all
 }
 
-/// Trains a case with naive replicas. Returns the first replica and the probabilities of all samples. A
+/// Trains a case with naive replicas. Returns the first replica and the logits of all samples. A
 /// window has as many batches as fit in the scratchpad, up to `lookahead`. If one batch alone does not fit,
 /// every replica takes the whole step.
 pub(crate) fn trained(case: &Case) -> (ReferenceTrainer, Vec<f32>) {
@@ -44,7 +44,7 @@ pub(crate) fn trained(case: &Case) -> (ReferenceTrainer, Vec<f32>) {
     };
     let fresh = |_| initialise(&schema(), case.optimizer(), 7).unwrap();
     let trainers = (0..case.settings.replicas).map(fresh).collect();
-    let mut naive = Naive { trainers, lambda: case.settings.lambda, probabilities: Vec::new() };
+    let mut naive = Naive { trainers, lambda: case.settings.lambda, logits: Vec::new() };
     let (all, mut at) = (batches(case), 0);
     while at < all.len() {
         let most = lookahead.min(all.len() - at);
@@ -58,7 +58,7 @@ pub(crate) fn trained(case: &Case) -> (ReferenceTrainer, Vec<f32>) {
         }
         at += count.unwrap_or(1);
     }
-    (naive.trainers.swap_remove(0), naive.probabilities)
+    (naive.trainers.swap_remove(0), naive.logits)
 }
 
 /// Every row that a batch uses.
@@ -74,17 +74,17 @@ fn rows_in(batch: &Batch) -> impl Iterator<Item = (usize, u64)> {
 struct Naive {
     trainers: Vec<ReferenceTrainer>,
     lambda: u64,
-    probabilities: Vec<f32>,
+    logits: Vec<f32>,
 }
 
 impl Naive {
     /// Takes the step on the whole batch in every replica.
     fn joined_step(&mut self, batch: &Batch, labels: &[f32]) {
-        let mut probabilities = Vec::new();
+        let mut logits = Vec::new();
         self.trainers.iter_mut().for_each(|reference| {
-            reference.step(batch, labels, &mut probabilities).unwrap();
+            reference.step(batch, labels, &mut logits).unwrap();
         });
-        self.probabilities.extend(probabilities);
+        self.logits.extend(logits);
     }
 
     fn step(&mut self, batch: &Batch, labels: &[f32]) {
@@ -97,7 +97,7 @@ impl Naive {
             let labels = &labels[from..upto];
             from = upto;
             let (grads, row_grads) = learn(reference, Labelled { batch: &part, labels }, batch.samples);
-            reference.state.add_probabilities(&mut self.probabilities);
+            reference.state.add_logits(&mut self.logits);
             rows.push(row_grads);
             if r == 0 {
                 dense = grads;
