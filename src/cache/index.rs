@@ -204,8 +204,8 @@ impl Index {
         }
     }
 
-    /// Calls `decide(key, location, age)` for each entry of a bucket, and does with the entry what it returns.
-    /// Passes unlinked entries to `unlinked`.
+    /// Calls `decide(key, location, age)` for each entry of a bucket, and does with the entry what it
+    /// returns. Passes unlinked entries to `unlinked`.
     pub(crate) fn visit_bucket(
         &self,
         bucket: usize,
@@ -220,8 +220,8 @@ impl Index {
                 continue;
             }
             let key = FlatKey(key);
-            // SAFETY: the slot has an entry, and its bucket is locked. The entry is unlinked only after `decide`
-            // has returned.
+            // SAFETY: the slot has an entry, and its bucket is locked. The entry is unlinked only after
+            // `decide` has returned.
             let location = unsafe { slot.pinned(&locks) };
             match decide(key, location, now.age(stamp_of(word))) {
                 EntryDecision::Keep => {}
@@ -270,7 +270,7 @@ impl Index {
         let locks = self.lock(first, second);
         let (first, second) = (&self.buckets.all()[first], &self.buckets.all()[second]);
         let slot = first.find(key).or_else(|| second.find(key))?;
-        // SAFETY: the slot has the key's entry, in a bucket that is locked, and this function unlinks nothing.
+        // SAFETY: the slot has the key's entry, in a bucket that is locked. Nothing is unlinked here.
         Some(look(unsafe { slot.pinned(&locks) }))
     }
 

@@ -61,8 +61,8 @@ impl IndexSlot {
     /// The location of the slot's entry.
     ///
     /// # Safety
-    /// The slot has an entry, `_locks` include the lock of its bucket, and the entry is not unlinked while the
-    /// result is used.
+    /// The slot has an entry, `_locks` include the lock of its bucket, and the entry is not unlinked while
+    /// the result is used.
     pub(super) unsafe fn pinned<'l>(&self, _locks: &'l BucketLocks<'_>) -> PinnedLocation<'l> {
         // SAFETY: entries are unlinked only under the lock of their bucket. The caller holds it during `'l`,
         // and guarantees the rest.

@@ -116,8 +116,9 @@ pub(crate) struct PinnedLocation<'p> {
 
 impl<'p> PinnedLocation<'p> {
     /// # Safety
-    /// The location was read from an entry of the index: under a pin that lives for `'p`, or under the lock
-    /// of the entry's bucket. In the second case, the entry is not unlinked during `'p`.
+    /// The location was found under a pin that lives for `'p`, in the index or in the overlay of the batch's
+    /// version, whose slots are not freed either until the batch has finished (`version.rs`). Or it was found
+    /// in the index under the lock of its bucket, and the entry is not unlinked during `'p`.
     #[inline]
     pub(super) unsafe fn found(location: Location) -> Self {
         Self { location, pin: PhantomData }
@@ -134,8 +135,7 @@ impl<'p> PinnedLocation<'p> {
     #[must_use]
     pub(crate) unsafe fn again(location: Location, found_by: u64, pin: &'p Pin<'_>) -> Self {
         assert_eq!(found_by, pin.number(), "the location was found under another batch's pin");
-        // SAFETY: the caller guarantees it, and the pin lives for `'p`. A location of the overlay is not freed
-        // either while a pin of the overlay's version lives (`version.rs`).
+        // SAFETY: the caller guarantees that it was found under this pin, which lives for `'p`.
         unsafe { Self::found(location) }
     }
 

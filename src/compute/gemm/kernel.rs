@@ -343,7 +343,7 @@ impl<'e, T: Real> Tile<'e, T> {
                 }
             }
             if !whole {
-                // SAFETY: the row of `c` has these columns, and `edge`, a variable of the caller, has at least
+                // SAFETY: the row of `c` has these columns, and `edge`, which is other memory, has at least
                 // as many.
                 unsafe { std::ptr::copy_nonoverlapping(self.edge.as_ptr(), to, columns) };
             }

@@ -107,9 +107,9 @@ impl<'a> Claim<'a> {
     #[must_use]
     pub(crate) fn row(&self, k: usize) -> Option<&[f32]> {
         let slot = self.held.list().get(k).copied().filter(|&slot| slot != NO_SLOT)?;
-        // SAFETY: the claim has the slot, so it exists, and no other claim uses it. This claim writes only through
-        // `rows_mut`, which borrows it mutably, so not while the returned reference lives. The words are
-        // initialised (zeroed).
+        // SAFETY: the claim has the slot, so it exists, and no other claim uses it. This claim writes only
+        // through `rows_mut`, which borrows it mutably, so not while the returned reference lives. The words
+        // are initialised (zeroed).
         Some(unsafe { std::slice::from_raw_parts(self.slots.row(slot), self.slots.width) })
     }
 
@@ -157,8 +157,8 @@ impl<'a> ClaimedRows<'a> {
     #[inline(always)]
     pub(crate) fn row_mut(&mut self, k: usize) -> Option<&mut [f32]> {
         let slot = self.list.get(k).copied().filter(|&slot| slot != NO_SLOT)?;
-        // SAFETY: the slots of a claim exist and are distinct, and this has exclusive use of the claim (`rows_mut`
-        // borrows it mutably), so there is no other reference to this row.
+        // SAFETY: the slots of a claim exist and are distinct, and this has exclusive use of the claim
+        // (`rows_mut` borrows it mutably), so there is no other reference to this row.
         Some(unsafe { std::slice::from_raw_parts_mut(self.slots.row(slot), self.slots.width) })
     }
 
@@ -166,8 +166,8 @@ impl<'a> ClaimedRows<'a> {
     pub(crate) fn each(self) -> impl Iterator<Item = &'a mut [f32]> {
         let Self { slots, list } = self;
         let list = list.iter().filter(|&&slot| slot != NO_SLOT);
-        // SAFETY: the slots of a claim exist and are distinct, so each comes up once. `self` is consumed, and it
-        // had exclusive use of the claim for `'a`. So there is no other reference to these rows.
+        // SAFETY: the slots of a claim exist and are distinct, so each comes up once. `self` is consumed, and
+        // it had exclusive use of the claim for `'a`. So there is no other reference to these rows.
         list.map(|&slot| unsafe { std::slice::from_raw_parts_mut(slots.row(slot), slots.width) })
     }
 }
