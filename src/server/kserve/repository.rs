@@ -24,12 +24,23 @@ const BEGIN_WAIT: Duration = Duration::from_secs(if cfg!(test) { 5 } else { 300 
 /// How long a client waits for a change that has begun. Only a disk that does not answer takes so long.
 const END_WAIT: Duration = Duration::from_secs(3600);
 
-/// Most lists read at once. If the disk hangs, at most this many threads wait for it.
-static LISTS: Semaphore = Semaphore::const_new(2);
-
 /// Most lists that are read or wait for that, each with a place that no other call gets.
 const WAITING_LISTS: usize = 64;
-static WAITING: Semaphore = Semaphore::const_new(WAITING_LISTS);
+
+/// Limits of the lists of models.
+struct Lists {
+    /// Most lists read at once. If the disk hangs, at most this many threads wait for it.
+    reading: Semaphore,
+    waiting: Semaphore,
+}
+
+impl Lists {
+    const fn new() -> Self {
+        Self { reading: Semaphore::const_new(2), waiting: Semaphore::const_new(WAITING_LISTS) }
+    }
+}
+
+static LISTS: Lists = Lists::new();
 
 /// Checks the name of a repository, and that a request has no other parameters than these.
 ///
@@ -61,7 +72,7 @@ pub(crate) async fn index(
     check(request.repository_name, std::iter::empty(), &[])?;
     let mut models = BTreeMap::new();
     if let Some(repository) = shared.repository.get().cloned().filter(|_| !request.ready) {
-        for name in names(repository, LIST_WAIT).await? {
+        for name in names(repository, LIST_WAIT, &LISTS).await? {
             let (state, reason) = match shared.not_served.get(&name) {
                 Some(Reason::Loading { .. }) => ("LOADING", String::new()),
                 Some(Reason::Refused(reason)) => ("UNAVAILABLE", reason),
@@ -101,10 +112,14 @@ pub(crate) async fn index(
 ///
 /// # Errors
 /// [`ChangeError::Unreadable`] if they cannot be listed within this time, and [`ChangeError::Lists`].
-async fn names(repository: Arc<dyn Repository>, most: Duration) -> Result<Vec<String>, ChangeError> {
-    let _waits = WAITING.try_acquire().map_err(|_| ChangeError::Lists { limit: WAITING_LISTS })?;
+async fn names(
+    repository: Arc<dyn Repository>,
+    most: Duration,
+    lists: &'static Lists,
+) -> Result<Vec<String>, ChangeError> {
+    let _waits = lists.waiting.try_acquire().map_err(|_| ChangeError::Lists { limit: WAITING_LISTS })?;
     let listed = async {
-        let permit = LISTS.acquire().await;
+        let permit = lists.reading.acquire().await;
         // It keeps the permit until the disk answers, also if the call has ended.
         let listed = tokio::task::spawn_blocking(move || (repository.names(), permit)).await;
         // The task is not cancelled, and does not panic.
@@ -192,7 +207,9 @@ mod tests {
     fn lists_of_a_disk_that_does_not_answer_take_a_limited_time_and_two_threads_and_64_places() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         let repository = Arc::new(Stuck::default());
-        let list = |most| runtime.block_on(names(repository.clone(), most));
+        // Other tests list models meanwhile.
+        static OWN: Lists = Lists::new();
+        let list = |most| runtime.block_on(names(repository.clone(), most, &OWN));
         let stuck = repository.0.lock().unwrap();
         for _ in 0..5 {
             let error = list(Duration::from_millis(100)).unwrap_err().to_string();
@@ -201,9 +218,9 @@ mod tests {
         assert_eq!(repository.1.load(Ordering::SeqCst), 2);
         let long = Duration::from_secs(600);
         let waiting: Vec<_> =
-            (0..WAITING_LISTS).map(|_| runtime.spawn(names(repository.clone(), long))).collect();
+            (0..WAITING_LISTS).map(|_| runtime.spawn(names(repository.clone(), long, &OWN))).collect();
         // Until all tasks have begun.
-        while WAITING.available_permits() > 0 {
+        while OWN.waiting.available_permits() > 0 {
             runtime.block_on(tokio::task::yield_now());
         }
         let error = list(long).unwrap_err();
