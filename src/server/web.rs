@@ -33,20 +33,29 @@ async fn allowed(State(shared): State<Arc<Shared>>, request: Request, next: Next
             (StatusCode::NOT_FOUND, "metrics are not kept: server.metrics is off\n").into_response()
         }
         Ok(()) => next.run(request).await,
-        Err(refusal @ Refusal::OtherRole(_)) => {
-            (StatusCode::FORBIDDEN, format!("{refusal}\n")).into_response()
-        }
-        Err(refusal) => {
-            // A browser asks its user for a name and a password, and sends the password as the token.
-            let schemes = ["Bearer", "Basic realm=\"flechette: the password is a token\", charset=\"UTF-8\""];
-            let schemes = AppendHeaders(schemes.map(|scheme| (header::WWW_AUTHENTICATE, scheme)));
-            (StatusCode::UNAUTHORIZED, schemes, format!("{refusal}\n")).into_response()
-        }
+        Err(refusal) => refused(&refusal),
     }
 }
 
+/// The answer to a request without the token that is needed.
+pub(crate) fn refused(refusal: &Refusal) -> Response {
+    let text = format!("{refusal}\n");
+    if let Refusal::OtherRole(_) = refusal {
+        return (StatusCode::FORBIDDEN, text).into_response();
+    }
+    // A browser asks its user for a name and a password, and sends the password as the token.
+    let schemes = ["Bearer", "Basic realm=\"flechette: the password is a token\", charset=\"UTF-8\""];
+    let schemes = AppendHeaders(schemes.map(|scheme| (header::WWW_AUTHENTICATE, scheme)));
+    (StatusCode::UNAUTHORIZED, schemes, text).into_response()
+}
+
 async fn metrics(State(shared): State<Arc<Shared>>) -> impl IntoResponse {
-    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], shared.metrics_text())
+    metrics_page(shared.metrics_text())
+}
+
+/// The answer with the text of all metrics.
+pub(crate) fn metrics_page(text: String) -> impl IntoResponse {
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text)
 }
 
 /// The first line says whether the server is ready. Each further line is a model that cannot be served, a

@@ -85,6 +85,7 @@ mod traffic;
 mod train_data;
 mod train_flags;
 mod train_from;
+mod train_metrics;
 mod train_resume;
 mod trained;
 mod verify;

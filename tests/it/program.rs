@@ -44,7 +44,7 @@ fn clean(mut command: Command) -> Command {
 }
 
 /// The longest time of a command, and of the start and the end of a server. It is far above what they take.
-const LIMIT: Duration = Duration::from_secs(300);
+pub const LIMIT: Duration = Duration::from_secs(300);
 
 /// Runs a command line to its end.
 pub fn run(line: &str) -> Output {
@@ -132,7 +132,7 @@ fn wanted<T: FromStr<Err: Debug>>(variable: &str, otherwise: T) -> T {
 }
 
 /// A child process that is killed when dropped.
-pub struct Background(Child);
+pub struct Background(pub Child);
 
 impl Background {
     pub fn start(command: &mut Command) -> Self {

@@ -14,7 +14,7 @@ use super::add::Adder;
 use super::watch::{Wakes, Watching};
 use super::{Live, Loader, Saving, Serving};
 use crate::cli::InputError;
-use crate::cli::train::run::ToServer;
+use crate::cli::train::run::RunMetrics;
 use crate::cli::train::serve_train::{ServeTrain, ServeTrainFlags};
 use crate::config::{Config, TableMemory};
 use crate::metrics::Metrics;
@@ -67,8 +67,8 @@ impl Start {
     fn run(self) -> anyhow::Result<Started> {
         let Self { mut config, models, metrics, training, registry, live, wakes } = self;
         let prepare = |flags: ServeTrainFlags| {
-            let server = ToServer::new(metrics.training(flags.name()), wakes.wake.clone());
-            ServeTrain::prepare(flags, &config, &models, server)
+            let metrics = RunMetrics::beside_server(metrics.training(flags.name()), wakes.wake.clone());
+            ServeTrain::prepare(flags, &config, &models, metrics)
         };
         let mut training = training.map(prepare).transpose()?;
         if training.is_some() && config.memory == TableMemory::Auto {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::meter::{Meter, shown, until_next_measure};
 use super::publishing::WrittenVersions;
-use super::run::ToServer;
+use super::run::RunMetrics;
 use super::trained::Trained;
 use super::{Args, evaluate};
 use crate::cli::{error_line, or_dash};
@@ -43,14 +43,13 @@ pub(crate) struct Epochs<'a> {
     log: Option<String>,
     /// The present file of a followed directory.
     of_file: Option<OfFile>,
-    /// A server in this process.
-    server: Option<ToServer>,
+    /// `None` if the process has no metrics.
+    metrics: Option<RunMetrics>,
     /// When it is shown the quality of the last samples again, without a version.
     measure_at: Instant,
 }
 
-/// A server in this process is shown the quality of the last samples at each cut, and otherwise at this
-/// interval.
+/// Metrics show the quality of the last samples at each cut, and otherwise at this interval.
 const MEASURE_EVERY: Duration = Duration::from_secs(5);
 
 /// A file that is trained on.
@@ -81,16 +80,16 @@ impl<'a> Epochs<'a> {
             steps_before: 0,
             log: None,
             of_file: None,
-            server: None,
+            metrics: None,
             measure_at: Instant::now(),
         })
     }
 
-    /// Tells a server in this process about the run. Then the log and the metrics replace the progress line.
+    /// Shows the run in these metrics. Beside a server, they and the log replace the progress line.
     #[must_use]
-    pub(crate) fn telling(mut self, server: Option<&ToServer>) -> Self {
-        self.server = server.cloned();
-        if server.is_some() {
+    pub(crate) fn measured_by(mut self, metrics: Option<&RunMetrics>) -> Self {
+        self.metrics = metrics.cloned();
+        if metrics.is_some_and(RunMetrics::has_server) {
             self.meter = self.meter.into_log(&self.args.name);
         }
         self
@@ -114,12 +113,12 @@ impl<'a> Epochs<'a> {
         let last = self.meter.progressive.clone();
         // Within an epoch the weights are not those that were validated after the epoch before.
         let validated = self.validated.last().filter(|_| self.position.samples == 0);
-        let (validated, server) = (validated.map(|(_, quality)| *quality), self.server.clone());
+        let (validated, metrics) = (validated.map(|(_, quality)| *quality), self.metrics.clone());
         let quality = Arc::new(move || {
             let mut quality = BTreeMap::new();
             if let Some(progressive) = last.quality() {
-                if let Some(server) = &server {
-                    server.measured(&progressive);
+                if let Some(metrics) = &metrics {
+                    metrics.measured(&progressive);
                 }
                 quality.insert("progressive_log_loss".to_owned(), progressive.quality.log_loss);
                 quality.extend(progressive.quality.auc.map(|auc| ("progressive_auc".to_owned(), auc)));
@@ -192,7 +191,7 @@ impl<'a> Epochs<'a> {
         self.end_file(None);
         self.meter.finish();
         // Without a server, the report has it.
-        if self.server.is_some()
+        if self.metrics.as_ref().is_some_and(RunMetrics::has_server)
             && let Some(last) = self.meter.last_samples()
         {
             self.meter.print(&last);
@@ -224,8 +223,8 @@ impl<'a> Epochs<'a> {
 
     fn step(&mut self, before: u64, progress: &Progress<'_>) {
         self.meter.step(progress);
-        if let Some(server) = &self.server {
-            server.stepped(progress.labels.len());
+        if let Some(metrics) = &self.metrics {
+            metrics.stepped(progress.labels.len());
         }
         self.measure();
         self.position.samples = before + progress.samples;
@@ -249,14 +248,14 @@ impl<'a> Epochs<'a> {
         }
     }
 
-    /// Shows a server in this process the quality of the last samples, if it is time.
+    /// Shows the quality of the last samples in the metrics, if it is time.
     fn measure(&mut self) {
-        let (Some(server), begun) = (&self.server, Instant::now()) else { return };
+        let (Some(metrics), begun) = (&self.metrics, Instant::now()) else { return };
         if begun < self.measure_at {
             return;
         }
         if let Some(quality) = self.meter.progressive.quality() {
-            server.measured(&quality);
+            metrics.measured(&quality);
         }
         self.measure_at = Instant::now() + until_next_measure(MEASURE_EVERY, begun.elapsed());
     }
@@ -383,14 +382,14 @@ impl RunObserver for AfterSamples<'_, '_> {
     }
 
     fn notes(&mut self, state: &TrainState) -> Result<CutNotes, String> {
-        let Epochs { args, meter, server, .. } = &*self.epochs;
+        let Epochs { args, meter, metrics, .. } = &*self.epochs;
         if let Err(reason) = args.run.publish.check(&meter.progressive) {
-            // A server shows also the quality of what is refused. That of a version is measured when it is
+            // Metrics show also the quality of what is refused. That of a version is measured when it is
             // written.
-            if let Some(server) = server
+            if let Some(metrics) = metrics
                 && let Some(quality) = meter.progressive.quality()
             {
-                server.measured(&quality);
+                metrics.measured(&quality);
             }
             return Err(reason);
         }

@@ -7,6 +7,7 @@ mod from;
 pub(crate) mod interrupt;
 pub(crate) mod lock;
 mod meter;
+mod metrics_port;
 mod publish_flags;
 mod publishing;
 mod report;
@@ -15,6 +16,7 @@ pub(crate) mod run;
 pub(crate) mod serve_train;
 mod trained;
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -41,7 +43,7 @@ use interrupt::{Interrupted, OnSignal};
 use lock::ModelLock;
 use publish_flags::PublishFlags;
 use report::Report;
-use run::{Run, Setting, Start};
+use run::{Run, RunMetrics, Setting, Start};
 
 /// Flags of `train`.
 #[derive(Debug, clap::Args)]
@@ -87,6 +89,10 @@ pub(crate) struct Args {
     /// Writes a version after each epoch with the least log loss so far; the best one is the last at the end
     #[arg(long, requires = "validation", conflicts_with = "follow")]
     save_best: bool,
+    /// Address of the metrics of this run for Prometheus (/metrics), such as 127.0.0.1:9090. The settings of
+    /// tokens and TLS hold as for server.http
+    #[arg(long, value_name = "ADDR")]
+    metrics_http: Option<SocketAddr>,
     /// Whether training has a process of its own. `serve --train` has no flags of validation, and its server
     /// opens the log of learned samples.
     #[arg(skip = true)]
@@ -233,7 +239,9 @@ fn train(
     // Held to the end, also by the publisher.
     let Checked { start, schema, lock } = checked;
     let feed = args.feed(&schema, stop);
-    let setting = Setting { config, device, server: None, lock: lock.clone() };
+    let metrics = args.metrics_http.map(|address| metrics_port::start(address, config, &args.name));
+    let metrics = metrics.transpose()?.map(RunMetrics::alone);
+    let setting = Setting { config, device, metrics, lock: lock.clone() };
     let continued = start.continued();
     let Some(mut run) = Run::begin(args, &feed, start, setting)? else {
         return print(&no_news(args, continued));

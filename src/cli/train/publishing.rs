@@ -6,7 +6,7 @@ use super::Args;
 use super::data::Consumer;
 use super::lock::ModelLock;
 use super::publish_flags::Interval;
-use super::run::ToServer;
+use super::run::RunMetrics;
 use super::trained::Trained;
 use crate::config::{Config, VersionsConfig};
 use crate::dataset::Shortage;
@@ -30,8 +30,8 @@ pub(crate) struct WrittenVersions<'a> {
 }
 
 impl<'a> WrittenVersions<'a> {
-    /// `from` is the version that training continues from. A server in this process is told what happens. The
-    /// lock is renewed if the model's directory has to be made again.
+    /// `from` is the version that training continues from. The metrics show what happens. The lock is renewed
+    /// if the model's directory has to be made again.
     ///
     /// # Errors
     /// When the thread that writes cannot start, or memory does not suffice.
@@ -39,7 +39,7 @@ impl<'a> WrittenVersions<'a> {
         args: &'a Args,
         config: &Config,
         model: &Trained,
-        (from, server, lock): (Option<Base>, Option<&ToServer>, ModelLock),
+        (from, metrics, lock): (Option<Base>, Option<&RunMetrics>, ModelLock),
     ) -> anyhow::Result<Self> {
         let consume = args.consumer();
         let Some(Interval(every)) = args.run.publish.publish_every else {
@@ -54,7 +54,7 @@ impl<'a> WrittenVersions<'a> {
             keep,
             compact_at,
         };
-        let (server, in_process) = (server.cloned(), server.cloned());
+        let (beside_server, metrics) = (metrics.cloned().filter(RunMetrics::has_server), metrics.cloned());
         let (models, name, consumer) = (args.models.clone(), args.name.clone(), consume.clone());
         let on_publish = move |outcome: Result<Published, String>| {
             if outcome.is_ok() {
@@ -63,14 +63,14 @@ impl<'a> WrittenVersions<'a> {
             if let (Some(consume), Ok(Published { cursor: Some(cursor), .. })) = (&consumer, &outcome) {
                 consume(cursor);
             }
-            if let Some(server) = &server {
-                server.published(&name, &outcome);
+            if let Some(metrics) = &metrics {
+                metrics.published(&name, &outcome);
             }
             report(&name, outcome);
         };
         let mut publisher = Publisher::new(options, model.state(), from, Box::new(on_publish))?;
-        if let Some(server) = in_process {
-            publisher = publisher.resting_while(Box::new(move || server.looks()));
+        if let Some(metrics) = beside_server {
+            publisher = publisher.resting_while(Box::new(move || metrics.server_looks()));
         }
         Ok(Self { args, consume, publisher: Some(publisher), best: None, bests: Vec::new() })
     }

@@ -72,16 +72,22 @@ impl Start {
 pub(crate) struct Setting<'c> {
     pub config: &'c Config,
     pub device: Option<Arc<Nvidia>>,
-    /// A server in this process.
-    pub server: Option<ToServer>,
+    /// `None` if the process has no metrics.
+    pub metrics: Option<RunMetrics>,
     /// That of the model.
     pub lock: ModelLock,
 }
 
-/// What a server is told about a run in its process.
+/// The metrics of a run, and the server in this process that takes its versions over, if there is one.
 #[derive(Clone)]
-pub(crate) struct ToServer {
+pub(crate) struct RunMetrics {
     pub training: Arc<Training>,
+    server: Option<ToServer>,
+}
+
+/// A server in this process.
+#[derive(Clone)]
+struct ToServer {
     wake: SyncSender<WatchCommand>,
     /// Whether the server was asked to look for a version and has not finished.
     looks: Arc<AtomicBool>,
@@ -99,14 +105,24 @@ impl Drop for NewVersion {
     }
 }
 
-impl ToServer {
-    pub(crate) fn new(training: Arc<Training>, wake: SyncSender<WatchCommand>) -> Self {
-        Self { training, wake, looks: Arc::default() }
+impl RunMetrics {
+    /// The metrics of a process without a server.
+    pub(crate) fn alone(training: Arc<Training>) -> Self {
+        Self { training, server: None }
+    }
+
+    /// Those of a process whose server is woken by each version.
+    pub(crate) fn beside_server(training: Arc<Training>, wake: SyncSender<WatchCommand>) -> Self {
+        Self { training, server: Some(ToServer { wake, looks: Arc::default() }) }
+    }
+
+    pub(crate) fn has_server(&self) -> bool {
+        self.server.is_some()
     }
 
     /// Whether the server looks at the last version, or takes it over.
-    pub(crate) fn looks(&self) -> bool {
-        self.looks.load(Ordering::Acquire)
+    pub(crate) fn server_looks(&self) -> bool {
+        self.server.as_ref().is_some_and(|server| server.looks.load(Ordering::Acquire))
     }
 
     /// A step was taken.
@@ -142,12 +158,12 @@ impl ToServer {
         series.pause_seconds.record(published.pause);
         series.publish_bytes.increment(published.bytes);
         series.publish_rows.increment(published.rows);
-        self.looks.store(true, Ordering::Release);
+        let Some(ToServer { wake, looks }) = &self.server else { return };
+        looks.store(true, Ordering::Release);
+        let look = NewVersion { model: model.to_owned(), looks: looks.clone() };
         // Without a receiver the server has ended. If many changes of models wait, the next look finds the
         // version.
-        let _ = self
-            .wake
-            .try_send(WatchCommand::Look(NewVersion { model: model.to_owned(), looks: self.looks.clone() }));
+        let _ = wake.try_send(WatchCommand::Look(look));
     }
 }
 
@@ -180,8 +196,8 @@ impl<'a> Run<'a> {
         start: Start,
         setting: Setting<'_>,
     ) -> anyhow::Result<Option<Self>> {
-        let Setting { config, device, server, lock } = setting;
-        let mut epochs = Epochs::new(args, feed)?.telling(server.as_ref());
+        let Setting { config, device, metrics, lock } = setting;
+        let mut epochs = Epochs::new(args, feed)?.measured_by(metrics.as_ref());
         let from = match start {
             Start::Fresh => None,
             Start::From(opened) => Some(opened),
@@ -204,7 +220,7 @@ impl<'a> Run<'a> {
         let base = from.as_ref().map(|opened| base_of(args, opened)).transpose()?.flatten();
         let model = Trained::begin(args, &feed.schema, from.map(|opened| *opened), device)?;
         epochs.steps_before = model.state().steps;
-        let mut versions = WrittenVersions::new(args, config, &model, (base, server.as_ref(), lock))?;
+        let mut versions = WrittenVersions::new(args, config, &model, (base, metrics.as_ref(), lock))?;
         if let FeedFiles::Learned(learned) = &feed.files {
             versions = versions.relieving(learned.shortage.clone());
         }

@@ -19,7 +19,7 @@ use super::data::{OrderFlags, Source};
 use super::from::FromVersion;
 use super::interrupt::OnSignal;
 use super::lock::ModelLock;
-use super::run::{Run, Setting, Start, ToServer};
+use super::run::{Run, RunMetrics, Setting, Start};
 use super::{Args, Checked, RunFlags, check};
 use crate::cli::background;
 use crate::cli::flags::whole;
@@ -189,6 +189,7 @@ impl ServeTrainFlags {
             epochs,
             early_stop: None,
             save_best: false,
+            metrics_http: None,
             alone: false,
             json: false,
         })
@@ -216,14 +217,14 @@ impl ServeTrain {
         flags: ServeTrainFlags,
         config: &Config,
         models: &Path,
-        server: ToServer,
+        metrics: RunMetrics,
     ) -> anyhow::Result<Self> {
         let last_version = Duration::from_secs(flags.given.last_version_seconds);
         let threads = flags.given.train_threads.unwrap_or(config.threads.compute);
         let args = flags.into_args(models)?;
         let stop = Stop::default();
         let ((ready, prepared), (begin, begun), (end, ended)) = (channel(), channel(), channel());
-        let thread = TrainingThread { args, config: config.clone(), stop: stop.clone(), server, threads };
+        let thread = TrainingThread { args, config: config.clone(), stop: stop.clone(), metrics, threads };
         let spawned = std::thread::Builder::new().name("train".to_owned());
         spawned.spawn(move || thread.run(Server { ready, begun }, &end)).context("--train: thread")?;
         // The thread answers, or drops its end. The time depends on the size of the model.
@@ -288,7 +289,7 @@ struct TrainingThread {
     args: Args,
     config: Config,
     stop: Stop,
-    server: ToServer,
+    metrics: RunMetrics,
     threads: usize,
 }
 
@@ -307,7 +308,7 @@ impl TrainingThread {
             }
         };
         let trained = trained.unwrap_or_else(|_| Err(anyhow!("a thread of training panicked")));
-        let training = &self.server.training;
+        let training = &self.metrics.training;
         let result = trained.map_err(|error| error_line(error.as_ref()));
         match &result {
             Ok(()) => {
@@ -362,8 +363,8 @@ impl TrainingThread {
     /// Begins the run, and writes a first version if there is none.
     fn begin<'a>(&'a self, feed: &'a Feed, start: Start, lock: ModelLock) -> anyhow::Result<Option<Run<'a>>> {
         let first = matches!(start, Start::Fresh);
-        let server = Some(self.server.clone());
-        let setting = Setting { config: &self.config, device: None, server, lock };
+        let metrics = Some(self.metrics.clone());
+        let setting = Setting { config: &self.config, device: None, metrics, lock };
         let mut run = Run::begin(&self.args, feed, start, setting)?;
         if let Some(run) = run.as_mut().filter(|_| first) {
             let version = run.write()?;
@@ -402,7 +403,7 @@ impl TrainingThread {
             return Ok(());
         }
         if let Err(reason) = run.epochs.check_gate() {
-            self.server.published(model, &Err(reason.clone()));
+            self.metrics.published(model, &Err(reason.clone()));
             tracing::warn!(
                 model,
                 samples,
