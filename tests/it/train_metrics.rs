@@ -53,7 +53,7 @@ fn the_metrics_of_a_run_are_shown_to_those_with_a_token() {
     let settings = files.write("flechette.toml", &format!("[auth]\nmetrics = \"{}\"\n", token.display()));
     let line = format!(
         "train --config {} --model-config {config} --format criteo-tsv --follow {incoming} --models {models} \
-         --name m --batch 16 --publish-every 2steps --metrics-http",
+         --name m --batch 20 --publish-every 2steps --metrics-http",
         settings.display()
     );
     let (running, address) = start(&format!("{line} 127.0.0.1:0"));
