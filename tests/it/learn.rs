@@ -756,8 +756,8 @@ fn a_gate_that_keeps_a_log_full_is_reported_with_the_limit() {
         });
         let text = "The log of learned samples is full (learn.max_bytes, 1048576 bytes)";
         wait("the status page says what keeps the log full", || served.status().to_string().contains(text));
-        let log_loss = served.metric("flechette_progressive_log_loss", &["model=\"log\""]);
-        assert!(log_loss > 0.0, "the quality of what is refused is shown, got {log_loss}");
+        let log_loss = || served.metric("flechette_progressive_log_loss", &["model=\"log\""]);
+        wait("the quality of what is refused is shown", || log_loss() > 0.0);
         let before = latest();
         sleep(Duration::from_secs(5));
         assert_eq!(latest(), before, "no version may be published");

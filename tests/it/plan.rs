@@ -305,9 +305,9 @@ fn record(workshop: &Workshop, rate: f64, state: &str) -> Vec<String> {
     let (status, log) = served.ended();
     assert!(status.success(), "{log}");
     let files = fs::read_dir(state).unwrap().map(|entry| entry.unwrap().path().to_str().unwrap().to_owned());
-    let mut files: Vec<String> = files.collect();
-    files.sort();
-    files
+    let mut traces: Vec<String> = files.filter(|file| file.ends_with(".fltrace")).collect();
+    traces.sort();
+    traces
 }
 
 fn damaged_recordings(workshop: &Workshop, trace: &str, whole: &Value) {
