@@ -15,6 +15,9 @@ use crate::store::Table;
 const GROUP_SAMPLES: usize = 512;
 /// Groups that may be queued for training.
 const GROUPS_AHEAD: usize = 8;
+/// The same for data that may come late, whose groups are single batches. The reader says when a log of
+/// learned samples is full, and each batch that is still queued then is published by itself.
+const BATCHES_AHEAD: usize = 2;
 
 /// Trains on every sample of the data, on the threads of the caller's rayon pool. Returns the number of
 /// samples.
@@ -64,8 +67,9 @@ pub(crate) fn run_around(
     let train_state = &reference.state;
     let (schema, lookups) = (train_state.schema.clone(), train_state.lookups.clone());
     let group = (GROUP_SAMPLES / data.batch.max(1)).max(1);
+    let ahead = if data.reader.may_wait() { BATCHES_AHEAD } else { GROUPS_AHEAD };
     let (mut samples, mut logits) = (0, Vec::new());
-    ReadAhead::new(&schema, data).casting(&lookups).in_groups(group).for_each(GROUPS_AHEAD, |prepared| {
+    ReadAhead::new(&schema, data).casting(&lookups).in_groups(group).for_each(ahead, |prepared| {
         around.before(&reference.tables, &prepared.casting);
         let labelled = Labelled { batch: &prepared.batch, labels: &prepared.labels };
         let loss = reference.step_casted(labelled, &prepared.casting, &mut logits);

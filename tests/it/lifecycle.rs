@@ -465,9 +465,11 @@ fn a_hangup_before_the_settings_are_read_reloads_them_later() {
     let pipe = workshop.path("settings");
     // The pipe opens when the server reads its settings, and another one in its place when it reloads them.
     let settings = |slow: u32| format!("printf '[log]\\nslow_seconds = {slow}\\n'");
+    // The writer must not keep the server's log open: if the server ends, nothing reads the pipe.
     let setup = format!(
-        "mkfifo {pipe} {pipe}.next && \
-         (exec 3> {pipe}; kill -HUP $$; {} >&3; mv {pipe}.next {pipe}; exec 3>&-; {} > {pipe}) & true",
+        "mkfifo {pipe} {pipe}.next && {{ \
+         (exec 2> /dev/null 3> {pipe}; kill -HUP $$; {} >&3; mv {pipe}.next {pipe}; exec 3>&-; \
+         {} > {pipe}) & }}",
         settings(1),
         settings(2)
     );
