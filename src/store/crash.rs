@@ -18,7 +18,6 @@ use super::{
     StoreError, Table, TakeChunk, open, open_latest, publish, versions,
 };
 use crate::rowlog::Uniform;
-use crate::store::tests::entries;
 use crate::types::{Element, TableId, Version};
 
 const MODEL_TOML: &str = r#"
@@ -283,6 +282,12 @@ fn whichever_call_fails_readers_see_the_old_version_or_the_whole_new_one() {
             }
         }
     }
+}
+
+/// The entries of a model's directory, without that of its state.
+pub(crate) fn entries(models: &Path) -> usize {
+    let names = fs::read_dir(models.join("m")).unwrap().map(|entry| entry.unwrap().file_name());
+    names.filter(|name| name != "state").count()
 }
 
 /// A file or directory: its present state, and the state that is durable.

@@ -63,7 +63,6 @@ pub(crate) use format::{Base, Training};
 pub(crate) use link::cursor;
 pub(crate) use retention::{base_of, check_base, version_bytes};
 #[cfg(test)]
-#[cfg(not(flechette_loom))]
 pub(crate) use snapshot::open_latest;
 pub(crate) use snapshot::{
     Dense, Latest, Opened, models, open_after, open_highest, open_to_continue, versions,

@@ -19,6 +19,7 @@ use crate::store::{EmbeddingStore, PlainMemory, Purpose, StoreError, Table};
 use crate::types::{Element, TableId, Version};
 use proptest::prelude::*;
 
+pub(crate) use crate::store::crash::entries;
 pub(crate) use sample::Sample;
 
 /// Every file of a version, by its path.
@@ -32,12 +33,6 @@ fn files_of(version: &Path) -> Vec<PathBuf> {
 fn replace(path: &Path, bytes: &[u8]) {
     fs::remove_file(path).unwrap();
     fs::write(path, bytes).unwrap();
-}
-
-/// The entries of a model's directory, without that of its state.
-pub(crate) fn entries(models: &Path) -> usize {
-    let names = fs::read_dir(models.join("m")).unwrap().map(|entry| entry.unwrap().file_name());
-    names.filter(|name| name != "state").count()
 }
 
 fn two_versions() -> (tempfile::TempDir, Sample) {
