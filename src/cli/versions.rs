@@ -2,6 +2,7 @@
 //! ones.
 
 use std::fmt::Write as _;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use anyhow::anyhow;
@@ -80,8 +81,7 @@ fn compact(args: &Args, name: &str) -> anyhow::Result<()> {
     let wrong = |error: StoreError| anyhow::Error::from(InputError(anyhow!("--compact: {error}")));
     store::check_name("model", name).map_err(wrong)?;
     // A trainer compacts its own chain. Here the contents of its next version would be hidden.
-    let exists = args.models.join(name).is_dir();
-    let _lock = if exists { lock_model(&args.models, name)? } else { None };
+    let _lock = lock_existing(&args.models, name)?;
     let highest = store::versions(&args.models, name).map_err(wrong)?.pop();
     let opened = match args.version {
         Some(version) => store::open(&args.models, name, Version(version), Purpose::Serve),
@@ -99,13 +99,17 @@ fn compact(args: &Args, name: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Locks a model against trainers that publish. A model that is not there is not locked, because that would
+/// make its directory.
+fn lock_existing(models: &Path, name: &str) -> anyhow::Result<Option<File>> {
+    if models.join(name).is_dir() { lock_model(models, name) } else { Ok(None) }
+}
+
 fn remove_old(models: &Path, name: &str, keep: usize) -> anyhow::Result<()> {
     let wrong = |error: StoreError| anyhow::Error::from(InputError(anyhow!("--keep: {error}")));
     store::check_name("model", name).map_err(wrong)?;
-    // The lock would make the directory of a model that is not there.
-    store::versions(models, name).map_err(wrong)?;
     // A trainer that publishes removes what is old itself.
-    let _lock = lock_model(models, name)?;
+    let _lock = lock_existing(models, name)?;
     let highest = store::versions(models, name).map_err(wrong)?.pop();
     // What stays must not be only versions that cannot be opened.
     if let Some(highest) = highest {

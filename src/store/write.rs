@@ -271,13 +271,13 @@ impl<'a> Staging<'a> {
     ) -> Result<(Version, Instant), StoreError> {
         let model = models.join(name);
         loop {
-            let on_disk = versions(models, name)?.pop();
             let highest = highest(models, name)?;
             if let Some(base) = contents.base {
                 check_highest(&model, Version(base.version), highest)?;
                 check_base(models, name, base)?;
             } else if let Some(after) = contents.only_after {
-                check_highest(&model, after, on_disk)?;
+                // The highest one may have been deleted by hand. Then it is not hidden.
+                check_highest(&model, after, versions(models, name)?.pop())?;
             }
             let above = contents.above.filter(|_| contents.base.is_none());
             let version = next_after(&model, highest.max(above))?;

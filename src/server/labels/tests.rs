@@ -83,6 +83,9 @@ struct World {
     looks: Receiver<()>,
 }
 
+/// A call that sets a label.
+type Call = tokio::task::JoinHandle<Result<Changed, CallError>>;
+
 impl World {
     fn new() -> Self {
         let runtime =
@@ -100,7 +103,16 @@ impl World {
     }
 
     /// A call that sets a label to a version.
-    fn set(&self, label: &str, version: u64) -> tokio::task::JoinHandle<Result<Changed, CallError>> {
+    /// A world whose disk does not answer, and the call whose label it has begun to write.
+    fn with_a_write_that_hangs() -> (Self, Call) {
+        let world = Self::new();
+        world.repository.set_stuck(true);
+        let first = world.set("l0", 7);
+        world.wait("the first write begins", |world| world.repository.kept().len() == 1);
+        (world, first)
+    }
+
+    fn set(&self, label: &str, version: u64) -> Call {
         let (shared, request) = (self.shared.clone(), request(label, version));
         self.runtime.spawn(async move { set(&shared, request, "id").await })
     }
@@ -155,10 +167,7 @@ fn a_change_that_has_not_begun_when_its_call_is_cancelled_is_not_made() {
 
 #[test]
 fn calls_that_set_labels_on_a_disk_that_hangs_share_the_write_that_waits() {
-    let world = World::new();
-    world.repository.set_stuck(true);
-    let first = world.set("l0", 7);
-    world.wait("the first write begins", |world| world.repository.kept().len() == 1);
+    let (world, first) = World::with_a_write_that_hangs();
     let shared = world.shared.clone();
     let mut calls: Vec<_> =
         (0..100).map(|call| Box::pin(set(&shared, request(&format!("l{}", call % 10), 7), "id"))).collect();
@@ -181,10 +190,7 @@ fn calls_that_set_labels_on_a_disk_that_hangs_share_the_write_that_waits() {
 
 #[test]
 fn a_label_of_a_model_that_is_unloaded_before_the_write_is_not_reported_as_kept() {
-    let world = World::new();
-    world.repository.set_stuck(true);
-    let first = world.set("l0", 7);
-    world.wait("the first write begins", |world| world.repository.kept().len() == 1);
+    let (world, first) = World::with_a_write_that_hangs();
     let call = world.set("l1", 7);
     world.wait("the second write waits", |world| world.shared.models.keeping.waiting().len() == 1);
     assert!(world.shared.models.remove(NAME));

@@ -52,11 +52,11 @@ pub(crate) fn read(files: &[Contents]) -> Result<Tls, FileError> {
         let builder = ServerConfig::builder_with_provider(provider.clone());
         let builder = builder.with_safe_default_protocol_versions();
         let builder = builder.map_err(|error| certificate.wrong(error.to_string()))?;
-        let resumes = clients.is_none();
+        let verifies = clients.is_some();
         let clients = clients.unwrap_or_else(|| Arc::new(NoClientAuth));
         let mut config = builder.with_client_cert_verifier(clients).with_cert_resolver(resolver.clone());
         config.alpn_protocols = vec![protocol.to_vec()];
-        if !resumes {
+        if verifies {
             // The certificate of a client that resumes is not verified again, and may have expired.
             config.session_storage = Arc::new(NoServerSessionStorage {});
             config.send_tls13_tickets = 0;

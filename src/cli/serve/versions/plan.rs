@@ -176,16 +176,17 @@ impl Settling<'_> {
         let mut gone = BTreeMap::new();
         for loaded in secondary.chain([self.model.engine.served()]) {
             let version = loaded.version();
-            let check = |base| store::check_base(&loader.models, self.name, base);
-            let text = match loaded.store.base().map_or(Ok(()), check) {
-                _ if !on_disk.contains(&version) => {
-                    "version no longer on disk: it goes on, and a restart would not find it"
-                }
-                Err(StoreError::BaseDiffers { .. }) => {
-                    "another version has its number on disk: the loaded one goes on, and unloading and \
-                     loading the model, or a restart, takes the other one"
-                }
-                _ => continue,
+            let is_replaced = |base| {
+                let check = store::check_base(&loader.models, self.name, base);
+                matches!(check, Err(StoreError::BaseDiffers { .. }))
+            };
+            let text = if !on_disk.contains(&version) {
+                "version no longer on disk: it goes on, and a restart would not find it"
+            } else if loaded.store.base().is_some_and(is_replaced) {
+                "another version has its number on disk: the loaded one goes on, and unloading and loading \
+                 the model, or a restart, takes the other one"
+            } else {
+                continue;
             };
             gone.insert(version, text);
             if self.known.gone.get(&version) != Some(&text) {
