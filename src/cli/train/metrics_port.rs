@@ -18,6 +18,8 @@ use crate::server::MetricsPort;
 /// started.
 pub(crate) fn start(address: SocketAddr, config: &Config, model: &str) -> anyhow::Result<Arc<Training>> {
     let metrics = Arc::new(Metrics::new()?);
+    // The first page that is read has them.
+    let training = metrics.training(model);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("threads")?;
     let port = runtime.block_on(MetricsPort::bind(address, config, metrics.clone()));
     let port = port.map_err(|error| InputError(error.into()))?;
@@ -25,5 +27,5 @@ pub(crate) fn start(address: SocketAddr, config: &Config, model: &str) -> anyhow
     let serve = move || runtime.block_on(port.serve());
     std::thread::Builder::new().name("metrics".to_owned()).spawn(serve).context("threads")?;
     tracing::info!(address = %bound, "metrics");
-    Ok(metrics.training(model))
+    Ok(training)
 }
