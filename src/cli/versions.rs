@@ -11,7 +11,7 @@ use serde_json::json;
 use crate::cli::flags::whole;
 use crate::cli::train::lock::lock_model;
 use crate::cli::{InputError, note, print_and_end};
-use crate::store::listing::{Listed, Summary, list};
+use crate::store::listing::{Check, Listed, Summary, list};
 use crate::store::{self, Purpose, StoreError, retention};
 use crate::types::{Version, unix_ms};
 
@@ -24,6 +24,9 @@ pub(crate) struct Args {
     /// Name of the model; without it, all models are listed
     #[arg(long, required_if_eq("compact", "true"))]
     name: Option<String>,
+    /// Reads only the manifests, which takes no time with large tables; damage to other files does not show
+    #[arg(long, conflicts_with_all = ["compact", "keep"])]
+    quick: bool,
     /// Writes the latest good version, if it is a delta, or any --version, as a full version with the next
     /// number
     #[arg(long)]
@@ -58,21 +61,23 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         Some(name) => vec![name.clone()],
         None => store::models(&args.models).map_err(wrong)?,
     };
+    let check = if args.quick { Check::Manifests } else { Check::Files };
     // A model that cannot be read does not hide the others.
     let (mut models, mut ended) = (Vec::new(), Ok(()));
     for name in &names {
-        match list(&args.models, name) {
+        match list(&args.models, name, check) {
             Ok(listed) => models.push((name, listed)),
             Err(error) if ended.is_ok() => ended = Err(wrong(error)),
             Err(error) => note(&format!("--models: {error}")),
         }
     }
     let text = if args.json {
-        let models =
-            models.iter().map(|(name, listed)| json!({ "name": name, "versions": versions_json(listed) }));
+        let models = models
+            .iter()
+            .map(|(name, listed)| json!({ "name": name, "versions": versions_json(listed, check) }));
         format!("{}\n", json!({ "models": models.collect::<Vec<_>>() }))
     } else {
-        models.iter().map(|(name, listed)| table(name, listed)).collect()
+        models.iter().map(|(name, listed)| table(name, listed, check)).collect()
     };
     print_and_end(&text, ended)
 }
@@ -125,8 +130,17 @@ fn remove_old(models: &Path, name: &str, keep: usize) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn versions_json(listed: &[Listed]) -> Vec<serde_json::Value> {
-    let version = |Listed { version, served, labels, summary, refusal, checkpoint }: &Listed| {
+/// Whether a version can be opened; `None` if that was not checked.
+fn good(listed: &Listed, check: Check) -> Option<bool> {
+    match check {
+        Check::Manifests if listed.refusal.is_none() => None,
+        _ => Some(listed.refusal.is_none()),
+    }
+}
+
+fn versions_json(versions: &[Listed], check: Check) -> Vec<serde_json::Value> {
+    let version = |listed: &Listed| {
+        let Listed { version, served, labels, summary, refusal, checkpoint } = listed;
         let summary = summary.as_ref();
         let training = summary.and_then(|summary| summary.training);
         json!({
@@ -136,12 +150,12 @@ fn versions_json(listed: &[Listed]) -> Vec<serde_json::Value> {
             "samples": training.map(|training| training.samples),
             "last_batch_unix_ms": training.map(|training| training.last_batch_unix_ms),
             "bytes": summary.map(|summary| summary.bytes), "quality": summary.map(|summary| &summary.quality),
-            "good": refusal.is_none(), "refused": refusal.as_ref().map(ToString::to_string),
+            "good": good(listed, check), "refused": refusal.as_ref().map(ToString::to_string),
             "training_refused": checkpoint.as_ref().map(ToString::to_string),
             "served": served, "labels": labels,
         })
     };
-    listed.iter().map(version).collect()
+    versions.iter().map(version).collect()
 }
 
 fn kind(summary: &Summary) -> &'static str {
@@ -149,7 +163,7 @@ fn kind(summary: &Summary) -> &'static str {
 }
 
 /// The versions of a model, one a line, under a header.
-fn table(name: &str, listed: &[Listed]) -> String {
+fn table(name: &str, versions: &[Listed], check: Check) -> String {
     let mut text = format!(
         "{name}\n{:>8} {:5} {:>6} {:>10} {:>13} {:>13} {:>8}  {:4} {:6} {:10} {}\n",
         "VERSION",
@@ -164,7 +178,8 @@ fn table(name: &str, listed: &[Listed]) -> String {
         "LABELS",
         "QUALITY"
     );
-    for Listed { version, served, labels, summary, refusal, checkpoint } in listed {
+    for listed in versions {
+        let Listed { version, served, labels, summary, refusal, checkpoint } = listed;
         let number = |number: Option<u64>| number.map_or("-".to_owned(), |number| number.to_string());
         let summary = summary.as_ref();
         let training = summary.and_then(|summary| summary.training);
@@ -186,7 +201,7 @@ fn table(name: &str, listed: &[Listed]) -> String {
             number(training.map(|training| training.samples)),
             number(summary.map(|summary| summary.bytes)),
             training.map_or("-".to_owned(), |training| ago(training.last_batch_unix_ms)),
-            yes(refusal.is_none()),
+            good(listed, check).map_or("-", yes),
             yes(*served),
             if labels.is_empty() { "-".to_owned() } else { labels.join(",") },
             refusal.as_ref().map_or(quality, ToString::to_string),

@@ -9,6 +9,15 @@ use super::snapshot::{Opened, Purpose, open, open_after, versions};
 use super::{EmbeddingStore, StoreError, labels};
 use crate::types::{LabelTarget, Version};
 
+/// What a listing reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Check {
+    /// All files of each version.
+    Files,
+    /// Only the manifests.
+    Manifests,
+}
+
 /// A version on disk.
 #[derive(Debug)]
 pub(crate) struct Listed {
@@ -19,7 +28,7 @@ pub(crate) struct Listed {
     pub labels: Vec<String>,
     /// What its manifest says, if it can be read.
     pub summary: Option<Summary>,
-    /// Why the version cannot be opened.
+    /// Why the version cannot be opened, as far as it was checked.
     pub refusal: Option<StoreError>,
     /// Why training cannot continue from it, although it can be served.
     pub checkpoint: Option<StoreError>,
@@ -36,36 +45,42 @@ pub(crate) struct Summary {
     pub bytes: u64,
 }
 
-/// Checks every version of a model, ascending. The files of a chain are read once.
+/// The versions of a model, ascending. The files of a chain are read once.
 ///
 /// # Errors
 /// [`StoreError`] when the directory of the model cannot be read.
-pub(crate) fn list(models: &Path, name: &str) -> Result<Vec<Listed>, StoreError> {
+pub(crate) fn list(models: &Path, name: &str, check: Check) -> Result<Vec<Listed>, StoreError> {
     let named = labels::load(models, name)?;
     let mut before: Option<EmbeddingStore> = None;
     let mut listed = Vec::new();
     for version in versions(models, name)? {
         let dir = models.join(name).join(version.to_string());
         let (served, manifest) = (is_served(&dir), read_manifest(&dir));
-        let opened = match &before {
-            Some(before) => open_after(models, name, version, before),
-            None => open(models, name, version, Purpose::Serve),
-        };
-        let refusal = match opened {
-            Ok(Opened { store, .. }) => {
-                before = Some(store);
+        let (mut refusal, mut checkpoint) = (None, None);
+        if check == Check::Files {
+            let opened = match &before {
+                Some(before) => open_after(models, name, version, before),
+                None => open(models, name, version, Purpose::Serve),
+            };
+            match opened {
+                Ok(Opened { store, .. }) => before = Some(store),
+                Err(error) => refusal = Some(error),
+            }
+            let good = manifest.as_ref().ok().filter(|_| refusal.is_none());
+            checkpoint = good.and_then(|(manifest, _)| check_checkpoint(&dir, manifest).err());
+        }
+        let summary = match manifest {
+            Ok((manifest, _)) => Some(Summary {
+                base: manifest.base,
+                training: manifest.training,
+                bytes: manifest.bytes(),
+                quality: manifest.quality,
+            }),
+            Err(error) => {
+                refusal.get_or_insert(error);
                 None
             }
-            Err(error) => Some(error),
         };
-        let good = manifest.as_ref().ok().filter(|_| refusal.is_none());
-        let checkpoint = good.and_then(|(manifest, _)| check_checkpoint(&dir, manifest).err());
-        let summary = manifest.ok().map(|(manifest, _)| Summary {
-            base: manifest.base,
-            training: manifest.training,
-            bytes: manifest.bytes(),
-            quality: manifest.quality,
-        });
         let own = named.iter().filter(|(_, target)| **target == LabelTarget::Version(version));
         let labels = own.map(|(label, _)| label.clone()).collect();
         listed.push(Listed { version, served, labels, summary, refusal, checkpoint });

@@ -64,6 +64,16 @@ fn damaged_versions_are_named_and_the_last_good_one_serves() {
     replace(&truncated, |bytes| bytes.truncate(bytes.len() / 2));
     let corrupt = version_dir(models, "dlrm", 2).join("dense.safetensors");
     replace(&corrupt, |bytes| *bytes.last_mut().unwrap() ^= 1);
+    let listed = |flags: &str| {
+        let listed = run_json(&format!("versions --models {models} --json {flags}"));
+        let versions = listed["models"][0]["versions"].as_array().unwrap();
+        versions.iter().map(|one| (one["good"].clone(), one["bytes"].clone())).collect::<Vec<_>>()
+    };
+    let (checked, quick) = (listed(""), listed("--quick"));
+    for (good, (checked, quick)) in [true, false, false].into_iter().zip(checked.into_iter().zip(quick)) {
+        assert_eq!((checked.0, quick.0), (good.into(), Value::Null));
+        assert!(checked.1.as_u64() > Some(0) && checked.1 == quick.1);
+    }
 
     let served = Served::start(models, "");
     assert_eq!(served.score("dlrm", &workshop.valid, "")["version"], 1);
