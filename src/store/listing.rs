@@ -5,7 +5,7 @@ use std::path::Path;
 
 use super::format::{Base, Training};
 use super::link::{check_checkpoint, is_served, read_manifest};
-use super::snapshot::{Opened, Purpose, open, open_after, versions};
+use super::snapshot::{Opened, Purpose, open, open_beside, versions};
 use super::{EmbeddingStore, StoreError, labels};
 use crate::types::{LabelTarget, Version};
 
@@ -59,7 +59,7 @@ pub(crate) fn list(models: &Path, name: &str, check: Check) -> Result<Vec<Listed
         let (mut refusal, mut checkpoint) = (None, None);
         if check == Check::Files {
             let opened = match &before {
-                Some(before) => open_after(models, name, version, before),
+                Some(before) => open_beside(models, name, version, &[before]),
                 None => open(models, name, version, Purpose::Serve),
             };
             match opened {

@@ -25,6 +25,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use rayon::prelude::*;
+
 use crate::config::TableMemory;
 use crate::mem::prefetch::prefetch;
 use crate::mem::{HostMemory, OutOfHostMemory};
@@ -65,7 +67,7 @@ pub(crate) use retention::{base_of, check_base, version_bytes};
 #[cfg(test)]
 pub(crate) use snapshot::open_latest;
 pub(crate) use snapshot::{
-    Dense, Latest, Opened, models, open_after, open_highest, open_to_continue, versions,
+    Dense, Latest, Opened, models, open_beside, open_highest, open_to_continue, versions,
 };
 pub use snapshot::{Purpose, open};
 pub(crate) use table::{BadRow, State};
@@ -142,10 +144,33 @@ impl EmbeddingStore {
 
     /// Whether this version is an earlier one of the same chain with further deltas.
     #[must_use]
-    pub(crate) fn builds_on(&self, earlier: &Self) -> bool {
+    fn builds_on(&self, earlier: &Self) -> bool {
         let links = self.links.iter().map(|link| link.base);
         let earlier = earlier.links.iter().map(|link| link.base);
         earlier.len() > 0 && links.take(earlier.len()).eq(earlier)
+    }
+
+    /// An earlier version of the same chain, which shares the rows. `None` if this version does not build on
+    /// it, or a copy has merged later deltas.
+    ///
+    /// # Errors
+    /// [`OutOfHostMemory`] when the rows that deltas changed cannot be listed anew.
+    fn up_to(&self, earlier: Base) -> Result<Option<Self>, OutOfHostMemory> {
+        let Some(last) = self.links.iter().position(|link| link.base == earlier) else { return Ok(None) };
+        let (version, links) = (Version(earlier.version), self.links[..=last].to_vec());
+        if links.len() < self.merged {
+            return Ok(None);
+        }
+        let tables = self.tables.par_iter().map(|table| table.up_to(version));
+        let tables = tables.collect::<Result<_, _>>()?;
+        let Self { merged, on_disk, memory, .. } = *self;
+        Ok(Some(Self { version, tables, links, merged, schema: self.schema.clone(), on_disk, memory }))
+    }
+
+    /// Whether the rows below the deltas of both versions are the same ones in memory.
+    #[must_use]
+    pub(crate) fn shares_base_rows(&self, other: &Self) -> bool {
+        self.tables.iter().zip(&other.tables).all(|(table, other)| table.shares_base(other))
     }
 
     /// Says to other processes that the version is served, while the file is open. `None` without files or

@@ -20,10 +20,13 @@ use crate::mem::OutOfHostMemory;
 use crate::mem::prefetch::PREFETCH_AHEAD;
 use crate::mem::probe_table::{Bucket, ProbeTable, Tag};
 use crate::pace::rested;
+use crate::types::Version;
 
 /// The changed rows of a table in one delta.
 #[derive(Debug)]
 pub(crate) struct DeltaRows {
+    /// The version that changed them.
+    pub version: Version,
     /// The numbers of the rows, ascending, as u64.
     pub keys: Bytes,
     /// The bytes of the rows, in the order of `keys`.

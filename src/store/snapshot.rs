@@ -9,7 +9,8 @@
 //!
 //! A delta is opened with its base, and so on down to a full version. One damaged link makes every version
 //! after it unusable. A server that already has a version of the chain opens only the links after it
-//! ([`open_after`]), so that a small delta of a large model is ready soon.
+//! ([`open_beside`]), so that a small delta of a large model is ready soon. An earlier version of its chain
+//! needs no link, so that a roll-back is ready soon too.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -153,21 +154,22 @@ pub(crate) fn versions(models: &Path, name: &str) -> Result<Vec<Version>, StoreE
 /// # Errors
 /// [`StoreError`] for the first bad file, in the order manifests, schema, dense, tables.
 pub fn open(models: &Path, name: &str, version: Version, purpose: Purpose) -> Result<Opened, StoreError> {
-    open_chain(models, name, version, purpose, None)
+    open_chain(models, name, version, purpose, &[])
 }
 
-/// Opens a version to serve it after `served`. If it builds on that version, the tables share its base rows,
-/// and only later versions are checked.
+/// Opens a version to serve it beside loaded ones. If it builds on one of them, or one of them on it, they
+/// share their rows, and only the tables of later versions are read and checked.
 ///
 /// # Errors
 /// As [`open`].
-pub(crate) fn open_after(
+pub(crate) fn open_beside(
     models: &Path,
     name: &str,
     version: Version,
-    served: &EmbeddingStore,
+    loaded: &[&EmbeddingStore],
 ) -> Result<Opened, StoreError> {
-    open_chain(models, name, version, Purpose::ServeFrom(served.memory), Some(served))
+    let memory = loaded.first().map_or(TableMemory::Mapped, |store| store.memory);
+    open_chain(models, name, version, Purpose::ServeFrom(memory), loaded)
 }
 
 fn open_chain(
@@ -175,17 +177,18 @@ fn open_chain(
     name: &str,
     version: Version,
     purpose: Purpose,
-    served: Option<&EmbeddingStore>,
+    loaded: &[&EmbeddingStore],
 ) -> Result<Opened, StoreError> {
     check_name("model", name)?;
-    let Chain { first, mut links } = Chain::read(&models.join(name), version, served)?;
+    let mut chain = Chain::read(&models.join(name), version, loaded)?;
     let memory = match purpose {
         Purpose::ServeFrom(memory) => memory,
         Purpose::Serve | Purpose::Train => TableMemory::Mapped,
     };
-    let location = TableLocation::choose(memory, links.iter().map(Link::table_bytes).sum());
-    links.iter_mut().for_each(|link| link.in_ram = location.in_ram);
-    let Some(newest) = links.last() else {
+    let location = TableLocation::choose(memory, chain.unread().iter().map(Link::table_bytes).sum());
+    chain.links.iter_mut().for_each(|link| link.in_ram = location.in_ram);
+    let (unread, shared) = (chain.unread(), chain.shared.as_ref());
+    let Some(newest) = chain.links.last() else {
         // `read` returns the version itself at least.
         return Err(StoreError::MissingDirectory { path: models.join(name) });
     };
@@ -193,54 +196,59 @@ fn open_chain(
     let dense = newest.dense()?;
     let trains = purpose == Purpose::Train;
     let dense_states = if trains { newest.dense_states()? } else { BTreeMap::new() };
-    if let Some((base, of_base)) = first.and_then(|store| Some((store.version, store.schema.as_ref()?))) {
+    if let Some((base, of_base)) = shared.and_then(|store| Some((store.version, store.schema.as_ref()?))) {
         newest.check_same_schema(&schema, base, of_base)?;
     }
-    for link in &links[..links.len() - 1] {
+    for link in &chain.links[..chain.links.len() - 1] {
         newest.check_same_schema(&schema, link.version, &link.schema()?.1)?;
     }
     // Tables are checked in parallel. The error returned is that of the first bad table in schema order.
     let table = |(t, declared): (usize, &schema::Table)| {
-        let shared = first.and_then(|store| store.table(TableId(t as u32)));
-        read_table(declared, shared, &links, purpose)
+        let shared = shared.and_then(|store| store.table(TableId(t as u32)));
+        read_table(declared, shared, unread, purpose)
     };
     let tables: Vec<_> = schema.tables.par_iter().enumerate().map(table).collect();
     let tables = tables.into_iter().collect::<Result<_, _>>()?;
-    let shared = first.map_or(&[][..], |store| &store.links);
-    let holds = shared.iter().cloned().chain(links.iter().map(|link| link.hold.clone())).collect();
+    let holds = shared.map_or(&[][..], |store| &store.links);
+    let holds = holds.iter().cloned().chain(unread.iter().map(|link| link.hold.clone())).collect();
     let mut store = EmbeddingStore::new(version, tables);
-    (store.links, store.merged) = (holds, first.map_or(1, |store| store.merged));
-    (store.on_disk, store.memory) = (first.is_some_and(|store| store.on_disk), memory);
+    (store.links, store.merged) = (holds, shared.map_or(1, |store| store.merged));
+    (store.on_disk, store.memory) = (shared.is_some_and(|store| store.on_disk), memory);
     store.schema = Some(schema.clone().into());
     let cursor = if trains { newest.cursor()? } else { None };
-    location.log(name, version, first.is_some());
+    location.log(name, version, shared.is_some());
     let newest = newest.manifest.clone();
     let (training, quality, metadata) = (newest.training, newest.quality, newest.metadata);
     Ok(Opened { schema, model_toml, dense, dense_states, store, training, quality, cursor, metadata })
 }
 
 /// The versions that a version builds on.
-struct Chain<'s> {
-    /// The served version that the first link builds on; without it, the first link is full.
-    first: Option<&'s EmbeddingStore>,
-    /// Oldest first; the last is the version itself.
+struct Chain {
+    /// The rows of the oldest versions, if a loaded version has them. Without it, the first link is full.
+    shared: Option<EmbeddingStore>,
+    /// The versions after those, oldest first. The last is the version itself, also if `shared` has its rows.
     links: Vec<Link>,
 }
 
-impl<'s> Chain<'s> {
-    fn read(model: &Path, version: Version, served: Option<&'s EmbeddingStore>) -> Result<Self, StoreError> {
-        let mut links = vec![Link::open(model.join(version.to_string()), version)?];
-        let mut first = None;
-        while let Some(link) = links.last()
+impl Chain {
+    fn read(model: &Path, version: Version, loaded: &[&EmbeddingStore]) -> Result<Self, StoreError> {
+        let shared = |base: Base| {
+            let mut shared = loaded.iter().map(|store| store.up_to(base));
+            shared.find_map(Result::transpose).transpose()
+        };
+        let itself = Link::open(model.join(version.to_string()), version)?;
+        let mut first = shared(itself.hold.base)?;
+        let mut links = vec![itself];
+        while first.is_none()
+            && let Some(link) = links.last()
             && let Some(base) = link.manifest.base
         {
             let path = link.manifest_path();
             if base.version.checked_add(1) != Some(link.version.0) {
                 return Err(StoreError::BaseNumber { path, version: link.version, got: base.version });
             }
-            let last = served.and_then(|store| store.links.last());
-            if last.is_some_and(|last| last.base == base) {
-                first = served;
+            first = shared(base)?;
+            if first.is_some() {
                 break;
             }
             let number = Version(base.version);
@@ -256,7 +264,15 @@ impl<'s> Chain<'s> {
             links.push(next);
         }
         links.reverse();
-        Ok(Self { first, links })
+        Ok(Self { shared: first, links })
+    }
+
+    /// The links whose rows are not shared.
+    fn unread(&self) -> &[Link] {
+        match (&self.shared, self.links.last()) {
+            (Some(shared), Some(newest)) if shared.base() == Some(newest.hold.base) => &[],
+            _ => &self.links,
+        }
     }
 }
 
@@ -267,29 +283,30 @@ fn read_table(
     links: &[Link],
     purpose: Purpose,
 ) -> Result<Table, StoreError> {
-    let read = |purpose| -> Result<Vec<TableParts>, StoreError> {
-        let parts = links.iter().map(|link| link.table(declared, purpose)).collect::<Result<Vec<_>, _>>()?;
+    let read = |purpose| -> Result<Vec<(Version, TableParts)>, StoreError> {
+        let parts = links.iter().map(|link| Ok((link.version, link.table(declared, purpose)?)));
+        let parts = parts.collect::<Result<Vec<_>, StoreError>>()?;
         // A delta that changed no row of the table says nothing about its states.
-        Ok(parts.into_iter().filter(|parts| parts.rows() != Some(0)).collect())
+        Ok(parts.into_iter().filter(|(_, parts)| parts.rows() != Some(0)).collect())
     };
     let mut parts = read(purpose)?;
     // If some link has no checkpoint, training has only the served rows of the others.
-    if parts.windows(2).any(|pair| kind(&pair[0]) != kind(&pair[1])) {
+    if parts.windows(2).any(|pair| kind(&pair[0].1) != kind(&pair[1].1)) {
         parts = read(Purpose::Serve)?;
     }
     let mut parts = parts.into_iter();
     let mut table = match shared {
         Some(shared) => shared.clone(),
         None => {
-            let full = parts.next().and_then(|TableParts { element, weight, states, .. }| {
+            let full = parts.next().and_then(|(_, TableParts { element, weight, states, .. })| {
                 Table::from_parts(declared, element, weight, states)
             });
             // The reader has checked every shape.
             full.ok_or_else(|| StoreError::Tables { expected: 1, got: 0 })?
         }
     };
-    let deltas = parts.filter_map(|TableParts { keys, weight, states, .. }| {
-        Some(DeltaRows { keys: keys?, weight, states })
+    let deltas = parts.filter_map(|(version, TableParts { keys, weight, states, .. })| {
+        Some(DeltaRows { version, keys: keys?, weight, states })
     });
     table.add_deltas(deltas)?;
     Ok(table)

@@ -18,7 +18,7 @@ use super::overlay::{DeltaRows, Overlay};
 use super::{PlainMemory, RowSource, StoreError};
 use crate::mem::{HostMemory, OutOfHostMemory, fold};
 use crate::schema::{self, Lookup, Schema};
-use crate::types::{Batch, Element, RowError, TableId};
+use crate::types::{Batch, Element, RowError, TableId, Version};
 
 const PAGE_BYTES: usize = 4096;
 /// Elements that one thread encodes at a time.
@@ -165,12 +165,34 @@ impl Table {
         Ok(())
     }
 
+    /// The table as it was in an earlier version of its chain. It shares the rows.
+    ///
+    /// # Errors
+    /// [`OutOfHostMemory`] when the overlay cannot be allocated.
+    pub(super) fn up_to(&self, version: Version) -> Result<Self, OutOfHostMemory> {
+        let older = self.deltas().iter().filter(|delta| delta.version <= version);
+        let older: Vec<_> = older.cloned().collect();
+        let overlay = match older.len() {
+            0 => None,
+            all if all == self.deltas().len() => self.overlay.clone(),
+            _ => Some(Arc::new(Overlay::new(older)?)),
+        };
+        Ok(Self { overlay, ..self.clone() })
+    }
+
+    /// Whether both tables have the same base rows in memory or in the same mapping.
+    pub(super) fn shares_base(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.weight, &other.weight)
+    }
+
     /// Puts changed rows in front that are not in a file: those of a source's table, in the order of `rows`.
+    /// `version` is the version that they will be written in.
     ///
     /// # Errors
     /// Those of the source, and [`OutOfHostMemory`] when the rows cannot be copied.
     pub(crate) fn add_changed(
         &mut self,
+        version: Version,
         rows: &[u64],
         (source, table): (&dyn RowSource, TableId),
     ) -> Result<(), StoreError> {
@@ -180,6 +202,7 @@ impl Table {
         let states = self.states.iter();
         let states = states.map(|s| Ok(State::new(s.name.clone(), s.width, floats(s.width)?)));
         let mut delta = DeltaRows {
+            version,
             keys,
             weight: floats(self.dim)?,
             states: states.collect::<Result<_, OutOfHostMemory>>()?,

@@ -309,6 +309,34 @@ fn cached_rows_are_those_of_the_version_after_roll_backs_over_deltas_with_and_wi
 }
 
 #[test]
+fn a_roll_back_to_an_earlier_version_of_the_served_chain_reads_no_table() {
+    let world = World::publish(3, publish_delta);
+    for memory in ["ram", "mapped"] {
+        let settings = format!("export FLECHETTE_STORE_MEMORY={memory}");
+        let client = Client::of(Served::start_in(&settings, &world.workshop.models, ""));
+        let bytes = || ["ram", "mapped"].map(|place| client.metric(&format!("store_{place}_bytes"), ""));
+        let before = bytes();
+        // A second server could not open any version any more.
+        let model = Path::new(&world.workshop.models).join(MODEL);
+        let tables = |version| model.join(format!("{version}/tables"));
+        let away = |version| world.workshop.path(&format!("tables-{version}"));
+        (1..4).for_each(|version| fs::rename(tables(version), away(version)).unwrap());
+        for stable in [2, 1, 3, 1] {
+            assert_eq!(client.set_label("stable", stable).unwrap(), stable);
+            for (number, request) in world.requests.iter().enumerate() {
+                let (version, scores) = client.predict(request.clone()).unwrap();
+                assert_eq!((version, world.version_of(number, &scores)), (stable, stable));
+            }
+            let now = bytes();
+            assert!(now.iter().zip(&before).all(|(now, before)| now <= before), "{now:?}, {before:?}");
+        }
+        (1..4).for_each(|version| fs::rename(away(version), tables(version)).unwrap());
+        client.ends_well();
+        fs::remove_file(model.join("state/labels.json")).unwrap();
+    }
+}
+
+#[test]
 fn a_label_that_cannot_be_kept_counts_until_a_restart() {
     let world = World::new(2);
     let client = world.serve("", "");

@@ -107,7 +107,7 @@ impl Loader {
         };
         // Read before the versions are opened, so that later changes are noticed.
         let mut stamper = Stamper::new(&self.models, name);
-        let stamps = versions.iter().map(|version| (*version, stamper.of_chain(*version, None)));
+        let stamps = versions.iter().map(|version| (*version, stamper.of_chain(*version, &[])));
         let mut stamps: BTreeMap<Version, Stamps> = stamps.collect();
         let opened = store::open_highest(&self.models, name, &versions, self.purpose(), check_weights);
         let labelled = || format!("label stable names version {stable}; flechette label sets it");

@@ -42,7 +42,7 @@ impl<'m> Stamper<'m> {
 
     /// The stamps of the versions whose files are read to open a version: itself, and those that it builds
     /// on, down to a full version or to a loaded one.
-    pub(crate) fn of_chain(&mut self, version: Version, loaded: Option<Base>) -> Stamps {
+    pub(crate) fn of_chain(&mut self, version: Version, loaded: &[Base]) -> Stamps {
         let (mut chain, mut next) = (Vec::new(), Some(version));
         while let Some(version) = next {
             // Read before the manifest, so that a later change of the manifest is noticed.
@@ -50,7 +50,7 @@ impl<'m> Stamper<'m> {
             let base =
                 *self.bases.entry(version).or_insert_with(|| store::base_of(self.models, self.name, version));
             // A damaged manifest may name any base.
-            let base = base.filter(|base| base.version < version.0 && Some(*base) != loaded);
+            let base = base.filter(|base| base.version < version.0 && !loaded.contains(base));
             next = base.map(|base| Version(base.version));
         }
         Stamps(chain)

@@ -15,7 +15,8 @@ fn bytes(content: &[u8]) -> Bytes {
 fn delta(rows: &BTreeMap<u64, u8>) -> DeltaRows {
     let keys: Vec<u64> = rows.keys().copied().collect();
     let weight: Vec<u8> = rows.values().copied().collect();
-    DeltaRows { keys: bytes(bytemuck::cast_slice(&keys)), weight: bytes(&weight), states: Vec::new() }
+    let (keys, weight) = (bytes(bytemuck::cast_slice(&keys)), bytes(&weight));
+    DeltaRows { version: Version(2), keys, weight, states: Vec::new() }
 }
 
 /// Rows of two ranges: some do not fit in 32 bits.

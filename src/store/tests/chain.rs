@@ -159,7 +159,7 @@ proptest! {
             prop_assert_eq!(Version(base.version), version);
             now.assert_is_at(dir.path(), "m", version);
             // A server opens only what is new.
-            served = store::open_after(dir.path(), "m", version, &served.store).unwrap();
+            served = store::open_beside(dir.path(), "m", version, &[&served.store]).unwrap();
             now.assert_is(&served);
             let RowBytes { ram, mapped } = served.store.row_memory();
             let expected = match memory {
@@ -194,6 +194,13 @@ proptest! {
                 }
             }
         }
+        // A server goes back to each earlier version.
+        let mut then = Sample::of(1);
+        for (n, changed) in deltas.iter().enumerate() {
+            let version = Version(n as u64 + 1);
+            then.assert_is(&store::open_beside(dir.path(), "m", version, &[&served.store]).unwrap());
+            then.change(&Sample::of(n as u64 + 2), changed);
+        }
     }
 }
 
@@ -204,8 +211,35 @@ fn a_later_version_shares_the_base_rows_of_the_served_one() {
     // Damage that only a second read of the base would find.
     replace(&dir.path().join("m/1/tables/t1.safetensors"), b"");
     assert!(open(dir.path(), 3).is_err());
-    let third = store::open_after(dir.path(), "m", Version(3), &first.store).unwrap();
+    let third = store::open_beside(dir.path(), "m", Version(3), &[&first.store]).unwrap();
     samples[2].assert_is(&third);
+}
+
+#[test]
+fn an_earlier_version_shares_the_rows_of_the_served_one_and_no_table_is_read() {
+    let (dir, samples) = chain();
+    let opened = [1, 2, 3].map(|version| open(dir.path(), version).unwrap());
+    let [first, second, third] = opened.each_ref().map(|opened| &opened.store);
+    // Two versions are loaded; the nearest one of the chain is used.
+    let later = store::open_beside(dir.path(), "m", Version(3), &[first, second]).unwrap();
+    for version in 1..4 {
+        for table in fs::read_dir(dir.path().join(format!("m/{version}/tables"))).unwrap() {
+            replace(&table.unwrap().path(), b"");
+        }
+    }
+    for loaded in [third, &later.store] {
+        for (version, fresh) in [(1, first), (2, second), (3, third)] {
+            let earlier = store::open_beside(dir.path(), "m", Version(version), &[loaded]).unwrap();
+            samples[version as usize - 1].assert_is(&earlier);
+            assert!(earlier.store.shares_base_rows(loaded));
+            assert_eq!(loaded.changed_since(&earlier.store), third.changed_since(fresh));
+            assert_eq!(earlier.store.base(), fresh.base());
+        }
+    }
+    // A copy of the third version has no rows of the second one.
+    let copy = third.rows_copied(&PlainMemory).unwrap();
+    let error = store::open_beside(dir.path(), "m", Version(2), &[&copy]).unwrap_err();
+    assert!(matches!(error, StoreError::Size { .. }), "{error}");
 }
 
 #[test]
@@ -295,7 +329,7 @@ fn a_copy_with_merged_deltas_does_not_know_what_they_changed() {
     let (dir, _) = chain();
     let open = |version| store::open(dir.path(), "m", Version(version), Purpose::Serve).unwrap().store;
     let after = |version, served: &store::EmbeddingStore| {
-        store::open_after(dir.path(), "m", Version(version), served).unwrap().store
+        store::open_beside(dir.path(), "m", Version(version), &[served]).unwrap().store
     };
     let copy = |store: &store::EmbeddingStore| store.rows_copied(&PlainMemory).unwrap();
     let rows = |newer: &store::EmbeddingStore, older: &store::EmbeddingStore| {
@@ -330,7 +364,7 @@ fn a_delta_of_another_schema_is_refused_also_after_a_served_base() {
         assert!(error.to_string().ends_with(&expected), "{error}");
     };
     refused(1, open(dir.path(), 4).unwrap_err());
-    refused(3, store::open_after(dir.path(), "m", Version(4), &third).unwrap_err());
+    refused(3, store::open_beside(dir.path(), "m", Version(4), &[&third]).unwrap_err());
 }
 
 #[test]

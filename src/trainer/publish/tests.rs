@@ -259,7 +259,7 @@ fn engine(opened: Opened) -> Engine {
 /// Lets an engine take over the version after its own, as a server does.
 fn take_over(engine: &Engine, models: &Path, version: Version) {
     let served = engine.served();
-    let opened = store::open_after(models, "m", version, &served.store).unwrap();
+    let opened = store::open_beside(models, "m", version, &[&served.store]).unwrap();
     let changes = opened.store.changed_since(&served.store).map_or(Changes::Unknown, Changes::Rows);
     // The switch waits until the old version is released.
     drop(served);

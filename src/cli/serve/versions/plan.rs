@@ -168,13 +168,18 @@ impl Settling<'_> {
         }
     }
 
+    /// The loaded versions.
+    fn loaded(&self) -> Vec<SharedVersion> {
+        let secondary = self.known.secondary.values().map(|engine| engine.served());
+        secondary.chain([self.model.engine.served()]).collect()
+    }
+
     /// Warns once of each loaded version that is no longer on disk, or whose number another version has
     /// there.
     fn warn_of_gone(&mut self, on_disk: &[Version]) {
         let loader = &self.versions.loader;
-        let secondary = self.known.secondary.values().map(|engine| engine.served());
         let mut gone = BTreeMap::new();
-        for loaded in secondary.chain([self.model.engine.served()]) {
+        for loaded in self.loaded() {
             let version = loaded.version();
             let is_replaced = |base| {
                 let check = store::check_base(&loader.models, self.name, base);
@@ -278,13 +283,11 @@ impl Settling<'_> {
             return Err(refusal.reason.clone());
         }
         let (loader, model, name) = (&self.versions.loader, self.model, self.name);
-        let secondary = self.known.secondary.values().map(|engine| engine.served());
-        let below = secondary.chain([model.engine.served()]).filter(|loaded| loaded.version() < version);
-        let before = below.max_by_key(|loaded| loaded.version());
+        let loaded = self.loaded();
+        let bases: Vec<_> = loaded.iter().filter_map(|loaded| loaded.store.base()).collect();
         // Read before the version is opened, so that later changes are noticed.
-        let loaded = before.as_ref().and_then(|before| before.store.base());
-        let stamps = self.stamper.of_chain(version, loaded);
-        let open = || open(loader, model, version, before);
+        let stamps = self.stamper.of_chain(version, &bases);
+        let open = || open(loader, model, version, &loaded);
         let opened = if self.look.urgent { open() } else { self.versions.opening.install(open) };
         match opened {
             Ok(loaded) => {
@@ -310,25 +313,19 @@ impl Settling<'_> {
     }
 }
 
-/// Opens a version, checks all of it, and prepares its rows. `before` is the highest loaded version below it.
+/// Opens a version, checks all of it that no loaded version shares, and prepares its rows.
 fn open(
     loader: &Loader,
     LoadedModel { engine, memory, .. }: &LoadedModel,
     version: Version,
-    before: Option<SharedVersion>,
+    loaded: &[SharedVersion],
 ) -> anyhow::Result<SharedVersion> {
     let name = engine.describe().model;
-    let Some(before) = before else {
-        let mut opened = store::open(&loader.models, &name, version, loader.purpose())?;
-        engine.check_schema(&opened)?;
-        memory.load(&mut opened)?;
-        memory.prepare(&mut opened);
-        return Ok(engine.accept(opened)?);
-    };
-    let mut opened = store::open_after(&loader.models, &name, version, &before.store)?;
+    let stores: Vec<_> = loaded.iter().map(|loaded| &loaded.store).collect();
+    let mut opened = store::open_beside(&loader.models, &name, version, &stores)?;
     engine.check_schema(&opened)?;
-    // Otherwise the base rows are those of the loaded version, and ready.
-    if !opened.store.builds_on(&before.store) {
+    // Otherwise the base rows are those of a loaded version, and ready.
+    if !stores.iter().any(|loaded| opened.store.shares_base_rows(loaded)) {
         memory.load(&mut opened)?;
         memory.prepare(&mut opened);
     }
