@@ -21,7 +21,7 @@ use super::versions::{LoadedVersion, Versions};
 use super::{Engine, Spent, spend};
 use crate::cache::gpu::context::{ContextBytes, LookupError};
 use crate::cache::gpu::{ContextShape, GpuCache, GpuCacheError, GpuHostRows, LookupContext, MissingRows};
-use crate::cache::{CacheError, CacheOptions, CacheShape, CacheStats, Switched, Warmed};
+use crate::cache::{CacheError, CacheOptions, CacheShape, CacheStats, Switched, WarmRow, Warmed};
 use crate::device::cuda::Driver;
 use crate::device::cuda::memory::PinnedMemory;
 use crate::model::Tape;
@@ -29,7 +29,7 @@ use crate::predict::PredictError;
 use crate::schema::{AbsentDefault, Arity, Lookup, Schema, Table};
 use crate::store::EmbeddingStore;
 use crate::sync::EvenPoisoned;
-use crate::types::{Batch, Jagged, Scores, TableId, Version};
+use crate::types::{Batch, Jagged, RowId, Scores, TableId, Version};
 
 /// Most ids of a batch in one context, unless one sample can have more. An id takes about 80 bytes in the
 /// context.
@@ -92,15 +92,12 @@ trait AnyContextPool: Send + Sync {
     fn warm(&self, rows: &mut dyn Iterator<Item = WarmRow<'_>>) -> Result<Warmed, GpuCacheError>;
     fn point_at(&self, store: &EmbeddingStore) -> usize;
     fn observe(&self, ids: u64, elapsed: Duration);
-    fn hot_rows(&self) -> Result<Vec<(TableId, u64)>, GpuCacheError>;
+    fn hot_rows(&self) -> Result<Vec<RowId>, GpuCacheError>;
     fn stats(&self) -> CacheStats;
 }
 
 /// Gets the model's input for a batch, and the batch's version.
 pub(crate) type Then<'f> = &'f mut dyn FnMut(&[f32], &LoadedVersion);
-
-/// A row to warm a cache with.
-pub(crate) type WarmRow<'r> = (TableId, u64, &'r [u8]);
 
 /// Why a batch was not embedded.
 #[derive(Debug)]
@@ -230,7 +227,7 @@ impl GpuLookupTier {
     }
 
     /// The cached rows, most recently used first.
-    pub(crate) fn hot_rows(&self) -> Vec<(TableId, u64)> {
+    pub(crate) fn hot_rows(&self) -> Vec<RowId> {
         if self.is_lost() {
             return Vec::new();
         }
@@ -454,7 +451,7 @@ impl<D: Driver> AnyContextPool for ContextPool<D> {
         self.cache.observe(ids, elapsed);
     }
 
-    fn hot_rows(&self) -> Result<Vec<(TableId, u64)>, GpuCacheError> {
+    fn hot_rows(&self) -> Result<Vec<RowId>, GpuCacheError> {
         self.cache.hot_rows()
     }
 

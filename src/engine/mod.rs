@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 
 use rayon::prelude::*;
 
-use crate::cache::{CacheStats, FlatCache, HostRows, Warmed};
+use crate::cache::{CacheStats, FlatCache, HostRows, WarmRow, Warmed};
 use crate::metrics::ModelMetrics;
 use crate::model::loss::sigmoid;
 use crate::model::{Model, Tape, Weights, WeightsError, check_shape};
@@ -33,8 +33,8 @@ use crate::schema::{Lookup, Schema};
 use crate::store::Opened;
 use crate::sync::EvenPoisoned;
 use crate::trace::recorder::Recorder;
-use crate::types::{AbsentId, Batch, Scores, TableId, Times, Version, unix_ms};
-use gpu::{GpuLookupTier, WarmRow};
+use crate::types::{AbsentId, Batch, RowId, Scores, TableId, Times, Version, unix_ms};
+use gpu::GpuLookupTier;
 use host::Scratch;
 pub(crate) use versions::SharedVersion;
 use versions::{LoadedVersion, Versions};
@@ -191,7 +191,7 @@ impl Engine {
 
     /// Fills the cache with these rows of the store, in this order, while there is room. Also returns how
     /// many rows were skipped because the store does not have them.
-    pub(crate) fn warm(&self, hottest: impl IntoIterator<Item = (TableId, u64)>) -> (Warmed, u64) {
+    pub(crate) fn warm(&self, hottest: impl IntoIterator<Item = RowId>) -> (Warmed, u64) {
         let served = self.versions.current();
         let mut skipped = 0;
         let mut hottest = hottest.into_iter();
@@ -200,17 +200,17 @@ impl Engine {
             served.store.fetch(chunk.iter().copied());
             (!chunk.is_empty()).then_some(chunk)
         });
-        let rows = chunks.flatten().filter_map(|(table, id)| {
-            let row = served.store.row(table, id);
-            skipped += u64::from(row.is_none());
-            Some((table, id, row?))
+        let rows = chunks.flatten().filter_map(|row| {
+            let bytes = served.store.row(row.table(), row.row());
+            skipped += u64::from(bytes.is_none());
+            Some(WarmRow { row, bytes: bytes? })
         });
         (self.lookup_tier.warm(rows), skipped)
     }
 
     /// The cached rows, most recently used first; none without a cache.
     #[must_use]
-    pub(crate) fn hot_rows(&self) -> Vec<(TableId, u64)> {
+    pub(crate) fn hot_rows(&self) -> Vec<RowId> {
         match &self.lookup_tier {
             LookupTier::Store => Vec::new(),
             LookupTier::Host(cache) => cache.hot_rows(),

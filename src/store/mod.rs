@@ -30,7 +30,7 @@ use crate::mem::prefetch::prefetch;
 use crate::mem::{HostMemory, OutOfHostMemory};
 use crate::pace;
 use crate::schema::Schema;
-use crate::types::{TableId, Version};
+use crate::types::{RowId, TableId, Version};
 
 pub(crate) mod atomic_write;
 pub(crate) mod bytes;
@@ -127,7 +127,7 @@ impl EmbeddingStore {
     /// times. `None` if that is not known: this version does not build on the other one, or a copy has merged
     /// the deltas of one of them.
     #[must_use]
-    pub(crate) fn changed_since(&self, earlier: &Self) -> Option<Vec<(TableId, u64)>> {
+    pub(crate) fn changed_since(&self, earlier: &Self) -> Option<Vec<RowId>> {
         if !self.builds_on(earlier) || self.merged != earlier.merged {
             return None;
         }
@@ -135,7 +135,7 @@ impl EmbeddingStore {
         for (t, (table, earlier)) in self.tables.iter().zip(&earlier.tables).enumerate() {
             let newer = table.deltas().get(earlier.deltas().len()..).unwrap_or_default();
             let rows = newer.iter().flat_map(|delta| delta.keys());
-            changed.extend(pace::rested(rows).map(|&row| (TableId(t as u32), row)));
+            changed.extend(pace::rested(rows).map(|&row| RowId::new(TableId(t as u32), row)));
         }
         Some(changed)
     }
@@ -180,11 +180,11 @@ impl EmbeddingStore {
     }
 
     /// Prefetches rows that are in memory into the processor's cache. A few thousand fit.
-    pub(crate) fn prefetch(&self, rows: &[(TableId, u64)]) {
-        for &(table, id) in rows {
-            self.table(table).into_iter().for_each(|table| table.prefetch_place(id));
+    pub(crate) fn prefetch(&self, rows: &[RowId]) {
+        for row in rows {
+            self.table(row.table()).into_iter().for_each(|table| table.prefetch_overlay(row.row()));
         }
-        rows.iter().filter_map(|&(table, id)| self.row(table, id)).for_each(prefetch);
+        rows.iter().filter_map(|row| self.row(row.table(), row.row())).for_each(prefetch);
     }
 
     /// Size of all rows without optimizer state, in bytes.
@@ -213,9 +213,11 @@ impl EmbeddingStore {
 
     /// Starts reading all these rows from disk at once and does not wait. A later reader then waits for the
     /// slowest row, and not for one row after the other. Has no effect before [`Self::expect_disk`].
-    pub fn fetch(&self, rows: impl IntoIterator<Item = (TableId, u64)>) {
+    pub fn fetch(&self, rows: impl IntoIterator<Item = RowId>) {
         if self.on_disk {
-            rows.into_iter().for_each(|(table, id)| self.table(table).into_iter().for_each(|t| t.fetch(id)));
+            for row in rows {
+                self.table(row.table()).into_iter().for_each(|table| table.fetch(row.row()));
+            }
         }
     }
 

@@ -354,8 +354,8 @@ impl Table {
         self.view().row(id)
     }
 
-    /// Prefetches what tells where a row is.
-    pub(crate) fn prefetch_place(&self, id: u64) {
+    /// Prefetches the entry of the overlay that [`Self::row`] reads first for this row.
+    pub(crate) fn prefetch_overlay(&self, id: u64) {
         self.overlay.iter().for_each(|overlay| overlay.prefetch(id));
     }
 

@@ -16,6 +16,7 @@ use crate::trainer::{
     Pipeline, Progress, ReferenceTrainer, ScratchpadPolicy, ScratchpadSize, WorkingFileOptions, initialise,
     initialise_on_disk,
 };
+use crate::types::RowId;
 
 mod naive;
 
@@ -272,7 +273,7 @@ fn the_bytes_are_the_same_on_any_number_of_threads() {
 /// Keeps the last reported record of each row.
 #[derive(Default)]
 struct Observed {
-    rows: HashMap<(TableId, u64), Vec<f32>>,
+    rows: HashMap<RowId, Vec<f32>>,
     steps: u64,
 }
 
@@ -287,7 +288,8 @@ impl StepObserver for Observed {
 
     fn rows(&mut self, tables: &[UpdatedRows<'_>]) {
         for UpdatedRows { table, rows, record } in tables {
-            self.rows.extend(rows.iter().enumerate().map(|(k, &row)| ((*table, row), record(k).to_vec())));
+            let updated = |(k, &row): (usize, &u64)| (RowId::new(*table, row), record(k).to_vec());
+            self.rows.extend(rows.iter().enumerate().map(updated));
         }
     }
 
@@ -308,7 +310,8 @@ fn an_observer_gets_every_updated_row_with_its_new_values() {
     pipeline.run(&mut network, data, &mut observed).unwrap();
     pipeline.flush().unwrap();
     assert!(observed.steps == 20 && observed.rows.len() > 500, "{} rows", observed.rows.len());
-    for ((table, row), record) in observed.rows {
+    for (row_id, record) in observed.rows {
+        let (table, row) = (row_id.table(), row_id.row());
         let mut stored = vec![0.0; record.len()];
         pipeline.store().read(table, &[row], &mut stored).unwrap();
         assert!(bits(&stored) == bits(&record), "{table:?} row {row}");
