@@ -1,15 +1,18 @@
 //! From a batch to its scores: look rows up, fetch what is not cached, pool, run the model.
 //!
 //! - `host`: rows come from the store, or from a cache in RAM;
-//! - [`gpu`]: a device looks rows up in a cache in its own memory and pools them;
+//! - [`gpu`]: a device looks rows up in a cache in its own memory and pools them; `context_pool`: its batches
+//!   wait for an idle context; `row_numbers`: the ids that it looks up;
 //! - `self_test`: compares a device with the store before it serves;
 //! - `versions`: what belongs to a version, and which versions batches use; `switch`: taking over a new one.
 //!
 //! In each case the same bytes are added in the same order, and the same code computes the dense layers. So a
 //! score does not depend on whether there is a cache, nor on where the cache is.
 
+mod context_pool;
 pub(crate) mod gpu;
 mod host;
+mod row_numbers;
 mod self_test;
 pub(crate) mod switch;
 #[cfg(test)]
