@@ -8,7 +8,7 @@ use super::common::Common;
 use super::epoch::Replaceable;
 use super::error::CacheError;
 use super::evictor::Sweep;
-use super::index::{Entry, EntryDecision, Index, Link, PinnedLocation, Stamp};
+use super::index::{Entry, EntryDecision, Index, LinkOutcome, PinnedLocation, Stamp};
 use super::policy::{Fill, Missed};
 use super::query::Miss;
 use super::shape::tag_bytes;
@@ -104,11 +104,11 @@ impl Shared {
         let bytes = self.footprint(table);
         self.counts.linked_bytes.fetch_add(bytes, Ordering::Relaxed);
         let refused = match self.index.insert(entry, coldness, same) {
-            Link::Present => Insertion::Present,
-            Link::Full => Insertion::Full,
+            LinkOutcome::Present => Insertion::Present,
+            LinkOutcome::Full => Insertion::Full,
             link => {
                 self.counts.inserted.fetch_add(1, Ordering::Relaxed);
-                if let Link::Replaced(unlinked) = link {
+                if let LinkOutcome::Replaced(unlinked) = link {
                     self.retire(unlinked);
                     self.wake.now();
                 }

@@ -5,7 +5,8 @@ use std::path::Path;
 
 use super::format::{Base, Training};
 use super::link::{check_checkpoint, is_served, read_manifest};
-use super::snapshot::{Opened, Purpose, open, open_after, versions};
+use super::snapshot::{Opened, Purpose, open, open_after};
+use super::version_files::{version_dir, versions};
 use super::{EmbeddingStore, StoreError, labels};
 use crate::types::{LabelTarget, Version};
 
@@ -45,7 +46,7 @@ pub(crate) fn list(models: &Path, name: &str) -> Result<Vec<Listed>, StoreError>
     let mut before: Option<EmbeddingStore> = None;
     let mut listed = Vec::new();
     for version in versions(models, name)? {
-        let dir = models.join(name).join(version.to_string());
+        let dir = version_dir(&models.join(name), version);
         let (served, manifest) = (is_served(&dir), read_manifest(&dir));
         let opened = match &before {
             Some(before) => open_after(models, name, version, before),

@@ -7,9 +7,11 @@
 //!
 //! - [`mod@format`]: encodes and decodes the files of a version in memory.
 //! - [`table`] and `bytes`: the rows of one table, in memory or mapped; `table_location`: which of the two.
-//! - `contents` and `write`: the input of the writer, and the writer.
-//! - `snapshot`: listing, checking and opening versions; `link` and `table_reader`: the files of one of them;
-//!   `overlay`: the rows that deltas changed.
+//! - `contents`, `write` and `new_file`: the input of the writer, the writer, and one file of it.
+//! - `snapshot`: checking and opening a version; `chain`: with those that it builds on; `link` and
+//!   `table_reader`: the files of one of them; `overlay`: the rows that deltas changed.
+//! - `version_files`: the names of versions and of their files.
+//! - `record`: how the weights and the optimizer states of a row follow each other in training.
 //! - [`listing`]: what is known of each version on disk.
 //! - [`retention`]: what stays on disk, and compaction of a chain.
 //! - [`hot_rows`]: the rows that a cache held, and [`labels`]: the labels that clients have set, kept for the
@@ -34,6 +36,7 @@ use crate::types::{RowId, TableId, Version};
 
 pub(crate) mod atomic_write;
 pub(crate) mod bytes;
+mod chain;
 mod contents;
 #[cfg(test)]
 pub(crate) mod crash;
@@ -45,7 +48,9 @@ pub(crate) mod hot_rows;
 pub(crate) mod labels;
 mod link;
 pub(crate) mod listing;
+mod new_file;
 mod overlay;
+mod record;
 pub(crate) mod retention;
 pub(crate) mod snapshot;
 #[cfg(test)]
@@ -54,22 +59,23 @@ pub(crate) mod stuck;
 pub(crate) mod table;
 mod table_location;
 mod table_reader;
+mod version_files;
 mod write;
 
 pub use bytes::PlainMemory;
-pub use contents::Contents;
 pub(crate) use contents::{Checkpoint, DenseTensor, RowSource, Rows, SourceShape, TakeChunk};
+pub use contents::{Contents, Numbering};
 pub(crate) use format::{Base, Training};
 pub(crate) use link::cursor;
+pub use record::{RecordLayout, StateShape};
 pub(crate) use retention::{base_of, check_base, version_bytes};
 #[cfg(test)]
 pub(crate) use snapshot::open_latest;
-pub(crate) use snapshot::{
-    Dense, Latest, Opened, models, open_after, open_highest, open_to_continue, versions,
-};
+pub(crate) use snapshot::{Dense, Latest, Opened, open_after, open_highest, open_to_continue};
 pub use snapshot::{Purpose, open};
 pub(crate) use table::{BadRow, State};
 pub use table::{Table, rows_of};
+pub(crate) use version_files::{models, version_dir, versions};
 pub use write::write;
 pub(crate) use write::{Written, check_writable, highest, make_dirs, publish};
 
