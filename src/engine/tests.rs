@@ -13,6 +13,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;
 
+use super::measure::freshness;
 use super::switch::{Changes, NextVersion, SwitchError, Taken};
 use super::*;
 use crate::cache::{AdmissionOption, BatchPin, CacheOptions, CacheShape, TableShape};
@@ -20,6 +21,7 @@ use crate::config::TableMemory;
 use crate::metrics::Metrics;
 use crate::model::loss::sigmoid;
 use crate::store::{self, Contents, DenseTensor, Opened, PlainMemory, Rows, Table};
+use crate::types::unix_ms;
 
 pub(crate) const MODEL: &str = "ctr";
 const ROWS: u64 = 400;

@@ -7,7 +7,8 @@
 //!
 //! - [`mod@format`]: encodes and decodes the files of a version in memory.
 //! - [`table`] and `bytes`: the rows of one table, in memory or mapped; `table_location`: which of the two.
-//! - `contents`, `write` and `new_file`: the input of the writer, the writer, and one file of it.
+//! - `contents` and `write`: the input of the writer, and the writer; `new_file` and `new_tensor`: a file of
+//!   a version, and the tensors of table files.
 //! - `snapshot`: checking and opening a version; `chain`: with those that it builds on; `link` and
 //!   `table_reader`: the files of one of them; `overlay`: the rows that deltas changed.
 //! - `version_files`: the names of versions and of their files.
@@ -49,6 +50,7 @@ pub(crate) mod labels;
 mod link;
 pub(crate) mod listing;
 mod new_file;
+mod new_tensor;
 mod overlay;
 mod record;
 pub(crate) mod retention;

@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::Xxh3;
 
 use super::StoreError;
-use super::contents::Columns;
 use super::disk::Disk;
 use super::format::{Checksum, FileEntry};
+use super::new_tensor::Columns;
 use super::table::Table;
 use crate::types::Element;
 

@@ -21,12 +21,11 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use super::contents::{
-    Contents, DenseTensor, NewTensor, Numbering, TensorData, checkpoint_tensors, served_tensors,
-};
+use super::contents::{Contents, DenseTensor, Numbering};
 use super::disk::{Disk, SystemDisk, is_at, lock_if_free};
 use super::format::{self, Base, Checksum, Dtype, Manifest};
 use super::new_file::NewFile;
+use super::new_tensor::{NewTensor, TensorData, checkpoint_tensors, served_tensors};
 use super::retention::check_base;
 use super::version_files::{
     CHECKPOINT, CURSOR, DENSE, DENSE_STATES, MANIFEST, MODEL, TABLES, states_file, table_file, version_dir,
