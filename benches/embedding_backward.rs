@@ -72,7 +72,7 @@ fn main() -> anyhow::Result<()> {
 fn run(options: &Options) -> anyhow::Result<()> {
     let mut report = Report::new("embedding_backward", "lookups", "expand and coalesce", options);
     for rm in MODELS {
-        for kind in [optim::Kind::Sgd, optim::Kind::Adagrad] {
+        for kind in [optim::OptimizerKind::Sgd, optim::OptimizerKind::Adagrad] {
             for (part, name) in Part::ALL {
                 let setting = format!("{} {kind}{name}", rm.name);
                 if options.wants(&setting) {
@@ -107,7 +107,7 @@ struct Case {
 }
 
 impl Case {
-    fn new(rm: &Rm, kind: optim::Kind, options: &Options) -> anyhow::Result<Self> {
+    fn new(rm: &Rm, kind: optim::OptimizerKind, options: &Options) -> anyhow::Result<Self> {
         let Rm { tables, gathers, bottom, top, .. } = *rm;
         let (rows, samples) = (options.number("--rows", 100_000) as u64, options.number("--batch", 1024));
         let shape = |multi_hot| SyntheticShape { tables, rows, dense: 13, multi_hot };

@@ -139,7 +139,7 @@ fn child(options: &Options, folder: &Path, limit: usize, side: &str) -> anyhow::
                 query.push(TableId(0), wanted.iter().copied());
                 let pin = cache.pin();
                 let Ok(found) = pin.lookup(&mut query) else { unreachable!("ids are below the rows") };
-                opened.store.fetch(found.misses().iter().map(|miss| (miss.table, miss.id)));
+                opened.store.fetch(found.misses().iter().map(|miss| miss.row()));
                 for miss in found.misses() {
                     let _ = pin.insert(miss, stored(miss.id));
                 }

@@ -39,8 +39,8 @@ struct Setting {
 
 impl Setting {
     fn reference(&self) -> anyhow::Result<ReferenceTrainer> {
-        let kind: optim::Kind = self.optimizer.parse()?;
-        let lr = if kind == optim::Kind::Sgd { 0.1 } else { 0.02 };
+        let kind: optim::OptimizerKind = self.optimizer.parse()?;
+        let lr = if kind == optim::OptimizerKind::Sgd { 0.1 } else { 0.02 };
         Ok(initialise(&kaggle(), Optimizer::new(kind, lr), 0)?)
     }
 

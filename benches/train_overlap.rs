@@ -30,7 +30,7 @@ fn main() -> anyhow::Result<()> {
 fn run(options: &Options) -> anyhow::Result<()> {
     let mut report = Report::new("train_overlap", "samples", "the sequential trainer", options);
     for (batch, times) in [(2048, 1), (128, 16)] {
-        for kind in [optim::Kind::Sgd, optim::Kind::Adagrad] {
+        for kind in [optim::OptimizerKind::Sgd, optim::OptimizerKind::Adagrad] {
             let setting = format!("{kind} batch {batch}");
             if !options.wants(&setting) {
                 continue;
@@ -64,7 +64,7 @@ struct Side {
 }
 
 impl Side {
-    fn new(kind: optim::Kind, batches: &Arc<Vec<RawBatch>>) -> anyhow::Result<Self> {
+    fn new(kind: optim::OptimizerKind, batches: &Arc<Vec<RawBatch>>) -> anyhow::Result<Self> {
         let reference = trainer::initialise(&kaggle(), Optimizer::new(kind, 0.02), 0)?;
         Ok(Self { reference, replay: Replay::of(batches) })
     }

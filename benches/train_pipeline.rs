@@ -355,7 +355,7 @@ fn modes(
     batches: &Arc<Vec<RawBatch>>,
     options: &Options,
 ) -> anyhow::Result<Vec<Mode>> {
-    let (schema, sgd) = (shape.schema(), Optimizer::new(optim::Kind::Sgd, 0.01));
+    let (schema, sgd) = (shape.schema(), Optimizer::new(optim::OptimizerKind::Sgd, 0.01));
     let dir = options.value("--dir").map_or_else(std::env::temp_dir, PathBuf::from);
     let settings = PipelineSettings {
         policy: options.value("--policy").map_or(Ok(ScratchpadPolicy::Lru), |name| name.parse())?,

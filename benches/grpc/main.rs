@@ -65,7 +65,7 @@ fn models(rows: usize) -> Vec<Model> {
 
 fn save(models: &[Model], dir: &Path) -> anyhow::Result<()> {
     for Model { name, schema } in models {
-        initialise(schema, Optimizer::new(optim::Kind::Sgd, 0.1), 0)?.save(dir, name)?;
+        initialise(schema, Optimizer::new(optim::OptimizerKind::Sgd, 0.1), 0)?.save(dir, name)?;
     }
     Ok(())
 }

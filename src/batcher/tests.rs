@@ -8,7 +8,7 @@ use crate::fake::{FAIL, Fake, batcher_config, score, until};
 use crate::metrics::Metrics;
 use crate::predict::Description;
 use crate::trainer::initialise;
-use crate::trainer::optim::{Kind, Optimizer};
+use crate::trainer::optim::{Optimizer, OptimizerKind};
 use crate::trainer::tests::engines;
 use crate::trainer::tests::samples::{generate, schema};
 use crate::types::{AbsentId, Jagged, Scores, Times, Version};
@@ -497,7 +497,7 @@ impl Predict for Recorded {
 async fn a_score_that_is_not_finite_fails_only_its_request() {
     let models = tempfile::tempdir().unwrap();
     let schema = schema("kind = \"dcn\"\ncross_layers = 3\ndeep = [8]");
-    let sgd = Optimizer::new(Kind::Sgd, 0.1);
+    let sgd = Optimizer::new(OptimizerKind::Sgd, 0.1);
     initialise(&schema, sgd, 1).unwrap().save(models.path(), "ads").unwrap();
     for engine in engines(models.path(), "ads") {
         let model = Arc::new(Recorded { model: Box::new(engine), calls: Mutex::default() });

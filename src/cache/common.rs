@@ -15,9 +15,10 @@ use super::policy::{Admission, Eviction, Fill, Level, Missed, Watermarks};
 use super::shape::{CacheShape, Layout, TableShape};
 use super::slots::Class;
 use super::stats::{CacheStats, Counts, TableCounts};
+use super::version::NewRow;
 use super::{CacheOptions, admission, check, eviction};
 use crate::sync::{AtomicBool, Ordering};
-use crate::types::{FlatKey, TableId};
+use crate::types::{FlatKey, RowId, TableId};
 
 /// The common part of a cache's state.
 #[derive(Debug)]
@@ -93,7 +94,8 @@ impl Common {
     ///
     /// # Errors
     /// When the table or the id does not exist, or `bytes` is not the length of the table's rows.
-    pub(crate) fn own_key(&self, table: TableId, id: u64, bytes: usize) -> Result<FlatKey, CacheError> {
+    pub(crate) fn own_key(&self, row: RowId, bytes: usize) -> Result<FlatKey, CacheError> {
+        let (table, id) = (row.table(), row.row());
         let Some(shape) = self.tables.get(table.index()) else {
             return Err(CacheError::Table { got: table.index(), tables: self.tables.len() });
         };
@@ -108,23 +110,20 @@ impl Common {
     ///
     /// # Errors
     /// As [`Self::own_key`].
-    pub(crate) fn changed_key(
-        &self,
-        table: TableId,
-        id: u64,
-        row: Option<&[u8]>,
-    ) -> Result<FlatKey, CacheError> {
-        let expected = self.tables.get(table.index()).map_or(0, |shape| shape.row_bytes);
-        self.own_key(table, id, row.map_or(expected, <[u8]>::len))
+    pub(crate) fn changed_key(&self, changed: NewRow<'_>) -> Result<FlatKey, CacheError> {
+        let NewRow { row, bytes } = changed;
+        let expected = self.tables.get(row.table().index()).map_or(0, |shape| shape.row_bytes);
+        self.own_key(row, bytes.map_or(expected, <[u8]>::len))
     }
 
     /// The row of an index entry. `tag` returns the entry's tag, if it has one.
-    pub(crate) fn row_of(&self, key: FlatKey, tag: impl FnOnce() -> Option<u64>) -> Option<(TableId, u64)> {
+    pub(crate) fn row_of(&self, key: FlatKey, tag: impl FnOnce() -> Option<u64>) -> Option<RowId> {
         let table = self.keys.index_keys().table_of(key)?;
-        match self.keys.tagged(table) {
-            true => self.keys.own_keys().decode(FlatKey(tag()?)),
-            false => self.keys.index_keys().decode(key),
-        }
+        let (table, id) = match self.keys.tagged(table) {
+            true => self.keys.own_keys().decode(FlatKey(tag()?))?,
+            false => self.keys.index_keys().decode(key)?,
+        };
+        Some(RowId::new(table, id))
     }
 
     /// Bytes of the pool that a row takes.

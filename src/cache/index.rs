@@ -46,7 +46,9 @@ use crate::types::FlatKey;
 use bucket::{Buckets, IndexSlot, Probe, link, touch, unlink};
 use entry::{location_of, stamp_of};
 
-pub(crate) use entry::{Entry, EntryAge, EntryDecision, Link, Location, PinnedLocation, Stamp, Unlinked};
+pub(crate) use entry::{
+    Entry, EntryAge, EntryDecision, LinkOutcome, Location, PinnedLocation, Stamp, Unlinked,
+};
 
 /// Slots of a bucket. Few under loom, because each slot multiplies the number of interleavings.
 pub(crate) const SLOTS: usize = if cfg!(flechette_loom) { 2 } else { 8 };
@@ -165,7 +167,7 @@ impl Index {
         entry: Entry,
         coldness: Option<&dyn Fn(FlatKey, u32) -> u64>,
         same: impl FnOnce(PinnedLocation<'_>) -> bool,
-    ) -> Link {
+    ) -> LinkOutcome {
         let Entry { key, location, now } = entry;
         debug_assert!(key != EMPTY && key != TOMBSTONE);
         let (first, second) = self.pair(key);
@@ -175,17 +177,17 @@ impl Index {
             // SAFETY: the slot has the key's entry, in a bucket that is locked. The entry is unlinked only
             // after `same` has returned.
             if same(unsafe { slot.pinned(&locks) }) {
-                return Link::Present;
+                return LinkOutcome::Present;
             }
             let unlinked = unlink(slot, TOMBSTONE);
             link(slot, key, location, now);
-            return Link::Replaced(unlinked);
+            return LinkOutcome::Replaced(unlinked);
         }
         let emptier = if second.vacancies() > first.vacancies() { second } else { first };
         if let Some(slot) = emptier.find(EMPTY) {
             link(slot, key, location, now);
             self.entries.fetch_add(1, Ordering::Relaxed);
-            return Link::New;
+            return LinkOutcome::New;
         }
         let coldest = coldness.and_then(|coldness| {
             let cold = |slot: &&IndexSlot| {
@@ -198,9 +200,9 @@ impl Index {
             Some(coldest) => {
                 let unlinked = unlink(coldest, TOMBSTONE);
                 link(coldest, key, location, now);
-                Link::Replaced(unlinked)
+                LinkOutcome::Replaced(unlinked)
             }
-            None => Link::Full,
+            None => LinkOutcome::Full,
         }
     }
 
@@ -308,7 +310,7 @@ pub(crate) fn capacity(buckets: usize) -> u64 {
 
 /// Inserts a key. With `replace`, a full pair of buckets evicts its longest unused entry.
 #[cfg(test)]
-fn tests_insert(index: &Index, key: u64, offset: u64, batch: u64, replace: bool) -> Link {
+fn tests_insert(index: &Index, key: u64, offset: u64, batch: u64, replace: bool) -> LinkOutcome {
     let entry = Entry { key: FlatKey(key), location: Location::slot(offset), now: Stamp::of(batch) };
     let coldness = |_, age| u64::from(age);
     index.insert(entry, replace.then_some(&coldness), |_| true)

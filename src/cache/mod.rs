@@ -85,7 +85,7 @@ use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use crate::types::{TableId, Version};
+use crate::types::{RowId, TableId, Version};
 use common::Common;
 use epoch::Replaceable;
 use evictor::Evictor;
@@ -107,7 +107,7 @@ pub use query::Query;
 pub use shape::{CacheShape, TableShape};
 pub(crate) use stats::CacheStats;
 pub(crate) use version::{Cached, NewRow, Switched};
-pub(crate) use warm::Warmed;
+pub(crate) use warm::{WarmRow, Warmed};
 
 use shared::Shared;
 
@@ -274,7 +274,7 @@ impl FlatCache {
 
     /// The cached rows, the most recently used first.
     #[must_use]
-    pub(crate) fn hot_rows(&self) -> Vec<(TableId, u64)> {
+    pub(crate) fn hot_rows(&self) -> Vec<RowId> {
         self.shared.hot_rows()
     }
 
@@ -301,7 +301,7 @@ fn admission(options: &CacheOptions, sketch_bytes: usize) -> Admission {
 /// The eviction policy. For LFU, only the first `ranked` of the listed rows get a rank.
 fn eviction(options: &CacheOptions, keys: &RowKeys, ranked: usize) -> Eviction {
     // A row that does not exist gets a key that no entry has.
-    let key = |&(table, id): &(TableId, u64)| keys.index_keys().encode(table, id).unwrap_or(TOMBSTONE);
+    let key = |row: RowId| keys.index_keys().encode(row.table(), row.row()).unwrap_or(TOMBSTONE);
     Eviction::new(&options.eviction, ranked, key)
 }
 

@@ -12,7 +12,7 @@ use super::index::{BUCKETS_AHEAD, Location, PinnedLocation, Stamp};
 use super::key::{RowKeys, hash_key};
 use super::shared::Shared;
 use super::version::Overlay;
-use crate::types::{FlatKey, TableId};
+use crate::types::{FlatKey, RowId, TableId};
 
 /// A batch's ids and the result of their lookup. Reuse it: then a batch allocates only if it is larger than
 /// all batches before.
@@ -68,6 +68,14 @@ pub struct Miss {
     pub unique: u32,
     /// How often the batch uses the row, at least once.
     pub occurrences: u32,
+}
+
+impl Miss {
+    /// The table and the row.
+    #[must_use]
+    pub fn row(&self) -> RowId {
+        RowId::new(self.table, self.id)
+    }
 }
 
 /// Accesses of one table in one lookup. `hits`, `pointed` and `misses` add up to the ids of the table.

@@ -13,7 +13,7 @@ use super::policy::{Fill, Level};
 use super::slab::SlabShape;
 use super::{AdmissionOption, CacheError, CacheOptions, EvictionOption, WATERMARKS};
 use crate::mem::WORD_BYTES;
-use crate::types::{ROW_ALIGN, TableId};
+use crate::types::{ROW_ALIGN, RowId, TableId};
 
 /// The least number of buckets, so that a key's two buckets mostly differ.
 const MIN_BUCKETS: usize = 2;
@@ -233,8 +233,8 @@ impl Extras<'_> {
         let EvictionOption::Lfu(rows) = &self.options.eviction else { return 0 };
         let entry_bytes = ENTRY_BYTES as usize + Ranks::bytes_of(3) / 3;
         let mut used = 0_usize;
-        let fits = |(table, _): &&(TableId, u64)| {
-            used += entry_bytes + self.slots.get(table.index()).map_or(0, |slot| slot.row_bytes);
+        let fits = |row: &&RowId| {
+            used += entry_bytes + self.slots.get(row.table().index()).map_or(0, |slot| slot.row_bytes);
             used <= bytes
         };
         rows.iter().take_while(fits).count()

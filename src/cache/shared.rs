@@ -8,13 +8,13 @@ use super::common::Common;
 use super::epoch::Replaceable;
 use super::error::CacheError;
 use super::evictor::Sweep;
-use super::index::{Entry, EntryDecision, Index, Link, PinnedLocation, Stamp};
+use super::index::{Entry, EntryDecision, Index, LinkOutcome, PinnedLocation, Stamp};
 use super::policy::{Fill, Missed};
 use super::query::Miss;
 use super::shape::tag_bytes;
 use super::slab::{Class, Pool, Slot};
 use super::version::Current;
-use crate::types::{FlatKey, TableId};
+use crate::types::{FlatKey, RowId, TableId};
 
 /// The most unlinked slots that wait for batches to finish: 1 MiB of records. At this limit eviction pauses.
 pub(crate) const MAX_WAITING: usize = 1 << 16;
@@ -58,7 +58,7 @@ impl Deref for Shared {
 impl Shared {
     pub(crate) fn insert(&self, batch: u64, miss: &Miss, row: &[u8]) -> Result<Insertion, CacheError> {
         let table = miss.table;
-        let own = self.own_key(table, miss.id, row.len())?;
+        let own = self.own_key(miss.row(), row.len())?;
         let missed = Missed { key: own, batch, occurrences: miss.occurrences };
         if !self.admits(missed, || self.fill_level()) {
             return Ok(Insertion::NotAdmitted);
@@ -104,11 +104,11 @@ impl Shared {
         let bytes = self.footprint(table);
         self.counts.linked_bytes.fetch_add(bytes, Ordering::Relaxed);
         let refused = match self.index.insert(entry, coldness, same) {
-            Link::Present => Insertion::Present,
-            Link::Full => Insertion::Full,
+            LinkOutcome::Present => Insertion::Present,
+            LinkOutcome::Full => Insertion::Full,
             link => {
                 self.counts.inserted.fetch_add(1, Ordering::Relaxed);
-                if let Link::Replaced(unlinked) = link {
+                if let LinkOutcome::Replaced(unlinked) = link {
                     self.retire(unlinked);
                     self.wake.now();
                 }
@@ -177,7 +177,7 @@ impl Shared {
     }
 
     /// The cached rows, the most recently used first.
-    pub(crate) fn hot_rows(&self) -> Vec<(TableId, u64)> {
+    pub(crate) fn hot_rows(&self) -> Vec<RowId> {
         let now = Stamp::of(self.epochs.tag());
         // Reserved for a full index, so that the vector does not grow under a bucket's lock. A row takes 16
         // bytes. The result reuses the memory.
@@ -185,8 +185,7 @@ impl Shared {
         for bucket in 0..self.index.buckets() {
             let row = |key, pinned: PinnedLocation<'_>, age| {
                 let in_pool = !pinned.location().is_host();
-                let (table, id) = self.row_of(key, || in_pool.then(|| self.pool.tag(pinned)))?;
-                Some((age, table, id))
+                Some((age, self.row_of(key, || in_pool.then(|| self.pool.tag(pinned)))?))
             };
             let collect = |key, pinned: PinnedLocation<'_>, age| {
                 rows.extend(row(key, pinned, age));
@@ -194,8 +193,8 @@ impl Shared {
             };
             self.index.visit_bucket(bucket, now, collect, |_| {});
         }
-        rows.sort_unstable_by_key(|&(age, table, id)| (age, table.0, id));
-        rows.into_iter().map(|(_, table, id)| (table, id)).collect()
+        rows.sort_unstable();
+        rows.into_iter().map(|(_, row)| row).collect()
     }
 }
 

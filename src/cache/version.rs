@@ -35,7 +35,7 @@ use super::slab::Slot;
 use crate::mem::PartedMap;
 use crate::pace;
 use crate::sync::EvenPoisoned;
-use crate::types::{FlatKey, TableId, Version};
+use crate::types::{FlatKey, RowId, TableId, Version};
 
 /// The result of a version switch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -49,17 +49,16 @@ pub(crate) struct Switched {
 /// A row that differs between the current version and the next one.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NewRow<'r> {
-    pub table: TableId,
-    pub id: u64,
+    pub row: RowId,
     /// The bytes in the next version. `None`: if the row is cached, it is dropped.
-    pub row: Option<&'r [u8]>,
+    pub bytes: Option<&'r [u8]>,
 }
 
 #[cfg(test)]
 impl<'r> NewRow<'r> {
     /// A row with these bytes in the next version.
-    pub(crate) fn of((table, id, row): (TableId, u64, &'r [u8])) -> Self {
-        Self { table, id, row: Some(row) }
+    pub(crate) fn of((table, id, bytes): (TableId, u64, &'r [u8])) -> Self {
+        Self { row: RowId::new(table, id), bytes: Some(bytes) }
     }
 }
 
@@ -69,16 +68,16 @@ pub(crate) struct Cached<'c>(&'c Shared);
 
 impl Cached<'_> {
     /// All of them, the most recently used first.
-    pub(crate) fn rows(self) -> Vec<(TableId, u64)> {
+    pub(crate) fn rows(self) -> Vec<RowId> {
         self.0.hot_rows()
     }
 
     /// Those of these rows whose index keys are linked: all that are cached, and rows that share a key with a
     /// cached row.
-    pub(crate) fn linked(self, rows: &[(TableId, u64)]) -> Vec<(TableId, u64)> {
+    pub(crate) fn linked(self, rows: &[RowId]) -> Vec<RowId> {
         pace::rest();
         let (keys, index) = (&self.0.keys, &self.0.index);
-        let key = |&(table, id): &(TableId, u64)| Some(keys.row(table, keys.own(table, id)?).1);
+        let key = |row: &RowId| Some(keys.row(row.table(), keys.own(row.table(), row.row())?).1);
         let keys: Vec<_> = rows.iter().map(key).collect();
         let mut ahead = keys.iter().flatten();
         ahead.by_ref().take(BUCKETS_AHEAD).for_each(|&key| index.prefetch(key));
@@ -174,17 +173,18 @@ impl Shared {
     /// Copies the new bytes of cached rows into new slots, as far as there is room.
     fn overlay<'r>(&self, changed: impl IntoIterator<Item = NewRow<'r>>) -> Result<Overlay, CacheError> {
         let mut rows: ByKey<(TableId, Option<Slot>)> = ByKey::default();
-        let done = changed.into_iter().try_for_each(|NewRow { table, id, row }| {
-            let own = self.changed_key(table, id, row)?;
+        let done = changed.into_iter().try_for_each(|changed| {
+            let own = self.changed_key(changed)?;
+            let table = changed.row.table();
             let Some(location) = self.find(table, own) else { return Ok(()) };
             let (_, slot) = rows.part_mut(&own).entry(own).or_insert((table, None));
-            let Some(row) = row.filter(|_| !location.is_host()) else { return Ok(()) };
+            let Some(bytes) = changed.bytes.filter(|_| !location.is_host()) else { return Ok(()) };
             // A row that occurs twice is written twice to the same slot, which no batch has seen yet.
             if slot.is_none() {
                 *slot = self.take(self.classes[table.index()]);
             }
             if let Some(slot) = slot {
-                self.fill(slot, table, own, row);
+                self.fill(slot, table, own, bytes);
             }
             Ok(())
         });

@@ -10,11 +10,18 @@ use super::error::CacheError;
 use super::index::{Entry, Stamp};
 use super::shared::{Insertion, Shared};
 use crate::sync::EvenPoisoned;
-use crate::types::TableId;
+use crate::types::RowId;
 
 /// The number of different stamps for the rows of a full index. It is large enough that eviction, which
 /// samples ages, can tell hot rows from cold rows, and small among the 2^24 possible stamps.
 pub(crate) const STAMPS: u64 = 1 << 12;
+
+/// A row to fill a cache with.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct WarmRow<'r> {
+    pub row: RowId,
+    pub bytes: &'r [u8],
+}
 
 /// The result of filling a cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -36,10 +43,7 @@ impl FlatCache {
     /// # Errors
     /// When a table or an id does not exist, or a length is not that of its table's rows. Then the rows
     /// before the wrong one are cached.
-    pub(crate) fn warm<'r>(
-        &self,
-        rows: impl IntoIterator<Item = (TableId, u64, &'r [u8])>,
-    ) -> Result<Warmed, CacheError> {
+    pub(crate) fn warm<'r>(&self, rows: impl IntoIterator<Item = WarmRow<'r>>) -> Result<Warmed, CacheError> {
         let shared = &*self.shared;
         // The current version, to which the rows belong, must not change meanwhile.
         let _no_switch = shared.switching.lock().even_poisoned();
@@ -50,9 +54,9 @@ impl FlatCache {
         let mut warmed = Warmed::default();
         let mut rows = rows.into_iter();
         while shared.has_room() {
-            let Some((table, id, row)) = rows.next() else { return Ok(warmed) };
+            let Some(row) = rows.next() else { return Ok(warmed) };
             let stamp = Stamp::of(newest.wrapping_sub(warmed.stored / rows_per_stamp));
-            match shared.insert_warm(stamp, table, id, row)? {
+            match shared.insert_warm(stamp, row)? {
                 true => warmed.stored += 1,
                 false => warmed.passed_over += 1,
             }
@@ -72,10 +76,11 @@ impl Shared {
 
     /// Inserts a row with a stamp, unless its key is linked already or no slot is free. Returns whether the
     /// row was inserted.
-    fn insert_warm(&self, stamp: Stamp, table: TableId, id: u64, row: &[u8]) -> Result<bool, CacheError> {
-        let own = self.own_key(table, id, row.len())?;
+    fn insert_warm(&self, stamp: Stamp, WarmRow { row, bytes }: WarmRow<'_>) -> Result<bool, CacheError> {
+        let table = row.table();
+        let own = self.own_key(row, bytes.len())?;
         let Some(mut slot) = self.take(self.classes[table.index()]) else { return Ok(false) };
-        self.fill(&mut slot, table, own, row);
+        self.fill(&mut slot, table, own, bytes);
         let (_, key) = self.keys.row(table, own);
         let entry = Entry { key, location: slot.location(), now: stamp };
         // Of rows that share a key, the first is the hottest. So it is kept, and nothing is replaced.

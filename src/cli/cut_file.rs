@@ -148,14 +148,14 @@ fn push_path(maps: &File, address: usize, line: &mut Line) -> bool {
 struct Search {
     address: usize,
     /// Of the current line.
-    part: Part,
+    part: LinePart,
     number: usize,
     begin: usize,
     /// Whether the line of the address has a path.
     found: bool,
 }
 
-enum Part {
+enum LinePart {
     Begin,
     End,
     /// The line of the address, before its path.
@@ -167,32 +167,32 @@ enum Part {
 
 impl Search {
     fn new(address: usize) -> Self {
-        Self { address, part: Part::Begin, number: 0, begin: 0, found: false }
+        Self { address, part: LinePart::Begin, number: 0, begin: 0, found: false }
     }
 
     /// Takes the next byte. Adds it to `line` if it belongs to the path. Returns whether the line of the
     /// address has ended.
     fn next(&mut self, byte: u8, line: &mut Line) -> bool {
         match (&self.part, byte) {
-            (Part::Details | Part::Path, b'\n') => return true,
-            (_, b'\n') => (self.part, self.number) = (Part::Begin, 0),
-            (Part::Begin, b'-') => {
-                (self.part, self.begin, self.number) = (Part::End, self.number, 0);
+            (LinePart::Details | LinePart::Path, b'\n') => return true,
+            (_, b'\n') => (self.part, self.number) = (LinePart::Begin, 0),
+            (LinePart::Begin, b'-') => {
+                (self.part, self.begin, self.number) = (LinePart::End, self.number, 0);
             }
-            (Part::End, b' ') => {
+            (LinePart::End, b' ') => {
                 let within = (self.begin..self.number).contains(&self.address);
-                self.part = if within { Part::Details } else { Part::Other };
+                self.part = if within { LinePart::Details } else { LinePart::Other };
             }
-            (Part::Begin | Part::End, digit) => {
+            (LinePart::Begin | LinePart::End, digit) => {
                 let digit = (digit as char).to_digit(16).unwrap_or(0) as usize;
                 self.number = self.number << 4 | digit;
             }
-            (Part::Details, b'/') => {
-                (self.part, self.found) = (Part::Path, true);
+            (LinePart::Details, b'/') => {
+                (self.part, self.found) = (LinePart::Path, true);
                 line.push(b"/");
             }
-            (Part::Path, byte) => line.push(&[byte]),
-            (Part::Details | Part::Other, _) => {}
+            (LinePart::Path, byte) => line.push(&[byte]),
+            (LinePart::Details | LinePart::Other, _) => {}
         }
         false
     }

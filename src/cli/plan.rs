@@ -21,7 +21,7 @@ use crate::planner::plot;
 use crate::planner::report::{DEFAULT_SIZES, Plan};
 use crate::planner::trace::TraceBuilder;
 use crate::schema::Schema;
-use input::{Accesses, Source, read_data, read_traces};
+use input::{AccessSource, Accesses, read_data, read_traces};
 use serve::ServeFlags;
 
 /// Flags of `plan`.
@@ -32,7 +32,7 @@ pub(crate) struct Args {
     model_config: PathBuf,
     #[arg(long, value_name = "F")]
     #[arg(help = format!("Format of the data: {}; or trace, a server's recordings", Format::names()))]
-    format: Source,
+    format: AccessSource,
     #[command(flatten)]
     fields: FieldFlags,
     /// Data files, the oldest accesses first
@@ -144,7 +144,7 @@ impl Args {
     /// trace.
     fn read(&self, schema: &Schema, accesses: &mut impl Accesses) -> anyhow::Result<f64> {
         match self.format {
-            Source::Dataset(format) => {
+            AccessSource::Dataset(format) => {
                 let options = ReadOptions {
                     malformed_lines: self.malformed.max_malformed,
                     labels: Labels::unless(self.unlabelled),
@@ -153,7 +153,7 @@ impl Args {
                 };
                 read_data((format, &self.data), options, schema, accesses).map(|()| 1.0)
             }
-            Source::Trace => {
+            AccessSource::Trace => {
                 self.fields.options().check_unused("trace")?;
                 Ok(read_traces(&self.data, schema, accesses).map_err(InputError)?)
             }

@@ -11,7 +11,7 @@ use crate::cli::format::{FormatFlags, MalformedFlag};
 use crate::config::{Config, Flags};
 use crate::dataset::{self, Labels, ReadOptions, Reader};
 use crate::schema::Schema;
-use crate::trainer::optim::{Kind, Optimizer};
+use crate::trainer::optim::{Optimizer, OptimizerKind};
 use crate::trainer::schedule::{Curve, Decay, Schedule};
 
 /// Flags of format, optimizer and learning rate.
@@ -24,7 +24,7 @@ pub(crate) struct TrainingFlags {
     pub batch: u32,
     /// Optimizer: sgd, adagrad, rowwise_adagrad or adam
     #[arg(long, value_name = "O", default_value = "adagrad")]
-    pub optimizer: Kind,
+    pub optimizer: OptimizerKind,
     /// Learning rate
     #[arg(long, value_name = "L", default_value_t = 0.02, value_parser = positive)]
     lr: f64,
@@ -84,7 +84,7 @@ impl TrainingFlags {
     pub(crate) fn optimizer(&self) -> anyhow::Result<Optimizer> {
         let mut optimizer = Optimizer::new(self.optimizer, self.lr);
         if let Some(eps) = self.eps {
-            if self.optimizer == Kind::Sgd {
+            if self.optimizer == OptimizerKind::Sgd {
                 return Err(InputError(anyhow!("--eps: not used by sgd")).into());
             }
             // Steps are computed in f32.
@@ -98,7 +98,7 @@ impl TrainingFlags {
             ("--beta2", self.beta2, &mut optimizer.betas.second),
         ] {
             let Some(given) = given else { continue };
-            if self.optimizer != Kind::Adam {
+            if self.optimizer != OptimizerKind::Adam {
                 return Err(
                     InputError(anyhow!("{flag}: used only by adam, not by {}", self.optimizer)).into()
                 );

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::delimited::Delimited;
-use super::held_out::{HeldOut, OnePart, Part};
+use super::held_out::{DataPart, HeldOut, OnePart};
 use super::learned::{Learned, LearnedReader};
 use super::shuffle::{Shuffle, Shuffled};
 use super::stoppable::Stoppable;
@@ -87,7 +87,7 @@ impl Feed {
         };
         let mut reader = self.open_files(from)?;
         if let Some(held_out) = self.held_out {
-            reader = Box::new(OnePart::new(reader, held_out, Part::Trained));
+            reader = Box::new(OnePart::new(reader, held_out, DataPart::Trained));
         }
         if let Some(shuffle) = self.shuffle {
             reader = Box::new(Shuffled::new(reader, shuffle, from.epoch));
@@ -107,7 +107,7 @@ impl Feed {
     pub(crate) fn open_held_out(&self) -> Result<Option<Box<dyn Reader + Send>>, DatasetError> {
         let Some(held_out) = self.held_out else { return Ok(None) };
         let files = self.open_files(&DataPosition::begin(1))?;
-        let part = OnePart::new(files, held_out, Part::HeldOut);
+        let part = OnePart::new(files, held_out, DataPart::HeldOut);
         Ok(Some(Box::new(Stoppable::new(Box::new(part), self.stop.only_interrupts()))))
     }
 

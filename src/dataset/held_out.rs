@@ -30,7 +30,7 @@ impl HeldOut {
 
 /// The two parts of the data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Part {
+pub(crate) enum DataPart {
     Trained,
     HeldOut,
 }
@@ -39,7 +39,7 @@ pub(crate) enum Part {
 pub(crate) struct OnePart {
     inner: Box<dyn Reader + Send>,
     held_out: HeldOut,
-    part: Part,
+    part: DataPart,
     /// The number of the next sample.
     next: u64,
     /// Samples that were read and not yet looked at begin at `at`.
@@ -48,12 +48,12 @@ pub(crate) struct OnePart {
 }
 
 impl OnePart {
-    pub(crate) fn new(inner: Box<dyn Reader + Send>, held_out: HeldOut, part: Part) -> Self {
+    pub(crate) fn new(inner: Box<dyn Reader + Send>, held_out: HeldOut, part: DataPart) -> Self {
         Self { inner, held_out, part, next: 0, read: RawBatch::default(), at: 0 }
     }
 
     fn keeps(&self, sample: u64) -> bool {
-        self.held_out.has(sample) == (self.part == Part::HeldOut)
+        self.held_out.has(sample) == (self.part == DataPart::HeldOut)
     }
 
     /// Makes sure that a sample was read. Returns false at the end.

@@ -378,7 +378,7 @@ impl Learned {
     }
 }
 
-/// The durable samples of a segment, as far as there are no more than `enough`.
+/// Counts the durable samples of a segment. May stop when there are `enough`.
 fn samples_of(dir: &Path, number: u64, durable: Durable, enough: u64) -> Result<u64, LogError> {
     if number > durable.segment || number == durable.segment && durable.bytes == 0 {
         return Ok(0);

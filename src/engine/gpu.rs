@@ -11,25 +11,24 @@
 //! same bits. The failure is logged once and stays in the metrics, because the device is not used again until
 //! a restart.
 
-use std::borrow::Cow;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-use super::switch::{Changes, KNOWN_CHUNK, NextRows};
+use super::context_pool::{AnyContextPool, ContextPool, EmbedError, Then};
+use super::row_numbers::{RowNumbers, max_ids};
+use super::switch::{Changes, NextRows};
 use super::versions::{LoadedVersion, Versions};
 use super::{Engine, Spent, spend};
-use crate::cache::gpu::context::{ContextBytes, LookupError};
-use crate::cache::gpu::{ContextShape, GpuCache, GpuCacheError, GpuHostRows, LookupContext, MissingRows};
-use crate::cache::{CacheError, CacheOptions, CacheShape, CacheStats, Switched, Warmed};
+use crate::cache::gpu::context::ContextBytes;
+use crate::cache::gpu::{ContextShape, GpuCache, GpuCacheError, LookupContext};
+use crate::cache::{CacheError, CacheOptions, CacheShape, CacheStats, Switched, WarmRow, Warmed};
 use crate::device::cuda::Driver;
-use crate::device::cuda::memory::PinnedMemory;
 use crate::model::Tape;
 use crate::predict::PredictError;
-use crate::schema::{AbsentDefault, Arity, Lookup, Schema, Table};
+use crate::schema::{Lookup, Schema};
 use crate::store::EmbeddingStore;
-use crate::sync::EvenPoisoned;
-use crate::types::{Batch, Jagged, Scores, TableId, Version};
+use crate::types::{Batch, RowId, Scores, Version};
 
 /// Most ids of a batch in one context, unless one sample can have more. An id takes about 80 bytes in the
 /// context.
@@ -64,69 +63,61 @@ pub(crate) enum GpuTierError {
     Cache(#[from] GpuCacheError),
 }
 
+impl GpuTierOptions<'_> {
+    /// The shape of each context, for batches as they are or with row numbers as ids.
+    fn context_shape(&self, row_numbers: Option<&RowNumbers>) -> Result<ContextShape, GpuTierError> {
+        let Self { schema, max_samples, .. } = *self;
+        let (features, lookups, ids) = match row_numbers {
+            None => {
+                let ids = (0..schema.features.len()).map(|feature| max_ids(schema, feature)).sum();
+                (schema.features.len(), schema.lookups(), ids)
+            }
+            Some(row_numbers) => (row_numbers.features(), row_numbers.lookups(), row_numbers.max_ids(schema)),
+        };
+        let staging_bytes = self.context_staging_bytes()?;
+        Ok(ContextShape {
+            features,
+            lookups,
+            dense_width: schema.dense_width(),
+            stride: schema.input_width(),
+            max_samples,
+            max_ids: max_samples.saturating_mul(ids).min(MAX_IDS).max(ids),
+            staging_bytes: Some(staging_bytes),
+            // Hits are copied to this buffer. A batch that hits all its rows needs as much as one that misses
+            // all.
+            copy_bytes: staging_bytes,
+        })
+    }
+
+    /// Bytes of the staging buffer of each context.
+    ///
+    /// # Errors
+    /// [`GpuTierError::Staging`] when it cannot hold the rows of a sample.
+    fn context_staging_bytes(&self) -> Result<usize, GpuTierError> {
+        let bytes =
+            |lookup: &Lookup| max_ids(self.schema, lookup.feature) * lookup.element.row_bytes(lookup.dim);
+        let sample_bytes: usize = self.schema.lookups().iter().map(bytes).sum();
+        let contexts = self.contexts.max(1);
+        let largest = self.max_samples.saturating_mul(sample_bytes).min(MAX_STAGING_BYTES).max(sample_bytes);
+        let staging = self.staging_bytes.map_or(largest, |all| (all / contexts as u64) as usize);
+        if staging < sample_bytes {
+            let (got, minimum) = (self.staging_bytes.unwrap_or(0), (contexts * sample_bytes) as u64);
+            return Err(GpuTierError::Staging { got, contexts, minimum });
+        }
+        Ok(staging)
+    }
+}
+
 /// A model's cache on a device and its lookup contexts.
 pub(crate) struct GpuLookupTier {
     /// The cache and its contexts, for any driver.
     pool: Box<dyn AnyContextPool>,
-    /// `Some` if the ids of a table are not row numbers (lossy bits, default row). Each lookup then gets
-    /// its own feature, with row numbers.
-    columns: Option<Columns>,
+    /// `Some` if the ids of a table are not row numbers.
+    row_numbers: Option<RowNumbers>,
     lost: AtomicBool,
     context_bytes: ContextBytes,
     /// Whether the cache may point at rows of the store. If so, lookup times tune the number of pointers.
     points: bool,
-}
-
-/// Each lookup with its table.
-type Columns = Vec<(Lookup, Table)>;
-
-/// A [`ContextPool`] of any driver, as a trait object.
-trait AnyContextPool: Send + Sync {
-    fn embed(
-        &self,
-        batch: &Batch,
-        versions: &Versions<LoadedVersion>,
-        then: Then<'_>,
-    ) -> Result<(), EmbedError>;
-    fn switch(&self, to: Version, of: &Changes, rows: &mut NextRows<'_>) -> Result<Switched, GpuCacheError>;
-    fn warm(&self, rows: &mut dyn Iterator<Item = WarmRow<'_>>) -> Result<Warmed, GpuCacheError>;
-    fn point_at(&self, store: &EmbeddingStore) -> usize;
-    fn observe(&self, ids: u64, elapsed: Duration);
-    fn hot_rows(&self) -> Result<Vec<(TableId, u64)>, GpuCacheError>;
-    fn stats(&self) -> CacheStats;
-}
-
-/// Gets the model's input for a batch, and the batch's version.
-pub(crate) type Then<'f> = &'f mut dyn FnMut(&[f32], &LoadedVersion);
-
-/// A row to warm a cache with.
-pub(crate) type WarmRow<'r> = (TableId, u64, &'r [u8]);
-
-/// Why a batch was not embedded.
-#[derive(Debug)]
-pub(crate) enum EmbedError {
-    /// The batch does not fit in a context.
-    TooLarge(PredictError),
-    /// The device failed.
-    Device(GpuCacheError),
-    /// The batch's version is no longer in use: a switch has failed, so the device is abandoned.
-    Abandoned,
-    /// Rows could not be fetched, or the batch does not have the schema's shape.
-    Rejected(PredictError),
-}
-
-impl From<GpuCacheError> for EmbedError {
-    fn from(error: GpuCacheError) -> Self {
-        match error {
-            GpuCacheError::Lookup(LookupError::Capacity { field, limit, got }) => {
-                Self::TooLarge(PredictError::Capacity { field, needed: got, limit })
-            }
-            GpuCacheError::Lookup(LookupError::Shape { field, expected, got }) => {
-                Self::Rejected(PredictError::Shape { field, expected, got })
-            }
-            error => Self::Device(error),
-        }
-    }
 }
 
 impl GpuLookupTier {
@@ -135,14 +126,14 @@ impl GpuLookupTier {
     /// # Errors
     /// [`GpuTierError`] for an inconsistent shape, and driver errors.
     pub(crate) fn new<D: Driver>(driver: Arc<D>, options: &GpuTierOptions<'_>) -> Result<Self, GpuTierError> {
-        let (columns, shape) = context_shape(options)?;
+        let row_numbers = RowNumbers::needed(options.schema);
+        let shape = options.context_shape(row_numbers.as_ref())?;
         let cache = GpuCache::new(options.cache, options.options, driver)?;
         let contexts = 0..options.contexts.max(1);
         let idle: Vec<_> = contexts.map(|_| cache.context(&shape)).collect::<Result<_, _>>()?;
         let context_bytes = idle.iter().map(LookupContext::bytes).sum();
-        let (registered, idle) = (Mutex::default(), Mutex::new(idle));
-        let pool = Box::new(ContextPool { registered, cache, idle, freed: Condvar::new() });
-        Ok(Self { pool, columns, lost: AtomicBool::new(false), context_bytes, points: false })
+        let pool = Box::new(ContextPool::new(cache, idle));
+        Ok(Self { pool, row_numbers, lost: AtomicBool::new(false), context_bytes, points: false })
     }
 
     /// Whether the device has failed and is no longer used.
@@ -169,7 +160,10 @@ impl GpuLookupTier {
         versions: &Versions<LoadedVersion>,
         then: Then<'_>,
     ) -> Result<(), EmbedError> {
-        self.pool.embed(&self.columns(batch), versions, then)
+        match &self.row_numbers {
+            Some(row_numbers) => self.pool.embed(&row_numbers.of(batch), versions, then),
+            None => self.pool.embed(batch, versions, then),
+        }
     }
 
     /// Switches the cache to the next version. If the device fails, it is abandoned.
@@ -230,7 +224,7 @@ impl GpuLookupTier {
     }
 
     /// The cached rows, most recently used first.
-    pub(crate) fn hot_rows(&self) -> Vec<(TableId, u64)> {
+    pub(crate) fn hot_rows(&self) -> Vec<RowId> {
         if self.is_lost() {
             return Vec::new();
         }
@@ -238,19 +232,6 @@ impl GpuLookupTier {
             self.lose(&error);
             Vec::new()
         })
-    }
-
-    /// The batch with row numbers as ids: unchanged if all ids are row numbers, otherwise with one feature
-    /// for each lookup.
-    fn columns<'b>(&self, batch: &'b Batch) -> Cow<'b, Batch> {
-        let Some(columns) = &self.columns else { return Cow::Borrowed(batch) };
-        let column = |(lookup, table): &(Lookup, Table)| {
-            let Jagged { offsets, ids } = &batch.features[lookup.feature];
-            let rows = ids.iter().map(|&id| table.row_of(id).unwrap_or(NO_ROW)).collect();
-            Jagged { offsets: offsets.clone(), ids: rows }
-        };
-        let features = columns.iter().map(column).collect();
-        Cow::Owned(Batch { features, dense: batch.dense.clone(), ..*batch })
     }
 }
 
@@ -304,161 +285,5 @@ impl Engine {
         first.probabilities.extend(second.probabilities);
         first.logits.extend(second.logits);
         Ok(first)
-    }
-}
-
-/// Writes the rows of a batch that are not cached.
-fn fetch(served: &LoadedVersion, missing: &mut MissingRows<'_>) -> Result<(), PredictError> {
-    let store = &served.store;
-    debug_assert_eq!(missing.version(), store.version(), "rows of the batch's version");
-    store.fetch((0..missing.len()).map(|m| missing.row(m)));
-    missing.fill(|table, id| {
-        store.row(table, id).ok_or_else(|| PredictError::Store(format!("no row {id} of table {}", table.0)))
-    })
-}
-
-/// An id that no table holds, so it reads zeros.
-const NO_ROW: u64 = u64::MAX;
-
-/// The columns and the context shape of a tier.
-fn context_shape(options: &GpuTierOptions<'_>) -> Result<(Option<Columns>, ContextShape), GpuTierError> {
-    let GpuTierOptions { schema, max_samples, .. } = *options;
-    let mut lookups = schema.lookups();
-    let ids_of = |feature: usize| match schema.features[feature].arity {
-        Arity::OneHot => 1,
-        Arity::MultiHot { max } => max as usize,
-    };
-    let row_bytes: usize = lookups.iter().map(|l| ids_of(l.feature) * l.element.row_bytes(l.dim)).sum();
-    let is_plain = |t: &Table| t.lossy_bits.is_none() && !matches!(t.default, AbsentDefault::Row(_));
-    let columns = (!schema.tables.iter().all(is_plain)).then(|| {
-        let column = |l: &Lookup| (*l, schema.tables[l.table.index()].clone());
-        let columns: Columns = lookups.iter().map(column).collect();
-        lookups.iter_mut().enumerate().for_each(|(l, lookup)| lookup.feature = l);
-        columns
-    });
-    let ids = match &columns {
-        None => (0..schema.features.len()).map(ids_of).sum::<usize>(),
-        Some(columns) => columns.iter().map(|(lookup, _)| ids_of(lookup.feature)).sum(),
-    };
-    let contexts = options.contexts.max(1);
-    let largest = max_samples.saturating_mul(row_bytes).min(MAX_STAGING_BYTES).max(row_bytes);
-    let staging = options.staging_bytes.map_or(largest, |all| (all / contexts as u64) as usize);
-    if staging < row_bytes {
-        let (got, minimum) = (options.staging_bytes.unwrap_or(0), (contexts * row_bytes) as u64);
-        return Err(GpuTierError::Staging { got, contexts, minimum });
-    }
-    let shape = ContextShape {
-        features: columns.as_ref().map_or(schema.features.len(), Vec::len),
-        lookups,
-        dense_width: schema.dense_width(),
-        stride: schema.input_width(),
-        max_samples,
-        max_ids: max_samples.saturating_mul(ids).min(MAX_IDS).max(ids),
-        staging_bytes: Some(staging),
-        // Hits are copied to this buffer. A batch that hits all its rows needs as much as one that misses
-        // all.
-        copy_bytes: staging,
-    };
-    Ok((columns, shape))
-}
-
-/// A cache and its idle contexts.
-struct ContextPool<D: Driver> {
-    /// Registered rows of the store. Declared before the cache, so that they are dropped first.
-    registered: Mutex<Vec<GpuHostRows<D>>>,
-    cache: GpuCache<D>,
-    idle: Mutex<Vec<LookupContext<D>>>,
-    freed: Condvar,
-}
-
-/// A context in use. Dropping it puts the context back.
-struct InUse<'p, D: Driver> {
-    context: Option<LookupContext<D>>,
-    pool: &'p ContextPool<D>,
-}
-
-impl<D: Driver> ContextPool<D> {
-    /// Waits for an idle context.
-    fn take(&self) -> InUse<'_, D> {
-        let idle = self.idle.lock().even_poisoned();
-        let waited = self.freed.wait_while(idle, |idle| idle.is_empty());
-        InUse { context: waited.even_poisoned().pop(), pool: self }
-    }
-}
-
-impl<D: Driver> Drop for InUse<'_, D> {
-    fn drop(&mut self) {
-        self.pool.idle.lock().even_poisoned().extend(self.context.take());
-        self.pool.freed.notify_one();
-    }
-}
-
-impl<D: Driver> AnyContextPool for ContextPool<D> {
-    fn embed(
-        &self,
-        batch: &Batch,
-        versions: &Versions<LoadedVersion>,
-        then: Then<'_>,
-    ) -> Result<(), EmbedError> {
-        let mut in_use = self.take();
-        // `take` waits for a context, so there is one.
-        let Some(context) = &mut in_use.context else { return Ok(()) };
-        let hold = self.cache.begin();
-        // Taken while the batch is held: the dense layers run after the hold has ended.
-        let served = versions.of(hold.version).ok_or(EmbedError::Abandoned)?;
-        let write = |missing: &mut MissingRows<'_>| fetch(&served, missing).map_err(EmbedError::Rejected);
-        then(self.cache.embed_held(hold, context, batch, write)?, &served);
-        Ok(())
-    }
-
-    fn switch(
-        &self,
-        to: Version,
-        changes: &Changes,
-        rows: &mut NextRows<'_>,
-    ) -> Result<Switched, GpuCacheError> {
-        match changes {
-            Changes::Unknown => self.cache.switch(to, |cached| Ok(rows.compared(&cached.rows()?))),
-            Changes::Rows(changed) => {
-                let chunks = changed.chunks(KNOWN_CHUNK);
-                self.cache.switch(to, |_| Ok(chunks.flat_map(|chunk| rows.known(chunk))))
-            }
-        }
-    }
-
-    fn warm(&self, rows: &mut dyn Iterator<Item = WarmRow<'_>>) -> Result<Warmed, GpuCacheError> {
-        self.cache.warm(rows)
-    }
-
-    /// Returns the number of tables at which the cache may point.
-    fn point_at(&self, store: &EmbeddingStore) -> usize {
-        let mut registered = self.registered.lock().even_poisoned();
-        // First, because a table that did not change is registered again with the same memory: removes the
-        // pointers into the memory of the version before.
-        drop(std::mem::take(&mut *registered));
-        for (t, table) in store.tables().iter().enumerate().map(|(t, table)| (TableId(t as u32), table)) {
-            // Rows in other memory cannot be pointed at.
-            let memory = table.shared_rows().and_then(|rows| rows.downcast::<PinnedMemory<D>>().ok());
-            let Some(memory) = memory else { continue };
-            match self.cache.host_rows(store.version(), t, memory) {
-                Ok(rows) => registered.push(rows),
-                Err(GpuCacheError::SharedKeys { .. }) => {}
-                // The table's rows are cached all the same, and other tables can be pointed at.
-                Err(error) => tracing::warn!(table = t.0, %error, "cache.pointers: no pointers to a table"),
-            }
-        }
-        registered.len()
-    }
-
-    fn observe(&self, ids: u64, elapsed: Duration) {
-        self.cache.observe(ids, elapsed);
-    }
-
-    fn hot_rows(&self) -> Result<Vec<(TableId, u64)>, GpuCacheError> {
-        self.cache.hot_rows()
-    }
-
-    fn stats(&self) -> CacheStats {
-        self.cache.stats()
     }
 }

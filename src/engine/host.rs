@@ -63,7 +63,7 @@ impl Engine {
         let served = self.versions.of(version).ok_or_else(|| not_in_use(version))?;
         let LoadedVersion { store, .. } = &*served;
         let found = pin.lookup(query).map_err(cache_error)?;
-        store.fetch(found.misses().iter().map(|miss| (miss.table, miss.id)));
+        store.fetch(found.misses().iter().map(Miss::row));
         for miss in found.misses().iter().chain(found.pointed()) {
             let row = store.row(miss.table, miss.id);
             let row = row.ok_or_else(|| PredictError::Store(format!("no row {miss:?}")))?;

@@ -1,15 +1,20 @@
 //! From a batch to its scores: look rows up, fetch what is not cached, pool, run the model.
 //!
 //! - `host`: rows come from the store, or from a cache in RAM;
-//! - [`gpu`]: a device looks rows up in a cache in its own memory and pools them;
+//! - [`gpu`]: a device looks rows up in a cache in its own memory and pools them; `context_pool`: its batches
+//!   wait for an idle context; `row_numbers`: the ids that it looks up;
 //! - `self_test`: compares a device with the store before it serves;
+//! - `measure`: the metrics of an engine;
 //! - `versions`: what belongs to a version, and which versions batches use; `switch`: taking over a new one.
 //!
 //! In each case the same bytes are added in the same order, and the same code computes the dense layers. So a
 //! score does not depend on whether there is a cache, nor on where the cache is.
 
+mod context_pool;
 pub(crate) mod gpu;
 mod host;
+mod measure;
+mod row_numbers;
 mod self_test;
 pub(crate) mod switch;
 #[cfg(test)]
@@ -23,7 +28,7 @@ use std::time::{Duration, Instant};
 
 use rayon::prelude::*;
 
-use crate::cache::{CacheStats, FlatCache, HostRows, Warmed};
+use crate::cache::{CacheStats, FlatCache, HostRows, WarmRow, Warmed};
 use crate::metrics::ModelMetrics;
 use crate::model::loss::sigmoid;
 use crate::model::{Model, Tape, Weights, WeightsError, check_shape};
@@ -33,8 +38,8 @@ use crate::schema::{Lookup, Schema};
 use crate::store::Opened;
 use crate::sync::EvenPoisoned;
 use crate::trace::recorder::Recorder;
-use crate::types::{AbsentId, Batch, Scores, TableId, Times, Version, unix_ms};
-use gpu::{GpuLookupTier, WarmRow};
+use crate::types::{AbsentId, Batch, RowId, Scores, TableId, Times, Version};
+use gpu::GpuLookupTier;
 use host::Scratch;
 pub(crate) use versions::SharedVersion;
 use versions::{LoadedVersion, Versions};
@@ -191,7 +196,7 @@ impl Engine {
 
     /// Fills the cache with these rows of the store, in this order, while there is room. Also returns how
     /// many rows were skipped because the store does not have them.
-    pub(crate) fn warm(&self, hottest: impl IntoIterator<Item = (TableId, u64)>) -> (Warmed, u64) {
+    pub(crate) fn warm(&self, hottest: impl IntoIterator<Item = RowId>) -> (Warmed, u64) {
         let served = self.versions.current();
         let mut skipped = 0;
         let mut hottest = hottest.into_iter();
@@ -200,17 +205,17 @@ impl Engine {
             served.store.fetch(chunk.iter().copied());
             (!chunk.is_empty()).then_some(chunk)
         });
-        let rows = chunks.flatten().filter_map(|(table, id)| {
-            let row = served.store.row(table, id);
-            skipped += u64::from(row.is_none());
-            Some((table, id, row?))
+        let rows = chunks.flatten().filter_map(|row| {
+            let bytes = served.store.row(row.table(), row.row());
+            skipped += u64::from(bytes.is_none());
+            Some(WarmRow { row, bytes: bytes? })
         });
         (self.lookup_tier.warm(rows), skipped)
     }
 
     /// The cached rows, most recently used first; none without a cache.
     #[must_use]
-    pub(crate) fn hot_rows(&self) -> Vec<(TableId, u64)> {
+    pub(crate) fn hot_rows(&self) -> Vec<RowId> {
         match &self.lookup_tier {
             LookupTier::Store => Vec::new(),
             LookupTier::Host(cache) => cache.hot_rows(),
@@ -365,40 +370,8 @@ impl Predict for Engine {
         true
     }
 
-    /// Updates the metrics from the counts of the cache and the state of the device.
     fn measure(&self) {
-        let current = self.versions.current();
-        self.metrics.switches.age_seconds.set(current.loaded.elapsed().as_secs_f64());
-        self.metrics.switches.freshness_seconds.set(freshness(current.trained_unix_ms));
-        let rows = current.store.row_memory();
-        self.metrics.store.ram_bytes.set(rows.ram as f64);
-        self.metrics.store.mapped_bytes.set(rows.mapped as f64);
-        drop(current);
-        if let LookupTier::Gpu(tier) = &self.lookup_tier {
-            let bytes = tier.context_bytes();
-            self.metrics.device.lost.set(f64::from(tier.is_lost()));
-            self.metrics.device.pinned_bytes.set(bytes.pinned as f64);
-            self.metrics.device.worker_bytes.set(bytes.device as f64);
-        }
-        let mut counted = self.counted.lock().even_poisoned();
-        let Some(now) = self.cache_stats() else { return };
-        let zero = Default::default();
-        for (t, table) in self.metrics.tables.iter().enumerate() {
-            let (now, before) = (now.tables[t], counted.tables.get(t).copied().unwrap_or(zero));
-            table.hits.increment(now.hits - before.hits);
-            table.misses.increment(now.misses - before.misses);
-            table.evictions.increment(now.evictions - before.evictions);
-            table.pointed.increment(now.pointed - before.pointed);
-            table.collisions.increment(now.collisions - before.collisions);
-        }
-        let total = &self.metrics.cache;
-        total.not_admitted.increment(now.not_admitted - counted.not_admitted);
-        total.rejected.increment(now.rejected_full - counted.rejected_full);
-        total.used_bytes.set(now.pool_used_bytes as f64);
-        total.capacity_bytes.set(now.total_bytes as f64);
-        total.entries.set(now.entries as f64);
-        total.pointers.set(now.pointers as f64);
-        *counted = now;
+        self.export_metrics();
     }
 }
 
@@ -417,11 +390,6 @@ pub(crate) fn read_weights(model: &Model<f32>, opened: &Opened) -> Result<Weight
         Some((tensor.shape().to_vec(), tensor.values().to_vec()))
     })?;
     not_finite.map_or(Ok(weights), |name| Err(WeightsError::NotFinite(name)))
-}
-
-/// Seconds since a time in milliseconds since 1970; NaN if it is not known. 0 if the clock was set back.
-fn freshness(then: Option<u64>) -> f64 {
-    then.map_or(f64::NAN, |then| unix_ms().saturating_sub(then) as f64 / 1e3)
 }
 
 /// Adds the time since `from` to `on`, in nanoseconds. Returns the current time.

@@ -16,12 +16,12 @@ use std::time::{Duration, Instant};
 
 use super::versions::{LoadedVersion, SharedVersion};
 use super::{Engine, LookupTier, WARM_CHUNK, read_weights};
-use crate::cache::{CacheError, FlatCache, NewRow, Switched};
+use crate::cache::{CacheError, FlatCache, NewRow, Switched, WarmRow};
 use crate::model::WeightsError;
 use crate::pace;
 use crate::store::{EmbeddingStore, Opened};
 use crate::sync::EvenPoisoned;
-use crate::types::{TableId, Version};
+use crate::types::{RowId, Version};
 
 /// How long a switch waits for the last batch of the old version, so that this thread, and not a batch,
 /// releases the old version's memory.
@@ -36,7 +36,7 @@ pub(crate) enum Changes {
     /// Any.
     Unknown,
     /// No others than these.
-    Rows(Vec<(TableId, u64)>),
+    Rows(Vec<RowId>),
 }
 
 /// A version to take over.
@@ -169,7 +169,8 @@ impl Engine {
         if switched.carried >= offered.len() as u64 {
             return 0;
         }
-        let rows = offered.into_iter().filter_map(|NewRow { table, id, row }| Some((table, id, row?)));
+        let rows =
+            offered.into_iter().filter_map(|NewRow { row, bytes }| Some(WarmRow { row, bytes: bytes? }));
         self.lookup_tier.warm(rows).stored
     }
 }
@@ -201,7 +202,7 @@ pub(crate) struct NextRows<'r> {
 
 impl<'r> NextRows<'r> {
     /// Those of the cached rows that differ between the versions. `cached` begins with the hottest.
-    pub(crate) fn compared(&mut self, cached: &[(TableId, u64)]) -> Vec<NewRow<'r>> {
+    pub(crate) fn compared(&mut self, cached: &[RowId]) -> Vec<NewRow<'r>> {
         let mut changed = Vec::new();
         for chunk in cached.chunks(WARM_CHUNK) {
             pace::rest();
@@ -209,23 +210,24 @@ impl<'r> NextRows<'r> {
             self.new.store.fetch(chunk.iter().copied());
             self.old.store.prefetch(chunk);
             self.new.store.prefetch(chunk);
-            for &(table, id) in chunk {
-                let (old, new) = (self.old.store.row(table, id), self.new.store.row(table, id));
+            for &row in chunk {
+                let [old, new] =
+                    [self.old, self.new].map(|version| version.store.row(row.table(), row.row()));
                 if old != new {
-                    changed.push(NewRow { table, id, row: new.filter(|row| self.allows(row.len())) });
+                    changed.push(NewRow { row, bytes: new.filter(|bytes| self.allows(bytes.len())) });
                 }
             }
         }
-        self.offered = changed.iter().filter(|row| row.row.is_some()).copied().collect();
+        self.offered = changed.iter().filter(|new| new.bytes.is_some()).copied().collect();
         changed
     }
 
     /// Rows that are known to have changed. The cache copies only the bytes of those that it holds, as far as
     /// it has room.
-    pub(crate) fn known(&self, changed: &[(TableId, u64)]) -> Vec<NewRow<'r>> {
+    pub(crate) fn known(&self, changed: &[RowId]) -> Vec<NewRow<'r>> {
         let store = self.store();
         store.prefetch(changed);
-        let new = |&(table, id): &(TableId, u64)| NewRow { table, id, row: store.row(table, id) };
+        let new = |&row: &RowId| NewRow { row, bytes: store.row(row.table(), row.row()) };
         changed.iter().map(new).collect()
     }
 

@@ -13,6 +13,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;
 
+use super::measure::freshness;
 use super::switch::{Changes, NextVersion, SwitchError, Taken};
 use super::*;
 use crate::cache::{AdmissionOption, BatchPin, CacheOptions, CacheShape, TableShape};
@@ -20,6 +21,7 @@ use crate::config::TableMemory;
 use crate::metrics::Metrics;
 use crate::model::loss::sigmoid;
 use crate::store::{self, Contents, DenseTensor, Opened, PlainMemory, Rows, Table};
+use crate::types::unix_ms;
 
 pub(crate) const MODEL: &str = "ctr";
 const ROWS: u64 = 400;
@@ -77,14 +79,14 @@ impl World {
     }
 
     /// Writes the next version. Returns the rows that differ from the one before.
-    pub(crate) fn publish(&mut self) -> Vec<(TableId, u64)> {
+    pub(crate) fn publish(&mut self) -> Vec<RowId> {
         let version = self.oracles.len() as u64 + 1;
         self.write(version, &self.schema.to_toml());
         let oracle = self.engine(version, LookupTier::Store);
         self.oracles.push(oracle);
         let tables = 0..self.schema.tables.len() as u32;
-        let rows = tables.flat_map(|table| (0..ROWS).map(move |id| (TableId(table), id)));
-        rows.filter(|(_, id)| self.changed_in(*id, version) == version).collect()
+        let rows = tables.flat_map(|table| (0..ROWS).map(move |row| RowId::new(TableId(table), row)));
+        rows.filter(|row| self.changed_in(row.row(), version) == version).collect()
     }
 
     /// Unlocks the last version, whose scores are not compared any more.

@@ -49,7 +49,7 @@ pub(crate) fn header(schema: Checksum) -> [u8; HEADER_BYTES] {
 
 /// The schema that a header names.
 pub(crate) fn read_header(bytes: &[u8; HEADER_BYTES]) -> Result<Checksum, HeaderError> {
-    let mut parts = Parts(bytes);
+    let mut parts = UnreadBytes(bytes);
     let (magic, version) = (parts.take(8), parts.u32());
     let schema = parts.array().map(|sum| Checksum(u128::from_le_bytes(sum)));
     let sum = parts.u64();
@@ -91,8 +91,8 @@ impl Record {
         (HEAD_BYTES + self.payload.len()) as u64
     }
 
-    /// Appends the record to `out`, as it is at this offset of a segment of which `durable` bytes are
-    /// durable.
+    /// Appends the record to `out`, as it is written at this offset of a segment. Its head says that
+    /// `durable` bytes of the segment are durable.
     pub(crate) fn push(&self, at: u64, durable: u64, out: &mut Vec<u8>) {
         let head = Head { bytes: self.payload.len() as u32, samples: self.samples, durable, sum: 0 };
         let sum = head.sum_of(at, &self.payload);
@@ -116,7 +116,7 @@ pub(crate) struct Head {
 impl Head {
     /// `None` for numbers that no record has.
     pub(crate) fn read(bytes: &[u8]) -> Option<Self> {
-        let mut parts = Parts(bytes);
+        let mut parts = UnreadBytes(bytes);
         let head =
             Self { bytes: parts.u32()?, samples: parts.u32()?, durable: parts.u64()?, sum: parts.u64()? };
         (head.bytes > 0 && head.samples > 0).then_some(head)
@@ -183,7 +183,7 @@ fn put_floats(out: &mut Vec<u8>, values: &[f32]) {
 /// The samples of a payload; `None` for bytes that are not a payload with this number of samples.
 pub(crate) fn decode(samples: u32, payload: &[u8]) -> Option<RawBatch> {
     let samples = samples as usize;
-    let mut parts = Parts(payload);
+    let mut parts = UnreadBytes(payload);
     let labels = parts.floats(samples)?;
     let dense = parts.count()?;
     let dense = parts.floats(dense)?;
@@ -193,7 +193,7 @@ pub(crate) fn decode(samples: u32, payload: &[u8]) -> Option<RawBatch> {
     parts.0.is_empty().then_some(RawBatch { samples, dense, features, labels: Some(labels) })
 }
 
-fn column(samples: usize, parts: &mut Parts<'_>) -> Option<RawFeature> {
+fn column(samples: usize, parts: &mut UnreadBytes<'_>) -> Option<RawFeature> {
     let [flags] = parts.array()?;
     let values = parts.count()?;
     let offsets = if flags & ONE_EACH == 0 {
@@ -226,9 +226,9 @@ fn ends(lengths: &[u32]) -> Option<Vec<u32>> {
 }
 
 /// Bytes that are taken from the front.
-pub(crate) struct Parts<'a>(pub &'a [u8]);
+pub(crate) struct UnreadBytes<'a>(pub &'a [u8]);
 
-impl<'a> Parts<'a> {
+impl<'a> UnreadBytes<'a> {
     fn take(&mut self, bytes: usize) -> Option<&'a [u8]> {
         let (taken, rest) = self.0.split_at_checked(bytes)?;
         self.0 = rest;

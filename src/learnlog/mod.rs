@@ -28,6 +28,7 @@ mod format;
 mod full;
 mod id;
 mod log;
+mod room;
 mod segment;
 mod writer;
 
@@ -46,8 +47,9 @@ pub(crate) use format::{Record, schema_sum};
 pub(crate) use full::full_at;
 pub(crate) use id::id_of;
 pub(crate) use log::{Log, repair};
+pub(crate) use room::LearnerOptions;
 pub(crate) use segment::{Durable, Segment};
-pub(crate) use writer::{LearnError, Learner, LearnerOptions};
+pub(crate) use writer::{LearnError, Learner};
 
 use crate::store::StoreError;
 pub(crate) use crate::store::format::Checksum;

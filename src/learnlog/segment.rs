@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::format::{self, HEAD_BYTES, HEADER_BYTES, Head, HeaderError, Parts};
+use super::format::{self, HEAD_BYTES, HEADER_BYTES, Head, HeaderError, UnreadBytes};
 use super::{Checksum, LogError, name_of};
 use crate::store::disk::is_at;
 use crate::types::RawBatch;
@@ -49,7 +49,7 @@ impl Durable {
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
             bytes => bytes.map_err(|e| LogError::io(&path, e))?,
         };
-        let mut parts = Parts(&bytes);
+        let mut parts = UnreadBytes(&bytes);
         let found = parts.u64().zip(parts.u64()).map(|(segment, bytes)| Self { segment, bytes });
         let whole = bytes.len() == 24 && parts.u64() == Some(xxh3_64(&bytes[..16]));
         Ok(found.filter(|_| whole))

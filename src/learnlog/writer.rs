@@ -19,44 +19,24 @@
 
 use std::path::PathBuf;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::oneshot;
 
 use super::full::show_full;
-use super::{Log, LogError, Position, Record, kept_bytes};
+use super::room::Room;
+use super::{LearnerOptions, Log, LogError, Position, Record};
 use crate::metrics::ModelMetrics;
 use crate::store::StoreError;
 use crate::store::disk::SystemDisk;
 use crate::sync::EvenPoisoned;
 
 /// A group takes no more records after this many bytes.
-const GROUP_BYTES: u64 = 16 << 20;
-/// Most bytes of the queue, but it always takes one record.
-const QUEUE_BYTES: u64 = if cfg!(test) { 256 << 10 } else { 4 * GROUP_BYTES };
-/// Most bytes of a record: its head has their number in 32 bits.
-const RECORD_BYTES: u64 = u32::MAX as u64;
-/// How often the segments of a full log are counted again for a request.
-const RECOUNT_EVERY: Duration = Duration::from_millis(50);
-/// How often they are counted again for the metric.
+pub(super) const GROUP_BYTES: u64 = 16 << 20;
+/// How often the segments are counted again for the metric.
 const MEASURE_EVERY: Duration = Duration::from_secs(5);
-
-/// Where a learner stores samples, and its limits.
-#[derive(Clone, Debug)]
-pub(crate) struct LearnerOptions {
-    pub dir: PathBuf,
-    pub max_bytes: u64,
-    pub segment_bytes: u64,
-}
-
-impl LearnerOptions {
-    /// Most bytes of a record.
-    fn record_bytes(&self) -> u64 {
-        (self.max_bytes.saturating_sub(self.segment_bytes) / 2).min(RECORD_BYTES)
-    }
-}
 
 /// Why samples were not stored.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -121,81 +101,6 @@ struct Waiting {
     reply: oneshot::Sender<Result<Position, LearnError>>,
 }
 
-/// The bytes of the log and of the queue.
-struct Room {
-    options: LearnerOptions,
-    /// Most bytes of the log and the queue: `learn.max_bytes`, unless that cannot hold the last segment.
-    limit: u64,
-    metrics: Arc<ModelMetrics>,
-    used: Mutex<Used>,
-    /// Notified when the log was counted for a request, and when the thread ends.
-    counted: Notify,
-    /// Why the log must be opened again.
-    gone: OnceLock<String>,
-}
-
-struct Used {
-    log: u64,
-    queued: u64,
-    /// When the log was counted.
-    counted: Instant,
-    /// Whether a [`Job::Count`] is queued.
-    counting: bool,
-    /// Whether trainers should know that there is no room.
-    full: bool,
-}
-
-impl Room {
-    fn used(&self) -> MutexGuard<'_, Used> {
-        self.used.lock().even_poisoned()
-    }
-
-    /// Takes bytes for the queue.
-    fn reserve(&self, size: u64) -> Result<(), LearnError> {
-        let most = self.options.record_bytes();
-        if size > most {
-            return Err(LearnError::TooLarge { limit: most, size });
-        }
-        let limit = self.limit;
-        let mut used = self.used();
-        let (queued, kept) = (used.queued, used.log + used.queued);
-        if kept + size > limit {
-            return Err(LearnError::Full { limit, kept, size });
-        }
-        if queued > 0 && queued + size > QUEUE_BYTES {
-            return Err(LearnError::Behind { limit: QUEUE_BYTES, queued, size });
-        }
-        used.full = false;
-        used.queued += size;
-        Ok(())
-    }
-
-    /// Gives back the bytes of requests that left the queue, of which `stored` bytes are in the log now.
-    fn leave(&self, size: u64, stored: u64) {
-        let mut used = self.used();
-        used.queued -= size;
-        used.log += stored;
-        self.metrics.learn.bytes.set(used.log as f64);
-    }
-
-    /// Counts the log again, in which a trainer may have removed segments. Waits for the disk.
-    fn count(&self) {
-        let counted = kept_bytes(&self.options.dir);
-        let mut used = self.used();
-        match counted {
-            Ok(bytes) => used.log = bytes,
-            Err(error) => tracing::warn!("learned samples: cannot be counted: {error}"),
-        }
-        used.counted = Instant::now();
-        self.metrics.learn.bytes.set(used.log as f64);
-    }
-
-    /// Whether the log was counted just now, and trainers know that it is full.
-    fn is_known(&self, used: &Used) -> bool {
-        used.counted.elapsed() < RECOUNT_EVERY && used.full
-    }
-}
-
 impl Learner {
     /// Opens the log and starts its thread.
     ///
@@ -211,22 +116,9 @@ impl Learner {
         options: LearnerOptions,
         metrics: Arc<ModelMetrics>,
     ) -> Result<Self, LogError> {
-        let used = Used { log: 0, queued: 0, counted: Instant::now(), counting: false, full: false };
         // A process that was killed may have left the file `full`.
         show_full(&options.dir, None);
-        let last = log.last_bytes();
-        let limit = options.max_bytes.max(last + options.record_bytes());
-        if limit > options.max_bytes {
-            tracing::warn!(
-                "learned samples: {}: the last file has {last} bytes, so the limit is {limit} bytes until \
-                 the next start, instead of learn.max_bytes {}",
-                options.dir.display(),
-                options.max_bytes
-            );
-        }
-        let (used, counted, gone) = (Mutex::new(used), Notify::new(), OnceLock::new());
-        let room = Arc::new(Room { options, limit, metrics, used, counted, gone });
-        room.count();
+        let room = Arc::new(Room::new(options, log.last_bytes(), metrics));
         let (sender, receiver) = mpsc::channel();
         let writer = Writer { log, room: room.clone(), segment: 0, shown_full: false };
         let thread = std::thread::Builder::new().name("learn-write".into());

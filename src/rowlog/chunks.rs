@@ -64,7 +64,7 @@ impl WorkingFile {
             }
             records.resize(chunk.len() * width, 0.0);
             self.read_placed(rows, &mut placed, &mut records, GAP_BYTES)?;
-            let bad = |record: &[f32]| !record[..rows.dim()].iter().all(|x| x.is_finite());
+            let bad = |record: &[f32]| !record[..rows.record().dim].iter().all(|x| x.is_finite());
             let records = records.par_chunks_exact(width).with_min_len(PIECE_ELEMENTS.div_ceil(width));
             if let Some(at) = records.position_first(bad) {
                 return Ok(Some(chunk[at]));
@@ -100,8 +100,7 @@ impl WorkingFile {
 impl RowSource for WorkingFile {
     fn shape(&self, table: TableId) -> Result<SourceShape<'_>, StoreError> {
         let table = self.table(table)?;
-        let (rows, dim, states) = (table.rows(), table.dim(), table.states().to_vec());
-        Ok(SourceShape { rows, dim, element: Element::F32, states })
+        Ok(SourceShape { rows: table.rows(), element: Element::F32, record: table.record().clone() })
     }
 
     fn for_each_chunk(&self, table: TableId, take: &mut TakeChunk<'_>) -> Result<(), StoreError> {

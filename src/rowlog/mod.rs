@@ -25,7 +25,7 @@ use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::store::{StoreError, Table};
+use crate::store::{RecordLayout, StoreError, Table};
 
 use crate::mem::OutOfHostMemory;
 use crate::mem::prefetch::PREFETCH_AHEAD;
@@ -53,10 +53,7 @@ use stripes::Stripes;
 #[allow(missing_docs)]
 pub(crate) struct WorkingTable {
     pub rows: u64,
-    /// Elements of the weight of a row.
-    pub dim: usize,
-    /// The name of each optimizer state, and its elements per row.
-    pub states: Vec<(&'static str, usize)>,
+    pub record: RecordLayout<'static>,
     pub first: First,
     /// Gives each row a fixed place; `None`: the records form a log.
     pub order: Option<RowOrder>,

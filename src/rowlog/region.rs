@@ -9,6 +9,7 @@ use super::log::Log;
 use super::stripes::Stripes;
 use super::{First, WorkingError, WorkingTable};
 use crate::rowlog::RowOrder;
+use crate::store::RecordLayout;
 
 /// Each table begins at a multiple of this in the file.
 const PAGE_BYTES: u64 = 4096;
@@ -21,15 +22,14 @@ pub(crate) const READ_BYTES: usize = 1 << 20;
 pub(crate) const WRITE_BYTES: usize = 16 << 10;
 const WORD_BYTES: u64 = size_of::<f32>() as u64;
 
-/// A table of a working file. The record of a row is `[weight(dim) | state 0 | state 1 ...]`, [`Self::width`]
-/// f32 elements.
+/// A table of a working file.
 pub struct WorkingRows {
     rows: u64,
-    dim: usize,
-    states: Vec<(&'static str, usize)>,
+    record: RecordLayout<'static>,
     first: First,
     /// Whether `first` is a version's table with exactly these states.
     has_states: bool,
+    /// Elements of a record.
     width: usize,
     /// Offset in the file.
     begin: u64,
@@ -58,19 +58,19 @@ pub(crate) struct Placed {
 impl WorkingRows {
     /// A table at offset `begin` of the file.
     pub(crate) fn new(table: WorkingTable, begin: u64) -> Result<Self, WorkingError> {
-        let WorkingTable { rows, dim, states, first, order } = table;
+        let WorkingTable { rows, record, first, order } = table;
         let mut has_states = false;
         if let First::Version(version) = &first {
-            let (expected, got) = ([rows, dim as u64], [version.rows(), version.dim() as u64]);
+            let (expected, got) = ([rows, record.dim as u64], [version.rows(), version.dim() as u64]);
             if expected != got {
                 return Err(WorkingError::First { expected, got });
             }
-            has_states = version.states().iter().map(|s| (s.name(), s.width())).eq(states.iter().copied());
+            has_states = version.record_layout().states == record.states;
         }
         if let Some(order) = order.as_ref().filter(|order| order.rows() != rows) {
             return Err(WorkingError::Order { expected: rows, got: order.rows() });
         }
-        let width = states.iter().try_fold(dim, |sum, &(_, width)| sum.checked_add(width));
+        let width = record.checked_width();
         // An upper bound for both layouts. The factor 2 is for the garbage of a log, the 2 words for its
         // index.
         let bytes = width.and_then(|width| (width as u64 + 2).checked_mul(2 * WORD_BYTES)?.checked_mul(rows));
@@ -84,7 +84,7 @@ impl WorkingRows {
             Some(log) => Layout::Log(log),
             None => Layout::Placed { order, written: Bitmap::new(rows)? },
         };
-        Ok(Self { rows, dim, states, first, has_states, width, begin, layout })
+        Ok(Self { rows, record, first, has_states, width, begin, layout })
     }
 
     #[must_use]
@@ -92,19 +92,13 @@ impl WorkingRows {
         self.rows
     }
 
-    /// Elements of the weight of a row.
+    /// The weights and the states of a row.
     #[must_use]
-    pub(crate) fn dim(&self) -> usize {
-        self.dim
+    pub(crate) fn record(&self) -> &RecordLayout<'static> {
+        &self.record
     }
 
-    /// The name of each state, and its elements per row.
-    #[must_use]
-    pub(crate) fn states(&self) -> &[(&'static str, usize)] {
-        &self.states
-    }
-
-    /// f32 elements of a record: the dim plus the widths of the states.
+    /// f32 elements of a record.
     #[must_use]
     pub fn width(&self) -> usize {
         self.width
@@ -190,7 +184,7 @@ impl WorkingRows {
 
     /// Writes the first value of a row to `record`.
     pub(crate) fn first_value(&self, row: u64, record: &mut [f32]) {
-        let (weight, state) = record.split_at_mut(self.dim);
+        let (weight, state) = record.split_at_mut(self.record.dim);
         state.fill(0.0);
         match &self.first {
             First::Uniform(uniform) => uniform.row(row, weight),
@@ -216,7 +210,7 @@ pub(crate) fn place_in(order: Option<&RowOrder>, row: u64) -> u64 {
 impl fmt::Debug for WorkingRows {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut debug = f.debug_struct("WorkingRows");
-        debug.field("rows", &self.rows).field("dim", &self.dim).field("states", &self.states);
+        debug.field("rows", &self.rows).field("record", &self.record);
         debug.field("begin", &self.begin).finish_non_exhaustive()
     }
 }

@@ -36,7 +36,7 @@ struct Stripe {
 }
 
 /// A part of a range of bytes that is in one file.
-struct Part<'a> {
+struct StripePart<'a> {
     stripe: &'a Stripe,
     /// Offset in the file.
     at: u64,
@@ -62,7 +62,7 @@ impl Stripes {
 
     /// Reads `bytes` from `offset`.
     pub(crate) fn read(&self, mut bytes: &mut [u8], offset: u64) -> io::Result<()> {
-        for Part { stripe, at, bytes: len } in self.parts(offset..offset + bytes.len() as u64) {
+        for StripePart { stripe, at, bytes: len } in self.parts(offset..offset + bytes.len() as u64) {
             let part = bytes.split_off_mut(..len).unwrap_or_default();
             stripe.file.read_exact_at(part, at)?;
         }
@@ -71,7 +71,7 @@ impl Stripes {
 
     /// Writes `bytes` at `offset`.
     pub(crate) fn write(&self, mut bytes: &[u8], offset: u64) -> io::Result<()> {
-        for Part { stripe, at, bytes: len } in self.parts(offset..offset + bytes.len() as u64) {
+        for StripePart { stripe, at, bytes: len } in self.parts(offset..offset + bytes.len() as u64) {
             let part = bytes.split_off(..len).unwrap_or_default();
             stripe.file.write_all_at(part, at)?;
         }
@@ -81,7 +81,7 @@ impl Stripes {
     /// Copies the words from byte `offset` on, a multiple of 4, into `words`. Those bytes must have been
     /// written before.
     pub(crate) fn load(&self, mut words: &mut [f32], offset: u64) {
-        for Part { stripe, at, bytes } in self.parts(offset..offset + size_of_val(words) as u64) {
+        for StripePart { stripe, at, bytes } in self.parts(offset..offset + size_of_val(words) as u64) {
             stripe.mapping.load(words.split_off_mut(..bytes / size_of::<f32>()).unwrap_or_default(), at);
         }
     }
@@ -89,7 +89,7 @@ impl Stripes {
     /// Overwrites the words from byte `offset` on, a multiple of 4. Those bytes must have been written
     /// before.
     pub(crate) fn store(&self, mut words: &[f32], offset: u64) {
-        for Part { stripe, at, bytes } in self.parts(offset..offset + size_of_val(words) as u64) {
+        for StripePart { stripe, at, bytes } in self.parts(offset..offset + size_of_val(words) as u64) {
             stripe.mapping.store(words.split_off(..bytes / size_of::<f32>()).unwrap_or_default(), at);
         }
     }
@@ -103,7 +103,7 @@ impl Stripes {
 
     /// Starts reading bytes from the disk and does not wait.
     pub(crate) fn request(&self, offset: u64, bytes: usize) {
-        for Part { stripe, at, bytes } in self.parts(offset..offset + bytes as u64) {
+        for StripePart { stripe, at, bytes } in self.parts(offset..offset + bytes as u64) {
             stripe.mapping.request(at, bytes);
         }
     }
@@ -111,7 +111,7 @@ impl Stripes {
     /// Prefetches bytes into the processor's cache.
     #[inline]
     pub(crate) fn prefetch(&self, offset: u64, bytes: usize) {
-        for Part { stripe, at, bytes } in self.parts(offset..offset + bytes as u64) {
+        for StripePart { stripe, at, bytes } in self.parts(offset..offset + bytes as u64) {
             stripe.mapping.prefetch(at, bytes);
         }
     }
@@ -139,7 +139,7 @@ impl Stripes {
 
     /// Splits a range at the ends of blocks.
     #[inline]
-    fn parts(&self, mut range: Range<u64>) -> impl Iterator<Item = Part<'_>> {
+    fn parts(&self, mut range: Range<u64>) -> impl Iterator<Item = StripePart<'_>> {
         std::iter::from_fn(move || {
             if range.is_empty() {
                 return None;
@@ -147,7 +147,7 @@ impl Stripes {
             let (stripe, at) = self.place(range.start);
             let bytes = (BLOCK_BYTES - range.start % BLOCK_BYTES).min(range.end - range.start);
             range.start += bytes;
-            Some(Part { stripe, at, bytes: bytes as usize })
+            Some(StripePart { stripe, at, bytes: bytes as usize })
         })
     }
 

@@ -15,15 +15,16 @@ use super::*;
 use crate::mem::{HostMemory, mix64};
 use crate::schema;
 use crate::store::PlainMemory;
-use crate::store::State;
 use crate::store::bytes::Bytes;
+use crate::store::{RecordLayout, State, StateShape};
 use crate::types::Element;
 
 const UNIFORM: Uniform = Uniform { seed: 5, table_code: 11, bound: 0.5 };
 const T: TableId = TableId(0);
 
 fn table(rows: u64, dim: usize, states: &[(&'static str, usize)]) -> WorkingTable {
-    WorkingTable { rows, dim, states: states.to_vec(), first: First::Uniform(UNIFORM), order: None }
+    let states = states.iter().map(|&(name, width)| StateShape { name, width }).collect();
+    WorkingTable { rows, record: RecordLayout { dim, states }, first: First::Uniform(UNIFORM), order: None }
 }
 
 fn file(tables: Vec<WorkingTable>) -> (tempfile::TempDir, WorkingFile) {
@@ -78,7 +79,7 @@ proptest! {
         let (_dir, file) = file(wanted.iter().map(made).collect());
         let mut plain: Vec<Vec<Vec<f32>>> = file.tables().iter().map(|of| (0..of.rows()).map(|row| {
             let mut record = vec![0.0; of.width()];
-            UNIFORM.row(row, &mut record[..of.dim()]);
+            UNIFORM.row(row, &mut record[..of.record().dim]);
             record
         }).collect()).collect();
         let mut next = 1.0;
@@ -166,14 +167,15 @@ fn rows_that_were_never_written_are_uniform_and_take_no_disk_space() {
     assert!(length >= file.tables()[1].end());
     let shape = &file.tables()[0];
     assert_eq!(
-        (shape.rows(), shape.dim(), shape.width(), shape.states()),
-        (1 << 30, 8, 9, &[("sum", 1)][..])
+        (shape.rows(), shape.record().dim, shape.width(), &shape.record().states[..]),
+        (1 << 30, 8, 9, &[StateShape::new("sum", 1)][..])
     );
 }
 
 /// A version's table with the rows of [`UNIFORM`] and the states `sum` and `step`.
 fn version(memory: &dyn HostMemory, rows: u64) -> Table {
-    let mut version = Table::zeroed(memory, rows, 3, &[("sum", 3), ("step", 1)]).unwrap();
+    let mut version =
+        Table::zeroed(memory, rows, 3, &[StateShape::new("sum", 3), StateShape::new("step", 1)]).unwrap();
     let (weight, states) = version.parts_mut().unwrap();
     UNIFORM.table(3, weight);
     states.iter_mut().for_each(|state: &mut State| {

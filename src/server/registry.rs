@@ -58,7 +58,7 @@ impl Registry {
     /// As [`super::models::Models::set_label`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`super::models::Models::set_label`].
     pub(crate) fn set_label(
         &self,
         model: &str,
@@ -75,7 +75,7 @@ impl Registry {
     /// As [`super::models::Models::set_versions`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`super::models::Models::set_versions`].
     pub(crate) fn set_versions(&self, model: &str, loaded: Loaded) -> Result<(), NotChanged> {
         self.0.models.set_versions(model, loaded)
     }

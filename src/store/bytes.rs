@@ -27,9 +27,9 @@ compile_error!("the store maps little-endian files: big-endian machines are not 
 const CHUNK_BYTES: usize = 1 << 18;
 
 /// Bytes in owned memory or in a file of a version.
-pub(crate) struct Bytes(Source);
+pub(crate) struct Bytes(Storage);
 
-enum Source {
+enum Storage {
     Owned { block: Box<dyn HostBlock>, bytes: usize },
     File { file: FileBytes, bytes: Range<usize> },
 }
@@ -46,14 +46,14 @@ impl Bytes {
         if !usable {
             return Err(OutOfHostMemory { bytes });
         }
-        Ok(Self(Source::Owned { block, bytes }))
+        Ok(Self(Storage::Owned { block, bytes }))
     }
 
     /// A range of a file; `None` when the range is past the end of the file.
     #[must_use]
     pub(crate) fn of_file(file: &FileBytes, bytes: Range<usize>) -> Option<Self> {
         file.bytes().get(bytes.clone())?;
-        Some(Self(Source::File { file: file.clone(), bytes }))
+        Some(Self(Storage::File { file: file.clone(), bytes }))
     }
 
     /// The f32 values at these bytes of a file; `None` when the range is past the end of the file, is not a
@@ -79,30 +79,30 @@ impl Bytes {
     #[must_use]
     pub(crate) fn as_slice(&self) -> &[u8] {
         match &self.0 {
-            Source::Owned { block, bytes } => &block.bytes()[..*bytes],
-            Source::File { file, bytes } => &file.bytes()[bytes.clone()],
+            Storage::Owned { block, bytes } => &block.bytes()[..*bytes],
+            Storage::File { file, bytes } => &file.bytes()[bytes.clone()],
         }
     }
 
     /// `None` for a file, and after [`Self::shared`].
     pub(crate) fn as_mut_slice(&mut self) -> Option<&mut [u8]> {
         match &mut self.0 {
-            Source::Owned { block, bytes } => block.bytes_mut().map(|block| &mut block[..*bytes]),
-            Source::File { .. } => None,
+            Storage::Owned { block, bytes } => block.bytes_mut().map(|block| &mut block[..*bytes]),
+            Storage::File { .. } => None,
         }
     }
 
     /// Whether the bytes are owned memory, and not a file.
     #[must_use]
     pub(crate) fn is_owned(&self) -> bool {
-        matches!(self.0, Source::Owned { .. })
+        matches!(self.0, Storage::Owned { .. })
     }
 
     /// The mapped file; `None` if the bytes are in memory.
     fn mapped(&self) -> Option<(&Mmap, &Range<usize>)> {
         match &self.0 {
-            Source::File { file: FileBytes::Mapped(map), bytes } => Some((&**map, bytes)),
-            Source::File { file: FileBytes::Ram(_), .. } | Source::Owned { .. } => None,
+            Storage::File { file: FileBytes::Mapped(map), bytes } => Some((&**map, bytes)),
+            Storage::File { file: FileBytes::Ram(_), .. } | Storage::Owned { .. } => None,
         }
     }
 
@@ -117,8 +117,8 @@ impl Bytes {
     #[must_use]
     pub(crate) fn shared(&self) -> Option<Arc<dyn Any + Send + Sync>> {
         match &self.0 {
-            Source::Owned { block, .. } => block.shared(),
-            Source::File { .. } => None,
+            Storage::Owned { block, .. } => block.shared(),
+            Storage::File { .. } => None,
         }
     }
 
@@ -154,9 +154,9 @@ impl Bytes {
 impl fmt::Debug for Bytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let place = match self.0 {
-            Source::Owned { .. } => "owned",
-            Source::File { file: FileBytes::Ram(_), .. } => "in RAM",
-            Source::File { file: FileBytes::Mapped(_), .. } => "mapped",
+            Storage::Owned { .. } => "owned",
+            Storage::File { file: FileBytes::Ram(_), .. } => "in RAM",
+            Storage::File { file: FileBytes::Mapped(_), .. } => "mapped",
         };
         write!(f, "Bytes({} {place})", self.as_slice().len())
     }

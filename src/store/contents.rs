@@ -1,34 +1,23 @@
-//! The input of [`super::write()`]: the contents of a version, their check against the schema, and the
-//! tensors of each table file.
+//! The input of [`super::write()`]: the contents of a version, and their check against the schema.
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::ops::Range;
 use std::path::PathBuf;
 
-use rayon::prelude::*;
-
-use super::format::{self, Base, Dtype, Training};
-use super::snapshot::{DENSE, KEYS, MODEL, WEIGHT, parse_schema, table_file};
-use super::{BadRow, StoreError, Table, check_name};
+use super::format::{Base, Training};
+use super::snapshot::parse_schema;
+use super::version_files::{DENSE, KEYS, MODEL, WEIGHT, table_file};
+use super::{RecordLayout, StateShape, StoreError, Table, check_name};
 use crate::schema::{self, Schema};
 use crate::types::{Element, TableId, Version};
-
-/// Elements that one thread encodes at a time.
-const PIECE_ELEMENTS: usize = 1 << 16;
 
 /// The contents of a version.
 #[derive(Clone, Debug, Default)]
 pub struct Contents<'a> {
     /// The text of `model.toml`, stored unchanged.
     pub model_toml: &'a str,
-    /// The version that a delta changes; `None` for a full version.
-    pub base: Option<Base>,
-    /// A full version gets a number above this one, even if this version is no longer on disk.
-    pub above: Option<Version>,
-    /// A full version is refused unless this is the highest version on disk when it gets its number. For a
-    /// delta, `base` has this effect.
-    pub only_after: Option<Version>,
+    /// Whether the version is full or a delta, and which number it gets.
+    pub numbering: Numbering,
     /// Dense weights.
     pub dense: Vec<DenseTensor<'a>>,
     /// One entry per table of the schema, in schema order. Rows are f32, or already of the element type that
@@ -43,6 +32,32 @@ pub struct Contents<'a> {
     pub quality: BTreeMap<String, f64>,
     /// Notes of the writer, such as the optimizer.
     pub metadata: BTreeMap<String, String>,
+}
+
+/// Which number a version gets, and whether it is a full version or a delta.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Numbering {
+    /// A full version with the number after the highest that a version of the model has had.
+    #[default]
+    Next,
+    /// As `Next`, but above this number, even if the version with this number is no longer on disk.
+    Above(Version),
+    /// As `Next`, but the version is refused unless this is the highest version on disk when it gets its
+    /// number.
+    OnlyAfter(Version),
+    /// A delta of this version, with the next number. It is refused unless this is the highest version.
+    DeltaOf(Base),
+}
+
+impl Numbering {
+    /// The version that a delta changes; `None` for a full version.
+    #[must_use]
+    pub(crate) fn base(self) -> Option<Base> {
+        match self {
+            Self::DeltaOf(base) => Some(base),
+            Self::Next | Self::Above(_) | Self::OnlyAfter(_) => None,
+        }
+    }
 }
 
 /// What training needs to continue, besides the tables.
@@ -97,19 +112,10 @@ pub(crate) type TakeChunk<'a> = dyn FnMut(u64, &[f32]) -> Result<(), StoreError>
 pub struct SourceShape<'a> {
     /// Number of rows.
     pub rows: u64,
-    /// Weights per row.
-    pub dim: usize,
     /// Element type of the weights. A [`RowSource`] has f32 weights.
     pub element: Element,
-    /// The name of each state, and its elements per row.
-    pub states: Vec<(&'a str, usize)>,
-}
-
-impl SourceShape<'_> {
-    /// Elements of a record: the weights of a row and its states.
-    fn record(&self) -> usize {
-        self.dim + self.states.iter().map(|(_, width)| width).sum::<usize>()
-    }
+    /// The weights and the states of a row.
+    pub record: RecordLayout<'a>,
 }
 
 impl<'a> From<&'a Table> for Rows<'a> {
@@ -130,20 +136,19 @@ pub struct DenseTensor<'a> {
 }
 
 impl<'a> Rows<'a> {
-    fn shape(self) -> Result<SourceShape<'a>, StoreError> {
+    pub(super) fn shape(self) -> Result<SourceShape<'a>, StoreError> {
         match self {
             Self::Table(table) => Ok(SourceShape {
                 rows: table.rows(),
-                dim: table.dim(),
                 element: table.element(),
-                states: table.states().iter().map(|state| (state.name(), state.width())).collect(),
+                record: table.record_layout(),
             }),
             Self::Source(source, table) | Self::Changed(_, source, table) => source.shape(table),
         }
     }
 
     /// The changed rows of a delta.
-    fn changed(self) -> Option<&'a [u64]> {
+    pub(super) fn changed(self) -> Option<&'a [u64]> {
         match self {
             Self::Changed(rows, ..) => Some(rows),
             Self::Table(_) | Self::Source(..) => None,
@@ -171,24 +176,25 @@ impl Contents<'_> {
     fn check_table(&self, declared: &schema::Table, rows: Rows<'_>) -> Result<(), StoreError> {
         let refused = |tensor, expected, got| Err(mismatch(declared, tensor, expected, got));
         let (stored, changed) = (declared.stored_rows(), rows.changed());
-        if changed.is_some() != self.base.is_some() {
+        let is_delta = self.numbering.base().is_some();
+        if changed.is_some() != is_delta {
             let names = ["all rows, as in every full version", "changed rows, as in every delta"];
             let name = |delta: bool| names[usize::from(delta)].to_owned();
-            return refused(WEIGHT, name(self.base.is_some()), name(changed.is_some()));
+            return refused(WEIGHT, name(is_delta), name(changed.is_some()));
         }
         if let Some(Err(got)) = changed.map(|rows| check_ascending(rows, stored)) {
             return refused(KEYS, format!("ascending rows below {stored}"), got);
         }
         let shape = rows.shape()?;
         let rows = changed.map_or(stored, |rows| rows.len() as u64);
-        let (expected, got) = ([rows, declared.dim as u64], [shape.rows, shape.dim as u64]);
+        let (expected, got) = ([rows, declared.dim as u64], [shape.rows, shape.record.dim as u64]);
         if expected != got {
             return refused(WEIGHT, format!("shape {expected:?}"), format!("shape {got:?}"));
         }
         if ![Element::F32, declared.element].contains(&shape.element) {
             return refused(WEIGHT, format!("f32 or {}", declared.element), shape.element.to_string());
         }
-        check_states(declared, &shape)
+        check_states(declared, &shape.record)
     }
 
     /// Checks that dense tensors have the elements of their shapes.
@@ -210,14 +216,14 @@ impl Contents<'_> {
 }
 
 /// Checks the names and widths of a table's states.
-fn check_states(declared: &schema::Table, shape: &SourceShape<'_>) -> Result<(), StoreError> {
-    for &(state, width) in &shape.states {
+fn check_states(declared: &schema::Table, record: &RecordLayout<'_>) -> Result<(), StoreError> {
+    for &StateShape { name: state, width } in &record.states {
         if state == KEYS || state == WEIGHT {
             let expected = "a name that is not reserved".to_owned();
             return Err(mismatch(declared, state, expected, "a reserved name".to_owned()));
         }
-        if width != 1 && width != shape.dim {
-            let expected = format!("width {} or 1", shape.dim);
+        if width != 1 && width != record.dim {
+            let expected = format!("width {} or 1", record.dim);
             return Err(mismatch(declared, state, expected, format!("width {width}")));
         }
     }
@@ -236,125 +242,6 @@ pub(crate) fn check_ascending(changed: &[u64], rows: u64) -> Result<(), String> 
         return Err(format!("row {} after row {}", pair[1], pair[0]));
     }
     changed.last().filter(|&&last| last >= rows).map_or(Ok(()), |last| Err(format!("row {last}")))
-}
-
-/// A tensor to write.
-pub(crate) struct Tensor<'a> {
-    pub(crate) name: &'a str,
-    pub(crate) dtype: Dtype,
-    pub(crate) shape: Vec<u64>,
-    pub(crate) data: Data<'a>,
-}
-
-/// Where the bytes of a tensor come from.
-pub(crate) enum Data<'a> {
-    Bytes(&'a [u8]),
-    /// The rows of the table, encoded in this element type while they are written.
-    Encoded(&'a Table, Element),
-    /// The state of this number of all rows of the table.
-    State(&'a Table, usize),
-    /// Some columns of a source's records, encoded while they are written.
-    Streamed(Columns<'a>),
-}
-
-/// The columns of one tensor (the weights or one state) within the records of a source's table, and the
-/// element type to write them in.
-pub(crate) struct Columns<'a> {
-    pub(crate) source: &'a dyn RowSource,
-    pub(crate) table: TableId,
-    /// Elements per record.
-    width: usize,
-    columns: Range<usize>,
-    element: Element,
-}
-
-/// The tensors of a table's served file.
-pub(crate) fn served_tensors<'a>(
-    declared: &schema::Table,
-    rows: Rows<'a>,
-) -> Result<Vec<Tensor<'a>>, StoreError> {
-    let changed = rows.changed().map(|rows| Tensor {
-        name: KEYS,
-        dtype: Dtype::U64,
-        shape: vec![rows.len() as u64],
-        data: Data::Bytes(bytemuck::cast_slice(rows)),
-    });
-    Ok(changed.into_iter().chain([weight(rows, declared.element)?]).collect())
-}
-
-/// The tensors of a table's file in the checkpoint.
-pub(crate) fn checkpoint_tensors<'a>(
-    declared: &schema::Table,
-    rows: Rows<'a>,
-) -> Result<Vec<Tensor<'a>>, StoreError> {
-    let shape = rows.shape()?;
-    let mut tensors = Vec::new();
-    // Rows that are not f32 were rounded before, so there is nothing more exact to keep.
-    if shape.element == Element::F32 && declared.element != Element::F32 {
-        tensors.push(weight(rows, Element::F32)?);
-    }
-    let (mut begin, record) = (shape.dim, shape.record());
-    for (i, &(name, width)) in shape.states.iter().enumerate() {
-        let data = match rows {
-            Rows::Table(table) => match table.as_bytes() {
-                Some(_) => Data::Bytes(bytemuck::cast_slice(table.states()[i].as_slice())),
-                None => Data::State(table, i),
-            },
-            Rows::Source(source, table) | Rows::Changed(_, source, table) => {
-                let columns = begin..begin + width;
-                Data::Streamed(Columns { source, table, width: record, columns, element: Element::F32 })
-            }
-        };
-        begin += width;
-        tensors.push(Tensor { name, dtype: Dtype::F32, shape: vec![shape.rows, width as u64], data });
-    }
-    Ok(tensors)
-}
-
-/// The rows as a tensor of this element type.
-fn weight(rows: Rows<'_>, element: Element) -> Result<Tensor<'_>, StoreError> {
-    let shape = rows.shape()?;
-    let (dtype, row_width) = format::weight_type(element, shape.dim);
-    let data = match rows {
-        Rows::Table(table) => match table.as_bytes().filter(|_| table.element() == element) {
-            Some(bytes) => Data::Bytes(bytes),
-            None => Data::Encoded(table, element),
-        },
-        Rows::Source(source, table) | Rows::Changed(_, source, table) => {
-            let (width, columns) = (shape.record(), 0..shape.dim);
-            Data::Streamed(Columns { source, table, width, columns, element })
-        }
-    };
-    Ok(Tensor { name: WEIGHT, dtype, shape: vec![shape.rows, row_width], data })
-}
-
-impl Columns<'_> {
-    /// Encodes these columns of records into `out`. The first record is that of row `first`.
-    ///
-    /// # Errors
-    /// [`BadRow`] with the first row that the element type cannot hold. f32 holds any value.
-    pub(crate) fn encode(&self, first: u64, records: &[f32], out: &mut Vec<u8>) -> Result<(), BadRow> {
-        let (width, element) = (self.width.max(1), self.element);
-        let row_bytes = element.row_bytes(self.columns.len()).max(1);
-        out.resize(records.len() / width * row_bytes, 0);
-        let piece_rows = PIECE_ELEMENTS.div_ceil(width);
-        let pieces = records.par_chunks(piece_rows * width).zip(out.par_chunks_mut(piece_rows * row_bytes));
-        let encoded = pieces.enumerate().map(|(piece, (records, out))| {
-            let rows = first + (piece * piece_rows) as u64..;
-            let records = records.chunks_exact(width).zip(out.chunks_exact_mut(row_bytes));
-            for (row, (record, out)) in rows.zip(records) {
-                let values = &record[self.columns.clone()];
-                match element {
-                    Element::F32 => out.copy_from_slice(bytemuck::cast_slice(values)),
-                    _ => element.encode(values, out).map_err(|reason| BadRow { row, reason })?,
-                }
-            }
-            Ok(())
-        });
-        // Collected first, so that the error is that of the first bad row and not of the first thread to
-        // fail.
-        encoded.collect::<Vec<_>>().into_iter().collect()
-    }
 }
 
 #[cfg(test)]

@@ -14,8 +14,8 @@ use std::sync::Mutex;
 use super::disk::{Disk, SystemDisk};
 use super::link::read_manifest;
 use super::{
-    Base, Checkpoint, Contents, DenseTensor, Opened, PlainMemory, Purpose, RowSource, Rows, SourceShape,
-    StoreError, Table, TakeChunk, open, open_latest, publish, versions,
+    Base, Checkpoint, Contents, DenseTensor, Numbering, Opened, PlainMemory, Purpose, RowSource, Rows,
+    SourceShape, StateShape, StoreError, Table, TakeChunk, open, open_latest, publish, versions,
 };
 use crate::rowlog::Uniform;
 use crate::types::{Element, TableId, Version};
@@ -57,8 +57,7 @@ struct Records(Table);
 
 impl RowSource for Records {
     fn shape(&self, _: TableId) -> Result<SourceShape<'_>, StoreError> {
-        let states = self.0.states().iter().map(|state| (state.name(), state.width())).collect();
-        Ok(SourceShape { rows: self.0.rows(), dim: self.0.dim(), element: Element::F32, states })
+        Ok(SourceShape { rows: self.0.rows(), element: Element::F32, record: self.0.record_layout() })
     }
 
     fn for_each_chunk(&self, _: TableId, take: &mut TakeChunk<'_>) -> Result<(), StoreError> {
@@ -76,7 +75,7 @@ impl RowSource for Records {
 /// Writes a version with the values of a seed. If the version before an even seed exists, it is a delta that
 /// changes every row.
 fn write_seed(disk: &dyn Disk, models: &Path, seed: u64) -> Result<Version, StoreError> {
-    let mut table = Table::zeroed(&PlainMemory, 50, 3, &[("sum", 1)]).unwrap();
+    let mut table = Table::zeroed(&PlainMemory, 50, 3, &[StateShape::new("sum", 1)]).unwrap();
     table.rows_mut().unwrap().copy_from_slice(&values(seed, 150));
     let (dense, all) = (values(seed, 6), (0..50).collect::<Vec<u64>>());
     let before = models.join("m").join((seed - 1).to_string());
@@ -91,7 +90,7 @@ fn write_seed(disk: &dyn Disk, models: &Path, seed: u64) -> Result<Version, Stor
     };
     let contents = Contents {
         model_toml: MODEL_TOML,
-        base,
+        numbering: base.map_or(Numbering::Next, Numbering::DeltaOf),
         dense: vec![DenseTensor { name: "w".to_owned(), shape: vec![2, 3], values: &dense }],
         tables: vec![rows, rows],
         checkpoint: Some(Checkpoint { cursor: Some("here"), ..Checkpoint::default() }),

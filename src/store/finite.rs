@@ -4,9 +4,10 @@
 //! would be refused as if its own values were wrong. A first check of many rows at once costs little beside
 //! the checksum, and may suspect a good row. Then each row is decoded.
 
-use super::format;
-use super::snapshot::WEIGHT;
+use super::format::parse_header;
+use super::record::RowFormat;
 use super::table::BadRow;
+use super::version_files::WEIGHT;
 use crate::types::element::int8_parts;
 use crate::types::{Element, RowError};
 
@@ -16,12 +17,11 @@ const F16_EXPONENT: u16 = 0x7c00;
 
 /// Checks the rows of a file. It gets the bytes of the whole file in pieces.
 pub(crate) struct RowCheck {
-    element: Element,
-    dim: usize,
+    format: RowFormat,
     /// Bytes before the first row, and bytes of rows, that have not passed.
     before: u64,
     left: u64,
-    /// The begin of a row that has not passed as a whole.
+    /// The first bytes of a row whose other bytes have not passed.
     part: Vec<u8>,
     /// Rows that have passed.
     rows: u64,
@@ -29,20 +29,20 @@ pub(crate) struct RowCheck {
 }
 
 impl RowCheck {
-    /// For the rows of a table's file, with elements of this type; `None` if it has none. Its header need not
+    /// For the rows of a table's file; `None` if it has none. Its header need not
     /// be intact.
-    pub(crate) fn of_file(file: &[u8], (element, dim): (Element, usize)) -> Option<Self> {
-        let tensors = format::parse_header(file).ok()?;
+    pub(crate) fn of_file(file: &[u8], format: RowFormat) -> Option<Self> {
+        let tensors = parse_header(file).ok()?;
         let weight = tensors.into_iter().find(|tensor| tensor.name == WEIGHT)?;
         let (before, left) = (weight.begin, weight.end - weight.begin);
-        Some(Self { element, dim, before, left, part: Vec::new(), rows: 0, bad: None })
+        Some(Self { format, before, left, part: Vec::new(), rows: 0, bad: None })
     }
 
     /// The next bytes of the file.
     pub(crate) fn feed(&mut self, piece: &[u8]) {
         let piece = &piece[take(&mut self.before, piece.len())..];
         let mut piece = &piece[..take(&mut self.left, piece.len())];
-        let row_bytes = self.element.row_bytes(self.dim).max(1);
+        let row_bytes = self.format.row_bytes().max(1);
         if !self.part.is_empty() {
             let (now, later) = piece.split_at(piece.len().min(row_bytes - self.part.len()));
             self.part.extend_from_slice(now);
@@ -65,9 +65,9 @@ impl RowCheck {
 
     fn check(&mut self, rows: &[u8], row_bytes: usize) {
         if self.bad.is_none() && self.suspects(rows, row_bytes) {
-            let mut values = vec![0.0; self.dim];
+            let mut values = vec![0.0; self.format.dim];
             self.bad = (self.rows..).zip(rows.chunks_exact(row_bytes)).find_map(|(row, bytes)| {
-                self.element.decode(bytes, &mut values);
+                self.format.element.decode(bytes, &mut values);
                 let element = values.iter().position(|value| !value.is_finite())?;
                 Some(BadRow { row, reason: RowError::NotFinite { element, got: values[element] } })
             });
@@ -77,7 +77,7 @@ impl RowCheck {
 
     /// Whether some of these rows may not be finite. The loops are vectorised.
     fn suspects(&self, rows: &[u8], row_bytes: usize) -> bool {
-        match self.element {
+        match self.format.element {
             Element::F32 => {
                 let bits = rows.as_chunks().0.iter().map(|bytes| u32::from_le_bytes(*bytes));
                 bits.fold(0, |most, bits| most.max(bits & F32_EXPONENT)) == F32_EXPONENT
@@ -127,7 +127,14 @@ mod tests {
         }
         file.extend([0xff; 5]);
         let left = (rows * row_bytes) as u64;
-        let mut check = RowCheck { element, dim, before: 7, left, part: Vec::new(), rows: 0, bad: None };
+        let mut check = RowCheck {
+            format: RowFormat { element, dim },
+            before: 7,
+            left,
+            part: Vec::new(),
+            rows: 0,
+            bad: None,
+        };
         file.chunks(piece).for_each(|piece| check.feed(piece));
         check.bad().map(|BadRow { row, reason }| match reason {
             RowError::NotFinite { element, .. } => (row, element),

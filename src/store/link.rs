@@ -18,16 +18,18 @@ use super::bytes::{FileBytes, open_regular};
 use super::disk::{is_at, lock_if_free};
 use super::finite::RowCheck;
 use super::format::{self, Base, Checksum, Dtype, FileEntry, Manifest};
-use super::snapshot::{
-    CHECKPOINT, CURSOR, DENSE, DENSE_STATES, Dense, MANIFEST, MODEL, Purpose, TABLES, parse_schema,
-    require_dir, states_file, table_file,
-};
+use super::record::RowFormat;
+use super::snapshot::{Dense, Purpose, parse_schema};
 use super::table::BadRow;
-use super::table_reader::{Part, TableParts, TableReader, TensorFile, expect_dtype, floats};
+use super::table_reader::{TableFile, TableParts, TableReader, TensorFile, expect_dtype, floats};
+use super::version_files::{
+    CHECKPOINT, CURSOR, DENSE, DENSE_STATES, MANIFEST, MODEL, TABLES, require_dir, states_file, table_file,
+    version_dir,
+};
 use super::{StoreError, check_name};
 use crate::pace;
 use crate::schema::{self, Schema};
-use crate::types::{Element, Version};
+use crate::types::Version;
 
 /// Bytes read and hashed at a time.
 const CHUNK_BYTES: usize = 1 << 20;
@@ -75,7 +77,7 @@ pub(crate) struct Link {
 /// # Errors
 /// [`StoreError`].
 pub(crate) fn cursor(models: &Path, name: &str, version: Version) -> Result<Option<String>, StoreError> {
-    Link::open(models.join(name).join(version.to_string()), version)?.cursor()
+    Link::open(version_dir(&models.join(name), version), version)?.cursor()
 }
 
 impl Link {
@@ -177,18 +179,18 @@ impl Link {
     /// [`StoreError`] for a damaged file, for tensors that do not fit the schema, and for a served row that
     /// is not finite.
     pub(crate) fn table(&self, declared: &schema::Table, purpose: Purpose) -> Result<TableParts, StoreError> {
-        let shape = (declared.element, declared.dim);
-        let served = self.checked(&table_file(&declared.name), self.in_ram, Some(shape))?;
+        let format = RowFormat { element: declared.element, dim: declared.dim };
+        let served = self.checked(&table_file(&declared.name), self.in_ram, Some(format))?;
         let (bad, served) = (served.bad, parsed(served)?);
         let mut table = TableReader::new(declared, self.manifest.base.is_some(), served.0.clone());
-        table.read(served, Part::Served)?;
+        table.read(served, TableFile::Served)?;
         if let Some(bad) = bad {
             let source = BadRow { row: table.row_at(bad.row), ..bad };
             return Err(StoreError::Row { path: table.path, source });
         }
         let states = states_file(&declared.name);
         if purpose == Purpose::Train && self.has(&states) {
-            table.read(self.tensors(&states, false)?, Part::Checkpoint)?;
+            table.read(self.tensors(&states, false)?, TableFile::Checkpoint)?;
         }
         table.finish(purpose)
     }
@@ -197,14 +199,9 @@ impl Link {
         self.manifest.files.contains_key(file)
     }
 
-    /// Checks the length and the checksum of a file, and reads it into memory or maps it. With the type and
-    /// the number of a row's elements, also checks the rows.
-    fn checked(
-        &self,
-        file: &str,
-        in_ram: bool,
-        rows: Option<(Element, usize)>,
-    ) -> Result<Checked, StoreError> {
+    /// Checks the length and the checksum of a file, and reads it into memory or maps it. Also checks the
+    /// rows, if their format is given.
+    fn checked(&self, file: &str, in_ram: bool, rows: Option<RowFormat>) -> Result<Checked, StoreError> {
         let path = self.dir.join(file);
         let Some(entry) = self.manifest.files.get(file) else {
             return Err(StoreError::MissingFile { path });

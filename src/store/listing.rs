@@ -5,7 +5,8 @@ use std::path::Path;
 
 use super::format::{Base, Training};
 use super::link::{check_checkpoint, is_served, read_manifest};
-use super::snapshot::{Opened, Purpose, open, open_beside, versions};
+use super::snapshot::{Opened, Purpose, open, open_beside};
+use super::version_files::{version_dir, versions};
 use super::{EmbeddingStore, StoreError, labels};
 use crate::types::{LabelTarget, Version};
 
@@ -54,7 +55,7 @@ pub(crate) fn list(models: &Path, name: &str, check: Check) -> Result<Vec<Listed
     let mut before: Option<EmbeddingStore> = None;
     let mut listed = Vec::new();
     for version in versions(models, name)? {
-        let dir = models.join(name).join(version.to_string());
+        let dir = version_dir(&models.join(name), version);
         let (served, manifest) = (is_served(&dir), read_manifest(&dir));
         let (mut refusal, mut checkpoint) = (None, None);
         if check == Check::Files {

@@ -7,9 +7,12 @@
 //!
 //! - [`mod@format`]: encodes and decodes the files of a version in memory.
 //! - [`table`] and `bytes`: the rows of one table, in memory or mapped; `table_location`: which of the two.
-//! - `contents` and `write`: the input of the writer, and the writer.
-//! - `snapshot`: listing, checking and opening versions; `link` and `table_reader`: the files of one of them;
-//!   `overlay`: the rows that deltas changed.
+//! - `contents` and `write`: the input of the writer, and the writer; `new_file` and `new_tensor`: a file of
+//!   a version, and the tensors of table files.
+//! - `snapshot`: checking and opening a version; `chain`: with those that it builds on; `link` and
+//!   `table_reader`: the files of one of them; `overlay`: the rows that deltas changed.
+//! - `version_files`: the names of versions and of their files.
+//! - `record`: how the weights and the optimizer states of a row follow each other in training.
 //! - [`listing`]: what is known of each version on disk.
 //! - [`retention`]: what stays on disk, and compaction of a chain.
 //! - [`hot_rows`]: the rows that a cache held, and [`labels`]: the labels that clients have set, kept for the
@@ -32,10 +35,11 @@ use crate::mem::prefetch::prefetch;
 use crate::mem::{HostMemory, OutOfHostMemory};
 use crate::pace;
 use crate::schema::Schema;
-use crate::types::{TableId, Version};
+use crate::types::{RowId, TableId, Version};
 
 pub(crate) mod atomic_write;
 pub(crate) mod bytes;
+mod chain;
 mod contents;
 #[cfg(test)]
 pub(crate) mod crash;
@@ -47,7 +51,10 @@ pub(crate) mod hot_rows;
 pub(crate) mod labels;
 mod link;
 pub(crate) mod listing;
+mod new_file;
+mod new_tensor;
 mod overlay;
+mod record;
 pub(crate) mod retention;
 pub(crate) mod snapshot;
 #[cfg(test)]
@@ -56,22 +63,23 @@ pub(crate) mod stuck;
 pub(crate) mod table;
 mod table_location;
 mod table_reader;
+mod version_files;
 mod write;
 
 pub use bytes::PlainMemory;
-pub use contents::Contents;
 pub(crate) use contents::{Checkpoint, DenseTensor, RowSource, Rows, SourceShape, TakeChunk};
+pub use contents::{Contents, Numbering};
 pub(crate) use format::{Base, Training};
 pub(crate) use link::cursor;
+pub use record::{RecordLayout, StateShape};
 pub(crate) use retention::{base_of, check_base, version_bytes};
 #[cfg(test)]
 pub(crate) use snapshot::open_latest;
-pub(crate) use snapshot::{
-    Dense, Latest, Opened, models, open_beside, open_highest, open_to_continue, versions,
-};
+pub(crate) use snapshot::{Dense, Latest, Opened, open_beside, open_highest, open_to_continue};
 pub use snapshot::{Purpose, open};
 pub(crate) use table::{BadRow, State};
 pub use table::{Table, rows_of};
+pub(crate) use version_files::{models, version_dir, versions};
 pub use write::write;
 pub(crate) use write::{Written, check_writable, highest, make_dirs, publish};
 
@@ -129,7 +137,7 @@ impl EmbeddingStore {
     /// times. `None` if that is not known: this version does not build on the other one, or a copy has merged
     /// the deltas of one of them.
     #[must_use]
-    pub(crate) fn changed_since(&self, earlier: &Self) -> Option<Vec<(TableId, u64)>> {
+    pub(crate) fn changed_since(&self, earlier: &Self) -> Option<Vec<RowId>> {
         if !self.builds_on(earlier) || self.merged != earlier.merged {
             return None;
         }
@@ -137,7 +145,7 @@ impl EmbeddingStore {
         for (t, (table, earlier)) in self.tables.iter().zip(&earlier.tables).enumerate() {
             let newer = table.deltas().get(earlier.deltas().len()..).unwrap_or_default();
             let rows = newer.iter().flat_map(|delta| delta.keys());
-            changed.extend(pace::rested(rows).map(|&row| (TableId(t as u32), row)));
+            changed.extend(pace::rested(rows).map(|&row| RowId::new(TableId(t as u32), row)));
         }
         Some(changed)
     }
@@ -205,11 +213,11 @@ impl EmbeddingStore {
     }
 
     /// Prefetches rows that are in memory into the processor's cache. A few thousand fit.
-    pub(crate) fn prefetch(&self, rows: &[(TableId, u64)]) {
-        for &(table, id) in rows {
-            self.table(table).into_iter().for_each(|table| table.prefetch_place(id));
+    pub(crate) fn prefetch(&self, rows: &[RowId]) {
+        for row in rows {
+            self.table(row.table()).into_iter().for_each(|table| table.prefetch_overlay(row.row()));
         }
-        rows.iter().filter_map(|&(table, id)| self.row(table, id)).for_each(prefetch);
+        rows.iter().filter_map(|row| self.row(row.table(), row.row())).for_each(prefetch);
     }
 
     /// Size of all rows without optimizer state, in bytes.
@@ -238,9 +246,11 @@ impl EmbeddingStore {
 
     /// Starts reading all these rows from disk at once and does not wait. A later reader then waits for the
     /// slowest row, and not for one row after the other. Has no effect before [`Self::expect_disk`].
-    pub fn fetch(&self, rows: impl IntoIterator<Item = (TableId, u64)>) {
+    pub fn fetch(&self, rows: impl IntoIterator<Item = RowId>) {
         if self.on_disk {
-            rows.into_iter().for_each(|(table, id)| self.table(table).into_iter().for_each(|t| t.fetch(id)));
+            for row in rows {
+                self.table(row.table()).into_iter().for_each(|table| table.fetch(row.row()));
+            }
         }
     }
 

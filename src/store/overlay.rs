@@ -52,7 +52,7 @@ pub(crate) struct OverlayRow<'o> {
 
 /// The newest place of every changed row of a table.
 pub(crate) struct Overlay {
-    places: Places,
+    places: PlaceTable,
     rows: u64,
     /// Oldest first.
     deltas: Vec<Arc<DeltaRows>>,
@@ -61,7 +61,7 @@ pub(crate) struct Overlay {
 }
 
 /// A hash table from changed rows to their places.
-enum Places {
+enum PlaceTable {
     /// If all rows and places are below `u32::MAX`.
     Narrow(ProbeTable<Entry<u32>>),
     Wide(ProbeTable<Entry<u64>>),
@@ -129,8 +129,8 @@ impl Overlay {
         let entries =
             rested(newest(&deltas)).map(|newest| (newest.row, starts[newest.delta] + newest.at as u64));
         let places = match are_narrow(&deltas) {
-            true => Places::Narrow(filled(rows, entries)?),
-            false => Places::Wide(filled(rows, entries)?),
+            true => PlaceTable::Narrow(filled(rows, entries)?),
+            false => PlaceTable::Wide(filled(rows, entries)?),
         };
         Ok(Self { places, rows: rows as u64, deltas, starts })
     }
@@ -146,8 +146,8 @@ impl Overlay {
         let starts = starts(&deltas);
         let first = starts.last().copied().unwrap_or_default();
         let places = match (&self.places, are_narrow(&deltas)) {
-            (Places::Narrow(older), true) => Places::Narrow(grown(older, rows, keys, first)?),
-            (Places::Wide(older), false) => Places::Wide(grown(older, rows, keys, first)?),
+            (PlaceTable::Narrow(older), true) => PlaceTable::Narrow(grown(older, rows, keys, first)?),
+            (PlaceTable::Wide(older), false) => PlaceTable::Wide(grown(older, rows, keys, first)?),
             _ => return Self::new(deltas),
         };
         Ok(Self { places, rows: rows as u64, deltas, starts })
@@ -166,8 +166,8 @@ impl Overlay {
     #[inline]
     pub(crate) fn find(&self, row: u64) -> Option<OverlayRow<'_>> {
         let place = match &self.places {
-            Places::Narrow(places) => place_of(places, row)?,
-            Places::Wide(places) => place_of(places, row)?,
+            PlaceTable::Narrow(places) => place_of(places, row)?,
+            PlaceTable::Wide(places) => place_of(places, row)?,
         };
         let delta = self.starts.partition_point(|&start| start <= place) - 1;
         Some(OverlayRow { delta: &self.deltas[delta], at: (place - self.starts[delta]) as usize })
@@ -177,8 +177,8 @@ impl Overlay {
     #[inline]
     pub(crate) fn prefetch(&self, row: u64) {
         match &self.places {
-            Places::Narrow(places) => places.prefetch(Tag::of(row)),
-            Places::Wide(places) => places.prefetch(Tag::of(row)),
+            PlaceTable::Narrow(places) => places.prefetch(Tag::of(row)),
+            PlaceTable::Wide(places) => places.prefetch(Tag::of(row)),
         }
     }
 

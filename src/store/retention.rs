@@ -12,9 +12,10 @@ use std::path::Path;
 use super::disk::{SystemDisk, lock_if_free};
 use super::format::Base;
 use super::link::read_manifest;
-use super::snapshot::{MANIFEST, Opened, Purpose, open};
+use super::snapshot::{Opened, Purpose, open};
+use super::version_files::{MANIFEST, version_dir};
 use super::write::{publish, removal_path};
-use super::{Checkpoint, Contents, Dense, DenseTensor, Rows, StoreError, labels, versions};
+use super::{Checkpoint, Contents, Dense, DenseTensor, Numbering, Rows, StoreError, labels, versions};
 use crate::types::{LabelTarget, Version};
 
 /// The bytes of a chain on disk.
@@ -33,13 +34,13 @@ pub(crate) struct ChainBytes {
 /// # Errors
 /// [`StoreError`] when the manifest cannot be read.
 pub(crate) fn version_bytes(models: &Path, name: &str, version: Version) -> Result<u64, StoreError> {
-    let (manifest, _) = read_manifest(&models.join(name).join(version.to_string()))?;
+    let (manifest, _) = read_manifest(&version_dir(&models.join(name), version))?;
     Ok(manifest.bytes())
 }
 
 /// What a version builds on, from its manifest; `None` if it is full, or its manifest cannot be read.
 pub(crate) fn base_of(models: &Path, name: &str, version: Version) -> Option<Base> {
-    read_manifest(&models.join(name).join(version.to_string())).ok()?.0.base
+    read_manifest(&version_dir(&models.join(name), version)).ok()?.0.base
 }
 
 /// Checks that a version is still the one with this checksum. Its directory may have been deleted, and
@@ -49,7 +50,7 @@ pub(crate) fn base_of(models: &Path, name: &str, version: Version) -> Option<Bas
 /// [`StoreError::Base`] and [`StoreError::BaseDiffers`].
 pub(crate) fn check_base(models: &Path, name: &str, base: Base) -> Result<(), StoreError> {
     let (model, version) = (models.join(name), Version(base.version));
-    let path = model.join(version.to_string());
+    let path = version_dir(&model, version);
     let found = match path.is_dir() {
         true => read_manifest(&path),
         false => Err(StoreError::MissingDirectory { path: path.clone() }),
@@ -71,7 +72,7 @@ pub(crate) fn check_base(models: &Path, name: &str, base: Base) -> Result<(), St
 pub(crate) fn chain_bytes(models: &Path, name: &str, version: Version) -> Result<ChainBytes, StoreError> {
     let (mut bytes, mut version, mut expected) = (ChainBytes::default(), version, None);
     loop {
-        let path = models.join(name).join(version.to_string());
+        let path = version_dir(&models.join(name), version);
         let (manifest, got) = read_manifest(&path)?;
         if let Some(expected) = expected.filter(|&expected| expected != got) {
             return Err(StoreError::BaseDiffers { path, base: version, expected, got });
@@ -97,14 +98,14 @@ pub(crate) fn chain_bytes(models: &Path, name: &str, version: Version) -> Result
 pub(crate) fn retain(models: &Path, name: &str, keep: usize) -> Result<Vec<Version>, StoreError> {
     let (model, all) = (models.join(name), versions(models, name)?);
     let is_full = |version: &&Version| {
-        read_manifest(&model.join(version.to_string())).is_ok_and(|(manifest, _)| manifest.base.is_none())
+        read_manifest(&version_dir(&model, **version)).is_ok_and(|(manifest, _)| manifest.base.is_none())
     };
     let Some(oldest_kept) = all.iter().rev().filter(is_full).nth(keep.max(1) - 1) else {
         return Ok(Vec::new());
     };
     let named = named(models, name)?;
     // A directory without a manifest is not one that a trainer wrote.
-    let is_ours = |version: &Version| model.join(version.to_string()).join(MANIFEST).is_file();
+    let is_ours = |version: &Version| version_dir(&model, *version).join(MANIFEST).is_file();
     let before = all.iter().copied().filter(|version| version < oldest_kept && !named.contains(version));
     let before = before.filter(is_ours);
     // The newest first, so that no delta stays without its base if the process is killed meanwhile.
@@ -124,9 +125,8 @@ pub(crate) fn remove_unused(models: &Path, name: &str, own: &[Base]) -> Result<V
     let bases: BTreeSet<u64> = bases.map(|base| base.version).collect();
     let removed = own.iter().copied().filter(|base| {
         let version = Version(base.version);
-        // Another version has its number if somebody has removed it.
-        let is_own =
-            read_manifest(&model.join(version.to_string())).is_ok_and(|(_, sum)| sum == base.xxh3_128);
+        // If the version was removed by hand, another one may have its number.
+        let is_own = read_manifest(&version_dir(&model, version)).is_ok_and(|(_, sum)| sum == base.xxh3_128);
         is_own && !bases.contains(&version.0) && !named.contains(&version) && remove(&model, version)
     });
     Ok(removed.collect())
@@ -150,7 +150,7 @@ fn named(models: &Path, name: &str) -> Result<BTreeSet<Version>, StoreError> {
 
 /// Removes a version, unless a reader or another process uses it.
 fn remove(model: &Path, version: Version) -> bool {
-    let path = model.join(version.to_string());
+    let path = version_dir(model, version);
     // The lock is held until the files are removed.
     let Ok(dir) = File::open(&path) else { return false };
     if !lock_if_free(&dir) {
@@ -194,9 +194,7 @@ pub(crate) fn compact(
         || store.tables().iter().any(|table| !table.states().is_empty());
     let contents = Contents {
         model_toml,
-        base: None,
-        above: None,
-        only_after: Some(highest),
+        numbering: Numbering::OnlyAfter(highest),
         dense: tensors(dense),
         tables: store.tables().iter().map(Rows::from).collect(),
         checkpoint: has_states

@@ -6,6 +6,9 @@
 //! f32. A table of a version may hold another element type; its rows were encoded when the version was
 //! written and are read-only.
 
+mod copy;
+mod view;
+
 use std::any::Any;
 use std::hint::black_box;
 use std::sync::Arc;
@@ -15,14 +18,15 @@ use rayon::prelude::*;
 use super::bytes::Bytes;
 use super::link::LinkHold;
 use super::overlay::{DeltaRows, Overlay};
-use super::{PlainMemory, RowSource, StoreError};
-use crate::mem::{HostMemory, OutOfHostMemory, fold};
-use crate::schema::{self, Lookup, Schema};
-use crate::types::{Batch, Element, RowError, TableId, Version};
+use super::record::RowFormat;
+use super::{PlainMemory, RecordLayout, RowSource, StateShape, StoreError};
+use crate::mem::{HostMemory, OutOfHostMemory};
+use crate::schema;
+use crate::types::{Element, RowError, TableId, Version};
+use view::TableView;
+pub use view::rows_of;
 
 const PAGE_BYTES: usize = 4096;
-/// Elements that one thread encodes at a time.
-const CHUNK_ELEMENTS: usize = 1 << 16;
 
 /// `rows x dim` elements of one type, and `rows x width` f32 for each kind of optimizer state.
 #[derive(Clone, Debug)]
@@ -64,16 +68,15 @@ impl State {
         Self { name: name.into(), width, data }
     }
 
-    /// PyTorch's name: `sum`, `exp_avg`, ...
-    #[must_use]
-    pub(crate) fn name(&self) -> &str {
-        &self.name
-    }
-
     /// Elements per row: the table's dim or 1.
     #[must_use]
     pub(crate) fn width(&self) -> usize {
         self.width
+    }
+
+    /// Its name and width.
+    pub(crate) fn shape(&self) -> StateShape<'_> {
+        StateShape { name: &self.name, width: self.width }
     }
 
     /// The state of all rows, end to end, without the overlay of their table.
@@ -94,7 +97,7 @@ impl State {
 }
 
 impl Table {
-    /// A table of f32 zeros with zeroed states, each given as its name and its elements per row.
+    /// A table of f32 zeros with zeroed states.
     ///
     /// # Errors
     /// [`OutOfHostMemory`] when an allocation fails.
@@ -102,7 +105,7 @@ impl Table {
         memory: &dyn HostMemory,
         rows: u64,
         dim: usize,
-        states: &[(&str, usize)],
+        states: &[StateShape<'_>],
     ) -> Result<Self, OutOfHostMemory> {
         let take = |width: usize| {
             let elements = usize::try_from(rows).ok().and_then(|rows| rows.checked_mul(width));
@@ -110,12 +113,13 @@ impl Table {
             Bytes::zeroed(memory, bytes.ok_or(OutOfHostMemory { bytes: usize::MAX })?)
         };
         let weight = take(dim)?;
-        let state = |&(name, width): &(&str, usize)| Ok(State::new(name, width, take(width)?));
+        let state = |shape: &StateShape<'_>| Ok(State::new(shape.name, shape.width, take(shape.width)?));
         let states = states.iter().map(state).collect::<Result<_, _>>()?;
-        Ok(Self::of(rows, dim, (Element::F32, weight), states))
+        Ok(Self::of(rows, RowFormat { element: Element::F32, dim }, weight, states))
     }
 
-    fn of(rows: u64, dim: usize, (element, weight): (Element, Bytes), states: Vec<State>) -> Self {
+    fn of(rows: u64, format: RowFormat, weight: Bytes, states: Vec<State>) -> Self {
+        let RowFormat { element, dim } = format;
         let (weight, states) = (Arc::new(weight), Arc::new(states));
         Self { rows, dim, element, weight, states, overlay: None, _links: Vec::new() }
     }
@@ -135,16 +139,16 @@ impl Table {
         weight: Bytes,
         states: Vec<State>,
     ) -> Option<Self> {
-        let (rows, dim) = (declared.stored_rows(), declared.dim);
+        let (rows, format) = (declared.stored_rows(), RowFormat { element, dim: declared.dim });
         let fits = |width: usize, length: usize| {
             usize::try_from(rows).ok()?.checked_mul(width).filter(|&n| n == length)
         };
-        fits(element.row_bytes(dim), weight.as_slice().len())?;
+        fits(format.row_bytes(), weight.as_slice().len())?;
         if element == Element::F32 {
             bytemuck::try_cast_slice::<u8, f32>(weight.as_slice()).ok()?;
         }
         states.iter().try_for_each(|state| fits(state.width, state.as_slice().len()).map(|_| ()))?;
-        Some(Self::of(rows, dim, (element, weight), states))
+        Some(Self::of(rows, format, weight, states))
     }
 
     /// Puts the rows of more deltas in front, oldest first. They have the table's element type and states.
@@ -194,7 +198,8 @@ impl Table {
         &mut self,
         version: Version,
         rows: &[u64],
-        (source, table): (&dyn RowSource, TableId),
+        source: &dyn RowSource,
+        table: TableId,
     ) -> Result<(), StoreError> {
         let floats = |width: usize| Bytes::zeroed(&PlainMemory, rows.len() * width * size_of::<f32>());
         let mut keys = Bytes::zeroed(&PlainMemory, size_of_val(rows))?;
@@ -207,7 +212,7 @@ impl Table {
             weight: floats(self.dim)?,
             states: states.collect::<Result<_, OutOfHostMemory>>()?,
         };
-        let record = self.dim + self.states.iter().map(State::width).sum::<usize>();
+        let record = self.record_layout().width();
         source.for_each_chunk(table, &mut |first, records| {
             let columns = [(&mut delta.weight, self.dim)].into_iter();
             let columns = columns.chain(delta.states.iter_mut().map(|s| (&mut s.data, s.width)));
@@ -228,110 +233,6 @@ impl Table {
     /// The changed rows of each delta in front of the base, oldest first.
     pub(crate) fn deltas(&self) -> &[Arc<DeltaRows>] {
         self.overlay.as_deref().map_or(&[], Overlay::deltas)
-    }
-
-    /// A copy of the rows in another element type, without optimizer state. Rows that are not f32 are decoded
-    /// first.
-    ///
-    /// # Errors
-    /// [`RowEncodeError`] for a row that the type cannot hold, and when the allocation fails.
-    pub fn encoded(&self, element: Element, memory: &dyn HostMemory) -> Result<Self, RowEncodeError> {
-        let row_bytes = element.row_bytes(self.dim);
-        let bytes = usize::try_from(self.rows).ok().and_then(|rows| rows.checked_mul(row_bytes));
-        let mut weight = Bytes::zeroed(memory, bytes.ok_or(OutOfHostMemory { bytes: usize::MAX })?)?;
-        if let Some(to) = weight.as_mut_slice() {
-            self.encode_rows(element, 0, to)?;
-        }
-        Ok(Self::of(self.rows, self.dim, (element, weight), Vec::new()))
-    }
-
-    /// Decodes all rows into `out`, end to end.
-    ///
-    /// # Panics
-    /// When `out` does not have `rows x dim` elements.
-    pub(crate) fn decode(&self, out: &mut [f32]) {
-        assert_eq!(out.len() as u64, self.rows * self.dim as u64, "elements");
-        let rows = self.view();
-        out.par_chunks_exact_mut(self.dim.max(1)).enumerate().for_each(|(row, out)| {
-            rows.row(row as u64).into_iter().for_each(|row| self.element.decode(row, out));
-        });
-    }
-
-    /// Encodes the rows from `first` on, until `out` is full. Rows that already have this type are copied.
-    ///
-    /// # Errors
-    /// [`BadRow`] with the first row that the type cannot hold.
-    ///
-    /// # Panics
-    /// When the table ends before `out` is full.
-    pub(crate) fn encode_rows(&self, element: Element, first: u64, out: &mut [u8]) -> Result<(), BadRow> {
-        let (dim, row_bytes) = (self.dim, element.row_bytes(self.dim));
-        let chunk_rows = CHUNK_ELEMENTS.div_ceil(dim.max(1));
-        let chunks = out.par_chunks_mut((chunk_rows * row_bytes).max(1)).enumerate();
-        let encoded = chunks.map(|(chunk, out)| {
-            let first = first + (chunk * chunk_rows) as u64;
-            let (rows, mut values) = (self.view(), vec![0.0; dim]);
-            for (row, out) in (first..).zip(out.chunks_exact_mut(row_bytes.max(1))) {
-                let bytes = rows.row(row).unwrap_or_else(|| panic!("the table has no row {row}"));
-                if element == self.element {
-                    out.copy_from_slice(bytes);
-                    continue;
-                }
-                self.element.decode(bytes, &mut values);
-                element.encode(&values, out).map_err(|reason| BadRow { row, reason })?;
-            }
-            Ok(())
-        });
-        // Collected first, so that the error is that of the first bad row and not of the first thread to
-        // fail.
-        encoded.collect::<Vec<_>>().into_iter().collect()
-    }
-
-    /// Copies the state of kind `state` of the rows from `first` on, until `out` is full.
-    ///
-    /// # Panics
-    /// When the table ends before `out` is full, or has no such state.
-    pub(crate) fn copy_states(&self, state: usize, first: u64, out: &mut [f32]) {
-        let width = self.states[state].width;
-        out.par_chunks_exact_mut(width.max(1)).enumerate().for_each(|(row, out)| {
-            out.copy_from_slice(self.state(state, first + row as u64));
-        });
-    }
-
-    /// A copy in `memory`, with optimizer state and without an overlay. Its rows can be written if they are
-    /// f32.
-    ///
-    /// # Errors
-    /// [`OutOfHostMemory`] when an allocation fails.
-    pub(crate) fn copied(&self, memory: &dyn HostMemory) -> Result<Self, OutOfHostMemory> {
-        let copy = |(i, state): (usize, &State)| {
-            let mut data = state.data.copied(memory)?;
-            if self.overlay.is_some()
-                && let Some(out) = data.floats_mut()
-            {
-                self.copy_states(i, 0, out);
-            }
-            Ok(State::new(state.name.clone(), state.width, data))
-        };
-        let states = self.states.iter().enumerate().map(copy).collect::<Result<_, _>>()?;
-        Ok(Self { states: Arc::new(states), ..self.rows_copied(memory)? })
-    }
-
-    /// A copy of the rows in `memory`, without optimizer state and without an overlay.
-    ///
-    /// # Errors
-    /// [`OutOfHostMemory`] when an allocation fails.
-    pub(crate) fn rows_copied(&self, memory: &dyn HostMemory) -> Result<Self, OutOfHostMemory> {
-        let mut weight = self.weight.copied(memory)?;
-        if self.overlay.is_some()
-            && let Some(out) = weight.as_mut_slice()
-        {
-            let (row_bytes, rows) = (self.row_bytes().max(1), self.view());
-            out.par_chunks_exact_mut(row_bytes).enumerate().for_each(|(row, out)| {
-                rows.row(row as u64).into_iter().for_each(|row| out.copy_from_slice(row));
-            });
-        }
-        Ok(Self::of(self.rows, self.dim, (self.element, weight), Vec::new()))
     }
 
     /// The rows without their optimizer state.
@@ -377,8 +278,8 @@ impl Table {
         self.view().row(id)
     }
 
-    /// Prefetches what tells where a row is.
-    pub(crate) fn prefetch_place(&self, id: u64) {
+    /// Prefetches the entry of the overlay that [`Self::row`] reads first for this row.
+    pub(crate) fn prefetch_overlay(&self, id: u64) {
         self.overlay.iter().for_each(|overlay| overlay.prefetch(id));
     }
 
@@ -438,6 +339,11 @@ impl Table {
         &self.states
     }
 
+    /// The weights and states of a row as a trainer has them.
+    pub(crate) fn record_layout(&self) -> RecordLayout<'_> {
+        RecordLayout { dim: self.dim, states: self.states.iter().map(State::shape).collect() }
+    }
+
     /// Rows and optimizer state, to write; `None` when [`Self::rows_mut`] returns `None`.
     pub fn parts_mut(&mut self) -> Option<(&mut [f32], &mut [State])> {
         if self.element != Element::F32 || self.overlay.is_some() {
@@ -492,81 +398,6 @@ impl Table {
             overlay: self.overlay.as_deref(),
         }
     }
-}
-
-/// The rows of one lookup of a batch: a function from the index of an id, among the feature's ids in the
-/// batch, to the bytes of its row. An id past the table reads the default row; `None` is a row of zeros.
-///
-/// # Panics
-/// When the table or the feature does not exist.
-pub fn rows_of<'t>(
-    tables: &'t [Table],
-    schema: &Schema,
-    lookup: &Lookup,
-    batch: &'t Batch,
-) -> impl Fn(usize) -> Option<&'t [u8]> + use<'t> {
-    let (table, ids) = (&tables[lookup.table.index()], &batch.features[lookup.feature].ids);
-    let shape = &schema.tables[lookup.table.index()];
-    debug_assert_eq!(lookup.element, table.element, "the lookup has the element type of its table");
-    let rows = table.view();
-    // `u64::MAX` is past every table, so `row_of` gives the default row of absent ids.
-    let absent = shape.row_of(u64::MAX).and_then(|row| rows.row(row));
-    let (bits, declared) = (shape.lossy_bits, shape.rows);
-    move |i| {
-        let row = match bits {
-            None => ids[i],
-            Some(bits) if ids[i] < declared => fold(ids[i], bits),
-            Some(_) => return absent,
-        };
-        rows.row(row).or(absent)
-    }
-}
-
-/// The rows of a table as a slice that is resolved once, so that reading a row needs no virtual call into the
-/// owner of the memory.
-#[derive(Clone, Copy)]
-struct TableView<'t> {
-    /// The base rows.
-    bytes: &'t [u8],
-    rows: u64,
-    row_bytes: usize,
-    overlay: Option<&'t Overlay>,
-}
-
-impl<'t> TableView<'t> {
-    /// `None` past the end.
-    #[inline(always)]
-    fn row(self, id: u64) -> Option<&'t [u8]> {
-        if id >= self.rows {
-            return None;
-        }
-        let (bytes, row) = match self.overlay {
-            Some(overlay) => self.overlaid(overlay, id),
-            None => (self.bytes, id as usize),
-        };
-        // This cannot overflow: the end is at most the length of `bytes`.
-        let start = row * self.row_bytes;
-        bytes.get(start..start + self.row_bytes)
-    }
-
-    /// The bytes that hold a row, and its position in them. Not inlined, so that tables without an overlay
-    /// are read as fast as if there were none.
-    #[inline(never)]
-    fn overlaid(self, overlay: &'t Overlay, id: u64) -> (&'t [u8], usize) {
-        match overlay.find(id) {
-            Some(place) => (place.delta.weight.as_slice(), place.at),
-            None => (self.bytes, id as usize),
-        }
-    }
-}
-
-#[derive(Debug, thiserror::Error)]
-#[allow(missing_docs)]
-pub enum RowEncodeError {
-    #[error(transparent)]
-    Row(#[from] BadRow),
-    #[error(transparent)]
-    Memory(#[from] OutOfHostMemory),
 }
 
 #[cfg(test)]

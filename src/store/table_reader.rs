@@ -7,8 +7,9 @@ use super::StoreError;
 use super::bytes::{Bytes, FileBytes};
 use super::contents::check_ascending;
 use super::format::{self, Dtype, FormatError};
-use super::snapshot::{KEYS, Purpose, WEIGHT};
+use super::snapshot::Purpose;
 use super::table::State;
+use super::version_files::{KEYS, WEIGHT};
 use crate::schema;
 use crate::types::Element;
 
@@ -31,9 +32,9 @@ impl TableParts {
 /// A file that was checked, and its tensors.
 pub(super) type TensorFile = (PathBuf, FileBytes, Vec<format::Tensor>);
 
-/// The files of a table.
+/// One of the two files of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Part {
+pub(super) enum TableFile {
     /// What is served: rows of the table's element type, and the keys of a delta. In format 1, also the
     /// states.
     Served,
@@ -65,7 +66,7 @@ impl<'a> TableReader<'a> {
     pub(super) fn read(
         &mut self,
         (path, data, mut tensors): TensorFile,
-        part: Part,
+        part: TableFile,
     ) -> Result<(), StoreError> {
         // The keys give the number of rows of the other tensors.
         tensors.sort_by_key(|tensor| tensor.name != KEYS);
@@ -84,7 +85,7 @@ impl<'a> TableReader<'a> {
         path: &Path,
         data: &FileBytes,
         tensor: &format::Tensor,
-        part: Part,
+        part: TableFile,
     ) -> Result<(), StoreError> {
         let wrong = |expected: String, got: String| StoreError::Tensor {
             path: path.to_owned(),
@@ -92,7 +93,7 @@ impl<'a> TableReader<'a> {
             expected,
             got,
         };
-        if !self.delta || part == Part::Checkpoint {
+        if !self.delta || part == TableFile::Checkpoint {
             let place = if self.delta { "the checkpoint of a delta" } else { "a full version" };
             return Err(wrong(format!("no tensor of this name in {place}"), "one".to_owned()));
         }
@@ -115,11 +116,11 @@ impl<'a> TableReader<'a> {
         path: &Path,
         data: &FileBytes,
         tensor: format::Tensor,
-        part: Part,
+        part: TableFile,
     ) -> Result<(), StoreError> {
         let element = match part {
-            Part::Served => self.declared.element,
-            Part::Checkpoint => Element::F32,
+            TableFile::Served => self.declared.element,
+            TableFile::Checkpoint => Element::F32,
         };
         let (dtype, width) = format::weight_type(element, self.declared.dim);
         expect_dtype(path, &tensor, dtype)?;
@@ -131,8 +132,8 @@ impl<'a> TableReader<'a> {
                 .ok_or_else(|| unaligned(path, &tensor))?,
         };
         match part {
-            Part::Served => self.served = Some(bytes),
-            Part::Checkpoint => self.trained = Some(bytes),
+            TableFile::Served => self.served = Some(bytes),
+            TableFile::Checkpoint => self.trained = Some(bytes),
         }
         Ok(())
     }

@@ -15,7 +15,7 @@ use crate::config::TableMemory;
 use crate::rowlog::Uniform;
 use crate::store;
 use crate::store::format::Dtype;
-use crate::store::{EmbeddingStore, PlainMemory, Purpose, StoreError, Table};
+use crate::store::{EmbeddingStore, PlainMemory, Purpose, StateShape, StoreError, Table};
 use crate::types::{Element, TableId, Version};
 use proptest::prelude::*;
 
@@ -478,7 +478,7 @@ fn contents_that_do_not_match_their_schema_are_refused_before_anything_is_writte
     sample.tables[1] = Table::zeroed(&PlainMemory, 40, 3, &[]).unwrap();
     assert!(matches!(sample.write(dir.path(), "m"), Err(StoreError::Tensor { .. })));
     for state in [("keys", 1), ("sum", 7)] {
-        sample.tables[1] = Table::zeroed(&PlainMemory, 40, 2, &[state]).unwrap();
+        sample.tables[1] = Table::zeroed(&PlainMemory, 40, 2, &[StateShape::new(state.0, state.1)]).unwrap();
         assert!(matches!(sample.write(dir.path(), "m"), Err(StoreError::Tensor { .. })), "{state:?}");
     }
     sample.tables.pop();

@@ -21,25 +21,19 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use xxhash_rust::xxh3::Xxh3;
-
-use super::contents::{Columns, Contents, Data, DenseTensor, Tensor, checkpoint_tensors, served_tensors};
+use super::contents::{Contents, DenseTensor, Numbering};
 use super::disk::{Disk, SystemDisk, is_at, lock_if_free};
-use super::format::{self, Base, Checksum, Dtype, FileEntry, Manifest};
+use super::format::{self, Base, Checksum, Dtype, Manifest};
+use super::new_file::NewFile;
+use super::new_tensor::{NewTensor, TensorData, checkpoint_tensors, served_tensors};
 use super::retention::check_base;
-use super::snapshot::{
-    CHECKPOINT, CURSOR, DENSE, DENSE_STATES, MANIFEST, MODEL, TABLES, states_file, table_file, versions,
+use super::version_files::{
+    CHECKPOINT, CURSOR, DENSE, DENSE_STATES, MANIFEST, MODEL, TABLES, states_file, table_file, version_dir,
+    versions,
 };
-use super::table::Table;
 use super::{StoreError, check_name, highest_version};
 use crate::schema::Schema;
-use crate::types::{Element, Version};
-
-/// Bytes hashed and written at a time.
-const CHUNK_BYTES: usize = 1 << 20;
-
-/// Bytes of rows encoded at a time, by all threads together.
-const ENCODED_BYTES: usize = 16 << 20;
+use crate::types::Version;
 
 /// A version that was written.
 #[derive(Clone, Copy, Debug)]
@@ -51,8 +45,8 @@ pub(crate) struct Written {
 }
 
 /// Writes a version of model `name` in the directory `models`, which is made if needed. Returns its number:
-/// 1 above the highest number that a version has had, good or not, or above [`Contents::above`] if that is
-/// higher. After success, the version survives a crash. A failure leaves existing versions unchanged.
+/// 1 above the highest number that a version has had, good or not, or what [`Contents::numbering`] says.
+/// After success, the version survives a crash. A failure leaves existing versions unchanged.
 ///
 /// # Errors
 /// [`StoreError`] for contents that do not match their schema, before anything is written; for the first row
@@ -179,7 +173,7 @@ impl<'a> Staging<'a> {
                 staging.dir(&format!("{CHECKPOINT}/{TABLES}"), |staging| staging.states(contents, schema))
             })?;
         }
-        self.manifest.base = contents.base;
+        self.manifest.base = contents.numbering.base();
         self.manifest.training = contents.training;
         let finite = contents.quality.iter().filter(|(_, figure)| figure.is_finite());
         self.manifest.quality = finite.map(|(name, figure)| (name.clone(), *figure)).collect();
@@ -219,27 +213,27 @@ impl<'a> Staging<'a> {
     fn dense(&mut self, name: &str, tensors: &[DenseTensor]) -> Result<(), StoreError> {
         let mut sorted: Vec<&DenseTensor> = tensors.iter().collect();
         sorted.sort_by(|one, other| one.name.cmp(&other.name));
-        let tensors = sorted.into_iter().map(|tensor| Tensor {
+        let tensors = sorted.into_iter().map(|tensor| NewTensor {
             name: &tensor.name,
             dtype: Dtype::F32,
             shape: tensor.shape.iter().map(|&axis| axis as u64).collect(),
-            data: Data::Bytes(bytemuck::cast_slice(tensor.values)),
+            data: TensorData::Bytes(bytemuck::cast_slice(tensor.values)),
         });
         self.tensors(name, &tensors.collect::<Vec<_>>())
     }
 
     /// Writes a safetensors file.
-    fn tensors(&mut self, name: &str, tensors: &[Tensor]) -> Result<(), StoreError> {
+    fn tensors(&mut self, name: &str, tensors: &[NewTensor]) -> Result<(), StoreError> {
         let shapes: Vec<_> = tensors.iter().map(|t| (t.name, t.dtype, t.shape.as_slice())).collect();
         let header = format::encode_header(&shapes)
             .map_err(|source| StoreError::Format { path: self.path.join(name), source })?;
         self.file(name, |file| {
             file.append(&header)?;
             tensors.iter().try_for_each(|tensor| match &tensor.data {
-                Data::Bytes(bytes) => file.append(bytes),
-                Data::Encoded(table, element) => file.append_rows(table, *element),
-                Data::State(table, state) => file.append_states(table, *state),
-                Data::Streamed(columns) => file.append_columns(columns),
+                TensorData::Bytes(bytes) => file.append(bytes),
+                TensorData::Encoded(table, element) => file.append_rows(table, *element),
+                TensorData::State(table, state) => file.append_states(table, *state),
+                TensorData::Streamed(columns) => file.append_columns(columns),
             })
         })
     }
@@ -251,13 +245,9 @@ impl<'a> Staging<'a> {
         write: impl FnOnce(&mut NewFile) -> Result<(), StoreError>,
     ) -> Result<(), StoreError> {
         let path = self.path.join(name);
-        let at = |e| StoreError::at(&path, e);
-        let file = self.disk.create(&path).map_err(at)?;
-        let mut file = NewFile { disk: self.disk, path: &path, name, file, hash: Xxh3::new(), bytes: 0 };
+        let mut file = NewFile::create(self.disk, &path, name)?;
         write(&mut file)?;
-        self.disk.sync(&file.file, &path).map_err(at)?;
-        let entry = FileEntry { bytes: file.bytes, xxh3_128: Checksum(file.hash.digest128()) };
-        self.manifest.files.insert(name.to_owned(), entry);
+        self.manifest.files.insert(name.to_owned(), file.finish()?);
         Ok(())
     }
 
@@ -272,16 +262,21 @@ impl<'a> Staging<'a> {
         let model = models.join(name);
         loop {
             let highest = highest(models, name)?;
-            if let Some(base) = contents.base {
-                check_highest(&model, Version(base.version), highest)?;
-                check_base(models, name, base)?;
-            } else if let Some(after) = contents.only_after {
-                // The highest one may have been deleted by hand. Then it is not hidden.
-                check_highest(&model, after, versions(models, name)?.pop())?;
-            }
-            let above = contents.above.filter(|_| contents.base.is_none());
-            let version = next_after(&model, highest.max(above))?;
-            let path = model.join(version.to_string());
+            let version = match contents.numbering {
+                Numbering::Next => next_after(&model, highest)?,
+                Numbering::Above(above) => next_after(&model, highest.max(Some(above)))?,
+                Numbering::OnlyAfter(after) => {
+                    // The highest one may have been deleted by hand. Then it is not hidden.
+                    check_highest(&model, after, versions(models, name)?.pop())?;
+                    next_after(&model, highest)?
+                }
+                Numbering::DeltaOf(base) => {
+                    check_highest(&model, Version(base.version), highest)?;
+                    check_base(models, name, base)?;
+                    next_after(&model, highest)?
+                }
+            };
+            let path = version_dir(&model, version);
             let appeared = Instant::now();
             // A rename replaces an empty directory without an error. But a version's directory is never
             // empty, because it gets its number only when it is complete.
@@ -305,65 +300,6 @@ impl Drop for Staging<'_> {
             // If this fails, the sweep of the next write removes the files.
             let _ = fs::remove_dir_all(&self.path);
         }
-    }
-}
-
-/// A file that is being written. Each chunk is hashed and then written while it is in the processor's cache.
-struct NewFile<'a> {
-    disk: &'a dyn Disk,
-    path: &'a Path,
-    /// Path in the version.
-    name: &'a str,
-    file: File,
-    hash: Xxh3,
-    bytes: u64,
-}
-
-impl NewFile<'_> {
-    fn append(&mut self, bytes: &[u8]) -> Result<(), StoreError> {
-        bytes.chunks(CHUNK_BYTES).try_for_each(|chunk| {
-            self.hash.update(chunk);
-            self.bytes += chunk.len() as u64;
-            self.disk.append(&mut self.file, self.path, chunk).map_err(|e| StoreError::at(self.path, e))
-        })
-    }
-
-    /// Appends the rows of a table, encoded, a few megabytes at a time.
-    fn append_rows(&mut self, table: &Table, element: Element) -> Result<(), StoreError> {
-        let row_bytes = element.row_bytes(table.dim()).max(1);
-        let rows = (ENCODED_BYTES / row_bytes).max(1) as u64;
-        let mut chunk = Vec::new();
-        for first in (0..table.rows()).step_by(rows as usize) {
-            chunk.resize((table.rows() - first).min(rows) as usize * row_bytes, 0);
-            let encoded = table.encode_rows(element, first, &mut chunk);
-            let path = PathBuf::from(self.name);
-            encoded.map_err(|source| StoreError::Row { path, source })?;
-            self.append(&chunk)?;
-        }
-        Ok(())
-    }
-
-    /// Appends a state of all rows of a table, a few megabytes at a time.
-    fn append_states(&mut self, table: &Table, state: usize) -> Result<(), StoreError> {
-        let width = table.states()[state].width();
-        let rows = (ENCODED_BYTES / (width * size_of::<f32>()).max(1)).max(1) as u64;
-        let mut chunk = Vec::new();
-        for first in (0..table.rows()).step_by(rows as usize) {
-            chunk.resize((table.rows() - first).min(rows) as usize * width, 0.0);
-            table.copy_states(state, first, &mut chunk);
-            self.append(bytemuck::cast_slice(&chunk))?;
-        }
-        Ok(())
-    }
-
-    /// Appends columns of a source's table, a chunk at a time.
-    fn append_columns(&mut self, columns: &Columns) -> Result<(), StoreError> {
-        let mut bytes = Vec::new();
-        columns.source.for_each_chunk(columns.table, &mut |first, records| {
-            let path = PathBuf::from(self.name);
-            columns.encode(first, records, &mut bytes).map_err(|source| StoreError::Row { path, source })?;
-            self.append(&bytes)
-        })
     }
 }
 
@@ -400,7 +336,7 @@ fn check_highest(model: &Path, base: Version, highest: Option<Version>) -> Resul
         Some(highest) if highest == base => Ok(()),
         Some(highest) if highest > base => Err(StoreError::BaseOvertaken { path, base, highest }),
         _ => {
-            let source = Box::new(StoreError::MissingDirectory { path: model.join(base.to_string()) });
+            let source = Box::new(StoreError::MissingDirectory { path: version_dir(model, base) });
             Err(StoreError::Base { path, base, source })
         }
     }

@@ -55,7 +55,7 @@ pub(crate) enum FileEnd {
 }
 
 /// The result of opening a file.
-pub(crate) enum Opened<R> {
+pub(crate) enum OpenedTrace<R> {
     Whole(TraceReader<R>),
     /// The file ends inside its header, after this many bytes, so it has no accesses.
     Truncated {
@@ -128,8 +128,8 @@ impl<R: Read> TraceReader<R> {
     /// Reads the header.
     ///
     /// # Errors
-    /// [`TraceFormatError`] when the header is invalid. A cut header gives [`Opened::Truncated`].
-    pub(crate) fn open(mut source: R) -> Result<Opened<R>, TraceFormatError> {
+    /// [`TraceFormatError`] when the header is invalid. A cut header gives [`OpenedTrace::Truncated`].
+    pub(crate) fn open(mut source: R) -> Result<OpenedTrace<R>, TraceFormatError> {
         let form = |offset, reason: String| TraceFormatError::Form { offset, reason };
         let mut head = [0; 12];
         let got = fill(&mut source, &mut head)?;
@@ -140,7 +140,7 @@ impl<R: Read> TraceReader<R> {
             ));
         }
         if got < head.len() {
-            return Ok(Opened::Truncated { bytes: got as u64 });
+            return Ok(OpenedTrace::Truncated { bytes: got as u64 });
         }
         let length = number(&head[8..]) as usize;
         if length > MAX_HEADER_BYTES {
@@ -149,7 +149,7 @@ impl<R: Read> TraceReader<R> {
         let mut json = vec![0; length + 8];
         let got = fill(&mut source, &mut json)?;
         if got < json.len() {
-            return Ok(Opened::Truncated { bytes: (head.len() + got) as u64 });
+            return Ok(OpenedTrace::Truncated { bytes: (head.len() + got) as u64 });
         }
         let (json, checksum) = json.split_at(length);
         if xxh3_64(json) != number(checksum) {
@@ -162,7 +162,7 @@ impl<R: Read> TraceReader<R> {
             return Err(form(12, reason));
         }
         let offset = (12 + length + 8) as u64;
-        Ok(Opened::Whole(Self { source, header, offset, payload: Vec::new() }))
+        Ok(OpenedTrace::Whole(Self { source, header, offset, payload: Vec::new() }))
     }
 
     #[must_use]

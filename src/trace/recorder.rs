@@ -31,7 +31,7 @@ use crate::types::{Batch, TableId};
 const BLOCK_BYTES: usize = 64 << 10;
 /// Bytes that may wait in the queue.
 const WAITING_BYTES: usize = 4 << 20;
-/// Memory of a [`Part`] in the queue, without its payload.
+/// Memory of one [`EncodedAccesses`] in the queue, without its payload.
 const PART_BYTES: usize = 64;
 /// How long accesses wait for a block to fill.
 const MAX_BLOCK_AGE: Duration = Duration::from_secs(1);
@@ -66,17 +66,17 @@ pub(crate) struct Recorder {
     tables: Vec<Table>,
     waiting: Arc<AtomicUsize>,
     metrics: Arc<ModelMetrics>,
-    sender: Option<Sender<Part>>,
+    sender: Option<Sender<EncodedAccesses>>,
     thread: BoundedThread,
 }
 
 /// Accesses of one batch, encoded.
-struct Part {
+struct EncodedAccesses {
     payload: Vec<u8>,
     accesses: u32,
 }
 
-impl Part {
+impl EncodedAccesses {
     fn cost(&self) -> usize {
         self.payload.len() + PART_BYTES
     }
@@ -92,7 +92,7 @@ impl Recorder {
         options: &RecorderOptions,
         metrics: Arc<ModelMetrics>,
     ) -> io::Result<Self> {
-        let files = Files::open(options, Header::of(schema, options.rate).bytes())?;
+        let files = RecordingFiles::open(options, Header::of(schema, options.rate).bytes())?;
         let waiting = Arc::new(AtomicUsize::new(0));
         let (sender, receiver) = mpsc::channel();
         let mut writer = Writer::new(files, metrics.clone());
@@ -123,12 +123,12 @@ impl Recorder {
         }
         // A stable sort keeps the order of the lookups.
         sampled.sort_by_key(|access| access.0);
-        let mut part = Part { payload: Vec::new(), accesses: 0 };
+        let mut part = EncodedAccesses { payload: Vec::new(), accesses: 0 };
         for (_, table, row) in sampled {
             format::push_access(&mut part.payload, table, row);
             part.accesses += 1;
             if part.payload.len() >= BLOCK_BYTES {
-                self.send(std::mem::replace(&mut part, Part { payload: Vec::new(), accesses: 0 }));
+                self.send(std::mem::replace(&mut part, EncodedAccesses { payload: Vec::new(), accesses: 0 }));
             }
         }
         if part.accesses > 0 {
@@ -136,7 +136,7 @@ impl Recorder {
         }
     }
 
-    fn send(&self, part: Part) {
+    fn send(&self, part: EncodedAccesses) {
         let (cost, accesses) = (part.cost(), u64::from(part.accesses));
         let waiting = self.waiting.fetch_add(cost, Ordering::Relaxed);
         let sent = waiting + cost <= WAITING_BYTES
@@ -159,7 +159,7 @@ impl Drop for Recorder {
 
 /// The state of the writing thread.
 struct Writer {
-    files: Files,
+    files: RecordingFiles,
     block: Vec<u8>,
     accesses: u32,
     failed: Option<Failed>,
@@ -174,11 +174,11 @@ struct Failed {
 }
 
 impl Writer {
-    fn new(files: Files, metrics: Arc<ModelMetrics>) -> Self {
+    fn new(files: RecordingFiles, metrics: Arc<ModelMetrics>) -> Self {
         Self { files, block: Vec::new(), accesses: 0, failed: None, metrics }
     }
 
-    fn run(&mut self, parts: &Receiver<Part>, waiting: &AtomicUsize) {
+    fn run(&mut self, parts: &Receiver<EncodedAccesses>, waiting: &AtomicUsize) {
         let mut due = Instant::now() + MAX_BLOCK_AGE;
         loop {
             match parts.recv_timeout(due.saturating_duration_since(Instant::now())) {
@@ -230,7 +230,7 @@ impl Writer {
 }
 
 /// The files of a recording.
-struct Files {
+struct RecordingFiles {
     folder: PathBuf,
     header: Vec<u8>,
     max_bytes: u64,
@@ -244,7 +244,7 @@ struct OpenFile {
     bytes: u64,
 }
 
-impl Files {
+impl RecordingFiles {
     fn open(options: &RecorderOptions, header: Vec<u8>) -> io::Result<Self> {
         fs::create_dir_all(&options.folder)?;
         let (folder, max_bytes) = (options.folder.clone(), options.max_bytes);

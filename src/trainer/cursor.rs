@@ -1,8 +1,8 @@
 //! The cursor of a training run: everything, besides a version, that is needed to continue the run at a batch
 //! boundary as if it had not stopped, to the bit.
 //!
-//! It says what was trained on and how ([`Run`]), and how far ([`Cursor::position`]). A run that continues
-//! must have the same [`Run`]; the first difference is named.
+//! It says what was trained on and how ([`RunIdentity`]), and how far ([`Cursor::position`]). A run that
+//! continues must have the same [`RunIdentity`]; the first difference is named.
 //!
 //! **`checkpoint/cursor.json`** is one JSON object. A field with an asterisk is left out if it is null, empty
 //! or false, or, for the last two of a run, 1.
@@ -75,7 +75,7 @@ pub(crate) enum CursorError {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Cursor {
-    pub run: Run,
+    pub run: RunIdentity,
     /// The epoch, counted from 1.
     pub epoch: u32,
     /// Samples of this epoch that were trained on.
@@ -94,7 +94,7 @@ pub(crate) struct Cursor {
 /// What a run trains on, and everything that decides the bytes which it trains.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Run {
+pub(crate) struct RunIdentity {
     /// Format of the data.
     pub format: String,
     #[serde(default, skip_serializing_if = "FieldOptions::is_empty")]
@@ -146,7 +146,7 @@ pub(crate) struct Validating {
 pub(crate) struct ValidFile {
     /// Without its directory.
     pub name: String,
-    /// A checksum of its beginning, as [`Run::begins`].
+    /// A checksum of its beginning, as [`RunIdentity::begins`].
     pub begin: String,
 }
 
@@ -238,7 +238,7 @@ impl Cursor {
     }
 }
 
-impl Run {
+impl RunIdentity {
     /// Checks that another run trains on the same data in the same way.
     ///
     /// # Errors

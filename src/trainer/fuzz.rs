@@ -3,8 +3,8 @@
 use proptest::prelude::*;
 use proptest::sample::Index;
 
-use super::checkpoint::{initialise, resume};
-use super::optim::{Kind, Optimizer};
+use super::optim::{Optimizer, OptimizerKind};
+use super::start::{initialise, resume};
 use crate::fuzz::bytes::changes;
 use crate::fuzz::run;
 use crate::schema::preset::{self, ArchKind};
@@ -16,7 +16,7 @@ fn a_version_to_resume_from() {
     let mut schema = preset::avazu(ArchKind::Dcn, 2, 5);
     schema.features.truncate(2);
     schema.tables.truncate(2);
-    let optimizer = Optimizer::new(Kind::Adam, 0.1);
+    let optimizer = Optimizer::new(OptimizerKind::Adam, 0.1);
     let models = tempfile::tempdir().unwrap();
     let version = initialise(&schema, optimizer, 1).unwrap().save(models.path(), "m").unwrap();
     let mut published = Published::new(models.path().join("m/1"));

@@ -27,11 +27,11 @@ mod read_ahead;
 mod reference;
 mod replicas;
 pub mod schedule;
+mod start;
 mod train_state;
 pub mod update;
 
-pub(crate) use checkpoint::{VersionParts, check_optimizer, is_exact, resume, resume_on_disk};
-pub use checkpoint::{WorkingFileOptions, initialise, initialise_on_disk};
+pub(crate) use checkpoint::VersionParts;
 pub use in_memory::run_in_memory;
 pub use pipeline::clocks::StageName;
 pub use pipeline::plan::PlanStats;
@@ -41,6 +41,8 @@ pub(crate) use pipeline::scratchpad::{Sizes, largest_sample};
 pub(crate) use pipeline::verify::{Difference, Verifier};
 pub use pipeline::{Data, Pipeline, PipelineRows, PipelineSettings, RowFrequency};
 pub use reference::ReferenceTrainer;
+pub use start::{WorkingFileOptions, initialise, initialise_on_disk};
+pub(crate) use start::{check_optimizer, is_exact, resume, resume_on_disk};
 pub use train_state::TrainState;
 
 use std::error::Error;

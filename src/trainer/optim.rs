@@ -6,12 +6,13 @@
 
 use super::schedule::Schedule;
 use crate::compute::{Real, vectorise};
+use crate::store::{RecordLayout, StateShape};
 use crate::trainer::pipeline::gpu::Rule;
 use crate::types::named;
 
 /// The formula of an optimizer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum OptimizerKind {
     /// `w -= lr g`.
     Sgd,
     /// `G += g^2; w -= lr g / (sqrt(G) + eps)`.
@@ -27,7 +28,7 @@ pub enum Kind {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Optimizer {
     /// The formula.
-    pub kind: Kind,
+    pub kind: OptimizerKind,
     /// Learning rate.
     pub lr: f64,
     /// How the rate of a step follows from `lr`.
@@ -55,7 +56,7 @@ impl Betas {
 
 /// One of the states that an optimizer keeps for weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct StateShape {
+pub(crate) struct OptimizerState {
     /// PyTorch's name.
     pub name: &'static str,
     /// One number per row instead of one per element.
@@ -63,28 +64,34 @@ pub(crate) struct StateShape {
 }
 
 #[derive(Debug, thiserror::Error)]
-#[error("optimizer: expected {names}, got {0:?}", names = Kind::names())]
+#[error("optimizer: expected {names}, got {0:?}", names = OptimizerKind::names())]
 #[allow(missing_docs)]
 pub struct UnknownOptimizer(String);
 
 named! {
-    Kind: Sgd = "sgd", Adagrad = "adagrad", RowwiseAdagrad = "rowwise_adagrad", Adam = "adam";
+    OptimizerKind: Sgd = "sgd", Adagrad = "adagrad", RowwiseAdagrad = "rowwise_adagrad", Adam = "adam";
     UnknownOptimizer = UnknownOptimizer
 }
 
-impl Kind {
+impl OptimizerKind {
     /// The states of a row, in the order in which they follow the weights in a record.
     #[must_use]
-    pub(crate) fn row_states(self) -> &'static [StateShape] {
+    pub(crate) fn row_states(self) -> &'static [OptimizerState] {
         match self {
             Self::Sgd => &[],
-            Self::Adagrad => &[StateShape { name: "sum", rowwise: false }],
-            Self::RowwiseAdagrad => &[StateShape { name: "sum", rowwise: true }],
+            Self::Adagrad => &[OptimizerState { name: "sum", rowwise: false }],
+            Self::RowwiseAdagrad => &[OptimizerState { name: "sum", rowwise: true }],
             Self::Adam => &[
-                StateShape { name: "exp_avg", rowwise: false },
-                StateShape { name: "exp_avg_sq", rowwise: false },
+                OptimizerState { name: "exp_avg", rowwise: false },
+                OptimizerState { name: "exp_avg_sq", rowwise: false },
             ],
         }
+    }
+
+    /// The weights of a row of `dim` elements, and its states.
+    pub(crate) fn record_layout(self, dim: usize) -> RecordLayout<'static> {
+        let shape = |state: &OptimizerState| StateShape::new(state.name, if state.rowwise { 1 } else { dim });
+        RecordLayout { dim, states: self.row_states().iter().map(shape).collect() }
     }
 
     /// The default eps: PyTorch's for Adam (1e-8) and Adagrad (1e-10). Row-wise Adagrad has the default of
@@ -114,7 +121,7 @@ pub(crate) struct Moments<T> {
 /// The factors of one step, the same for every element.
 #[derive(Clone, Copy, Debug)]
 pub struct Step<T> {
-    kind: Kind,
+    kind: OptimizerKind,
     lr: T,
     eps: T,
     /// Adam: `1 - beta^step`.
@@ -126,7 +133,7 @@ pub struct Step<T> {
 impl Optimizer {
     /// An optimizer with the default eps of its formula and the default betas.
     #[must_use]
-    pub const fn new(kind: Kind, lr: f64) -> Self {
+    pub const fn new(kind: OptimizerKind, lr: f64) -> Self {
         let schedule = Schedule { warmup: 0, decay: None };
         Self { kind, lr, schedule, eps: kind.default_eps(), betas: Betas::DEFAULT }
     }
@@ -149,14 +156,14 @@ impl Optimizer {
 
 impl<T: Real> Step<T> {
     /// Updates a row. If no state is row-wise, the slices may also be a part of a row.
-    /// `states` are in the order of [`Kind::row_states`].
+    /// `states` are in the order of [`OptimizerKind::row_states`].
     #[inline(always)]
     pub fn update_row(&self, weights: &mut [T], grads: &[T], states: &mut [&mut [T]]) {
         match (self.kind, states) {
-            (Kind::Sgd, _) => self.sgd(weights, grads),
-            (Kind::Adagrad, [sum]) => self.adagrad(weights, grads, sum),
-            (Kind::RowwiseAdagrad, [sum]) => self.rowwise_adagrad(weights, grads, &mut sum[0]),
-            (Kind::Adam, [first, second]) => {
+            (OptimizerKind::Sgd, _) => self.sgd(weights, grads),
+            (OptimizerKind::Adagrad, [sum]) => self.adagrad(weights, grads, sum),
+            (OptimizerKind::RowwiseAdagrad, [sum]) => self.rowwise_adagrad(weights, grads, &mut sum[0]),
+            (OptimizerKind::Adam, [first, second]) => {
                 // SparseAdam puts the whole bias correction into the step size, so eps is added to the
                 // uncorrected root.
                 let size = self.lr * self.corrections.second.sqrt() / self.corrections.first;
@@ -166,10 +173,10 @@ impl<T: Real> Step<T> {
         }
     }
 
-    /// Updates dense weights. `states` are in the order of [`Kind::row_states`].
+    /// Updates dense weights. `states` are in the order of [`OptimizerKind::row_states`].
     pub(crate) fn update_dense(&self, weights: &mut [T], grads: &[T], states: &mut [&mut [T]]) {
         vectorise(|| match (self.kind, states) {
-            (Kind::Adam, [first, second]) => {
+            (OptimizerKind::Adam, [first, second]) => {
                 let (size, root) = (self.lr / self.corrections.first, self.corrections.second.sqrt());
                 self.adam(weights, grads, (first, second), |m, v| size * m / (v.sqrt() / root + self.eps));
             }
@@ -227,10 +234,10 @@ impl Step<f32> {
     pub(crate) fn rule(&self) -> Rule {
         let Self { kind, lr, eps, corrections, shares } = *self;
         match kind {
-            Kind::Sgd => Rule::Sgd { lr },
-            Kind::Adagrad => Rule::Adagrad { lr, eps },
-            Kind::RowwiseAdagrad => Rule::RowwiseAdagrad { lr, eps },
-            Kind::Adam => {
+            OptimizerKind::Sgd => Rule::Sgd { lr },
+            OptimizerKind::Adagrad => Rule::Adagrad { lr, eps },
+            OptimizerKind::RowwiseAdagrad => Rule::RowwiseAdagrad { lr, eps },
+            OptimizerKind::Adam => {
                 Rule::Adam { size: lr * corrections.second.sqrt() / corrections.first, eps, shares }
             }
         }

@@ -2,7 +2,7 @@
 
 use super::casting::Casting;
 use super::read_ahead::{ReadAhead, WAITING_GROUPS};
-use super::train_state::{Labelled, Parts, TrainState};
+use super::train_state::{Labelled, TrainState, TrainStateParts};
 use super::update::TableRows;
 use super::{Data, Progress, StepResult, TrainError};
 use crate::dataset::Reader;
@@ -20,7 +20,7 @@ pub struct ReferenceTrainer {
 }
 
 impl ReferenceTrainer {
-    pub(crate) fn new(parts: Parts, tables: Vec<Table>) -> Self {
+    pub(crate) fn new(parts: TrainStateParts, tables: Vec<Table>) -> Self {
         Self { state: TrainState::new(parts), tables, casting: Casting::default() }
     }
 

@@ -16,16 +16,17 @@ use crate::model::Model;
 use crate::predict::{Predict, PredictError, finite};
 use crate::schema::Schema;
 use crate::store::{self, Purpose};
-use crate::trainer::optim::{Kind, Optimizer};
+use crate::trainer::optim::{Optimizer, OptimizerKind};
 use crate::trainer::{self, ReferenceTrainer, TrainError};
 use crate::types::{AbsentId, Batch, Element, RawBatch};
 
 use naive::Naive;
 use samples::{ARCHITECTURES, ODD, generate, odd_schema, raw, schema};
 
-pub(crate) const KINDS: [Kind; 4] = [Kind::Sgd, Kind::Adagrad, Kind::RowwiseAdagrad, Kind::Adam];
+pub(crate) const KINDS: [OptimizerKind; 4] =
+    [OptimizerKind::Sgd, OptimizerKind::Adagrad, OptimizerKind::RowwiseAdagrad, OptimizerKind::Adam];
 
-pub(crate) fn optimizer(kind: Kind) -> Optimizer {
+pub(crate) fn optimizer(kind: OptimizerKind) -> Optimizer {
     Optimizer { eps: 1e-10, ..Optimizer::new(kind, 0.01) }
 }
 
@@ -42,7 +43,7 @@ fn threads(count: usize) -> rayon::ThreadPool {
 }
 
 /// A trainer that has trained on a batch of each size, and the logits and losses of all batches.
-fn trained(schema: &Schema, kind: Kind, sizes: &[usize]) -> (ReferenceTrainer, Vec<f32>) {
+fn trained(schema: &Schema, kind: OptimizerKind, sizes: &[usize]) -> (ReferenceTrainer, Vec<f32>) {
     let mut reference = trainer::initialise(schema, optimizer(kind), 5).unwrap();
     let (mut outputs, mut logits) = (Vec::new(), Vec::new());
     for (i, &size) in sizes.iter().enumerate() {
@@ -56,7 +57,8 @@ fn trained(schema: &Schema, kind: Kind, sizes: &[usize]) -> (ReferenceTrainer, V
 
 #[test]
 fn a_version_has_the_time_of_its_last_batch_and_not_of_its_checkpoint() {
-    let mut trainer = trainer::initialise(&schema(ARCHITECTURES[0]), optimizer(Kind::Sgd), 1).unwrap();
+    let mut trainer =
+        trainer::initialise(&schema(ARCHITECTURES[0]), optimizer(OptimizerKind::Sgd), 1).unwrap();
     let time_of = |trainer: &ReferenceTrainer| {
         std::thread::sleep(Duration::from_millis(5));
         trainer.state.checkpoint().unwrap().training.last_batch_unix_ms
@@ -86,7 +88,9 @@ fn any_number_of_threads_trains_the_same_bytes() {
         }
     }
     let schema = schema(ARCHITECTURES[0]);
-    let run = |count: usize| bits(&threads(count).install(|| trained(&schema, Kind::Adagrad, &[2048, 7])).0);
+    let run = |count: usize| {
+        bits(&threads(count).install(|| trained(&schema, OptimizerKind::Adagrad, &[2048, 7])).0)
+    };
     assert_eq!(run(1), run(4));
 }
 
@@ -118,7 +122,7 @@ type Spoil<'a> = &'a dyn Fn(&mut Batch, &mut Vec<f32>);
 fn a_refused_batch_changes_nothing() {
     let schema = schema(ARCHITECTURES[0]);
     let strict = schema.features.iter().position(|f| f.name == "strict").unwrap();
-    let (mut reference, _) = trained(&schema, Kind::Adam, &[70]);
+    let (mut reference, _) = trained(&schema, OptimizerKind::Adam, &[70]);
     let before = (bits(&reference), reference.steps());
     let (batch, labels) = generate(&schema, 66, 1);
     let spoilt = |spoil: Spoil<'_>| {
@@ -169,7 +173,7 @@ impl Reader for Batches {
 #[test]
 fn data_without_labels_is_scored_but_not_trained_on() {
     let schema = schema(ARCHITECTURES[0]);
-    let mut reference = trainer::initialise(&schema, optimizer(Kind::Adagrad), 0).unwrap();
+    let mut reference = trainer::initialise(&schema, optimizer(OptimizerKind::Adagrad), 0).unwrap();
     let data = || {
         let mut batches = vec![raw(&schema, 8, 0), raw(&schema, 8, 1), raw(&schema, 8, 2)];
         batches[1].labels = None;
@@ -192,7 +196,7 @@ fn data_without_labels_is_scored_but_not_trained_on() {
 fn a_loss_that_is_not_finite_stops_training_and_keeps_the_last_good_weights() {
     for architecture in ARCHITECTURES {
         let schema = schema(architecture);
-        let wild = Optimizer::new(Kind::Sgd, 1e30);
+        let wild = Optimizer::new(OptimizerKind::Sgd, 1e30);
         let mut reference = trainer::initialise(&schema, wild, 0).unwrap();
         let mut data = Batches((0..20).map(|seed| raw(&schema, 70, seed)).collect());
         let mut losses = Vec::new();
@@ -208,7 +212,7 @@ fn a_loss_that_is_not_finite_stops_training_and_keeps_the_last_good_weights() {
 #[test]
 fn a_loss_that_is_not_finite_names_the_samples_and_suspects_them_if_the_weights_are_finite() {
     let schema = schema("kind = \"dcnv2\"\ncross_layers = 2\ndeep = [8]");
-    let mut reference = trainer::initialise(&schema, optimizer(Kind::Adagrad), 0).unwrap();
+    let mut reference = trainer::initialise(&schema, optimizer(OptimizerKind::Adagrad), 0).unwrap();
     let mut batches: Vec<_> = (0..3).map(|seed| raw(&schema, 8, seed)).collect();
     batches[1].dense[4] = 3e38;
     let mut data = InFile(Batches(batches), Vec::new());
@@ -363,7 +367,7 @@ fn a_table_that_does_not_fit_memory_is_an_error_with_its_name_and_the_memory_of_
     let table = &mut schema.tables[1];
     table.rows = 1 << 46;
     let (name, dim) = (table.name.clone(), table.dim as u64);
-    let error = trainer::initialise(&schema, optimizer(Kind::Adam), 0).err().unwrap();
+    let error = trainer::initialise(&schema, optimizer(OptimizerKind::Adam), 0).err().unwrap();
     let TrainError::TableMemory { table, total, .. } = &error else { panic!("{error}") };
     assert_eq!(table, &name);
     assert!(*total >= (3 * 4 * dim) << 46, "rows and two states: {total}");
@@ -377,7 +381,7 @@ fn a_model_too_wide_for_tapes_of_64_rows_trains_and_scores_like_others() {
     let schema = schema("kind = \"wide_deep\"\ndeep = [21000]");
     let model: Model<f32> = Model::new(&schema);
     assert_eq!(model.chunk(), 8);
-    let run = |count| threads(count).install(|| trained(&schema, Kind::Adagrad, &[1, 7, 8, 9, 30]));
+    let run = |count| threads(count).install(|| trained(&schema, OptimizerKind::Adagrad, &[1, 7, 8, 9, 30]));
     let ((mut reference, outputs), (other, same)) = (run(1), run(2));
     assert!(bits(&reference) == bits(&other) && outputs == same, "threads");
     let (batch, labels) = generate(&schema, 30, 40);
@@ -398,7 +402,7 @@ fn weights_that_are_not_finite_are_not_saved() {
     let models = tempfile::tempdir().unwrap();
     for (n, architecture) in ARCHITECTURES.into_iter().enumerate() {
         let schema = schema(architecture);
-        let wild = Optimizer::new(Kind::Sgd, f64::from(f32::MAX));
+        let wild = Optimizer::new(OptimizerKind::Sgd, f64::from(f32::MAX));
         let mut reference = trainer::initialise(&schema, wild, 0).unwrap();
         let (mut batch, labels) = generate(&schema, 70, 0);
         batch.dense.iter_mut().for_each(|value| *value *= 1000.0);
@@ -417,7 +421,7 @@ fn a_sample_whose_score_is_not_finite_is_refused_with_its_number() {
     let mut refused = Vec::new();
     for (n, architecture) in ARCHITECTURES.into_iter().enumerate() {
         let schema = schema(architecture);
-        let reference = trainer::initialise(&schema, optimizer(Kind::Sgd), 3).unwrap();
+        let reference = trainer::initialise(&schema, optimizer(OptimizerKind::Sgd), 3).unwrap();
         let name = format!("m{n}");
         reference.save(models.path(), &name).unwrap();
         let (mut batch, _) = generate(&schema, 70, 3);
@@ -448,7 +452,7 @@ fn an_id_past_a_table_is_reported_once_per_feature_even_if_only_the_wide_table_l
     }
     schema.check().unwrap();
     let models = tempfile::tempdir().unwrap();
-    let reference = trainer::initialise(&schema, optimizer(Kind::Sgd), 0).unwrap();
+    let reference = trainer::initialise(&schema, optimizer(OptimizerKind::Sgd), 0).unwrap();
     reference.save(models.path(), "wide").unwrap();
     let (mut batch, _) = generate(&schema, 3, 0);
     batch.features[0].ids = vec![2, 3, 99];

@@ -42,7 +42,7 @@ pub struct TrainState {
 }
 
 /// The parts of a new [`TrainState`].
-pub(crate) struct Parts {
+pub(crate) struct TrainStateParts {
     pub schema: Schema,
     pub model: Model<f32>,
     pub weights: Weights<f32>,
@@ -54,8 +54,8 @@ pub(crate) struct Parts {
 }
 
 impl TrainState {
-    pub(crate) fn new(parts: Parts) -> Self {
-        let Parts { schema, model, mut weights, dense_states, optimizer, .. } = parts;
+    pub(crate) fn new(parts: TrainStateParts) -> Self {
+        let TrainStateParts { schema, model, mut weights, dense_states, optimizer, .. } = parts;
         model.transpose(&mut weights);
         // The trainer's rows are f32, whatever element type versions store.
         let in_f32 = |lookup| Lookup { element: Element::F32, ..lookup };

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use super::casting::{CastedIndex, Casting, Source};
+use super::casting::{CastedIndex, Casting, GradientSource};
 use super::optim::{Optimizer, Step};
 use super::train_state::TrainState;
 use crate::compute::{Wide, vectorise};
@@ -250,7 +250,7 @@ impl<R: Records> Wide for UpdateRows<'_, R> {
 
 /// Writes the gradient of a row to `sum`: the sum over its sources. There is at least one source.
 #[inline(always)]
-fn sum_sources(tapes: &[Tape<f32>], sources: &[Source], sum: &mut [f32]) {
+fn sum_sources(tapes: &[Tape<f32>], sources: &[GradientSource], sum: &mut [f32]) {
     let chunk = tapes.first().map_or(1, |tape| tape.rows as u32);
     for (i, source) in sources.iter().enumerate() {
         let (tape, s) = (source.sample / chunk, source.sample % chunk);

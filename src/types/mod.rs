@@ -17,7 +17,7 @@ pub use batch::{Batch, Jagged, RawBatch, RawFeature, RawValues};
 pub use element::Element;
 pub(crate) use element::{ROW_ALIGN, RowError};
 pub(crate) use named::named;
-pub(crate) use row_id::RowId;
+pub use row_id::RowId;
 
 /// Index of a table in `Schema::tables`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

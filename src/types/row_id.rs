@@ -7,7 +7,7 @@ use super::TableId;
 /// A table and one of its rows, packed into one number. Ids are ordered by table, then by row.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Pod, Zeroable)]
 #[repr(transparent)]
-pub(crate) struct RowId(u64);
+pub struct RowId(u64);
 
 /// Low bits of the number that hold the row. The others hold the table.
 const ROW_BITS: u32 = 48;
@@ -20,7 +20,8 @@ impl RowId {
 
     /// The row must be one of a schema's table. Rows from files are compared with the schema before this.
     #[inline]
-    pub(crate) fn new(table: TableId, row: u64) -> Self {
+    #[must_use]
+    pub fn new(table: TableId, row: u64) -> Self {
         debug_assert!(row < Self::MAX_ROWS && table.index() < Self::MAX_TABLES, "{table:?}, row {row}");
         Self(u64::from(table.0) << ROW_BITS | row)
     }

@@ -17,7 +17,7 @@ use flechette::schema::preset::{self, ArchKind};
 use flechette::server::Server;
 use flechette::server::proto::{GetModelRequest, PredictResponse};
 use flechette::trainer;
-use flechette::trainer::optim::{Kind, Optimizer};
+use flechette::trainer::optim::{Optimizer, OptimizerKind};
 use flechette::types::{Batch, Scores, Version};
 use h2::client::{ResponseFuture, SendRequest};
 use prost::Message;
@@ -41,7 +41,7 @@ pub const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\
 /// A directory with a small model.
 fn models() -> tempfile::TempDir {
     let models = tempfile::tempdir().unwrap();
-    let sgd = Optimizer::new(Kind::Sgd, 0.1);
+    let sgd = Optimizer::new(OptimizerKind::Sgd, 0.1);
     let schema = preset::criteo(ArchKind::Dlrm, 4, 100);
     trainer::initialise(&schema, sgd, 1).unwrap().save(models.path(), "ads").unwrap();
     models

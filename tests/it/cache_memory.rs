@@ -17,7 +17,7 @@ const BATCH_ID: u64 = 130;
 fn a_server_with_a_cache_takes_its_bytes_and_what_is_stated_more_than_one_without() {
     let workshop = Workshop::new(1, 20_000);
     let schema = preset::criteo(ArchKind::Dlrm, 16, 60_000);
-    let optimizer = optim::Optimizer::new(optim::Kind::Sgd, 0.02);
+    let optimizer = optim::Optimizer::new(optim::OptimizerKind::Sgd, 0.02);
     let learner = trainer::initialise(&schema, optimizer, 0).unwrap();
     learner.save(Path::new(&workshop.models), "large").unwrap();
     drop(learner);

@@ -8,7 +8,7 @@ use flechette::schema::Schema;
 use flechette::server::proto::ctr_client::CtrClient;
 use flechette::server::proto::{FeatureColumn, GetModelRequest, PredictRequest, PredictResponse};
 use flechette::trainer;
-use flechette::trainer::optim::{Kind, Optimizer};
+use flechette::trainer::optim::{Optimizer, OptimizerKind};
 use prost::Message;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -194,7 +194,7 @@ async fn http_clients_with_half_a_request_or_that_read_no_answer_are_closed_whil
 fn serve(schema: &str, settings: &str) -> (tempfile::TempDir, Served) {
     let models = tempfile::tempdir().unwrap();
     let schema = Schema::parse(schema).unwrap();
-    let trained = trainer::initialise(&schema, Optimizer::new(Kind::Sgd, 0.1), 1).unwrap();
+    let trained = trainer::initialise(&schema, Optimizer::new(OptimizerKind::Sgd, 0.1), 1).unwrap();
     trained.save(models.path(), "ads").unwrap();
     let config = models.path().join("serve.toml");
     std::fs::write(&config, settings).unwrap();

@@ -42,7 +42,7 @@ struct Memory {
 fn serve_memory(table_rows: u64) -> Memory {
     let workshop = Workshop::new(1, 20_000);
     let schema = preset::criteo(ArchKind::Dlrm, 16, table_rows);
-    let optimizer = optim::Optimizer::new(optim::Kind::Adagrad, 0.02);
+    let optimizer = optim::Optimizer::new(optim::OptimizerKind::Adagrad, 0.02);
     let reference = trainer::initialise(&schema, optimizer, 0).unwrap();
     reference.save(Path::new(&workshop.models), "large").unwrap();
     drop(reference);

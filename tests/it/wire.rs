@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 
 use flechette::server::proto::{FeatureColumn, LearnRequest, PredictRequest, PredictResponse};
 use flechette::trainer;
-use flechette::trainer::optim::{Kind, Optimizer};
+use flechette::trainer::optim::{Optimizer, OptimizerKind};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use prost::Message;
@@ -368,7 +368,7 @@ fn arbitrary_requests_get_the_answer_that_the_rules_require() {
 /// Servers of a small model: without a cache, with one for all rows, and with a small one.
 async fn real_servers() -> Vec<(Served, Raw)> {
     let models = tempfile::tempdir().unwrap();
-    let sgd = Optimizer::new(Kind::Sgd, 0.1);
+    let sgd = Optimizer::new(OptimizerKind::Sgd, 0.1);
     trainer::initialise(&crossed_schema(), sgd, 1).unwrap().save(models.path(), "ads").unwrap();
     // `expected` assumes version 7.
     let ads = models.path().join("ads");

@@ -12,7 +12,7 @@ pub(crate) use object::Replaceable;
 mod object {
     use std::sync::atomic::Ordering;
 
-    /// The object, of which readers see one or the other.
+    /// An object that can be replaced while it is read. Each reader sees the old one or the new one.
     #[derive(Debug)]
     pub(crate) struct Replaceable<T>(crossbeam_epoch::Atomic<T>);
 

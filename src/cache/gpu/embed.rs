@@ -16,7 +16,7 @@ use crate::device::cuda::Driver;
 use crate::mem::WORD_BYTES;
 use crate::mem::prefetch::{PREFETCH_AHEAD, prefetch};
 use crate::schema::Lookup;
-use crate::types::{Batch, TableId, Version};
+use crate::types::{Batch, RowId, TableId, Version};
 
 /// The distinct rows that a batch reads and that are not cached. The caller writes their bytes.
 pub struct MissingRows<'c> {
@@ -39,9 +39,9 @@ impl MissingRows<'_> {
         self.version
     }
 
-    /// Table and id of the `m`-th row.
-    pub(crate) fn row(&self, m: usize) -> (TableId, u64) {
-        (self.lookups[self.misses[m].lookup].table, self.misses[m].id)
+    /// The `m`-th row.
+    pub(crate) fn row(&self, m: usize) -> RowId {
+        RowId::new(self.lookups[self.misses[m].lookup].table, self.misses[m].id)
     }
 
     /// Writes every row. `row` finds a row's bytes.
@@ -50,8 +50,8 @@ impl MissingRows<'_> {
     /// The first error of `row`; then nothing is written.
     pub fn fill<'r, E>(&mut self, row: impl Fn(TableId, u64) -> Result<&'r [u8], E>) -> Result<(), E> {
         let find = |m| {
-            let (table, id) = self.row(m);
-            row(table, id)
+            let missing = self.row(m);
+            row(missing.table(), missing.row())
         };
         let rows: Vec<&[u8]> = (0..self.len()).map(find).collect::<Result<_, _>>()?;
         let ahead = rows_ahead(rows.first().map_or(0, |row| row.len()));
@@ -188,16 +188,15 @@ impl<D: Driver> Shared<D> {
             let ahead = misses.get(m + PREFETCH_AHEAD).and_then(own_key);
             ahead.into_iter().for_each(|key| self.admission.prefetch(key));
             Offer {
-                table: lookups[miss.lookup].table,
-                id: miss.id,
-                row: JobRow::Staged(miss.word),
+                row: RowId::new(lookups[miss.lookup].table, miss.id),
+                source: JobRow::Staged(miss.word),
                 occurrences: 1, // the device does not count a row's occurrences
             }
         });
         let pointed = pointed.filter_map(|LookupRow { lookup, id }| {
             let table = lookups[lookup].table;
-            let row = JobRow::Host(self.pointer(table, id)?);
-            Some(Offer { table, id, row, occurrences: 1 })
+            let source = JobRow::Host(self.pointer(table, id)?);
+            Some(Offer { row: RowId::new(table, id), source, occurrences: 1 })
         });
         let mut offers = missed.chain(pointed).peekable();
         if offers.peek().is_none() {

@@ -30,7 +30,7 @@ use crate::cache::gpu::table::{GpuTable, Job, JobRow, Jobs};
 use crate::device::cuda::memory::Staging;
 use crate::device::cuda::{Driver, DriverError};
 use crate::mem::WORD_BYTES;
-use crate::types::{FlatKey, TableId};
+use crate::types::{FlatKey, RowId, TableId};
 
 /// Jobs per block.
 pub(crate) const JOBS: usize = 4096;
@@ -81,9 +81,9 @@ pub(crate) enum JobSlot {
 /// A row that is offered to the cache.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Offer {
-    pub table: TableId,
-    pub id: u64,
-    pub row: JobRow,
+    pub row: RowId,
+    /// Where a job reads the row's bytes.
+    pub source: JobRow,
     /// How often its batch reads it.
     pub occurrences: u32,
 }
@@ -154,10 +154,11 @@ impl<D: Driver> Shared<D> {
         &self,
         replacer: &mut Replacer<D>,
         batch: u64,
-        Offer { table, id, row, occurrences }: Offer,
+        Offer { row, source, occurrences }: Offer,
     ) -> Result<Option<(JobTarget, Job)>, GpuCacheError> {
+        let table = row.table();
         let bytes = self.tables.get(table.index()).map_or(0, |t| t.row_bytes);
-        let own = self.own_key(table, id, bytes)?;
+        let own = self.own_key(row, bytes)?;
         let (_, key) = self.keys.row(table, own);
         let missed = Missed { key: own, batch, occurrences };
         if !self.admits(missed, || self.fill_level()) {
@@ -168,7 +169,7 @@ impl<D: Driver> Shared<D> {
             return Ok(None);
         };
         let location = slot.location().bits();
-        let job = Job { location, row, ..self.job(table, own, JobKind::Keep) };
+        let job = Job { location, row: source, ..self.job(table, own, JobKind::Keep) };
         Ok(Some((JobTarget { table, key, slot: JobSlot::New(slot) }, job)))
     }
 

@@ -38,7 +38,7 @@ use crate::cache::gpu::table::{Job, JobRow, Jobs};
 use crate::device::cuda::memory::Staging;
 use crate::device::cuda::{Driver, DriverError};
 use crate::mem::{NumberMap, WORD_BYTES};
-use crate::types::{FlatKey, TableId, Version};
+use crate::types::{FlatKey, RowId, TableId, Version};
 
 /// Bytes of the staging buffer, unless one row is longer.
 const STAGED_BYTES: usize = 1 << 20;
@@ -69,7 +69,7 @@ pub(crate) struct Cached<'c, D: Driver>(&'c Shared<D>);
 
 impl<D: Driver> Cached<'_, D> {
     /// All of them, the most recently used first.
-    pub(crate) fn rows(&self) -> Result<Vec<(TableId, u64)>, GpuCacheError> {
+    pub(crate) fn rows(&self) -> Result<Vec<RowId>, GpuCacheError> {
         Ok(self.0.hot_rows()?)
     }
 }
@@ -222,20 +222,21 @@ impl<'s, D: Driver> Carrier<'s, D> {
 
     fn copy_in<'r>(&mut self, changed: impl IntoIterator<Item = NewRow<'r>>) -> Result<(), GpuCacheError> {
         let (mut rows, mut words): (StagedRows<'_>, _) = (StagedRows::default(), 0);
-        for NewRow { table, id, row } in changed {
-            let own = self.shared.changed_key(table, id, row)?;
-            let Some(row) = row else {
+        for changed in changed {
+            let own = self.shared.changed_key(changed)?;
+            let table = changed.row.table();
+            let Some(bytes) = changed.bytes else {
                 self.overlay.rows.part_mut(&own).entry(own).or_insert(Changed { table, location: None });
                 continue;
             };
-            if rows.len() == JOBS || words + row.len() / WORD_BYTES > self.staging.len() {
+            if rows.len() == JOBS || words + bytes.len() / WORD_BYTES > self.staging.len() {
                 self.copy_some(&rows)?;
                 rows.clear();
                 words = 0;
             }
             // If a row occurs twice, its last bytes are used.
-            if rows.insert(own, (table, row)).is_none() {
-                words += row.len() / WORD_BYTES;
+            if rows.insert(own, (table, bytes)).is_none() {
+                words += bytes.len() / WORD_BYTES;
             }
         }
         self.copy_some(&rows)

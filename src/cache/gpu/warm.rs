@@ -5,7 +5,7 @@
 //! follows from its position. On a device the rows are inserted by launches. A launch has only rows that are
 //! certain to fit.
 
-use super::super::warm::{STAMPS, Warmed};
+use super::super::warm::{STAMPS, WarmRow, Warmed};
 use super::replace::{JOBS, JobSlot, JobTarget};
 use super::{GpuCache, GpuCacheError, Shared, lock};
 use crate::cache::gpu::args::{JobKind, LinkResult, Listed, MayReplace};
@@ -14,7 +14,7 @@ use crate::cache::gpu::table::{Job, JobRow, Jobs};
 use crate::device::cuda::memory::Staging;
 use crate::device::cuda::{Driver, DriverError};
 use crate::mem::WORD_BYTES;
-use crate::types::{FlatKey, TableId};
+use crate::types::{FlatKey, RowId};
 
 /// Words of the staging buffer (1 MiB), unless one row is longer.
 const STAGING_WORDS: usize = 1 << 18;
@@ -26,7 +26,7 @@ impl<D: Driver> GpuCache<D> {
     /// As [`super::super::FlatCache::warm`], and driver errors.
     pub(crate) fn warm<'r>(
         &self,
-        rows: impl IntoIterator<Item = (TableId, u64, &'r [u8])>,
+        rows: impl IntoIterator<Item = WarmRow<'r>>,
     ) -> Result<Warmed, GpuCacheError> {
         let shared = &*self.shared;
         // The rows belong to the current version, which must not change meanwhile.
@@ -40,8 +40,8 @@ impl<D: Driver> GpuCache<D> {
         let mut rows = rows.into_iter();
         loop {
             while filling.has_room() {
-                let Some((table, id, row)) = rows.next() else { return Ok(filling.finish()?) };
-                if let Err(wrong) = filling.push(table, id, row) {
+                let Some(row) = rows.next() else { return Ok(filling.finish()?) };
+                if let Err(wrong) = filling.push(row) {
                     filling.finish()?;
                     return Err(wrong);
                 }
@@ -57,13 +57,13 @@ impl<D: Driver> GpuCache<D> {
     ///
     /// # Errors
     /// Driver errors.
-    pub(crate) fn hot_rows(&self) -> Result<Vec<(TableId, u64)>, GpuCacheError> {
+    pub(crate) fn hot_rows(&self) -> Result<Vec<RowId>, GpuCacheError> {
         Ok(self.shared.hot_rows()?)
     }
 }
 
 impl<D: Driver> Shared<D> {
-    pub(crate) fn hot_rows(&self) -> Result<Vec<(TableId, u64)>, DriverError> {
+    pub(crate) fn hot_rows(&self) -> Result<Vec<RowId>, DriverError> {
         let (now, buckets) = (self.epochs.tag(), self.gpu_table.shape().buckets);
         // Allocated once for a full index, 16 bytes per row, as on the host.
         let mut rows = Vec::with_capacity(self.entry_capacity() as usize);
@@ -71,17 +71,15 @@ impl<D: Driver> Shared<D> {
         while from < buckets {
             // The lock is released after each call, so that the evictor can run in between.
             let lister = &mut lock(&self.sweep).lister;
-            let row = |entry: &Listed| {
-                let (table, id) = self.row_of(FlatKey(entry.key), || Some(entry.tag))?;
-                Some((entry.age, table, id))
-            };
+            let row =
+                |entry: &Listed| Some((entry.age, self.row_of(FlatKey(entry.key), || Some(entry.tag))?));
             rows.extend(
                 lister.look(now, Look::From { bucket: from, count: buckets - from })?.filter_map(row),
             );
             from += lister.buckets();
         }
-        rows.sort_unstable_by_key(|&(age, table, id)| (age, table.0, id));
-        Ok(rows.into_iter().map(|(_, table, id)| (table, id)).collect())
+        rows.sort_unstable();
+        Ok(rows.into_iter().map(|(_, row)| row).collect())
     }
 }
 
@@ -127,15 +125,16 @@ impl<'c, D: Driver> Filling<'c, D> {
     }
 
     /// Adds a row to the launch, unless another row of the launch has its key or no slot is free.
-    fn push(&mut self, table: TableId, id: u64, row: &[u8]) -> Result<(), GpuCacheError> {
+    fn push(&mut self, WarmRow { row, bytes: row_bytes }: WarmRow<'_>) -> Result<(), GpuCacheError> {
         let Self { shared, staging, .. } = self;
-        let own = shared.own_key(table, id, row.len())?;
+        let table = row.table();
+        let own = shared.own_key(row, row_bytes.len())?;
         let Some(slot) = shared.take(&mut lock(&shared.replacer), table)? else {
             self.warmed.passed_over += 1;
             return Ok(());
         };
         let bytes: &mut [u8] = bytemuck::cast_slice_mut(staging.words_mut()?);
-        bytes[self.staged * WORD_BYTES..][..row.len()].copy_from_slice(row);
+        bytes[self.staged * WORD_BYTES..][..row_bytes.len()].copy_from_slice(row_bytes);
         let rows_per_stamp = (shared.entry_capacity() / STAMPS).max(1);
         let job = Job {
             location: slot.location().bits(),
@@ -148,7 +147,7 @@ impl<'c, D: Driver> Filling<'c, D> {
             self.warmed.passed_over += 1;
             return Ok(());
         }
-        self.staged += row.len() / WORD_BYTES;
+        self.staged += row_bytes.len() / WORD_BYTES;
         self.bytes += shared.footprint(table);
         self.targets.push(JobTarget { table, key: FlatKey(job.key), slot: JobSlot::New(slot) });
         Ok(())

@@ -196,7 +196,7 @@ pub(crate) enum EntryDecision {
 
 /// The result of an insert.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Link {
+pub(crate) enum LinkOutcome {
     /// The key was linked in an empty slot.
     New,
     /// The key was linked in place of the coldest entry of its two buckets, or of its own old entry.

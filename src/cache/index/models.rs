@@ -45,7 +45,7 @@ impl Cache {
         self.rows[row as usize].with_mut(|r| unsafe { *r = key });
     }
 
-    fn insert(&self, key: u64, row: u64, replace: bool) -> Link {
+    fn insert(&self, key: u64, row: u64, replace: bool) -> LinkOutcome {
         self.write(row, key);
         super::tests_insert(&self.index, key, row, INSERTED, replace)
     }
@@ -102,7 +102,7 @@ fn a_reader_gets_its_keys_row_while_the_entry_is_replaced() {
         let reader = reader(&cache, [old, new]);
         cache.evict(0);
         let row = cache.reclaim().pop().unwrap_or(1);
-        assert_eq!(cache.insert(new, row, false), Link::New);
+        assert_eq!(cache.insert(new, row, false), LinkOutcome::New);
         reader.join().unwrap();
         assert_eq!(cache.read(&[new]), 1);
     });
@@ -134,11 +134,11 @@ fn a_reader_gets_its_keys_row_while_full_buckets_make_room() {
         let cache = Cache::new(5);
         let [a, b, c, d, new] = cache.keys((0, 1));
         for (row, key) in [a, b, c, d].into_iter().enumerate() {
-            assert_eq!(cache.insert(key, row as u64, false), Link::New);
+            assert_eq!(cache.insert(key, row as u64, false), LinkOutcome::New);
         }
         let Some(victim) = victim(&cache, new) else { panic!("the buckets are full") };
         let reader = reader(&cache, [victim, new]);
-        let Link::Replaced(out) = cache.insert(new, 4, true) else { panic!("the buckets are full") };
+        let LinkOutcome::Replaced(out) = cache.insert(new, 4, true) else { panic!("the buckets are full") };
         assert_eq!(out.key.0, victim);
         cache.retired.put(out, &cache.epochs);
         for row in cache.reclaim() {
@@ -185,10 +185,10 @@ fn of_two_inserts_of_a_key_one_wins() {
             loom::thread::spawn(move || {
                 let link = cache.insert(key, 1, false);
                 assert_eq!(cache.read(&[key]), 1);
-                link == Link::New
+                link == LinkOutcome::New
             })
         };
-        let mine = cache.insert(key, 0, false) == Link::New;
+        let mine = cache.insert(key, 0, false) == LinkOutcome::New;
         assert_eq!(cache.read(&[key]), 1);
         assert!(mine != other.join().unwrap(), "one and only one");
         assert_eq!(cache.index.entries(), 1);
@@ -201,13 +201,13 @@ fn two_inserts_into_one_bucket_both_stay_and_do_not_deadlock() {
     model(|| {
         let cache = Cache::new(4);
         let full: [u64; 2] = cache.keys((0, 0));
-        (0..2).for_each(|row| assert_eq!(cache.insert(full[row], row as u64, false), Link::New));
+        (0..2).for_each(|row| assert_eq!(cache.insert(full[row], row as u64, false), LinkOutcome::New));
         let ([mine], [others]) = (cache.keys((0, 1)), cache.keys((1, 0)));
         let other = {
             let cache = cache.clone();
-            loom::thread::spawn(move || assert_eq!(cache.insert(others, 3, false), Link::New))
+            loom::thread::spawn(move || assert_eq!(cache.insert(others, 3, false), LinkOutcome::New))
         };
-        assert_eq!(cache.insert(mine, 2, false), Link::New);
+        assert_eq!(cache.insert(mine, 2, false), LinkOutcome::New);
         other.join().unwrap();
         assert_eq!(cache.read(&[mine, others]), 2);
         assert_eq!(cache.index.entries(), 4);

@@ -30,13 +30,13 @@ proptest! {
             let (batch, offset) = (i as u64, i as u64 + 1000);
             match op {
                 0 | 1 => match tests_insert(&index, key, offset, batch, op == 0) {
-                    Link::New => prop_assert_eq!(map.insert(key, offset), None),
-                    Link::Present => prop_assert!(map.contains_key(&key)),
-                    Link::Replaced(out) => {
+                    LinkOutcome::New => prop_assert_eq!(map.insert(key, offset), None),
+                    LinkOutcome::Present => prop_assert!(map.contains_key(&key)),
+                    LinkOutcome::Replaced(out) => {
                         prop_assert_eq!(map.remove(&out.key.0), Some(out.location().offset()));
                         prop_assert_eq!(map.insert(key, offset), None);
                     }
-                    Link::Full => prop_assert!(op == 1 && map.len() >= SLOTS),
+                    LinkOutcome::Full => prop_assert!(op == 1 && map.len() >= SLOTS),
                 },
                 2 => prop_assert_eq!(find(&index, &epochs, key, batch), map.get(&key).copied()),
                 _ => {
@@ -85,12 +85,12 @@ fn a_full_pair_of_buckets_evicts_its_coldest_entry() {
     let index = Index::new(1).unwrap();
     let epochs = Epochs::default();
     for key in 2..10 {
-        assert_eq!(tests_insert(&index, key, key, key, true), Link::New);
+        assert_eq!(tests_insert(&index, key, key, key, true), LinkOutcome::New);
     }
     assert_eq!(find(&index, &epochs, 2, 20), Some(2), "just used, so 3 is the coldest");
     let newcomer = |replace| tests_insert(&index, 50, 50, 21, replace);
-    assert_eq!(newcomer(false), Link::Full);
-    assert!(matches!(newcomer(true), Link::Replaced(out) if out.key == FlatKey(3)));
+    assert_eq!(newcomer(false), LinkOutcome::Full);
+    assert!(matches!(newcomer(true), LinkOutcome::Replaced(out) if out.key == FlatKey(3)));
     assert_eq!(find(&index, &epochs, 3, 22), None);
     assert_eq!(find(&index, &epochs, 50, 22), Some(50));
 }
@@ -99,7 +99,7 @@ fn a_full_pair_of_buckets_evicts_its_coldest_entry() {
 fn at_the_load_limit_nearly_every_key_has_found_a_slot() {
     let index = Index::new(4096).unwrap();
     let links = (0..capacity(index.buckets())).map(|i| tests_insert(&index, i + 2, i, 0, false));
-    let full = links.filter(|link| *link == Link::Full).count() as u64;
+    let full = links.filter(|link| *link == LinkOutcome::Full).count() as u64;
     assert!(
         full * 200 < capacity(index.buckets()),
         "{full} of {} keys had no slot",

@@ -14,7 +14,7 @@ pub(crate) mod lru;
 pub(crate) mod probability;
 pub(crate) mod rank;
 
-use crate::types::{FlatKey, TableId};
+use crate::types::{FlatKey, RowId};
 use frequency::Sketch;
 use probability::Probability;
 use rank::Ranks;
@@ -77,7 +77,7 @@ pub enum EvictionOption {
     /// Evicts the rows with the lowest frequency in a data set first. The list has the rows in descending
     /// order of frequency. Rows that are not listed are evicted before all listed rows, least recently used
     /// first. Listed rows beyond the number that the cache can hold are ignored.
-    Lfu(Vec<(TableId, u64)>),
+    Lfu(Vec<RowId>),
 }
 
 /// Which entries are evicted first.
@@ -92,14 +92,10 @@ pub(crate) enum Eviction {
 
 impl Eviction {
     /// The policy, with ranks for the first `ranked` listed rows. `key` gives the key of a row.
-    pub(crate) fn new(
-        option: &EvictionOption,
-        ranked: usize,
-        key: impl FnMut(&(TableId, u64)) -> FlatKey,
-    ) -> Self {
+    pub(crate) fn new(option: &EvictionOption, ranked: usize, key: impl FnMut(RowId) -> FlatKey) -> Self {
         match option {
             EvictionOption::Lru => Self::Lru,
-            EvictionOption::Lfu(rows) => Self::Lfu(Ranks::new(rows[..ranked].iter().map(key))),
+            EvictionOption::Lfu(rows) => Self::Lfu(Ranks::new(rows[..ranked].iter().copied().map(key))),
         }
     }
 

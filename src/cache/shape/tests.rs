@@ -66,7 +66,7 @@ proptest! {
         ranked in 0u64..2000,
         pointers in 0u64..1000,
     ) {
-        let eviction = EvictionOption::Lfu((0..ranked).map(|id| (TableId(0), id)).collect());
+        let eviction = EvictionOption::Lfu((0..ranked).map(|id| RowId::new(TableId(0), id)).collect());
         let options = CacheOptions { admission: misses, eviction, pointers, ..CacheOptions::default() };
         let rows: Vec<u64> = tables.iter().map(|t| t.rows).collect();
         let keys = RowKeys::new(&rows, options.key_width).unwrap();

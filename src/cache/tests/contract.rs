@@ -18,8 +18,10 @@ mod world;
 use std::collections::HashSet;
 use std::time::Duration;
 
-use crate::cache::{CacheError, CacheStats, EvictStep, EvictionOption, Switched, WATERMARKS, Warmed};
-use crate::types::{Batch, TableId};
+use crate::cache::{
+    CacheError, CacheStats, EvictStep, EvictionOption, Switched, WATERMARKS, WarmRow, Warmed,
+};
+use crate::types::{Batch, RowId, TableId};
 use proptest::prelude::*;
 
 pub(crate) use pointers::*;
@@ -30,12 +32,12 @@ pub(crate) use world::*;
 pub(crate) struct Seen {
     pub matrix: Vec<f32>,
     /// The missing rows that the subject fetched from the store.
-    pub fetched: Vec<(TableId, u64)>,
+    pub fetched: Vec<RowId>,
     pub version: u64,
 }
 
 /// Rows to warm a cache with.
-pub(crate) type Rows<'i, 'r> = dyn Iterator<Item = (TableId, u64, &'r [u8])> + 'i;
+pub(crate) type Rows<'i, 'r> = dyn Iterator<Item = WarmRow<'r>> + 'i;
 
 /// A cache implementation and one worker that runs batches on it.
 pub(crate) trait Subject: Send + Sync + Sized {
@@ -55,7 +57,7 @@ pub(crate) trait Subject: Send + Sync + Sized {
     fn settle(&self);
     fn stats(&self) -> CacheStats;
     fn warm(&mut self, rows: &mut Rows) -> Result<Warmed, CacheError>;
-    fn hot_rows(&mut self) -> Vec<(TableId, u64)>;
+    fn hot_rows(&mut self) -> Vec<RowId>;
 }
 
 /// Runs a batch and checks its output and its counts. Returns hits and misses.
@@ -65,10 +67,12 @@ pub(crate) fn run(subject: &mut impl Subject, world: &World, batch: &Batch) -> (
     world.assert_is(&matrix, batch, version);
     let distinct: HashSet<_> = fetched.iter().collect();
     assert_eq!(distinct.len(), fetched.len(), "each missing row is fetched once");
-    let wanted: HashSet<(TableId, u64)> = world
+    let wanted: HashSet<RowId> = world
         .lookups
         .iter()
-        .flat_map(|l| batch.features[l.feature].ids.iter().map(|&id| (l.table, id)))
+        .flat_map(|l| batch.features[l.feature].ids.iter().map(move |&id| (l, id)))
+        .filter(|(l, id)| *id < world.tables[l.table.index()].rows)
+        .map(|(l, id)| RowId::new(l.table, id))
         .collect();
     assert!(fetched.iter().all(|row| wanted.contains(row)), "only rows of the batch are fetched");
     let after = totals(&subject.stats());
@@ -217,7 +221,7 @@ pub(crate) fn any_world() -> impl Strategy<Value = World> {
     let bits = prop_oneof![Just(64), 4u32..12];
     (dims, 0usize..6000, 0u64..300, bits, any::<bool>()).prop_map(|(dims, room, pointers, bits, by_rank)| {
         let world = World::new(120, &dims, room).with_a_shared_feature().with_pointers(pointers);
-        let ranked = (0..60).map(|id| (TableId(0), id)).collect();
+        let ranked = (0..60).map(|id| RowId::new(TableId(0), id)).collect();
         narrow::keys(world, bits).with(|options| {
             options.eviction = if by_rank { EvictionOption::Lfu(ranked) } else { EvictionOption::Lru };
         })

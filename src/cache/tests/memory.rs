@@ -9,7 +9,7 @@ use crate::cache::{
 };
 use crate::mem::mix64;
 use crate::store::tests::footprint::memory;
-use crate::types::{TableId, Version};
+use crate::types::{RowId, TableId, Version};
 
 /// Allowed memory in addition to `cache.bytes`.
 const CACHE_EXTRA: u64 = 8 << 20;
@@ -31,7 +31,7 @@ fn a_cache_under_load_stays_within_its_bytes_and_what_is_stated() {
     match std::env::var(MEASURED).as_deref() {
         Ok("lru") => return measure(EvictionOption::Lru),
         Ok(_) => {
-            let ranked = (0..1 << 20).map(|id| (TableId((id % 2) as u32), id)).collect();
+            let ranked = (0..1 << 20).map(|id| RowId::new(TableId((id % 2) as u32), id)).collect();
             return measure(EvictionOption::Lfu(ranked));
         }
         Err(_) => {}

@@ -43,7 +43,7 @@ fn options_out_of_range_are_refused_by_name() {
 #[test]
 fn ranks_are_part_of_the_bytes_and_leave_room_for_rows() {
     let tables = vec![table(4000, 3), table(100_000, 16)];
-    let ranked: Vec<_> = (0..100_000).map(|id| (TableId(1), id)).collect();
+    let ranked: Vec<_> = (0..100_000).map(|id| RowId::new(TableId(1), id)).collect();
     let options = CacheOptions { eviction: EvictionOption::Lfu(ranked), ..by_hand() };
     for admission in [AdmissionOption::ALL, AdmissionOption::DEFAULT] {
         let options = CacheOptions { admission, ..options.clone() };

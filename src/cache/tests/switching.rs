@@ -84,9 +84,9 @@ fn a_switch_whose_changes_are_found_in_the_list_of_cached_rows_may_drop_them() {
     let bytes: Vec<_> = (0..100).map(|id| row_at(Version(1), TableId(0), id, 16)).collect();
     let listed = || {
         cache.switch(Version(1), |cached| {
-            let changed = cached.rows().into_iter().filter(|(_, id)| changes(Version(1), *id));
+            let changed = cached.rows().into_iter().filter(|row| changes(Version(1), row.row()));
             let bytes = |id: u64| (id % 2 == 1).then_some(&bytes[id as usize][..]);
-            changed.map(move |(table, id)| NewRow { table, id, row: bytes(id) })
+            changed.map(move |row| NewRow { row, bytes: bytes(row.row()) })
         })
     };
     switch_under_batches(

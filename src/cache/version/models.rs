@@ -54,8 +54,8 @@ fn batch(cache: &FlatCache, ids: &[u64]) -> Version {
 fn switch(cache: &FlatCache) -> Switched {
     let new = row(CHANGED, NEW);
     let rows = |cached: Cached<'_>| {
-        let linked = cached.linked(&[(TABLE, CHANGED)]);
-        linked.into_iter().map(|(table, id)| NewRow::of((table, id, &new[..]))).collect::<Vec<_>>()
+        let linked = cached.linked(&[RowId::new(TABLE, CHANGED)]);
+        linked.into_iter().map(|changed| NewRow { row: changed, bytes: Some(&new[..]) }).collect::<Vec<_>>()
     };
     cache.switch(NEW, rows).unwrap()
 }

@@ -12,18 +12,18 @@ use crate::dataset::{self, DatasetError, Format, ReadOptions};
 use crate::planner::counts::Counts;
 use crate::planner::trace::{TooLong, TraceBuilder};
 use crate::schema::Schema;
-use crate::trace::format::{FileEnd, Header, Opened, TraceFormatError, TraceReader};
+use crate::trace::format::{FileEnd, Header, OpenedTrace, TraceFormatError, TraceReader};
 use crate::types::{Batch, RawBatch, TableId};
 
 /// What the accesses are read from.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Source {
+pub(super) enum AccessSource {
     Dataset(Format),
     /// A server's recordings.
     Trace,
 }
 
-impl FromStr for Source {
+impl FromStr for AccessSource {
     type Err = String;
 
     fn from_str(name: &str) -> Result<Self, String> {
@@ -105,8 +105,8 @@ pub(super) fn read_traces(
         let (shown, named) = (path.display(), || format!("--data: {}", path.display()));
         let file = BufReader::new(File::open(path).with_context(named)?);
         let reader = match TraceReader::open(file).with_context(named)? {
-            Opened::Whole(reader) => reader,
-            Opened::Truncated { bytes } => {
+            OpenedTrace::Whole(reader) => reader,
+            OpenedTrace::Truncated { bytes } => {
                 tracing::warn!("{shown}: ends within its header, after {bytes} bytes: no accesses were read");
                 continue;
             }

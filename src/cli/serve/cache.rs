@@ -22,7 +22,7 @@ use crate::mem::available::{available_bytes, memory_bytes};
 use crate::planner::counts::Ranked;
 use crate::schema::Schema;
 use crate::store::{Opened, PlainMemory};
-use crate::types::TableId;
+use crate::types::RowId;
 
 /// The default of `cache.fraction`.
 const DEFAULT_FRACTION: f64 = 0.1;
@@ -42,7 +42,7 @@ pub(crate) struct BuiltTier {
     pub tier: LookupTier,
     pub memory: RowMemory,
     /// The model's rows in `cache.counts`, by descending count.
-    pub ranked: Vec<(TableId, u64)>,
+    pub ranked: Vec<RowId>,
 }
 
 /// Where the rows of a model's tables are, for all its versions.
@@ -134,9 +134,13 @@ impl TierBuilder {
             return Ok(BuiltTier { tier: LookupTier::Store, memory, ranked: Vec::new() });
         }
         let rows = |counts: &Ranked| {
-            counts.rows_of(&opened.schema).into_iter().map(|(t, row)| (t, row.row)).collect()
+            counts
+                .rows_of(&opened.schema)
+                .into_iter()
+                .map(|(table, row)| RowId::new(table, row.row))
+                .collect()
         };
-        let mut ranked: Vec<(TableId, u64)> = self.counts.as_ref().map_or_else(Vec::new, rows);
+        let mut ranked: Vec<RowId> = self.counts.as_ref().map_or_else(Vec::new, rows);
         if self.counts.is_some() && ranked.is_empty() {
             tracing::warn!("cache.counts: contains no row of this model's tables");
         }
@@ -231,7 +235,7 @@ pub(crate) fn fits_ram(opened: &Opened) -> bool {
 }
 
 /// The configured options without pointers. For `lfu` the rows of `ranked` are moved into the options.
-fn options(config: &CacheConfig, ranked: &mut Vec<(TableId, u64)>, opened: &Opened) -> CacheOptions {
+fn options(config: &CacheConfig, ranked: &mut Vec<RowId>, opened: &Opened) -> CacheOptions {
     CacheOptions {
         admission: match config.admission {
             CacheAdmission::All => AdmissionOption::ALL,

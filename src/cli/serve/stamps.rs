@@ -9,7 +9,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use crate::store::{self, Base};
+use crate::store::{self, Base, version_dir};
 use crate::types::Version;
 
 /// A hash of the names, lengths and times of change of a version's files. Only a hash is kept, because a
@@ -67,7 +67,7 @@ impl<'m> Stamper<'m> {
         *self.read.entry(version).or_insert_with(|| {
             // Sorted, because a directory is listed in any order.
             let mut files = BTreeMap::new();
-            add_files(&models.join(name).join(version.to_string()), 2, &mut files);
+            add_files(&version_dir(&models.join(name), version), 2, &mut files);
             let mut hasher = DefaultHasher::new();
             files.hash(&mut hasher);
             Stamp(hasher.finish())

@@ -15,36 +15,41 @@ use crate::engine::Engine;
 use crate::predict::Predict;
 use crate::schema::Schema;
 use crate::store::hot_rows::{HotRow, HotRows, MAX_ROWS};
-use crate::types::TableId;
+use crate::types::{RowId, TableId};
 
 /// How long the end of the server waits for the disk. What is not saved by then makes the next start colder.
 const END_WAIT: Duration = Duration::from_secs(15);
 
 /// Fills an engine's cache with the saved rows of its model, or with `ranked` if there are none.
-pub(crate) fn fill(engine: &Engine, models: &Path, ranked: Vec<(TableId, u64)>) {
+pub(crate) fn fill(engine: &Engine, models: &Path, ranked: Vec<RowId>) {
     let description = engine.describe();
     let model = description.model.as_str();
     let saved = HotRows::load(models, model).unwrap_or_else(|reason| {
         tracing::warn!(model, %reason, "hot rows ignored");
         None
     });
-    let saved = saved.map(|saved| by_table(saved, &description.schema)).filter(|rows| !rows.is_empty());
-    let (from, rows) = match saved {
-        Some(rows) => ("hot rows", rows),
+    let (from, rows, unknown) = match saved.filter(|saved| !saved.rows.is_empty()) {
+        Some(saved) => {
+            let rows = known_rows(&saved, &description.schema);
+            let unknown = saved.rows.len() - rows.len();
+            ("hot rows", rows, unknown as u64)
+        }
         None if ranked.is_empty() => return,
-        None => ("cache.counts", ranked),
+        None => ("cache.counts", ranked, 0),
     };
-    let (warmed, skipped) = engine.warm(rows);
+    let (warmed, absent) = engine.warm(rows);
+    let skipped = unknown + absent;
     tracing::info!(model, from, rows = warmed.stored, full = warmed.full, skipped, "cache warmed");
 }
 
-/// The saved rows with the table ids of this schema. A table that the schema does not have gets an invalid
-/// id, so that the engine skips its rows.
-fn by_table(saved: HotRows, schema: &Schema) -> Vec<(TableId, u64)> {
-    let index = |name: &String| schema.tables.iter().position(|table| table.name == *name);
-    let id = |name| index(name).map_or(TableId(u32::MAX), |index| TableId(index as u32));
-    let tables: Vec<TableId> = saved.tables.iter().map(id).collect();
-    saved.rows.into_iter().map(|hot| (tables[hot.table as usize], hot.row)).collect()
+/// The saved rows that the tables of this schema have.
+fn known_rows(saved: &HotRows, schema: &Schema) -> Vec<RowId> {
+    let tables: Vec<Option<TableId>> = saved.tables.iter().map(|name| schema.table_id(name)).collect();
+    let row = |hot: &HotRow| {
+        let table = tables[hot.table as usize]?;
+        (hot.row < schema.tables[table.index()].stored_rows()).then(|| RowId::new(table, hot.row))
+    };
+    saved.rows.iter().filter_map(row).collect()
 }
 
 /// A thread that saves the rows of the caches at intervals, and a last time when this is dropped.
@@ -118,7 +123,7 @@ fn save(engine: &Engine, models: &Path) -> Result<(), String> {
     let description = engine.describe();
     let hot = HotRows {
         tables: description.schema.tables.iter().map(|table| table.name.clone()).collect(),
-        rows: rows.into_iter().map(|(table, row)| HotRow { table: table.0, row }).collect(),
+        rows: rows.into_iter().map(|row| HotRow { table: row.table().0, row: row.row() }).collect(),
     };
     let model = description.model;
     hot.save(models, &model).map_err(|reason| reason.to_string())?;

@@ -15,7 +15,7 @@ use crate::dataset::{Feed, FeedFiles, FieldOptions, FileAt, FollowedDir, HeldOut
 use crate::learnlog;
 use crate::schema::Schema;
 use crate::store::format::Checksum;
-use crate::trainer::cursor::{Cursor, Run, ValidFile, Validating};
+use crate::trainer::cursor::{Cursor, RunIdentity, ValidFile, Validating};
 use crate::types::RawBatch;
 
 /// Flags of the data.
@@ -65,7 +65,7 @@ impl OrderFlags {
 
 /// Where the samples of `serve --train` come from.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Source {
+pub(crate) enum SampleSource {
     /// The files of a directory, as they are renamed into it.
     Followed(PathBuf),
     /// Files, once, in this order.
@@ -74,7 +74,7 @@ pub(crate) enum Source {
     Learned,
 }
 
-impl Source {
+impl SampleSource {
     /// The source of these words.
     ///
     /// # Errors
@@ -192,13 +192,13 @@ impl Args {
     }
 
     /// Everything that decides what the run trains, for its cursor.
-    pub(crate) fn cursor_run(&self, feed: &Feed) -> anyhow::Result<Run> {
+    pub(crate) fn cursor_run(&self, feed: &Feed) -> anyhow::Result<RunIdentity> {
         let optimizer = self.run.training.optimizer()?;
         let name = |dir: &PathBuf| dir.file_name().map(|name| name.to_string_lossy().into_owned());
         // Learned samples have neither lines nor fields.
         let lines = Some(&self.run.training.format).filter(|_| !self.data.learned);
         let format = lines.and_then(|lines| lines.given());
-        Ok(Run {
+        Ok(RunIdentity {
             format: format.map_or_else(String::new, |format| format.to_string()),
             fields: lines.map_or_else(FieldOptions::default, |lines| lines.fields()),
             files: feed.names(),
@@ -339,15 +339,18 @@ mod tests {
     fn a_source_is_a_followed_directory_files_or_learned_samples() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().to_str().unwrap();
-        assert_eq!(Source::parse(&[path]), Ok(Source::Followed(path.into())));
-        assert_eq!(Source::parse(&["follow:later"]), Ok(Source::Followed("later".into())));
-        assert_eq!(Source::parse(&["learn"]), Ok(Source::Learned));
-        assert_eq!(Source::parse(&["a.tsv"]), Ok(Source::Files(vec!["a.tsv".into()])));
-        assert_eq!(Source::parse(&["a", "learn"]), Ok(Source::Files(vec!["a".into(), "learn".into()])));
+        assert_eq!(SampleSource::parse(&[path]), Ok(SampleSource::Followed(path.into())));
+        assert_eq!(SampleSource::parse(&["follow:later"]), Ok(SampleSource::Followed("later".into())));
+        assert_eq!(SampleSource::parse(&["learn"]), Ok(SampleSource::Learned));
+        assert_eq!(SampleSource::parse(&["a.tsv"]), Ok(SampleSource::Files(vec!["a.tsv".into()])));
+        assert_eq!(
+            SampleSource::parse(&["a", "learn"]),
+            Ok(SampleSource::Files(vec!["a".into(), "learn".into()]))
+        );
         for wrong in
             [&[][..], &[""], &["follow:"], &["a", ""], &["learn", "a"], &[path, "a"], &["follow:d", "a"]]
         {
-            assert!(Source::parse(wrong).is_err(), "{wrong:?}");
+            assert!(SampleSource::parse(wrong).is_err(), "{wrong:?}");
         }
     }
 }

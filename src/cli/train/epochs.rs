@@ -13,7 +13,7 @@ use super::{Args, evaluate};
 use crate::cli::{error_line, or_dash};
 use crate::dataset::{DataFile, DataPosition, Feed, FeedFiles, FileAt, in_line};
 use crate::store::StoreError;
-use crate::trainer::cursor::{Best, Cursor, Run, Validation};
+use crate::trainer::cursor::{Best, Cursor, RunIdentity, Validation};
 use crate::trainer::eval::Quality;
 use crate::trainer::progressive::Progressive;
 use crate::trainer::publish::{CutNotes, RunControl, RunObserver};
@@ -24,7 +24,7 @@ use crate::types::Version;
 pub(crate) struct Epochs<'a> {
     pub args: &'a Args,
     pub feed: &'a Feed,
-    run: Run,
+    run: RunIdentity,
     pub meter: Meter,
     /// After the last step.
     pub position: DataPosition,
@@ -45,7 +45,7 @@ pub(crate) struct Epochs<'a> {
     of_file: Option<OfFile>,
     /// `None` if the process has no metrics.
     metrics: Option<RunMetrics>,
-    /// When it is shown the quality of the last samples again, without a version.
+    /// When the metrics next show the quality of the last samples, if no version is cut before.
     measure_at: Instant,
 }
 

@@ -13,6 +13,7 @@ mod publishing;
 mod report;
 mod resume;
 pub(crate) mod run;
+pub(crate) mod serve_flags;
 pub(crate) mod serve_train;
 mod trained;
 
@@ -43,7 +44,7 @@ use interrupt::{Interrupted, OnSignal};
 use lock::ModelLock;
 use publish_flags::PublishFlags;
 use report::Report;
-use run::{Run, RunMetrics, Setting, Start};
+use run::{Run, RunContext, RunMetrics, Start};
 
 /// Flags of `train`.
 #[derive(Debug, clap::Args)]
@@ -210,7 +211,7 @@ fn check(args: &Args, stop: &Stop) -> anyhow::Result<Checked> {
     let (start, schema) = Start::of(args, stop)?;
     args.check_data(&schema)?;
     evaluate::check_out(args)?;
-    // With `serve --train`, what is there is served nevertheless.
+    // With `serve --train`, the existing versions are served all the same.
     let refused = |error: StoreError| match args.alone {
         true => InputError(anyhow!("--models: {error}")).into(),
         false => anyhow::Error::new(error).context("--models"),
@@ -241,9 +242,9 @@ fn train(
     let feed = args.feed(&schema, stop);
     let metrics = args.metrics_http.map(|address| metrics_port::start(address, config, &args.name));
     let metrics = metrics.transpose()?.map(RunMetrics::alone);
-    let setting = Setting { config, device, metrics, lock: lock.clone() };
+    let context = RunContext { config, device, metrics, lock: lock.clone() };
     let continued = start.continued();
-    let Some(mut run) = Run::begin(args, &feed, start, setting)? else {
+    let Some(mut run) = Run::begin(args, &feed, start, context)? else {
         return print(&no_news(args, continued));
     };
     run.train()?;

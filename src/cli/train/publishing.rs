@@ -29,9 +29,18 @@ pub(crate) struct WrittenVersions<'a> {
     bests: Vec<Base>,
 }
 
+/// What a run publishes with, besides its model.
+pub(crate) struct PublishContext<'m> {
+    /// The version that training continues from.
+    pub from: Option<Base>,
+    /// The metrics of the run; `None` if the process has none.
+    pub metrics: Option<&'m RunMetrics>,
+    /// Renewed if the model's directory has to be made again.
+    pub lock: ModelLock,
+}
+
 impl<'a> WrittenVersions<'a> {
-    /// `from` is the version that training continues from. The metrics show what happens. The lock is renewed
-    /// if the model's directory has to be made again.
+    /// The versions of a run that begins.
     ///
     /// # Errors
     /// When the thread that writes cannot start, or memory does not suffice.
@@ -39,7 +48,7 @@ impl<'a> WrittenVersions<'a> {
         args: &'a Args,
         config: &Config,
         model: &Trained,
-        (from, metrics, lock): (Option<Base>, Option<&RunMetrics>, ModelLock),
+        PublishContext { from, metrics, lock }: PublishContext<'_>,
     ) -> anyhow::Result<Self> {
         let consume = args.consumer();
         let Some(Interval(every)) = args.run.publish.publish_every else {

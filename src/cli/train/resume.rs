@@ -7,9 +7,9 @@ use super::from::FromVersion;
 use super::run::Start;
 use crate::cli::InputError;
 use crate::dataset::Stop;
-use crate::store::{self, Purpose, StoreError};
+use crate::store::{self, Opened, Purpose, StoreError};
 use crate::trainer::check_optimizer;
-use crate::trainer::cursor::{Cursor, Run};
+use crate::trainer::cursor::{Cursor, RunIdentity};
 use crate::types::Version;
 
 /// Where the run continues: after the last version. `None` if the run published nothing, which is logged.
@@ -17,40 +17,12 @@ use crate::types::Version;
 /// # Errors
 /// When the last version belongs to another run, which is named by its first difference, or cannot be read.
 pub(crate) fn find(args: &Args, stop: &Stop) -> anyhow::Result<Option<Start>> {
-    let wrong = |reason: String| anyhow::Error::from(InputError(anyhow!("--resume: {reason}")));
-    // With `serve --train`, what is there is served nevertheless.
-    let unreadable = |error: anyhow::Error| match args.alone {
-        true => wrong(format!("{error:#}")),
-        false => error.context("--resume"),
-    };
-    let beginning = |reason: &str| {
-        let begin = "it starts at the beginning of its data";
-        tracing::info!(model = args.name, "this run has published nothing yet ({reason}): {begin}");
-        Ok(None)
-    };
-    let latest = match store::open_to_continue(&args.models, &args.name, Purpose::Train) {
-        Ok(latest) => latest,
-        Err(StoreError::MissingDirectory { .. }) => return beginning("no version"),
-        Err(StoreError::NoGoodVersion { refused, .. }) if refused.is_empty() => {
-            return beginning("no version");
-        }
-        Err(error) => return Err(unreadable(error.into())),
-    };
+    let Some(latest) = open_last(args)? else { return Ok(beginning(args, "no version")) };
     let version = latest.store.version();
     let run = args.cursor_run(&args.feed(&latest.schema, stop))?;
-    let optimizer = args.run.training.optimizer()?;
-    let reason = match &latest.cursor {
-        None => format!("version {version} has no cursor"),
-        Some(text) => {
-            let cursor = Cursor::parse(text).map_err(|error| {
-                let file = format!("version {version}: checkpoint/cursor.json");
-                unreadable(anyhow::Error::new(error).context(file))
-            })?;
-            match cursor.run.check(&run).and_then(|()| check_optimizer(&latest, optimizer)) {
-                Ok(()) => return Ok(Some(Start::Resumed(Box::new(latest), Box::new(cursor)))),
-                Err(other) => format!("version {version} is of another run: {other}"),
-            }
-        }
+    let reason = match cursor_of_run(args, &latest, &run)? {
+        Ok(cursor) => return Ok(Some(Start::Resumed(Box::new(latest), Box::new(cursor)))),
+        Err(reason) => reason,
     };
     let own = match args.from {
         None => overtaken(args, &run, Version(0), version),
@@ -58,10 +30,58 @@ pub(crate) fn find(args: &Args, stop: &Stop) -> anyhow::Result<Option<Start>> {
         Some(FromVersion::Number(from)) => overtaken(args, &run, from, version),
     };
     match own {
-        Some(own) => Err(wrong(way_out(args, &reason, own, version))),
-        None if args.from.is_none() => Err(wrong(reason)),
-        None => beginning(&reason),
+        Some(own) => Err(wrong(&way_out(args, &reason, own, version))),
+        None if args.from.is_none() => Err(wrong(&reason)),
+        None => Ok(beginning(args, &reason)),
     }
+}
+
+/// Opens the last version of the model; `None` if there is none.
+fn open_last(args: &Args) -> anyhow::Result<Option<Opened>> {
+    match store::open_to_continue(&args.models, &args.name, Purpose::Train) {
+        Ok(latest) => Ok(Some(latest)),
+        Err(StoreError::MissingDirectory { .. }) => Ok(None),
+        Err(StoreError::NoGoodVersion { refused, .. }) if refused.is_empty() => Ok(None),
+        Err(error) => Err(unreadable(args, error.into())),
+    }
+}
+
+/// The cursor of a version, or why the run does not continue from it.
+///
+/// # Errors
+/// When the cursor cannot be read.
+fn cursor_of_run(args: &Args, latest: &Opened, run: &RunIdentity) -> anyhow::Result<Result<Cursor, String>> {
+    let version = latest.store.version();
+    let Some(text) = &latest.cursor else { return Ok(Err(format!("version {version} has no cursor"))) };
+    let cursor = Cursor::parse(text).map_err(|error| {
+        let file = format!("version {version}: checkpoint/cursor.json");
+        unreadable(args, anyhow::Error::new(error).context(file))
+    })?;
+    let optimizer = args.run.training.optimizer()?;
+    Ok(match cursor.run.check(run).and_then(|()| check_optimizer(latest, optimizer)) {
+        Ok(()) => Ok(cursor),
+        Err(other) => Err(format!("version {version} is of another run: {other}")),
+    })
+}
+
+/// Logs that the run starts at the beginning.
+fn beginning(args: &Args, reason: &str) -> Option<Start> {
+    let begin = "it starts at the beginning of its data";
+    tracing::info!(model = args.name, "this run has published nothing yet ({reason}): {begin}");
+    None
+}
+
+/// The error when the last version or its cursor cannot be read.
+fn unreadable(args: &Args, error: anyhow::Error) -> anyhow::Error {
+    match args.alone {
+        true => wrong(&format!("{error:#}")),
+        // With `serve --train`, the existing versions are served all the same.
+        false => error.context("--resume"),
+    }
+}
+
+fn wrong(reason: &str) -> anyhow::Error {
+    InputError(anyhow!("--resume: {reason}")).into()
 }
 
 /// What helps if `last` is of another run, but `own` is of this one.
@@ -74,21 +94,21 @@ fn way_out(args: &Args, reason: &str, own: Version, last: Version) -> String {
 }
 
 /// A version of this run between two others.
-fn overtaken(args: &Args, run: &Run, after: Version, before: Version) -> Option<Version> {
+fn overtaken(args: &Args, run: &RunIdentity, after: Version, before: Version) -> Option<Version> {
     let versions = store::versions(&args.models, &args.name).ok()?;
     let between = versions.into_iter().filter(|&version| version > after && version < before);
     between.rev().find(|&version| is_of_run(args, run, version))
 }
 
 /// Whether a version is of this run. Its tables are not read.
-fn is_of_run(args: &Args, run: &Run, version: Version) -> bool {
+fn is_of_run(args: &Args, run: &RunIdentity, version: Version) -> bool {
     let cursor = store::cursor(&args.models, &args.name, version).ok().flatten();
     let cursor = cursor.and_then(|text| Cursor::parse(&text).ok());
     cursor.is_some_and(|cursor| cursor.run.check(run).is_ok())
 }
 
 /// How the run is continued if it ends now.
-pub(crate) fn outlook(args: &Args, run: &Run) -> String {
+pub(crate) fn outlook(args: &Args, run: &RunIdentity) -> String {
     let latest = store::versions(&args.models, &args.name).ok().and_then(|mut versions| versions.pop());
     let own = latest.and_then(|latest| overtaken(args, run, Version(0), latest));
     match (latest, own) {

@@ -9,7 +9,7 @@ use super::Args;
 use super::epochs::Epochs;
 use super::from::schema_of;
 use super::lock::ModelLock;
-use super::publishing::{WrittenVersions, base_of};
+use super::publishing::{PublishContext, WrittenVersions, base_of};
 use super::resume;
 use super::trained::Trained;
 use crate::cli::error_line;
@@ -69,7 +69,7 @@ impl Start {
 }
 
 /// What a run uses besides its flags.
-pub(crate) struct Setting<'c> {
+pub(crate) struct RunContext<'c> {
     pub config: &'c Config,
     pub device: Option<Arc<Nvidia>>,
     /// `None` if the process has no metrics.
@@ -194,9 +194,9 @@ impl<'a> Run<'a> {
         args: &'a Args,
         feed: &'a Feed,
         start: Start,
-        setting: Setting<'_>,
+        context: RunContext<'_>,
     ) -> anyhow::Result<Option<Self>> {
-        let Setting { config, device, metrics, lock } = setting;
+        let RunContext { config, device, metrics, lock } = context;
         let mut epochs = Epochs::new(args, feed)?.measured_by(metrics.as_ref());
         let from = match start {
             Start::Fresh => None,
@@ -220,7 +220,8 @@ impl<'a> Run<'a> {
         let base = from.as_ref().map(|opened| base_of(args, opened)).transpose()?.flatten();
         let model = Trained::begin(args, &feed.schema, from.map(|opened| *opened), device)?;
         epochs.steps_before = model.state().steps;
-        let mut versions = WrittenVersions::new(args, config, &model, (base, metrics.as_ref(), lock))?;
+        let context = PublishContext { from: base, metrics: metrics.as_ref(), lock };
+        let mut versions = WrittenVersions::new(args, config, &model, context)?;
         if let FeedFiles::Learned(learned) = &feed.files {
             versions = versions.relieving(learned.shortage.clone());
         }

@@ -14,7 +14,7 @@ use crate::rowlog::{RowOrder, read_orders, write_orders};
 use crate::schema::{Schema, Table};
 use crate::store::disk::SystemDisk;
 use crate::store::hot_rows::STATE;
-use crate::store::{Base, Opened};
+use crate::store::{Base, Numbering, Opened};
 use crate::trainer::publish::CutNotes;
 use crate::trainer::{
     self, Data, Pipeline, PipelineRows, PipelineSettings, PlanStats, Progress, ReferenceTrainer,
@@ -139,7 +139,7 @@ impl Trained {
             }
         };
         let (cursor, quality) = (notes.cursor.as_deref(), (notes.quality)());
-        let parts = VersionParts { rows, base: None, above: None, cursor, quality };
+        let parts = VersionParts { rows, numbering: Numbering::Next, cursor, quality };
         Ok(dense.publish(&SystemDisk, models, name, parts)?.base)
     }
 

@@ -5,7 +5,7 @@ use crate::cache::{
     AdmissionOption, CacheOptions, CacheShape, Cached, FlatCache, NewRow, Query, Source, TableShape,
 };
 use crate::sync::{AtomicU64, Ordering};
-use crate::types::TableId;
+use crate::types::{RowId, TableId};
 
 const OLD: Version = Version(1);
 const NEW: Version = Version(2);
@@ -94,8 +94,11 @@ impl Engine {
         let row = new.rows.to_ne_bytes();
         self.versions.begin(NEW, new);
         let rows = |cached: Cached<'_>| {
-            let linked = cached.linked(&[(TABLE, ROW)]);
-            linked.into_iter().map(|(table, id)| NewRow::of((table, id, &row[..]))).collect::<Vec<_>>()
+            let linked = cached.linked(&[RowId::new(TABLE, ROW)]);
+            linked
+                .into_iter()
+                .map(|changed| NewRow { row: changed, bytes: Some(&row[..]) })
+                .collect::<Vec<_>>()
         };
         self.cache.switch(NEW, rows).unwrap();
         drop(self.versions.end());

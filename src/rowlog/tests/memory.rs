@@ -10,7 +10,7 @@ use crate::rowlog::{First, RowOrder, Uniform, WorkingFile, WorkingTable};
 use crate::schema::Schema;
 use crate::schema::preset::{self, ArchKind, SyntheticShape};
 use crate::store;
-use crate::store::{Checkpoint, Contents, Purpose, Rows};
+use crate::store::{Checkpoint, Contents, Purpose, RecordLayout, Rows, StateShape};
 use crate::types::TableId;
 
 use crate::store::tests::footprint::{measured_alone, memory};
@@ -73,8 +73,7 @@ fn train_and_write(models: &Path, schema: &Schema, order: Option<RowOrder>) {
     std::fs::create_dir(models).unwrap();
     let table = WorkingTable {
         rows: ROWS,
-        dim: DIM,
-        states: vec![("sum", DIM)],
+        record: RecordLayout { dim: DIM, states: vec![StateShape::new("sum", DIM)] },
         first: First::Uniform(Uniform { seed: 1, table_code: 2, bound: 0.5 }),
         order,
     };

@@ -11,7 +11,7 @@ use crate::types::Version;
 /// Enough rows for several chunks of a working file.
 const ROWS: u64 = 100_000;
 const DIM: usize = 7;
-const STATES: [(&str, usize); 2] = [("sum", DIM), ("step", 1)];
+const STATES: [StateShape<'static>; 2] = [StateShape::new("sum", DIM), StateShape::new("step", 1)];
 const WIDTH: usize = 2 * DIM + 1;
 const ELEMENTS: [Element; 4] = [Element::F32, Element::F16, Element::Int8, Element::F32];
 
@@ -60,8 +60,7 @@ fn working(dir: &Path) -> WorkingFile {
     let ranked: Vec<u64> = (0..ROWS).rev().step_by(7).collect();
     let table = |i| WorkingTable {
         rows: ROWS,
-        dim: DIM,
-        states: STATES.to_vec(),
+        record: RecordLayout { dim: DIM, states: STATES.to_vec() },
         first: First::Uniform(uniform(i)),
         order: (i == 0).then(|| RowOrder::hottest_first(ROWS, &ranked).unwrap()),
     };
@@ -144,8 +143,7 @@ fn a_version_written_from_an_untouched_working_file_of_a_version_equals_it() {
             let order = Some(RowOrder::hottest_first(ROWS, &[9, 2]).unwrap());
             WorkingTable {
                 rows: ROWS,
-                dim: DIM,
-                states: STATES.to_vec(),
+                record: RecordLayout { dim: DIM, states: STATES.to_vec() },
                 first: First::Version(table),
                 order,
             }
@@ -179,8 +177,7 @@ fn errors_of_writing_from_a_working_file_are_those_of_writing_from_memory() {
 
     let small = WorkingTable {
         rows: 9,
-        dim: DIM,
-        states: Vec::new(),
+        record: RecordLayout { dim: DIM, states: Vec::new() },
         first: First::Uniform(uniform(0)),
         order: None,
     };

@@ -53,6 +53,6 @@ proptest! {
 fn an_overlay_takes_at_most_12_bytes_a_changed_row() {
     let rows: BTreeMap<u64, u8> = (0..100_000).map(|row| (row * 7, 1)).collect();
     let overlay = Overlay::new(vec![Arc::new(delta(&rows))]).unwrap();
-    let Places::Narrow(places) = &overlay.places else { panic!("rows that need 64 bits") };
+    let PlaceTable::Narrow(places) = &overlay.places else { panic!("rows that need 64 bits") };
     assert!(places.bytes() <= 12 * rows.len());
 }

@@ -9,7 +9,8 @@ fn declared(rows: u64, dim: usize) -> schema::Table {
 
 #[test]
 fn rows_and_states_are_read_and_written_by_id_up_to_the_end_of_the_table() {
-    let mut table = Table::zeroed(&PlainMemory, 5, 3, &[("sum", 3), ("step", 1)]).unwrap();
+    let mut table =
+        Table::zeroed(&PlainMemory, 5, 3, &[StateShape::new("sum", 3), StateShape::new("step", 1)]).unwrap();
     assert!(table.values().unwrap().iter().all(|&x| x == 0.0));
     table.row_mut(4).unwrap().copy_from_slice(&[1.0, 2.0, 3.0]);
     let (rows, states) = table.parts_mut().unwrap();
@@ -32,7 +33,7 @@ fn rows_and_states_are_read_and_written_by_id_up_to_the_end_of_the_table() {
 #[test]
 fn encoding_a_table_on_any_number_of_threads_encodes_each_row() {
     let (rows, dim) = (30_000, 7);
-    let mut table = Table::zeroed(&PlainMemory, rows, dim, &[("sum", 1)]).unwrap();
+    let mut table = Table::zeroed(&PlainMemory, rows, dim, &[StateShape::new("sum", 1)]).unwrap();
     Uniform { seed: 1, table_code: 2, bound: 1.0 }.table(dim, table.rows_mut().unwrap());
     for element in Element::ALL {
         let mut one_by_one = vec![0xaa; rows as usize * element.row_bytes(dim)];
@@ -71,7 +72,7 @@ fn the_first_row_that_cannot_be_encoded_is_named() {
 fn a_failed_allocation_is_an_error() {
     assert!(Table::zeroed(&PlainMemory, u64::MAX, 16, &[]).is_err());
     assert!(Table::zeroed(&PlainMemory, 1 << 56, 16, &[]).is_err());
-    let empty = Table::zeroed(&PlainMemory, 0, 16, &[("sum", 1)]).unwrap();
+    let empty = Table::zeroed(&PlainMemory, 0, 16, &[StateShape::new("sum", 1)]).unwrap();
     assert_eq!(empty.row(0), None);
     empty.prefault();
 }

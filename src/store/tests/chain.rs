@@ -10,7 +10,8 @@ use crate::config::TableMemory;
 use crate::rowlog::{First, WorkingFile, WorkingTable};
 use crate::store::disk::SystemDisk;
 use crate::store::{
-    self, Base, Checkpoint, Contents, DenseTensor, Opened, PlainMemory, Purpose, RowBytes, Rows, StoreError,
+    self, Base, Checkpoint, Contents, DenseTensor, Numbering, Opened, PlainMemory, Purpose, RecordLayout,
+    RowBytes, Rows, StateShape, StoreError,
 };
 use crate::types::{Element, TableId, Version};
 use proptest::prelude::*;
@@ -32,21 +33,18 @@ impl Sample {
         checkpoint: Option<Checkpoint<'_>>,
     ) -> Result<Base, StoreError> {
         let ids: Vec<Vec<u64>> = changed.iter().map(|rows| rows.iter().copied().collect()).collect();
-        let names: Vec<Vec<(&'static str, usize)>> = self
-            .tables
-            .iter()
-            .map(|table| {
-                let name = |name: &str| if name == "sum" { "sum" } else { "step" };
-                table.states().iter().map(|state| (name(state.name()), state.width())).collect()
-            })
-            .collect();
+        let layout = |table: &store::Table| {
+            let name = |name: &str| if name == "sum" { "sum" } else { "step" };
+            let states = table.states().iter().map(|s| StateShape::new(name(s.shape().name), s.width()));
+            RecordLayout { dim: table.dim(), states: states.collect() }
+        };
+        let layouts: Vec<RecordLayout<'static>> = self.tables.iter().map(layout).collect();
         // The changed rows of all tables, as a source of records.
         let zeros = |t: usize, rows: &Vec<u64>| WorkingTable {
             rows: rows.len() as u64,
-            dim: self.tables[t].dim(),
-            states: names[t].clone(),
+            record: layouts[t].clone(),
             first: First::Version(
-                store::Table::zeroed(&PlainMemory, rows.len() as u64, self.tables[t].dim(), &names[t])
+                store::Table::zeroed(&PlainMemory, rows.len() as u64, layouts[t].dim, &layouts[t].states)
                     .unwrap(),
             ),
             order: None,
@@ -65,7 +63,7 @@ impl Sample {
         let tables = ids.iter().enumerate();
         let contents = Contents {
             model_toml: &toml::to_string(&self.schema).unwrap(),
-            base: Some(base),
+            numbering: Numbering::DeltaOf(base),
             dense: self
                 .dense
                 .iter()

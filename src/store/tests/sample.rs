@@ -7,7 +7,7 @@ use crate::rowlog::{Uniform, table_code};
 use crate::schema::{self, Architecture, Schema};
 use crate::store;
 use crate::store::{
-    Checkpoint, Contents, DenseTensor, Opened, PlainMemory, Purpose, Rows, StoreError, Table,
+    Checkpoint, Contents, DenseTensor, Opened, PlainMemory, Purpose, Rows, StateShape, StoreError, Table,
 };
 use crate::types::{Element, Version};
 
@@ -74,7 +74,7 @@ impl Sample {
         };
         let zeroed = |&(rows, dim, _): &(u64, usize, Element)| {
             let states: Vec<_> =
-                states.iter().map(|&(name, one)| (name, if one { 1 } else { dim })).collect();
+                states.iter().map(|&(name, one)| StateShape::new(name, if one { 1 } else { dim })).collect();
             Table::zeroed(&PlainMemory, rows, dim, &states).unwrap()
         };
         let tables = sizes.iter().map(zeroed).collect();
@@ -113,7 +113,7 @@ impl Sample {
                 }
             }
             let shape = |table: &Table| -> Vec<(String, usize)> {
-                table.states().iter().map(|state| (state.name().to_owned(), state.width())).collect()
+                table.states().iter().map(|state| (state.shape().name.to_owned(), state.width())).collect()
             };
             assert_eq!(shape(read), shape(written));
         }

@@ -29,8 +29,8 @@ fn bytes(blocks: &[Accesses]) -> Vec<u8> {
 
 fn read(file: &[u8]) -> Result<(Header, Accesses, FileEnd), TraceFormatError> {
     let reader = match TraceReader::open(file)? {
-        Opened::Whole(reader) => reader,
-        Opened::Truncated { bytes } => {
+        OpenedTrace::Whole(reader) => reader,
+        OpenedTrace::Truncated { bytes } => {
             assert_eq!(bytes, file.len() as u64);
             return Ok((header(), Vec::new(), FileEnd::Truncated { read: 0, rest: bytes }));
         }

@@ -1,4 +1,4 @@
-use super::super::format::{FileEnd, Opened, TraceFormatError, TraceReader};
+use super::super::format::{FileEnd, OpenedTrace, TraceFormatError, TraceReader};
 use super::*;
 use crate::metrics::Metrics;
 use crate::schema::preset::{self, ArchKind, SyntheticShape};
@@ -30,7 +30,7 @@ fn read(folder: &Path) -> (Vec<(u32, u64)>, Vec<u64>) {
     let files = numbered(folder).unwrap();
     for file in &files {
         let opened = TraceReader::open(File::open(&file.path).unwrap()).unwrap();
-        let Opened::Whole(reader) = opened else { panic!("{}: no header", file.path.display()) };
+        let OpenedTrace::Whole(reader) = opened else { panic!("{}: no header", file.path.display()) };
         let ended = reader.read(|table, row| {
             all.push((table.0, row));
             Ok::<(), TraceFormatError>(())
@@ -135,7 +135,7 @@ fn a_folder_that_cannot_be_created_is_an_error_at_the_start() {
 fn writer(folder: &Path) -> (Writer, Metrics) {
     let metrics = Metrics::new().unwrap();
     let options = options(folder, 1.0, 1 << 30);
-    let files = Files::open(&options, Header::of(&schema(), 1.0).bytes()).unwrap();
+    let files = RecordingFiles::open(&options, Header::of(&schema(), 1.0).bytes()).unwrap();
     let writer = Writer::new(files, metrics.model("m", &schema()));
     (writer, metrics)
 }

@@ -22,7 +22,7 @@ use crate::types::{Batch, TableId};
 /// Where a part of a row's gradient comes from: one occurrence of the row. Kernels read this layout.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
-pub(crate) struct Source {
+pub(crate) struct GradientSource {
     /// Index of the sample in the batch.
     pub sample: u32,
     /// First column, in the sample's input row, of the vector that the row was pooled into.
@@ -35,7 +35,7 @@ pub(crate) struct Source {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct CastedIndex {
     /// The paper's casted `src`: ordered by row, and within a row in batch order.
-    sources: Vec<Source>,
+    sources: Vec<GradientSource>,
     /// The distinct rows, ascending. The paper's casted `dst` is an index into them.
     rows: Vec<u64>,
     /// For each row, the end of its sources in `sources`.
@@ -54,7 +54,7 @@ struct Workspace {
     pairs: Vec<RowOccurrence>,
     sort: RadixSort,
     /// The source of the gradient of each occurrence.
-    looked_up: Vec<Source>,
+    looked_up: Vec<GradientSource>,
 }
 
 thread_local! {
@@ -101,7 +101,7 @@ impl CastedIndex {
     /// The sources of the gradient of row `k` of [`Self::rows`], in batch order.
     #[inline(always)]
     #[must_use]
-    pub(crate) fn sources(&self, k: usize) -> &[Source] {
+    pub(crate) fn sources(&self, k: usize) -> &[GradientSource] {
         let start = if k == 0 { 0 } else { self.ends[k - 1] };
         &self.sources[start as usize..self.ends[k] as usize]
     }
@@ -109,7 +109,7 @@ impl CastedIndex {
     /// Returns, for a range of rows, their sources end to end, the end of each row's sources, and the start
     /// of the first row's sources. Ends and start are indices among the sources of all rows.
     #[must_use]
-    pub(crate) fn part(&self, rows: Range<usize>) -> (&[Source], &[u32], u32) {
+    pub(crate) fn part(&self, rows: Range<usize>) -> (&[GradientSource], &[u32], u32) {
         let first = if rows.start == 0 { 0 } else { self.ends[rows.start - 1] };
         let ends = &self.ends[rows];
         let end = ends.last().copied().unwrap_or(first);
@@ -134,7 +134,7 @@ impl Workspace {
             for (bag, sample) in ids.offsets.windows(2).zip(0..) {
                 let len = (bag[1] - bag[0]) as usize;
                 let divisor = if lookup.pooling == Pooling::Mean { len as f32 } else { 1.0 };
-                let source = Source { sample, column: lookup.column as u32, divisor };
+                let source = GradientSource { sample, column: lookup.column as u32, divisor };
                 self.looked_up.extend(iter::repeat_n(source, len));
             }
         }

@@ -46,14 +46,15 @@ proptest! {
         for (table, stands_in) in [(TableId(0), Some(1)), (TableId(1), None)] {
             let mut casted = CastedIndex::default();
             casted.fill(&schema, &lookups, table, &batch);
-            let mut expected: BTreeMap<u64, Vec<Source>> = BTreeMap::new();
+            let mut expected: BTreeMap<u64, Vec<GradientSource>> = BTreeMap::new();
             for lookup in lookups.iter().filter(|l| l.table == table) {
                 let column: &Jagged = &batch.features[lookup.feature];
                 for s in 0..batch.samples {
                     let bag = column.sample(s);
                     let divisor = if lookup.feature == 0 { bag.len() as f32 } else { 1.0 };
                     for row in bag.iter().filter_map(|&id| if id < 5 { Some(id) } else { stands_in }) {
-                        let source = Source { sample: s as u32, column: lookup.column as u32, divisor };
+                        let (sample, column) = (s as u32, lookup.column as u32);
+                        let source = GradientSource { sample, column, divisor };
                         expected.entry(row).or_default().push(source);
                     }
                 }
@@ -69,7 +70,7 @@ proptest! {
             }
             let rows = casted.rows().iter().enumerate();
             let got: Vec<_> = rows.map(|(k, &row)| (row, casted.sources(k).to_vec())).collect();
-            prop_assert_eq!(got, expected.into_iter().collect::<Vec<(u64, Vec<Source>)>>());
+            prop_assert_eq!(got, expected.into_iter().collect::<Vec<(u64, Vec<GradientSource>)>>());
         }
     }
 }

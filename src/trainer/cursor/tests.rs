@@ -3,7 +3,7 @@ use crate::trainer::schedule::{Curve, Decay};
 
 fn cursor() -> Cursor {
     let decay = Decay { curve: Curve::Poly2, start: 5, steps: 9, end: 1e-300 };
-    let run = Run {
+    let run = RunIdentity {
         format: "criteo-tsv".to_owned(),
         fields: FieldOptions::default(),
         files: vec!["a.tsv".to_owned(), "b.tsv".to_owned()],
@@ -56,7 +56,7 @@ fn a_file_that_is_not_known_to_be_complete_is_written_as_by_earlier_programs() {
 fn another_run_is_refused_by_the_flag_that_differs() {
     let run = cursor().run;
     assert_eq!(run.check(&run.clone()), Ok(()));
-    let refused = |change: &dyn Fn(&mut Run)| {
+    let refused = |change: &dyn Fn(&mut RunIdentity)| {
         let mut other = run.clone();
         change(&mut other);
         run.check(&other).unwrap_err().to_string()
@@ -81,7 +81,7 @@ fn another_run_is_refused_by_the_flag_that_differs() {
     let other = refused(&|run| run.format = "csv".to_owned());
     assert_eq!(other, "--format: expected \"criteo-tsv\", as before, got \"csv\"");
     // Learned samples have no lines.
-    let learned = |format: &str| Run { learned: true, format: format.to_owned(), ..cursor().run };
+    let learned = |format: &str| RunIdentity { learned: true, format: format.to_owned(), ..cursor().run };
     assert_eq!(learned("").check(&learned("csv")), Ok(()));
     assert!(refused(&|run| run.seed = 1).starts_with("--seed: "));
     assert!(refused(&|run| run.held_out = None).starts_with("--valid-ratio: "));
@@ -95,7 +95,7 @@ fn a_run_that_is_validated_otherwise_is_refused_unless_that_is_not_known() {
     let with = |change: &dyn Fn(&mut Validating)| {
         let mut validating = run.validating.clone().unwrap();
         change(&mut validating);
-        Run { validating: Some(validating), ..run.clone() }
+        RunIdentity { validating: Some(validating), ..run.clone() }
     };
     let file = |name: &str, begin: &str| {
         let (name, begin) = (name.to_owned(), begin.to_owned());
@@ -115,17 +115,17 @@ fn a_run_that_is_validated_otherwise_is_refused_unless_that_is_not_known() {
     ] {
         assert_eq!(run.check(other).unwrap_err().to_string(), expected);
     }
-    let unknown = Run { validating: None, ..run.clone() };
+    let unknown = RunIdentity { validating: None, ..run.clone() };
     assert_eq!((unknown.check(&run), run.check(&unknown)), (Ok(()), Ok(())));
     // As earlier programs have written it.
     let text = serde_json::to_string(&unknown).unwrap();
     assert!(!text.contains("validating"), "{text}");
-    assert_eq!(serde_json::from_str::<Run>(&text).unwrap(), unknown);
+    assert_eq!(serde_json::from_str::<RunIdentity>(&text).unwrap(), unknown);
 }
 
 #[test]
 fn a_followed_directory_is_not_another_one_nor_a_log() {
-    let of = |follow: Option<&str>, learned| Run {
+    let of = |follow: Option<&str>, learned| RunIdentity {
         files: Vec::new(),
         begins: Vec::new(),
         follow: follow.map(str::to_owned),
@@ -166,19 +166,19 @@ fn the_best_epoch_has_the_least_finite_log_loss() {
 #[test]
 fn a_run_with_another_number_of_replicas_is_refused_unless_that_is_not_known() {
     let run = cursor().run;
-    let replicas = Run { replicas: Some(3), ..run.clone() };
-    let lambda = Run { lambda: Some(1), ..run.clone() };
+    let replicas = RunIdentity { replicas: Some(3), ..run.clone() };
+    let lambda = RunIdentity { lambda: Some(1), ..run.clone() };
     assert_eq!(run.check(&replicas).unwrap_err().to_string(), "--replicas: expected 2, as before, got 3");
     assert_eq!(run.check(&lambda).unwrap_err().to_string(), "--lambda: expected 4, as before, got 1");
-    let unknown = Run { replicas: None, lambda: None, ..run.clone() };
-    let one_unknown = Run { lambda: None, ..run.clone() };
+    let unknown = RunIdentity { replicas: None, lambda: None, ..run.clone() };
+    let one_unknown = RunIdentity { lambda: None, ..run.clone() };
     for unknown in [&unknown, &one_unknown] {
         assert_eq!((unknown.check(&run), run.check(unknown)), (Ok(()), Ok(())));
     }
     // As earlier programs have written it.
     let text = serde_json::to_string(&unknown).unwrap();
     assert!(!text.contains("replicas") && !text.contains("lambda"), "{text}");
-    assert_eq!(serde_json::from_str::<Run>(&text).unwrap(), unknown);
+    assert_eq!(serde_json::from_str::<RunIdentity>(&text).unwrap(), unknown);
 }
 
 #[test]
@@ -204,7 +204,7 @@ mod fuzz {
             let run = cursor().run;
             let same = run.check(&read.run).is_ok();
             // What the cursors of earlier programs do not say is taken as the same.
-            let known = Run {
+            let known = RunIdentity {
                 validating: read.run.validating.clone().or(run.validating.clone()),
                 replicas: read.run.replicas.or(run.replicas),
                 lambda: read.run.lambda.or(run.lambda),

@@ -5,7 +5,8 @@ use super::*;
 #[test]
 fn default_eps_and_betas_are_those_of_pytorch() {
     let [sgd, adagrad, rowwise, adam] =
-        [Kind::Sgd, Kind::Adagrad, Kind::RowwiseAdagrad, Kind::Adam].map(|kind| Optimizer::new(kind, 0.1));
+        [OptimizerKind::Sgd, OptimizerKind::Adagrad, OptimizerKind::RowwiseAdagrad, OptimizerKind::Adam]
+            .map(|kind| Optimizer::new(kind, 0.1));
     assert_eq!([sgd.eps, adagrad.eps, rowwise.eps, adam.eps], [1e-10, 1e-10, 1e-10, 1e-8]);
     assert_eq!(adam.betas, Betas { first: 0.9, second: 0.999 });
 }
@@ -13,7 +14,7 @@ fn default_eps_and_betas_are_those_of_pytorch() {
 #[test]
 fn adam_uses_its_betas_and_eps() {
     let betas = Betas { first: 0.5, second: 0.25 };
-    let optimizer = Optimizer { eps: 0.1, betas, ..Optimizer::new(Kind::Adam, 0.1) };
+    let optimizer = Optimizer { eps: 0.1, betas, ..Optimizer::new(OptimizerKind::Adam, 0.1) };
     let (mut dense, mut row) = ([1.0f64], [1.0f64]);
     let (mut dense_states, mut row_states) = ([[0.0], [0.0]], [[0.0], [0.0]]);
     let (mut m, mut v) = (0.0f64, 0.0f64);

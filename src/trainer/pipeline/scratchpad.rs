@@ -9,8 +9,7 @@ use std::error::Error;
 use std::sync::Arc;
 
 use super::super::TrainError;
-use super::super::checkpoint::row_states;
-use super::super::optim::Kind;
+use super::super::optim::OptimizerKind;
 use super::slot_directory::SlotDirectory;
 use crate::dataset::Reader;
 use crate::device::cuda::{Driver, DriverError};
@@ -71,11 +70,11 @@ pub(crate) struct Sizes {
 
 impl Sizes {
     /// The slot sizes of a schema's records, which include the state of the optimizer.
-    pub(crate) fn of(schema: &Schema, kind: Kind) -> Self {
+    pub(crate) fn of(schema: &Schema, kind: OptimizerKind) -> Self {
         let mut sizes: Vec<SizeClass> = Vec::new();
         let mut tables: Vec<SlotLayout> = Vec::new();
         for table in &schema.tables {
-            let words = table.dim + row_states(kind, table.dim).iter().map(|(_, width)| width).sum::<usize>();
+            let words = kind.record_layout(table.dim).width();
             let size = sizes.iter().position(|class| class.words == words).unwrap_or_else(|| {
                 sizes.push(SizeClass { words, rows: 0, sample_rows: 0 });
                 sizes.len() - 1

@@ -7,7 +7,7 @@ use super::*;
 use crate::dataset::DatasetError;
 use crate::mem::mix64;
 use crate::schema::Schema;
-use crate::trainer::optim::{Kind, Optimizer};
+use crate::trainer::optim::{Optimizer, OptimizerKind};
 use crate::trainer::{
     Progress, ReferenceTrainer, ScratchpadSize, WorkingFileOptions, initialise, initialise_on_disk,
 };
@@ -111,7 +111,7 @@ impl Reader for Samples {
 #[derive(Clone, Debug)]
 pub(crate) struct Case {
     pub settings: PipelineSettings,
-    pub kind: Kind,
+    pub kind: OptimizerKind,
     pub samples: usize,
     pub batch: usize,
     pub seed: u64,
@@ -128,7 +128,7 @@ pub(crate) struct Trained {
 impl Case {
     pub(crate) fn new(scratchpad: ScratchpadSize, policy: ScratchpadPolicy) -> Self {
         let settings = PipelineSettings { scratchpad, policy, threads: 2, ..PipelineSettings::default() };
-        Self { settings, kind: Kind::Adagrad, samples: 300, batch: 16, seed: 3 }
+        Self { settings, kind: OptimizerKind::Adagrad, samples: 300, batch: 16, seed: 3 }
     }
 
     pub(crate) fn optimizer(&self) -> Optimizer {
@@ -229,7 +229,9 @@ pub(crate) fn assert_same(
 
 #[test]
 fn every_policy_and_optimizer_trains_the_sequential_bytes_in_a_scratchpad_of_any_size() {
-    for kind in [Kind::Sgd, Kind::Adagrad, Kind::RowwiseAdagrad, Kind::Adam] {
+    for kind in
+        [OptimizerKind::Sgd, OptimizerKind::Adagrad, OptimizerKind::RowwiseAdagrad, OptimizerKind::Adam]
+    {
         for policy in ScratchpadPolicy::ALL {
             for fraction in [0.1, 0.4, 1.0] {
                 let mut case = Case { kind, ..Case::new(ScratchpadSize::Fraction(fraction), policy) };
@@ -361,7 +363,12 @@ pub(crate) fn cases() -> impl Strategy<Value = Case> {
         });
     (settings, 0usize..4, 1usize..40, 1usize..40, any::<u64>()).prop_map(
         |(settings, kind, steps, batch, seed)| {
-            let kind = [Kind::Sgd, Kind::Adagrad, Kind::RowwiseAdagrad, Kind::Adam][kind];
+            let kind = [
+                OptimizerKind::Sgd,
+                OptimizerKind::Adagrad,
+                OptimizerKind::RowwiseAdagrad,
+                OptimizerKind::Adam,
+            ][kind];
             Case { settings, kind, samples: steps * batch - batch / 3, batch, seed }
         },
     )

@@ -19,12 +19,12 @@ use crate::trainer::pipeline::train::UpdatedRows;
 /// The rows that changed since the last cut, and their records.
 pub(crate) struct Capture {
     image: RowImage,
-    places: Vec<Places>,
+    places: Vec<RowPlaces>,
 }
 
 /// The places of a table's records in the image, by a hash of the row. Places of other rows, and of earlier
 /// images, are told by the row at the place.
-struct Places(Vec<u32>);
+struct RowPlaces(Vec<u32>);
 
 /// Places of all tables. They fit in a processor's cache.
 const PLACES: u64 = 1 << 20;
@@ -37,7 +37,8 @@ impl Capture {
     pub(crate) fn new(image: RowImage, rows: &[u64]) -> Self {
         let all = rows.iter().map(|&rows| u128::from(rows)).sum::<u128>().max(1);
         let share = |rows: u64| (u128::from(rows) * u128::from(PLACES) / all) as u64;
-        let places = |&rows: &u64| Places(vec![0; share(rows).max(LEAST_PLACES).min(rows).max(1) as usize]);
+        let places =
+            |&rows: &u64| RowPlaces(vec![0; share(rows).max(LEAST_PLACES).min(rows).max(1) as usize]);
         Self { image, places: rows.iter().map(places).collect() }
     }
 
@@ -70,7 +71,7 @@ impl Capture {
     }
 }
 
-impl Places {
+impl RowPlaces {
     fn hash(&self, row: u64) -> usize {
         (row % self.0.len() as u64) as usize
     }
@@ -103,9 +104,8 @@ mod tests {
 
     use proptest::prelude::*;
 
-    use super::super::image::RecordShape;
     use super::*;
-    use crate::store::RowSource;
+    use crate::store::{RecordLayout, RowSource, StateShape};
     use crate::types::TableId;
 
     proptest! {
@@ -113,8 +113,8 @@ mod tests {
         fn a_capture_has_the_last_record_of_each_row_in_ascending_order(
             updates in proptest::collection::vec((0_u64..40, any::<f32>()), 0..200), forgets in 1_usize..50
         ) {
-            let shapes = [RecordShape { dim: 2, states: vec![("sum", 1)] }];
-            let empty = || RowImage::empty(&shapes, &[40]).unwrap();
+            let layouts = [RecordLayout { dim: 2, states: vec![StateShape::new("sum", 1)] }];
+            let empty = || RowImage::empty(&layouts, &[40]).unwrap();
             let (mut capture, mut expected) = (Capture::new(empty(), &[40]), BTreeMap::new());
             for (n, (row, value)) in updates.into_iter().enumerate() {
                 if n % forgets == 0 {

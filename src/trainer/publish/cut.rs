@@ -7,7 +7,7 @@ use super::row_set::RowSet;
 use super::writer::Job;
 use super::{CutNotes, Published, Publisher};
 use crate::rowlog::WorkingFile;
-use crate::store::{Rows, Table, Written};
+use crate::store::{Numbering, Rows, Table, Written};
 use crate::trainer::TrainError;
 use crate::trainer::checkpoint::{DenseCheckpoint, VersionParts};
 use crate::trainer::train_state::TrainState;
@@ -56,7 +56,7 @@ impl Publisher {
         let begun = Instant::now();
         if !self.told_early && !self.is_due(state.steps) {
             self.told_early = true;
-            let (model, most) = (&self.options.name, self.most_copied);
+            let (model, most) = (&self.options.name, self.changed.early_cut_bytes);
             tracing::info!(model, most, "versions come early: the changed rows take the most bytes allowed");
         }
         let reason = match notes() {
@@ -70,7 +70,7 @@ impl Publisher {
             },
             Err(reason) => {
                 self.due.note_cut(state.steps);
-                self.refused(reason)
+                self.full_log.refused(reason)
             }
         };
         (self.on_publish)(Err(reason));
@@ -96,9 +96,7 @@ impl Publisher {
     /// Cuts with the captured rows.
     pub(crate) fn cut_captured(&mut self, state: &TrainState, start: CutStart) -> Result<(), TrainError> {
         let dense = state.checkpoint()?;
-        let empty = self.empty_image()?;
-        let Some(capture) = &mut self.capture else { return Ok(()) };
-        let image = capture.take(empty);
+        let Some(image) = self.changed.take_captured()? else { return Ok(()) };
         self.due.note_cut(state.steps);
         self.cut = Some(Cut::new(image, dense, start));
         self.send();
@@ -113,7 +111,7 @@ impl Publisher {
         start: CutStart,
     ) -> Result<(), TrainError> {
         if self.needs_all() {
-            let rows = (0..self.rows.len()).map(|t| Rows::Source(file, TableId(t as u32))).collect();
+            let rows = (0..self.changed.rows.len()).map(|t| Rows::Source(file, TableId(t as u32))).collect();
             return self.publish_all(state, rows, start);
         }
         let (dense, mut image) = (state.checkpoint()?, self.take_changed(state)?);
@@ -129,8 +127,7 @@ impl Publisher {
 
     /// Takes the changed rows into an image, and notes that a cut was made.
     fn take_changed(&mut self, state: &TrainState) -> Result<RowImage, TrainError> {
-        let mut image = self.empty_image()?;
-        image.take_rows(&mut self.changed);
+        let image = self.changed.take_marked()?;
         self.due.note_cut(state.steps);
         Ok(image)
     }
@@ -144,19 +141,19 @@ impl Publisher {
     ) -> Result<(), TrainError> {
         let dense = state.checkpoint()?;
         let CutStart { notes: CutNotes { cursor, quality }, begun } = start;
-        let (above, cursor_text) = (self.highest, cursor.as_deref());
-        let parts = VersionParts { rows, base: None, above, cursor: cursor_text, quality: quality() };
+        let (numbering, cursor_text) =
+            (self.last.highest.map_or(Numbering::Next, Numbering::Above), cursor.as_deref());
+        let parts = VersionParts { rows, numbering, cursor: cursor_text, quality: quality() };
         let options = &self.options;
         let written = dense.publish(&*options.disk, &options.models, &options.name, parts);
         let took = begun.elapsed();
         self.due.note_cut(state.steps);
         let Written { base, appeared } = written.inspect_err(|error| self.writer.make_room(error))?;
-        self.changed.iter_mut().for_each(RowSet::clear);
-        let (rows, bytes) = (self.rows.iter().sum(), self.writer.bytes(base));
+        self.changed.marked.iter_mut().for_each(RowSet::clear);
+        let (rows, bytes) = (self.changed.rows.iter().sum(), self.writer.bytes(base));
         let (version, steps) = (base.version, state.steps);
-        let pause = took;
-        let full = true;
-        let published = Published { version, full, rows, bytes, appeared, took, pause, steps, cursor };
+        let published =
+            Published { version, full: true, rows, bytes, appeared, took, pause: took, steps, cursor };
         self.writer.retain();
         self.written(base, published);
         self.begin_capture();
@@ -166,13 +163,10 @@ impl Publisher {
     /// Hands a complete image to the writer. If that fails, this is reported, and the rows stay changed.
     pub(crate) fn send(&mut self) {
         let Some(cut) = self.cut.take() else { return };
-        let Some(base) = self.base else { return self.take_back(cut.image) };
-        match self.writer.send(Box::new(Job { cut, base })) {
-            Ok(()) => self.in_flight = true,
-            Err(job) => {
-                self.take_back(job.cut.image);
-                self.writer_gone();
-            }
+        let Some(base) = self.last.base else { return self.take_back(cut.image) };
+        if let Err(job) = self.writer.send(Box::new(Job { cut, base })) {
+            self.take_back(job.cut.image);
+            self.writer_gone();
         }
     }
 }

@@ -23,6 +23,8 @@ pub(super) struct Due {
     pub owed: bool,
     /// Steps of the last version that was written.
     pub published_steps: Option<u64>,
+    /// Steps at the beginning of the run.
+    first_steps: u64,
 }
 
 impl Due {
@@ -36,12 +38,18 @@ impl Due {
             last_cut: Instant::now(),
             owed: false,
             published_steps: published.then_some(steps),
+            first_steps: steps,
         }
     }
 
     /// A cut was made, or was refused.
     pub(super) fn note_cut(&mut self, steps: u64) {
         (self.last_steps, self.last_cut, self.owed) = (steps, Instant::now(), false);
+    }
+
+    /// Whether steps were taken, of these, that are in no version.
+    pub(super) fn has_unpublished(&self, steps: u64) -> bool {
+        steps > self.published_steps.unwrap_or(self.first_steps)
     }
 
     /// Steps until a cut is due by steps.

@@ -57,7 +57,7 @@ impl Publisher {
         notes: &CutNotes,
     ) -> Result<Base, TrainError> {
         self.finish_with(state, notes, |publisher| {
-            publisher.end_capture();
+            publisher.changed.end_capture();
             publisher.cut_file(state, file, CutStart::now(notes.clone()))
         })
     }
@@ -75,16 +75,18 @@ impl Publisher {
         let mut failed = None;
         for attempt in 0..=LAST_ATTEMPTS {
             failed = self.wait_for_writer()?.or(failed);
-            if let Some(base) = self.base.filter(|_| {
-                self.due.published_steps == Some(state.steps) && self.published_cursor == notes.cursor
-            }) {
+            if let Some(base) = self
+                .last
+                .base
+                .filter(|_| self.due.published_steps == Some(state.steps) && self.last.cursor == notes.cursor)
+            {
                 let PublishOptions { models, name, .. } = &self.options;
                 let chain = chain_bytes(models, name, Version(base.version));
                 match chain.and_then(|_| check_base(models, name, base)) {
                     Ok(()) => return Ok(base),
                     Err(error) => {
                         tracing::warn!(%error, "the last version is damaged or gone: it is written again");
-                        self.base = None;
+                        self.last.base = None;
                     }
                 }
             }
@@ -109,7 +111,7 @@ impl Publisher {
     fn wait_for_writer(&mut self) -> Result<Option<TrainError>, TrainError> {
         let (begun, patience) = (Instant::now(), self.writer.patience);
         let mut failed = None;
-        while self.in_flight {
+        while self.writer.in_flight {
             let left = patience.saturating_sub(begun.elapsed());
             if left.is_zero() {
                 // Its drop must not wait again.
@@ -118,7 +120,7 @@ impl Publisher {
                     path: self.options.models.join(&self.options.name),
                     seconds: patience.as_secs(),
                     steps: self.due.published_steps.unwrap_or(0),
-                    version: self.base.map_or(0, |base| base.version),
+                    version: self.last.base.map_or(0, |base| base.version),
                 });
             }
             failed = self.collect(left.min(SLOW_WRITE)).or(failed);

@@ -10,9 +10,9 @@
 
 use crate::mem::OutOfHostMemory;
 use crate::mem::prefetch::{prefetch, prefetch_line};
-use crate::store::{RowSource, SourceShape, StoreError, Table, TakeChunk};
+use crate::store::{RecordLayout, RowSource, SourceShape, StoreError, Table, TakeChunk};
 use crate::trainer::casting::Casting;
-use crate::types::TableId;
+use crate::types::{Element, TableId};
 
 use super::row_set::RowSet;
 
@@ -30,18 +30,10 @@ pub(crate) struct RowImage {
     scratch: Vec<f32>,
 }
 
-/// The shape of a table's records.
-#[derive(Clone, Debug)]
-pub(crate) struct RecordShape {
-    pub dim: usize,
-    /// Name and elements of each state.
-    pub states: Vec<(&'static str, usize)>,
-}
-
 /// The changed rows of a table and their records.
 #[derive(Debug)]
 pub(crate) struct TableImage {
-    shape: RecordShape,
+    record: RecordLayout<'static>,
     /// The copied rows, ascending after [`RowImage::sort`].
     rows: Vec<u64>,
     /// The records of `rows`: weights, then each state.
@@ -52,34 +44,22 @@ pub(crate) struct TableImage {
     next: u64,
 }
 
-impl RecordShape {
-    /// f32 elements of a record.
-    pub(crate) fn width(&self) -> usize {
-        self.dim + self.states.iter().map(|(_, width)| width).sum::<usize>()
-    }
-
-    /// Bytes of a record.
-    pub(crate) fn record_bytes(&self) -> usize {
-        self.width() * size_of::<f32>()
-    }
-}
-
 impl RowImage {
-    /// An image without rows, for tables of these shapes and numbers of rows.
+    /// An image without rows, for tables of these records and numbers of rows.
     ///
     /// # Errors
     /// [`OutOfHostMemory`] for the sets of waiting rows.
-    pub(crate) fn empty(shapes: &[RecordShape], rows: &[u64]) -> Result<Self, OutOfHostMemory> {
-        let table = |(shape, &rows): (&RecordShape, &u64)| {
+    pub(crate) fn empty(layouts: &[RecordLayout<'static>], rows: &[u64]) -> Result<Self, OutOfHostMemory> {
+        let table = |(record, &rows): (&RecordLayout<'static>, &u64)| {
             Ok(TableImage {
-                shape: shape.clone(),
+                record: record.clone(),
                 rows: Vec::new(),
                 records: Vec::new(),
                 waiting: RowSet::new(rows)?,
                 next: 0,
             })
         };
-        let tables = shapes.iter().zip(rows).map(table).collect::<Result<_, _>>()?;
+        let tables = layouts.iter().zip(rows).map(table).collect::<Result<_, _>>()?;
         Ok(Self { tables, scratch: Vec::new() })
     }
 
@@ -88,7 +68,7 @@ impl RowImage {
         for (table, changed) in self.tables.iter_mut().zip(changed) {
             std::mem::swap(&mut table.waiting, changed);
             make_room(&mut table.rows, table.waiting.len());
-            make_room(&mut table.records, table.waiting.len() * table.shape.width());
+            make_room(&mut table.records, table.waiting.len() * table.record.width());
         }
     }
 
@@ -168,7 +148,7 @@ impl RowImage {
     pub(crate) fn copy_block(&mut self, tables: &[Table], bytes: usize) {
         let mut left = bytes;
         for (image, table) in self.tables.iter_mut().zip(tables) {
-            let record = image.shape.record_bytes().max(1);
+            let record = image.record.bytes().max(1);
             let copied = image.copy_waiting(table, left.div_ceil(record));
             left = left.saturating_sub(copied * record);
         }
@@ -183,7 +163,7 @@ impl RowImage {
         read: impl Fn(TableId, &[u64], &mut [f32]) -> Result<(), StoreError>,
     ) -> Result<(), StoreError> {
         for (image, t) in self.tables.iter_mut().zip(0..) {
-            let width = image.shape.width().max(1);
+            let width = image.record.width().max(1);
             image.rows.extend(image.waiting.iter());
             image.records.resize(image.rows.len() * width, 0.0);
             let chunks = image.rows.chunks(CHUNK_ROWS).zip(image.records.chunks_mut(CHUNK_ROWS * width));
@@ -224,7 +204,7 @@ impl TableImage {
     pub(crate) fn prefetch(&self, at: usize) {
         if let Some(row) = self.rows.get(at) {
             prefetch_line(row);
-            let width = self.shape.width();
+            let width = self.record.width();
             prefetch(&self.records[at * width..][..width]);
         }
     }
@@ -233,7 +213,7 @@ impl TableImage {
         if self.rows.is_sorted_by(|row, next| row < next) {
             return;
         }
-        let width = self.shape.width();
+        let width = self.record.width();
         let mut order: Vec<(u64, usize)> = self.rows.iter().copied().zip(0..).collect();
         order.sort_unstable();
         scratch.clear();
@@ -255,7 +235,7 @@ impl TableImage {
         for k in first..self.rows.len() {
             if let Some(&ahead) = self.rows.get(k + AHEAD) {
                 prefetch(table.row_values(ahead).unwrap_or_default());
-                (0..self.shape.states.len()).for_each(|state| prefetch(table.state(state, ahead)));
+                (0..self.record.states.len()).for_each(|state| prefetch(table.state(state, ahead)));
             }
             self.copy(self.rows[k], table);
         }
@@ -267,7 +247,7 @@ impl TableImage {
     /// Copies the record of a row, which is already in `rows`.
     fn copy(&mut self, row: u64, table: &Table) {
         self.records.extend_from_slice(table.row_values(row).unwrap_or_default());
-        for state in 0..self.shape.states.len() {
+        for state in 0..self.record.states.len() {
             self.records.extend_from_slice(table.state(state, row));
         }
     }
@@ -284,27 +264,21 @@ fn make_room<T>(empty: &mut Vec<T>, len: usize) {
 
 impl RowSource for RowImage {
     fn shape(&self, table: TableId) -> Result<SourceShape<'_>, StoreError> {
-        let TableImage { shape, rows, .. } = self.table(table)?;
-        let states = shape.states.iter().map(|&(name, width)| (name, width)).collect();
-        Ok(SourceShape {
-            rows: rows.len() as u64,
-            dim: shape.dim,
-            element: crate::types::Element::F32,
-            states,
-        })
+        let TableImage { record, rows, .. } = self.table(table)?;
+        Ok(SourceShape { rows: rows.len() as u64, element: Element::F32, record: record.clone() })
     }
 
     fn for_each_chunk(&self, table: TableId, take: &mut TakeChunk<'_>) -> Result<(), StoreError> {
         let image = self.table(table)?;
-        let chunk = CHUNK_ROWS * image.shape.width().max(1);
+        let chunk = CHUNK_ROWS * image.record.width().max(1);
         let firsts = (0..).step_by(CHUNK_ROWS);
         image.records.chunks(chunk).zip(firsts).try_for_each(|(records, first)| take(first, records))
     }
 
     fn first_not_finite(&self, table: TableId) -> Result<Option<u64>, StoreError> {
         let image = self.table(table)?;
-        let mut records = image.rows.iter().zip(image.records.chunks_exact(image.shape.width().max(1)));
-        let bad = records.find(|(_, record)| !record[..image.shape.dim].iter().all(|x| x.is_finite()));
+        let mut records = image.rows.iter().zip(image.records.chunks_exact(image.record.width().max(1)));
+        let bad = records.find(|(_, record)| !record[..image.record.dim].iter().all(|x| x.is_finite()));
         Ok(bad.map(|(&row, _)| row))
     }
 }

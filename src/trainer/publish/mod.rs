@@ -11,15 +11,16 @@
 //! The first version of a run has no base on disk that deltas could apply to, so it has all rows. Train waits
 //! until it is written.
 //!
-//! The copies take memory, which is kept for the next cut. [`memory`] bounds it: when many rows have changed,
-//! a cut is made before its time, and Train waits if the writer is still busy.
+//! The copies take memory, which is kept for the next cut. [`changed_rows`] bounds it: when many rows have
+//! changed, a cut is made before its time, and Train waits if the writer is still busy.
 
 mod capture;
+mod changed_rows;
+mod copy_pace;
 mod cut;
 mod due;
 mod finish;
 mod image;
-mod memory;
 mod rest;
 mod row_set;
 mod segments;
@@ -33,19 +34,19 @@ use std::time::{Duration, Instant};
 
 use super::TrainError;
 use super::casting::Casting;
-use super::checkpoint::row_states;
 use super::train_state::TrainState;
-use crate::dataset::Shortage;
+use crate::schema;
 use crate::store::disk::Disk;
 use crate::store::{Base, Table, versions};
 use crate::types::Version;
-use capture::Capture;
+use changed_rows::ChangedRows;
+use copy_pace::CopyPace;
 use cut::Cut;
 use due::Due;
-use image::{RecordShape, RowImage};
+use image::RowImage;
 pub(crate) use rest::TakingOver;
-use row_set::RowSet;
 pub(crate) use segments::{RunControl, RunObserver};
+use shortage::FullLog;
 use writer::{Outcome, Writer, WriterGone};
 
 /// How often versions are published.
@@ -109,59 +110,35 @@ pub(crate) type OnPublish = dyn FnMut(Result<Published, String>) + Send;
 /// Publishes the versions of one model in training.
 pub(crate) struct Publisher {
     options: PublishOptions,
-    shapes: Vec<RecordShape>,
-    rows: Vec<u64>,
-    /// The rows that changed since the last cut, except those in `capture`.
-    changed: Vec<RowSet>,
-    /// With rows in a working file: the rows that changed since the last cut, with their records. `None`:
-    /// the next cut reads its rows from the file.
-    capture: Option<Capture>,
-    /// The image of an earlier cut, without its rows.
-    spare: Option<RowImage>,
-    /// Whether the trainer passes updated records to the publisher.
-    may_capture: bool,
-    /// The last version, if deltas apply to it.
-    base: Option<Base>,
-    /// The highest version that was ever on disk, as far as is known. Its directory may be gone.
-    highest: Option<Version>,
+    changed: ChangedRows,
     /// The cut whose rows are being copied.
     cut: Option<Cut>,
     due: Due,
+    copy_pace: CopyPace,
     writer: Writer,
-    in_flight: bool,
-    /// Whether Train has waited for the version in flight.
-    waited: bool,
-    /// Between two steps, rows are copied in blocks of this size, for the mean time of a step divided by
-    /// `copy_share`.
-    block_bytes: usize,
-    copy_share: u32,
-    /// The running mean of a step's time while no rows are copied.
-    mean_step: Duration,
+    last: LastVersion,
+    full_log: FullLog,
     /// When the publisher last returned to training.
     returned: Instant,
     /// How long Train waits for a version in flight when the changed rows take their share of memory.
     slow_write: Duration,
-    /// Bytes of changed rows at which a cut is made before its time.
-    most_copied: usize,
     /// Whether the log says that cuts are made before their time.
     told_early: bool,
-    /// The cursor of the last version that this run wrote. It may move on without a step, at the end of an
-    /// epoch.
-    published_cursor: Option<String>,
     on_publish: Box<OnPublish>,
     /// With a server in this process: training rests while a version is on its way to it.
     taking_over: Option<Box<TakingOver>>,
-    /// Set while the log of learned samples is full: only a new version frees space in it.
-    shortage: Shortage,
-    /// When it was last reported that no version makes room.
-    told_full: Option<Instant>,
-    /// Steps at the beginning of the run.
-    first_steps: u64,
 }
 
-/// Copying this many bytes takes less time than a small step.
-const BLOCK_BYTES: usize = 64 << 10;
-const COPY_SHARE: u32 = 4;
+/// What is known of the last version.
+struct LastVersion {
+    /// The last version, if deltas apply to it.
+    base: Option<Base>,
+    /// The highest version that was ever on disk, as far as is known. Its directory may be gone.
+    highest: Option<Version>,
+    /// The cursor of the last version that this run wrote. It may move on without a step, at the end of an
+    /// epoch.
+    cursor: Option<String>,
+}
 
 /// How long the publisher waits for the writer before it says so.
 const SLOW_WRITE: Duration = Duration::from_secs(30);
@@ -178,55 +155,40 @@ impl Publisher {
         base: Option<Base>,
         on_publish: Box<OnPublish>,
     ) -> Result<Self, TrainError> {
+        let record = |table: &schema::Table| state.optimizer.kind.record_layout(table.dim);
         let tables = &state.schema.tables;
-        let rows: Vec<u64> = tables.iter().map(|table| table.stored_rows()).collect();
-        let shape = |dim| RecordShape { dim, states: row_states(state.optimizer.kind, dim) };
-        let shapes: Vec<RecordShape> = tables.iter().map(|table| shape(table.dim)).collect();
-        let bytes = rows.iter().zip(&shapes).map(|(&rows, shape)| rows as usize * shape.record_bytes());
-        let bytes = bytes.sum();
+        let rows = tables.iter().map(|table| table.stored_rows()).collect();
+        let changed = ChangedRows::new(tables.iter().map(record).collect(), rows)?;
         // If the directory cannot be read, writing to it fails too, and says why.
         let highest = versions(&options.models, &options.name).ok().and_then(|mut all| all.pop());
+        let highest = highest.max(base.map(|base| Version(base.version)));
         Ok(Self {
-            changed: rows.iter().map(|&rows| RowSet::new(rows)).collect::<Result<_, _>>()?,
-            capture: None,
-            spare: Some(RowImage::empty(&shapes, &rows)?),
-            may_capture: false,
-            most_copied: memory::most_copied(bytes),
-            told_early: false,
-            shapes,
-            rows,
-            base,
-            cut: None,
+            writer: Writer::start(options.clone(), finish::last_wait(changed.table_bytes()))?,
             due: Due::new(options.every, state.steps, base.is_some()),
-            highest: highest.max(base.map(|base| Version(base.version))),
-            writer: Writer::start(options.clone(), finish::last_wait(bytes))?,
             options,
-            in_flight: false,
-            waited: false,
-            block_bytes: BLOCK_BYTES,
-            copy_share: COPY_SHARE,
-            mean_step: Duration::ZERO,
+            changed,
+            cut: None,
+            copy_pace: CopyPace::new(),
+            last: LastVersion { base, highest, cursor: None },
+            full_log: FullLog::default(),
             returned: Instant::now(),
             slow_write: SLOW_WRITE,
-            published_cursor: None,
+            told_early: false,
             on_publish,
             taking_over: None,
-            shortage: Shortage::default(),
-            told_full: None,
-            first_steps: state.steps,
         })
     }
 
     /// Makes room for versions that a server of this process takes over.
     pub(crate) fn resting_while(mut self, taking_over: Box<TakingOver>) -> Self {
-        (self.taking_over, self.copy_share) = (Some(taking_over), 1);
+        (self.taking_over, self.copy_pace.step_share) = (Some(taking_over), 1);
         self
     }
 
     /// Rests after a step if a version is on its way to the server of this process.
     fn rest(&mut self) {
         if let Some(taking_over) = &self.taking_over
-            && (self.in_flight || taking_over())
+            && (self.writer.in_flight || taking_over())
         {
             std::thread::sleep(rest::after(self.returned.elapsed(), self.due.last_cut.elapsed()));
         }
@@ -236,25 +198,16 @@ impl Publisher {
     /// The most steps that a run may take. A run on a working file ends at a cut, unless the rows are
     /// captured.
     fn steps_to_cut(&self, steps: u64) -> u64 {
-        if self.capture.is_none() { self.due.steps_to_cut(steps) } else { u64::MAX }
+        if self.changed.capture.is_none() { self.due.steps_to_cut(steps) } else { u64::MAX }
     }
 
-    /// Begins to capture rows, if training shows them and the next version can be a delta. From now on
-    /// every changed row must be shown. Without memory, the next cut reads its rows from the file.
+    /// Begins to capture rows, if training shows them and the next version can be a delta. Without memory,
+    /// the next cut reads its rows from the file.
     fn begin_capture(&mut self) {
-        let none_marked = self.changed.iter().all(|rows| rows.len() == 0);
-        if self.may_capture && self.capture.is_none() && self.base.is_some() && none_marked {
-            match self.empty_image() {
-                Ok(image) => self.capture = Some(Capture::new(image, &self.rows)),
-                Err(error) => tracing::warn!(model = self.options.name, %error, "rows are not captured"),
-            }
-        }
-    }
-
-    /// Moves the captured rows to the set of changed rows, so that the next cut reads them from the file.
-    fn end_capture(&mut self) {
-        if let Some(capture) = self.capture.take() {
-            self.mark_rows(capture.into_image());
+        if self.last.base.is_some()
+            && let Err(error) = self.changed.begin_capture()
+        {
+            tracing::warn!(model = self.options.name, %error, "rows are not captured");
         }
     }
 
@@ -265,16 +218,6 @@ impl Publisher {
         let begun = Instant::now();
         cut.image.copy_before(tables, casting);
         cut.waited = begun.elapsed();
-    }
-
-    /// Remembers the rows that a step updates, unless they are captured.
-    fn mark(&mut self, casting: &Casting) {
-        if self.capture.is_some() {
-            return;
-        }
-        for (changed, casted) in self.changed.iter_mut().zip(casting.tables()) {
-            casted.rows().iter().for_each(|&row| changed.insert(row));
-        }
     }
 
     /// After a step on tables in memory: begins a cut if one is due, or copies some rows of the present one.
@@ -291,18 +234,10 @@ impl Publisher {
         let begun = Instant::now();
         let step = begun.saturating_duration_since(self.returned);
         if let Some(cut) = &mut self.cut {
-            // Copying makes steps slower, so they do not count. A step that waited for data makes the mean
-            // long, but not the wait of the steps after it.
-            let enough = step.min(self.mean_step) / self.copy_share;
-            loop {
-                cut.image.copy_block(tables, self.block_bytes);
-                if cut.image.is_complete() || begun.elapsed() >= enough {
-                    break;
-                }
-            }
+            self.copy_pace.copy(&mut cut.image, tables, step, begun);
             cut.pause = cut.pause.max(cut.waited + begun.elapsed());
         } else {
-            self.mean_step = (self.mean_step * 7 + step) / 8;
+            self.copy_pace.note_step(step);
             if self.may_cut(state.steps) {
                 self.try_cut(state, notes, |publisher, start| publisher.begin_cut(state, tables, start))?;
             }
@@ -325,7 +260,7 @@ impl Publisher {
     ) -> Result<(), TrainError> {
         self.poll();
         // The capture may have ended. Then the next cut reads its rows from the file.
-        if self.capture.is_some() && self.may_cut(state.steps) {
+        if self.changed.capture.is_some() && self.may_cut(state.steps) {
             self.try_cut(state, notes, |publisher, start| publisher.cut_captured(state, start))?;
         }
         self.rest();
@@ -353,41 +288,47 @@ impl Publisher {
 
     /// Whether the publisher waits for the next step, to copy rows, to cut, or to report.
     fn waits(&self, steps: u64) -> bool {
-        self.cut.is_some() || self.in_flight || self.due.waits(steps)
+        self.cut.is_some() || self.writer.in_flight || self.due.waits(steps)
     }
 
     /// As [`Self::waits`], with a scratchpad. Batches may be held in the stages until more data comes, so a
     /// cut may be due although no step was taken.
     fn waits_on_disk(&self) -> bool {
-        self.in_flight || self.due.may_wait()
+        self.writer.in_flight || self.due.may_wait()
     }
 
     /// Whether a cut should be made now and the writer is free.
     fn may_cut(&self, steps: u64) -> bool {
         // If the next version has all rows, none are copied, so nothing is gained by making it early.
-        let early = || !self.needs_all() && self.holds_most() && self.due.may_come_early();
-        !self.in_flight && (self.is_due(steps) || early())
+        let early = || !self.needs_all() && self.changed.reach_early_cut() && self.due.may_come_early();
+        !self.writer.in_flight && (self.is_due(steps) || early())
+    }
+
+    /// Whether the next version has all rows: no delta can follow the last version, or the changed rows are
+    /// too many to be copied.
+    fn needs_all(&self) -> bool {
+        self.last.base.is_none() || self.changed.exceed_copies()
     }
 
     /// Whether the time or the step of the next cut has come.
     fn is_due(&self, steps: u64) -> bool {
-        self.must_make_room(steps) || self.due.is_time(steps)
+        self.full_log.needs_version(steps, &self.due) || self.due.is_time(steps)
     }
 
     /// Takes the writer's outcome if there is one. Waits for it, once, if the changed rows take their share
     /// of memory. With captured rows, it must be called after every step.
     fn poll(&mut self) {
         self.collect(Duration::ZERO);
-        if self.in_flight && !self.waited && self.holds_most() {
-            self.waited = true;
+        if self.writer.in_flight && !self.writer.waited && self.changed.reach_early_cut() {
+            self.writer.waited = true;
             self.collect(self.slow_write);
         }
-        self.bound_capture();
+        self.changed.bound_capture();
     }
 
     /// Takes the writer's outcome, waiting for it at most this long. Returns why writing failed.
     fn collect(&mut self, patience: Duration) -> Option<TrainError> {
-        if !self.in_flight {
+        if !self.writer.in_flight {
             return None;
         }
         let outcome = match self.writer.wait(patience) {
@@ -400,13 +341,11 @@ impl Publisher {
             }
             Err(WriterGone) => return Some(self.writer_gone()),
         };
-        (self.in_flight, self.waited) = (false, false);
-        self.writer.gave_up = false;
         match outcome {
             Outcome::Written { image, base, mut published } => {
-                self.recycle(image);
+                self.changed.recycle(image);
                 if published.full {
-                    published.rows = self.rows.iter().sum();
+                    published.rows = self.changed.rows.iter().sum();
                 }
                 self.written(base, published);
                 None
@@ -416,7 +355,7 @@ impl Publisher {
                 self.take_back(image);
                 if base_lost {
                     // The next version must have all rows.
-                    self.base = None;
+                    self.last.base = None;
                 }
                 (self.on_publish)(Err(error.to_string()));
                 Some(error)
@@ -426,34 +365,27 @@ impl Publisher {
 
     /// Goes on without the rows of the last cut, so the next version must have all rows.
     fn writer_gone(&mut self) -> TrainError {
-        (self.in_flight, self.base, self.due.owed) = (false, None, true);
-        self.end_capture();
+        (self.last.base, self.due.owed) = (None, true);
+        self.changed.end_capture();
         let reason = "the thread that publishes versions has ended".to_owned();
         (self.on_publish)(Err(reason.clone()));
         TrainError::Threads { reason }
     }
 
     fn written(&mut self, base: Base, published: Published) {
-        self.base = Some(base);
-        self.highest = self.highest.max(Some(Version(base.version)));
+        self.last.base = Some(base);
+        self.last.highest = self.last.highest.max(Some(Version(base.version)));
         self.due.published_steps = Some(published.steps);
-        self.published_cursor.clone_from(&published.cursor);
-        self.told_full = None;
+        self.last.cursor.clone_from(&published.cursor);
+        self.full_log.told = None;
         (self.on_publish)(Ok(published));
     }
 
     /// Returns the rows of an image to the changed rows. Their records may be older than captured ones, so
     /// the next cut reads them from memory or from the file.
     fn take_back(&mut self, image: RowImage) {
-        self.end_capture();
-        self.mark_rows(image);
-    }
-
-    fn mark_rows(&mut self, image: RowImage) {
-        for (t, changed) in self.changed.iter_mut().enumerate() {
-            image.all_rows(t).for_each(|row| changed.insert(row));
-        }
-        self.recycle(image);
+        self.changed.end_capture();
+        self.changed.mark_image(image);
     }
 }
 

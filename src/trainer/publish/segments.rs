@@ -63,7 +63,7 @@ impl Publisher {
     ) -> Result<u64, TrainError> {
         let RunControl { observer, stop } = control;
         let Data { reader, batch, .. } = data;
-        let (mut samples, watch) = (0, Watch::start(stop, &self.shortage)?);
+        let (mut samples, watch) = (0, Watch::start(stop, &self.full_log.shortage)?);
         loop {
             let data = Data { reader: &mut *reader, batch, steps: u64::MAX };
             let mut cutting = Cutting { publisher: self, observer, watch: &watch, samples };
@@ -89,8 +89,8 @@ impl Publisher {
     ) -> Result<u64, TrainError> {
         let RunControl { observer, stop } = control;
         let Data { reader, batch, .. } = data;
-        let (mut samples, watch) = (0, Watch::start(stop, &self.shortage)?);
-        self.may_capture = pipeline.shows_current_rows();
+        let (mut samples, watch) = (0, Watch::start(stop, &self.full_log.shortage)?);
+        self.changed.may_capture = pipeline.shows_current_rows();
         self.begin_capture();
         loop {
             watch.resume(self.waits_on_disk());
@@ -114,7 +114,7 @@ impl Publisher {
         observer: &mut dyn RunObserver,
     ) -> Result<(), TrainError> {
         let notes = || observer.notes(state);
-        if self.capture.is_some() {
+        if self.changed.capture.is_some() {
             return self.after_captured(state, notes);
         }
         self.poll();
@@ -143,7 +143,7 @@ struct Cutting<'a> {
 
 impl Cutting<'_> {
     fn step(&mut self, progress: &Progress<'_>) {
-        self.publisher.mark(progress.casting);
+        self.publisher.changed.mark(progress.casting);
         self.observer.step(&Progress { samples: self.samples + progress.samples, ..*progress });
     }
 }
@@ -170,18 +170,18 @@ impl StepObserver for Cutting<'_> {
     }
 
     fn wants_rows(&self) -> bool {
-        self.publisher.capture.is_some()
+        self.publisher.changed.capture.is_some()
     }
 
     fn rows(&mut self, tables: &[UpdatedRows<'_>]) {
-        if let Some(capture) = &mut self.publisher.capture {
+        if let Some(capture) = &mut self.publisher.changed.capture {
             capture.copy_all(tables);
         }
     }
 
     fn stepped(&mut self, state: &TrainState) -> Result<(), TrainError> {
         let Self { publisher, observer, watch, .. } = self;
-        if publisher.capture.is_some() {
+        if publisher.changed.capture.is_some() {
             publisher.after_captured(state, || observer.notes(state))?;
         } else {
             publisher.poll();
@@ -197,11 +197,11 @@ impl StepObserver for Cutting<'_> {
 /// Ends runs by a pause of the reader. A thread does this when a cut waits for a step, and the step for data.
 struct Watch {
     stop: Stop,
-    shared: Arc<Shared>,
+    shared: Arc<WatchState>,
     thread: Option<JoinHandle<()>>,
 }
 
-struct Shared {
+struct WatchState {
     shortage: Shortage,
     steps: AtomicU64,
     /// Whether something waits for the next step.
@@ -211,7 +211,7 @@ struct Shared {
 
 impl Watch {
     fn start(stop: &Stop, shortage: &Shortage) -> Result<Self, TrainError> {
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(WatchState {
             shortage: shortage.clone(),
             steps: AtomicU64::new(0),
             waits: AtomicBool::new(false),
@@ -248,7 +248,7 @@ impl Drop for Watch {
     }
 }
 
-impl Shared {
+impl WatchState {
     fn watch(&self, stop: &Stop) {
         let (mut steps, mut since) = (0, Instant::now());
         while !self.ended.load(Ordering::Relaxed) {

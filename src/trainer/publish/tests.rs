@@ -20,7 +20,7 @@ use crate::store::disk::SystemDisk;
 use crate::store::tests::entries;
 use crate::store::tests::footprint::{measured_alone, memory};
 use crate::store::{self, Opened, Purpose};
-use crate::trainer::optim::Kind;
+use crate::trainer::optim::OptimizerKind;
 use crate::trainer::tests::samples::{ARCHITECTURES, generate, schema};
 use crate::trainer::tests::{KINDS, bits, optimizer};
 use crate::trainer::{ReferenceTrainer, initialise, resume};
@@ -41,7 +41,7 @@ struct Run {
 }
 
 impl Run {
-    fn new(models: &Path, schema: &Schema, kind: Kind, every: u64) -> Self {
+    fn new(models: &Path, schema: &Schema, kind: OptimizerKind, every: u64) -> Self {
         Self::on(models, initialise(schema, optimizer(kind), 3).unwrap(), every, None)
     }
 
@@ -55,7 +55,7 @@ impl Run {
         let on_publish = Box::new(move |outcome| seen.lock().unwrap().push(outcome));
         let mut publisher = Publisher::new(options, &reference.state, base, on_publish).unwrap();
         // Most rows are copied before a step that updates them.
-        (publisher.block_bytes, publisher.copy_share) = (100, u32::MAX);
+        (publisher.copy_pace.block_bytes, publisher.copy_pace.step_share) = (100, u32::MAX);
         Self { reference, publisher, log, after }
     }
 
@@ -70,7 +70,7 @@ impl Run {
         casting.fill(&self.reference.state.schema.clone(), &lookups, &batch).unwrap();
         self.publisher.before_step(&self.reference.tables, &casting);
         self.reference.step(&batch, &labels, &mut Vec::new()).unwrap();
-        self.publisher.mark(&casting);
+        self.publisher.changed.mark(&casting);
         let ReferenceTrainer { state, tables, .. } = &self.reference;
         self.publisher.after_step(state, tables, || notes(state)).unwrap();
         self.after.push(bits(&self.reference));
@@ -80,7 +80,7 @@ impl Run {
     fn publish_step(&mut self, seed: u64) {
         self.step(seed);
         self.settle();
-        while self.publisher.in_flight {
+        while self.publisher.writer.in_flight {
             self.publisher.collect(SLOW_WRITE);
         }
     }
@@ -165,7 +165,7 @@ fn every_published_version_is_the_trainer_after_its_step() {
 fn a_version_that_cannot_be_written_does_not_end_training_and_the_next_one_has_its_rows() {
     let dir = tempfile::tempdir().unwrap();
     let models = dir.path().join("models");
-    let mut run = Run::new(&models, &schema(ARCHITECTURES[0]), Kind::Adagrad, 2);
+    let mut run = Run::new(&models, &schema(ARCHITECTURES[0]), OptimizerKind::Adagrad, 2);
     fs::write(&models, "a file in the place of the directory").unwrap();
     (0..6).for_each(|seed| run.step(seed));
     assert!(run.log.lock().unwrap().iter().all(|outcome| outcome.is_err()));
@@ -187,10 +187,10 @@ fn a_version_that_cannot_be_written_does_not_end_training_and_the_next_one_has_i
 #[test]
 fn after_another_writer_the_next_version_has_all_rows() {
     let dir = tempfile::tempdir().unwrap();
-    let mut run = Run::new(dir.path(), &schema(ARCHITECTURES[0]), Kind::Adam, 100);
+    let mut run = Run::new(dir.path(), &schema(ARCHITECTURES[0]), OptimizerKind::Adam, 100);
     run.step(1);
     run.finish();
-    let other = initialise(&schema(ARCHITECTURES[0]), optimizer(Kind::Adam), 8).unwrap();
+    let other = initialise(&schema(ARCHITECTURES[0]), optimizer(OptimizerKind::Adam), 8).unwrap();
     assert_eq!(other.save(dir.path(), "m").unwrap(), Version(2));
     run.step(2);
     assert_eq!(run.finish().version, 3);
@@ -203,14 +203,14 @@ fn after_another_writer_the_next_version_has_all_rows() {
 #[test]
 fn a_chain_with_a_row_that_is_not_finite_is_not_merged_into_a_full_version_and_the_rows_stay_changed() {
     let dir = tempfile::tempdir().unwrap();
-    let reference = initialise(&schema(ARCHITECTURES[0]), optimizer(Kind::Adagrad), 3).unwrap();
+    let reference = initialise(&schema(ARCHITECTURES[0]), optimizer(OptimizerKind::Adagrad), 3).unwrap();
     let options = PublishOptions { compact_at: 0.0, ..options(dir.path(), Every::Steps(u64::MAX)) };
     let mut run = Run::with(reference, None, options);
     run.step(1);
     run.finish();
     run.step(2);
     let changed = |run: &Run| -> Vec<Vec<u64>> {
-        run.publisher.changed.iter().map(|table| table.iter().collect()).collect()
+        run.publisher.changed.marked.iter().map(|table| table.iter().collect()).collect()
     };
     let before = changed(&run);
     let poison = |run: &mut Run, value: f32| {
@@ -272,7 +272,7 @@ fn take_over(engine: &Engine, models: &Path, version: Version) {
 fn child_that_publishes_and_serves_500_versions() {
     let Some(models) = std::env::var_os(CHILD) else { return };
     let models = Path::new(&models);
-    let reference = initialise(&schema(ARCHITECTURES[0]), optimizer(Kind::Adagrad), 3).unwrap();
+    let reference = initialise(&schema(ARCHITECTURES[0]), optimizer(OptimizerKind::Adagrad), 3).unwrap();
     let options = PublishOptions { keep: 1, compact_at: 1e9, ..options(models, Every::Steps(u64::MAX)) };
     let mut run = Run::with(reference, None, options);
     let mut served: Option<Engine> = None;
@@ -312,11 +312,11 @@ fn memory_open_files_and_versions_on_disk_stay_bounded_over_500_versions() {
 #[test]
 fn a_version_is_cut_before_its_time_when_the_changed_rows_take_their_share_of_memory() {
     let dir = tempfile::tempdir().unwrap();
-    let mut run = Run::new(dir.path(), &schema(ARCHITECTURES[0]), Kind::Adagrad, 1000);
-    run.publisher.block_bytes = usize::MAX;
+    let mut run = Run::new(dir.path(), &schema(ARCHITECTURES[0]), OptimizerKind::Adagrad, 1000);
+    run.publisher.copy_pace.block_bytes = usize::MAX;
     run.step(STEPS);
     // No step changes so many rows that they would not be copied.
-    run.publisher.most_copied = run.publisher.marked_bytes();
+    run.publisher.changed.early_cut_bytes = run.publisher.changed.marked_bytes();
     run.finish();
     (0..STEPS).for_each(|seed| run.step(seed));
     // Train has waited for each version before the next one was due.

@@ -10,7 +10,7 @@ use super::image::RowImage;
 use super::{CutNotes, PublishOptions, Published};
 use crate::bounded_thread::BoundedThread;
 use crate::store::retention::{ChainBytes, chain_bytes, retain};
-use crate::store::{self, Base, Purpose, Rows, StoreError, Table, Written};
+use crate::store::{self, Base, Numbering, Purpose, Rows, StoreError, Table, Written};
 use crate::trainer::TrainError;
 use crate::trainer::checkpoint::{DenseCheckpoint, VersionParts};
 use crate::types::{TableId, Version};
@@ -51,6 +51,10 @@ pub(crate) struct Writer {
     pub patience: Duration,
     /// Whether it has waited so long in vain. Then the thread is left to itself.
     pub gave_up: bool,
+    /// Whether a version is being written, or its outcome waits to be taken.
+    pub in_flight: bool,
+    /// Whether Train has waited for the version in flight.
+    pub waited: bool,
 }
 
 impl Writer {
@@ -74,7 +78,8 @@ impl Writer {
             }
         });
         let thread = thread.map_err(|e| TrainError::Threads { reason: e.to_string() })?;
-        Ok(Self { options, jobs: Some(jobs), outcomes, thread, patience, gave_up: false })
+        let (gave_up, in_flight, waited) = (false, false, false);
+        Ok(Self { options, jobs: Some(jobs), outcomes, thread, patience, gave_up, in_flight, waited })
     }
 
     /// Hands over a job. There must be none in flight. If the thread has ended, another one is started.
@@ -90,22 +95,28 @@ impl Writer {
         self.offer(job)
     }
 
-    fn offer(&self, job: Box<Job>) -> Result<(), Box<Job>> {
-        match &self.jobs {
-            Some(jobs) => jobs.send(job).map_err(|SendError(job)| job),
-            None => Err(job),
-        }
+    fn offer(&mut self, job: Box<Job>) -> Result<(), Box<Job>> {
+        let Some(jobs) = &self.jobs else { return Err(job) };
+        jobs.send(job).map_err(|SendError(job)| job)?;
+        (self.in_flight, self.waited) = (true, false);
+        Ok(())
     }
 
     /// The outcome of the job in flight, if it ends within `patience`.
     ///
     /// # Errors
     /// [`WriterGone`].
-    pub(crate) fn wait(&self, patience: Duration) -> Result<Option<Outcome>, WriterGone> {
+    pub(crate) fn wait(&mut self, patience: Duration) -> Result<Option<Outcome>, WriterGone> {
         match self.outcomes.recv_timeout(patience) {
-            Ok(outcome) => Ok(Some(outcome)),
+            Ok(outcome) => {
+                (self.in_flight, self.gave_up) = (false, false);
+                Ok(Some(outcome))
+            }
             Err(RecvTimeoutError::Timeout) => Ok(None),
-            Err(RecvTimeoutError::Disconnected) => Err(WriterGone),
+            Err(RecvTimeoutError::Disconnected) => {
+                self.in_flight = false;
+                Err(WriterGone)
+            }
         }
     }
 
@@ -216,8 +227,7 @@ fn publish(options: &PublishOptions, next: UnwrittenVersion<'_>) -> Result<Writt
         } else {
             (0..image.tables()).map(changed).collect()
         },
-        base: (!full).then_some(base),
-        above: Some(Version(base.version)),
+        numbering: if full { Numbering::Above(Version(base.version)) } else { Numbering::DeltaOf(base) },
         cursor: notes.cursor.as_deref(),
         quality: (notes.quality)(),
     };
@@ -235,7 +245,7 @@ fn merged(options: &PublishOptions, base: Base, image: &RowImage) -> Result<Vec<
     })?;
     let mut tables = opened.store.into_tables();
     for (t, table) in tables.iter_mut().enumerate() {
-        table.add_changed(Version(base.0 + 1), image.rows(t), (image, TableId(t as u32)))?;
+        table.add_changed(Version(base.0 + 1), image.rows(t), image, TableId(t as u32))?;
     }
     Ok(tables)
 }

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::model::loss::sigmoid;
-use crate::trainer::optim::Kind;
+use crate::trainer::optim::OptimizerKind;
 use crate::trainer::pipeline::item::{Item, Transfers, Work};
 use crate::trainer::pipeline::scratchpad::{ScratchpadMemory, Sizes, SlotLayout};
 use crate::trainer::pipeline::tests::{Case, Trained, assert_same, bits, cases, schema};
@@ -16,12 +16,14 @@ use crate::trainer::{
     Pipeline, Progress, ReferenceTrainer, ScratchpadPolicy, ScratchpadSize, WorkingFileOptions, initialise,
     initialise_on_disk,
 };
+use crate::types::RowId;
 
 mod naive;
 
-const KINDS: [Kind; 4] = [Kind::Sgd, Kind::Adagrad, Kind::RowwiseAdagrad, Kind::Adam];
+const KINDS: [OptimizerKind; 4] =
+    [OptimizerKind::Sgd, OptimizerKind::Adagrad, OptimizerKind::RowwiseAdagrad, OptimizerKind::Adam];
 
-fn case(kind: Kind, replicas: usize, lambda: u64) -> Case {
+fn case(kind: OptimizerKind, replicas: usize, lambda: u64) -> Case {
     let mut case =
         Case { kind, samples: 320, ..Case::new(ScratchpadSize::Fraction(1.0), ScratchpadPolicy::Lru) };
     (case.settings.replicas, case.settings.lambda, case.settings.lookahead) = (replicas, lambda, 3);
@@ -191,7 +193,7 @@ fn at_a_larger_lambda_training_differs_and_is_reported_as_not_exact() {
 #[test]
 fn a_step_of_sgd_followed_by_an_average_is_the_step_on_the_whole_batch() {
     for replicas in [2, 3, 5] {
-        let mut case = case(Kind::Sgd, replicas, 2);
+        let mut case = case(OptimizerKind::Sgd, replicas, 2);
         // Every window has one batch, and its end averages.
         case.settings.lookahead = 1;
         let off = distance(&case.train(), &case.expected().0);
@@ -203,7 +205,8 @@ fn a_step_of_sgd_followed_by_an_average_is_the_step_on_the_whole_batch() {
 
 #[test]
 fn replicas_are_equal_at_the_end_of_a_window() {
-    for (kind, lambda, lookahead) in [(Kind::Adagrad, 1, 3), (Kind::Adam, 2, 2), (Kind::RowwiseAdagrad, 4, 3)]
+    for (kind, lambda, lookahead) in
+        [(OptimizerKind::Adagrad, 1, 3), (OptimizerKind::Adam, 2, 2), (OptimizerKind::RowwiseAdagrad, 4, 3)]
     {
         let mut case = case(kind, 4, lambda);
         case.settings.lookahead = lookahead;
@@ -242,7 +245,7 @@ fn averages_and_exchanged_sums_equal_those_of_the_naive_implementation() {
 #[test]
 fn a_split_batch_is_trained_as_by_one_worker_and_the_others_continue_from_it() {
     let split = ScratchpadSize::Slots(vec![8, 8]);
-    let mut case = Case { samples: 300, ..case(Kind::Adam, 3, 1) };
+    let mut case = Case { samples: 300, ..case(OptimizerKind::Adam, 3, 1) };
     case.settings.scratchpad = split;
     let stats = case.check_against(case.expected());
     assert_eq!(stats.splits, 19, "every batch is split, so one worker trains all");
@@ -258,7 +261,7 @@ fn a_split_batch_is_trained_as_by_one_worker_and_the_others_continue_from_it() {
 #[test]
 fn the_bytes_are_the_same_on_any_number_of_threads() {
     for lambda in [1, 2] {
-        let case = Case { batch: 70, samples: 700, ..case(Kind::Adam, 3, lambda) };
+        let case = Case { batch: 70, samples: 700, ..case(OptimizerKind::Adam, 3, lambda) };
         let expected = naive::trained(&case);
         for threads in [1, 2, 5] {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
@@ -272,7 +275,7 @@ fn the_bytes_are_the_same_on_any_number_of_threads() {
 /// Keeps the last reported record of each row.
 #[derive(Default)]
 struct Observed {
-    rows: HashMap<(TableId, u64), Vec<f32>>,
+    rows: HashMap<RowId, Vec<f32>>,
     steps: u64,
 }
 
@@ -287,7 +290,8 @@ impl StepObserver for Observed {
 
     fn rows(&mut self, tables: &[UpdatedRows<'_>]) {
         for UpdatedRows { table, rows, record } in tables {
-            self.rows.extend(rows.iter().enumerate().map(|(k, &row)| ((*table, row), record(k).to_vec())));
+            let updated = |(k, &row): (usize, &u64)| (RowId::new(*table, row), record(k).to_vec());
+            self.rows.extend(rows.iter().enumerate().map(updated));
         }
     }
 
@@ -300,7 +304,7 @@ impl StepObserver for Observed {
 
 #[test]
 fn an_observer_gets_every_updated_row_with_its_new_values() {
-    let mut case = case(Kind::RowwiseAdagrad, 3, 1);
+    let mut case = case(OptimizerKind::RowwiseAdagrad, 3, 1);
     case.settings.scratchpad = ScratchpadSize::Fraction(0.5);
     let (mut network, mut pipeline, _dir) = case.begin(None);
     let (mut data, mut observed) = (case.data(), Observed::default());
@@ -308,7 +312,8 @@ fn an_observer_gets_every_updated_row_with_its_new_values() {
     pipeline.run(&mut network, data, &mut observed).unwrap();
     pipeline.flush().unwrap();
     assert!(observed.steps == 20 && observed.rows.len() > 500, "{} rows", observed.rows.len());
-    for ((table, row), record) in observed.rows {
+    for (row_id, record) in observed.rows {
+        let (table, row) = (row_id.table(), row_id.row());
         let mut stored = vec![0.0; record.len()];
         pipeline.store().read(table, &[row], &mut stored).unwrap();
         assert!(bits(&stored) == bits(&record), "{table:?} row {row}");
@@ -317,7 +322,7 @@ fn an_observer_gets_every_updated_row_with_its_new_values() {
 
 #[test]
 fn the_loss_falls_at_a_large_lambda_too() {
-    let mut case = case(Kind::Adagrad, 4, 4);
+    let mut case = case(OptimizerKind::Adagrad, 4, 4);
     (case.samples, case.settings.lookahead) = (128, 4);
     let (mut network, mut pipeline, _dir) = case.begin(None);
     let mut losses = Vec::new();
@@ -333,7 +338,7 @@ fn the_loss_falls_at_a_large_lambda_too() {
 #[test]
 fn settings_out_of_range_are_refused_with_their_limits() {
     let refused = |replicas, lambda| {
-        let case = case(Kind::Sgd, replicas, lambda);
+        let case = case(OptimizerKind::Sgd, replicas, lambda);
         let dir = tempfile::tempdir().unwrap();
         let made =
             initialise_on_disk(&schema(), case.optimizer(), 7, WorkingFileOptions::logs(dir.path())).unwrap();

@@ -59,12 +59,12 @@ impl WindowTable {
 
 /// The records of one table in a cache.
 #[derive(Clone, Copy)]
-pub(crate) struct Cached<'a> {
+pub(crate) struct CachedRecords<'a> {
     records: &'a [f32],
     words: usize,
 }
 
-impl<'a> Cached<'a> {
+impl<'a> CachedRecords<'a> {
     #[inline(always)]
     pub(crate) fn record(self, place: u32) -> &'a [f32] {
         &self.records[place as usize * self.words..][..self.words]
@@ -136,9 +136,9 @@ impl Window {
     }
 
     /// The records of table `t` in a cache.
-    pub(crate) fn table_of<'a>(&self, t: usize, cache: &'a [f32]) -> Cached<'a> {
+    pub(crate) fn table_of<'a>(&self, t: usize, cache: &'a [f32]) -> CachedRecords<'a> {
         let rows = &self.tables[t];
-        Cached { records: &cache[rows.start..rows.end()], words: rows.words }
+        CachedRecords { records: &cache[rows.start..rows.end()], words: rows.words }
     }
 
     /// The records of each table in a cache.

@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::trainer::optim::{Kind, Optimizer};
+use crate::trainer::optim::{Optimizer, OptimizerKind};
 
 fn decaying(curve: Curve) -> Schedule {
     Schedule { warmup: 4, decay: Some(Decay { curve, start: 10, steps: 8, end: 0.125 }) }
@@ -29,8 +29,8 @@ proptest! {
     fn a_step_has_the_factors_of_a_constant_rate_of_that_step(
         curve in prop::sample::select(vec![Curve::Linear, Curve::Cosine, Curve::Poly2]), step in 1..30u64,
     ) {
-        let scheduled = Optimizer { schedule: decaying(curve), ..Optimizer::new(Kind::Adam, 0.5) };
-        let constant = Optimizer::new(Kind::Adam, decaying(curve).rate(0.5, step));
+        let scheduled = Optimizer { schedule: decaying(curve), ..Optimizer::new(OptimizerKind::Adam, 0.5) };
+        let constant = Optimizer::new(OptimizerKind::Adam, decaying(curve).rate(0.5, step));
         let shown = |optimizer: Optimizer| format!("{:?}", optimizer.step::<f64>(step));
         prop_assert_eq!(shown(scheduled), shown(constant));
     }

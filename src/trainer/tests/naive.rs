@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use crate::model::{Model, Tape, View, loss};
 use crate::schema::{AbsentDefault, Pooling, Schema};
 use crate::trainer::ReferenceTrainer;
-use crate::trainer::optim::{Kind, Optimizer};
+use crate::trainer::optim::{Optimizer, OptimizerKind};
 use crate::types::Batch;
 
 /// Samples per tape: another number than in the trainer, because the result must not depend on it.
@@ -192,18 +192,18 @@ impl Values {
         let Self { weights, states, gradient } = self;
         let gradient = gradient.as_ref().unwrap();
         let mean_square = gradient.iter().map(|g| g * g).sum::<f64>() / gradient.len().max(1) as f64;
-        if o.kind == Kind::RowwiseAdagrad {
+        if o.kind == OptimizerKind::RowwiseAdagrad {
             states[0][0] += mean_square;
         }
         for (i, (w, g)) in weights.iter_mut().zip(gradient).enumerate() {
             *w -= match o.kind {
-                Kind::Sgd => o.lr * g,
-                Kind::Adagrad => {
+                OptimizerKind::Sgd => o.lr * g,
+                OptimizerKind::Adagrad => {
                     states[0][i] += g * g;
                     o.lr * g / (states[0][i].sqrt() + o.eps)
                 }
-                Kind::RowwiseAdagrad => o.lr * g / (states[0][0].sqrt() + o.eps),
-                Kind::Adam => {
+                OptimizerKind::RowwiseAdagrad => o.lr * g / (states[0][0].sqrt() + o.eps),
+                OptimizerKind::Adam => {
                     states[0][i] = 0.9 * states[0][i] + 0.1 * g;
                     states[1][i] = 0.999 * states[1][i] + 0.001 * g * g;
                     let (m, v) = (states[0][i], states[1][i]);
@@ -223,7 +223,7 @@ impl Values {
     /// is checked.
     fn assert_near(&self, o: Optimizer, weights: &[f32], states: &[Vec<f32>], what: &str) {
         let mut firm = vec![true; weights.len()];
-        if let (Some(gradient), true) = (&self.gradient, o.kind != Kind::Sgd) {
+        if let (Some(gradient), true) = (&self.gradient, o.kind != OptimizerKind::Sgd) {
             firm = gradient.iter().map(|g| g.abs() > 1e-4).collect();
         }
         for (i, (got, expected)) in weights.iter().zip(&self.weights).enumerate() {

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use crate::model::{InputRows, Model, Tape, View, Weights, loss};
 use crate::schema::Schema;
 use crate::store::{self, Contents, DenseTensor, PlainMemory, Purpose, Rows, Table};
-use crate::trainer::optim::{Kind, Optimizer};
+use crate::trainer::optim::{Optimizer, OptimizerKind};
 use crate::trainer::{self, ReferenceTrainer};
 use crate::types::{Batch, Jagged};
 use serde_json::Value;
@@ -174,7 +174,7 @@ fn logits_losses_and_input_gradients_are_pytorchs() {
 
 fn optimizer(fixture: &Value, name: &str) -> Optimizer {
     let settings = &fixture["optimizers"][name];
-    let kind: Kind = name.parse().unwrap();
+    let kind: OptimizerKind = name.parse().unwrap();
     Optimizer {
         eps: settings["eps"].as_f64().unwrap_or(0.0),
         ..Optimizer::new(kind, settings["lr"].as_f64().unwrap())

@@ -9,7 +9,7 @@ use crate::cache::{CacheError, CacheStats, EvictStep, NewRow, Switched, Warmed};
 use crate::device::cuda::Driver;
 use crate::device::cuda::driver::OperationCounts;
 use crate::device::cuda::memory::{MemoryPlan, PinnedMemory};
-use crate::types::{Batch, TableId, Version};
+use crate::types::{Batch, RowId, TableId, Version};
 
 use crate::cache::tests::contract::{self, MAX_IDS, MAX_SAMPLES, Rows, Seen, Subject, World};
 
@@ -88,18 +88,18 @@ impl<D: Driver> Subject for GpuSubject<D> {
         })
     }
 
-    fn hot_rows(&mut self) -> Vec<(TableId, u64)> {
+    fn hot_rows(&mut self) -> Vec<RowId> {
         self.cache.hot_rows().unwrap()
     }
 }
 
 /// Writes the missing rows of a batch, in the batch's version. Returns which rows they were.
-pub(crate) fn fetch(world: &World, missing: &mut MissingRows) -> Vec<(TableId, u64)> {
+pub(crate) fn fetch(world: &World, missing: &mut MissingRows) -> Vec<RowId> {
     let (version, count) = (missing.version().0, missing.len());
     let write = |m| {
-        let (table, id) = missing.row(m);
-        missing.bytes_mut(m).copy_from_slice(&world.row(table, id, version).unwrap());
-        (table, id)
+        let row = missing.row(m);
+        missing.bytes_mut(m).copy_from_slice(&world.row(row.table(), row.row(), version).unwrap());
+        row
     };
     (0..count).map(write).collect()
 }

@@ -60,7 +60,7 @@ fn read(
     let matrix = cache.embed(context, &batch, |missing| {
         missed = missing.len();
         for m in 0..missed {
-            let (_, id) = missing.row(m);
+            let id = missing.row(m).row();
             let row = value(table, id, version_of(id, missing.version()));
             bytemuck::cast_slice_mut(missing.bytes_mut(m)).fill(row);
         }

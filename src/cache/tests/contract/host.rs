@@ -1,6 +1,6 @@
 //! Runs the cache contract on the cache of the host.
 
-use crate::cache::{FlatCache, HostRows, NewRow, Query, Source};
+use crate::cache::{FlatCache, HostRows, Miss, NewRow, Query, Source};
 use crate::types::Version;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -43,7 +43,7 @@ impl Subject for HostSubject {
         if !found.misses().is_empty() {
             meanwhile();
         }
-        let fetched = found.misses().iter().map(|miss| (miss.table, miss.id)).collect();
+        let fetched = found.misses().iter().map(Miss::row).collect();
         for row in found.misses().iter().chain(found.pointed()) {
             pin.insert(row, &world.row(row.table, row.id, version).unwrap()).unwrap();
         }
@@ -112,7 +112,7 @@ impl Subject for HostSubject {
         self.cache.warm(rows)
     }
 
-    fn hot_rows(&mut self) -> Vec<(TableId, u64)> {
+    fn hot_rows(&mut self) -> Vec<RowId> {
         self.cache.hot_rows()
     }
 }

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use crate::cache::key::{FlatKeys, KeyWidth};
 use crate::mem::mix64;
-use crate::types::{FlatKey, TableId};
+use crate::types::{FlatKey, RowId, TableId};
 
 use super::{Subject, World, run, totals};
 
@@ -72,7 +72,7 @@ pub(crate) fn rows_that_share_a_key_in_a_batch_stay_separate<S: Subject>(new: im
     // A batch of the cached rows has no misses.
     let hot = subject.hot_rows();
     assert_eq!(hot.len() as u64, stats.entries);
-    let ids: Vec<u64> = hot.into_iter().map(|(_, id)| id).collect();
+    let ids: Vec<u64> = hot.into_iter().map(RowId::row).collect();
     let hits = ids.len() as u64;
     assert_eq!(run(&mut subject, &world, &world.one_hot(&[ids])), (hits, 0));
 }

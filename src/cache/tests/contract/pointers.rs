@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::cache::EvictionOption;
-use crate::types::{Batch, TableId};
+use crate::types::{Batch, RowId, TableId};
 
 use super::{Subject, World, assert_adds_up, pointed, settle};
 
@@ -43,7 +43,7 @@ pub(crate) fn cold_rows_become_pointers_up_to_the_capacity_and_no_longer_miss<S:
     new: impl Fn(&World) -> S,
 ) {
     // The only ranked row belongs to the other table, so LFU evicts rows of the first by age.
-    for eviction in [EvictionOption::Lru, EvictionOption::Lfu(vec![(TableId(1), 0)])] {
+    for eviction in [EvictionOption::Lru, EvictionOption::Lfu(vec![RowId::new(TableId(1), 0)])] {
         let world = pointed_world().with(|options| options.eviction = eviction);
         let mut subject = new(&world);
         subject.set_pointers(600);

@@ -3,18 +3,19 @@
 use std::collections::HashSet;
 
 use crate::cache::index::FRESH;
-use crate::cache::{AdmissionOption, EvictStep, EvictionOption, Warmed};
-use crate::types::TableId;
+use crate::cache::{AdmissionOption, EvictStep, EvictionOption, WarmRow, Warmed};
+use crate::types::{RowId, TableId};
 
 use super::{Subject, World, narrow, run, settle, totals};
 
 /// Warms a subject with rows of table 0. Checks that it takes a row from the iterator only while it has room,
 /// so at most one that does not fit.
 fn warm(subject: &mut impl Subject, world: &World, ids: impl Iterator<Item = u64>) -> Warmed {
-    let row = |id| (TableId(0), id, world.row(TableId(0), id, 0).unwrap());
+    let row = |id| (RowId::new(TableId(0), id), world.row(TableId(0), id, 0).unwrap());
     let rows: Vec<_> = ids.map(row).collect();
     let mut taken = 0;
-    let mut rows = rows.iter().map(|(table, id, row)| (*table, *id, &row[..])).inspect(|_| taken += 1);
+    let rows = rows.iter().map(|(row, bytes)| WarmRow { row: *row, bytes });
+    let mut rows = rows.inspect(|_| taken += 1);
     let warmed = subject.warm(&mut rows).unwrap();
     assert_eq!(taken, warmed.stored + warmed.passed_over + u64::from(warmed.full), "{warmed:?}");
     warmed
@@ -30,11 +31,11 @@ fn look_up(subject: &mut impl Subject, world: &World, ids: impl Iterator<Item = 
 }
 
 fn held(subject: &mut impl Subject) -> HashSet<u64> {
-    subject.hot_rows().into_iter().map(|(_, id)| id).collect()
+    subject.hot_rows().into_iter().map(RowId::row).collect()
 }
 
 pub(crate) fn rows_of_low_rank_leave_first<S: Subject>(new: impl Fn(&World) -> S) {
-    let ranked: Vec<_> = (0..100).map(|id| (TableId(0), id)).collect();
+    let ranked: Vec<_> = (0..100).map(|id| RowId::new(TableId(0), id)).collect();
     let world = World::new(3000, &[16], 64 << 10);
     let world = world.with(|options| options.eviction = EvictionOption::Lfu(ranked));
     let mut subject = new(&world);
@@ -93,7 +94,7 @@ pub(crate) fn hot_rows_are_those_in_the_cache_the_last_used_first<S: Subject>(ne
                 look_up(&mut subject, &world, std::iter::once(u64::MAX));
             }
         }
-        let expected = [(TableId(1), 2), (TableId(0), 4), (TableId(0), 500), (TableId(0), 9)];
+        let expected = [(1, 2), (0, 4), (0, 500), (0, 9)].map(|(t, row)| RowId::new(TableId(t), row));
         assert_eq!(subject.hot_rows(), expected, "{bits} bits");
     }
 }
@@ -109,7 +110,7 @@ pub(crate) fn warm_rows_are_found_whatever_the_admission_and_keep_their_order<S:
         let warmed = warm(&mut subject, &world, (0..300).rev());
         assert!(warmed.stored > 290 && warmed.stored + warmed.passed_over == 300, "{warmed:?}");
         assert!(!warmed.full && (bits < 64 || warmed.passed_over == 0), "{bits} bits: {warmed:?}");
-        let hot: Vec<u64> = subject.hot_rows().into_iter().map(|(_, id)| id).collect();
+        let hot: Vec<u64> = subject.hot_rows().into_iter().map(RowId::row).collect();
         assert!(hot.is_sorted_by(|a, b| a > b), "{bits} bits: {hot:?}");
         assert_eq!(hot.len() as u64, warmed.stored);
         let mut hits = 0;
@@ -170,9 +171,9 @@ pub(crate) fn a_row_that_is_there_keeps_its_place_and_a_wrong_one_is_refused<S: 
     assert_eq!(warm(&mut subject, &world, 3..5), stored(1, 1));
     assert_eq!(warm(&mut subject, &world, [7, 7, 8].into_iter()), stored(2, 1), "a row twice");
     let row = world.row(TableId(0), 9, 0).unwrap();
-    let mut wrong =
-        |rows: &[(TableId, u64, &[u8])]| subject.warm(&mut rows.iter().copied()).unwrap_err().to_string();
-    assert!(wrong(&[(TableId(0), 9, &row), (TableId(0), 1000, &row)]).contains("1000"));
-    assert!(wrong(&[(TableId(0), 10, &row[4..])]).contains("16"));
+    let warm_row = |id, bytes| WarmRow { row: RowId::new(TableId(0), id), bytes };
+    let mut wrong = |rows: &[WarmRow<'_>]| subject.warm(&mut rows.iter().copied()).unwrap_err().to_string();
+    assert!(wrong(&[warm_row(9, &row), warm_row(1000, &row)]).contains("1000"));
+    assert!(wrong(&[warm_row(10, &row[4..])]).contains("16"));
     assert_eq!(held(&mut subject), HashSet::from([3, 4, 7, 8, 9]), "rows before a wrong one are cached");
 }

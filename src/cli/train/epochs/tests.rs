@@ -5,6 +5,7 @@ use serde_json::Value;
 
 use super::*;
 use crate::cli::train::lock::ModelLock;
+use crate::cli::train::publishing::PublishContext;
 use crate::config::{Config, Flags};
 use crate::dataset::Stop;
 use crate::dataset::synthetic::write_criteo_tsv;
@@ -45,7 +46,8 @@ fn contents(args: &Args, version: Version) -> Value {
 /// Versions are written only when they are asked for.
 fn versions<'a>(args: &'a Args, model: &Trained) -> WrittenVersions<'a> {
     let config = Config::resolve(&Flags::default(), [], None).unwrap();
-    WrittenVersions::new(args, &config, model, (None, None, ModelLock::default())).unwrap()
+    let context = PublishContext { from: None, metrics: None, lock: ModelLock::default() };
+    WrittenVersions::new(args, &config, model, context).unwrap()
 }
 
 fn saved(args: &Args, model: &mut Trained) -> Version {

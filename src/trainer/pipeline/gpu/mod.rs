@@ -27,7 +27,7 @@ pub(crate) mod train;
 
 use super::slot_flags::{HeldSlots, SlotFlags};
 use crate::device::cuda::DriverError;
-use crate::trainer::casting::Source;
+use crate::trainer::casting::GradientSource;
 use crate::trainer::optim::Moments;
 
 /// An optimizer with the factors of one step: the operations of the trainer's optimizers, in the same order.
@@ -136,7 +136,7 @@ pub(crate) struct UpdateRows<'a> {
     /// The rows' slots.
     pub rows: TableSlots<'a>,
     /// The sources of all rows, row by row. The sources of a row are in the order of addition.
-    pub sources: &'a [Source],
+    pub sources: &'a [GradientSource],
     /// For each row, the end of its sources: an index into `sources`, plus `first`. Every row has at least
     /// one source.
     pub ends: &'a [u32],

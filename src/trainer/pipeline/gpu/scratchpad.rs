@@ -30,10 +30,10 @@ use crate::trainer::pipeline::slot_flags::{NO_SLOT, SlotFlags};
 const LINE_WORDS: usize = 32;
 
 /// A scratchpad on a device.
-pub(crate) struct CudaScratch<D: Driver>(Arc<Shared<D>>);
+pub(crate) struct CudaScratch<D: Driver>(Arc<SharedScratchpad<D>>);
 
 /// The data that a scratchpad shares with its staging buffers and steppers.
-pub(crate) struct Shared<D: Driver> {
+pub(crate) struct SharedScratchpad<D: Driver> {
     pub driver: Arc<D>,
     pub sizes: Vec<SlotSize>,
     /// Word at which the slots of each size begin.
@@ -106,7 +106,7 @@ impl<D: Driver> CudaScratch<D> {
         let (scan, list) = (plan.array(runs.len() + 1), plan.array(staging_words / narrowest));
         let (device_bytes, host_bytes) = (buffers, plan.bytes());
         let arrays = Arrays { incoming, outgoing, runs, scan, list, device_bytes, host_bytes };
-        Ok(Self(Arc::new(Shared {
+        Ok(Self(Arc::new(SharedScratchpad {
             sizes: sizes.to_vec(),
             starts,
             flags: sizes.iter().map(|size| SlotFlags::new(size.count)).collect(),
@@ -156,7 +156,7 @@ impl<D: Driver> Scratch for CudaScratch<D> {
     }
 }
 
-impl<D: Driver> Shared<D> {
+impl<D: Driver> SharedScratchpad<D> {
     /// The device address of the first slot.
     pub(crate) fn address(&self) -> u64 {
         self.slots.address()
@@ -219,7 +219,7 @@ fn too_large(bytes: usize) -> ScratchError {
 
 /// A staging buffer. It has exclusive use of its memory until it is dropped.
 struct CudaStagingBuffer<D: Driver> {
-    shared: Arc<Shared<D>>,
+    shared: Arc<SharedScratchpad<D>>,
     /// `None` only while the staging buffer is being dropped.
     memory: Option<StagingMemory<D>>,
     /// Words of the fetched records.
@@ -248,7 +248,11 @@ struct ListedRuns {
 impl<D: Driver> StagingMemory<D> {
     /// Writes the runs, their slots and the prefix sum of their warps for the kernels. No kernel may be
     /// running.
-    fn list_runs(&mut self, shared: &Shared<D>, runs: &[SlotRun<'_>]) -> Result<ListedRuns, ScratchError> {
+    fn list_runs(
+        &mut self,
+        shared: &SharedScratchpad<D>,
+        runs: &[SlotRun<'_>],
+    ) -> Result<ListedRuns, ScratchError> {
         let (host, arrays) = (&mut self.host, shared.arrays);
         let (mut words, mut rows, mut warps) = (0, 0, 0);
         limit("runs", arrays.runs.len() as u64, runs.len())?;
@@ -281,7 +285,7 @@ impl<D: Driver> StagingMemory<D> {
     /// ended, the caller holds their slots, and nothing else uses this memory.
     unsafe fn launch(
         &self,
-        shared: &Shared<D>,
+        shared: &SharedScratchpad<D>,
         listed: ListedRuns,
         direction: CopyDirection,
     ) -> Result<(), DriverError> {
@@ -356,7 +360,7 @@ impl<D: Driver> StagingBuffer for CudaStagingBuffer<D> {
         let Self { shared, memory: Some(StagingMemory { host, device }), words_in, words_out } = self else {
             return Ok(());
         };
-        let Shared { driver, streams, arrays, .. } = &**shared;
+        let SharedScratchpad { driver, streams, arrays, .. } = &**shared;
         let copy = |stream, from: u64, to: u64, words: usize| match words {
             0 => Ok(()),
             // SAFETY: both buffers belong to this staging buffer and have room for the words (`incoming`,

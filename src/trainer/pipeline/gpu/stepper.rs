@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use super::args::{UpdateArgs, UpdateTable, lanes_of};
 use super::kernels;
-use super::scratchpad::{Shared, SlotArray, check_slots, limit, shape};
+use super::scratchpad::{SharedScratchpad, SlotArray, check_slots, limit, shape};
 use crate::compute::pool::{MAX_LOOKUPS, PoolLookup, WARP_LANES};
 use crate::device::cuda::launch::{blocks, gather_pool};
 use crate::device::cuda::memory::{Array, MemoryPlan, Mirrored};
@@ -22,7 +22,7 @@ use crate::device::cuda::pool_args::PoolArgs;
 use crate::device::cuda::pool_args::{AT_NOTHING, BatchHeader, BatchState};
 use crate::device::cuda::{Address, Driver, DriverError};
 use crate::mem::WORD_BYTES;
-use crate::trainer::casting::Source;
+use crate::trainer::casting::GradientSource;
 use crate::trainer::pipeline::gpu::{
     Gather, GatherLookup, ScratchError, Stepper, TableSlots, Update, UpdateRows,
 };
@@ -33,7 +33,7 @@ const MAX_NUMBER: u64 = (u32::MAX >> 2) as u64;
 
 /// Steps on one stream.
 pub(crate) struct CudaStepper<D: Driver> {
-    shared: Arc<Shared<D>>,
+    shared: Arc<SharedScratchpad<D>>,
     stream: D::Stream,
     memory: Mirrored<D>,
 }
@@ -55,12 +55,12 @@ struct UpdateArrays {
     scan: Array<u32>,
     list: Array<u32>,
     starts: Array<u32>,
-    sources: Array<Source>,
+    sources: Array<GradientSource>,
     grads: Array<f32>,
 }
 
 impl<D: Driver> CudaStepper<D> {
-    pub(crate) fn new(shared: &Arc<Shared<D>>) -> Result<Self, ScratchError> {
+    pub(crate) fn new(shared: &Arc<SharedScratchpad<D>>) -> Result<Self, ScratchError> {
         let stream = shared.driver.stream()?;
         let memory = Mirrored::new(&shared.driver, 1 << 16)?;
         Ok(Self { shared: shared.clone(), stream, memory })
@@ -319,7 +319,7 @@ fn check_rows(update: &Update<'_>, table: &UpdateRows<'_>, words: usize) -> Resu
         return Err(shape("sources of a table", last, table.sources.len()));
     }
     let end = update.first_column + update.stride;
-    let outside = |source: &&Source| {
+    let outside = |source: &&GradientSource| {
         let column = source.column as usize;
         source.sample as usize >= update.samples || column < update.first_column || column + dim > end
     };

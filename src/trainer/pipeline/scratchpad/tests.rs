@@ -7,7 +7,7 @@ fn uneven() -> Sizes {
     let mut schema = preset::synthetic(crate::schema::preset::ArchKind::Deepfm, 16, shape);
     schema.tables[8].rows = 100;
     schema.tables[8].dim = 3;
-    Sizes::of(&schema, Kind::Sgd)
+    Sizes::of(&schema, OptimizerKind::Sgd)
 }
 
 #[test]

@@ -9,7 +9,7 @@ use super::{Case, Samples, schema_of};
 use crate::device::cuda::Driver;
 use crate::mem::mix64;
 use crate::schema::Schema;
-use crate::trainer::optim::Kind;
+use crate::trainer::optim::OptimizerKind;
 use crate::trainer::{
     self, Data, Pipeline, PipelineRows, PipelineSettings, PlanStats, RowFrequency, ScratchpadPolicy,
     ScratchpadSize, TrainError, TrainState, Verifier, WorkingFileOptions,
@@ -24,7 +24,7 @@ fn schema() -> Schema {
 }
 
 /// A case with an optimizer of this kind and a scratchpad of this size.
-pub(crate) fn case(kind: Kind, scratchpad: ScratchpadSize) -> Case {
+pub(crate) fn case(kind: OptimizerKind, scratchpad: ScratchpadSize) -> Case {
     Case { kind, samples: 150, batch: 10, ..Case::new(scratchpad, ScratchpadPolicy::Lru) }
 }
 
@@ -89,7 +89,7 @@ impl Case {
 /// The scratchpad holds a part of the rows, or all of them; then nothing is evicted.
 pub(crate) fn a_scratchpad_of_any_size_trains_the_sequential_bytes<D: Driver>(
     driver: &Arc<D>,
-    kind: Kind,
+    kind: OptimizerKind,
     seed: u64,
 ) {
     for fraction in [0.55, 1.0] {
@@ -104,7 +104,7 @@ pub(crate) fn a_scratchpad_of_any_size_trains_the_sequential_bytes<D: Driver>(
 /// The scratchpad is so small that Plan must wait for batches to train (bubbles).
 pub(crate) fn a_window_that_does_not_fit_trains_the_sequential_bytes<D: Driver>(
     driver: &Arc<D>,
-    kind: Kind,
+    kind: OptimizerKind,
     seed: u64,
 ) {
     let mut case = Case { seed, ..case(kind, ScratchpadSize::Slots(vec![62, 62])) };
@@ -116,7 +116,7 @@ pub(crate) fn a_window_that_does_not_fit_trains_the_sequential_bytes<D: Driver>(
 /// The scratchpad is so small that batches do not fit and are split.
 pub(crate) fn a_batch_that_is_split_trains_the_sequential_bytes<D: Driver>(
     driver: &Arc<D>,
-    kind: Kind,
+    kind: OptimizerKind,
     seed: u64,
 ) {
     let case = Case { seed, samples: 60, ..case(kind, ScratchpadSize::Slots(vec![12, 9])) };
@@ -127,7 +127,7 @@ pub(crate) fn a_batch_that_is_split_trains_the_sequential_bytes<D: Driver>(
 /// An item can move only few rows, and several items wait between stages.
 pub(crate) fn small_staging_and_buffers_train_the_sequential_bytes<D: Driver>(
     driver: &Arc<D>,
-    kind: Kind,
+    kind: OptimizerKind,
     seed: u64,
 ) {
     let mut case = Case { seed, ..case(kind, ScratchpadSize::Fraction(0.9)) };
@@ -148,7 +148,9 @@ pub(crate) fn any_settings_train_the_sequential_bytes<D: Driver>(driver: &Arc<D>
         draws += 1;
         from + (mix64(draws) >> 16) as usize % (to - from)
     };
-    let kind = [Kind::Sgd, Kind::Adagrad, Kind::RowwiseAdagrad, Kind::Adam][draw(0, 4)];
+    let kind =
+        [OptimizerKind::Sgd, OptimizerKind::Adagrad, OptimizerKind::RowwiseAdagrad, OptimizerKind::Adam]
+            [draw(0, 4)];
     let slots = ScratchpadSize::Slots(vec![draw(8, 200), draw(8, 200)]);
     let mut case = case(kind, slots);
     (case.samples, case.batch, case.seed) = (draw(1, 150), draw(1, 30), seed);

@@ -23,7 +23,7 @@ fn train(fault: Option<Fault>, awaited: bool) -> Vec<Op> {
     let disk = Arc::new(RecordingDisk { fault, ..RecordingDisk::default() });
     let options = options(dir.path(), Every::Steps(EVERY));
     let options = PublishOptions { disk: disk.clone(), compact_at: COMPACT_AT, ..options };
-    let reference = initialise(&schema(ARCHITECTURES[0]), optimizer(Kind::Adagrad), 3).unwrap();
+    let reference = initialise(&schema(ARCHITECTURES[0]), optimizer(OptimizerKind::Adagrad), 3).unwrap();
     let mut run = Run::with(reference, None, options);
     run.publisher.due.retry_after = Duration::from_millis(1);
     for seed in 0..4 * EVERY {
@@ -31,7 +31,7 @@ fn train(fault: Option<Fault>, awaited: bool) -> Vec<Op> {
         if awaited {
             run.settle();
         }
-        while awaited && run.publisher.in_flight {
+        while awaited && run.publisher.writer.in_flight {
             run.publisher.collect(SLOW_WRITE);
         }
     }
@@ -41,7 +41,7 @@ fn train(fault: Option<Fault>, awaited: bool) -> Vec<Op> {
         let opened = store::open(dir.path(), "m", version, Purpose::Train).unwrap();
         assert_has_its_cursor(&opened);
         let steps = opened.training.unwrap().steps;
-        let resumed = resume(opened, optimizer(Kind::Adagrad)).unwrap();
+        let resumed = resume(opened, optimizer(OptimizerKind::Adagrad)).unwrap();
         assert!(bits(&resumed) == run.after[steps as usize], "{fault:?}: version {version}");
         steps
     };
@@ -147,7 +147,7 @@ fn retried(every: Every, fault: Option<Fault>) -> usize {
     let dir = dir_in_memory();
     let disk = Arc::new(RecordingDisk { fault, ..RecordingDisk::default() });
     let options = PublishOptions { disk: disk.clone(), ..options(dir.path(), every) };
-    let reference = initialise(&schema(ARCHITECTURES[0]), optimizer(Kind::Adagrad), 3).unwrap();
+    let reference = initialise(&schema(ARCHITECTURES[0]), optimizer(OptimizerKind::Adagrad), 3).unwrap();
     let mut run = Run::with(reference, None, options);
     run.publisher.due.retry_owed = Duration::from_millis(1);
     let mut calls = 0;
@@ -176,12 +176,12 @@ fn with_a_version_in_use(fault: Option<Fault>) -> (usize, Vec<Version>) {
     let disk = Arc::new(RecordingDisk { fault, ..RecordingDisk::default() });
     let options = options(dir.path(), Every::Steps(1));
     let options = PublishOptions { disk: disk.clone(), compact_at: 0.0, keep: 1, ..options };
-    let reference = initialise(&schema(ARCHITECTURES[0]), optimizer(Kind::Adagrad), 3).unwrap();
+    let reference = initialise(&schema(ARCHITECTURES[0]), optimizer(OptimizerKind::Adagrad), 3).unwrap();
     let mut run = Run::with(reference, None, options);
     let mut publish = |seed| {
         run.step(seed);
         run.settle();
-        while run.publisher.in_flight {
+        while run.publisher.writer.in_flight {
             run.publisher.collect(SLOW_WRITE);
         }
         store::versions(dir.path(), "m").unwrap()

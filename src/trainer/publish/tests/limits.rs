@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::segments::{OnDisk, Slow, expected};
 use super::*;
+use crate::dataset::Shortage;
 use crate::store::stuck::StuckDisk;
 use crate::trainer::pipeline::policy::ScratchpadPolicy;
 use crate::trainer::pipeline::tests::Case;
@@ -16,7 +17,7 @@ fn small_on_disk(disk: &Arc<StuckDisk>) -> (Case, Vec<Vec<u32>>, OnDisk) {
     let case = Case { samples: 64 * 16, ..Case::new(ScratchpadSize::Fraction(0.3), ScratchpadPolicy::Lru) };
     let expected = expected(&case);
     let mut run = OnDisk::with(case.begin(None), 8, disk.clone());
-    run.publisher.most_copied = 2000;
+    run.publisher.changed.early_cut_bytes = 2000;
     (run.publisher.slow_write, run.publisher.due.retry_after) = (Duration::from_millis(1), Duration::ZERO);
     (case, expected, run)
 }
@@ -35,7 +36,7 @@ fn a_gate_that_keeps_refusing_ends_the_capture_and_the_next_version_has_all_rows
     let gate = |state: &TrainState| if state.steps == 8 { notes(state) } else { Err("refused".to_owned()) };
     run.train_only(&case, &mut Slow(Duration::ZERO, gate));
     assert_eq!(run.published().len(), 1);
-    assert!(!run.captured && run.publisher.spare.is_none(), "captured rows are released");
+    assert!(!run.captured && run.publisher.changed.spare.is_none(), "captured rows are released");
     run.finish();
     assert_ends_with_all_rows(&run, &case, &expected);
 }
@@ -51,7 +52,7 @@ fn a_disk_that_does_not_answer_ends_the_capture_and_no_row_is_lost() {
         notes(state)
     };
     run.train_only(&case, &mut Slow(Duration::ZERO, stuck));
-    assert!(!run.captured && run.publisher.in_flight);
+    assert!(!run.captured && run.publisher.writer.in_flight);
     disk.set_stuck(false);
     run.finish();
     assert_ends_with_all_rows(&run, &case, &expected);
@@ -60,15 +61,15 @@ fn a_disk_that_does_not_answer_ends_the_capture_and_no_row_is_lost() {
 #[test]
 fn after_a_long_refusal_the_next_version_has_all_rows_and_none_are_copied() {
     let dir = tempfile::tempdir().unwrap();
-    let reference = initialise(&schema(ARCHITECTURES[0]), optimizer(Kind::Adagrad), 3).unwrap();
+    let reference = initialise(&schema(ARCHITECTURES[0]), optimizer(OptimizerKind::Adagrad), 3).unwrap();
     let options = PublishOptions { compact_at: 1e9, ..options(dir.path(), Every::Steps(1)) };
     let mut run = Run::with(reference, None, options);
-    run.publisher.most_copied = 200;
+    run.publisher.changed.early_cut_bytes = 200;
     run.finish();
     (0..STEPS).for_each(|seed| run.step_with(seed, |_| Err("refused".to_owned())));
-    assert!(run.publisher.marked_bytes() > run.publisher.most_held());
+    assert!(run.publisher.changed.marked_bytes() > run.publisher.changed.copied_bytes_max());
     run.step(STEPS);
-    assert!(run.publisher.cut.is_none() && !run.publisher.in_flight);
+    assert!(run.publisher.cut.is_none() && !run.publisher.writer.in_flight);
     let last = run.log.lock().unwrap().last().cloned().unwrap().unwrap();
     assert_eq!((last.version, last.full, last.steps), (2, true, STEPS + 1));
     run.assert_published(dir.path());
@@ -78,7 +79,7 @@ fn after_a_long_refusal_the_next_version_has_all_rows_and_none_are_copied() {
 fn a_last_version_that_was_removed_is_written_again_at_the_end() {
     for lost in ["m", "m/1"] {
         let dir = tempfile::tempdir().unwrap();
-        let reference = initialise(&schema(ARCHITECTURES[0]), optimizer(Kind::Adagrad), 3).unwrap();
+        let reference = initialise(&schema(ARCHITECTURES[0]), optimizer(OptimizerKind::Adagrad), 3).unwrap();
         let options = PublishOptions { compact_at: 1e9, ..options(dir.path(), Every::Steps(1)) };
         let mut run = Run::with(reference, None, options);
         (0..3).for_each(|seed| run.step(seed));
@@ -97,7 +98,7 @@ fn a_last_version_that_was_removed_is_written_again_at_the_end() {
 /// Damages the first version of a chain of three while a run goes on.
 fn damaged(damage: fn(&Path)) -> (tempfile::TempDir, Run, Base) {
     let dir = tempfile::tempdir().unwrap();
-    let mut run = Run::new(dir.path(), &schema(ARCHITECTURES[0]), Kind::Adagrad, 1);
+    let mut run = Run::new(dir.path(), &schema(ARCHITECTURES[0]), OptimizerKind::Adagrad, 1);
     run.publisher.due.retry_after = Duration::from_millis(1);
     (0..3).for_each(|seed| run.publish_step(seed));
     let before = run.finish();
@@ -159,7 +160,7 @@ fn a_damaged_version_that_a_full_one_would_build_on_costs_no_later_version() {
 #[test]
 fn after_the_writing_thread_has_ended_another_one_writes_deltas_and_no_row_is_lost() {
     let dir = tempfile::tempdir().unwrap();
-    let reference = initialise(&schema(ARCHITECTURES[0]), optimizer(Kind::Adagrad), 3).unwrap();
+    let reference = initialise(&schema(ARCHITECTURES[0]), optimizer(OptimizerKind::Adagrad), 3).unwrap();
     let options = PublishOptions { compact_at: 1e9, ..options(dir.path(), Every::Steps(2)) };
     let mut run = Run::with(reference, None, options);
     let panics = Arc::new(AtomicBool::new(true));
@@ -193,7 +194,7 @@ fn after_the_writing_thread_has_ended_another_one_writes_deltas_and_no_row_is_lo
 fn a_run_whose_disk_does_not_answer_ends_with_an_error_that_says_where_resume_continues() {
     let dir = tempfile::tempdir().unwrap();
     let disk = Arc::<StuckDisk>::default();
-    let reference = initialise(&schema(ARCHITECTURES[0]), optimizer(Kind::Adagrad), 3).unwrap();
+    let reference = initialise(&schema(ARCHITECTURES[0]), optimizer(OptimizerKind::Adagrad), 3).unwrap();
     let options = PublishOptions { disk: disk.clone(), ..options(dir.path(), Every::Steps(u64::MAX)) };
     let mut run = Run::with(reference, None, options);
     run.step(1);
@@ -220,7 +221,7 @@ fn a_run_whose_disk_does_not_answer_ends_with_an_error_that_says_where_resume_co
 #[test]
 fn a_model_whose_directory_disappears_gets_no_number_again() {
     let dir = tempfile::tempdir().unwrap();
-    let mut run = Run::new(dir.path(), &schema(ARCHITECTURES[0]), Kind::Adagrad, 100);
+    let mut run = Run::new(dir.path(), &schema(ARCHITECTURES[0]), OptimizerKind::Adagrad, 100);
     for seed in 0..3 {
         run.step(seed);
         run.finish();
@@ -234,7 +235,7 @@ fn a_model_whose_directory_disappears_gets_no_number_again() {
     assert!(refused.ends_with(&format!("its base, version 3: {}: no such directory", gone.display())));
     assert!(log[4].as_ref().unwrap().full);
     // A publisher without a base knows the numbers from its start.
-    let reference = initialise(&schema(ARCHITECTURES[0]), optimizer(Kind::Adagrad), 3).unwrap();
+    let reference = initialise(&schema(ARCHITECTURES[0]), optimizer(OptimizerKind::Adagrad), 3).unwrap();
     let mut next = Run::on(dir.path(), reference, 100, None);
     fs::remove_dir_all(dir.path().join("m")).unwrap();
     next.step(1);
@@ -246,7 +247,7 @@ fn a_reader_that_waits_at_a_full_log_gets_a_version_before_its_step_or_the_reaso
     let dir = tempfile::tempdir().unwrap();
     let mut run = Run::new(dir.path(), &schema(ARCHITECTURES[0]), KINDS[1], 1000);
     let shortage = Shortage::default();
-    run.publisher.shortage = shortage.clone();
+    run.publisher.full_log.shortage = shortage.clone();
     (0..3).for_each(|seed| run.step(seed));
     assert!(run.log.lock().unwrap().is_empty());
     shortage.set(Some(77));
@@ -256,7 +257,7 @@ fn a_reader_that_waits_at_a_full_log_gets_a_version_before_its_step_or_the_reaso
     // It is reported once for these steps, and again after a while.
     run.settle();
     assert!(run.log.lock().unwrap().is_empty());
-    run.publisher.told_full = None;
+    run.publisher.full_log.told = None;
     run.settle();
     run.settle();
     run.assert_published(dir.path());
@@ -267,18 +268,18 @@ fn a_reader_that_waits_at_a_full_log_gets_a_version_before_its_step_or_the_reaso
 #[test]
 fn a_cut_without_memory_costs_a_version_but_neither_the_run_nor_a_row() {
     let dir = tempfile::tempdir().unwrap();
-    let mut run = Run::new(dir.path(), &schema(ARCHITECTURES[0]), Kind::Adagrad, 1);
+    let mut run = Run::new(dir.path(), &schema(ARCHITECTURES[0]), OptimizerKind::Adagrad, 1);
     run.publisher.due.retry_after = Duration::from_millis(1);
     (0..3).for_each(|seed| run.publish_step(seed));
     // There is no memory for an image of tables of this size, which is more than a process can address.
-    let (tables, published) = (run.publisher.rows.len(), run.log.lock().unwrap().len());
-    let rows = std::mem::replace(&mut run.publisher.rows, vec![1 << 52; tables]);
-    run.publisher.spare = None;
+    let (tables, published) = (run.publisher.changed.rows.len(), run.log.lock().unwrap().len());
+    let rows = std::mem::replace(&mut run.publisher.changed.rows, vec![1 << 52; tables]);
+    run.publisher.changed.spare = None;
     (3..6).for_each(|seed| run.publish_step(seed));
     assert!(matches!(run.try_finish(), Err(TrainError::Memory(_))));
     let failed = run.log.lock().unwrap()[published..].iter().filter(|outcome| outcome.is_err()).count();
     assert_eq!((failed, run.log.lock().unwrap().len()), (3, published + 3));
-    run.publisher.rows = rows;
+    run.publisher.changed.rows = rows;
     (6..9).for_each(|seed| run.publish_step(seed));
     run.finish();
     run.assert_published(dir.path());

@@ -100,7 +100,7 @@ impl OnDisk {
         let control = RunControl { observer, stop: &Stop::default() };
         let samples = publisher.train_on_disk(state, pipeline, data, control).unwrap();
         assert_eq!(samples, case.samples as u64);
-        self.captured = publisher.capture.is_some();
+        self.captured = publisher.changed.capture.is_some();
     }
 
     /// Writes the last version.

@@ -1,5 +1,5 @@
 use super::*;
-use crate::trainer::pipeline::gpu::Source;
+use crate::trainer::pipeline::gpu::GradientSource;
 use std::mem::offset_of;
 
 #[test]
@@ -7,7 +7,7 @@ fn layouts_are_those_of_the_kernels() {
     assert_eq!((size_of::<RecordRun>(), offset_of!(RecordRun, words)), (32, 24));
     assert_eq!((size_of::<RecordArgs>(), offset_of!(RecordArgs, run_count)), (48, 40));
     assert_eq!((size_of::<UpdateTable>(), offset_of!(UpdateTable, lanes)), (32, 24));
-    assert_eq!((size_of::<Source>(), offset_of!(Source, divisor)), (12, 8));
+    assert_eq!((size_of::<GradientSource>(), offset_of!(GradientSource, divisor)), (12, 8));
     assert_eq!((size_of::<UpdateArgs>(), offset_of!(UpdateArgs, second_share)), (96, 88));
 }
 

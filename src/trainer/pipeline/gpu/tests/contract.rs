@@ -7,8 +7,8 @@ use crate::compute::gather_pool as host;
 use crate::compute::gather_pool::PoolLookup;
 use crate::device::cuda::Driver;
 use crate::mem::SplitMix64;
-use crate::trainer::casting::Source;
-use crate::trainer::optim::{Kind, Optimizer};
+use crate::trainer::casting::GradientSource;
+use crate::trainer::optim::{Optimizer, OptimizerKind};
 use crate::trainer::pipeline::gpu::scratchpad::CudaScratch;
 use crate::trainer::pipeline::gpu::{
     Gather, GatherLookup, Scratch, SlotRun, SlotSize, TableSlots, Update, UpdateRows,
@@ -16,7 +16,8 @@ use crate::trainer::pipeline::gpu::{
 use crate::trainer::pipeline::slot_flags::NO_SLOT;
 use crate::types::Element;
 
-pub(crate) const KINDS: [Kind; 4] = [Kind::Sgd, Kind::Adagrad, Kind::RowwiseAdagrad, Kind::Adam];
+pub(crate) const KINDS: [OptimizerKind; 4] =
+    [OptimizerKind::Sgd, OptimizerKind::Adagrad, OptimizerKind::RowwiseAdagrad, OptimizerKind::Adam];
 
 /// Random numbers from a seed.
 struct Draws(SplitMix64);
@@ -218,13 +219,17 @@ pub(crate) fn input_rows_are_pooled_as_on_the_host<D: Driver>(driver: &Arc<D>, s
 }
 
 /// The sources of a table's rows, at least one per row, and for each row the end of its sources.
-fn sources(draws: &mut Draws, rows: usize, (samples, columns): (usize, usize)) -> (Vec<Source>, Vec<u32>) {
+fn sources(
+    draws: &mut Draws,
+    rows: usize,
+    (samples, columns): (usize, usize),
+) -> (Vec<GradientSource>, Vec<u32>) {
     let (mut sources, mut ends) = (Vec::new(), Vec::new());
     for _ in 0..rows {
         for _ in 0..1 + draws.below(4) * draws.below(4) {
             let (sample, column) = (draws.below(samples) as u32, draws.below(columns) as u32);
             let divisor = 1.0 + if draws.below(3) == 0 { draws.below(6) as f32 } else { 0.0 };
-            sources.push(Source { sample, column, divisor });
+            sources.push(GradientSource { sample, column, divisor });
         }
         ends.push(sources.len() as u32);
     }
@@ -232,16 +237,16 @@ fn sources(draws: &mut Draws, rows: usize, (samples, columns): (usize, usize)) -
 }
 
 /// Updates one record on the host.
-fn updated(record: &mut [f32], dim: usize, (kind, step): (Kind, u64), grad: &[f32]) {
+fn updated(record: &mut [f32], dim: usize, (kind, step): (OptimizerKind, u64), grad: &[f32]) {
     let step = Optimizer { eps: 1e-10, ..Optimizer::new(kind, 0.03) }.step::<f32>(step);
     let (weights, rest) = record.split_at_mut(dim);
-    let width = if kind == Kind::RowwiseAdagrad { 1 } else { dim };
+    let width = if kind == OptimizerKind::RowwiseAdagrad { 1 } else { dim };
     let mut states: Vec<&mut [f32]> = rest.chunks_exact_mut(width).collect();
     step.update_row(weights, grad, &mut states);
 }
 
 /// Compares every record after each of several steps.
-pub(crate) fn rows_are_updated_as_on_the_host<D: Driver>(driver: &Arc<D>, kind: Kind, seed: u64) {
+pub(crate) fn rows_are_updated_as_on_the_host<D: Driver>(driver: &Arc<D>, kind: OptimizerKind, seed: u64) {
     let draws = &mut Draws(SplitMix64::new(seed));
     let rule = |step: u64| Optimizer { eps: 1e-10, ..Optimizer::new(kind, 0.03) }.step::<f32>(step).rule();
     let mut world = World::new(driver, &dims(draws), |dim| rule(1).record_words(dim), draws);
@@ -332,10 +337,10 @@ pub(crate) fn invalid_arguments_are_refused_with_a_message<D: Driver>(driver: &A
     assert!(gather(2, GatherLookup { table: 1, ..lookup }, 2).contains("tables: expected 1, got 1"));
     assert!(gather(2, lookup, 5).contains("elements of a record: limit 4, got 5"));
 
-    let source = Source { sample: 1, column: 3, divisor: 1.0 };
+    let source = GradientSource { sample: 1, column: 3, divisor: 1.0 };
     let sources = [source; 2];
     let rows = UpdateRows { rows: tables[0], sources: &sources, ends: &[1, 2], first: 0 };
-    let rule = Optimizer { eps: 0.1, ..Optimizer::new(Kind::Adagrad, 0.1) }.step::<f32>(1).rule();
+    let rule = Optimizer { eps: 0.1, ..Optimizer::new(OptimizerKind::Adagrad, 0.1) }.step::<f32>(1).rule();
     let update = Update { samples: 2, stride: 2, first_column: 3, tables: &[rows], rule };
     let mut try_update =
         |update: &Update<'_>| stepper.update(update, &mut |_| ()).map_err(|error| error.to_string());
@@ -346,7 +351,7 @@ pub(crate) fn invalid_arguments_are_refused_with_a_message<D: Driver>(driver: &A
     refused(Update { samples: 1, ..update }, "sources within the gradients: expected 1, got 1");
     refused(Update { first_column: 2, ..update }, "sources within the gradients");
     refused(Update { first_column: 4, ..update }, "sources within the gradients");
-    let adam = Optimizer { eps: 0.1, ..Optimizer::new(Kind::Adam, 0.1) }.step::<f32>(1).rule();
+    let adam = Optimizer { eps: 0.1, ..Optimizer::new(OptimizerKind::Adam, 0.1) }.step::<f32>(1).rule();
     refused(Update { rule: adam, ..update }, "words of a record: expected 6, got 4");
     refused(
         Update { tables: &[UpdateRows { ends: &[1], ..rows }], ..update },
@@ -371,11 +376,11 @@ pub(crate) fn a_step_takes_five_operations_whatever_the_table_count<D: Driver>(d
             let lookups: Vec<_> = (0..tables.len())
                 .map(|table| GatherLookup { table, mean: false, offsets: &[0, 1], places: &[0] })
                 .collect();
-            let source = [Source { sample: 0, column: 0, divisor: 1.0 }];
+            let source = [GradientSource { sample: 0, column: 0, divisor: 1.0 }];
             let rows = tables.iter().map(|&rows| UpdateRows { rows, sources: &source, ends: &[1], first: 0 });
             let rows: Vec<_> = rows.collect();
             let stride = dims.iter().copied().max().unwrap();
-            let rule = Optimizer::new(Kind::Sgd, 0.1).step::<f32>(1).rule();
+            let rule = Optimizer::new(OptimizerKind::Sgd, 0.1).step::<f32>(1).rule();
             let update = Update { samples: 1, stride, first_column: 0, tables: &rows, rule };
             let before = driver.work();
             stepper.gather(&Gather { samples: 1, tables, lookups: &lookups }).unwrap();

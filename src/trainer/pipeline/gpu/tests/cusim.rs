@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::device::cusim::SimDriver;
 use crate::trainer::ScratchpadSize;
-use crate::trainer::optim::Kind;
+use crate::trainer::optim::OptimizerKind;
 
 use super::contract::{self as contract, KINDS};
 use crate::trainer::pipeline::tests::contract::{self as pipeline, case};
@@ -89,7 +89,7 @@ fn any_settings_train_the_sequential_bytes() {
 fn a_device_without_the_memory_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let driver = Arc::new(SimDriver::new(0, 1000).unwrap());
-    let case = case(Kind::Adam, ScratchpadSize::Fraction(1.0));
+    let case = case(OptimizerKind::Adam, ScratchpadSize::Fraction(1.0));
     let error = case.start(&driver, dir.path()).err().unwrap().to_string();
     assert!(error.starts_with("device memory: ") && error.contains("1000 bytes are free"), "{error}");
 }
@@ -97,7 +97,7 @@ fn a_device_without_the_memory_is_refused() {
 #[test]
 fn several_replicas_on_a_device_are_refused() {
     let dir = tempfile::tempdir().unwrap();
-    let mut case = case(Kind::Sgd, ScratchpadSize::Fraction(1.0));
+    let mut case = case(OptimizerKind::Sgd, ScratchpadSize::Fraction(1.0));
     case.settings.replicas = 2;
     let error = case.start(&device(0), dir.path()).err().unwrap();
     assert_eq!(error.to_string(), "replicas: expected 1 to 1, got 2");
@@ -106,7 +106,7 @@ fn several_replicas_on_a_device_are_refused() {
 #[test]
 fn training_frees_all_its_memory() {
     let driver = device(5);
-    let case = case(Kind::Sgd, ScratchpadSize::Fraction(0.7));
+    let case = case(OptimizerKind::Sgd, ScratchpadSize::Fraction(0.7));
     case.check_on(&driver);
     assert_eq!(driver.used_bytes(), 0);
 }
