@@ -7,7 +7,7 @@ use super::format::{Base, Training};
 use super::link::{check_checkpoint, is_served, read_manifest};
 use super::snapshot::{Opened, Purpose, open, open_after, versions};
 use super::{EmbeddingStore, StoreError, labels};
-use crate::types::{LabelTarget, Version};
+use crate::types::{Version, VersionSelector};
 
 /// A version on disk.
 #[derive(Debug)]
@@ -66,7 +66,7 @@ pub(crate) fn list(models: &Path, name: &str) -> Result<Vec<Listed>, StoreError>
             bytes: manifest.bytes(),
             quality: manifest.quality,
         });
-        let own = named.iter().filter(|(_, target)| **target == LabelTarget::Version(version));
+        let own = named.iter().filter(|(_, target)| **target == VersionSelector::Version(version));
         let labels = own.map(|(label, _)| label.clone()).collect();
         listed.push(Listed { version, served, labels, summary, refusal, checkpoint });
     }

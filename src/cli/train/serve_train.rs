@@ -16,7 +16,6 @@ use clap::error::ErrorKind;
 use clap::{ArgMatches, Command, FromArgMatches};
 
 use super::data::{OrderFlags, Source};
-use super::from::FromVersion;
 use super::interrupt::OnSignal;
 use super::lock::ModelLock;
 use super::run::{Run, RunMetrics, Setting, Start};
@@ -33,6 +32,7 @@ use crate::store::disk::SystemDisk;
 use crate::store::retention::chain_bytes;
 use crate::store::{StoreError, check_name, make_dirs, versions};
 use crate::trainer::cursor::CursorError;
+use crate::types::VersionSelector;
 
 /// How often versions are published without `--publish-every`.
 const PUBLISH_EVERY: Duration = Duration::from_secs(5);
@@ -177,7 +177,7 @@ impl ServeTrainFlags {
         }
         Ok(Args {
             model_config,
-            from: from.then_some(FromVersion::Latest),
+            from: from.then_some(VersionSelector::Latest),
             resume: true,
             data: source.flags(follow_until, order),
             run: RunFlags { publish: run.publish.or_every(PUBLISH_EVERY), ..run },
