@@ -2,8 +2,12 @@
 //!
 //! Code that loom checks imports them from here instead of from std. Loom is a model checker: it repeats a
 //! small concurrent test with different interleavings of its threads.
+//!
+//! Code that loom does not check finds here how it handles poisoned locks ([`EvenPoisoned`]), and a wait for
+//! other threads that has a limit ([`wait_until`]).
 
 use std::sync::{LockResult, PoisonError};
+use std::time::{Duration, Instant};
 
 #[cfg(flechette_loom)]
 pub(crate) use loom::{
@@ -16,7 +20,7 @@ pub(crate) use loom::{
 
 /// Lets the other threads go on, between two checks of what this thread waits for.
 #[cfg(flechette_loom)]
-pub(crate) fn nap(_: std::time::Duration) {
+pub(crate) fn nap(_: Duration) {
     yield_now();
 }
 
@@ -28,6 +32,23 @@ pub(crate) use std::{
     },
     thread::{sleep as nap, yield_now},
 };
+
+/// How often [`wait_until`] looks.
+const LOOK_EVERY: Duration = Duration::from_millis(1);
+
+/// Waits until something is done, at most for `limit`. Returns whether it is done.
+pub(crate) fn wait_until(limit: Duration, is_done: impl Fn() -> bool) -> bool {
+    let until = Instant::now() + limit;
+    loop {
+        if is_done() {
+            return true;
+        }
+        if Instant::now() >= until {
+            return false;
+        }
+        std::thread::sleep(LOOK_EVERY);
+    }
+}
 
 /// What a lock protects, also after a thread has panicked while it held the lock. A panic ends one batch, one
 /// call or one thread, and the server goes on. So no value behind a lock may be half changed where a panic is

@@ -11,16 +11,18 @@
 
 mod calls;
 mod cores;
+mod error;
 mod overload;
 mod progress;
 mod queue;
 mod split;
+mod state;
 mod worker;
 
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, TryLockError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 use std::task::{Context, Poll};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -30,18 +32,20 @@ use tokio::sync::oneshot;
 
 use crate::config::BatcherConfig;
 use crate::metrics::ModelMetrics;
-use crate::predict::{Predict, PredictError};
+use crate::predict::Predict;
 use crate::sync::EvenPoisoned;
 use crate::types::Batch;
 
 use calls::Calls;
 pub(crate) use cores::CORES;
 use cores::Cores;
+pub(crate) use error::BatchError;
 pub(crate) use overload::{Computed, TooLate};
 pub(crate) use progress::Progress;
 use progress::{Outcome, Reply, send_all};
-pub(crate) use queue::{Entry, Limits, Next, Priority, Queue, Refused, Size, Taken, Terms, Turn, Turns};
-use split::{Job, Part, Split, Then};
+pub(crate) use queue::{Entry, Limits, Next, Priority, Queue, Size, Taken, Terms, Turn, Turns};
+use split::{Job, Split};
+use state::{BatcherState, QueueState};
 
 /// Most bytes of a merged batch, so that the 32-bit offsets of [`crate::types::Jagged`] cannot overflow.
 const BATCH_BYTES: usize = 256 << 20;
@@ -49,49 +53,12 @@ const BATCH_BYTES: usize = 256 << 20;
 /// A call of the model counts as stuck after this many times `batcher.default_deadline_ms`.
 const PATIENCE: u32 = 6;
 
-/// Answered batches that are kept to reuse their memory: most batches, and most bytes of each.
-const SPARES: usize = 128;
-const SPARE_BYTES: usize = 16 << 10;
-
-/// Why a request got no scores.
-#[allow(missing_docs)] // the error texts document the variants
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum BatchError {
-    #[error("batcher.queue_samples: limit {limit}, {queued} queued, request has {size}")]
-    QueueSamples { limit: usize, queued: usize, size: usize },
-    #[error("batcher.queue_bytes: limit {limit}, {queued} queued, request has {size}")]
-    QueueBytes { limit: usize, queued: usize, size: usize },
-    #[error(
-        "batcher: overloaded: the requests before this one take about {} ms, it may wait {} ms (a twentieth \
-         of its time until the deadline)", .0.wait.as_millis(), .0.limit.as_millis()
-    )]
-    Overloaded(TooLate),
-    #[error(
-        "batcher: the model computes nothing: a request before this one has waited {} s (limit \
-         batcher.default_deadline_ms)", .waits.as_secs()
-    )]
-    Stands { waits: Duration },
-    #[error("batcher: overloaded: requests of a higher priority took the place of this one in the queue")]
-    Displaced,
-    #[error("the server is draining, or the model is being unloaded: no more requests are accepted")]
-    Closed,
-    #[error("no time was left to compute it before its deadline, after {waited_us} us in the queue")]
-    Expired { waited_us: u128 },
-    #[error(transparent)]
-    Predict(#[from] PredictError),
-    #[error("the version changed {times} times while the parts of the request were computed")]
-    VersionChanged { times: usize },
-    /// The model panicked, or returned another number of scores than samples.
-    #[error("model failed: {0}")]
-    Failed(String),
-}
-
 /// The future answer to one request. Dropping it cancels the request.
 pub(crate) struct Ticket {
     answer: oneshot::Receiver<Outcome>,
     /// `None` when it was taken out.
     progress: Option<Progress>,
-    shared: Arc<Shared>,
+    shared: Arc<BatcherState>,
     turns: Turns,
 }
 
@@ -129,133 +96,9 @@ impl Drop for Ticket {
     }
 }
 
-/// Shared by workers and callers.
-struct Shared {
-    state: Mutex<State>,
-    wake: Condvar,
-    model: Arc<dyn Predict>,
-    metrics: Arc<ModelMetrics>,
-    /// Answered batches, whose memory is reused.
-    spares: Mutex<Vec<Batch>>,
-    /// Where tickets are awaited.
-    runtime: OnceLock<Handle>,
-    /// What the workers compute on; `None` if they only use a processor that is free.
-    cores: Option<&'static Cores>,
-    workers: usize,
-    calls: Calls,
-    /// [`Batcher::patience`] in microseconds.
-    patience_us: AtomicU64,
-}
-
-struct State {
-    queue: Queue<Job>,
-    /// Workers that sleep without a time limit.
-    asleep: usize,
-    /// Workers that sleep until a batch is due.
-    timed: usize,
-}
-
-impl State {
-    /// Whether a sleeping worker should be woken for the queued requests.
-    fn wants_a_worker(&self, now: Instant) -> bool {
-        match self.queue.next(now) {
-            Next::Work => self.asleep + self.timed > 0,
-            // One worker must wait until the batch is due, in case the busy workers take longer.
-            Next::Wait(_) => self.asleep > 0 && self.timed == 0,
-            Next::Sleep | Next::Stop => false,
-        }
-    }
-}
-
-impl Shared {
-    fn spares(&self) -> MutexGuard<'_, Vec<Batch>> {
-        self.spares.lock().even_poisoned()
-    }
-
-    /// Keeps answered batches for their memory, if they are small and there are not too many.
-    fn recycle(&self, batches: impl Iterator<Item = Batch>) {
-        let small = batches.filter(|batch| Size::of(batch, 0..batch.samples).bytes <= SPARE_BYTES);
-        let mut spares = self.spares();
-        let room = SPARES.saturating_sub(spares.len());
-        spares.extend(small.take(room));
-    }
-
-    /// Answers a request, or continues it if this is one of its parts. Returns the batch for reuse.
-    fn answer(&self, job: Job, outcome: Outcome) -> Option<Batch> {
-        match job {
-            Job::Part(part) => {
-                self.finish(&part, outcome);
-                None
-            }
-            Job::Whole(batch, reply) => {
-                reply.send(outcome);
-                Some(batch)
-            }
-        }
-    }
-
-    /// Continues a request after one of its parts.
-    fn finish(&self, part: &Part, outcome: Outcome) {
-        match part.finish(outcome) {
-            Then::Nothing => {}
-            Then::Remove(turns) => self.remove(turns),
-            // This worker, or those that it wakes, take them next.
-            Then::Repeat(entries) => {
-                let mut state = self.state();
-                entries.into_iter().for_each(|(turn, entry)| state.queue.push_again(turn, entry));
-            }
-        }
-    }
-
-    /// Removes the entries of a request that is not awaited any more.
-    fn cancel(&self, turns: Turns) {
-        // A worker that only runs when a processor is free may hold the lock for long. It skips the request,
-        // because its answer cannot be sent.
-        let state = if self.cores.is_some() { Some(self.state()) } else { self.try_state() };
-        if let Some(state) = state {
-            self.remove_from(state, turns);
-        }
-    }
-
-    /// Removes the entries of a request from the queue.
-    fn remove(&self, turns: Turns) {
-        self.remove_from(self.state(), turns);
-    }
-
-    fn remove_from(&self, mut state: MutexGuard<'_, State>, turns: Turns) {
-        let removed = state.queue.remove_all(turns);
-        self.set_queue_samples(&state);
-        drop(state);
-        drop(removed);
-    }
-
-    fn set_queue_samples(&self, state: &State) {
-        self.metrics.batches.queue_samples.set(state.queue.held().samples as f64);
-    }
-
-    /// As [`Batcher::patience`].
-    fn patience(&self) -> Duration {
-        Duration::from_micros(self.patience_us.load(Ordering::Relaxed))
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        // No code panics while it holds the lock, so the state is consistent.
-        self.state.lock().even_poisoned()
-    }
-
-    /// `None` while another thread holds the lock.
-    fn try_state(&self) -> Option<MutexGuard<'_, State>> {
-        match self.state.try_lock() {
-            Ok(state) => Some(state),
-            Err(TryLockError::Poisoned(state)) => Some(state.into_inner()),
-            Err(TryLockError::WouldBlock) => None,
-        }
-    }
-}
-
 /// The queue and the workers of one model.
 pub(crate) struct Batcher {
-    shared: Arc<Shared>,
+    shared: Arc<BatcherState>,
     workers: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -300,8 +143,8 @@ impl Batcher {
             default_deadline: config.default_deadline,
             workers: config.workers.max(1),
         };
-        let state = State { queue: Queue::new(limits), asleep: 0, timed: 0 };
-        let shared = Arc::new(Shared {
+        let state = QueueState { queue: Queue::new(limits), asleep: 0, timed: 0 };
+        let shared = Arc::new(BatcherState {
             state: Mutex::new(state),
             wake: Condvar::new(),
             model,
@@ -360,10 +203,11 @@ impl Batcher {
     }
 
     /// The state is the last parameter, so that it is unlocked before a refused request is dropped.
-    fn push(&self, request: NewRequest, mut state: MutexGuard<'_, State>) -> Result<Ticket, BatchError> {
+    fn push(&self, request: NewRequest, mut state: MutexGuard<'_, QueueState>) -> Result<Ticket, BatchError> {
         let Entry { size, queued, terms, .. } = request.entry;
         let Limits { queue: limit, batch: most, .. } = state.queue.limits();
-        let displaced = state.queue.admit(size, queued, terms).map_err(|refused| refusal(refused, limit))?;
+        let displaced =
+            state.queue.admit(size, queued, terms).map_err(|refusal| BatchError::of(refusal, limit))?;
         let NewRequest { entry, answer, progress } = request;
         let turns = if size.samples > most.samples {
             Split::push(&mut state.queue, entry, most.samples)
@@ -457,20 +301,6 @@ impl Drop for Batcher {
 
 fn patience_us(config: &BatcherConfig) -> u64 {
     config.default_deadline.saturating_mul(PATIENCE).as_micros() as u64
-}
-
-fn refusal(refused: Refused, limit: Size) -> BatchError {
-    match refused {
-        Refused::Closed => BatchError::Closed,
-        Refused::TooLate(late) => BatchError::Overloaded(late),
-        Refused::Stands { waits } => BatchError::Stands { waits },
-        Refused::Full { queued, size } if queued.samples + size.samples > limit.samples => {
-            BatchError::QueueSamples { limit: limit.samples, queued: queued.samples, size: size.samples }
-        }
-        Refused::Full { queued, size } => {
-            BatchError::QueueBytes { limit: limit.bytes, queued: queued.bytes, size: size.bytes }
-        }
-    }
 }
 
 #[cfg(test)]

@@ -9,17 +9,15 @@
 //! If the queue is full, a request displaces requests of lower priorities, the lowest and newest first. If it
 //! does not move, because no worker takes anything for longer than clients wait, requests are refused.
 //!
-//! [`Queue::take`] follows one policy:
+//! [`Queue::take`] decides when an idle worker takes the next batch:
 //!
-//! * While fewer than half of the workers compute, queued requests are taken at once. A lone request never
-//!   waits.
-//! * While more of them compute, a batch may fill until it is full or its first request has waited
-//!   `max_delay`. If one of them finishes before that, the first rule may apply.
-//! * If the queue is closed, queued requests are taken at once.
+//! * While fewer than half of the workers compute, it takes the queued requests at once.
+//! * While at least half of them compute, it waits until the batch is full or its first request has waited
+//!   `max_delay`. When a worker finishes before that, the first rule may apply again.
+//! * If the queue is closed, it takes the queued requests at once.
 //!
-//! So the delay costs nothing under light load, and under heavy load batches form while the model computes.
-//! The second half of the workers waits, because their cores also have to read messages, and few large
-//! batches cost less than many small ones. With a delay of zero every idle worker starts at once.
+//! So the delay holds back only the second half of the workers. Their cores also have to read messages, and
+//! few large batches cost less than many small ones. With a delay of zero every idle worker starts at once.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -136,7 +134,7 @@ impl Turns {
 
 /// Why a request was not queued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Refused {
+pub(crate) enum QueueRefusal {
     Full {
         queued: Size,
         size: Size,
@@ -237,16 +235,16 @@ impl<T> Queue<T> {
         size: Size,
         queued: Instant,
         terms: Terms,
-    ) -> Result<Vec<Entry<T>>, Refused> {
+    ) -> Result<Vec<Entry<T>>, QueueRefusal> {
         if self.closed {
-            return Err(Refused::Closed);
+            return Err(QueueRefusal::Closed);
         }
         // Only requests of lower priorities give way.
         let before = self.held_before(terms.priority);
         if before.plus_within(size, self.limits.queue).is_none() {
-            return Err(Refused::Full { queued: before, size });
+            return Err(QueueRefusal::Full { queued: before, size });
         }
-        self.overload.refuses(&self.limits, queued, before.samples, terms).map_err(Refused::TooLate)?;
+        self.overload.refuses(&self.limits, queued, before.samples, terms).map_err(QueueRefusal::TooLate)?;
         self.check_moves(queued, terms.priority)?;
         let mut displaced = Vec::new();
         while self.held().plus_within(size, self.limits.queue).is_none() {
@@ -261,7 +259,7 @@ impl<T> Queue<T> {
     /// Refuses a request if no entry was taken for longer than clients wait, although one before it could be.
     /// So the requests of a version that is stuck do not take all places of the server: its measured speed
     /// says nothing any more.
-    fn check_moves(&self, now: Instant, priority: Priority) -> Result<(), Refused> {
+    fn check_moves(&self, now: Instant, priority: Priority) -> Result<(), QueueRefusal> {
         // Since it was queued, or since another one was taken.
         let waits = |entry: &Entry<T>| {
             let since = self.taken.map_or(entry.queued, |taken| taken.max(entry.queued));
@@ -274,7 +272,7 @@ impl<T> Queue<T> {
         // A request of a lower priority may wait longer.
         let before = self.entries.values().find(|entry| entry.terms.priority <= priority);
         match before.map(waits) {
-            Some(waits) if waits > limit => Err(Refused::Stands { waits }),
+            Some(waits) if waits > limit => Err(QueueRefusal::Stands { waits }),
             _ => Ok(()),
         }
     }

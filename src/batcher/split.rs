@@ -25,7 +25,7 @@ const REPEATS: usize = 3;
 /// What waits in the queue.
 pub(crate) enum Job {
     Whole(Batch, Reply),
-    Part(Part),
+    Part(RequestPart),
 }
 
 impl Job {
@@ -93,7 +93,7 @@ struct Joined {
 }
 
 /// One part of a request.
-pub(crate) struct Part {
+pub(crate) struct RequestPart {
     of: Arc<Split>,
     number: usize,
 }
@@ -126,7 +126,7 @@ impl Split {
 
     fn part(self: &Arc<Self>, number: usize) -> Entry<Job> {
         let size = Size::of(&self.batch, self.range(number));
-        let item = Job::Part(Part { of: self.clone(), number });
+        let item = Job::Part(RequestPart { of: self.clone(), number });
         Entry { size, queued: self.entry.queued, terms: self.entry.terms, item }
     }
 
@@ -159,7 +159,7 @@ impl Split {
     }
 }
 
-impl Part {
+impl RequestPart {
     /// Whether this is the first part of its request.
     pub(crate) fn is_first(&self) -> bool {
         self.number == 0

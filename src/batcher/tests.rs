@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::*;
 use crate::fake::{FAIL, Fake, batcher_config, score, until};
 use crate::metrics::Metrics;
-use crate::predict::Description;
+use crate::predict::{Description, PredictError};
 use crate::trainer::initialise;
 use crate::trainer::optim::{Optimizer, OptimizerKind};
 use crate::trainer::tests::engines;

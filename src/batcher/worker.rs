@@ -9,13 +9,13 @@ use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
-use super::{BatchError, Computed, Entry, Job, Next, Shared, Taken, send_all};
+use super::{BatchError, BatcherState, Computed, Entry, Job, Next, Taken, send_all};
 use crate::predict::finite;
 use crate::sync::EvenPoisoned;
 use crate::types::{AbsentId, Batch, Jagged, Scores};
 
 /// Computes batches until the queue is closed and empty.
-pub(crate) fn run(shared: &Shared) {
+pub(crate) fn run(shared: &BatcherState) {
     let mut taken = Taken::default();
     let mut merged = Batch::default();
     let mut computed = None;
@@ -36,7 +36,7 @@ pub(crate) fn run(shared: &Shared) {
     }
 }
 
-fn handle(shared: &Shared, taken: &mut Taken<Job>, merged: &mut Batch) {
+fn handle(shared: &BatcherState, taken: &mut Taken<Job>, merged: &mut Batch) {
     let now = Instant::now();
     for entry in taken.expired.drain(..) {
         expire(shared, entry, now);
@@ -52,7 +52,7 @@ fn handle(shared: &Shared, taken: &mut Taken<Job>, merged: &mut Batch) {
 
 /// Reports the last batch as finished, if there was one, and waits for the next one. Returns `false` when the
 /// queue is closed and empty.
-fn wait_for_batch(shared: &Shared, computed: Option<Computed>, taken: &mut Taken<Job>) -> bool {
+fn wait_for_batch(shared: &BatcherState, computed: Option<Computed>, taken: &mut Taken<Job>) -> bool {
     // Yields, so that on busy cores the threads that queue requests run first and make this batch larger. On
     // an idle core this costs less than a microsecond.
     std::thread::yield_now();
@@ -92,13 +92,13 @@ fn wait_for_batch(shared: &Shared, computed: Option<Computed>, taken: &mut Taken
     true
 }
 
-fn expire(shared: &Shared, entry: Entry<Job>, now: Instant) {
+fn expire(shared: &BatcherState, entry: Entry<Job>, now: Instant) {
     let waited_us = now.saturating_duration_since(entry.queued).as_micros();
     shared.answer(entry.item, Err(BatchError::Expired { waited_us }));
 }
 
 /// Answers every entry of a batch and leaves it empty.
-fn compute(shared: &Shared, batch: &mut Vec<Entry<Job>>, merged: &mut Batch) {
+fn compute(shared: &BatcherState, batch: &mut Vec<Entry<Job>>, merged: &mut Batch) {
     match batch.len() {
         0 => {}
         1 => compute_one_by_one(shared, batch, merged),
@@ -116,7 +116,7 @@ fn compute(shared: &Shared, batch: &mut Vec<Entry<Job>>, merged: &mut Batch) {
     }
 }
 
-fn compute_one_by_one(shared: &Shared, batch: &mut Vec<Entry<Job>>, merged: &mut Batch) {
+fn compute_one_by_one(shared: &BatcherState, batch: &mut Vec<Entry<Job>>, merged: &mut Batch) {
     for entry in batch.drain(..) {
         let now = Instant::now();
         if entry.terms.deadline.is_some_and(|deadline| deadline <= now) {
@@ -137,7 +137,7 @@ fn compute_one_by_one(shared: &Shared, batch: &mut Vec<Entry<Job>>, merged: &mut
 
 /// Calls the model for a batch of this many requests, records the time, catches a panic and checks the number
 /// of scores.
-fn predict(shared: &Shared, batch: &Batch, requests: usize) -> Result<Scores, BatchError> {
+fn predict(shared: &BatcherState, batch: &Batch, requests: usize) -> Result<Scores, BatchError> {
     let started = Instant::now();
     let call = shared.calls.begin();
     let outcome = catch_unwind(AssertUnwindSafe(|| shared.model.predict(batch)));
@@ -178,7 +178,7 @@ fn merge(batch: &[Entry<Job>], merged: &mut Batch) {
 
 /// Answers each entry with the scores and absent ids of its range of samples, or that one of its scores is
 /// not finite.
-fn answer_all(shared: &Shared, batch: &mut Vec<Entry<Job>>, scores: &Scores) {
+fn answer_all(shared: &BatcherState, batch: &mut Vec<Entry<Job>>, scores: &Scores) {
     let (mut spares, mut answers) = (Vec::with_capacity(batch.len()), Vec::with_capacity(batch.len()));
     let mut start = 0;
     let mut absent = scores.absent.as_slice();

@@ -10,7 +10,7 @@ use crate::cli::client::{ANSWER_BYTES, Connect, Token, status_text, whole};
 use crate::cli::{InputError, note, print};
 use crate::server::proto::ctr_client::CtrClient;
 use crate::server::proto::{GetModelRequest, GetModelResponse, Label, SetLabelRequest, SetLabelResponse};
-use crate::types::{LabelTarget, Version};
+use crate::types::{Version, VersionSelector};
 
 /// How long an answer may take. A version that is not loaded is opened and checked first.
 const TIMEOUT: Duration = Duration::from_secs(3600);
@@ -91,10 +91,10 @@ fn call<T>(message: T, token: Option<&Token>) -> Request<T> {
 }
 
 fn request(model: &str, label: String, version: &str) -> Result<SetLabelRequest, InputError> {
-    let (version, remove) = match (version, LabelTarget::parse(version)) {
+    let (version, remove) = match (version, VersionSelector::parse(version)) {
         (NONE, _) => (0, true),
-        (_, Some(LabelTarget::Latest)) => (0, false),
-        (_, Some(LabelTarget::Version(Version(number)))) if number > 0 => (number, false),
+        (_, Some(VersionSelector::Latest)) => (0, false),
+        (_, Some(VersionSelector::Version(Version(number)))) if number > 0 => (number, false),
         _ => {
             let expected = "the number of a version, latest or none";
             return Err(InputError(anyhow!("VERSION: expected {expected}, got {version:?}")));

@@ -1,24 +1,26 @@
 //! Configuration: flags, environment and file become validated values. Nothing else reads the environment.
 //!
 //! Every key has one name, `section.key` (`settings.rs`). A flag wins over the environment variable
-//! (`FLECHETTE_<SECTION>_<KEY>`), which wins over the TOML file. A layer keeps plain texts with their
-//! sources. One place parses them, so every error names the key, its source, what was expected and what was
-//! found. Unknown names are errors (`unknown.rs`).
+//! (`FLECHETTE_<SECTION>_<KEY>`), which wins over the TOML file. A layer keeps plain texts with their sources
+//! (`layers.rs`). One place parses them (`values.rs`), so every error names the key, its source, what was
+//! expected and what was found. Unknown names are errors (`unknown.rs`).
 
 mod cache;
 mod effective;
 mod layers;
 mod models;
 mod reload;
+mod sections;
 mod security;
+mod server;
 pub(crate) mod settings;
 mod traffic;
 mod unknown;
+mod values;
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fmt;
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,15 +28,21 @@ use std::time::Duration;
 use settings::help;
 
 pub(crate) use cache::{CacheAdmission, CacheConfig, CacheEviction, CacheMode, CacheSize};
-#[cfg(test)]
-pub(crate) use layers::message_bytes;
-pub(crate) use layers::{BYTES_FORM, Layers, parse_bytes};
+pub(crate) use layers::Layers;
 pub use models::Batchers;
 pub(crate) use reload::Reloaded;
+pub use sections::{BatcherConfig, LearnConfig, OtelConfig, TableMemory};
+pub(crate) use sections::{
+    DeviceConfig, DeviceKind, LogConfig, LogFormat, ThreadsConfig, TraceConfig, VersionsConfig,
+};
 pub use security::{AuthConfig, TlsConfig};
+pub use server::ServerConfig;
+#[cfg(test)]
+pub(crate) use server::message_bytes;
 pub(crate) use traffic::{
     CANARY, LABEL_FORM, MAX_LABELS, STABLE, Shadow, Sticky, TrafficConfig, VersionPolicy, is_label,
 };
+pub(crate) use values::{BYTES_FORM, parse_bytes};
 
 /// The texts of the flags that set a key; `None` if a flag is not given. `serve` has all of them.
 #[allow(missing_docs)] // settings.rs has the meaning of each key
@@ -82,6 +90,9 @@ impl Flags {
     }
 }
 
+/// Why spans cannot be configured.
+pub(crate) const NO_OTEL: &str = "this program was built without the cargo feature otel";
+
 /// All settings, validated.
 #[allow(missing_docs)] // settings.rs has the meaning of each key
 #[derive(Clone, Debug, PartialEq)]
@@ -109,163 +120,10 @@ pub struct Config {
     pub(crate) warnings: Vec<String>,
 }
 
-/// Section `server`.
-#[allow(missing_docs)] // settings.rs has the meaning of each key
-#[derive(Clone, Debug, PartialEq)]
-pub struct ServerConfig {
-    pub grpc: SocketAddr,
-    pub http: SocketAddr,
-    /// Whether metrics are kept.
-    pub metrics: bool,
-    pub models: Option<PathBuf>,
-    /// Limit of one request.
-    pub max_samples: usize,
-    /// Limit of one request message.
-    pub max_bytes: usize,
-    /// Limit of the places of calls in flight, over all connections.
-    pub max_requests: usize,
-    /// Limit of the memory for the messages of all calls in flight, and for their answers.
-    pub max_inflight_bytes: usize,
-    /// Limit of each port.
-    pub max_connections: usize,
-    /// How long a client may take for the HTTP/2 preface or its first HTTP request, and for the body of a
-    /// request, and how long an answer may take to leave.
-    pub handshake: Duration,
-    pub body: Duration,
-    pub write: Duration,
-    pub http_idle: Duration,
-    /// `None`: gRPC connections without calls stay open.
-    pub grpc_idle: Option<Duration>,
-    /// A stream that gets no request for this long is ended.
-    pub stream_idle: Duration,
-    /// Limit of one connection.
-    pub max_streams: u32,
-    pub reflection: bool,
-    /// Whether clients can load and unload models, and set labels.
-    pub admin: bool,
-    /// Between SIGTERM and the drain.
-    pub drain_delay: Duration,
-    pub drain: Duration,
-}
-
-/// Section `log`.
-#[allow(missing_docs)] // settings.rs has the meaning of each key
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct LogConfig {
-    pub level: String,
-    pub format: LogFormat,
-    /// `None`: no request is slow.
-    pub slow: Option<Duration>,
-}
-
-/// Section `otel`.
-#[allow(missing_docs)] // settings.rs has the meaning of each key
-#[derive(Clone, Debug, PartialEq)]
-pub struct OtelConfig {
-    pub endpoint: String,
-    /// The share of the requests without a trace of their client that are recorded.
-    pub sample_ratio: f64,
-    pub service_name: String,
-}
-
-/// Why spans cannot be configured.
-pub(crate) const NO_OTEL: &str = "this program was built without the cargo feature otel";
-
-/// How a line of the log is written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum LogFormat {
-    Text,
-    /// An object with the fields of the event.
-    Json,
-}
-
-/// Where the rows of tables are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TableMemory {
-    /// In memory if they fit, otherwise in mapped files.
-    Auto,
-    /// In memory of the process.
-    Ram,
-    /// In mapped files.
-    Mapped,
-}
-
-/// Section `batcher`; each model has a batcher.
-#[allow(missing_docs)] // settings.rs has the meaning of each key
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct BatcherConfig {
-    /// Limit of a merged batch.
-    pub max_samples: usize,
-    pub max_delay: Duration,
-    pub queue_samples: usize,
-    pub queue_bytes: usize,
-    /// Threads that call the model; at least 1.
-    pub workers: usize,
-    pub default_deadline: Duration,
-}
-
-/// Section `trace`.
-#[allow(missing_docs)] // settings.rs has the meaning of each key
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct TraceConfig {
-    /// Share of the rows whose accesses are recorded; 0 records nothing.
-    pub rate: f64,
-    /// Limit of all recordings of a model.
-    pub max_bytes: u64,
-}
-
-/// Section `learn`.
-#[allow(missing_docs)] // settings.rs has the meaning of each key
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LearnConfig {
-    pub enabled: bool,
-    /// Limit of all segments of a model's log.
-    pub max_bytes: u64,
-    /// A segment of this size is followed by another one.
-    pub segment_bytes: u64,
-}
-
-/// Section `versions`.
-#[allow(missing_docs)] // settings.rs has the meaning of each key
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct VersionsConfig {
-    /// Full versions that stay on disk; at least 1.
-    pub keep: usize,
-    pub compact_at: f64,
-}
-
-/// Section `device`.
-#[allow(missing_docs)] // settings.rs has the meaning of each key
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct DeviceConfig {
-    pub kind: DeviceKind,
-    /// Directory for compiled kernels; `None`: they are not saved.
-    pub kernel_cache: Option<PathBuf>,
-}
-
-/// Which device to use.
-#[allow(missing_docs)] // settings.rs has the meaning of each key
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum DeviceKind {
-    /// `Cuda` if it works, otherwise `Host`.
-    Auto,
-    Host,
-    /// A GPU, or an error.
-    Cuda,
-}
-
-/// Section `threads`. Each count is at least 1.
-#[allow(missing_docs)] // settings.rs has the meaning of each key
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct ThreadsConfig {
-    pub compute: usize,
-    pub io: usize,
-}
-
 /// The layer that gives a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
-pub enum Source {
+pub enum SettingSource {
     Flag(&'static str),
     /// The name of the variable.
     Environment(String),
@@ -277,7 +135,7 @@ pub enum Source {
     Default,
 }
 
-impl fmt::Display for Source {
+impl fmt::Display for SettingSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Flag(name) => write!(f, "flag {name}"),
@@ -298,11 +156,16 @@ pub enum ConfigError {
     #[error("{place}: unknown {what} {name}{}", did_you_mean(nearest.as_deref()))]
     Unknown { place: String, what: &'static str, name: String, nearest: Option<String> },
     #[error("{key} ({source_of}): expected {expected}, got {got}")]
-    Value { key: String, source_of: Source, expected: String, got: String },
+    Value { key: String, source_of: SettingSource, expected: String, got: String },
     #[error("{key}: missing, but needed by {wanted_by} = {got} ({source_of})")]
-    Missing { key: &'static str, wanted_by: &'static str, got: String, source_of: Source },
+    Missing { key: &'static str, wanted_by: &'static str, got: String, source_of: SettingSource },
     #[error("{first} ({first_source}) and {second} ({second_source}): give one of the two, not both")]
-    Both { first: &'static str, first_source: Source, second: &'static str, second_source: Source },
+    Both {
+        first: &'static str,
+        first_source: SettingSource,
+        second: &'static str,
+        second_source: SettingSource,
+    },
 }
 
 fn did_you_mean(nearest: Option<&str>) -> String {

@@ -4,7 +4,7 @@ mod fuzz;
 
 use std::fmt::Write;
 
-use super::layers::{parse_bytes, variable};
+use super::layers::variable;
 use super::settings::{self, Fallback, MODEL_SECTION, SECTIONS};
 use super::*;
 

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::ConfigError;
 use super::layers::Layers;
 use super::models::OF_ONE;
-use crate::types::{LabelTarget, Version};
+use crate::types::{Version, VersionSelector};
 
 /// Most versions that a policy loads, most labels of a model, and most bytes of a label.
 pub(crate) const MAX_VERSIONS: usize = 32;
@@ -22,7 +22,7 @@ pub(crate) const CANARY: &str = "canary";
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct TrafficConfig {
     pub versions: VersionPolicy,
-    pub labels: BTreeMap<String, LabelTarget>,
+    pub labels: BTreeMap<String, VersionSelector>,
     pub canary_share: f64,
     pub sticky: Sticky,
     pub shadow: Option<Shadow>,
@@ -63,7 +63,7 @@ pub(crate) enum Sticky {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub(crate) enum Shadow {
-    Target(LabelTarget),
+    Target(VersionSelector),
     Label(String),
 }
 
@@ -72,7 +72,7 @@ pub(crate) fn is_label(text: &str) -> bool {
     let letter =
         |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-' || byte == b'_';
     let starts = text.as_bytes().first().is_some_and(u8::is_ascii_lowercase);
-    starts && text.len() <= LABEL_BYTES && text.bytes().all(letter) && LabelTarget::parse(text).is_none()
+    starts && text.len() <= LABEL_BYTES && text.bytes().all(letter) && VersionSelector::parse(text).is_none()
 }
 
 /// What the name of a label must be.
@@ -134,12 +134,12 @@ fn policy_of(text: &str) -> Option<VersionPolicy> {
     }
 }
 
-fn labels_of(text: &str) -> Option<BTreeMap<String, LabelTarget>> {
+fn labels_of(text: &str) -> Option<BTreeMap<String, VersionSelector>> {
     let parts = text.split(',').map(str::trim).filter(|part| !part.is_empty());
     let pair = |part: &str| {
         let (label, version) = part.split_once('=')?;
         let label = label.trim();
-        is_label(label).then_some((label.to_owned(), LabelTarget::parse(version.trim())?))
+        is_label(label).then_some((label.to_owned(), VersionSelector::parse(version.trim())?))
     };
     let pairs: Vec<_> = parts.map(pair).collect::<Option<_>>()?;
     let labels: BTreeMap<_, _> = pairs.iter().cloned().collect();
@@ -156,7 +156,7 @@ fn sticky_of(text: &str) -> Option<Sticky> {
 
 fn shadow_of(text: &str) -> Option<Shadow> {
     let label = || is_label(text).then(|| Shadow::Label(text.to_owned()));
-    LabelTarget::parse(text).map(Shadow::Target).or_else(label)
+    VersionSelector::parse(text).map(Shadow::Target).or_else(label)
 }
 
 #[cfg(test)]

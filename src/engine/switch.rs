@@ -20,13 +20,12 @@ use crate::cache::{CacheError, FlatCache, NewRow, Switched, WarmRow};
 use crate::model::WeightsError;
 use crate::pace;
 use crate::store::{EmbeddingStore, Opened};
-use crate::sync::EvenPoisoned;
+use crate::sync::{EvenPoisoned, wait_until};
 use crate::types::{RowId, Version};
 
 /// How long a switch waits for the last batch of the old version, so that this thread, and not a batch,
 /// releases the old version's memory.
 const MAX_WAIT: Duration = Duration::from_secs(10);
-const WAIT_STEP: Duration = Duration::from_millis(1);
 
 /// Changed rows that are looked for at a time, so that their memory is prefetched together.
 pub(crate) const KNOWN_CHUNK: usize = 256;
@@ -246,12 +245,8 @@ impl<'r> NextRows<'r> {
 
 /// Waits until no batch uses a version, then releases it. If that takes too long, the batch releases it.
 fn wait_for_last(old: SharedVersion) {
-    let until = Instant::now() + MAX_WAIT;
-    while SharedVersion::strong_count(&old) > 1 {
-        if Instant::now() >= until {
-            let (version, seconds) = (old.version().0, MAX_WAIT.as_secs());
-            return tracing::warn!(version, "a batch of the old version has not ended after {seconds} s");
-        }
-        std::thread::sleep(WAIT_STEP);
+    if !wait_until(MAX_WAIT, || SharedVersion::strong_count(&old) == 1) {
+        let (version, seconds) = (old.version().0, MAX_WAIT.as_secs());
+        tracing::warn!(version, "a batch of the old version has not ended after {seconds} s");
     }
 }

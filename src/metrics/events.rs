@@ -73,15 +73,15 @@ impl Events {
     }
 
     pub(crate) fn record(&self, kind: EventKind, model: &str, text: impl AsRef<str>) {
-        self.record_since(kind, (model, text.as_ref()), Instant::now());
+        self.record_since(Instant::now(), kind, model, text);
     }
 
-    /// Records what happened a moment ago to a model.
-    pub(crate) fn record_since(&self, kind: EventKind, (model, text): (&str, &str), at: Instant) {
+    /// Records what happened a moment ago.
+    pub(crate) fn record_since(&self, at: Instant, kind: EventKind, model: &str, text: impl AsRef<str>) {
         let mut kept = self.locked();
         let number = kept.recorded;
         kept.recorded += 1;
-        let text: String = text.chars().take(TEXT).collect();
+        let text: String = text.as_ref().chars().take(TEXT).collect();
         let events = &mut kept.kinds[kind as usize];
         if events.len() == EACH {
             events.pop_front();
@@ -118,7 +118,7 @@ mod tests {
         let events = Events::default();
         let published = Instant::now();
         events.record(EventKind::Switched, "ads", "version 2 after 1");
-        events.record_since(EventKind::Published, ("ads", "version 2"), published);
+        events.record_since(published, EventKind::Published, "ads", "version 2");
         let kinds: Vec<EventKind> = events.last().iter().map(|event| event.kind).collect();
         assert_eq!(kinds, [EventKind::Switched, EventKind::Published]);
     }

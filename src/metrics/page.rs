@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use metrics_exporter_prometheus::formatting::sanitize_label_value;
 
-use super::Labels;
+use super::register::SeriesLabels;
 
 /// The series of a metrics page, with their values.
 pub(crate) struct Page<'p>(BTreeMap<&'p str, f64>);
@@ -19,7 +19,7 @@ impl<'p> Page<'p> {
     }
 
     /// The value of a series, with the labels in the order of the page. `None` if the page does not have it.
-    pub(crate) fn get(&self, name: &str, labels: Labels) -> Option<f64> {
+    pub(crate) fn get(&self, name: &str, labels: SeriesLabels) -> Option<f64> {
         let labels = labels.iter().map(|(name, value)| format!("{name}=\"{}\"", sanitize_label_value(value)));
         let labels = labels.collect::<Vec<_>>().join(",");
         self.0.get(format!("{name}{{{labels}}}").as_str()).copied()

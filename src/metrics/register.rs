@@ -12,7 +12,7 @@ pub(super) fn recorded(recorder: Option<&PrometheusRecorder>) -> &dyn Recorder {
 }
 
 /// Names and values.
-pub(super) type Labels<'a> = &'a [(&'static str, &'a str)];
+pub(super) type SeriesLabels<'a> = &'a [(&'static str, &'a str)];
 
 /// Registers gauges that are not shown, because another engine of the model sets those that are.
 pub(super) struct WithoutGauges<'r>(pub &'r dyn Recorder);
@@ -41,13 +41,13 @@ static METADATA: Metadata<'static> = Metadata::new(module_path!(), Level::INFO, 
 
 /// What registers with the recorder under a name.
 pub(super) trait Series {
-    fn register(recorder: &dyn Recorder, name: &'static str, labels: Labels) -> Self;
+    fn register(recorder: &dyn Recorder, name: &'static str, labels: SeriesLabels) -> Self;
 }
 
 macro_rules! registers {
     ($($series:ident: $register:ident),+) => {$(
         impl Series for $series {
-            fn register(recorder: &dyn Recorder, name: &'static str, labels: Labels) -> Self {
+            fn register(recorder: &dyn Recorder, name: &'static str, labels: SeriesLabels) -> Self {
                 let labels = labels.iter().map(|(name, value)| Label::new(*name, (*value).to_owned()));
                 recorder.$register(&Key::from_parts(name, labels.collect::<Vec<_>>()), &METADATA)
             }

@@ -40,7 +40,7 @@ impl Training {
 
     /// Records what happened a moment ago.
     pub(crate) fn record_since(&self, kind: EventKind, text: impl AsRef<str>, at: Instant) {
-        self.events.record_since(kind, (&self.model, text.as_ref()), at);
+        self.events.record_since(at, kind, &self.model, text);
     }
 
     pub(super) fn state(&self) -> TrainingState {

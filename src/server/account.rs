@@ -6,12 +6,12 @@ use std::time::Instant;
 use tonic::Code;
 
 use super::gate::{Arrival, Call};
-use super::model::Model;
+use super::model::{EngineIndex, Model};
 use super::report::{self, Instants, Report, Steps};
 use super::serving_engine::Queued;
 use super::status::CallError;
 use crate::batcher::{Progress, Terms};
-use crate::types::{Scores, Times};
+use crate::types::{Scores, Times, Version};
 
 /// Who sent a request, and when.
 pub(crate) struct Sender {
@@ -69,7 +69,7 @@ impl Sender {
 pub(crate) struct Account {
     pub model: Arc<Model>,
     /// The engine that scores it.
-    engine: usize,
+    engine: EngineIndex,
     sender: Sender,
     terms: Terms,
     samples: usize,
@@ -77,19 +77,46 @@ pub(crate) struct Account {
     progress: Option<Progress>,
     /// Those of its batches, if it was scored.
     times: Times,
-    version: Option<u64>,
-    /// `None` if the request is dropped before its answer.
+    version: Option<Version>,
+    result: CallResult,
+}
+
+/// How a request or a Learn call ends.
+#[derive(Default)]
+struct CallResult {
+    /// `None` if it is dropped before its answer.
     code: Option<Code>,
     /// Kept if it is reported.
     error: Option<String>,
+    /// Whether the server is at fault.
     fault: bool,
+}
+
+impl CallResult {
+    fn ok() -> Self {
+        Self { code: Some(Code::Ok), ..Self::default() }
+    }
+
+    fn failed(error: &CallError, sender: &Sender) -> Self {
+        let fault = error.is_fault();
+        let text = sender.reports(fault).then(|| error.to_string());
+        Self { code: Some(error.code()), error: text, fault }
+    }
+
+    /// The code, also if there was no answer.
+    fn code(&self, deadline: Option<Instant>, ended: Instant) -> Code {
+        self.code.unwrap_or_else(|| {
+            let expired = deadline.is_some_and(|deadline| deadline <= ended);
+            if expired { Code::DeadlineExceeded } else { Code::Cancelled }
+        })
+    }
 }
 
 impl Account {
     pub(crate) fn new(model: Arc<Model>, sender: Sender, terms: Terms) -> Self {
         let (samples, progress, times) = (0, None, Times::default());
-        let (version, code, error, fault) = (None, None, None, false);
-        Self { model, engine: 0, sender, terms, samples, progress, times, version, code, error, fault }
+        let (engine, version, result) = (EngineIndex::MAIN, None, CallResult::default());
+        Self { model, engine, sender, terms, samples, progress, times, version, result }
     }
 
     /// The request's own id.
@@ -105,23 +132,21 @@ impl Account {
     }
 
     /// The request was refused before it was queued at this engine.
-    pub(crate) fn not_queued(&mut self, engine: usize, error: &CallError) {
+    pub(crate) fn not_queued(&mut self, engine: EngineIndex, error: &CallError) {
         self.engine = engine;
         self.failed(error);
     }
 
     /// The request was scored.
     pub(crate) fn scored(&mut self, scores: &Scores) {
-        self.version = Some(scores.version.0);
+        self.version = Some(scores.version);
         self.times = scores.times;
-        self.code = Some(Code::Ok);
+        self.result = CallResult::ok();
     }
 
     /// The answer is an error.
     pub(crate) fn failed(&mut self, error: &CallError) {
-        self.code = Some(error.code());
-        self.fault = error.is_fault();
-        self.error = self.sender.reports(self.fault).then(|| error.to_string());
+        self.result = CallResult::failed(error, &self.sender);
         // Not if the memory of all calls is taken, which says nothing about this model.
         if matches!(error, CallError::Batch(_)) && error.retry().is_some() {
             self.model.pressure().refused(self.terms.priority);
@@ -138,7 +163,7 @@ impl Drop for Account {
         });
         let report = self.sender.report(steps);
         let Instants { decoded, ended, .. } = report.times;
-        let code = self.code.unwrap_or_else(|| unanswered(self.terms.deadline, ended));
+        let code = self.result.code(self.terms.deadline, ended);
         let took = ended.saturating_duration_since(decoded);
         let metrics = &self.model.engine(self.engine).metrics;
         metrics.requests.count(code as i32);
@@ -146,8 +171,8 @@ impl Drop for Account {
         let statistics = &metrics.statistics;
         let total = if code == Code::Ok { &statistics.success } else { &statistics.fail };
         total.add(1, took);
-        let Self { samples, version, fault, .. } = *self;
-        let (model, error) = (Some(self.model.name()), self.error.as_deref());
+        let Self { samples, version, result: CallResult { ref error, fault, .. }, .. } = *self;
+        let (model, error) = (Some(self.model.name()), error.as_deref());
         Report { model, version, samples, code, error, fault, ..report }.tell();
     }
 }
@@ -158,41 +183,30 @@ pub(crate) struct LearnAccount {
     sender: Sender,
     deadline: Option<Instant>,
     samples: usize,
-    /// `None` if the call is dropped before its answer.
-    code: Option<Code>,
-    error: Option<String>,
-    fault: bool,
+    result: CallResult,
 }
 
 impl LearnAccount {
     pub(crate) fn new(model: Arc<Model>, sender: Sender, call: &Call, samples: u32) -> Self {
         let (deadline, samples) = (call.deadline, samples as usize);
-        Self { model, sender, deadline, samples, code: None, error: None, fault: false }
+        Self { model, sender, deadline, samples, result: CallResult::default() }
     }
 
     pub(crate) fn ended<T>(&mut self, result: &Result<T, CallError>) {
-        let Err(error) = result else {
-            self.code = Some(Code::Ok);
-            return;
+        self.result = match result {
+            Ok(_) => CallResult::ok(),
+            Err(error) => CallResult::failed(error, &self.sender),
         };
-        (self.code, self.fault) = (Some(error.code()), error.is_fault());
-        self.error = self.sender.reports(self.fault).then(|| error.to_string());
     }
 }
 
 impl Drop for LearnAccount {
     fn drop(&mut self) {
         let report = self.sender.report(None);
-        let code = self.code.unwrap_or_else(|| unanswered(self.deadline, report.times.ended));
+        let code = self.result.code(self.deadline, report.times.ended);
         self.model.main().metrics.requests.count(code as i32);
-        let Self { samples, fault, .. } = *self;
-        let (model, error) = (Some(self.model.name()), self.error.as_deref());
+        let Self { samples, result: CallResult { ref error, fault, .. }, .. } = *self;
+        let (model, error) = (Some(self.model.name()), error.as_deref());
         Report { model, samples, code, error, fault, ..report }.tell();
     }
-}
-
-/// The code of a request without an answer.
-fn unanswered(deadline: Option<Instant>, ended: Instant) -> Code {
-    let expired = deadline.is_some_and(|deadline| deadline <= ended);
-    if expired { Code::DeadlineExceeded } else { Code::Cancelled }
 }

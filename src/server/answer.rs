@@ -13,13 +13,13 @@ use tonic::Status;
 use tonic::body::Body;
 use tonic::codegen::http::Response;
 
-use super::Shared;
+use super::ServerState;
 use super::charge::Charge;
-use super::link::{Aside, OpenStream};
+use super::connection_state::{Aside, OpenStream};
 
 /// A call of a connection, until the last byte of its answer has left.
 struct OpenCall {
-    shared: Arc<Shared>,
+    shared: Arc<ServerState>,
     /// Ends before `_aside`, so that the connection knows whether this call has kept it open.
     open: Arc<OpenStream>,
     /// `None` if the gate did not admit the call.
@@ -38,7 +38,7 @@ impl Answer {
     /// The answer of an open call, with the [`Charge`] that the gate has put into the response.
     pub(super) fn of(
         mut response: Response<Body>,
-        shared: Arc<Shared>,
+        shared: Arc<ServerState>,
         open: Arc<OpenStream>,
     ) -> Response<Self> {
         let held = response.extensions_mut();
@@ -100,7 +100,7 @@ struct Unsent {
 impl Unsent {
     fn new(bytes: Bytes, call: Arc<OpenCall>) -> Self {
         call.shared.in_flight_bytes.fetch_add(bytes.len(), Ordering::AcqRel);
-        let number = call.open.link().begin_send(bytes.len());
+        let number = call.open.connection().begin_send(bytes.len());
         Self { bytes, number, call }
     }
 }
@@ -114,6 +114,6 @@ impl AsRef<[u8]> for Unsent {
 impl Drop for Unsent {
     fn drop(&mut self) {
         self.call.shared.in_flight_bytes.fetch_sub(self.bytes.len(), Ordering::AcqRel);
-        self.call.open.link().end_send(self.number, self.bytes.len());
+        self.call.open.connection().end_send(self.number, self.bytes.len());
     }
 }

@@ -11,9 +11,8 @@
 //! that describes or changes a model belong to none either, so that this works while it is overloaded, and
 //! for changes a few places are kept ([`KEPT_FOR_CHANGES`]).
 //!
-//! **Memory of a stream.** Its messages are released one by one. But its decoder keeps the buffer of its
-//! largest message until the stream ends, so as much stays charged ([`BUFFER_PER_BYTE`]), and the next
-//! message uses that first: a stream of equal messages is charged as if it had one.
+//! **Memory.** A call is charged with its message until it is answered. The messages of a stream are released
+//! one by one (`charge/stream.rs`).
 //!
 //! **Connections.** Calls that wait for their message, or for their answer to leave, are in flight too. There
 //! are at most twice as many calls in flight as places. While less than half of these are taken (for a new
@@ -22,19 +21,21 @@
 //! calls. The same holds for the last sixteenth of the memory. A connection may always have one call. So a
 //! client needs many connections to keep others out, and only `server.max_connections` limits those.
 
-use std::collections::VecDeque;
+mod stream;
+
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Instant;
 
 use tonic::Status;
 
-use super::link::Link;
+use super::connection_state::ConnectionState;
 use super::pressure::{Pressure, overloaded};
 use super::status::FULL;
-use super::{SMALL_MESSAGE, Shared};
+use super::{SMALL_MESSAGE, ServerState};
 use crate::batcher::Priority;
 use crate::sync::EvenPoisoned;
+use stream::{Stream, StreamMemory};
 
 /// A model may hold at most this many times what is free.
 const MAX_HELD_PER_FREE: usize = 3;
@@ -47,38 +48,34 @@ const PARTS: usize = 64;
 /// places may be taken by its calls, and a change is what helps.
 const KEPT_FOR_CHANGES: usize = 16;
 
-/// Most memory of a decoder's buffer for each byte of the largest message: a buffer that is too small becomes
-/// at least twice as large.
-const BUFFER_PER_BYTE: usize = 2;
-
 /// The memory divided by this is kept for other connections. One large stream may need nearly all.
 const KEPT_MEMORY_DIVISOR: usize = 16;
 
 /// A call in flight. What it takes is free when this is dropped.
 pub(crate) struct Charge {
-    pub shared: Arc<Shared>,
-    link: Arc<Link>,
+    pub shared: Arc<ServerState>,
+    connection: Arc<ConnectionState>,
     deadline: Option<Instant>,
     /// Its memory, which counts towards `server.max_inflight_bytes`.
     bytes: AtomicUsize,
-    model: OnceLock<Named>,
+    model: OnceLock<NamedModel>,
     place: Mutex<Option<Place>>,
-    kind: Kind,
+    kind: CallKind,
     /// The client has ended the call before its message was complete.
     cancelled: AtomicBool,
     /// `None` for a call with a single message.
-    stream: Option<OfStream>,
+    stream: Option<Stream>,
 }
 
 /// The model that a call uses.
-struct Named {
+struct NamedModel {
     name: String,
     pressure: Arc<Pressure>,
 }
 
 /// What a call does with its model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum CallKind {
     /// One message, for the model that it names.
     Use,
     /// One message with samples, which the model that it names stores.
@@ -91,7 +88,7 @@ pub(crate) enum Kind {
     Stream,
 }
 
-impl Kind {
+impl CallKind {
     /// What it may take of a limit for all calls.
     fn of_limit(self, limit: usize) -> usize {
         if self == Self::Change { limit + KEPT_FOR_CHANGES } else { limit }
@@ -123,7 +120,7 @@ impl Drop for HeldBytes {
 
 /// A place among the calls that are computed.
 struct Place {
-    shared: Arc<Shared>,
+    shared: Arc<ServerState>,
     model: Option<Arc<Pressure>>,
     /// `None` if the model does not compute the call.
     priority: Option<Priority>,
@@ -140,24 +137,6 @@ impl Drop for Place {
     }
 }
 
-/// A stream's messages.
-#[derive(Default)]
-struct OfStream {
-    messages: Mutex<Messages>,
-    /// Set when the stream is not read any more, until it is read again.
-    paused: AtomicBool,
-}
-
-#[derive(Default)]
-struct Messages {
-    /// The complete messages that were not released yet.
-    complete: VecDeque<MessageSize>,
-    /// What the decoder's buffer takes at most.
-    buffer: usize,
-    /// The part of the stream's charge that no message uses: at most `buffer`.
-    spare: usize,
-}
-
 /// A message that was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MessageSize {
@@ -167,57 +146,77 @@ pub(crate) struct MessageSize {
     pub cost: usize,
 }
 
+/// What is used of a limit: places, calls or bytes.
+#[derive(Clone, Copy)]
+struct Usage {
+    /// By one model or one connection.
+    held: usize,
+    /// By all calls.
+    taken: usize,
+    limit: usize,
+}
+
+impl Usage {
+    /// Whether a model holds more than its share.
+    fn is_beyond_share(self) -> bool {
+        self.held > MAX_HELD_PER_FREE.saturating_mul(self.limit.saturating_sub(self.taken))
+    }
+}
+
 impl Charge {
     /// Counts a call, or a stream, whose messages are released one by one.
     ///
     /// # Errors
     /// When there are too many calls, in all or of this connection. Then it is not counted.
     pub(crate) fn enter(
-        shared: &Arc<Shared>,
-        link: &Arc<Link>,
+        shared: &Arc<ServerState>,
+        connection: &Arc<ConnectionState>,
         deadline: Option<Instant>,
-        kind: Kind,
+        kind: CallKind,
     ) -> Result<Arc<Self>, Status> {
         let (limit, all) = (shared.max_requests, shared.in_flight.fetch_add(1, Ordering::AcqRel) + 1);
-        let held = link.in_flight.fetch_add(1, Ordering::AcqRel) + 1;
+        let held = connection.in_flight.fetch_add(1, Ordering::AcqRel) + 1;
         if held == 1 {
             shared.callers.fetch_add(1, Ordering::AcqRel);
         }
         let charge = Self {
             shared: shared.clone(),
-            link: link.clone(),
+            connection: connection.clone(),
             deadline,
             bytes: AtomicUsize::new(0),
             model: OnceLock::new(),
             place: Mutex::new(None),
             kind,
             cancelled: AtomicBool::new(false),
-            stream: (kind == Kind::Stream).then(OfStream::default),
+            stream: (kind == CallKind::Stream).then(Stream::default),
         };
         let (most, taken) = match kind {
-            Kind::Stream => {
+            CallKind::Stream => {
                 let (place, places) = charge.take_place(None)?;
                 *charge.place() = Some(place);
                 (limit, places)
             }
-            Kind::Use | Kind::Learn | Kind::Describe | Kind::Change => (2 * limit, all),
+            CallKind::Use | CallKind::Learn | CallKind::Describe | CallKind::Change => (2 * limit, all),
         };
         if all > kind.of_limit(2 * limit) {
             return Err(full(limit, all, ""));
         }
         // A connection may always have one.
-        let may_have_more = held == 1 || kind == Kind::Change;
-        if !may_have_more && charge.takes_from_connections(held, most / 2, most, taken) {
+        let may_have_more = held == 1 || kind == CallKind::Change;
+        let usage = Usage { held, taken, limit: most };
+        if !may_have_more && charge.takes_from_connections(usage, most / 2) {
             let others = format!(", {held} of them of this connection; the rest is for others");
             return Err(full(limit, taken, &others));
         }
         Ok(Arc::new(charge))
     }
 
-    /// Whether a connection that holds this much takes more than its part of what is kept for all of them.
-    fn takes_from_connections(&self, held: usize, kept: usize, limit: usize, all: usize) -> bool {
+    /// Whether a connection takes more than its part of the last `kept` of a limit, which are kept for all
+    /// connections.
+    fn takes_from_connections(&self, of_connection: Usage, kept: usize) -> bool {
         let parts = (self.shared.callers.load(Ordering::Acquire) + 1).max(PARTS);
-        all > limit - kept && held > kept / parts
+        let Usage { held, taken, limit } = of_connection;
+        taken > limit - kept && held > kept / parts
     }
 
     fn place(&self) -> MutexGuard<'_, Option<Place>> {
@@ -226,12 +225,12 @@ impl Charge {
 
     /// The name of the call's model was read.
     pub(crate) fn name(&self, name: String) {
-        if !matches!(self.kind, Kind::Use | Kind::Learn) {
+        if !matches!(self.kind, CallKind::Use | CallKind::Learn) {
             return;
         }
         // The service refuses unknown models.
         let Some(model) = self.shared.models.get(&name) else { return };
-        let named = Named { name, pressure: model.pressure().clone() };
+        let named = NamedModel { name, pressure: model.pressure().clone() };
         // If a strange message names its model twice, the first name counts.
         if self.model.set(named).is_ok()
             && let Some(model) = self.model()
@@ -258,10 +257,10 @@ impl Charge {
     /// Returns how many places are taken, too.
     fn take_place(&self, priority: Option<Priority>) -> Result<(Place, usize), Status> {
         let (limit, all) = (self.shared.max_requests, self.shared.places.fetch_add(1, Ordering::AcqRel) + 1);
-        let learns = self.kind == Kind::Learn;
+        let learns = self.kind == CallKind::Learn;
         let learning = if learns { self.shared.learning.fetch_add(1, Ordering::AcqRel) + 1 } else { 0 };
         let model = self.model().cloned();
-        let priority = priority.filter(|_| self.kind == Kind::Use);
+        let priority = priority.filter(|_| self.kind == CallKind::Use);
         let held = model.as_ref().map_or(0, |model| model.enter(priority));
         // Gives the place back if it is dropped here.
         let place = Place { shared: self.shared.clone(), model, priority, learns };
@@ -272,7 +271,7 @@ impl Charge {
             let others = format!(", {learning} of them to learn, which may be half");
             return Err(full(limit, all, &others));
         }
-        if self.takes_from_others(held, limit, all) {
+        if self.takes_from_models(Usage { held, taken: all, limit }) {
             let name = self.model_name().unwrap_or_default();
             let others = format!(", {held} of them for model {name:?}; the rest is for other models");
             return Err(full(limit, all, &others));
@@ -310,20 +309,17 @@ impl Charge {
 
     /// A message has arrived completely.
     pub(crate) fn ended(&self, message: MessageSize) {
-        if let Some(mut messages) = self.messages() {
-            messages.complete.push_back(message);
+        if let Some(mut memory) = self.stream_memory() {
+            memory.push(message);
         }
     }
 
     /// Releases the memory of the first message of a stream, which was converted, except for that of the
     /// decoder's buffer.
     pub(crate) fn release_first(&self) {
-        let Some(mut messages) = self.messages() else { return };
-        let Some(MessageSize { bytes, cost }) = messages.complete.pop_front() else { return };
-        messages.buffer = messages.buffer.max(BUFFER_PER_BYTE * bytes);
-        let unused = messages.spare + cost;
-        messages.spare = unused.min(messages.buffer);
-        self.release(unused - messages.spare);
+        if let Some(mut memory) = self.stream_memory() {
+            self.release(memory.pop());
+        }
     }
 
     /// Charges memory of a message that arrives.
@@ -331,38 +327,36 @@ impl Charge {
     /// # Errors
     /// As [`Self::add`].
     pub(crate) fn add_of_message(&self, bytes: usize) -> Result<(), TooManyBytes> {
-        let Some(mut messages) = self.messages() else { return self.add(bytes) };
-        let charged = bytes.min(messages.spare);
+        let Some(mut memory) = self.stream_memory() else { return self.add(bytes) };
+        let charged = memory.spare_for(bytes);
         // Even of nothing more, a connection with much memory would be refused.
         if bytes > charged {
             self.add(bytes - charged)?;
         }
-        messages.spare -= charged;
+        memory.use_spare(charged);
         Ok(())
     }
 
     /// `None` for a call with a single message.
-    fn messages(&self) -> Option<MutexGuard<'_, Messages>> {
-        self.stream.as_ref().map(|stream| stream.messages.lock().even_poisoned())
+    fn stream_memory(&self) -> Option<MutexGuard<'_, StreamMemory>> {
+        self.stream.as_ref().map(Stream::memory)
     }
 
     fn release(&self, bytes: usize) {
         self.bytes.fetch_sub(bytes, Ordering::Relaxed);
-        self.link.bytes.fetch_sub(bytes, Ordering::Relaxed);
+        self.connection.bytes.fetch_sub(bytes, Ordering::Relaxed);
         self.model().inspect(|model| model.release_bytes(bytes));
         self.shared.in_flight_bytes.fetch_sub(bytes, Ordering::AcqRel);
     }
 
     /// The stream is not read for a while, so its client cannot complete a message.
     pub(crate) fn pause(&self) {
-        if let Some(stream) = &self.stream {
-            stream.paused.store(true, Ordering::Relaxed);
-        }
+        self.stream.iter().for_each(Stream::pause);
     }
 
     /// Whether the stream was paused, and is read again.
     pub(crate) fn resumed(&self) -> bool {
-        self.stream.as_ref().is_some_and(|stream| stream.paused.swap(false, Ordering::Relaxed))
+        self.stream.as_ref().is_some_and(Stream::resumed)
     }
 
     /// Charges more memory.
@@ -375,16 +369,17 @@ impl Charge {
         let own = self.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
         let all = self.shared.in_flight_bytes.fetch_add(bytes, Ordering::AcqRel) + bytes;
         let of_model = self.model().map_or(0, |model| model.add_bytes(bytes));
-        let of_connection = self.link.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        let of_connection = self.connection.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
         // The names in a change take next to nothing.
-        if self.kind == Kind::Change && own <= SMALL_MESSAGE {
+        if self.kind == CallKind::Change && own <= SMALL_MESSAGE {
             return Ok(());
         }
         // A model, and a connection, may always have one call.
-        let others = if of_model > own && self.takes_from_others(of_model, limit, all) {
+        let usage = |held| Usage { held, taken: all, limit };
+        let others = if of_model > own && self.takes_from_models(usage(of_model)) {
             "; the rest is for other models"
         } else if of_connection > own
-            && self.takes_from_connections(of_connection, limit / KEPT_MEMORY_DIVISOR, limit, all)
+            && self.takes_from_connections(usage(of_connection), limit / KEPT_MEMORY_DIVISOR)
         {
             "; the rest is for other connections"
         } else if all > limit {
@@ -411,7 +406,7 @@ impl Charge {
 
     /// Whether the call asks for scores of the model that it names.
     pub(crate) fn scores(&self) -> bool {
-        self.kind == Kind::Use
+        self.kind == CallKind::Use
     }
 
     /// The name of the model that the call uses, if it has arrived and that model is served.
@@ -419,24 +414,20 @@ impl Charge {
         self.model.get().map(|named| named.name.as_str())
     }
 
-    /// Whether a model that holds this much takes it from others.
-    fn takes_from_others(&self, held: usize, limit: usize, all: usize) -> bool {
-        is_beyond_share(held, limit, all) && self.shared.models.are_several()
+    /// Whether a model takes what other models may need.
+    fn takes_from_models(&self, of_model: Usage) -> bool {
+        of_model.is_beyond_share() && self.shared.models.are_several()
     }
 }
 
 impl Drop for Charge {
     fn drop(&mut self) {
         self.release(self.bytes.load(Ordering::Relaxed));
-        if self.link.in_flight.fetch_sub(1, Ordering::AcqRel) == 1 {
+        if self.connection.in_flight.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.shared.callers.fetch_sub(1, Ordering::AcqRel);
         }
         self.shared.in_flight.fetch_sub(1, Ordering::AcqRel);
     }
-}
-
-fn is_beyond_share(held: usize, limit: usize, all: usize) -> bool {
-    held > MAX_HELD_PER_FREE.saturating_mul(limit.saturating_sub(all))
 }
 
 fn full(limit: usize, all: usize, others: &str) -> Status {

@@ -6,7 +6,8 @@
 //!   reads nothing, or grants no window, would hold memory, and calls in flight that others may need.
 //! * A connection without calls for `server.grpc_idle_seconds` gets GOAWAY, and is closed soon after. Open
 //!   health watches and reflection streams do not keep it (`ungated.rs`).
-//! * A connection that resets calls faster than the server can end them is read more slowly (`link.rs`).
+//! * A connection that resets calls faster than the server can end them is read more slowly
+//!   (`connection_state.rs`).
 //! * The calls of a connection leave a part of what is free to other connections (`charge.rs`).
 //!
 //! Answers count towards `server.max_inflight_bytes` until they have left (`answer.rs`).
@@ -28,12 +29,12 @@ use tonic::codegen::BoxFuture;
 use tonic::codegen::http::{Request, Response};
 
 use super::answer::Answer;
-use super::link::{Link, NewCall, OpenStream, State};
+use super::connection_state::{ClientState, ConnectionState, NewCall, OpenStream};
 use super::listener::{Connection, Limited, Permit};
 use super::route::GrpcService;
 use super::socket::Socket;
 use super::unread::{self, Rest, Windows};
-use super::{Shared, stopped};
+use super::{ServerState, stopped};
 use crate::config::ServerConfig;
 
 /// Each connection is pinged at this interval, and closed if no answer arrives within this timeout.
@@ -45,7 +46,8 @@ const HEADER_BYTES: u32 = 16 << 10;
 
 /// Most calls that a client may cancel before they are accepted; with more the connection ends, with all its
 /// calls. The default is 20, but a proxy may cancel many calls at once when its own client has gone. So the
-/// limit is more than the calls in the 16 KiB that `link.rs` lets it read at once, at 26 bytes for each.
+/// limit is more than the calls in the 16 KiB that are read at once (`connection_state.rs`), at 26 bytes for
+/// each.
 const RESETS_AT_ONCE: usize = 2048;
 
 /// Most calls that HTTP/2 itself resets in the whole life of a connection. Each takes memory until the client
@@ -64,7 +66,7 @@ const MAX_CHECK_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Accepts connections until `stop`, and serves them until they are closed.
 pub(crate) struct GrpcPort<S> {
-    pub shared: Arc<Shared>,
+    pub shared: Arc<ServerState>,
     pub service: S,
     pub limits: Limits,
     pub http2: Http2,
@@ -116,9 +118,10 @@ impl<S: GrpcService> GrpcPort<S> {
         permit: Permit,
         http2: &http2::Builder<TokioExecutor>,
     ) -> impl Future<Output = ()> + Send + 'static + use<S> {
-        let link = Arc::new(Link::new(self.http2.max_streams as usize));
-        let stream = TokioIo::new(Connection::grpc(stream, permit, link.clone()));
-        let calls = Calls { service: self.service.clone(), shared: self.shared.clone(), link: link.clone() };
+        let state = Arc::new(ConnectionState::new(self.http2.max_streams as usize));
+        let stream = TokioIo::new(Connection::grpc(stream, permit, state.clone()));
+        let calls =
+            Calls { service: self.service.clone(), shared: self.shared.clone(), state: state.clone() };
         let connection = http2.serve_connection(stream, calls);
         let (limits, mut stop) = (self.limits, self.stop.clone());
         async move {
@@ -128,24 +131,24 @@ impl<S: GrpcService> GrpcPort<S> {
             loop {
                 tokio::select! {
                     // An error of the connection is the client's.
-                    _ = poll_fn(|cx| { link.read_more(); connection.as_mut().poll(cx) }) => return,
+                    _ = poll_fn(|cx| { state.read_more(); connection.as_mut().poll(cx) }) => return,
                     () = stopped(&mut stop), if leaving.is_none() => {
-                        if !link.greeted() {
+                        if !state.greeted() {
                             return;
                         }
                         connection.as_mut().graceful_shutdown();
                         leaving = Some(Instant::now());
                     }
-                    now = checks.tick() => match link.state(&limits, now) {
-                        State::Good => {}
-                        State::Idle if leaving.is_none() => {
+                    now = checks.tick() => match state.client(&limits, now) {
+                        ClientState::Good => {}
+                        ClientState::Idle if leaving.is_none() => {
                             connection.as_mut().graceful_shutdown();
                             leaving = Some(now);
                         }
                         // A client that does not close its end after GOAWAY gets no more time.
-                        State::Idle if leaving.is_some_and(|since| now < since + limits.handshake) => {}
-                        State::Idle => return,
-                        State::Overdue(setting) => {
+                        ClientState::Idle if leaving.is_some_and(|since| now < since + limits.handshake) => {}
+                        ClientState::Idle => return,
+                        ClientState::Overdue(setting) => {
                             tracing::debug!("{setting}: a gRPC connection is closed");
                             return;
                         }
@@ -175,8 +178,8 @@ fn http2(Http2 { max_streams, windows }: Http2) -> http2::Builder<TokioExecutor>
 /// The calls of a connection.
 struct Calls<S> {
     service: S,
-    shared: Arc<Shared>,
-    link: Arc<Link>,
+    shared: Arc<ServerState>,
+    state: Arc<ConnectionState>,
 }
 
 impl<S: GrpcService> hyper::service::Service<Request<Incoming>> for Calls<S> {
@@ -185,9 +188,9 @@ impl<S: GrpcService> hyper::service::Service<Request<Incoming>> for Calls<S> {
     type Future = Answering;
 
     fn call(&self, mut request: Request<Incoming>) -> Answering {
-        let new = Some(NewCall::new(self.link.clone()));
-        let open = Arc::new(OpenStream::new(self.link.clone()));
-        request.extensions_mut().insert(self.link.clone());
+        let new = Some(NewCall::new(self.state.clone()));
+        let open = Arc::new(OpenStream::new(self.state.clone()));
+        request.extensions_mut().insert(self.state.clone());
         let (head, body) = request.into_parts();
         let (body, rest) = unread::Body::new(body);
         // Every service of the chain is always ready.
@@ -200,11 +203,11 @@ impl<S: GrpcService> hyper::service::Service<Request<Incoming>> for Calls<S> {
 struct Answering {
     /// `None` when it has begun.
     new: Option<NewCall>,
-    /// Ends before the [`Aside`](super::link::Aside) in `answer`, as in an answered call.
+    /// Ends before the [`Aside`](super::connection_state::Aside) in `answer`, as in an answered call.
     open: Arc<OpenStream>,
     answer: BoxFuture<Response<Body>, Infallible>,
     rest: Rest,
-    shared: Arc<Shared>,
+    shared: Arc<ServerState>,
 }
 
 impl Future for Answering {

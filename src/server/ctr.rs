@@ -11,10 +11,9 @@ use std::time::{Duration, Instant};
 use tonic::{Code, Request, Response, Status, Streaming};
 
 use super::account::{LearnAccount, Sender};
-use super::charge::Kind;
 use super::gate::Call;
 use super::labels::Changed;
-use super::model::Model;
+use super::model::{Model, ShownLabel};
 use super::pending::{Pending, ScoreRequest};
 use super::proto::predict_stream_response::Result as PredictResult;
 use super::proto::{
@@ -25,11 +24,11 @@ use super::serving_engine::{NotQueued, Queued, ServingEngine};
 use super::status::CallError;
 use super::stream::Answers;
 use super::traffic::RequestOptions;
-use super::{Shared, convert, labels};
+use super::{ServerState, convert, labels};
 use crate::batcher::{Priority, Terms};
 use crate::learnlog::name_of;
 use crate::schema::Schema;
-use crate::types::{LabelTarget, Scores};
+use crate::types::{Scores, Version, VersionSelector};
 
 #[cfg(test)]
 pub(crate) use request::PredictHead;
@@ -43,14 +42,6 @@ pub(crate) use service::ctr_server::CtrServer;
 mod service {
     include!("../../proto/generated/server/flechette.v1.rs");
 }
-
-/// The methods that do not simply use a model.
-pub(crate) const KINDS: &[(&str, Kind)] = &[
-    ("PredictStream", Kind::Stream),
-    ("Learn", Kind::Learn),
-    ("GetModel", Kind::Describe),
-    ("SetLabel", Kind::Change),
-];
 
 impl ScoreRequest for PredictMessage {
     type Form = ();
@@ -80,7 +71,7 @@ impl ScoreRequest for PredictMessage {
 
     fn queue(mut self, id: &str, model: &Model, terms: Terms) -> Result<(Queued, ()), NotQueued> {
         let options = RequestOptions {
-            version: (self.head.version != 0).then_some(self.head.version),
+            version: (self.head.version != 0).then_some(Version(self.head.version)),
             label: std::mem::take(&mut self.head.label),
             id,
             terms,
@@ -131,7 +122,7 @@ impl ServingEngine {
 }
 
 /// The service.
-pub(crate) struct CtrService(pub Arc<Shared>);
+pub(crate) struct CtrService(pub Arc<ServerState>);
 
 #[tonic::async_trait]
 impl Ctr for CtrService {
@@ -185,13 +176,13 @@ impl Ctr for CtrService {
             max_samples: served.limits.max_samples as u32,
             max_bytes: served.limits.max_bytes as u64,
         };
-        let labels = model.named().map(|(label, target, version)| Label {
+        let labels = model.shown_labels().map(|ShownLabel { label, target, version }| Label {
             label: label.to_owned(),
-            version: version.unwrap_or(0),
-            latest: target == LabelTarget::Latest,
+            version: version.map_or(0, |version| version.0),
+            latest: target == VersionSelector::Latest,
         });
         Ok(Response::new(GetModelResponse {
-            versions: model.versions().into_iter().map(|(version, _)| version).collect(),
+            versions: model.versions().iter().map(|loaded| loaded.version.0).collect(),
             labels: labels.collect(),
             ..convert::description(&served.predict.describe(), limits)
         }))

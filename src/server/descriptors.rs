@@ -1,7 +1,7 @@
-//! The limit of the process's open files, and what the two ports may use of it.
+//! The limit of the process's open files, and how it is divided between the two ports.
 //!
-//! Without descriptors a port can accept nothing, not even to refuse it. So each port gets a share of the
-//! limit, and connections beyond it are closed at once. Files that are opened later have a share too.
+//! A port without a free descriptor cannot accept a connection, not even to close it. So each port gets a
+//! share of the limit, and closes further connections at once. A part of the limit is left for files.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 

@@ -10,14 +10,14 @@ use tokio::time::Instant;
 use tonic_health::server::HealthReporter;
 
 use super::updates::HEALTH_NAMES;
-use super::{Drained, Shared};
+use super::{Drained, ServerState};
 
 /// How long clients have to close connections without calls, and batchers to end.
 const CLOSE: Duration = Duration::from_secs(1);
 
 /// The drain of a server, after its clients got GOAWAY.
 pub(super) struct Drain<'a> {
-    pub shared: &'a Arc<Shared>,
+    pub shared: &'a Arc<ServerState>,
     pub health: HealthReporter,
     pub until: Instant,
 }
@@ -38,7 +38,7 @@ impl Drain<'_> {
         let unfinished = self.shared.in_flight.load(Ordering::Acquire);
         if closed.is_err() && unfinished > 0 {
             tracing::warn!(unfinished, "server.drain_seconds have passed: open connections are closed");
-            for (_, model) in self.shared.models.all() {
+            for model in self.shared.models.all() {
                 for served in model.engines() {
                     served.batcher.abandon();
                 }
@@ -54,7 +54,7 @@ impl Drain<'_> {
         let (shared, (end, ended)) = (self.shared.clone(), oneshot::channel());
         // Not a blocking task of the runtime, whose end would wait for it.
         let joining = std::thread::Builder::new().name("drain".into()).spawn(move || {
-            for (_, model) in shared.models.all() {
+            for model in shared.models.all() {
                 model.shadow().iter().for_each(|shadow| shadow.end());
                 model.engines().iter().for_each(|served| served.batcher.join());
                 // Its queue is empty if all calls finished in time. Otherwise the answers to its records are

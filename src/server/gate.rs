@@ -27,10 +27,11 @@ use tonic::codegen::{BoxFuture, Bytes, Service};
 use tonic::server::NamedService;
 use tonic::{Code, Status};
 
-use super::Shared;
-use super::charge::{Charge, Kind};
-use super::link::Link;
+use super::ServerState;
+use super::charge::{CallKind, Charge};
+use super::connection_state::ConnectionState;
 use super::meter::{Layout, Metered};
+use super::methods::Method;
 use super::origin::Origin;
 use super::report::{self, Instants, Report};
 
@@ -46,9 +47,9 @@ pub(crate) struct Call {
     pub charge: Arc<Charge>,
 }
 
-/// The headers of a call, and what the gate need not do when it ends.
+/// What the headers of a call say, and which parts of its end its service takes over from the gate.
 pub(crate) struct Arrival {
-    pub shared: Arc<Shared>,
+    pub shared: Arc<ServerState>,
     pub at: Instant,
     pub origin: Origin,
     path: Option<PathAndQuery>,
@@ -61,7 +62,7 @@ pub(crate) struct Arrival {
 }
 
 impl Arrival {
-    fn now(shared: &Arc<Shared>, uri: &Uri, headers: &HeaderMap) -> Self {
+    fn now(shared: &Arc<ServerState>, uri: &Uri, headers: &HeaderMap) -> Self {
         Self {
             shared: shared.clone(),
             at: Instant::now(),
@@ -114,21 +115,14 @@ impl Call {
 #[derive(Clone)]
 pub(crate) struct Gate<S> {
     inner: S,
-    shared: Arc<Shared>,
+    shared: Arc<ServerState>,
     /// The layout of the service's requests.
     requests: &'static Layout,
-    /// The methods that do not simply use a model.
-    kinds: &'static [(&'static str, Kind)],
 }
 
 impl<S> Gate<S> {
-    pub(crate) fn new(
-        inner: S,
-        shared: Arc<Shared>,
-        requests: &'static Layout,
-        kinds: &'static [(&'static str, Kind)],
-    ) -> Self {
-        Self { inner, shared, requests, kinds }
+    pub(crate) fn new(inner: S, shared: Arc<ServerState>, requests: &'static Layout) -> Self {
+        Self { inner, shared, requests }
     }
 }
 
@@ -153,11 +147,11 @@ where
         let arrival = Arc::new(Arrival::now(&self.shared, request.uri(), request.headers()));
         // Computed before the future runs, because tonic starts its own timer right after this function.
         let deadline = timeout(request.headers()).and_then(|rest| arrival.at.checked_add(rest));
-        let method = request.uri().path().rsplit('/').next();
-        let kind =
-            self.kinds.iter().find(|(name, _)| method == Some(name)).map_or(Kind::Use, |(_, kind)| *kind);
-        let entered = Link::of(&request).ok_or_else(|| Status::internal("the call has no connection"));
-        let entered = entered.and_then(|link| Charge::enter(&self.shared, link, deadline, kind));
+        // The service refuses a method that it does not have.
+        let kind = Method::of(request.uri().path()).and_then(Method::kind).unwrap_or(CallKind::Use);
+        let entered = ConnectionState::of(&request);
+        let entered = entered.ok_or_else(|| Status::internal("the call has no connection"));
+        let entered = entered.and_then(|connection| Charge::enter(&self.shared, connection, deadline, kind));
         let mut passage = Passage { arrival, charge: None, code: Code::Cancelled, error: None };
         let charge = match entered {
             Ok(charge) => passage.charge.insert(charge).clone(),
@@ -173,34 +167,49 @@ where
         let call = Call { deadline, arrival: passage.arrival.clone(), charge: charge.clone() };
         request.extensions_mut().insert(call);
         let answer = self.inner.call(request);
-        if kind == Kind::Stream {
-            return Box::pin(async move {
-                let mut response = passage.stream(answer.await?);
-                response.extensions_mut().insert(charge);
-                Ok(response)
-            });
+        match kind {
+            CallKind::Stream => Box::pin(stream(passage, charge, answer)),
+            _ => Box::pin(unary(passage, charge, deadline, answer)),
         }
-        Box::pin(async move {
-            let response = match deadline {
-                None => answer.await?,
-                Some(deadline) => match tokio::time::timeout_at(deadline.into(), answer).await {
-                    Ok(response) => response?,
-                    Err(_) => Status::deadline_exceeded("deadline passed before the answer").into_http(),
-                },
-            };
-            // tonic answers `INTERNAL` then, as if the server had failed.
-            let response = if charge.is_cancelled() {
-                Status::cancelled("the client has ended the call before its message was complete").into_http()
-            } else {
-                response
-            };
-            let mut response = passage.leave(response);
-            charge.answered(!response.headers().contains_key("grpc-status"));
-            // The call is in flight until its answer has left (`connection.rs`).
-            response.extensions_mut().insert(charge);
-            Ok(response)
-        })
     }
+}
+
+/// Awaits the begin of the answers of a stream.
+async fn stream(
+    passage: Passage,
+    charge: Arc<Charge>,
+    answer: impl Future<Output = Result<Response<Body>, Infallible>>,
+) -> Result<Response<Body>, Infallible> {
+    let mut response = passage.stream(answer.await?);
+    response.extensions_mut().insert(charge);
+    Ok(response)
+}
+
+/// Awaits the answer to a single message, until the deadline.
+async fn unary(
+    passage: Passage,
+    charge: Arc<Charge>,
+    deadline: Option<Instant>,
+    answer: impl Future<Output = Result<Response<Body>, Infallible>>,
+) -> Result<Response<Body>, Infallible> {
+    let response = match deadline {
+        None => answer.await?,
+        Some(deadline) => match tokio::time::timeout_at(deadline.into(), answer).await {
+            Ok(response) => response?,
+            Err(_) => Status::deadline_exceeded("deadline passed before the answer").into_http(),
+        },
+    };
+    // tonic answers `INTERNAL` then, as if the server had failed.
+    let response = if charge.is_cancelled() {
+        Status::cancelled("the client has ended the call before its message was complete").into_http()
+    } else {
+        response
+    };
+    let mut response = passage.leave(response);
+    charge.answered(!response.headers().contains_key("grpc-status"));
+    // The call is in flight until its answer has left (`connection.rs`).
+    response.extensions_mut().insert(charge);
+    Ok(response)
 }
 
 /// A call without an answer. If it is dropped without [`Passage::leave`], it was cancelled.
@@ -276,7 +285,7 @@ impl Passage {
         if response.headers().contains_key("grpc-status") {
             return self.leave(response);
         }
-        response.map(|body| Body::new(Answers { body, passage: self }))
+        response.map(|body| Body::new(CountedAnswers { body, passage: self }))
     }
 
     /// A stream ends with this status.
@@ -289,12 +298,12 @@ impl Passage {
 }
 
 /// The answers of a stream. When they are dropped, a stream that no model has counted is counted.
-struct Answers {
+struct CountedAnswers {
     body: Body,
     passage: Passage,
 }
 
-impl http_body::Body for Answers {
+impl http_body::Body for CountedAnswers {
     type Data = Bytes;
     type Error = Status;
 

@@ -1,16 +1,21 @@
 //! The HTTP port: one task for each connection, whose time and memory are limited.
 
 use std::pin::pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
 use hyper::server::conn::http1;
 use hyper_util::rt::TokioIo;
 use hyper_util::service::TowerToHyperService;
+use tokio::net::TcpListener;
 use tokio::sync::watch;
+use tonic::transport::server::TcpIncoming;
 
-use super::listener::{Connection, Limited};
+use super::listener::{Connection, ConnectionLimit, Limited};
+use super::security::Security;
 use super::stopped;
+use crate::config::ServerConfig;
 
 /// Most bytes of a request's head, which a client may leave unfinished.
 const HEAD_BYTES: usize = 16 << 10;
@@ -26,12 +31,31 @@ pub(crate) struct AnswerTimes {
 
 /// Accepts connections, and answers their requests.
 pub(crate) struct HttpPort {
-    pub port: Limited,
-    pub times: AnswerTimes,
-    pub routes: Router,
+    port: Limited,
+    times: AnswerTimes,
+    routes: Router,
+}
+
+impl AnswerTimes {
+    pub(crate) fn of(config: &ServerConfig) -> Self {
+        Self { first: config.handshake.min(config.http_idle), next: config.http_idle }
+    }
 }
 
 impl HttpPort {
+    /// A port that is bound. `name` is the setting or flag that gives its address.
+    pub(crate) fn new(
+        name: &'static str,
+        listener: TcpListener,
+        security: Arc<Security>,
+        limit: ConnectionLimit,
+        times: AnswerTimes,
+        routes: Router,
+    ) -> Self {
+        let tls = Box::new(move || security.http());
+        Self { port: Limited::new(name, TcpIncoming::from(listener), tls, limit), times, routes }
+    }
+
     /// Serves until `stop` is set, and ends when all connections are closed.
     pub(crate) async fn serve(self, stop: watch::Receiver<bool>) {
         let mut http1 = http1::Builder::new();

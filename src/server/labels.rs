@@ -16,10 +16,10 @@ use super::proto::SetLabelRequest;
 use super::repository::{Change, ChangeError, Repository, Requested};
 use super::status::CallError;
 use super::traffic::LabelChange;
-use super::{Shared, kserve};
+use super::{ServerState, kserve};
 use crate::config::is_label;
 use crate::sync::EvenPoisoned;
-use crate::types::{LabelTarget, Version};
+use crate::types::{Version, VersionSelector};
 
 /// How long a client waits for the disk. After that the answer says that the label is not kept.
 const DISK_WAIT: Duration = Duration::from_secs(if cfg!(test) { 60 } else { 5 });
@@ -38,7 +38,7 @@ pub(crate) struct Changed {
 /// When the label has no valid name, the version cannot be loaded, or the model does not have the label that
 /// shall be forgotten. Then nothing changes.
 pub(crate) async fn set(
-    shared: &Arc<Shared>,
+    shared: &Arc<ServerState>,
     request: SetLabelRequest,
     id: &str,
 ) -> Result<Changed, CallError> {
@@ -56,15 +56,15 @@ pub(crate) async fn set(
     }
     let target = match (remove, version) {
         (true, _) => None,
-        (false, 0) => Some(LabelTarget::Latest),
-        (false, number) => Some(LabelTarget::Version(Version(number))),
+        (false, 0) => Some(VersionSelector::Latest),
+        (false, number) => Some(VersionSelector::Version(Version(number))),
     };
     let repository = shared.repository.get().ok_or(ChangeError::Unsupported)?;
     let change = LabelChange { label: &label, target };
     let set_on = shared.models.labelled(&model);
     let named = match target {
-        Some(LabelTarget::Version(_)) => set_loaded(shared, &model, change, id)?,
-        Some(LabelTarget::Latest) | None => None,
+        Some(VersionSelector::Version(_)) => set_loaded(shared, &model, change, id)?,
+        Some(VersionSelector::Latest) | None => None,
     };
     let kept = match named {
         Some(_) => Kept::begin(shared, repository, &model, set_on),
@@ -85,14 +85,14 @@ pub(crate) async fn set(
         return Ok(Changed { version: named, not_kept });
     }
     let served = shared.models.get(&model);
-    let version = served.and_then(|served| served.named().find(|(name, ..)| *name == label)?.2);
-    Ok(Changed { version: version.map(Version), not_kept })
+    let version = served.and_then(|served| served.shown_labels().find(|shown| shown.label == label)?.version);
+    Ok(Changed { version, not_kept })
 }
 
 /// Waits for a change of a label, and has it made durable: also if the call has ended by then, because the
 /// label counts from now on.
 async fn keep_when_made(
-    shared: Arc<Shared>,
+    shared: Arc<ServerState>,
     model: String,
     answer: oneshot::Receiver<Result<(), ChangeError>>,
 ) -> Result<Kept, ChangeError> {
@@ -105,7 +105,7 @@ async fn keep_when_made(
 /// Sets a label to a loaded version, without the repository's thread, which may be opening a large version.
 /// Returns `None` if the version has to be loaded first.
 fn set_loaded(
-    shared: &Shared,
+    shared: &ServerState,
     model: &str,
     change: LabelChange<'_>,
     id: &str,
@@ -151,7 +151,7 @@ impl Kept {
     /// Begins to write all labels of a model. Then versions that no label names any more are unloaded, when
     /// the repository has time.
     fn begin(
-        shared: &Arc<Shared>,
+        shared: &Arc<ServerState>,
         repository: &Arc<dyn Repository>,
         model: &str,
         set_on: Option<Arc<Pressure>>,
@@ -194,7 +194,7 @@ impl Kept {
 }
 
 async fn write(
-    shared: Arc<Shared>,
+    shared: Arc<ServerState>,
     repository: Arc<dyn Repository>,
     model: String,
     done: watch::Sender<Option<Written>>,

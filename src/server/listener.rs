@@ -23,8 +23,8 @@ use tokio::time::{Instant, Sleep};
 use tonic::codegen::tokio_stream::Stream as _;
 use tonic::transport::server::TcpIncoming;
 
+use super::connection_state::ConnectionState;
 use super::http_port::AnswerTimes;
-use super::link::Link;
 use super::socket::Socket;
 use super::stopped;
 use crate::metrics::ConnectionMetrics;
@@ -195,17 +195,17 @@ pub(crate) struct Connection {
     /// On the HTTP port.
     overdue: Option<Overdue>,
     /// On the gRPC port: counts and limits the bytes that arrive.
-    link: Option<Arc<Link>>,
+    state: Option<Arc<ConnectionState>>,
     _permit: Permit,
 }
 
 impl Connection {
     pub(crate) fn http(stream: Socket, permit: Permit, times: AnswerTimes) -> Self {
-        Self { stream, overdue: Some(Overdue::new(times)), link: None, _permit: permit }
+        Self { stream, overdue: Some(Overdue::new(times)), state: None, _permit: permit }
     }
 
-    pub(crate) fn grpc(stream: Socket, permit: Permit, link: Arc<Link>) -> Self {
-        Self { stream, overdue: None, link: Some(link), _permit: permit }
+    pub(crate) fn grpc(stream: Socket, permit: Permit, state: Arc<ConnectionState>) -> Self {
+        Self { stream, overdue: None, state: Some(state), _permit: permit }
     }
 
     fn stream(self: Pin<&mut Self>) -> Pin<&mut Socket> {
@@ -239,13 +239,13 @@ impl AsyncRead for Connection {
         out: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         self.in_time(cx)?;
-        if let Some(link) = &self.link {
-            ready!(link.poll_may_read(cx));
+        if let Some(state) = &self.state {
+            ready!(state.poll_may_read(cx));
         }
         let before = out.filled().len();
         let polled = self.as_mut().stream().poll_read(cx, out);
-        if let Some(link) = &self.link {
-            link.received(out.filled().len() - before);
+        if let Some(state) = &self.state {
+            state.received(out.filled().len() - before);
         }
         polled
     }

@@ -7,20 +7,14 @@
 //! decoded size before the decoder sees the entry. It refuses what it cannot parse, so nothing is decoded
 //! that was not charged. What is not decoded, but read in place, is charged with what the conversion takes.
 
+mod body;
 mod layout;
 mod target;
 
-use std::pin::Pin;
-use std::sync::Arc;
-use std::task::{Context, Poll, ready};
-
-use http_body::{Frame, SizeHint};
-use prost::bytes::Bytes;
-use tokio::time::{Instant, Sleep, sleep_until};
 use tonic::Status;
-use tonic::body::Body;
 
-use super::charge::{Charge, MessageSize};
+use super::charge::MessageSize;
+pub(crate) use body::Metered;
 pub(crate) use layout::{CTR, KSERVE, Layout};
 use layout::{DEPTH, Field, LIMITS, Limit, SHORT};
 use target::CallTarget;
@@ -351,128 +345,6 @@ impl Meter {
             0 => State::Prefix { read: 0, length: 0 },
             _ => State::Key(Varint::default()),
         };
-    }
-}
-
-/// A request body whose bytes are charged before the decoder gets them. It fails if a message is not complete
-/// in time, because its call takes a place. A stream may be silent between its messages.
-pub(crate) struct Metered {
-    body: Body,
-    meter: Meter,
-    charge: Arc<Charge>,
-    /// A message has arrived completely.
-    complete: bool,
-    /// When the message must be complete; `None` between the messages of a stream.
-    due: Option<Instant>,
-    /// Set when the body is first waited for. Most bodies arrive with their headers.
-    late: Option<Pin<Box<Sleep>>>,
-}
-
-impl Metered {
-    pub(crate) fn new(body: Body, layout: &'static Layout, charge: Arc<Charge>) -> Self {
-        let meter = Meter::new(layout, charge.shared.limits.max_bytes);
-        let due = (!charge.is_stream()).then(|| Instant::now() + charge.shared.limits.body);
-        Self { body, meter, charge, complete: false, due, late: None }
-    }
-
-    /// Waits for the rest of a message, but not for too long.
-    fn poll_late(&mut self, cx: &mut Context<'_>) -> Poll<Status> {
-        let Some(due) = self.due else { return Poll::Pending };
-        let late = self.late.get_or_insert_with(|| Box::pin(sleep_until(due)));
-        ready!(late.as_mut().poll(cx));
-        let limit = self.charge.shared.limits.body.as_secs_f64();
-        let since = if self.charge.is_stream() { "first byte" } else { "headers" };
-        let text = format!("message: it must be complete {limit} s (server.body_seconds) after its {since}");
-        Poll::Ready(Status::deadline_exceeded(text))
-    }
-
-    /// The body has ended, or failed.
-    ///
-    /// # Errors
-    /// When it ended before its message was complete, or the call is not admitted.
-    fn ended(&self) -> Result<(), Status> {
-        if self.charge.is_stream() {
-            return Ok(());
-        }
-        if self.complete {
-            return self.admit();
-        }
-        if http_body::Body::is_end_stream(&self.body) {
-            return Err(Status::invalid_argument("message: missing or incomplete"));
-        }
-        self.charge.cancel();
-        Ok(())
-    }
-
-    fn admit(&self) -> Result<(), Status> {
-        self.charge.admit(self.meter.target.priority)
-    }
-
-    /// Sets the limit of a stream's next message, if a part of it has arrived. `restart`: that part is its
-    /// first one, or the time until now does not count.
-    fn set_due(&mut self, restart: bool) {
-        let limit = self.charge.shared.limits.body;
-        let due = match self.due {
-            _ if self.meter.is_between() => None,
-            Some(due) if !restart => Some(due),
-            _ => Some(Instant::now() + limit),
-        };
-        if due != self.due {
-            (self.due, self.late) = (due, None);
-        }
-    }
-}
-
-impl http_body::Body for Metered {
-    type Data = Bytes;
-    type Error = Status;
-
-    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        let this = self.get_mut();
-        if this.charge.resumed() {
-            this.set_due(true);
-        }
-        let polled = Pin::new(&mut this.body).poll_frame(cx);
-        if polled.is_pending() {
-            return this.poll_late(cx).map(|status| Some(Err(status)));
-        }
-        let bytes = match &polled {
-            Poll::Ready(Some(Ok(frame))) => frame.data_ref(),
-            Poll::Ready(Some(Err(_))) if this.complete => return polled,
-            _ => None,
-        };
-        let Some(bytes) = bytes else {
-            return this.ended().map_or_else(|error| Poll::Ready(Some(Err(error))), |()| polled);
-        };
-        let mut ended = false;
-        let charged = this.meter.feed(bytes, |message| {
-            ended = true;
-            this.charge.ended(message);
-        });
-        this.complete |= ended;
-        if this.charge.is_stream() {
-            this.set_due(ended);
-        }
-        let charged = charged.map_err(Status::from).and_then(|cost| {
-            if let Some(model) = this.meter.target.model.take() {
-                this.charge.name(model);
-            }
-            this.charge.add_of_message(cost)?;
-            // Otherwise the call is admitted when its body ends: the service is not called before that.
-            if ended && this.body.is_end_stream() { this.admit() } else { Ok(()) }
-        });
-        match charged {
-            Ok(()) => polled,
-            Err(status) => Poll::Ready(Some(Err(status))),
-        }
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
     }
 }
 

@@ -5,17 +5,15 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use axum::Router;
-use axum::extract::{Request, State};
-use axum::middleware::{self, Next};
-use axum::response::Response;
+use axum::extract::State;
+use axum::middleware;
 use axum::routing::get;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
-use tonic::transport::server::TcpIncoming;
 
 use super::http_port::{AnswerTimes, HttpPort};
-use super::listener::{ConnectionLimit, Limited};
-use super::security::{Role, Security};
+use super::listener::ConnectionLimit;
+use super::security::Security;
 use super::{ServerError, bound, listen, web};
 use crate::config::Config;
 use crate::metrics::Metrics;
@@ -30,10 +28,6 @@ const CONNECTIONS: usize = 64;
 pub(crate) struct MetricsPort {
     listener: TcpListener,
     times: AnswerTimes,
-    page: Arc<Page>,
-}
-
-struct Page {
     security: Arc<Security>,
     metrics: Arc<Metrics>,
 }
@@ -50,11 +44,11 @@ impl MetricsPort {
     ) -> Result<Self, ServerError> {
         let Config { server, tls, auth, .. } = config;
         let security = Arc::new(Security::open(server, tls.as_ref(), auth, &metrics)?);
-        let times = AnswerTimes { first: server.handshake.min(server.http_idle), next: server.http_idle };
+        let times = AnswerTimes::of(server);
         let listener = listen(FLAG, address).await?;
         // It is no server: the alert of one that is not ready must not fire.
         metrics.server.ready.set(f64::NAN);
-        Ok(Self { listener, times, page: Arc::new(Page { security, metrics }) })
+        Ok(Self { listener, times, security, metrics })
     }
 
     /// The address, with the real port if port 0 was given.
@@ -67,28 +61,16 @@ impl MetricsPort {
 
     /// Answers requests as long as it is polled.
     pub(crate) async fn serve(self) {
-        let Self { listener, times, page } = self;
-        let security = page.security.clone();
+        let Self { listener, times, security, metrics } = self;
         let watching = tokio::spawn(security.clone().watch());
-        let limit = ConnectionLimit::new(CONNECTIONS, page.metrics.connections("http"));
-        let tls = Box::new(move || security.http());
+        let limit = ConnectionLimit::new(CONNECTIONS, metrics.connections("http"));
+        let page = get(async |State(metrics): State<Arc<Metrics>>| web::metrics_page(metrics.render()));
         let routes = Router::new()
-            .route(
-                "/metrics",
-                get(async |State(page): State<Arc<Page>>| web::metrics_page(page.metrics.render())),
-            )
-            .route_layer(middleware::from_fn_with_state(page.clone(), allowed))
-            .with_state(page);
-        let port = Limited::new(FLAG, TcpIncoming::from(listener), tls, limit);
+            .route("/metrics", page)
+            .route_layer(middleware::from_fn_with_state(security.clone(), web::check_token))
+            .with_state(metrics);
         let never = watch::Sender::new(false);
-        HttpPort { port, times, routes }.serve(never.subscribe()).await;
+        HttpPort::new(FLAG, listener, security, limit, times, routes).serve(never.subscribe()).await;
         watching.abort();
-    }
-}
-
-async fn allowed(State(page): State<Arc<Page>>, request: Request, next: Next) -> Response {
-    match page.security.allow(Role::Metrics, request.headers()) {
-        Ok(()) => next.run(request).await,
-        Err(refusal) => web::refused(&refusal),
     }
 }

@@ -3,8 +3,9 @@
 //! The server knows a model only as [`Predict`], and calls each through its own batcher. [`Server::bind`]
 //! binds both ports, so that a port in use is reported before anything runs. [`Server::run`] serves until its
 //! shutdown future ends, and then drains. [`Registry`] changes the served models meanwhile (`models.rs`,
-//! `not_served.rs`). Two protocols share the path of a scored request (`pending.rs`, `model.rs`) and streams
-//! of requests (`stream.rs`): the native one (`ctr.rs`) and KServe v2 (`kserve/`).
+//! `not_served.rs`). Services and ports share one state (`state.rs`). Two protocols, the native one (`ctr.rs`)
+//! and KServe v2 (`kserve/`), share the path of a scored request (`pending.rs`, `model.rs`), streams of
+//! requests (`stream.rs`), and one table of their methods (`methods.rs`).
 //!
 //! **The drain.** `docs/api.md` (Shutdown) has the view of the operator. The order inside:
 //!
@@ -19,6 +20,7 @@ mod account;
 mod answer;
 mod charge;
 mod connection;
+mod connection_state;
 mod convert;
 mod ctr;
 mod descriptors;
@@ -31,9 +33,9 @@ mod http_port;
 mod kserve;
 mod labels;
 mod learn_log;
-mod link;
 mod listener;
 mod meter;
+mod methods;
 mod metrics_port;
 mod model;
 mod models;
@@ -53,6 +55,7 @@ mod shadow;
 mod socket;
 #[cfg_attr(not(feature = "otel"), path = "no_spans.rs")]
 mod spans;
+mod state;
 mod status;
 mod status_page;
 mod stream;
@@ -84,18 +87,17 @@ use connection::GrpcPort;
 use drain::Drain;
 use http_port::{AnswerTimes, HttpPort};
 use listener::{ConnectionLimit, Limited};
+use methods::Method;
 pub(crate) use metrics_port::MetricsPort;
-use model::Model;
 use models::Models;
-pub(crate) use models::{Loaded, Missing, NotChanged};
-use not_served::{NotServed, Reason};
+pub(crate) use models::{LoadedVersions, MissingVersion, NotChanged};
+use not_served::NotServed;
 use report::Slow;
 pub(crate) use repository::{Change, ChangeError, Repository, Requested};
 use route::GrpcService;
 use security::{Guard, Security};
-use serving_engine::ServingEngine;
 use spans::Spans;
-use status::CallError;
+use state::ServerState;
 pub(crate) use traffic::{LabelChange, Labels};
 use ungated::{MessageTime, Ungated};
 use updates::{set_health, update_status};
@@ -196,112 +198,9 @@ struct RequestLimits {
     body: Duration,
 }
 
-/// Shared by the services.
-struct Shared {
-    models: Models,
-    not_served: NotServed,
-    metrics: Arc<Metrics>,
-    history: status_page::History,
-    security: Arc<Security>,
-    limits: RequestLimits,
-    max_requests: usize,
-    max_inflight_bytes: usize,
-    stream_idle: Duration,
-    slow: Slow,
-    spans: Option<Spans>,
-    grpc_addr: SocketAddr,
-    http_addr: SocketAddr,
-    draining: AtomicBool,
-    /// Set when connections and streams should end.
-    closing: watch::Sender<bool>,
-    /// What loads and unloads models, if that is possible.
-    repository: OnceLock<Arc<dyn Repository>>,
-    /// Calls whose answer has not left, counted by [`charge::Charge`].
-    in_flight: AtomicUsize,
-    /// Those of them that have a place.
-    places: AtomicUsize,
-    /// Those with a place that wait until their samples are stored.
-    learning: AtomicUsize,
-    /// Connections that have calls in flight.
-    callers: AtomicUsize,
-    /// Memory of their messages, counted by [`charge::Charge`], and of answers (`connection.rs`).
-    in_flight_bytes: AtomicUsize,
-}
-
-impl Shared {
-    fn draining(&self) -> bool {
-        self.draining.load(Ordering::Acquire)
-    }
-
-    fn ready(&self) -> bool {
-        self.not_ready().is_none()
-    }
-
-    /// All metrics as they are now, in Prometheus's text format.
-    fn metrics_text(&self) -> String {
-        self.models.all().iter().for_each(|(_, model)| model.main().predict.measure());
-        let server = &self.metrics.server;
-        server.ready.set(f64::from(self.ready()));
-        server.not_served.set(self.not_served.refused().len() as f64);
-        server.places.set(self.places.load(Ordering::Relaxed) as f64);
-        server.in_flight.set(self.in_flight.load(Ordering::Relaxed) as f64);
-        server.in_flight_bytes.set(self.in_flight_bytes.load(Ordering::Relaxed) as f64);
-        self.metrics.render()
-    }
-
-    /// The served model of this name.
-    fn find(&self, model: String) -> Result<Arc<Model>, CallError> {
-        match self.models.get(&model) {
-            Some(model) => Ok(model),
-            None => Err(match self.not_served.get(&model) {
-                None => CallError::NoModel { model: convert::clip(model) },
-                Some(Reason::Loading { .. }) => CallError::Loading { model },
-                Some(Reason::Refused(_)) => CallError::Refused { model },
-            }),
-        }
-    }
-
-    /// The error of a request for a served model. While the model loads further versions, the one that it
-    /// lacks may be among them.
-    fn unless_loading(&self, model: &str, error: CallError) -> CallError {
-        match error {
-            CallError::NoVersion { .. } | CallError::NoLabel { .. } if self.not_served.is_loading(model) => {
-                CallError::VersionsLoading { model: model.to_owned() }
-            }
-            error => error,
-        }
-    }
-
-    /// Why the server is not ready, or `None` if it is: every model was tried, and at least one is served.
-    fn not_ready(&self) -> Option<String> {
-        if self.draining() {
-            return Some("draining".to_owned());
-        }
-        let loading = |(name, reason)| (reason == Reason::Loading { at_start: true }).then_some(name);
-        let loading: Vec<String> = self.not_served.all().into_iter().filter_map(loading).collect();
-        if !loading.is_empty() {
-            return Some(format!("loading: model {}", loading.join(", ")));
-        }
-        let models = self.models.all();
-        if models.is_empty() {
-            return Some("no model is served".to_owned());
-        }
-        let names = |are: fn(&ServingEngine) -> bool| {
-            let names = models.iter().filter(|(_, model)| are(model.stable()));
-            names.map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(", ")
-        };
-        let not_ready = names(|served| !served.predict.ready());
-        if !not_ready.is_empty() {
-            return Some(format!("not ready: {not_ready}"));
-        }
-        let stuck = names(|served| served.batcher.is_stuck());
-        (!stuck.is_empty()).then(|| format!("stuck: a call of model {stuck} does not end"))
-    }
-}
-
 /// A server whose two ports are bound.
 pub struct Server {
-    shared: Arc<Shared>,
+    shared: Arc<ServerState>,
     config: ServerConfig,
     grpc: TcpListener,
     http: TcpListener,
@@ -325,7 +224,7 @@ impl Server {
         let served = Models::new(metrics.clone(), batchers, limits, learning);
         models.into_iter().try_for_each(|predict| served.add(predict))?;
         let spans = otel.map(|otel| Spans::start(&otel, &metrics)).transpose()?;
-        let shared = Shared {
+        let shared = ServerState {
             models: served,
             not_served: NotServed::default(),
             metrics,
@@ -421,23 +320,18 @@ impl Server {
 
 /// The HTTP port.
 fn http_port(
-    shared: &Arc<Shared>,
+    shared: &Arc<ServerState>,
     listener: TcpListener,
     config: &ServerConfig,
     connections: usize,
 ) -> HttpPort {
-    let security = shared.security.clone();
+    let (security, routes) = (shared.security.clone(), web::routes(shared.clone()));
     let limit = ConnectionLimit::new(connections, shared.metrics.connections("http"));
-    let tls = Box::new(move || security.http());
-    HttpPort {
-        port: Limited::new("server.http", TcpIncoming::from(listener), tls, limit),
-        times: AnswerTimes { first: config.handshake.min(config.http_idle), next: config.http_idle },
-        routes: web::routes(shared.clone()),
-    }
+    HttpPort::new("server.http", listener, security, limit, AnswerTimes::of(config), routes)
 }
 
 /// The connections of the gRPC port.
-fn grpc_connections(shared: &Arc<Shared>, listener: TcpListener, connections: usize) -> Limited {
+fn grpc_connections(shared: &Arc<ServerState>, listener: TcpListener, connections: usize) -> Limited {
     let security = shared.security.clone();
     let incoming = TcpIncoming::from(listener).with_nodelay(Some(true)).with_keepalive(Some(TCP_KEEPALIVE));
     let limit = ConnectionLimit::new(connections, shared.metrics.connections("grpc"));
@@ -476,7 +370,7 @@ async fn stopped(stop: &mut watch::Receiver<bool>) {
 /// The chain of all gRPC services, behind the check of tokens. The last one added, `Ctr`, is compared first,
 /// because it has the most calls; KServe is the second.
 fn services(
-    shared: &Arc<Shared>,
+    shared: &Arc<ServerState>,
     config: &ServerConfig,
     health: HealthServer<impl Health>,
 ) -> Result<impl GrpcService, ServerError> {
@@ -494,9 +388,9 @@ fn services(
     let message = MessageTime { time: config.body, setting: "server.body_seconds" };
     let stream = MessageTime { time: config.stream_idle, setting: "server.stream_idle_seconds" };
     let kserve = route::Apart::new(
-        kserve::HEALTH,
+        |path| Method::of(path).is_some_and(|method| method.kind().is_none()),
         Ungated::new(kserve(SMALL_MESSAGE), message),
-        gate::Gate::new(kserve(config.max_bytes), shared.clone(), &meter::KSERVE, kserve::KINDS),
+        gate::Gate::new(kserve(config.max_bytes), shared.clone(), &meter::KSERVE),
     );
     let old = reflection().build_v1alpha()?.max_decoding_message_size(SMALL_MESSAGE);
     let chain = route::Unknown
@@ -504,6 +398,6 @@ fn services(
         .or(Ungated::new(reflection().build_v1()?.max_decoding_message_size(SMALL_MESSAGE), stream))
         .or(Ungated::new(health.max_decoding_message_size(SMALL_MESSAGE), message))
         .or(kserve)
-        .or(gate::Gate::new(ctr, shared.clone(), &meter::CTR, ctr::KINDS));
+        .or(gate::Gate::new(ctr, shared.clone(), &meter::CTR));
     Ok(Guard::new(chain, shared.clone()))
 }

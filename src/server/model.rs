@@ -1,23 +1,23 @@
-//! A served model: its engines, and which of them scores a request.
+//! A served model: its engines, and which of them scores a request (`routing`).
 //!
 //! A [`Model`] is immutable. To load a version or set a label, a new one replaces it in the map
 //! (`models.rs`). An engine that only the old one has is shut down when the last request that uses the old
 //! one has ended. So a request sees one consistent set of engines and labels, and takes no lock.
 
+mod routing;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::Instant;
 
-use super::convert::{Inputs, clip};
-use super::models::Missing;
+use super::models::MissingVersion;
 use super::pressure::Pressure;
-use super::serving_engine::{LabelledRequest, NotQueued, Queued, ServingEngine};
+use super::serving_engine::ServingEngine;
 use super::shadow::Shadowing;
 use super::status::CallError;
-use super::traffic::{Labels, RequestOptions, Split};
+use super::traffic::{Labels, Split};
 use crate::config::{CANARY, STABLE, TrafficConfig};
 use crate::metrics::{LabelMetrics, Metrics};
-use crate::types::{Batch, LabelTarget, Scores, Version};
+use crate::types::{Version, VersionSelector};
 
 /// A served model.
 pub(crate) struct Model {
@@ -28,46 +28,75 @@ pub(crate) struct Model {
     pressure: Arc<Pressure>,
     /// The version of the main engine, or the one that it takes over.
     main: Version,
-    /// What [`LabelTarget::Latest`] means.
+    /// What [`VersionSelector::Latest`] means.
     latest: Version,
     /// `None` until the labels that clients have set were read.
     labels: Option<Labels>,
     traffic: TrafficConfig,
-    named: Vec<Named>,
+    named: Vec<LabelledVersion>,
     /// The engine of `stable`.
-    stable: usize,
-    /// The engine of `canary` and its share, if some requests are for it.
-    canary: Option<(usize, Split)>,
+    stable: EngineIndex,
+    /// `None` if no requests are for it.
+    canary: Option<Canary>,
     shadow: Option<Arc<Shadowing>>,
-    missing: Vec<Missing>,
+    missing: Vec<MissingVersion>,
     /// Versions that are newer than `latest` and are refused: why.
     newer: BTreeMap<Version, String>,
-    held: Held,
+    use_token: UseToken,
 }
 
 /// A token shared by the successive values of one served model. Its count shows whether a call still uses one
 /// of them. After a wait for such calls, the next value gets a new token.
 #[derive(Clone, Default)]
-pub(crate) struct Held(Arc<()>);
+pub(crate) struct UseToken(Arc<()>);
 
-impl Held {
-    /// Whether another model or call has it.
-    pub(crate) fn by_others(&self) -> bool {
+impl UseToken {
+    /// Whether a call, or another value of the model, has it too.
+    pub(crate) fn is_used_elsewhere(&self) -> bool {
         Arc::strong_count(&self.0) > 1
     }
 }
 
+/// The place of an engine among those of its model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct EngineIndex(usize);
+
+impl EngineIndex {
+    /// The main engine.
+    pub(crate) const MAIN: Self = Self(0);
+}
+
 /// A label.
-struct Named {
+struct LabelledVersion {
     label: String,
-    target: LabelTarget,
+    target: VersionSelector,
     /// `None` if its version is not loaded.
-    engine: Option<usize>,
+    engine: Option<EngineIndex>,
     metrics: Option<Arc<LabelMetrics>>,
 }
 
+/// The engine of `canary`, and the requests that it gets.
+struct Canary {
+    engine: EngineIndex,
+    split: Split,
+}
+
+/// A label as it is shown.
+pub(crate) struct ShownLabel<'m> {
+    pub label: &'m str,
+    pub target: VersionSelector,
+    /// `None` if its version is not loaded.
+    pub version: Option<Version>,
+}
+
+/// A loaded version, and an engine that has it.
+pub(crate) struct VersionEngine<'m> {
+    pub version: Version,
+    pub engine: &'m Arc<ServingEngine>,
+}
+
 /// The parts of a model that change together.
-pub(crate) struct Parts {
+pub(crate) struct ModelParts {
     /// All engines, the main one first.
     pub engines: Vec<Arc<ServingEngine>>,
     pub pressure: Arc<Pressure>,
@@ -76,21 +105,25 @@ pub(crate) struct Parts {
     pub labels: Option<Labels>,
     pub traffic: TrafficConfig,
     pub shadow: Option<Arc<Shadowing>>,
-    pub missing: Vec<Missing>,
+    pub missing: Vec<MissingVersion>,
     pub newer: BTreeMap<Version, String>,
-    pub held: Held,
-}
-
-/// Which engine scores a request.
-struct Choice {
-    engine: usize,
-    /// The version that must compute the scores.
-    version: Option<u64>,
+    pub use_token: UseToken,
 }
 
 impl Model {
-    pub(crate) fn new(name: &str, parts: Parts, metrics: &Metrics) -> Self {
-        let Parts { engines, pressure, main, latest, labels, traffic, shadow, missing, newer, held } = parts;
+    pub(crate) fn new(name: &str, parts: ModelParts, metrics: &Metrics) -> Self {
+        let ModelParts {
+            engines,
+            pressure,
+            main,
+            latest,
+            labels,
+            traffic,
+            shadow,
+            missing,
+            newer,
+            use_token,
+        } = parts;
         let mut model = Self {
             name: name.to_owned(),
             engines,
@@ -100,31 +133,32 @@ impl Model {
             labels,
             traffic,
             named: Vec::new(),
-            stable: 0,
+            stable: EngineIndex::MAIN,
             canary: None,
             shadow,
             missing,
             newer,
-            held,
+            use_token,
         };
         let all = model.labels.clone().unwrap_or_default().all();
         // A model without labels needs no series of them.
-        let shown = all.len() > 1 || all.get(STABLE) != Some(&LabelTarget::Latest);
+        let shown = all.len() > 1 || all.get(STABLE) != Some(&VersionSelector::Latest);
         let named = all.into_iter().map(|(label, target)| {
             let metrics = shown.then(|| Arc::new(metrics.label(name, &label)));
             let engine = model.engine_of(target);
             let version = engine.map_or(0.0, |engine| model.version_of(engine).0 as f64);
             metrics.iter().for_each(|metrics| metrics.version.set(version));
-            Named { label, target, engine, metrics }
+            LabelledVersion { label, target, engine, metrics }
         });
         model.named = named.collect();
         let engine = |label| model.named.iter().find(|named| named.label == label)?.engine;
         // `stable` is only missing if the settings name a version that cannot be loaded.
-        model.stable = engine(STABLE).unwrap_or(0);
+        model.stable = engine(STABLE).unwrap_or(EngineIndex::MAIN);
         let canary = engine(CANARY).filter(|canary| *canary != model.stable);
         model.canary = canary.filter(|_| model.traffic.canary_share > 0.0).map(|engine| {
             let schema = &model.main().predict.describe().schema;
-            (engine, Split::new(model.traffic.canary_share, &model.traffic.sticky, schema, name))
+            let split = Split::new(model.traffic.canary_share, &model.traffic.sticky, schema, name);
+            Canary { engine, split }
         });
         model
     }
@@ -137,8 +171,8 @@ impl Model {
     }
 
     /// The parts, for the next model in its place.
-    pub(crate) fn parts(&self) -> Parts {
-        Parts {
+    pub(crate) fn parts(&self) -> ModelParts {
+        ModelParts {
             engines: self.engines.clone(),
             pressure: self.pressure.clone(),
             main: self.main,
@@ -148,7 +182,7 @@ impl Model {
             shadow: self.shadow.clone(),
             missing: self.missing.clone(),
             newer: self.newer.clone(),
-            held: self.held.clone(),
+            use_token: self.use_token.clone(),
         }
     }
 
@@ -167,11 +201,11 @@ impl Model {
 
     /// The engine of requests that name neither a version nor a label, but for the canary's share.
     pub(crate) fn stable(&self) -> &Arc<ServingEngine> {
-        &self.engines[self.stable]
+        self.engine(self.stable)
     }
 
-    pub(crate) fn engine(&self, engine: usize) -> &Arc<ServingEngine> {
-        &self.engines[engine]
+    pub(crate) fn engine(&self, index: EngineIndex) -> &Arc<ServingEngine> {
+        &self.engines[index.0]
     }
 
     /// All engines, the main one first.
@@ -187,14 +221,14 @@ impl Model {
         self.labels.as_ref()
     }
 
-    pub(crate) fn missing(&self) -> &[Missing] {
+    pub(crate) fn missing(&self) -> &[MissingVersion] {
         &self.missing
     }
 
     /// Why versions are refused that are newer, or that settings or labels name.
     pub(crate) fn refused_versions(&self) -> BTreeMap<Version, String> {
         let mut refused = self.newer.clone();
-        for Missing { version, text } in &self.missing {
+        for MissingVersion { version, text } in &self.missing {
             let reasons = refused.entry(*version).or_default();
             *reasons += if reasons.is_empty() { "" } else { "; " };
             *reasons += text;
@@ -223,39 +257,46 @@ impl Model {
         self.stable().predict.describe().version
     }
 
-    fn version_of(&self, engine: usize) -> Version {
-        self.engines[engine].version.unwrap_or(self.main)
+    fn version_of(&self, index: EngineIndex) -> Version {
+        self.engine(index).version.unwrap_or(self.main)
+    }
+
+    /// The engine, besides the main one, that has this version.
+    fn secondary(&self, version: Version) -> Option<EngineIndex> {
+        self.engines.iter().position(|served| served.version == Some(version)).map(EngineIndex)
     }
 
     /// The engine of the version that a label names.
-    pub(crate) fn engine_of(&self, target: LabelTarget) -> Option<usize> {
+    pub(crate) fn engine_of(&self, target: VersionSelector) -> Option<EngineIndex> {
         let version = target.version(self.latest);
         // While the main engine takes over a version that has an engine, that one is used.
-        let secondary = self.engines.iter().position(|served| served.version == Some(version));
-        secondary.or_else(|| (version == self.main).then_some(0))
+        self.secondary(version).or_else(|| (version == self.main).then_some(EngineIndex::MAIN))
     }
 
     /// The version that a label would name, if it is loaded and its engine is not taking over another one.
-    pub(crate) fn settled(&self, target: LabelTarget) -> Option<Version> {
+    pub(crate) fn settled(&self, target: VersionSelector) -> Option<Version> {
         let version = self.version_of(self.engine_of(target)?);
         self.engines.iter().any(|served| served.predict.describe().version == version).then_some(version)
     }
 
-    /// The loaded versions, ascending, each with its engine.
-    pub(crate) fn versions(&self) -> Vec<(u64, &Arc<ServingEngine>)> {
-        let mut all: Vec<_> =
-            self.engines.iter().map(|served| (served.predict.describe().version.0, served)).collect();
-        all.sort_by_key(|(version, _)| *version);
+    /// The loaded versions, ascending.
+    pub(crate) fn versions(&self) -> Vec<VersionEngine<'_>> {
+        let engines = self.engines.iter();
+        let mut all: Vec<_> = engines
+            .map(|engine| VersionEngine { version: engine.predict.describe().version, engine })
+            .collect();
+        all.sort_by_key(|loaded| loaded.version);
         // During a switch two engines may have the same version.
-        all.dedup_by_key(|(version, _)| *version);
+        all.dedup_by_key(|loaded| loaded.version);
         all
     }
 
-    /// Each label with what it names, and with its version if that is loaded.
-    pub(crate) fn named(&self) -> impl Iterator<Item = (&str, LabelTarget, Option<u64>)> {
-        self.named.iter().map(|named| {
-            let version = named.engine.map(|engine| self.engines[engine].predict.describe().version.0);
-            (named.label.as_str(), named.target, version)
+    /// All labels.
+    pub(crate) fn shown_labels(&self) -> impl Iterator<Item = ShownLabel<'_>> {
+        self.named.iter().map(|named| ShownLabel {
+            label: &named.label,
+            target: named.target,
+            version: named.engine.map(|engine| self.engine(engine).predict.describe().version),
         })
     }
 
@@ -263,112 +304,13 @@ impl Model {
     ///
     /// # Errors
     /// [`CallError::NoVersion`].
-    pub(crate) fn find(&self, requested: u64) -> Result<usize, CallError> {
-        let secondary = self.engines.iter().position(|served| served.version == Some(Version(requested)));
-        let main = || (self.main().predict.describe().version.0 == requested).then_some(0);
-        secondary.or_else(main).ok_or_else(|| self.no_version(requested))
+    pub(crate) fn find(&self, requested: Version) -> Result<EngineIndex, CallError> {
+        let main = || (self.main().predict.describe().version == requested).then_some(EngineIndex::MAIN);
+        self.secondary(requested).or_else(main).ok_or_else(|| self.no_version(requested))
     }
 
-    fn no_version(&self, requested: u64) -> CallError {
-        let loaded: Vec<String> = self.versions().iter().map(|(version, _)| version.to_string()).collect();
+    fn no_version(&self, requested: Version) -> CallError {
+        let loaded: Vec<String> = self.versions().iter().map(|loaded| loaded.version.to_string()).collect();
         CallError::NoVersion { model: self.name.clone(), loaded: loaded.join(", "), requested }
-    }
-
-    /// Queues the batch that `encode` writes at the engine that should score it.
-    ///
-    /// # Errors
-    /// When the version or the label is not there, the request cannot be converted, or the queue is full.
-    pub(crate) fn queue(
-        &self,
-        options: &RequestOptions<'_>,
-        encode: impl FnOnce(&Inputs, &mut Batch) -> Result<(), CallError>,
-    ) -> Result<Queued, NotQueued> {
-        let split = self.canary.as_ref().filter(|_| options.version.is_none() && options.label.is_empty());
-        let by_samples = split.filter(|(_, split)| split.by_samples());
-        let Choice { mut engine, version } = match split {
-            Some(_) if by_samples.is_some() => Choice { engine: self.stable, version: None },
-            Some((canary, split)) if split.takes(options.id) => Choice { engine: *canary, version: None },
-            _ => self.choose(options)?,
-        };
-        let served = &self.engines[engine];
-        let description = served.predict.describe();
-        let inputs = served.inputs(&description.schema);
-        let started = Instant::now();
-        let mut batch = served.batcher.spare();
-        encode(&inputs, &mut batch).map_err(NotQueued::at(engine))?;
-        batch.logits = options.logits;
-        if let Some((canary, split)) = by_samples
-            && split.takes_batch(&batch)
-        {
-            engine = *canary;
-        }
-        let served = &self.engines[engine];
-        served.metrics.statistics.input.add(1, started.elapsed());
-        let shadow = self.shadow.as_ref().and_then(|shadow| shadow.copy(served, &batch));
-        let (samples, answer_bytes) = (batch.samples, Scores::most_bytes(&batch));
-        let label = self.counted(options, engine).map(|metrics| LabelledRequest::begin(metrics, started));
-        let ticket = served.batcher.submit(batch, options.terms);
-        let ticket = ticket.inspect_err(|_| label.iter().for_each(LabelledRequest::failed));
-        let ticket = ticket.map_err(NotQueued::at(engine))?;
-        let shadow = shadow.and_then(|(shadow, batch)| shadow.submit(batch));
-        Ok(Queued { ticket, samples, answer_bytes, inputs, engine, version, shadow, label })
-    }
-
-    fn choose(&self, options: &RequestOptions<'_>) -> Result<Choice, CallError> {
-        match (options.version, options.label.as_str()) {
-            (None, "") => Ok(Choice { engine: self.stable, version: None }),
-            (Some(version), "") => Ok(Choice { engine: self.find(version)?, version: Some(version) }),
-            (None, label) => self.choose_label(label),
-            (Some(_), label) => Err(CallError::Both { label: clip(label.to_owned()) }),
-        }
-    }
-
-    fn choose_label(&self, label: &str) -> Result<Choice, CallError> {
-        let Some(named) = self.named.iter().find(|named| named.label == label) else {
-            let labels: Vec<&str> = self.named.iter().map(|named| named.label.as_str()).collect();
-            let (model, labels) = (self.name.clone(), labels.join(", "));
-            return Err(CallError::NoLabel { model, labels, got: clip(label.to_owned()) });
-        };
-        match (named.engine, named.target) {
-            // The main engine may take over another version meanwhile.
-            (Some(0), LabelTarget::Version(version)) if label != STABLE => {
-                Ok(Choice { engine: 0, version: Some(version.0) })
-            }
-            (Some(engine), _) => Ok(Choice { engine, version: None }),
-            (None, LabelTarget::Version(version)) => Err(self.no_version(version.0)),
-            (None, LabelTarget::Latest) => Err(self.no_version(self.latest.0)),
-        }
-    }
-
-    /// The series of the label for which a request is counted.
-    fn counted(&self, options: &RequestOptions<'_>, engine: usize) -> Option<&Arc<LabelMetrics>> {
-        if options.version.is_some() || self.named.len() <= 1 {
-            return None;
-        }
-        let label = match options.label.as_str() {
-            "" if self.canary.as_ref().is_some_and(|(canary, _)| *canary == engine) => CANARY,
-            "" => STABLE,
-            label => label,
-        };
-        self.named.iter().find(|named| named.label == label)?.metrics.as_ref()
-    }
-
-    /// Awaits the scores of a queued request.
-    ///
-    /// # Errors
-    /// When the batch failed, or another version than the requested one has computed it.
-    pub(crate) async fn scores(&self, queued: Queued) -> Result<(Scores, Arc<Inputs>), CallError> {
-        let Queued { ticket, inputs, version, shadow, label, .. } = queued;
-        let scores = ticket.await;
-        label.iter().for_each(|label| label.ended(scores.is_ok()));
-        let scores = scores?;
-        // The version may have changed while the request was queued.
-        if let Some(requested) = version.filter(|requested| *requested != scores.version.0) {
-            return Err(self.no_version(requested));
-        }
-        if let Some(shadow) = shadow {
-            shadow.with(scores.probabilities.clone());
-        }
-        Ok((scores, inputs))
     }
 }

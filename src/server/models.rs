@@ -3,23 +3,24 @@
 //! Calls find their model in a concurrent map: its shards are locked only for the copy of a reference, so a
 //! call does not wait for a model that is being added, whose batcher is started before. To remove a model, it
 //! is first taken out of the map and then its batchers are closed, so that calls which have found it are
-//! still answered. To remove one version, a new [`Model`] without it replaces the old one; the batcher of the
-//! version is closed when no call uses the old one any more.
+//! still answered. To remove one version, a new [`Model`] without it replaces the old one (`versions`); the
+//! batcher of the version is closed when no call uses the old one any more.
+
+mod versions;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use dashmap::DashMap;
 use dashmap::mapref::entry::Entry;
 
 use super::labels::Keeping;
 use super::learn_log::LearnLog;
-use super::model::{Held, Model, Parts};
+use super::model::{Model, ModelParts, UseToken};
 use super::pressure::Pressure;
 use super::retired::RetiredEngines;
 use super::serving_engine::ServingEngine;
-use super::shadow::{ShadowOptions, Shadowing};
 use super::traffic::{LabelChange, LabelError, Labels};
 use super::{Learning, RequestLimits, ServerError};
 use crate::batcher::Batcher;
@@ -27,36 +28,13 @@ use crate::config::{BatcherConfig, Batchers, LearnConfig, TrafficConfig};
 use crate::learnlog::{self, LearnerOptions};
 use crate::metrics::{EventKind, Metrics, ModelMetrics};
 use crate::predict::Predict;
-use crate::sync::EvenPoisoned;
-use crate::types::{LabelTarget, Version};
+use crate::sync::{EvenPoisoned, wait_until};
+use crate::types::Version;
+pub(crate) use versions::{LoadedVersions, MissingVersion};
 
 /// How long the removal of a model or a version waits for calls in flight, before its batcher refuses what
 /// they queue, and then for the end of its threads.
 const MAX_WAIT: Duration = Duration::from_secs(if cfg!(test) { 2 } else { 10 });
-const WAIT_STEP: Duration = Duration::from_millis(1);
-
-/// A version that is wanted and cannot be loaded.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Missing {
-    pub version: Version,
-    /// Who wants it, and why it is refused.
-    pub text: String,
-}
-
-/// What is loaded of a model besides its main engine, and how its requests are shared out.
-pub(crate) struct Loaded {
-    /// An engine for each further version.
-    pub secondary: Vec<Arc<dyn Predict>>,
-    /// The version that the main engine has, or takes over next.
-    pub main: Version,
-    /// What [`LabelTarget::Latest`] means.
-    pub latest: Version,
-    pub traffic: TrafficConfig,
-    pub shadow: Option<Arc<dyn Predict>>,
-    pub missing: Vec<Missing>,
-    /// Why versions that are newer than `latest` are refused.
-    pub newer: BTreeMap<Version, String>,
-}
 
 /// Why the versions or labels of a model cannot be changed.
 #[allow(missing_docs)] // the error texts document the variants
@@ -109,7 +87,7 @@ impl Models {
 
     /// Tries to open the logs of learned samples that could not be opened before. Waits for the disk.
     pub(crate) fn retry_learn_logs(&self) {
-        for (_, model) in self.all() {
+        for model in self.all() {
             model.main().learn_log.iter().for_each(|log| log.retry());
         }
     }
@@ -128,7 +106,7 @@ impl Models {
         let learn_log = self.learn_log(&name, &metrics);
         let batchers = self.batchers();
         let served = self.start(predict, metrics, batchers.of(&name))?.with_learn_log(learn_log);
-        let parts = Parts {
+        let parts = ModelParts {
             engines: vec![Arc::new(served)],
             main: description.version,
             latest: description.version,
@@ -138,7 +116,7 @@ impl Models {
             shadow: None,
             missing: Vec::new(),
             newer: BTreeMap::new(),
-            held: Held::default(),
+            use_token: UseToken::default(),
         };
         let model = Arc::new(Model::new(&name, parts, &self.metrics));
         match self.served.entry(name) {
@@ -183,7 +161,7 @@ impl Models {
     pub(crate) fn set_labels(&self, name: &str, labels: Labels) {
         let _changing = self.changing.lock().even_poisoned();
         if let Some(old) = self.get(name) {
-            self.replace(name, Parts { labels: Some(labels), ..old.parts() });
+            self.replace(name, ModelParts { labels: Some(labels), ..old.parts() });
         }
     }
 
@@ -205,7 +183,7 @@ impl Models {
             None => None,
             Some(target) => Some(old.settled(*target).ok_or(NotChanged::NotLoaded)?),
         };
-        self.replace(name, Parts { labels: Some(labels), ..old.parts() });
+        self.replace(name, ModelParts { labels: Some(labels), ..old.parts() });
         let text = match version {
             None => format!("label {label} was removed"),
             Some(version) => format!("label {label} names version {version}"),
@@ -241,88 +219,8 @@ impl Models {
         kept.map(|()| Some(of))
     }
 
-    /// Serves these versions from now on. Engines that are not among them end when their calls are answered,
-    /// and are released. Also waits for calls that have found the main engine for a version that it leaves to
-    /// another engine. Blocks, so it must not be called in an async task.
-    ///
-    /// # Errors
-    /// [`NotChanged::NotLoaded`] if a label that was set meanwhile names a version that would not be loaded;
-    /// and if a thread cannot be started.
-    pub(crate) fn set_versions(&self, name: &str, loaded: Loaded) -> Result<(), NotChanged> {
-        let changing = self.changing.lock().even_poisoned();
-        let old = self.get(name).ok_or(NotChanged::NotServed)?;
-        let Loaded { secondary, main, latest, traffic, shadow, missing, newer } = loaded;
-        let mut parts = Parts { main, latest, traffic, missing, newer, ..old.parts() };
-        parts.engines.truncate(1);
-        let batchers = self.batchers();
-        let config = batchers.of(name);
-        for predict in secondary {
-            parts.engines.push(self.secondary((name, config), predict, &old)?);
-        }
-        if let Some(labels) = &mut parts.labels {
-            labels.settings.clone_from(&parts.traffic.labels);
-            // A label that was set since the caller has read the labels keeps its version.
-            let named = labels.all();
-            for (_, target) in named.iter().filter(|(label, _)| labels.set.contains_key(*label)) {
-                let LabelTarget::Version(version) = *target else { continue };
-                if version == main || parts.engines.iter().any(|served| served.version == Some(version)) {
-                    continue;
-                }
-                match old.engine_of(*target) {
-                    Some(0) => return Err(NotChanged::NotLoaded),
-                    Some(engine) => parts.engines.push(old.engine(engine).clone()),
-                    None => {}
-                }
-            }
-        }
-        parts.shadow = self.shadow((shadow, parts.traffic.shadow_share), config, &old)?;
-        let left = Some(old.main_version()).filter(|left| *left != main);
-        let left_to_another = left.is_some() && parts.engines.iter().any(|served| served.version == left);
-        let ends =
-            |served: &&Arc<ServingEngine>| !parts.engines.iter().any(|other| Arc::ptr_eq(other, served));
-        let ended: Vec<_> = old.engines().iter().filter(ends).cloned().collect();
-        let ends = |shadow: &&Arc<Shadowing>| !parts.shadow.iter().any(|other| Arc::ptr_eq(other, shadow));
-        let shadow = old.shadow().filter(ends).cloned();
-        let waits = left_to_another || !ended.is_empty();
-        let held = waits.then(|| std::mem::take(&mut parts.held));
-        self.replace(name, parts);
-        drop((batchers, changing, old));
-        held.iter().for_each(|held| wait_for_calls(name, held));
-        RetiredEngines { engines: ended, shadow }.join(name, MAX_WAIT);
-        Ok(())
-    }
-
-    /// The engine of a further version: the one that serves it already, or a new one.
-    fn secondary(
-        &self,
-        (name, config): (&str, &BatcherConfig),
-        predict: Arc<dyn Predict>,
-        old: &Model,
-    ) -> Result<Arc<ServingEngine>, ServerError> {
-        let known = old.engines().iter().find(|served| Arc::ptr_eq(&served.predict, &predict));
-        if let Some(known) = known {
-            return Ok(known.clone());
-        }
-        let metrics = self.metrics.secondary(name, &predict.describe().schema);
-        Ok(Arc::new(self.start(predict, metrics, config)?.fixed()))
-    }
-
-    fn shadow(
-        &self,
-        (predict, share): (Option<Arc<dyn Predict>>, f64),
-        config: &BatcherConfig,
-        old: &Model,
-    ) -> Result<Option<Arc<Shadowing>>, ServerError> {
-        let Some(predict) = predict else { return Ok(None) };
-        if let Some(same) = old.shadow().filter(|shadow| shadow.is(&predict, share)) {
-            return Ok(Some(same.clone()));
-        }
-        let options = ShadowOptions { share, max_samples: self.limits.max_samples };
-        Shadowing::start(predict, options, config, &self.metrics).map(|shadow| Some(Arc::new(shadow)))
-    }
-
     /// Puts a model in the place of another one.
-    fn replace(&self, name: &str, parts: Parts) {
+    fn replace(&self, name: &str, parts: ModelParts) {
         let model = Arc::new(Model::new(name, parts, &self.metrics));
         if let Some(mut place) = self.served.get_mut(name) {
             place.clear_labels_not_in(&model);
@@ -338,10 +236,10 @@ impl Models {
         let removed = self.served.remove(name);
         drop(changing);
         let Some((_, model)) = removed else { return false };
-        let Parts { engines, shadow, held, .. } = model.parts();
-        let labels: Vec<String> = model.named().map(|(label, ..)| label.to_owned()).collect();
+        let ModelParts { engines, shadow, use_token, .. } = model.parts();
+        let labels: Vec<String> = model.shown_labels().map(|shown| shown.label.to_owned()).collect();
         drop(model);
-        wait_for_calls(name, &held);
+        wait_for_calls(name, &use_token);
         let ended = RetiredEngines { engines, shadow }.join(name, MAX_WAIT);
         for label in labels {
             self.metrics.label(name, &label).version.set(0.0);
@@ -366,28 +264,18 @@ impl Models {
     }
 
     /// All models, by ascending name.
-    pub(crate) fn all(&self) -> Vec<(String, Arc<Model>)> {
-        let entry = |entry: dashmap::mapref::multiple::RefMulti<'_, String, Arc<Model>>| {
-            (entry.key().clone(), entry.value().clone())
-        };
-        let mut all: Vec<_> = self.served.iter().map(entry).collect();
-        all.sort_by(|a, b| a.0.cmp(&b.0));
+    pub(crate) fn all(&self) -> Vec<Arc<Model>> {
+        let mut all: Vec<_> = self.served.iter().map(|model| model.value().clone()).collect();
+        all.sort_by(|a, b| a.name().cmp(b.name()));
         all
     }
 }
 
 /// Waits until no call uses a model with this token, at most [`MAX_WAIT`].
-fn wait_for_calls(model: &str, held: &Held) {
-    let until = Instant::now() + MAX_WAIT;
-    while held.by_others() {
-        if Instant::now() >= until {
-            let seconds = MAX_WAIT.as_secs();
-            return tracing::warn!(
-                model,
-                "calls that began before a change have not ended after {seconds} s"
-            );
-        }
-        std::thread::sleep(WAIT_STEP);
+fn wait_for_calls(model: &str, use_token: &UseToken) {
+    if !wait_until(MAX_WAIT, || !use_token.is_used_elsewhere()) {
+        let seconds = MAX_WAIT.as_secs();
+        tracing::warn!(model, "calls that began before a change have not ended after {seconds} s");
     }
 }
 

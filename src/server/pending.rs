@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::Shared;
+use super::ServerState;
 use super::account::{Account, Sender};
 use super::charge::HeldBytes;
 use super::gate::Call;
@@ -82,7 +82,7 @@ impl Due {
 
 impl<R: ScoreRequest> Pending<R> {
     /// Queues a request. Failures are counted, if the model is loaded.
-    pub(crate) fn begin(shared: &Arc<Shared>, mut request: R, call: &Call) -> Result<Self, CallError> {
+    pub(crate) fn begin(shared: &Arc<ServerState>, mut request: R, call: &Call) -> Result<Self, CallError> {
         let id = request.take_id();
         let too_long = (id.len() > MAX_ID).then(|| CallError::Id { limit: MAX_ID, got: id.len() });
         let sender = Sender::new(call, if too_long.is_some() { String::new() } else { id });

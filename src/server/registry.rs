@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::not_served::Reason;
-use super::{LabelChange, Labels, Loaded, NotChanged, Repository, ServerError, Shared};
+use super::{LabelChange, Labels, LoadedVersions, NotChanged, Repository, ServerError, ServerState};
 use crate::config::Batchers;
 use crate::metrics::EventKind;
 use crate::predict::Predict;
@@ -13,7 +13,7 @@ use crate::types::Version;
 
 /// Adds models to a server that runs, and says which ones it cannot serve.
 #[derive(Clone)]
-pub(crate) struct Registry(Arc<Shared>);
+pub(crate) struct Registry(Arc<ServerState>);
 
 /// A model that loads. Dropping this ends that, even after a panic.
 pub(crate) struct LoadingModel {
@@ -28,7 +28,7 @@ impl Drop for LoadingModel {
 }
 
 impl Registry {
-    pub(super) fn new(shared: Arc<Shared>) -> Self {
+    pub(super) fn new(shared: Arc<ServerState>) -> Self {
         Self(shared)
     }
 
@@ -76,7 +76,7 @@ impl Registry {
     ///
     /// # Errors
     /// As [`super::models::Models::set_versions`].
-    pub(crate) fn set_versions(&self, model: &str, loaded: Loaded) -> Result<(), NotChanged> {
+    pub(crate) fn set_versions(&self, model: &str, loaded: LoadedVersions) -> Result<(), NotChanged> {
         self.0.models.set_versions(model, loaded)
     }
 

@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 use tonic::Code;
 use tracing::{Level, field};
 
-use super::Shared;
+use super::ServerState;
 use super::gate::Arrival;
-use crate::types::Times;
+use crate::types::{Times, Version};
 
 /// Where the time of a request went. The parts add up to all of it.
 #[derive(Clone, Copy, Debug, Default)]
@@ -107,7 +107,7 @@ pub(crate) struct Report<'a> {
     /// The model, if it is served.
     pub model: Option<&'a str>,
     /// The version that has scored it.
-    pub version: Option<u64>,
+    pub version: Option<Version>,
     /// 0 if it was not queued.
     pub samples: usize,
     pub code: Code,
@@ -138,7 +138,7 @@ impl Slow {
 }
 
 /// Whether the error of each request is reported, and not only an error of the server.
-pub(crate) fn wants_errors(shared: &Shared) -> bool {
+pub(crate) fn wants_errors(shared: &ServerState) -> bool {
     shared.spans.is_some() || tracing::enabled!(Level::DEBUG)
 }
 
@@ -147,7 +147,7 @@ macro_rules! line {
     ($level:ident, $report:ident, $trace:ident, $stages:ident, $text:literal) => {
         tracing::$level!(
             model = $report.model,
-            version = $report.version,
+            version = $report.version.map(|version| version.0),
             id = &*$report.arrival.origin.id($report.id),
             trace_id = $trace.map(field::display),
             method = $report.arrival.method(),

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use tokio::sync::oneshot;
 use tonic::Code;
 
-use crate::types::LabelTarget;
+use crate::types::VersionSelector;
 
 /// A change of the set of served models and versions.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,7 +22,7 @@ pub(crate) enum Change {
         #[allow(missing_docs)]
         label: String,
         /// `None`: forget it.
-        target: Option<LabelTarget>,
+        target: Option<VersionSelector>,
     },
 }
 
@@ -45,7 +45,7 @@ pub(crate) trait Repository: Send + Sync {
     ///
     /// # Errors
     /// The reason why they cannot be written.
-    fn keep_labels(&self, model: &str, set: &BTreeMap<String, LabelTarget>) -> Result<(), String>;
+    fn keep_labels(&self, model: &str, set: &BTreeMap<String, VersionSelector>) -> Result<(), String>;
 
     /// Requests a look at a model, because its labels have changed.
     fn look(&self, model: &str);

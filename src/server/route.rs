@@ -111,15 +111,15 @@ where
 /// A gRPC service of which another instance serves some methods.
 #[derive(Clone)]
 pub(crate) struct Apart<S, Rest> {
-    /// Their names.
-    methods: &'static [&'static str],
+    /// Whether a path is that of such a method.
+    is_apart: fn(&str) -> bool,
     service: S,
     rest: Rest,
 }
 
 impl<S, Rest> Apart<S, Rest> {
-    pub(crate) fn new(methods: &'static [&'static str], service: S, rest: Rest) -> Self {
-        Self { methods, service, rest }
+    pub(crate) fn new(is_apart: fn(&str) -> bool, service: S, rest: Rest) -> Self {
+        Self { is_apart, service, rest }
     }
 }
 
@@ -137,8 +137,7 @@ impl<S: GrpcService, Rest: GrpcService> Service<Request<Body>> for Apart<S, Rest
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
-        let method = request.uri().path().rsplit('/').next();
-        let apart = method.is_some_and(|method| self.methods.contains(&method));
-        if apart { self.service.call(request) } else { self.rest.call(request) }
+        let is_apart = (self.is_apart)(request.uri().path());
+        if is_apart { self.service.call(request) } else { self.rest.call(request) }
     }
 }

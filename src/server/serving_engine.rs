@@ -6,6 +6,7 @@ use std::time::Instant;
 use super::RequestLimits;
 use super::convert::Inputs;
 use super::learn_log::LearnLog;
+use super::model::EngineIndex;
 use super::shadow::Compare;
 use super::status::CallError;
 use crate::batcher::{Batcher, Ticket};
@@ -74,10 +75,9 @@ pub(crate) struct Queued {
     /// Most bytes of its scores.
     pub answer_bytes: usize,
     pub inputs: Arc<Inputs>,
-    /// The index of the engine in its model.
-    pub engine: usize,
+    pub engine: EngineIndex,
     /// The version that must compute the scores.
-    pub version: Option<u64>,
+    pub version: Option<Version>,
     /// The shadow scores it too.
     pub shadow: Option<Compare>,
     /// `None` if it is counted for no label.
@@ -87,21 +87,21 @@ pub(crate) struct Queued {
 /// A request that is not queued.
 #[derive(Debug)]
 pub(crate) struct NotQueued {
-    /// The index of the engine that should have scored it in its model; 0 if none was chosen.
-    pub engine: usize,
+    /// The engine that should have scored it, or the main one if none was chosen.
+    pub engine: EngineIndex,
     pub error: CallError,
 }
 
 impl NotQueued {
     /// The error of a request for this engine.
-    pub(crate) fn at<E: Into<CallError>>(engine: usize) -> impl Fn(E) -> Self {
+    pub(crate) fn at<E: Into<CallError>>(engine: EngineIndex) -> impl Fn(E) -> Self {
         move |error| Self { engine, error: error.into() }
     }
 }
 
 impl<E: Into<CallError>> From<E> for NotQueued {
     fn from(error: E) -> Self {
-        Self { engine: 0, error: error.into() }
+        Self { engine: EngineIndex::MAIN, error: error.into() }
     }
 }
 

@@ -31,6 +31,7 @@ use super::origin::{Origin, TraceId, TraceParent};
 use super::report::{Instants, Report};
 use crate::config::OtelConfig;
 use crate::metrics::{Metrics, SpanMetrics};
+use crate::types::Version;
 
 /// Most spans that wait for the collector, and most of one message to it.
 const QUEUE: usize = 8192;
@@ -149,7 +150,7 @@ fn describe(span: &mut Span, report: &Report<'_>) {
         span.set_attribute(KeyValue::new("flechette.model", model.to_owned()));
         span.set_attribute(KeyValue::new("flechette.samples", report.samples as i64));
     }
-    if let Some(version) = report.version {
+    if let Some(Version(version)) = report.version {
         span.set_attribute(KeyValue::new("flechette.version", version as i64));
     }
     if is_of_server(report.code) {

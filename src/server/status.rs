@@ -14,6 +14,7 @@ use crate::batcher::BatchError;
 use crate::config::LABEL_FORM;
 use crate::learnlog::LearnError;
 use crate::predict::PredictError;
+use crate::types::Version;
 
 /// When a call may be sent again that found a queue, or all places, full.
 pub(crate) const FULL: Duration = Duration::from_millis(100);
@@ -33,7 +34,7 @@ pub(crate) enum CallError {
     #[error("model: {model:?} could not be loaded; /readyz says why")]
     Refused { model: String },
     #[error("version: model {model:?} serves version {loaded}, got {requested}")]
-    NoVersion { model: String, loaded: String, requested: u64 },
+    NoVersion { model: String, loaded: String, requested: Version },
     #[error("label: model {model:?} has the labels {labels}, got {got:?}")]
     NoLabel { model: String, labels: String, got: String },
     #[error("label: expected a version or a label, got both, label {label:?}")]

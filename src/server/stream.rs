@@ -21,7 +21,7 @@ use tonic::{Code, Status, Streaming};
 use super::charge::HeldBytes;
 use super::gate::{Call, too_large};
 use super::pending::{Pending, ScoreRequest};
-use super::{Shared, stopped};
+use super::{ServerState, stopped};
 
 /// How a stream ends whose client may send more requests.
 const DRAINS: &str = "the server is draining: no more requests of the stream are read";
@@ -52,7 +52,7 @@ impl<A> Awaited<A> {
 
 /// The answers of a stream.
 pub(crate) struct Answers<R: ScoreRequest> {
-    shared: Arc<Shared>,
+    shared: Arc<ServerState>,
     requests: Streaming<R>,
     call: Call,
     /// The requests that were read, in their order.
@@ -68,7 +68,7 @@ pub(crate) struct Answers<R: ScoreRequest> {
 }
 
 impl<R: ScoreRequest> Answers<R> {
-    pub(crate) fn new(shared: Arc<Shared>, requests: Streaming<R>, call: Call) -> Self {
+    pub(crate) fn new(shared: Arc<ServerState>, requests: Streaming<R>, call: Call) -> Self {
         let mut closing = shared.closing.subscribe();
         let drained = Box::pin(async move { stopped(&mut closing).await });
         let deadline = call.deadline.map(|deadline| Box::pin(sleep_until(deadline.into())));

@@ -10,7 +10,8 @@ use crate::types::Version;
 pub(crate) struct Stuck(BTreeMap<String, BTreeSet<Version>>);
 
 impl Stuck {
-    pub(crate) fn look(&mut self, name: &str, model: &Model) {
+    pub(crate) fn look(&mut self, model: &Model) {
+        let name = model.name();
         let now = model.stuck_versions();
         let before = self.0.remove(name).unwrap_or_default();
         let seconds = model.stable().batcher.patience().as_secs_f64();

@@ -13,7 +13,7 @@ use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 use crate::batcher::Terms;
 use crate::config::{MAX_LABELS, STABLE, Sticky};
 use crate::schema::Schema;
-use crate::types::{Batch, LabelTarget};
+use crate::types::{Batch, Version, VersionSelector};
 
 /// Why a client cannot set or remove a label.
 #[allow(missing_docs)] // the error texts document the variants
@@ -30,30 +30,30 @@ pub(crate) enum LabelError {
 pub(crate) struct LabelChange<'l> {
     pub label: &'l str,
     /// `None`: forget what clients have set.
-    pub target: Option<LabelTarget>,
+    pub target: Option<VersionSelector>,
 }
 
 /// The labels of a model.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Labels {
     /// Those of the settings.
-    pub settings: BTreeMap<String, LabelTarget>,
+    pub settings: BTreeMap<String, VersionSelector>,
     /// Those that clients have set, which win.
-    pub set: BTreeMap<String, LabelTarget>,
+    pub set: BTreeMap<String, VersionSelector>,
 }
 
 impl Labels {
     /// All labels. `stable` is always one of them.
-    pub(crate) fn all(&self) -> BTreeMap<String, LabelTarget> {
+    pub(crate) fn all(&self) -> BTreeMap<String, VersionSelector> {
         let mut all = self.settings.clone();
-        all.entry(STABLE.to_owned()).or_insert(LabelTarget::Latest);
+        all.entry(STABLE.to_owned()).or_insert(VersionSelector::Latest);
         all.extend(self.set.iter().map(|(label, target)| (label.clone(), *target)));
         all
     }
 
     /// What `stable` names.
-    pub(crate) fn stable(&self) -> LabelTarget {
-        self.set.get(STABLE).or_else(|| self.settings.get(STABLE)).copied().unwrap_or(LabelTarget::Latest)
+    pub(crate) fn stable(&self) -> VersionSelector {
+        self.set.get(STABLE).or_else(|| self.settings.get(STABLE)).copied().unwrap_or(VersionSelector::Latest)
     }
 
     /// Sets a label, or forgets it.
@@ -92,7 +92,7 @@ impl Labels {
 #[derive(Debug, Default)]
 pub(crate) struct RequestOptions<'a> {
     /// The version that must compute the scores.
-    pub version: Option<u64>,
+    pub version: Option<Version>,
     /// The label whose version must compute them. Empty: none.
     pub label: String,
     /// The request's own id. Empty: none.

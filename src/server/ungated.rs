@@ -20,7 +20,7 @@ use tonic::codegen::http::{Request, Response};
 use tonic::codegen::{BoxFuture, Bytes, Service};
 use tonic::server::NamedService;
 
-use super::link::Link;
+use super::connection_state::ConnectionState;
 use super::route::GrpcService;
 
 /// Most open calls of a connection. Clients need one or two, and a proxy one for each client behind it.
@@ -60,7 +60,9 @@ impl<S: GrpcService> Service<Request<Body>> for Ungated<S> {
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
-        let Some(aside) = Link::of(&request).and_then(|link| link.step_aside(MAX_OPEN)) else {
+        let Some(aside) =
+            ConnectionState::of(&request).and_then(|connection| connection.step_aside(MAX_OPEN))
+        else {
             let text =
                 format!("health and reflection: limit {MAX_OPEN} open calls of a connection, got more");
             return Box::pin(async { Ok(Status::resource_exhausted(text).into_http()) });

@@ -21,7 +21,7 @@ use hyper::body::Incoming;
 use prost::bytes::Bytes;
 use tokio::time::timeout;
 
-use super::link::OpenStream;
+use super::connection_state::OpenStream;
 use crate::config::ServerConfig;
 use crate::sync::EvenPoisoned;
 

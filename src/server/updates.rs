@@ -10,11 +10,11 @@ use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 
 use super::stuck::Stuck;
-use super::{Shared, pressure, status_page};
+use super::{ServerState, methods, pressure, status_page};
 use crate::batcher::CORES;
 
 /// The services with a health status: the whole server, and those that score.
-pub(super) const HEALTH_NAMES: [&str; 3] = ["", "flechette.v1.Ctr", "inference.GRPCInferenceService"];
+pub(super) const HEALTH_NAMES: [&str; 3] = ["", methods::CTR, methods::KSERVE];
 
 /// How often readiness is checked.
 const UPDATE_EVERY: Duration = pressure::TICK;
@@ -37,7 +37,7 @@ fn ticks() -> Interval {
 
 /// Updates health, the version gauge and the history of the status page. `ready` is the readiness that was
 /// reported last.
-pub(super) async fn update_status(shared: Arc<Shared>, health: HealthReporter, mut ready: bool) {
+pub(super) async fn update_status(shared: Arc<ServerState>, health: HealthReporter, mut ready: bool) {
     let (mut sampled, mut ticked) = (None::<Instant>, Instant::now());
     let mut sampling: Option<JoinHandle<()>> = None;
     let mut stuck = Stuck::default();
@@ -47,14 +47,14 @@ pub(super) async fn update_status(shared: Arc<Shared>, health: HealthReporter, m
         ticks.tick().await;
         let elapsed = ticked.elapsed();
         ticked = Instant::now();
-        for (name, model) in shared.models.all() {
+        for model in shared.models.all() {
             model.pressure().tick(elapsed);
             let overloaded = model.pressure().overloaded();
             if overloaded {
                 CORES.overloaded(2 * UPDATE_EVERY);
             }
-            overloads.look(&name, overloaded, &shared.metrics.events);
-            stuck.look(&name, &model);
+            overloads.look(model.name(), overloaded, &shared.metrics.events);
+            stuck.look(&model);
             model.main().metrics.version.set(model.stable_version().0 as f64);
         }
         let now_ready = shared.ready();

@@ -11,34 +11,51 @@ use axum::middleware::{self, Next};
 use axum::response::{AppendHeaders, IntoResponse, Response};
 use axum::routing::get;
 
-use super::security::{Refusal, Role};
-use super::{Shared, status_page};
+use super::security::{Refusal, Role, Security};
+use super::{ServerState, status_page};
 
 /// The routes of the HTTP port. Those of health need no token, because an orchestrator has none.
-pub(crate) fn routes(shared: Arc<Shared>) -> Router {
+pub(crate) fn routes(shared: Arc<ServerState>) -> Router {
     Router::new()
         .route("/", get(async || status_page::page()))
-        .route("/status.json", get(async |State(shared): State<Arc<Shared>>| status_page::document(&shared)))
+        .route(
+            "/status.json",
+            get(async |State(shared): State<Arc<ServerState>>| status_page::document(&shared)),
+        )
         .route("/metrics", get(metrics))
-        .route_layer(middleware::from_fn_with_state(shared.clone(), allowed))
+        .route_layer(middleware::from_fn_with_state(shared.clone(), if_metrics_are_kept))
+        .route_layer(middleware::from_fn_with_state(shared.security.clone(), check_token))
         .route("/healthz", get(async || "ok\n"))
         .route("/readyz", get(ready))
         .with_state(shared)
 }
 
-/// Refuses a request without a token of the role metrics, if one is needed. If no metrics are kept, says so.
-async fn allowed(State(shared): State<Arc<Shared>>, request: Request, next: Next) -> Response {
-    match shared.security.allow(Role::Metrics, request.headers()) {
-        Ok(()) if !shared.metrics.are_enabled() => {
-            (StatusCode::NOT_FOUND, "metrics are not kept: server.metrics is off\n").into_response()
-        }
+/// Refuses a request without a token of the role metrics, if one is needed.
+pub(crate) async fn check_token(
+    State(security): State<Arc<Security>>,
+    request: Request,
+    next: Next,
+) -> Response {
+    match security.allow(Role::Metrics, request.headers()) {
         Ok(()) => next.run(request).await,
         Err(refusal) => refused(&refusal),
     }
 }
 
+/// Refuses a request if no metrics are kept.
+async fn if_metrics_are_kept(
+    State(shared): State<Arc<ServerState>>,
+    request: Request,
+    next: Next,
+) -> Response {
+    if !shared.metrics.are_enabled() {
+        return (StatusCode::NOT_FOUND, "metrics are not kept: server.metrics is off\n").into_response();
+    }
+    next.run(request).await
+}
+
 /// The answer to a request without the token that is needed.
-pub(crate) fn refused(refusal: &Refusal) -> Response {
+fn refused(refusal: &Refusal) -> Response {
     let text = format!("{refusal}\n");
     if let Refusal::OtherRole(_) = refusal {
         return (StatusCode::FORBIDDEN, text).into_response();
@@ -49,7 +66,7 @@ pub(crate) fn refused(refusal: &Refusal) -> Response {
     (StatusCode::UNAUTHORIZED, schemes, text).into_response()
 }
 
-async fn metrics(State(shared): State<Arc<Shared>>) -> impl IntoResponse {
+async fn metrics(State(shared): State<Arc<ServerState>>) -> impl IntoResponse {
     metrics_page(shared.metrics_text())
 }
 
@@ -61,7 +78,7 @@ pub(crate) fn metrics_page(text: String) -> impl IntoResponse {
 /// The first line says whether the server is ready. Each further line is a model that cannot be served, a
 /// version that is wanted and cannot be loaded, a version of which a call does not end, a model that takes no
 /// learned samples because its log cannot be opened, or a model of which an older version is served.
-async fn ready(State(shared): State<Arc<Shared>>) -> impl IntoResponse {
+async fn ready(State(shared): State<Arc<ServerState>>) -> impl IntoResponse {
     let (status, mut text) = match shared.not_ready() {
         None => (StatusCode::OK, "ready\n".to_owned()),
         Some(reason) => (StatusCode::SERVICE_UNAVAILABLE, reason + "\n"),
@@ -69,7 +86,8 @@ async fn ready(State(shared): State<Arc<Shared>>) -> impl IntoResponse {
     for (name, reason) in shared.not_served.refused() {
         let _ = writeln!(text, "not served: model {name}: {reason}");
     }
-    for (name, model) in shared.models.all() {
+    for model in shared.models.all() {
+        let name = model.name();
         for missing in model.missing() {
             let _ = writeln!(text, "not loaded: model {name}: {}", missing.text);
         }

@@ -32,8 +32,9 @@ impl Chain {
     /// Reads the manifests of a version and of those that it builds on, as far as no loaded version has their
     /// rows.
     ///
-    /// # Errors [`StoreError`] for a name that no model can have, for a version that is missing or damaged,
-    /// and for one that is not the base that the next one names.
+    /// # Errors
+    /// [`StoreError`] for a name that no model can have, for a version that is missing or damaged, and for one
+    /// that is not the base that the next one names.
     pub(super) fn read(
         models: &Path,
         name: &str,

@@ -14,7 +14,7 @@ use serde_json::Value;
 use super::disk::{Disk, SystemDisk};
 use super::hot_rows::STATE;
 use super::{StoreError, atomic_write, bytes};
-use crate::types::LabelTarget;
+use crate::types::VersionSelector;
 
 /// Most bytes of the file.
 const MAX_BYTES: u64 = 64 << 10;
@@ -33,7 +33,7 @@ fn path(models: &Path, name: &str, file: &str) -> PathBuf {
 ///
 /// # Errors
 /// [`StoreError`] when the file cannot be read or is damaged.
-pub(crate) fn load(models: &Path, name: &str) -> Result<BTreeMap<String, LabelTarget>, StoreError> {
+pub(crate) fn load(models: &Path, name: &str) -> Result<BTreeMap<String, VersionSelector>, StoreError> {
     load_from(&path(models, name, SET))
 }
 
@@ -41,11 +41,14 @@ pub(crate) fn load(models: &Path, name: &str) -> Result<BTreeMap<String, LabelTa
 ///
 /// # Errors
 /// As [`load`].
-pub(crate) fn load_settings(models: &Path, name: &str) -> Result<BTreeMap<String, LabelTarget>, StoreError> {
+pub(crate) fn load_settings(
+    models: &Path,
+    name: &str,
+) -> Result<BTreeMap<String, VersionSelector>, StoreError> {
     load_from(&path(models, name, SETTINGS))
 }
 
-fn load_from(path: &Path) -> Result<BTreeMap<String, LabelTarget>, StoreError> {
+fn load_from(path: &Path) -> Result<BTreeMap<String, VersionSelector>, StoreError> {
     let at = |e| StoreError::at(path, e);
     let file = match bytes::open_regular(path) {
         Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
@@ -63,8 +66,8 @@ fn load_from(path: &Path) -> Result<BTreeMap<String, LabelTarget>, StoreError> {
         serde_json::from_slice(&text).map_err(|error| damaged(error.to_string()))?;
     let target = |(label, value): (String, Value)| {
         let target = match &value {
-            Value::Number(number) => LabelTarget::parse(&number.to_string()),
-            Value::String(text) => LabelTarget::parse(text),
+            Value::Number(number) => VersionSelector::parse(&number.to_string()),
+            Value::String(text) => VersionSelector::parse(text),
             _ => None,
         };
         let wrong = || damaged(format!("{label}: expected a number or latest, got {value}"));
@@ -80,7 +83,7 @@ fn load_from(path: &Path) -> Result<BTreeMap<String, LabelTarget>, StoreError> {
 pub(crate) fn save(
     models: &Path,
     name: &str,
-    labels: &BTreeMap<String, LabelTarget>,
+    labels: &BTreeMap<String, VersionSelector>,
 ) -> Result<(), StoreError> {
     save_on(&SystemDisk, &path(models, name, SET), labels)
 }
@@ -92,15 +95,19 @@ pub(crate) fn save(
 pub(crate) fn save_settings(
     models: &Path,
     name: &str,
-    named: &BTreeMap<String, LabelTarget>,
+    named: &BTreeMap<String, VersionSelector>,
 ) -> Result<(), StoreError> {
     save_on(&SystemDisk, &path(models, name, SETTINGS), named)
 }
 
-fn save_on(disk: &dyn Disk, path: &Path, labels: &BTreeMap<String, LabelTarget>) -> Result<(), StoreError> {
-    let value = |target: &LabelTarget| match target {
-        LabelTarget::Latest => Value::String(target.to_string()),
-        LabelTarget::Version(version) => Value::Number(version.0.into()),
+fn save_on(
+    disk: &dyn Disk,
+    path: &Path,
+    labels: &BTreeMap<String, VersionSelector>,
+) -> Result<(), StoreError> {
+    let value = |target: &VersionSelector| match target {
+        VersionSelector::Latest => Value::String(target.to_string()),
+        VersionSelector::Version(version) => Value::Number(version.0.into()),
     };
     let object: serde_json::Map<_, _> =
         labels.iter().map(|(label, target)| (label.clone(), value(target))).collect();
@@ -115,10 +122,10 @@ mod tests {
     use super::*;
     use crate::types::Version;
 
-    fn labels(stable: u64) -> BTreeMap<String, LabelTarget> {
+    fn labels(stable: u64) -> BTreeMap<String, VersionSelector> {
         [
-            ("canary".to_owned(), LabelTarget::Latest),
-            ("stable".to_owned(), LabelTarget::Version(Version(stable))),
+            ("canary".to_owned(), VersionSelector::Latest),
+            ("stable".to_owned(), VersionSelector::Version(Version(stable))),
         ]
         .into()
     }

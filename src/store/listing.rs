@@ -8,7 +8,7 @@ use super::link::{check_checkpoint, is_served, read_manifest};
 use super::snapshot::{Opened, Purpose, open, open_beside};
 use super::version_files::{version_dir, versions};
 use super::{EmbeddingStore, StoreError, labels};
-use crate::types::{LabelTarget, Version};
+use crate::types::{Version, VersionSelector};
 
 /// What a listing reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,7 +82,7 @@ pub(crate) fn list(models: &Path, name: &str, check: Check) -> Result<Vec<Listed
                 None
             }
         };
-        let own = named.iter().filter(|(_, target)| **target == LabelTarget::Version(version));
+        let own = named.iter().filter(|(_, target)| **target == VersionSelector::Version(version));
         let labels = own.map(|(label, _)| label.clone()).collect();
         listed.push(Listed { version, served, labels, summary, refusal, checkpoint });
     }

@@ -16,7 +16,7 @@ use super::snapshot::{Opened, Purpose, open};
 use super::version_files::{MANIFEST, version_dir};
 use super::write::{publish, removal_path};
 use super::{Checkpoint, Contents, Dense, DenseTensor, Numbering, Rows, StoreError, labels, versions};
-use crate::types::{LabelTarget, Version};
+use crate::types::{Version, VersionSelector};
 
 /// The bytes of a chain on disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -138,8 +138,8 @@ fn named(models: &Path, name: &str) -> Result<BTreeSet<Version>, StoreError> {
     let (labels, settings) = (labels::load(models, name)?, labels::load_settings(models, name)?);
     for target in labels.into_values().chain(settings.into_values()) {
         let mut next = match target {
-            LabelTarget::Version(version) => Some(version),
-            LabelTarget::Latest => None,
+            VersionSelector::Version(version) => Some(version),
+            VersionSelector::Latest => None,
         };
         while let Some(version) = next.filter(|version| kept.insert(*version)) {
             next = base_of(models, name, version).map(|base| Version(base.version));

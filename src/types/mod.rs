@@ -51,19 +51,19 @@ pub(crate) fn unix_ms() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
 }
 
-/// The version that a label of a model names.
+/// Selects a version of a model, for a label or to continue training from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LabelTarget {
+pub enum VersionSelector {
     /// The highest good version.
     Latest,
     /// This one.
     Version(Version),
 }
 
-/// What [`LabelTarget::Latest`] is called.
+/// What [`VersionSelector::Latest`] is called.
 const LATEST: &str = "latest";
 
-impl LabelTarget {
+impl VersionSelector {
     /// Reads `latest` or a number from 1.
     #[must_use]
     pub(crate) fn parse(text: &str) -> Option<Self> {
@@ -83,7 +83,7 @@ impl LabelTarget {
     }
 }
 
-impl fmt::Display for LabelTarget {
+impl fmt::Display for VersionSelector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Latest => f.write_str(LATEST),

@@ -18,7 +18,7 @@ fn entry(item: u64, samples: usize, queued: Instant) -> Entry<u64> {
 }
 
 /// Admits and queues an entry. Returns the items that it displaces.
-fn push<T>(queue: &mut Queue<T>, entry: Entry<T>) -> Result<Vec<T>, Refused> {
+fn push<T>(queue: &mut Queue<T>, entry: Entry<T>) -> Result<Vec<T>, QueueRefusal> {
     let displaced = queue.admit(entry.size, entry.queued, entry.terms)?;
     queue.push(entry);
     Ok(displaced.into_iter().map(|entry| entry.item).collect())
@@ -85,7 +85,7 @@ fn a_closed_queue_refuses_pushes_and_can_be_emptied() {
     let (mut queue, now, mut taken) = (Queue::new(LIMITS), Instant::now(), Taken::default());
     push(&mut queue, entry(1, 1, now)).unwrap();
     queue.close();
-    assert_eq!(push(&mut queue, entry(2, 1, now)), Err(Refused::Closed));
+    assert_eq!(push(&mut queue, entry(2, 1, now)), Err(QueueRefusal::Closed));
     assert_eq!(queue.take(now, &mut taken), Next::Work);
     queue.finish(COMPUTED);
     assert_eq!(queue.next(now), Next::Stop);
@@ -132,8 +132,10 @@ fn a_full_queue_displaces_the_newest_of_the_lowest_priority_and_only_if_that_hel
         assert_eq!(offer(item as u64, 15, priority), Ok(vec![]));
     }
     assert!(offer(3, 10, Priority::Low).is_err(), "its own priority does not give way");
-    let refused =
-        Refused::Full { queued: Size { samples: 15, bytes: 150 }, size: Size { samples: 36, bytes: 360 } };
+    let refused = QueueRefusal::Full {
+        queued: Size { samples: 15, bytes: 150 },
+        size: Size { samples: 36, bytes: 360 },
+    };
     assert_eq!(offer(4, 36, Priority::Normal), Err(refused));
     assert_eq!(offer(5, 10, Priority::Normal), Ok(vec![1]));
     assert_eq!(offer(6, 30, Priority::High), Ok(vec![0, 5]));
@@ -237,11 +239,11 @@ proptest! {
                             waiting.push(Waiting { number, size, terms, queued: now, turn });
                             prop_assert!(sum(&waiting).plus_within(Size::default(), LIMITS.queue).is_some());
                         }
-                        Err(Refused::Full { queued, size: refused }) => {
+                        Err(QueueRefusal::Full { queued, size: refused }) => {
                             prop_assert_eq!((queued, refused), (before, size));
                             prop_assert!(before.plus_within(size, LIMITS.queue).is_none());
                         }
-                        Err(Refused::Stands { waits }) => prop_assert_eq!(stands, Some(waits)),
+                        Err(QueueRefusal::Stands { waits }) => prop_assert_eq!(stands, Some(waits)),
                         // Only a measured speed refuses more, and here nothing takes time.
                         Err(refused) => prop_assert!(false, "{refused:?}"),
                     }
@@ -318,7 +320,7 @@ fn a_queue_that_does_not_move_refuses_requests_behind_those_that_have_waited_too
     let low = Terms { priority: Priority::Low, ..NORMAL };
     push(&mut queue, Entry { terms: low, ..entry(1, 1, now) }).unwrap();
     let later = now + LIMITS.default_deadline + Duration::from_secs(1);
-    let stands = Err(Refused::Stands { waits: Duration::from_secs(11) });
+    let stands = Err(QueueRefusal::Stands { waits: Duration::from_secs(11) });
     assert_eq!(push(&mut queue, Entry { terms: low, ..entry(2, 1, later) }), stands);
     // A low priority may wait for others, and a queue that moves may be long.
     push(&mut queue, entry(3, 1, later)).unwrap();
@@ -341,7 +343,7 @@ fn a_burst_is_queued_whatever_it_takes() {
 fn a_standing_queue_refuses_what_would_wait_for_a_twentieth_of_its_time() {
     let (mut queue, now) = slow_queue(Duration::from_millis(100));
     let wait = Duration::from_secs(2);
-    let refused = |limit| Err(Refused::TooLate(TooLate { wait, limit }));
+    let refused = |limit| Err(QueueRefusal::TooLate(TooLate { wait, limit }));
     let mut try_push = |deadline: Option<u64>| {
         let deadline = deadline.map(|seconds| now + Duration::from_secs(seconds));
         push(&mut queue, Entry { terms: Terms { deadline, ..NORMAL }, ..entry(3, 1, now) })

@@ -24,7 +24,7 @@ pub(crate) struct Adder {
     pub served: LoadedModels,
     pub registry: Registry,
     pub versions: ServedVersions,
-    refused: HashMap<String, RefusedModel>,
+    refused: HashMap<String, ModelRefusal>,
 }
 
 /// The wait before a refused model is tried again although its files have not changed.
@@ -32,7 +32,7 @@ const FIRST_WAIT: Duration = Duration::from_secs(60);
 const MAX_WAIT: Duration = Duration::from_secs(3600);
 
 /// A model that was refused.
-struct RefusedModel {
+struct ModelRefusal {
     /// Its files as they were then.
     stamps: Stamps,
     /// When it is tried again although they have not changed; `None`: never.
@@ -41,7 +41,7 @@ struct RefusedModel {
     wait: Duration,
 }
 
-impl RefusedModel {
+impl ModelRefusal {
     fn stays(&self, now: &Stamps) -> bool {
         self.stamps == *now && self.again.is_none_or(|again| Instant::now() < again)
     }
@@ -107,7 +107,7 @@ impl Adder {
                 };
                 tracing::warn!(model = name, %reason, "model refused; {again}");
                 self.registry.refuse(name, reason);
-                let refused = RefusedModel::after(self.refused.get(name), now, &error);
+                let refused = ModelRefusal::after(self.refused.get(name), now, &error);
                 self.refused.insert(name.to_owned(), refused);
                 Err(error)
             }
@@ -153,14 +153,14 @@ mod tests {
         let none_good =
             |reason| StoreError::NoGoodVersion { model: "m".to_owned(), refused: vec![refused(reason)] };
         let wait = |error: anyhow::Error| {
-            let first = RefusedModel::after(None, before.clone(), &error);
-            first.again.map(|_| RefusedModel::after(Some(&first), before.clone(), &error).wait)
+            let first = ModelRefusal::after(None, before.clone(), &error);
+            first.again.map(|_| ModelRefusal::after(Some(&first), before.clone(), &error).wait)
         };
         assert_eq!(wait(none_good(damaged).into()), None);
         assert_eq!(wait(none_good(unreadable).into()), Some(2 * FIRST_WAIT));
         assert_eq!(wait(anyhow!("no thread")), Some(2 * FIRST_WAIT));
         let damaged = StoreError::MissingFile { path };
-        let refused = RefusedModel::after(None, before.clone(), &damaged.into());
+        let refused = ModelRefusal::after(None, before.clone(), &damaged.into());
         assert!(refused.stays(&stamps()));
         let file = models.path().join("m/1/file");
         std::fs::write(&file, "bad").unwrap();

@@ -17,7 +17,7 @@ use super::watch::{WatchCommand, Watcher, unless_it_panics};
 use crate::server::{Change, ChangeError, LabelChange, Labels, NotChanged, Repository, Requested};
 use crate::store;
 use crate::sync::EvenPoisoned;
-use crate::types::LabelTarget;
+use crate::types::VersionSelector;
 
 /// A change that a client has requested.
 pub(crate) struct ChangeRequest {
@@ -84,7 +84,7 @@ impl Repository for CommandSender {
         store::models(&self.models).map_err(|error| error.to_string())
     }
 
-    fn keep_labels(&self, model: &str, set: &BTreeMap<String, LabelTarget>) -> Result<(), String> {
+    fn keep_labels(&self, model: &str, set: &BTreeMap<String, VersionSelector>) -> Result<(), String> {
         store::labels::save(&self.models, model, set).map_err(|error| error.to_string())
     }
 
@@ -120,10 +120,10 @@ fn words(change: &Change) -> String {
         Change::Load => "loading the model".to_owned(),
         Change::Unload => "unloading the model".to_owned(),
         Change::Label { label, target: None } => format!("removing label {label}"),
-        Change::Label { label, target: Some(LabelTarget::Latest) } => {
+        Change::Label { label, target: Some(VersionSelector::Latest) } => {
             format!("setting label {label} to the latest version")
         }
-        Change::Label { label, target: Some(LabelTarget::Version(version)) } => {
+        Change::Label { label, target: Some(VersionSelector::Version(version)) } => {
             format!("setting label {label} to version {version}")
         }
     }
@@ -185,7 +185,7 @@ impl Watcher {
         };
         self.forget_refused(name);
         // It also fails if only other versions than the label's are refused.
-        let new = change.target == Some(LabelTarget::Latest);
+        let new = change.target == Some(VersionSelector::Latest);
         let look = SettleOptions { new, label: Some(change), urgent: true, asked: true };
         let settled = self.adder.versions.settle(&model, look);
         match self.adder.registry.set_label(name, change) {
@@ -340,8 +340,8 @@ mod tests {
     #[test]
     fn a_change_is_logged_in_words() {
         let label = |target| words(&Change::Label { label: "stable".to_owned(), target });
-        assert_eq!(label(Some(LabelTarget::Version(Version(7)))), "setting label stable to version 7");
-        assert_eq!(label(Some(LabelTarget::Latest)), "setting label stable to the latest version");
+        assert_eq!(label(Some(VersionSelector::Version(Version(7)))), "setting label stable to version 7");
+        assert_eq!(label(Some(VersionSelector::Latest)), "setting label stable to the latest version");
         assert_eq!(label(None), "removing label stable");
     }
 }

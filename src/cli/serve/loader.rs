@@ -21,7 +21,7 @@ use crate::server::Labels;
 use crate::store::hot_rows::STATE;
 use crate::store::{self, Latest, Opened, Purpose, Refusal};
 use crate::trace::recorder::{Recorder, RecorderOptions};
-use crate::types::{LabelTarget, Version};
+use crate::types::{Version, VersionSelector};
 
 /// The GPU to use, or `None` for the host.
 fn choose_device(config: &Config) -> anyhow::Result<Option<Arc<Nvidia>>> {
@@ -39,7 +39,7 @@ fn choose_device(config: &Config) -> anyhow::Result<Option<Arc<Nvidia>>> {
 }
 
 /// A version that was refused when its model was loaded.
-pub(crate) struct Refused {
+pub(crate) struct RefusedVersion {
     pub version: Version,
     /// Its files as they were before, and those of the versions that it builds on.
     pub stamps: Stamps,
@@ -96,14 +96,14 @@ impl Loader {
 
     /// Opens the version that `stable` names: the highest good one of the policy, unless it was set. The
     /// versions above it are refused.
-    fn open_stable(&self, name: &str) -> anyhow::Result<(Opened, Vec<Refused>)> {
+    fn open_stable(&self, name: &str) -> anyhow::Result<(Opened, Vec<RefusedVersion>)> {
         let traffic = self.live.traffic(name);
         let set = store::labels::load(&self.models, name)?;
         let stable = Labels { settings: traffic.labels, set }.stable();
         let versions = match (stable, traffic.versions) {
-            (LabelTarget::Version(version), _) => vec![version],
-            (LabelTarget::Latest, VersionPolicy::Given(versions)) => versions.into_iter().collect(),
-            (LabelTarget::Latest, VersionPolicy::Latest(_)) => store::versions(&self.models, name)?,
+            (VersionSelector::Version(version), _) => vec![version],
+            (VersionSelector::Latest, VersionPolicy::Given(versions)) => versions.into_iter().collect(),
+            (VersionSelector::Latest, VersionPolicy::Latest(_)) => store::versions(&self.models, name)?,
         };
         // Read before the versions are opened, so that later changes are noticed.
         let mut stamper = Stamper::new(&self.models, name);
@@ -112,12 +112,12 @@ impl Loader {
         let opened = store::open_highest(&self.models, name, &versions, self.purpose(), check_weights);
         let labelled = || format!("label stable names version {stable}; flechette label sets it");
         let Latest { opened, refused } = match stable {
-            LabelTarget::Version(_) => opened.with_context(labelled)?,
-            LabelTarget::Latest => opened?,
+            VersionSelector::Version(_) => opened.with_context(labelled)?,
+            VersionSelector::Latest => opened?,
         };
         let refused = refused.into_iter().filter_map(|Refusal { version, reason }| {
             let (stamps, may_pass) = (stamps.remove(&version)?, reason.may_pass());
-            Some(Refused { version, stamps, reason: reason.to_string(), may_pass })
+            Some(RefusedVersion { version, stamps, reason: reason.to_string(), may_pass })
         });
         Ok((opened, refused.collect()))
     }
@@ -164,7 +164,7 @@ impl Loader {
             Some(recorder) => engine.with_recorder(recorder),
             None => engine,
         });
-        for Refused { version, reason, .. } in &refused {
+        for RefusedVersion { version, reason, .. } in &refused {
             engine.count_refused();
             self.metrics.events.record(EventKind::Refused, name, format!("version {version}: {reason}"));
         }

@@ -48,7 +48,7 @@ use crate::store;
 use crate::sync::EvenPoisoned;
 use add::Adder;
 use cache::RowMemory;
-use loader::{Loader, Refused};
+use loader::{Loader, RefusedVersion};
 pub(crate) use reload::EarlyHangup;
 use reload::{Live, Reloader};
 use start::{Start, Started};
@@ -207,7 +207,7 @@ pub(crate) struct LoadedModel {
     engine: Arc<Engine>,
     memory: RowMemory,
     /// The versions that were refused when it was loaded.
-    refused: Arc<[Refused]>,
+    refused: Arc<[RefusedVersion]>,
 }
 
 /// All loaded models. Models are added and removed while the server runs.

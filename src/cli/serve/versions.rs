@@ -16,29 +16,30 @@
 //! New versions are opened and taken over by threads of low priority. What a client asks for with a label,
 //! and the first versions of a model, have the priority of requests.
 
+mod known;
 mod plan;
 mod switching;
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use super::loader::Refused;
 use super::shadow::Background;
-use super::stamps::{Stamper, Stamps};
+use super::stamps::Stamper;
 use super::watch::WatchCommand;
 use super::{LoadedModel, Loader};
 use crate::cli::background;
-use crate::config::{Sticky, TrafficConfig};
+use crate::config::Sticky;
 use crate::engine::switch::{Changes, NextVersion};
 use crate::engine::{Engine, SharedVersion};
 use crate::metrics::Metrics;
 use crate::predict::Predict;
-use crate::server::{LabelChange, Loaded, Missing, NotChanged, Registry};
-use crate::types::{LabelTarget, Version};
+use crate::server::{LabelChange, LoadedVersions, NotChanged, Registry};
+use crate::types::Version;
+use known::{KnownVersions, Reasons, Reported, VersionRefusal, refusal};
 use plan::VersionPlan;
-use switching::{SwitchOutcome, SwitchTarget, Switching, WAIT};
+use switching::{SwitchOutcome, SwitchTarget, WAIT};
 
 /// How often a model is looked at again when its labels are set at the same time.
 const TRIES: usize = 5;
@@ -46,60 +47,6 @@ const TRIES: usize = 5;
 /// When a version is tried again that the main engine could not take over, or that was refused for a reason
 /// that may have passed. Trying it costs its opening.
 const RETRY_AFTER: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 60 });
-
-/// What is known about the versions of a model.
-#[derive(Default)]
-struct Known {
-    /// Versions that were refused.
-    refused: BTreeMap<Version, Refusal>,
-    /// What the settings name, as it was written down last.
-    named: Option<BTreeMap<String, LabelTarget>>,
-    /// Whether that failed.
-    not_named: bool,
-    /// Whether its directory could not be read at the last look.
-    unreadable: bool,
-    /// The loaded versions that were not on disk at the last look, or of which another one had the number,
-    /// and what was said of them.
-    gone: BTreeMap<Version, &'static str>,
-    /// The engines of the versions that the main engine does not have.
-    secondary: BTreeMap<Version, Arc<Engine>>,
-    shadow: Option<(Version, Arc<dyn Predict>)>,
-    /// The switch of the main engine that has not ended.
-    switching: Option<Switching>,
-    /// What was reported to the server last.
-    reported: Option<Reported>,
-    /// Whether it is reported again, because it may have kept versions for labels that were set meanwhile.
-    again: bool,
-}
-
-impl Known {
-    fn at_load(model: &LoadedModel) -> Self {
-        let refused = model.refused.iter().map(|Refused { version, stamps, reason, may_pass }| {
-            (*version, Refusal::new(stamps.clone(), refusal(*version, reason), *may_pass))
-        });
-        Self { refused: refused.collect(), ..Self::default() }
-    }
-}
-
-/// A version that was refused.
-struct Refusal {
-    /// Its files as they were then, and those of the versions that it builds on. It is tried again when they
-    /// change.
-    stamps: Stamps,
-    reason: String,
-    /// When it is tried again even if they do not change.
-    again: Option<Instant>,
-}
-
-impl Refusal {
-    fn new(stamps: Stamps, reason: String, may_pass: bool) -> Self {
-        Self { stamps, reason, again: may_pass.then(|| Instant::now() + RETRY_AFTER) }
-    }
-
-    fn stays(&self) -> bool {
-        self.again.is_none_or(|again| Instant::now() < again)
-    }
-}
 
 /// Why the versions of a model are not those that are wanted. The reason is in the log.
 #[derive(Debug, thiserror::Error)]
@@ -115,39 +62,6 @@ impl From<String> for NotSettled {
     fn from(reason: String) -> Self {
         Self::Refused(reason)
     }
-}
-
-/// What the server knows about the versions of a model, because this module has reported it.
-#[derive(PartialEq)]
-struct Reported {
-    main: Version,
-    /// The versions with an engine of their own.
-    secondary: Vec<Version>,
-    latest: Version,
-    shadow: Option<Version>,
-    traffic: TrafficConfig,
-    reasons: Reasons,
-}
-
-/// Why versions are not served.
-#[derive(Clone, Default, PartialEq)]
-struct Reasons {
-    /// Those that the settings or labels name.
-    missing: Vec<Missing>,
-    /// Those above the latest one.
-    newer: BTreeMap<Version, String>,
-}
-
-impl Reported {
-    fn of(plan: &VersionPlan, main: Version, secondary: Vec<Version>, reasons: Reasons) -> Self {
-        let VersionPlan { latest, shadow, traffic, .. } = plan;
-        Self { main, secondary, latest: *latest, shadow: *shadow, traffic: traffic.clone(), reasons }
-    }
-}
-
-/// The sentence about a refused version.
-fn refusal(version: Version, reason: &str) -> String {
-    format!("version {version} is refused: {reason}")
 }
 
 /// What to look for.
@@ -180,7 +94,7 @@ pub(crate) struct ServedVersions {
     registry: Registry,
     /// Wakes the thread that makes all changes when a switch has ended.
     wake: SyncSender<WatchCommand>,
-    known: HashMap<String, Known>,
+    known: HashMap<String, KnownVersions>,
     /// Threads of low priority that open versions.
     opening: rayon::ThreadPool,
 }
@@ -222,7 +136,7 @@ impl ServedVersions {
     /// a version is still being taken over.
     pub(crate) fn settle(&mut self, model: &LoadedModel, look: SettleOptions<'_>) -> Result<(), NotSettled> {
         let name = model.engine.describe().model;
-        let mut known = self.known.remove(&name).unwrap_or_else(|| Known::at_load(model));
+        let mut known = self.known.remove(&name).unwrap_or_else(|| KnownVersions::at_load(model));
         known.again |= !look.new;
         let stamper = Stamper::new(&self.loader.models, &name);
         let settling = Settling { versions: self, model, name: &name, look, known: &mut known, stamper };
@@ -238,7 +152,7 @@ struct Settling<'s> {
     model: &'s LoadedModel,
     name: &'s str,
     look: SettleOptions<'s>,
-    known: &'s mut Known,
+    known: &'s mut KnownVersions,
     /// The files as the present plan has found them.
     stamper: Stamper<'s>,
 }
@@ -282,7 +196,7 @@ impl Settling<'_> {
     /// plan is needed.
     fn apply(&mut self, plan: VersionPlan) -> Result<SwitchOutcome, NotChanged> {
         let (main, target) = (self.model.engine.version(), plan.stable);
-        let waits = self.known.refused.get(&target).is_some_and(Refusal::stays);
+        let waits = self.known.refused.get(&target).is_some_and(VersionRefusal::stays);
         if self.look.label.is_none() && target != main && !waits {
             let next = self.next(target, plan.wanted.contains(&main));
             // Requests for its number or another label use its own engine until the switch has ended.
@@ -361,7 +275,7 @@ impl Settling<'_> {
         let engine =
             |version| self.known.secondary.get(version).map(|engine| engine.clone() as Arc<dyn Predict>);
         let Reasons { missing, newer } = reported.reasons.clone();
-        let loaded = Loaded {
+        let loaded = LoadedVersions {
             secondary: reported.secondary.iter().filter_map(engine).collect(),
             main: reported.main,
             latest: reported.latest,

@@ -1,7 +1,6 @@
 //! `train --from`: the version that training continues from.
 
 use std::path::Path;
-use std::str::FromStr;
 
 use anyhow::anyhow;
 
@@ -11,37 +10,26 @@ use crate::schema::Schema;
 use crate::store::{self, Opened, Purpose};
 use crate::trainer::is_exact;
 use crate::trainer::optim::Optimizer;
-use crate::types::Version;
+use crate::types::VersionSelector;
 
-/// The value of `--from`.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum FromVersion {
-    Latest,
-    Number(Version),
+/// Reads the value of `--from`.
+///
+/// # Errors
+/// What is expected.
+pub(crate) fn parse(text: &str) -> Result<VersionSelector, String> {
+    VersionSelector::parse(text).ok_or_else(|| "expected the number of a version, or latest".to_owned())
 }
 
-impl FromStr for FromVersion {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let number = || text.parse().ok().filter(|&n| n > 0).map(|n| Self::Number(Version(n)));
-        let from = if text == "latest" { Some(Self::Latest) } else { number() };
-        from.ok_or_else(|| "expected the number of a version, or latest".to_owned())
-    }
-}
-
-impl FromVersion {
-    /// Opens and checks the version.
-    ///
-    /// # Errors
-    /// When the model has no such version, or it is not good.
-    pub(crate) fn open(self, models: &Path, name: &str) -> anyhow::Result<Opened> {
-        let opened = match self {
-            Self::Latest => store::open_to_continue(models, name, Purpose::Train),
-            Self::Number(version) => store::open(models, name, version, Purpose::Train),
-        };
-        opened.map_err(|e| InputError(anyhow!("--from: {e}")).into())
-    }
+/// Opens and checks the version that `--from` selects.
+///
+/// # Errors
+/// When the model has no such version, or it is not good.
+pub(crate) fn open(from: VersionSelector, models: &Path, name: &str) -> anyhow::Result<Opened> {
+    let opened = match from {
+        VersionSelector::Latest => store::open_to_continue(models, name, Purpose::Train),
+        VersionSelector::Version(version) => store::open(models, name, version, Purpose::Train),
+    };
+    opened.map_err(|e| InputError(anyhow!("--from: {e}")).into())
 }
 
 /// The schema to train: that of the file, or of the version. If both are given, they must be equal.

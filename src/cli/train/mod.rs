@@ -36,10 +36,9 @@ use crate::device::cuda::Nvidia;
 use crate::schema::Schema;
 use crate::store::{StoreError, check_name, check_writable};
 use crate::trainer::TrainError;
-use crate::types::Version;
+use crate::types::{Version, VersionSelector};
 use data::DataFlags;
 use epochs::is_of_version;
-use from::FromVersion;
 use interrupt::{Interrupted, OnSignal};
 use lock::ModelLock;
 use publish_flags::PublishFlags;
@@ -55,8 +54,8 @@ pub(crate) struct Args {
     model_config: Option<PathBuf>,
     /// Continues from a version of the model, by number, or from the latest good one (latest): its rows,
     /// dense weights and optimizer state
-    #[arg(long, value_name = "V")]
-    from: Option<FromVersion>,
+    #[arg(long, value_name = "V", value_parser = from::parse)]
+    from: Option<VersionSelector>,
     /// Continues an interrupted run of this command from the last version that it wrote, to the bit. If it
     /// wrote none, it starts at the beginning
     #[arg(long)]

@@ -3,14 +3,13 @@
 use anyhow::anyhow;
 
 use super::Args;
-use super::from::FromVersion;
 use super::run::Start;
 use crate::cli::InputError;
 use crate::dataset::Stop;
 use crate::store::{self, Opened, Purpose, StoreError};
 use crate::trainer::check_optimizer;
 use crate::trainer::cursor::{Cursor, RunIdentity};
-use crate::types::Version;
+use crate::types::{Version, VersionSelector};
 
 /// Where the run continues: after the last version. `None` if the run published nothing, which is logged.
 ///
@@ -26,8 +25,8 @@ pub(crate) fn find(args: &Args, stop: &Stop) -> anyhow::Result<Option<Start>> {
     };
     let own = match args.from {
         None => overtaken(args, &run, Version(0), version),
-        Some(FromVersion::Latest) => None,
-        Some(FromVersion::Number(from)) => overtaken(args, &run, from, version),
+        Some(VersionSelector::Latest) => None,
+        Some(VersionSelector::Version(from)) => overtaken(args, &run, from, version),
     };
     match own {
         Some(own) => Err(wrong(&way_out(args, &reason, own, version))),

@@ -7,7 +7,7 @@ use std::sync::mpsc::SyncSender;
 
 use super::Args;
 use super::epochs::Epochs;
-use super::from::schema_of;
+use super::from::{self, schema_of};
 use super::lock::ModelLock;
 use super::publishing::{PublishContext, WrittenVersions, base_of};
 use super::resume;
@@ -60,7 +60,7 @@ impl Start {
         let resumed = if args.resume { resume::find(args, stop)? } else { None };
         let start = match (resumed, args.from) {
             (Some(resumed), _) => resumed,
-            (None, Some(from)) => Self::From(Box::new(from.open(&args.models, &args.name)?)),
+            (None, Some(from)) => Self::From(Box::new(from::open(from, &args.models, &args.name)?)),
             (None, None) => Self::Fresh,
         };
         let schema = schema_of(args.model_config.as_deref(), start.opened())?;

@@ -8,7 +8,6 @@ use clap::error::ErrorKind;
 use clap::{ArgMatches, Command, FromArgMatches};
 
 use super::data::{OrderFlags, SampleSource};
-use super::from::FromVersion;
 use super::{Args, RunFlags};
 use crate::cli::InputError;
 use crate::cli::flags::whole;
@@ -16,6 +15,7 @@ use crate::cli::training::ComputeFlags;
 use crate::learnlog;
 use crate::store::disk::SystemDisk;
 use crate::store::{make_dirs, versions};
+use crate::types::VersionSelector;
 
 /// How often versions are published without `--publish-every`.
 const PUBLISH_EVERY: Duration = Duration::from_secs(5);
@@ -172,7 +172,7 @@ impl ServeTrainFlags {
         }
         Ok(Args {
             model_config,
-            from: from.then_some(FromVersion::Latest),
+            from: from.then_some(VersionSelector::Latest),
             resume: true,
             data: source.flags(follow_until, order),
             run: RunFlags { publish: run.publish.or_every(PUBLISH_EVERY), ..run },

@@ -40,9 +40,11 @@ fn a_policy_is_a_text_or_a_list() {
 
 #[test]
 fn labels_are_a_table_or_a_text() {
-    let expected: BTreeMap<String, LabelTarget> =
-        [("canary".to_owned(), LabelTarget::Latest), ("stable".to_owned(), LabelTarget::Version(Version(3)))]
-            .into();
+    let expected: BTreeMap<String, VersionSelector> = [
+        ("canary".to_owned(), VersionSelector::Latest),
+        ("stable".to_owned(), VersionSelector::Version(Version(3))),
+    ]
+    .into();
     assert_eq!(traffic("labels = { stable = 3, canary = \"latest\" }").labels, expected);
     assert_eq!(traffic("labels = \"stable = 3, canary=latest\"").labels, expected);
     assert_eq!(traffic("[models.ads.labels]\nstable = 3\ncanary = \"latest\"").labels, expected);
@@ -63,7 +65,7 @@ fn shares_sticky_keys_and_shadows_are_checked() {
     assert_eq!((table.canary_share, table.shadow_share), (0.25, 1.0));
     assert_eq!(table.sticky, Sticky::Feature("user".to_owned()));
     assert_eq!(table.shadow, Some(Shadow::Label("canary".to_owned())));
-    assert_eq!(traffic("shadow = 4").shadow, Some(Shadow::Target(LabelTarget::Version(Version(4)))));
+    assert_eq!(traffic("shadow = 4").shadow, Some(Shadow::Target(VersionSelector::Version(Version(4)))));
     assert!(refusal("canary_share = 1.5").contains("expected a number from 0 to 1, got \"1.5\""));
     assert!(refusal("sticky = \"user\"").contains("expected request_id, or feature:NAME"));
     assert!(refusal("shadow = \"A\"").contains("expected a number, latest, or a label"));
@@ -106,7 +108,7 @@ fn the_environment_has_the_settings_of_models_too() {
     assert_eq!(of(with("ads_VERSIONS", "3, 5"), "ads").versions, given(&[3, 5]));
     assert_eq!(of(with("my_ads_SHADOW_SHARE", "0.5"), "my_ads").shadow_share, 0.5);
     let labels = of(with("ads_LABELS", "stable=3"), "ads").labels;
-    assert_eq!(labels, [("stable".to_owned(), LabelTarget::Version(Version(3)))].into());
+    assert_eq!(labels, [("stable".to_owned(), VersionSelector::Version(Version(3)))].into());
     assert_eq!(
         with("my_ads_CANARY_SHAR", "1").unwrap_err().to_string(),
         "environment: unknown variable FLECHETTE_MODELS_my_ads_CANARY_SHAR; did you mean \

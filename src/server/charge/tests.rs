@@ -9,7 +9,7 @@ use crate::server::fuzz::parts_of;
 /// A server of the model `ads` with so many places and bytes.
 struct Bound {
     _runtime: Runtime,
-    shared: Arc<Shared>,
+    shared: Arc<ServerState>,
 }
 
 impl Bound {
@@ -22,20 +22,20 @@ impl Bound {
     }
 
     /// A call before its message.
-    fn enter(&self, link: &Arc<Link>, kind: Kind) -> Result<Arc<Charge>, Status> {
-        Charge::enter(&self.shared, link, None, kind)
+    fn enter(&self, connection: &Arc<ConnectionState>, kind: CallKind) -> Result<Arc<Charge>, Status> {
+        Charge::enter(&self.shared, connection, None, kind)
     }
 
     /// A call of the model whose message has arrived.
-    fn admit(&self, link: &Arc<Link>, kind: Kind) -> Result<Arc<Charge>, Status> {
-        let charge = self.enter(link, kind)?;
+    fn admit(&self, connection: &Arc<ConnectionState>, kind: CallKind) -> Result<Arc<Charge>, Status> {
+        let charge = self.enter(connection, kind)?;
         charge.name("ads".to_owned());
         charge.admit(Priority::Normal).map(|()| charge)
     }
 }
 
-fn link() -> Arc<Link> {
-    Arc::new(Link::new(1000))
+fn connection() -> Arc<ConnectionState> {
+    Arc::new(ConnectionState::new(1000))
 }
 
 /// Takes what can be had. Returns it, and why there is no more.
@@ -53,7 +53,7 @@ fn all<T>(mut next: impl FnMut() -> Result<T, Status>) -> (Vec<T>, String) {
 #[test]
 fn calls_that_learn_leave_half_of_the_places_to_those_that_are_scored() {
     let bound = Bound::new(10, 1 << 30);
-    let (learning, text) = all(|| bound.admit(&link(), Kind::Learn));
+    let (learning, text) = all(|| bound.admit(&connection(), CallKind::Learn));
     assert_eq!(learning.len(), 5);
     assert_eq!(
         text,
@@ -61,18 +61,18 @@ fn calls_that_learn_leave_half_of_the_places_to_those_that_are_scored() {
     );
     let model = bound.shared.models.get("ads").unwrap();
     model.pressure().refused(Priority::Normal);
-    let (scored, text) = all(|| bound.admit(&link(), Kind::Use));
+    let (scored, text) = all(|| bound.admit(&connection(), CallKind::Use));
     assert_eq!(scored.len(), 5, "they are counted alone for the overload");
     assert_eq!(text, "calls in flight: limit 10 (server.max_requests), got 11");
     drop(learning);
-    assert_eq!(all(|| bound.admit(&link(), Kind::Use)).0.len(), 5);
+    assert_eq!(all(|| bound.admit(&connection(), CallKind::Use)).0.len(), 5);
 }
 
 #[test]
 fn a_call_has_a_place_and_memory_until_its_answer_and_is_in_flight_until_that_has_left() {
     let bound = Bound::new(2, 1 << 30);
     let named = all(|| {
-        let charge = bound.enter(&link(), Kind::Use)?;
+        let charge = bound.enter(&connection(), CallKind::Use)?;
         charge.name("ads".to_owned());
         Ok(charge)
     });
@@ -86,7 +86,7 @@ fn a_call_has_a_place_and_memory_until_its_answer_and_is_in_flight_until_that_ha
     named.0[0].answered(true);
     assert_eq!(bound.shared.in_flight_bytes.load(Ordering::Relaxed), 100);
     named.0[2].admit(Priority::Normal).unwrap();
-    assert!(bound.enter(&link(), Kind::Use).is_err());
+    assert!(bound.enter(&connection(), CallKind::Use).is_err());
     drop(named);
     let counts = [&bound.shared.in_flight, &bound.shared.places, &bound.shared.callers];
     assert_eq!(counts.map(|count| count.load(Ordering::Relaxed)), [0; 3]);
@@ -98,15 +98,15 @@ fn changes_have_places_of_their_own_and_descriptions_are_not_the_models_load() {
     let bound = Bound::new(8, 1 << 30);
     let model = bound.shared.models.get("ads").unwrap();
     model.pressure().refused(Priority::Low);
-    let described = bound.admit(&link(), Kind::Describe).unwrap();
+    let described = bound.admit(&connection(), CallKind::Describe).unwrap();
     assert_eq!(described.model_name(), None);
-    let (scored, _) = all(|| bound.admit(&link(), Kind::Use));
+    let (scored, _) = all(|| bound.admit(&connection(), CallKind::Use));
     assert_eq!(scored.len(), 7);
     // As many again wait for their messages, or for their answers to leave.
-    let (waiting, _) = all(|| bound.enter(&link(), Kind::Use));
+    let (waiting, _) = all(|| bound.enter(&connection(), CallKind::Use));
     assert_eq!(waiting.len(), 8);
-    assert!(bound.enter(&link(), Kind::Describe).is_err());
-    let (changes, text) = all(|| bound.admit(&link(), Kind::Change));
+    assert!(bound.enter(&connection(), CallKind::Describe).is_err());
+    let (changes, text) = all(|| bound.admit(&connection(), CallKind::Change));
     assert_eq!(changes.len(), KEPT_FOR_CHANGES);
     assert_eq!(text, "calls in flight: limit 8 (server.max_requests), got 33");
 }
@@ -114,7 +114,7 @@ fn changes_have_places_of_their_own_and_descriptions_are_not_the_models_load() {
 #[test]
 fn memory_is_held_beside_that_of_messages() {
     let bound = Bound::new(8, 1000);
-    let call = bound.enter(&link(), Kind::Stream).unwrap();
+    let call = bound.enter(&connection(), CallKind::Stream).unwrap();
     call.add(400).unwrap();
     let held = call.hold(500).unwrap();
     let error = call.hold(200).err().unwrap().to_string();
@@ -130,7 +130,7 @@ fn memory_is_held_beside_that_of_messages() {
 fn a_stream_stays_charged_with_the_buffer_of_its_largest_message_which_the_next_ones_use() {
     let bound = Bound::new(8, 1000);
     let held = || bound.shared.in_flight_bytes.load(Ordering::Relaxed);
-    let stream = bound.enter(&link(), Kind::Stream).unwrap();
+    let stream = bound.enter(&connection(), CallKind::Stream).unwrap();
     let arrives = |bytes, cost| {
         stream.add_of_message(cost).unwrap();
         stream.ended(MessageSize { bytes, cost });
@@ -162,21 +162,22 @@ fn a_stream_stays_charged_with_the_buffer_of_its_largest_message_which_the_next_
 #[test]
 fn a_few_connections_leave_a_part_to_a_new_one() {
     let bound = Bound::new(100, 1 << 20);
-    let links: Vec<_> = (0..24).map(|_| link()).collect();
-    for kind in [Kind::Use, Kind::Stream] {
-        let held: Vec<_> = links.iter().map(|link| all(|| bound.enter(link, kind))).collect();
+    let connections: Vec<_> = (0..24).map(|_| connection()).collect();
+    for kind in [CallKind::Use, CallKind::Stream] {
+        let held: Vec<_> =
+            connections.iter().map(|connection| all(|| bound.enter(connection, kind))).collect();
         // The first takes the half that is for all.
         let of_each: Vec<usize> = held.iter().map(|(calls, _)| calls.len()).collect();
-        assert_eq!(of_each[0], if kind == Kind::Use { 100 } else { 50 });
+        assert_eq!(of_each[0], if kind == CallKind::Use { 100 } else { 50 });
         assert!(of_each[1..].iter().all(|&calls| calls == 1), "{of_each:?}");
         assert!(held[0].1.ends_with("of them of this connection; the rest is for others"), "{}", held[0].1);
-        assert!(!all(|| bound.enter(&link(), kind)).0.is_empty());
+        assert!(!all(|| bound.enter(&connection(), kind)).0.is_empty());
     }
     // As for memory, of which a connection may always have that of one call.
-    let [call, second] = [(); 2].map(|()| bound.enter(&links[0], Kind::Use).unwrap());
+    let [call, second] = [(); 2].map(|()| bound.enter(&connections[0], CallKind::Use).unwrap());
     call.add(1_000_000).unwrap();
     let status = second.add(2000).unwrap_err();
     assert!(status.to_string().ends_with("the rest is for other connections"), "{status}");
-    bound.enter(&links[1], Kind::Use).unwrap().add(40_000).unwrap();
+    bound.enter(&connections[1], CallKind::Use).unwrap().add(40_000).unwrap();
     call.add(1000).unwrap();
 }

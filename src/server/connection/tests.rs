@@ -7,7 +7,7 @@ use super::*;
 use crate::config::{Config, Flags};
 
 /// Calls that are opened and cancelled in one piece of memory, so HTTP/2 sees all of them before it accepts
-/// the first. A [`Link`] lets nothing like this through.
+/// the first. A [`ConnectionState`] lets nothing like this through.
 fn reset(calls: usize) -> Vec<u8> {
     let mut bytes = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0".to_vec();
     for id in (1u32..).step_by(2).take(calls) {

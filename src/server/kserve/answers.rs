@@ -165,7 +165,7 @@ pub(crate) fn model_metadata(model: &Model) -> ModelMetadataResponse {
     }
     ModelMetadataResponse {
         platform: format!("flechette_{}", architecture(schema)),
-        versions: model.versions().iter().map(|(version, _)| version.to_string()).collect(),
+        versions: model.versions().iter().map(|loaded| loaded.version.to_string()).collect(),
         inputs,
         outputs: [SCORE, LOGIT].map(|name| tensor(name, "FP32", &[-1, 1])).to_vec(),
         name,

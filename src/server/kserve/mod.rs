@@ -20,12 +20,11 @@ use std::time::Duration;
 
 use tonic::{Code, Request, Response, Status, Streaming};
 
-use super::Shared;
-use super::charge::Kind;
+use super::ServerState;
 use super::convert::clip;
 use super::gate::Call;
 use super::inference::*;
-use super::model::Model;
+use super::model::{EngineIndex, Model};
 use super::pending::{MAX_ID, Pending, ScoreRequest};
 use super::repository::Change;
 use super::serving_engine::{NotQueued, Queued};
@@ -34,13 +33,13 @@ use super::stream::Answers;
 use super::traffic::RequestOptions;
 use crate::batcher::{Priority, Terms};
 use crate::schema::Schema;
-use crate::types::Scores;
+use crate::types::{Scores, Version};
 use answers::Form;
 pub(crate) use repository::wait_for;
 pub(crate) use request::{InferHead, InferRequest};
 use service::grpc_inference_service_server::GrpcInferenceService;
 pub(crate) use service::grpc_inference_service_server::GrpcInferenceServiceServer;
-use tensors::Parts;
+use tensors::EncodedInputs;
 
 /// The service of `proto/inference/kserve.proto`, with [`InferRequest`] for its `ModelInferRequest`.
 #[allow(unreachable_pub, clippy::all, clippy::unwrap_used, clippy::expect_used)]
@@ -48,29 +47,15 @@ mod service {
     include!("../../../proto/generated/server/inference.rs");
 }
 
-/// The methods that do not simply use a model.
-pub(crate) const KINDS: &[(&str, Kind)] = &[
-    ("ModelStreamInfer", Kind::Stream),
-    ("ServerMetadata", Kind::Describe),
-    ("ModelMetadata", Kind::Describe),
-    ("ModelStatistics", Kind::Describe),
-    ("RepositoryIndex", Kind::Describe),
-    ("RepositoryModelLoad", Kind::Change),
-    ("RepositoryModelUnload", Kind::Change),
-];
-
-/// The methods that say whether the server and its models are well. They are not behind the gate.
-pub(crate) const HEALTH: &[&str] = &["ServerLive", "ServerReady", "ModelReady"];
-
 /// The service.
-pub(crate) struct KserveService(pub Arc<Shared>);
+pub(crate) struct KserveService(pub Arc<ServerState>);
 
 /// The version that a request names; `None`: the one that serves.
-fn version(text: String) -> Result<Option<u64>, CallError> {
+fn version(text: String) -> Result<Option<Version>, CallError> {
     if text.is_empty() {
         return Ok(None);
     }
-    text.parse().map(Some).map_err(|_| CallError::VersionText { got: clip(text) })
+    text.parse().map(|number| Some(Version(number))).map_err(|_| CallError::VersionText { got: clip(text) })
 }
 
 impl ScoreRequest for InferRequest {
@@ -100,7 +85,7 @@ impl ScoreRequest for InferRequest {
         let label = terms::label(&head)?;
         let outputs = answers::outputs(&head.outputs)?;
         let version = version(head.model_version)?;
-        let parts = Parts::find(&message)?;
+        let parts = EncodedInputs::find(&message)?;
         let raw = parts.are_raw();
         let options = RequestOptions { version, label, id, terms, logits: outputs.logit };
         let queued = model.queue(&options, |inputs, batch| parts.encode(inputs, batch))?;
@@ -127,7 +112,7 @@ impl KserveService {
         call: &Call,
         name: String,
         text: String,
-    ) -> Result<(Arc<Model>, Option<usize>), CallError> {
+    ) -> Result<(Arc<Model>, Option<EngineIndex>), CallError> {
         let model = self.0.find(name)?;
         call.count();
         let find = |requested| {
@@ -214,14 +199,14 @@ impl GrpcInferenceService for KserveService {
         let call = Call::of(&mut request)?;
         let ModelStatisticsRequest { name, version } = request.into_inner();
         let (models, engine) = if name.is_empty() {
-            (self.0.models.all().into_iter().map(|(_, model)| model).collect(), None)
+            (self.0.models.all(), None)
         } else {
             let (model, engine) = self.describe(&call, name, version)?;
             (vec![model], engine)
         };
         let of = |model: &Arc<Model>| match engine {
             Some(engine) => vec![answers::statistics(model.engine(engine))],
-            None => model.versions().iter().map(|(_, served)| answers::statistics(served)).collect(),
+            None => model.versions().iter().map(|loaded| answers::statistics(loaded.engine)).collect(),
         };
         let model_stats = models.iter().flat_map(of).collect();
         Ok(Response::new(ModelStatisticsResponse { model_stats }))

@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use tokio::sync::Semaphore;
 
-use crate::server::Shared;
+use crate::server::ServerState;
 use crate::server::convert::clip;
 use crate::server::inference::repository_index_response::ModelIndex;
 use crate::server::inference::{RepositoryIndexRequest, RepositoryIndexResponse};
+use crate::server::model::VersionEngine;
 use crate::server::not_served::Reason;
 use crate::server::repository::{Change, ChangeError, Repository, Requested};
 use crate::server::status::CallError;
@@ -66,7 +67,7 @@ pub(crate) fn check(
 /// # Errors
 /// When the repository cannot be read.
 pub(crate) async fn index(
-    shared: &Shared,
+    shared: &ServerState,
     request: RepositoryIndexRequest,
 ) -> Result<RepositoryIndexResponse, CallError> {
     check(request.repository_name, std::iter::empty(), &[])?;
@@ -82,19 +83,20 @@ pub(crate) async fn index(
             models.insert((name.clone(), 0), ModelIndex { name, version: String::new(), state, reason });
         }
     }
-    for (name, model) in shared.models.all() {
+    for model in shared.models.all() {
+        let name = model.name().to_owned();
         models.remove(&(name.clone(), 0));
         for (Version(version), reason) in model.refused_versions().into_iter().filter(|_| !request.ready) {
             let (text, state) = (version.to_string(), "UNAVAILABLE".to_owned());
             let row = ModelIndex { name: name.clone(), version: text, state, reason };
             models.insert((name.clone(), version), row);
         }
-        for (version, served) in model.versions() {
-            let ready = served.ready();
+        for VersionEngine { version: Version(version), engine } in model.versions() {
+            let ready = engine.ready();
             if ready || !request.ready {
                 let (state, reason) = match () {
                     () if ready => ("READY", ""),
-                    () if served.predict.ready() => {
+                    () if engine.predict.ready() => {
                         ("UNAVAILABLE", "stuck: a call of the version does not end")
                     }
                     () => ("LOADING", ""),
@@ -134,7 +136,7 @@ async fn names(
 /// # Errors
 /// When the change is not made.
 pub(crate) async fn change(
-    shared: &Shared,
+    shared: &ServerState,
     change: Change,
     model: String,
     id: String,
@@ -175,7 +177,7 @@ mod tests {
     use tokio::sync::oneshot;
 
     use super::*;
-    use crate::types::LabelTarget;
+    use crate::types::VersionSelector;
 
     /// A repository on a disk that does not answer while this is locked, and how often it was asked.
     #[derive(Default)]
@@ -188,7 +190,7 @@ mod tests {
             Ok(vec!["ads".to_owned()])
         }
 
-        fn keep_labels(&self, _: &str, _: &BTreeMap<String, LabelTarget>) -> Result<(), String> {
+        fn keep_labels(&self, _: &str, _: &BTreeMap<String, VersionSelector>) -> Result<(), String> {
             Ok(())
         }
 

@@ -27,7 +27,7 @@ struct Changes {
     stuck: Mutex<bool>,
     freed: Condvar,
     /// The labels of each write that has begun.
-    kept: Mutex<Vec<BTreeMap<String, LabelTarget>>>,
+    kept: Mutex<Vec<BTreeMap<String, VersionSelector>>>,
     looks: Sender<()>,
 }
 
@@ -36,7 +36,7 @@ impl Repository for Changes {
         Ok(vec![NAME.to_owned()])
     }
 
-    fn keep_labels(&self, _: &str, set: &BTreeMap<String, LabelTarget>) -> Result<(), String> {
+    fn keep_labels(&self, _: &str, set: &BTreeMap<String, VersionSelector>) -> Result<(), String> {
         self.kept.lock().unwrap().push(set.clone());
         let stuck = self.stuck.lock().unwrap();
         let (_freed, timeout) = self.freed.wait_timeout_while(stuck, FOREVER, |stuck| *stuck).unwrap();
@@ -65,7 +65,7 @@ impl Changes {
         self.freed.notify_all();
     }
 
-    fn kept(&self) -> Vec<BTreeMap<String, LabelTarget>> {
+    fn kept(&self) -> Vec<BTreeMap<String, VersionSelector>> {
         self.kept.lock().unwrap().clone()
     }
 }
@@ -77,7 +77,7 @@ fn request(label: &str, version: u64) -> SetLabelRequest {
 /// A server of version 7 of a model.
 struct World {
     runtime: Runtime,
-    shared: Arc<Shared>,
+    shared: Arc<ServerState>,
     repository: Arc<Changes>,
     requested: Receiver<Asked>,
     looks: Receiver<()>,
@@ -119,7 +119,7 @@ impl World {
 
     /// What the repository does in its own time: it sets a label to the loaded version.
     fn set_in_memory(&self, label: &str) {
-        let target = Some(LabelTarget::Version(Version(7)));
+        let target = Some(VersionSelector::Version(Version(7)));
         self.shared.models.set_label(NAME, LabelChange { label, target }).unwrap();
     }
 

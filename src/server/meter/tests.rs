@@ -5,6 +5,7 @@ use std::mem::size_of;
 
 use proptest::prelude::*;
 use prost::Message;
+use prost::bytes::Bytes;
 
 use super::super::inference::infer_parameter::ParameterChoice;
 use super::super::inference::model_infer_request::{InferInputTensor, InferRequestedOutputTensor};

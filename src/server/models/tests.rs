@@ -2,6 +2,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc;
 use std::thread;
+use std::time::Instant;
 
 use super::*;
 use crate::batcher::Terms;
@@ -10,7 +11,7 @@ use crate::fake::{Fake, batcher_config};
 use crate::predict::{Description, PredictError};
 use crate::server::convert::Inputs;
 use crate::server::traffic::RequestOptions;
-use crate::types::{Batch, Jagged, Scores};
+use crate::types::{Batch, Jagged, Scores, VersionSelector};
 
 /// A model that serves version 2, and a further engine for it.
 fn served() -> (Models, Arc<Fake>) {
@@ -34,7 +35,7 @@ fn served_with(learning: Option<Learning>) -> (Models, Arc<Fake>) {
 
 const NAME: &str = "ads";
 
-fn label(label: &str, target: Option<LabelTarget>) -> LabelChange<'_> {
+fn label(label: &str, target: Option<VersionSelector>) -> LabelChange<'_> {
     LabelChange { label, target }
 }
 
@@ -54,8 +55,8 @@ fn wait(what: &str, happened: impl Fn() -> bool) {
 }
 
 /// The main engine takes over version 4, and another one serves version 2.
-fn leaves_version_2(secondary: Arc<Fake>) -> Loaded {
-    Loaded {
+fn leaves_version_2(secondary: Arc<Fake>) -> LoadedVersions {
+    LoadedVersions {
         secondary: vec![secondary],
         main: Version(4),
         latest: Version(4),
@@ -71,7 +72,7 @@ fn the_main_engine_leaves_a_version_when_also_the_calls_before_the_last_label_ar
     let (models, secondary) = served();
     // A call that has found the main engine for version 2.
     let call = models.get(NAME).unwrap();
-    let stable = Some(LabelTarget::Version(Version(2)));
+    let stable = Some(VersionSelector::Version(Version(2)));
     assert_eq!(models.set_label(NAME, label("stable", stable)).unwrap(), Some(Version(2)));
     thread::scope(|scope| {
         let leaves = scope.spawn(|| models.set_versions(NAME, leaves_version_2(secondary)).unwrap());
@@ -88,7 +89,7 @@ fn the_main_engine_leaves_a_version_when_also_the_calls_before_the_last_label_ar
 fn a_model_ends_when_also_the_calls_before_the_last_label_are_answered() {
     let (models, _) = served();
     let call = models.get(NAME).unwrap();
-    models.set_label(NAME, label("old", Some(LabelTarget::Version(Version(2))))).unwrap();
+    models.set_label(NAME, label("old", Some(VersionSelector::Version(Version(2))))).unwrap();
     thread::scope(|scope| {
         let removed = scope.spawn(|| models.remove(NAME));
         wait("later calls find no model", || models.get(NAME).is_none());
@@ -103,20 +104,20 @@ fn a_model_ends_when_also_the_calls_before_the_last_label_are_answered() {
 #[test]
 fn labels_hold_and_change_while_the_disk_does_not_answer() {
     let (models, _) = served();
-    let target = Some(LabelTarget::Version(Version(2)));
+    let target = Some(VersionSelector::Version(Version(2)));
     let labels = || models.get(NAME).unwrap().labels().unwrap().clone();
     models.set_label(NAME, label("old", target)).unwrap();
     let kept = models.keep_labels(NAME, |kept| {
         assert!(kept.set.contains_key("old"));
         // A roll-back meanwhile.
         models.set_label(NAME, label("stable", target)).unwrap();
-        assert_eq!(labels().stable(), LabelTarget::Version(Version(2)));
+        assert_eq!(labels().stable(), VersionSelector::Version(Version(2)));
         Ok(())
     });
     assert!(kept.unwrap().is_some());
     let kept = models.keep_labels(NAME, |_| Err("disk gone".to_owned()));
     assert_eq!(kept.unwrap_err(), "disk gone");
-    assert_eq!(labels().stable(), LabelTarget::Version(Version(2)), "it holds all the same");
+    assert_eq!(labels().stable(), VersionSelector::Version(Version(2)), "it holds all the same");
     let kept = models.keep_labels(NAME, |kept| {
         assert_eq!(kept.set.len(), 2);
         Ok(())
@@ -128,7 +129,7 @@ fn labels_hold_and_change_while_the_disk_does_not_answer() {
 fn the_labels_of_a_model_that_was_unloaded_are_not_kept_as_those_of_the_next_one() {
     let (models, again) = served();
     let before = models.labelled(NAME).unwrap();
-    models.set_label(NAME, label("old", Some(LabelTarget::Version(Version(2))))).unwrap();
+    models.set_label(NAME, label("old", Some(VersionSelector::Version(Version(2))))).unwrap();
     assert!(Arc::ptr_eq(&models.labelled(NAME).unwrap(), &before));
     assert!(models.remove(NAME));
     let nothing = || models.keep_labels(NAME, |_| panic!("there are no labels")).unwrap().is_none();
@@ -143,7 +144,7 @@ fn the_labels_of_a_model_that_was_unloaded_are_not_kept_as_those_of_the_next_one
 #[test]
 fn the_labels_of_the_settings_can_be_rolled_back_also_beyond_the_limit() {
     let (models, _) = served();
-    let target = LabelTarget::Version(Version(2));
+    let target = VersionSelector::Version(Version(2));
     let settings = (0..MAX_LABELS).map(|label| (format!("l{label}"), target)).collect();
     models.set_labels(NAME, Labels { settings, ..Labels::default() });
     assert_eq!(models.set_label(NAME, label("stable", Some(target))).unwrap(), Some(Version(2)));
@@ -163,7 +164,7 @@ fn a_label_that_is_not_shown_any_more_exports_0() {
         let is_it = |line: &&str| line.starts_with("flechette_label_version{") && line.contains(&labels);
         page.lines().find(is_it).unwrap().rsplit_once(' ').unwrap().1.to_owned()
     };
-    let target = LabelTarget::Version(Version(2));
+    let target = VersionSelector::Version(Version(2));
     models.set_label(NAME, label("old", Some(target))).unwrap();
     assert_eq!(["stable", "old"].map(exported), ["2", "2"]);
     models.set_label(NAME, label("old", None)).unwrap();
@@ -258,7 +259,7 @@ impl Predict for Broken {
 #[test]
 fn a_request_that_the_shadow_cannot_score_is_answered_and_counted() {
     let (models, fake) = served();
-    let loaded = Loaded {
+    let loaded = LoadedVersions {
         secondary: Vec::new(),
         main: Version(2),
         latest: Version(3),

@@ -17,6 +17,12 @@ use crate::sync::EvenPoisoned;
 /// Most bytes of a file.
 const FILE_BYTES: u64 = 1 << 20;
 
+/// A file that a setting names.
+pub(crate) struct SettingFile {
+    pub setting: &'static str,
+    pub path: PathBuf,
+}
+
 /// A file that a setting names, with its contents.
 pub(crate) struct Contents {
     pub setting: &'static str,
@@ -57,7 +63,7 @@ impl Contents {
 
 /// The value, and its files.
 pub(crate) struct Watched<T> {
-    files: Vec<(&'static str, PathBuf)>,
+    files: Vec<SettingFile>,
     parse: fn(&[Contents]) -> Result<T, FileError>,
     value: RwLock<Arc<T>>,
     seen: Mutex<Seen>,
@@ -68,10 +74,10 @@ struct Seen {
     /// Digest of the contents in use.
     digest: Digest,
     /// Why later contents are refused.
-    refused: Option<Refused>,
+    refused: Option<RefusedContents>,
 }
 
-struct Refused {
+struct RefusedContents {
     reason: FileError,
     logged: bool,
 }
@@ -82,7 +88,7 @@ impl<T> Watched<T> {
     /// # Errors
     /// When a file cannot be read, or cannot be used.
     pub(crate) fn open(
-        files: Vec<(&'static str, PathBuf)>,
+        files: Vec<SettingFile>,
         parse: fn(&[Contents]) -> Result<T, FileError>,
     ) -> Result<Self, FileError> {
         let (digest, contents) = read(&files)?;
@@ -108,7 +114,7 @@ impl<T> Watched<T> {
                 None
             }
             Ok(Some((digest, value))) => {
-                let settings: Vec<&str> = self.files.iter().map(|(setting, _)| *setting).collect();
+                let settings: Vec<&str> = self.files.iter().map(|file| file.setting).collect();
                 tracing::info!(settings = settings.join(", "), "new files are used from now on");
                 let value = Arc::new(value);
                 *self.value.write().even_poisoned() = value.clone();
@@ -131,13 +137,13 @@ impl Seen {
         if log {
             tracing::error!("{reason}; the old contents stay in use");
         }
-        self.refused = Some(Refused { reason, logged: logged || log });
+        self.refused = Some(RefusedContents { reason, logged: logged || log });
     }
 }
 
-fn read(files: &[(&'static str, PathBuf)]) -> Result<(Digest, Vec<Contents>), FileError> {
+fn read(files: &[SettingFile]) -> Result<(Digest, Vec<Contents>), FileError> {
     let contents: Vec<Contents> =
-        files.iter().map(|(setting, path)| Contents::read(setting, path)).collect::<Result<_, _>>()?;
+        files.iter().map(|file| Contents::read(file.setting, &file.path)).collect::<Result<_, _>>()?;
     let mut digest = Context::new(&SHA256);
     for file in &contents {
         digest.update(&(file.bytes.len() as u64).to_le_bytes());

@@ -11,38 +11,24 @@ use tonic::codegen::http::{HeaderMap, Request, Response};
 use tonic::codegen::{BoxFuture, Service};
 
 use super::{Refusal, Role, Security};
-use crate::server::Shared;
+use crate::server::ServerState;
+use crate::server::charge::CallKind;
+use crate::server::methods::Method;
 use crate::server::route::GrpcService;
 
 /// The role that a call needs, by its path; `None`: none. A method that is not listed needs the highest.
 fn role(path: &str) -> Option<Role> {
-    match path {
-        "/flechette.v1.Ctr/Predict"
-        | "/flechette.v1.Ctr/PredictStream"
-        | "/inference.GRPCInferenceService/ModelInfer"
-        | "/inference.GRPCInferenceService/ModelStreamInfer"
-        | "/flechette.v1.Ctr/Learn"
-        | "/flechette.v1.Ctr/GetModel"
-        | "/inference.GRPCInferenceService/ServerMetadata"
-        | "/inference.GRPCInferenceService/ModelMetadata"
-        | "/inference.GRPCInferenceService/ModelStatistics"
-        | "/inference.GRPCInferenceService/RepositoryIndex" => Some(Role::Predict),
-        "/inference.GRPCInferenceService/ServerLive"
-        | "/inference.GRPCInferenceService/ServerReady"
-        | "/inference.GRPCInferenceService/ModelReady" => None,
-        path if path.starts_with("/grpc.health.v1.Health/") => None,
-        _ => Some(Role::Admin),
+    match Method::of(path) {
+        Some(method) => method.role(),
+        None if path.starts_with("/grpc.health.v1.Health/") => None,
+        None => Some(Role::Admin),
     }
 }
 
 impl Security {
     /// The setting that switches a call off.
     fn switched_off(&self, path: &str) -> Option<&'static str> {
-        let admin = || {
-            path == "/flechette.v1.Ctr/SetLabel"
-                || path.starts_with("/inference.GRPCInferenceService/RepositoryModel")
-        };
-        if !self.admin && admin() {
+        if !self.admin && Method::of(path).is_some_and(|method| method.kind() == Some(CallKind::Change)) {
             return Some("server.admin");
         }
         (!self.reflection && path.starts_with("/grpc.reflection.")).then_some("server.reflection")
@@ -66,11 +52,11 @@ impl Security {
 #[derive(Clone)]
 pub(crate) struct Guard<S> {
     services: S,
-    shared: Arc<Shared>,
+    shared: Arc<ServerState>,
 }
 
 impl<S> Guard<S> {
-    pub(crate) fn new(services: S, shared: Arc<Shared>) -> Self {
+    pub(crate) fn new(services: S, shared: Arc<ServerState>) -> Self {
         Self { services, shared }
     }
 }

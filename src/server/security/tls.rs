@@ -14,7 +14,7 @@ use rustls::{Error, RootCertStore, ServerConfig};
 use x509_cert::Certificate;
 use x509_cert::der::Decode;
 
-use super::files::{Contents, FileError};
+use super::files::{Contents, FileError, SettingFile};
 use crate::config::TlsConfig;
 
 /// What each port needs for a handshake.
@@ -26,10 +26,10 @@ pub(crate) struct Tls {
 }
 
 /// The files of [`read`], in its order.
-pub(crate) fn files(config: &TlsConfig) -> Vec<(&'static str, PathBuf)> {
-    let own = [("tls.certificate", config.certificate.clone()), ("tls.key", config.key.clone())];
-    let client_ca = config.client_ca.iter().map(|path| ("tls.client_ca", path.clone()));
-    own.into_iter().chain(client_ca).collect()
+pub(crate) fn files(config: &TlsConfig) -> Vec<SettingFile> {
+    let file = |setting, path: &PathBuf| SettingFile { setting, path: path.clone() };
+    let own = [file("tls.certificate", &config.certificate), file("tls.key", &config.key)];
+    own.into_iter().chain(config.client_ca.iter().map(|path| file("tls.client_ca", path))).collect()
 }
 
 /// # Errors

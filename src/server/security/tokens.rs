@@ -1,7 +1,5 @@
 //! Tokens of clients. Only their digests are kept.
 
-use std::path::PathBuf;
-
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use ring::digest::{SHA256, digest};
@@ -9,7 +7,7 @@ use subtle::{Choice, ConditionallySelectable, ConstantTimeEq};
 use tonic::codegen::http::HeaderMap;
 use tonic::codegen::http::header::AUTHORIZATION;
 
-use super::files::{Contents, FileError};
+use super::files::{Contents, FileError, SettingFile};
 use crate::config::AuthConfig;
 
 /// Bytes of a token. A short one could be guessed.
@@ -70,10 +68,12 @@ pub(crate) struct Tokens {
 }
 
 /// The files of [`read`].
-pub(crate) fn files(config: &AuthConfig) -> Vec<(&'static str, PathBuf)> {
+pub(crate) fn files(config: &AuthConfig) -> Vec<SettingFile> {
     let paths = [&config.predict, &config.admin, &config.metrics];
     let files = Role::ALL.into_iter().zip(paths);
-    files.filter_map(|(role, path)| Some((role.setting(), path.clone()?))).collect()
+    files
+        .filter_map(|(role, path)| Some(SettingFile { setting: role.setting(), path: path.clone()? }))
+        .collect()
 }
 
 /// # Errors

@@ -30,8 +30,12 @@ const MODELS: usize = 32;
 /// Most points of the AUC of a trained model.
 const CURVE: usize = 240;
 
-/// A model as the history knows it: its name and the names of its tables.
-pub(crate) type Named = (String, Vec<String>);
+/// A model as the history knows it.
+pub(crate) struct PlottedModel {
+    pub name: String,
+    /// The names of its tables.
+    pub tables: Vec<String>,
+}
 
 /// Counters of a model at one time.
 #[derive(Clone, Debug, Default)]
@@ -49,7 +53,7 @@ struct Totals {
 }
 
 impl Totals {
-    fn read(page: &Page<'_>, (name, tables): &Named) -> Self {
+    fn read(page: &Page<'_>, PlottedModel { name, tables }: &PlottedModel) -> Self {
         let get = |metric: &str, labels: &[(&'static str, &str)]| {
             let labels = [&[("model", name.as_str())], labels].concat();
             page.get(metric, &labels).unwrap_or(0.0)
@@ -198,14 +202,14 @@ impl History {
         self.0.lock().even_poisoned()
     }
 
-    fn point(page: &Page<'_>, models: &[Named]) -> Point {
+    fn point(page: &Page<'_>, models: &[PlottedModel]) -> Point {
         let models = models.iter().take(MODELS);
-        let models = models.map(|model| (model.0.clone(), Totals::read(page, model)));
+        let models = models.map(|model| (model.name.clone(), Totals::read(page, model)));
         Point { at: Instant::now(), unix_ms: unix_ms(), models: models.collect() }
     }
 
     /// Keeps a reading.
-    pub(crate) fn add(&self, page: &Page<'_>, models: &[Named]) {
+    pub(crate) fn add(&self, page: &Page<'_>, models: &[PlottedModel]) {
         let point = Self::point(page, models);
         let mut kept = self.locked();
         for name in point.models.keys() {
@@ -220,7 +224,7 @@ impl History {
     }
 
     /// The plots, whose last values are those of this reading.
-    pub(crate) fn plots(&self, page: &Page<'_>, models: &[Named]) -> Plots {
+    pub(crate) fn plots(&self, page: &Page<'_>, models: &[PlottedModel]) -> Plots {
         let now = Self::point(page, models);
         let kept = self.locked();
         let points = &kept.points;
@@ -246,8 +250,9 @@ impl History {
 mod tests {
     use super::*;
 
-    fn named(count: usize) -> Vec<Named> {
-        (0..count).map(|model| (format!("m{model:03}"), vec!["t".to_owned()])).collect()
+    fn models(count: usize) -> Vec<PlottedModel> {
+        let model = |model| PlottedModel { name: format!("m{model:03}"), tables: vec!["t".to_owned()] };
+        (0..count).map(model).collect()
     }
 
     #[test]
@@ -273,9 +278,9 @@ mod tests {
                 "flechette_progressive_auc{{model=\"m000\"}} 0.7\n\
                  flechette_training_samples_total{{model=\"m000\"}} {samples}\n"
             );
-            history.add(&Page::read(&text), &named(100));
+            history.add(&Page::read(&text), &models(100));
         }
-        let plots = history.plots(&Page::read(""), &named(100));
+        let plots = history.plots(&Page::read(""), &models(100));
         assert_eq!((plots.times.len(), plots.models.len()), (POINTS - 1, MODELS));
         let curve = &plots.models["m000"].auc;
         assert!((CURVE / 2..=CURVE).contains(&curve.len()), "{}", curve.len());
@@ -296,14 +301,14 @@ mod tests {
             )
         };
         let history = History::default();
-        history.add(&Page::read(&text(10)), &named(1));
+        history.add(&Page::read(&text(10)), &models(1));
         std::thread::sleep(Duration::from_millis(20));
-        let rates = history.plots(&Page::read(&text(20)), &named(1)).models["m000"].last_minute;
+        let rates = history.plots(&Page::read(&text(20)), &models(1)).models["m000"].last_minute;
         let requests = rates.requests_per_second.unwrap();
         assert!((1.0..500.0).contains(&requests), "{requests}");
         assert_eq!(rates.failed_per_second, Some(requests));
         assert_eq!((rates.hit_rate, rates.p50_seconds), (Some(0.75), None));
-        let rates = history.plots(&Page::read(""), &named(1)).models["m000"].last_minute;
+        let rates = history.plots(&Page::read(""), &models(1)).models["m000"].last_minute;
         assert_eq!(rates.requests_per_second, Some(0.0), "the counters are smaller than before");
     }
 }

@@ -19,12 +19,12 @@ use base64::engine::general_purpose::STANDARD;
 use ring::digest::{SHA256, digest};
 use serde::Serialize;
 
-use super::model::Model;
+use super::model::{Model, ShownLabel};
 use super::not_served::Reason;
-use super::{Shared, convert};
+use super::{ServerState, convert};
 use crate::metrics::{Event, Page, TrainingState};
-use crate::types::{LabelTarget, unix_ms};
-use history::{Named, Plots};
+use crate::types::{VersionSelector, unix_ms};
+use history::{Plots, PlottedModel};
 
 pub(crate) use history::{EVERY, History};
 pub(crate) use overload::Overloads;
@@ -108,11 +108,11 @@ struct LabelStatus {
 }
 
 /// What the page shows now, as JSON.
-pub(crate) fn document(shared: &Shared) -> Response {
+pub(crate) fn document(shared: &ServerState) -> Response {
     let text = shared.metrics_text();
     let metrics = Page::read(&text);
     let served = shared.models.all();
-    let mut models: Vec<ModelStatus> = served.iter().map(|(name, model)| status(name, model)).collect();
+    let mut models: Vec<ModelStatus> = served.iter().map(|model| status(model)).collect();
     for (name, reason) in shared.not_served.all() {
         let (state, reason) = match reason {
             Reason::Loading { .. } => ("loading", None),
@@ -138,7 +138,7 @@ pub(crate) fn document(shared: &Shared) -> Response {
         http: shared.http_addr,
         not_ready: shared.not_ready(),
         models,
-        plots: shared.history.plots(&metrics, &named(shared)),
+        plots: shared.history.plots(&metrics, &plotted_models(shared)),
         events: shared.metrics.events.last(),
         series: metrics.without_buckets(),
     };
@@ -148,24 +148,24 @@ pub(crate) fn document(shared: &Shared) -> Response {
     (headers, json).into_response()
 }
 
-fn status(name: &str, model: &Model) -> ModelStatus {
+fn status(model: &Model) -> ModelStatus {
     let predict = &model.stable().predict;
     let schema = predict.describe().schema;
-    let labels = model.named().map(|(label, target, version)| {
+    let labels = model.shown_labels().map(|ShownLabel { label, target, version }| {
         let follows = match target {
-            LabelTarget::Latest => None,
-            LabelTarget::Version(version) => Some(version.0),
+            VersionSelector::Latest => None,
+            VersionSelector::Version(version) => Some(version.0),
         };
-        LabelStatus { label: label.to_owned(), follows, version }
+        LabelStatus { label: label.to_owned(), follows, version: version.map(|version| version.0) }
     });
     ModelStatus {
-        name: name.to_owned(),
+        name: model.name().to_owned(),
         state: if predict.ready() { "ready" } else { "loading" },
         reason: None,
         architecture: convert::architecture(&schema),
         features: schema.features.len(),
         tables: schema.tables.iter().map(|table| table.name.clone()).collect(),
-        versions: model.versions().iter().map(|(version, _)| *version).collect(),
+        versions: model.versions().iter().map(|loaded| loaded.version.0).collect(),
         labels: labels.collect(),
         missing: model.missing().iter().map(|missing| missing.text.clone()).collect(),
         newer_refused: model.newer_refused().values().cloned().collect(),
@@ -176,17 +176,18 @@ fn status(name: &str, model: &Model) -> ModelStatus {
 }
 
 /// Keeps the present figures for the plots.
-pub(crate) fn sample(shared: &Shared) {
+pub(crate) fn sample(shared: &ServerState) {
     let text = shared.metrics_text();
-    shared.history.add(&Page::read(&text), &named(shared));
+    shared.history.add(&Page::read(&text), &plotted_models(shared));
 }
 
-/// The served models with the names of their tables.
-fn named(shared: &Shared) -> Vec<Named> {
+/// The served models.
+fn plotted_models(shared: &ServerState) -> Vec<PlottedModel> {
     let models = shared.models.all().into_iter();
-    let tables = models.map(|(name, model)| {
+    let plotted = models.map(|model| {
         let schema = model.main().predict.describe().schema;
-        (name, schema.tables.iter().map(|table| table.name.clone()).collect())
+        let tables = schema.tables.iter().map(|table| table.name.clone()).collect();
+        PlottedModel { name: model.name().to_owned(), tables }
     });
-    tables.collect()
+    plotted.collect()
 }

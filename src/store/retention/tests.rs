@@ -50,8 +50,10 @@ fn a_version_that_a_label_names_stays_with_what_it_builds_on() {
     let (dir, _) = chain::chain();
     let models = dir.path();
     compact(models, "m", Version(3), Version(3)).unwrap();
-    let set =
-        [("stable".to_owned(), LabelTarget::Version(Version(2))), ("canary".to_owned(), LabelTarget::Latest)];
+    let set = [
+        ("stable".to_owned(), VersionSelector::Version(Version(2))),
+        ("canary".to_owned(), VersionSelector::Latest),
+    ];
     labels::save(models, "m", &set.into()).unwrap();
     assert_eq!(retain(models, "m", 1).unwrap(), [Version(3)]);
     labels::save(models, "m", &BTreeMap::new()).unwrap();
@@ -69,7 +71,7 @@ fn of_some_versions_those_are_removed_that_nothing_needs() {
     (1..=5).for_each(|n| assert_eq!(Sample::of(n).write(models, "m").unwrap(), Version(n)));
     let own = [1, 2, 3, 4].map(base);
     let read = open(models, "m", Version(2), Purpose::Serve).unwrap();
-    labels::save(models, "m", &[("old".to_owned(), LabelTarget::Version(Version(3)))].into()).unwrap();
+    labels::save(models, "m", &[("old".to_owned(), VersionSelector::Version(Version(3)))].into()).unwrap();
     // Another writer has taken the number of a version.
     fs::remove_dir_all(models.join("m/4")).unwrap();
     fs::rename(models.join("m/5"), models.join("m/4")).unwrap();

@@ -2,16 +2,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Refusal, ServedVersions, Settling, refusal};
+use super::{ServedVersions, Settling, VersionRefusal, refusal};
 use crate::cli::serve::stamps::Stamper;
 use crate::cli::serve::{LoadedModel, Loader};
 use crate::config::{STABLE, Shadow, TrafficConfig, VersionPolicy};
 use crate::engine::SharedVersion;
 use crate::metrics::EventKind;
 use crate::predict::Predict;
-use crate::server::{Labels, Missing};
+use crate::server::{Labels, MissingVersion};
 use crate::store::{self, StoreError};
-use crate::types::{LabelTarget, Version};
+use crate::types::{Version, VersionSelector};
 
 /// What should be loaded of a model.
 pub(super) struct VersionPlan {
@@ -23,7 +23,7 @@ pub(super) struct VersionPlan {
     pub shadow: Option<Version>,
     pub traffic: TrafficConfig,
     /// The versions that are wanted and refused.
-    pub missing: Vec<Missing>,
+    pub missing: Vec<MissingVersion>,
     /// The reason why the highest version that was tried now is refused.
     pub refused: Option<String>,
 }
@@ -34,7 +34,7 @@ struct OfPolicy {
     /// Those that are loaded.
     good: BTreeSet<Version>,
     /// Those that the settings give and are refused.
-    missing: Vec<Missing>,
+    missing: Vec<MissingVersion>,
     /// The reason why the highest version that was tried now is refused.
     refused: Option<String>,
 }
@@ -47,20 +47,21 @@ struct OfLabels {
 }
 
 /// The versions that settings name, by label or by setting.
-fn named(traffic: &TrafficConfig) -> BTreeMap<String, LabelTarget> {
+fn named(traffic: &TrafficConfig) -> BTreeMap<String, VersionSelector> {
     let versions = match &traffic.versions {
         VersionPolicy::Given(versions) => versions.iter().copied().collect(),
         VersionPolicy::Latest(_) => Vec::new(),
     };
-    let versions =
-        versions.into_iter().map(|version| (format!("versions {version}"), LabelTarget::Version(version)));
+    let versions = versions
+        .into_iter()
+        .map(|version| (format!("versions {version}"), VersionSelector::Version(version)));
     let shadow = match traffic.shadow {
         Some(Shadow::Target(target)) => Some(("shadow".to_owned(), target)),
         Some(Shadow::Label(_)) | None => None,
     };
     let labels = traffic.labels.iter().map(|(label, target)| (format!("label {label}"), *target));
     let all = labels.chain(versions).chain(shadow);
-    all.filter(|(_, target)| *target != LabelTarget::Latest).collect()
+    all.filter(|(_, target)| *target != VersionSelector::Latest).collect()
 }
 
 impl Settling<'_> {
@@ -91,7 +92,7 @@ impl Settling<'_> {
         let on_disk = self.on_disk()?;
         let wanted = named(&TrafficConfig { labels: labels.all(), ..traffic.clone() });
         // A version that is named but not on disk stays refused, so that it is logged once.
-        let named = |version| wanted.values().any(|target| *target == LabelTarget::Version(version));
+        let named = |version| wanted.values().any(|target| *target == VersionSelector::Version(version));
         self.known.refused.retain(|version, _| on_disk.contains(version) || named(*version));
         self.warn_of_gone(&on_disk);
         self.stamper = Stamper::new(&self.versions.loader.models, self.name);
@@ -111,7 +112,7 @@ impl Settling<'_> {
         let shadow = shadow.filter(|version| match self.load(*version) {
             Ok(()) => true,
             Err(reason) => {
-                missing.push(Missing { version: *version, text: format!("shadow: {reason}") });
+                missing.push(MissingVersion { version: *version, text: format!("shadow: {reason}") });
                 false
             }
         });
@@ -210,7 +211,7 @@ impl Settling<'_> {
                 for &version in versions {
                     match self.load(version) {
                         Ok(()) => drop(of.good.insert(version)),
-                        Err(text) => of.missing.push(Missing { version, text }),
+                        Err(text) => of.missing.push(MissingVersion { version, text }),
                     }
                 }
             }
@@ -244,14 +245,14 @@ impl Settling<'_> {
         &mut self,
         labels: &Labels,
         latest: Version,
-        missing: &mut Vec<Missing>,
+        missing: &mut Vec<MissingVersion>,
     ) -> Result<OfLabels, String> {
         let mut of = OfLabels { stable: latest, pinned: BTreeSet::new() };
         for (label, target) in labels.all() {
             let version = target.version(latest);
             match self.load(version) {
                 Ok(()) if label == STABLE => of.stable = version,
-                Ok(()) if target == LabelTarget::Latest => {}
+                Ok(()) if target == VersionSelector::Latest => {}
                 Ok(()) => drop(of.pinned.insert(version)),
                 Err(reason) => {
                     if self.look.label.is_some_and(|change| change.label == label) {
@@ -260,7 +261,7 @@ impl Settling<'_> {
                     if label == STABLE {
                         of.stable = self.model.engine.version();
                     }
-                    missing.push(Missing { version, text: format!("label {label}: {reason}") });
+                    missing.push(MissingVersion { version, text: format!("label {label}: {reason}") });
                 }
             }
         }
@@ -305,7 +306,7 @@ impl Settling<'_> {
                 model.engine.count_refused();
                 let reason = refusal(version, &reason);
                 let passes = error.downcast_ref::<StoreError>().is_some_and(StoreError::may_pass);
-                let refusal = Refusal::new(stamps, reason.clone(), passes);
+                let refusal = VersionRefusal::new(stamps, reason.clone(), passes);
                 self.known.refused.insert(version, refusal);
                 Err(reason)
             }

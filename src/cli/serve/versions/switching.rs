@@ -7,7 +7,7 @@
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-use super::{Refusal, Settling, refusal};
+use super::{Settling, VersionRefusal, refusal};
 use crate::cli::background;
 use crate::cli::serve::stamps::Stamper;
 use crate::cli::serve::watch::{WatchCommand, unless_it_panics};
@@ -121,7 +121,7 @@ impl Settling<'_> {
                 events.record(EventKind::Refused, name, format!("version {target}: {error}"));
                 let stamps = Stamper::new(&self.versions.loader.models, name).of(&[target]);
                 let reason = refusal(target, &error);
-                known.refused.insert(target, Refusal::new(stamps, reason.clone(), true));
+                known.refused.insert(target, VersionRefusal::new(stamps, reason.clone(), true));
                 if !own {
                     known.secondary.remove(&target);
                 }

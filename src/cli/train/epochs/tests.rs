@@ -12,7 +12,7 @@ use crate::dataset::synthetic::write_criteo_tsv;
 use crate::schema::Schema;
 use crate::schema::preset::{self, ArchKind};
 use crate::store;
-use crate::types::LabelTarget;
+use crate::types::VersionSelector;
 
 #[derive(Parser)]
 struct Line {
@@ -155,7 +155,7 @@ fn the_version_of_a_best_epoch_replaces_those_that_the_run_wrote_before() {
     };
     assert_eq!(best(1), (Some(2), vec![1, 2]));
     assert_eq!(best(2), (Some(3), vec![1, 3]));
-    let labels = [("good".to_owned(), LabelTarget::Version(Version(3)))].into();
+    let labels = [("good".to_owned(), VersionSelector::Version(Version(3)))].into();
     store::labels::save(dir.path(), "m", &labels).unwrap();
     assert_eq!(best(3), (Some(4), vec![1, 3, 4]));
     let served = store::open(dir.path(), "m", Version(4), store::Purpose::Serve).unwrap();

@@ -10,7 +10,7 @@ use crate::server::convert::tests::check_same as columns_are_same;
 use crate::server::ctr::{LearnMessage, PredictMessage};
 use crate::server::inference::*;
 use crate::server::kserve::request::tests::check_same as tensors_are_same;
-use crate::server::kserve::tensors::Parts;
+use crate::server::kserve::tensors::EncodedInputs;
 use crate::server::kserve::{InferRequest, answers};
 use crate::server::pending::ScoreRequest;
 use crate::server::proto::{GetModelRequest, LearnRequest, SetLabelRequest};
@@ -277,9 +277,10 @@ fn model_infer() {
         let (_, memory) = measured(|| (request.timeout(), request.priority().map_err(Status::from).is_ok()));
         assert!(memory <= 1 << 14, "{memory} for the parameters");
         let _ = answers::outputs(&request.head.outputs).map_err(|error| Status::from(CallError::from(error)));
-        let raw_given = Parts::find(&request.message).is_ok_and(|parts| parts.are_raw());
-        let encode =
-            |request: &InferRequest, batch: &mut Batch| Parts::find(&request.message)?.encode(&known, batch);
+        let raw_given = EncodedInputs::find(&request.message).is_ok_and(|parts| parts.are_raw());
+        let encode = |request: &InferRequest, batch: &mut Batch| {
+            EncodedInputs::find(&request.message)?.encode(&known, batch)
+        };
         let of_request = (message.len(), cost);
         let batch = converted(of_request, |batch| encode(&request, batch));
         if let Some(batch) = &batch

@@ -6,13 +6,13 @@ const NAMES: [&str; 2] = ["a", "b"];
 
 /// Two files whose contents must be equal.
 fn pair(folder: &Path) -> Watched<String> {
-    let files = NAMES.map(|name| (name, folder.join(name))).to_vec();
+    let files = NAMES.map(|name| SettingFile { setting: name, path: folder.join(name) });
     let parse = |files: &[Contents]| {
         let equal = files[0].bytes == files[1].bytes;
         let text = String::from_utf8_lossy(&files[0].bytes).into_owned();
         if equal { Ok(text) } else { Err(files[1].wrong("not equal to a")) }
     };
-    Watched::open(files, parse).unwrap()
+    Watched::open(files.into(), parse).unwrap()
 }
 
 fn write(folder: &Path, name: &str, text: &str) {

@@ -2,7 +2,7 @@
 //! which calls are open, and which answers have not left. From this follows whether a client is idle or late.
 //!
 //! A connection that resets calls faster than the server can end them is read more slowly
-//! ([`Link::poll_may_read`]).
+//! ([`ConnectionState::poll_may_read`]).
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -26,7 +26,7 @@ const MOST_NEW: usize = 128;
 const PREFACE_BYTES: usize = 24 + 9;
 
 /// What a connection's client does.
-pub(super) enum State {
+pub(super) enum ClientState {
     Good,
     /// No call was open for the idle limit, except health and reflection.
     Idle,
@@ -35,7 +35,7 @@ pub(super) enum State {
 }
 
 /// What is known about a connection: shared by its task, its socket and its calls.
-pub(crate) struct Link {
+pub(crate) struct ConnectionState {
     opened: Instant,
     /// Bytes that arrived, up to [`PREFACE_BYTES`].
     received: AtomicUsize,
@@ -66,7 +66,7 @@ struct Activity {
     next: u64,
 }
 
-impl Link {
+impl ConnectionState {
     pub(crate) fn new(max_calls: usize) -> Self {
         let now = Instant::now();
         let (unsent, reader) = (BTreeMap::new(), None);
@@ -75,7 +75,7 @@ impl Link {
         Self { opened: now, received, may_read, in_flight, bytes, max_calls, activity: Mutex::new(activity) }
     }
 
-    /// The link of the connection on which the call arrived.
+    /// The connection of the connection on which the call arrived.
     pub(crate) fn of<T>(request: &Request<T>) -> Option<&Arc<Self>> {
         request.extensions().get()
     }
@@ -162,30 +162,30 @@ impl Link {
         self.received.load(Ordering::Relaxed) >= PREFACE_BYTES
     }
 
-    pub(super) fn state(&self, limits: &Limits, now: Instant) -> State {
+    pub(super) fn client(&self, limits: &Limits, now: Instant) -> ClientState {
         if !self.greeted() {
             let late = now >= self.opened + limits.handshake;
-            return if late { State::Overdue("server.handshake_seconds") } else { State::Good };
+            return if late { ClientState::Overdue("server.handshake_seconds") } else { ClientState::Good };
         }
         let activity = self.activity();
         if activity.unsent.values().next().is_some_and(|start| now >= *start + limits.write) {
-            return State::Overdue("server.write_seconds");
+            return ClientState::Overdue("server.write_seconds");
         }
         let idle = limits.idle.is_some_and(|limit| now >= activity.idle_since + limit);
-        if idle && activity.calls <= activity.aside { State::Idle } else { State::Good }
+        if idle && activity.calls <= activity.aside { ClientState::Idle } else { ClientState::Good }
     }
 }
 
 /// Counts as a call of its connection.
-pub(crate) struct OpenStream(Arc<Link>);
+pub(crate) struct OpenStream(Arc<ConnectionState>);
 
 impl OpenStream {
-    pub(super) fn new(link: Arc<Link>) -> Self {
-        link.change(|activity| activity.calls += 1);
-        Self(link)
+    pub(super) fn new(connection: Arc<ConnectionState>) -> Self {
+        connection.change(|activity| activity.calls += 1);
+        Self(connection)
     }
 
-    pub(super) fn link(&self) -> &Link {
+    pub(super) fn connection(&self) -> &ConnectionState {
         &self.0
     }
 }
@@ -202,12 +202,12 @@ impl Drop for OpenStream {
 }
 
 /// A call whose task has not begun.
-pub(super) struct NewCall(Arc<Link>);
+pub(super) struct NewCall(Arc<ConnectionState>);
 
 impl NewCall {
-    pub(super) fn new(link: Arc<Link>) -> Self {
-        link.change(|activity| activity.new += 1);
-        Self(link)
+    pub(super) fn new(connection: Arc<ConnectionState>) -> Self {
+        connection.change(|activity| activity.new += 1);
+        Self(connection)
     }
 }
 
@@ -218,7 +218,7 @@ impl Drop for NewCall {
 }
 
 /// A call that does not keep its connection open.
-pub(crate) struct Aside(Arc<Link>);
+pub(crate) struct Aside(Arc<ConnectionState>);
 
 impl Drop for Aside {
     fn drop(&mut self) {

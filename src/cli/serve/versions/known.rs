@@ -1,0 +1,104 @@
+//! What is remembered of a model's versions between two looks at them.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::RETRY_AFTER;
+use super::plan::VersionPlan;
+use super::switching::Switching;
+use crate::cli::serve::LoadedModel;
+use crate::cli::serve::loader::RefusedVersion;
+use crate::cli::serve::stamps::Stamps;
+use crate::config::TrafficConfig;
+use crate::engine::Engine;
+use crate::predict::Predict;
+use crate::server::MissingVersion;
+use crate::types::{Version, VersionSelector};
+
+/// What is known about the versions of a model.
+#[derive(Default)]
+pub(super) struct KnownVersions {
+    /// Versions that were refused.
+    pub refused: BTreeMap<Version, VersionRefusal>,
+    /// What the settings name, as it was written down last.
+    pub named: Option<BTreeMap<String, VersionSelector>>,
+    /// Whether that failed.
+    pub not_named: bool,
+    /// Whether its directory could not be read at the last look.
+    pub unreadable: bool,
+    /// The loaded versions that were not on disk at the last look, or of which another one had the number,
+    /// and what was said of them.
+    pub gone: BTreeMap<Version, &'static str>,
+    /// The engines of the versions that the main engine does not have.
+    pub secondary: BTreeMap<Version, Arc<Engine>>,
+    pub shadow: Option<(Version, Arc<dyn Predict>)>,
+    /// The switch of the main engine that has not ended.
+    pub switching: Option<Switching>,
+    /// What was reported to the server last.
+    pub reported: Option<Reported>,
+    /// Whether it is reported again, because it may have kept versions for labels that were set meanwhile.
+    pub again: bool,
+}
+
+impl KnownVersions {
+    pub(super) fn at_load(model: &LoadedModel) -> Self {
+        let refused = model.refused.iter().map(|RefusedVersion { version, stamps, reason, may_pass }| {
+            (*version, VersionRefusal::new(stamps.clone(), refusal(*version, reason), *may_pass))
+        });
+        Self { refused: refused.collect(), ..Self::default() }
+    }
+}
+
+/// A version that was refused.
+pub(super) struct VersionRefusal {
+    /// Its files as they were then, and those of the versions that it builds on. It is tried again when they
+    /// change.
+    pub stamps: Stamps,
+    pub reason: String,
+    /// When it is tried again even if they do not change.
+    pub again: Option<Instant>,
+}
+
+impl VersionRefusal {
+    pub(super) fn new(stamps: Stamps, reason: String, may_pass: bool) -> Self {
+        Self { stamps, reason, again: may_pass.then(|| Instant::now() + RETRY_AFTER) }
+    }
+
+    pub(super) fn stays(&self) -> bool {
+        self.again.is_none_or(|again| Instant::now() < again)
+    }
+}
+
+/// What the server knows about the versions of a model, because this module has reported it.
+#[derive(PartialEq)]
+pub(super) struct Reported {
+    pub main: Version,
+    /// The versions with an engine of their own.
+    pub secondary: Vec<Version>,
+    pub latest: Version,
+    pub shadow: Option<Version>,
+    pub traffic: TrafficConfig,
+    pub reasons: Reasons,
+}
+
+/// Why versions are not served.
+#[derive(Clone, Default, PartialEq)]
+pub(super) struct Reasons {
+    /// Those that the settings or labels name.
+    pub missing: Vec<MissingVersion>,
+    /// Those above the latest one.
+    pub newer: BTreeMap<Version, String>,
+}
+
+impl Reported {
+    pub(super) fn of(plan: &VersionPlan, main: Version, secondary: Vec<Version>, reasons: Reasons) -> Self {
+        let VersionPlan { latest, shadow, traffic, .. } = plan;
+        Self { main, secondary, latest: *latest, shadow: *shadow, traffic: traffic.clone(), reasons }
+    }
+}
+
+/// The sentence about a refused version.
+pub(super) fn refusal(version: Version, reason: &str) -> String {
+    format!("version {version} is refused: {reason}")
+}
