@@ -3,9 +3,9 @@
 //! The server knows a model only as [`Predict`], and calls each through its own batcher. [`Server::bind`]
 //! binds both ports, so that a port in use is reported before anything runs. [`Server::run`] serves until its
 //! shutdown future ends, and then drains. [`Registry`] changes the served models meanwhile (`models.rs`,
-//! `not_served.rs`). Services and ports share one state (`state.rs`). Two protocols, the native one (`ctr.rs`)
-//! and KServe v2 (`kserve/`), share the path of a scored request (`pending.rs`, `model.rs`), streams of
-//! requests (`stream.rs`), and one table of their methods (`methods.rs`).
+//! `not_served.rs`). Services and ports share one state (`state.rs`). Two protocols, the native one
+//! (`ctr.rs`) and KServe v2 (`kserve/`), share the path of a scored request (`pending.rs`, `model.rs`),
+//! streams of requests (`stream.rs`), and one table of their methods (`methods.rs`).
 //!
 //! **The drain.** `docs/api.md` (Shutdown) has the view of the operator. The order inside:
 //!

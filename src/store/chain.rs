@@ -33,8 +33,8 @@ impl Chain {
     /// rows.
     ///
     /// # Errors
-    /// [`StoreError`] for a name that no model can have, for a version that is missing or damaged, and for one
-    /// that is not the base that the next one names.
+    /// [`StoreError`] for a name that no model can have, for a version that is missing or damaged, and for
+    /// one that is not the base that the next one names.
     pub(super) fn read(
         models: &Path,
         name: &str,
