@@ -11,7 +11,7 @@ use super::security::SWITCH;
 const LOW_OF_HIGH: f64 = 0.9 / 0.95;
 
 /// Section `cache`. With mode `off` all other values are the defaults.
-#[allow(missing_docs)] // settings.rs has the meaning of each key
+#[allow(missing_docs)] // settings/ has the meaning of each key
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct CacheConfig {
     pub mode: CacheMode,

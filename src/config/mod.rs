@@ -45,7 +45,7 @@ pub(crate) use traffic::{
 pub(crate) use values::{BYTES_FORM, parse_bytes};
 
 /// The texts of the flags that set a key; `None` if a flag is not given. `serve` has all of them.
-#[allow(missing_docs)] // settings.rs has the meaning of each key
+#[allow(missing_docs)] // settings/ has the meaning of each key
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct Flags {
     /// The TOML file.
@@ -94,7 +94,7 @@ impl Flags {
 pub(crate) const NO_OTEL: &str = "this program was built without the cargo feature otel";
 
 /// All settings, validated.
-#[allow(missing_docs)] // settings.rs has the meaning of each key
+#[allow(missing_docs)] // settings/ has the meaning of each key
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
     pub server: ServerConfig,

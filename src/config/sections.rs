@@ -18,7 +18,7 @@ const LEARN_SEGMENTS: u64 = 4;
 const BATCH_GROWTH: u64 = 12;
 
 /// Section `log`.
-#[allow(missing_docs)] // settings.rs has the meaning of each key
+#[allow(missing_docs)] // settings/ has the meaning of each key
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct LogConfig {
     pub level: String,
@@ -28,7 +28,7 @@ pub(crate) struct LogConfig {
 }
 
 /// Section `otel`.
-#[allow(missing_docs)] // settings.rs has the meaning of each key
+#[allow(missing_docs)] // settings/ has the meaning of each key
 #[derive(Clone, Debug, PartialEq)]
 pub struct OtelConfig {
     pub endpoint: String,
@@ -57,7 +57,7 @@ pub enum TableMemory {
 }
 
 /// Section `batcher`; each model has a batcher.
-#[allow(missing_docs)] // settings.rs has the meaning of each key
+#[allow(missing_docs)] // settings/ has the meaning of each key
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BatcherConfig {
     /// Limit of a merged batch.
@@ -71,7 +71,7 @@ pub struct BatcherConfig {
 }
 
 /// Section `trace`.
-#[allow(missing_docs)] // settings.rs has the meaning of each key
+#[allow(missing_docs)] // settings/ has the meaning of each key
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct TraceConfig {
     /// Share of the rows whose accesses are recorded; 0 records nothing.
@@ -81,7 +81,7 @@ pub(crate) struct TraceConfig {
 }
 
 /// Section `learn`.
-#[allow(missing_docs)] // settings.rs has the meaning of each key
+#[allow(missing_docs)] // settings/ has the meaning of each key
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LearnConfig {
     pub enabled: bool,
@@ -92,7 +92,7 @@ pub struct LearnConfig {
 }
 
 /// Section `versions`.
-#[allow(missing_docs)] // settings.rs has the meaning of each key
+#[allow(missing_docs)] // settings/ has the meaning of each key
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct VersionsConfig {
     /// Full versions that stay on disk; at least 1.
@@ -101,7 +101,7 @@ pub(crate) struct VersionsConfig {
 }
 
 /// Section `device`.
-#[allow(missing_docs)] // settings.rs has the meaning of each key
+#[allow(missing_docs)] // settings/ has the meaning of each key
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct DeviceConfig {
     pub kind: DeviceKind,
@@ -110,7 +110,7 @@ pub(crate) struct DeviceConfig {
 }
 
 /// Which device to use.
-#[allow(missing_docs)] // settings.rs has the meaning of each key
+#[allow(missing_docs)] // settings/ has the meaning of each key
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DeviceKind {
     /// `Cuda` if it works, otherwise `Host`.
@@ -121,7 +121,7 @@ pub(crate) enum DeviceKind {
 }
 
 /// Section `threads`. Each count is at least 1.
-#[allow(missing_docs)] // settings.rs has the meaning of each key
+#[allow(missing_docs)] // settings/ has the meaning of each key
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ThreadsConfig {
     pub compute: usize,

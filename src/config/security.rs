@@ -27,7 +27,7 @@ impl Config {
 pub(super) const SWITCH: &[(&str, bool)] = &[("on", true), ("off", false)];
 
 /// Section `tls`.
-#[allow(missing_docs)] // settings.rs has the meaning of each key
+#[allow(missing_docs)] // settings/ has the meaning of each key
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsConfig {
     pub certificate: PathBuf,
@@ -38,7 +38,7 @@ pub struct TlsConfig {
 }
 
 /// Section `auth`: files of tokens. `None`: the role needs no token.
-#[allow(missing_docs)] // settings.rs has the meaning of each key
+#[allow(missing_docs)] // settings/ has the meaning of each key
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AuthConfig {
     pub predict: Option<PathBuf>,

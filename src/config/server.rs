@@ -10,7 +10,7 @@ use super::security::SWITCH;
 use super::values::GIB;
 
 /// Section `server`.
-#[allow(missing_docs)] // settings.rs has the meaning of each key
+#[allow(missing_docs)] // settings/ has the meaning of each key
 #[derive(Clone, Debug, PartialEq)]
 pub struct ServerConfig {
     pub grpc: SocketAddr,

@@ -1,9 +1,9 @@
 //! Every setting: its key, flag, default and meaning, each written once. Each group of sections has a file.
 //!
 //! The configuration takes its defaults from here, and the command line its help texts. A test generates
-//! `docs/settings.md`. To add a setting, add it to its section here, and read it in a function of its section
-//! (`sections.rs`, `server.rs`, `cache.rs`). If it has `reloads`, `cli/serve/reload.rs` must apply its new
-//! value.
+//! `docs/settings.md`. To add a setting, add it to its section in `settings/`, and read it in a function of
+//! its section (`sections.rs`, `server.rs`, `cache.rs`). If it has `reloads`, `cli/serve/reload.rs` must apply
+//! its new value.
 
 mod network;
 mod process;

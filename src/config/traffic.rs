@@ -18,7 +18,7 @@ pub(crate) const STABLE: &str = "stable";
 pub(crate) const CANARY: &str = "canary";
 
 /// The settings of one model. The default is that of a model without any.
-#[allow(missing_docs)] // settings.rs has the meaning of each key
+#[allow(missing_docs)] // settings/ has the meaning of each key
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct TrafficConfig {
     pub versions: VersionPolicy,

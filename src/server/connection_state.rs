@@ -75,7 +75,7 @@ impl ConnectionState {
         Self { opened: now, received, may_read, in_flight, bytes, max_calls, activity: Mutex::new(activity) }
     }
 
-    /// The connection of the connection on which the call arrived.
+    /// The state of the connection on which the call arrived.
     pub(crate) fn of<T>(request: &Request<T>) -> Option<&Arc<Self>> {
         request.extensions().get()
     }

@@ -48,7 +48,7 @@ pub(crate) struct ServerState {
     pub learning: AtomicUsize,
     /// Connections that have calls in flight.
     pub callers: AtomicUsize,
-    /// Memory of their messages, counted by [`super::charge::Charge`], and of answers (`connection.rs`).
+    /// Memory of their messages, counted by [`super::charge::Charge`], and of answers (`answer.rs`).
     pub in_flight_bytes: AtomicUsize,
 }
 

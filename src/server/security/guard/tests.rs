@@ -23,6 +23,9 @@ fn every_method_needs_the_role_that_the_docs_say() {
             _ => Some(Role::Predict),
         };
         assert_eq!(role(path), expected, "{path}");
+        // `server.admin = off` switches off those that change something.
+        let changes = Method::of(path).expect("a method of the list").kind() == Some(CallKind::Change);
+        assert_eq!(changes, admin.contains(&method), "{path}");
     }
     for path in ["/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"] {
         assert_eq!(role(path), None, "{path}");
@@ -30,7 +33,7 @@ fn every_method_needs_the_role_that_the_docs_say() {
 }
 
 #[test]
-fn a_method_that_nobody_has_thought_of_needs_an_administrator() {
+fn a_method_that_is_not_listed_needs_an_administrator() {
     for path in [
         "/flechette.v1.Ctr/Forget",
         "/inference.GRPCInferenceService/RepositoryModelReplace",
