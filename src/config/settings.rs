@@ -2,8 +2,8 @@
 //!
 //! The configuration takes its defaults from here, and the command line its help texts. A test generates
 //! `docs/settings.md`. To add a setting, add it to its section in `settings/`, and read it in a function of
-//! its section (`sections.rs`, `server.rs`, `cache.rs`). If it has `reloads`, `cli/serve/reload.rs` must apply
-//! its new value.
+//! its section (`sections.rs`, `server.rs`, `cache.rs`). If it has `reloads`, `cli/serve/reload.rs` must
+//! apply its new value.
 
 mod network;
 mod process;
