@@ -66,10 +66,14 @@ impl Chain {
         Ok(Self { shared, earlier, newest })
     }
 
+    /// Whether the rows of the version itself are shared, so that none of its tables is read.
+    fn is_shared(&self) -> bool {
+        self.shared.as_ref().is_some_and(|store| store.base() == Some(self.newest.hold.base))
+    }
+
     /// The versions whose rows are not shared, oldest first.
     fn links(&self) -> impl Iterator<Item = &Link> {
-        let shared = self.shared.as_ref().and_then(EmbeddingStore::base);
-        let newest = Some(&self.newest).filter(|newest| shared != Some(newest.hold.base));
+        let newest = Some(&self.newest).filter(|_| !self.is_shared());
         self.earlier.iter().chain(newest)
     }
 
@@ -99,6 +103,10 @@ impl Chain {
     /// # Errors
     /// [`StoreError`] of the first bad table in schema order.
     pub(super) fn tables(&self, schema: &Schema, purpose: Purpose) -> Result<Vec<Table>, StoreError> {
+        if self.is_shared() {
+            // The next start must find them.
+            self.newest.check_table_lengths()?;
+        }
         // Tables are checked in parallel. The error returned is that of the first bad table in schema order.
         let table = |(t, declared): (usize, &schema::Table)| self.table(TableId(t as u32), declared, purpose);
         let tables: Vec<_> = schema.tables.par_iter().enumerate().map(table).collect();
@@ -145,12 +153,14 @@ impl Chain {
     /// The rows of the last version, which keep all versions of the chain in use.
     pub(super) fn store(&self, schema: &Schema, tables: Vec<Table>, memory: TableMemory) -> EmbeddingStore {
         let shared = self.shared.as_ref();
-        let holds = shared.map_or(&[][..], |store| &store.links);
-        let links = self.links().map(|link| link.hold.clone());
+        let holds = shared.map_or(&[][..], |store| &store.links).iter();
+        // The version itself is held anew, because its directory may have been restored since.
+        let older = holds.filter(|hold| hold.base != self.newest.hold.base);
+        let older = older.chain(self.earlier.iter().map(|link| &link.hold));
         EmbeddingStore {
             version: self.newest.version,
             tables,
-            links: holds.iter().cloned().chain(links).collect(),
+            links: older.chain([&self.newest.hold]).cloned().collect(),
             merged: shared.map_or(1, |store| store.merged),
             schema: Some(schema.clone().into()),
             on_disk: shared.is_some_and(|store| store.on_disk),

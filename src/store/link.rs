@@ -195,6 +195,15 @@ impl Link {
         table.finish(purpose)
     }
 
+    /// Checks that the files of the tables are there with their lengths. They are not read.
+    ///
+    /// # Errors
+    /// [`StoreError`] for the first bad file.
+    pub(crate) fn check_table_lengths(&self) -> Result<(), StoreError> {
+        let mut tables = self.manifest.files.iter().filter(|(file, _)| file.starts_with(TABLES));
+        tables.try_for_each(|(file, entry)| open_listed(&self.dir.join(file), entry).map(|_| ()))
+    }
+
     fn has(&self, file: &str) -> bool {
         self.manifest.files.contains_key(file)
     }

@@ -7,7 +7,7 @@ use super::format::{Base, Training};
 use super::link::{check_checkpoint, is_served, read_manifest};
 use super::snapshot::{Opened, Purpose, open, open_beside};
 use super::version_files::{version_dir, versions};
-use super::{EmbeddingStore, StoreError, labels};
+use super::{EmbeddingStore, StoreError, check_base, labels};
 use crate::types::{Version, VersionSelector};
 
 /// What a listing reads.
@@ -58,7 +58,10 @@ pub(crate) fn list(models: &Path, name: &str, check: Check) -> Result<Vec<Listed
         let dir = version_dir(&models.join(name), version);
         let (served, manifest) = (is_served(&dir), read_manifest(&dir));
         let (mut refusal, mut checkpoint) = (None, None);
-        if check == Check::Files {
+        if check == Check::Manifests {
+            let base = manifest.as_ref().ok().and_then(|(manifest, _)| manifest.base);
+            refusal = base.and_then(|base| check_base(models, name, base).err());
+        } else {
             let opened = match &before {
                 Some(before) => open_beside(models, name, version, &[before]),
                 None => open(models, name, version, Purpose::Serve),

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::sleep;
@@ -316,11 +316,18 @@ fn a_roll_back_to_an_earlier_version_of_the_served_chain_reads_no_table() {
         let client = Client::of(Served::start_in(&settings, &world.workshop.models, ""));
         let bytes = || ["ram", "mapped"].map(|place| client.metric(&format!("store_{place}_bytes"), ""));
         let before = bytes();
-        // A second server could not open any version any more.
+        // Damage that only reading the tables would find.
         let model = Path::new(&world.workshop.models).join(MODEL);
         let tables = |version| model.join(format!("{version}/tables"));
-        let away = |version| world.workshop.path(&format!("tables-{version}"));
-        (1..4).for_each(|version| fs::rename(tables(version), away(version)).unwrap());
+        let away = |version| PathBuf::from(world.workshop.path(&format!("tables-{version}")));
+        for version in 1..4 {
+            fs::rename(tables(version), away(version)).unwrap();
+            fs::create_dir(tables(version)).unwrap();
+            for table in fs::read_dir(away(version)).unwrap().map(Result::unwrap) {
+                let zeros = vec![0; table.metadata().unwrap().len() as usize];
+                fs::write(tables(version).join(table.file_name()), zeros).unwrap();
+            }
+        }
         for stable in [2, 1, 3, 1] {
             assert_eq!(client.set_label("stable", stable).unwrap(), stable);
             for (number, request) in world.requests.iter().enumerate() {
@@ -330,7 +337,10 @@ fn a_roll_back_to_an_earlier_version_of_the_served_chain_reads_no_table() {
             let now = bytes();
             assert!(now.iter().zip(&before).all(|(now, before)| now <= before), "{now:?}, {before:?}");
         }
-        (1..4).for_each(|version| fs::rename(away(version), tables(version)).unwrap());
+        for version in 1..4 {
+            fs::remove_dir_all(tables(version)).unwrap();
+            fs::rename(away(version), tables(version)).unwrap();
+        }
         client.ends_well();
         fs::remove_file(model.join("state/labels.json")).unwrap();
     }

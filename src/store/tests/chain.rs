@@ -220,9 +220,11 @@ fn an_earlier_version_shares_the_rows_of_the_served_one_and_no_table_is_read() {
     let [first, second, third] = opened.each_ref().map(|opened| &opened.store);
     // Two versions are loaded; the nearest one of the chain is used.
     let later = store::open_beside(dir.path(), "m", Version(3), &[first, second]).unwrap();
+    // Damage that only reading the tables would find.
     for version in 1..4 {
         for table in fs::read_dir(dir.path().join(format!("m/{version}/tables"))).unwrap() {
-            replace(&table.unwrap().path(), b"");
+            let path = table.unwrap().path();
+            replace(&path, &vec![0; fs::metadata(&path).unwrap().len() as usize]);
         }
     }
     for loaded in [third, &later.store] {
@@ -237,7 +239,11 @@ fn an_earlier_version_shares_the_rows_of_the_served_one_and_no_table_is_read() {
     // A copy of the third version has no rows of the second one.
     let copy = third.rows_copied(&PlainMemory).unwrap();
     let error = store::open_beside(dir.path(), "m", Version(2), &[&copy]).unwrap_err();
-    assert!(matches!(error, StoreError::Size { .. }), "{error}");
+    assert!(matches!(error, StoreError::Checksum { .. }), "{error}");
+    // The next start would not find this version.
+    fs::remove_file(dir.path().join("m/2/tables/t3.safetensors")).unwrap();
+    let error = store::open_beside(dir.path(), "m", Version(2), &[third]).unwrap_err();
+    assert!(matches!(error, StoreError::MissingFile { .. }), "{error}");
 }
 
 #[test]
@@ -256,19 +262,27 @@ fn rows_in_memory_stay_when_their_files_are_cut_short() {
 
 #[test]
 fn a_missing_or_damaged_link_makes_every_later_version_unusable() {
-    for (what, damage) in [
+    for (what, damage, refused_by_manifests) in [
         (
             "2/MANIFEST.json: missing file",
             (|m| fs::remove_file(m.join("2/MANIFEST.json")).unwrap()) as fn(&Path),
+            vec![2, 3],
         ),
-        ("1/tables/t0.safetensors: truncated", |m| replace(&m.join("1/tables/t0.safetensors"), b"")),
-        ("2: no such directory", |m| fs::remove_dir_all(m.join("2")).unwrap()),
+        ("1/tables/t0.safetensors: truncated", |m| replace(&m.join("1/tables/t0.safetensors"), b""), vec![]),
+        ("2: no such directory", |m| fs::remove_dir_all(m.join("2")).unwrap(), vec![3]),
     ] {
         let (dir, samples) = chain();
         let model = dir.path().join("m");
         damage(&model);
         let error = open(dir.path(), 3).unwrap_err().to_string();
         assert!(error.contains(what), "{error}");
+        let listed = store::listing::list(dir.path(), "m", store::listing::Check::Manifests).unwrap();
+        let refused = listed.iter().filter(|listed| listed.refusal.is_some());
+        assert_eq!(
+            refused.map(|listed| listed.version.0).collect::<Vec<_>>(),
+            refused_by_manifests,
+            "{what}"
+        );
         if what.starts_with('2') {
             assert!(error.starts_with(&*model.join("3/MANIFEST.json").to_string_lossy()), "{error}");
             let latest = store::open_latest(dir.path(), "m", Purpose::Serve, |_| Ok(())).unwrap();

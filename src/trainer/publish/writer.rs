@@ -245,7 +245,7 @@ fn merged(options: &PublishOptions, base: Base, image: &RowImage) -> Result<Vec<
     })?;
     let mut tables = opened.store.into_tables();
     for (t, table) in tables.iter_mut().enumerate() {
-        table.add_changed(Version(base.0 + 1), image.rows(t), image, TableId(t as u32))?;
+        table.add_changed(Version(base.0.saturating_add(1)), image.rows(t), image, TableId(t as u32))?;
     }
     Ok(tables)
 }
