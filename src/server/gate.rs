@@ -207,7 +207,7 @@ async fn unary(
     };
     let mut response = passage.leave(response);
     charge.answered(!response.headers().contains_key("grpc-status"));
-    // The call is in flight until its answer has left (`connection.rs`).
+    // The call is in flight until its answer has left (`answer.rs`).
     response.extensions_mut().insert(charge);
     Ok(response)
 }
