@@ -17,13 +17,22 @@ use crate::serving::{Running, request};
 use crate::skip::skip;
 use crate::switching::wait;
 
-/// Series whose values are times, or that change without any request.
-const CHANGING: [&str; 3] =
-    ["process_", "flechette_freshness_seconds", "flechette_serving_version_age_seconds"];
+/// Series whose values are times, or that change without any request. Each reading is a connection, which may
+/// end after the next one has begun.
+const CHANGING: [&str; 4] = [
+    "process_",
+    "flechette_freshness_seconds",
+    "flechette_serving_version_age_seconds",
+    "flechette_connections{port=\"http\"}",
+];
 
 /// Those of them that rise and fall.
-const RISING_AND_FALLING: [&str; 3] =
-    ["process_threads", "process_open_fds", "process_resident_memory_bytes"];
+const RISING_AND_FALLING: [&str; 4] = [
+    "process_threads",
+    "process_open_fds",
+    "process_resident_memory_bytes",
+    "flechette_connections{port=\"http\"}",
+];
 
 /// A model that cannot be served. Its name is no text of HTML.
 const BROKEN: &str = "<b>broken\"";
