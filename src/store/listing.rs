@@ -5,7 +5,7 @@ use std::path::Path;
 
 use super::format::{Base, Training};
 use super::link::{check_checkpoint, is_served, read_manifest};
-use super::snapshot::{Opened, Purpose, open, open_beside};
+use super::snapshot::{Opened, open_beside};
 use super::version_files::{version_dir, versions};
 use super::{EmbeddingStore, StoreError, check_base, labels};
 use crate::types::{Version, VersionSelector};
@@ -62,11 +62,7 @@ pub(crate) fn list(models: &Path, name: &str, check: Check) -> Result<Vec<Listed
             let base = manifest.as_ref().ok().and_then(|(manifest, _)| manifest.base);
             refusal = base.and_then(|base| check_base(models, name, base).err());
         } else {
-            let opened = match &before {
-                Some(before) => open_beside(models, name, version, &[before]),
-                None => open(models, name, version, Purpose::Serve),
-            };
-            match opened {
+            match open_beside(models, name, version, &before.iter().collect::<Vec<_>>()) {
                 Ok(Opened { store, .. }) => before = Some(store),
                 Err(error) => refusal = Some(error),
             }

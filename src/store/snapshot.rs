@@ -112,7 +112,8 @@ pub fn open(models: &Path, name: &str, version: Version, purpose: Purpose) -> Re
 }
 
 /// Opens a version to serve it beside loaded ones. If it builds on one of them, or one of them on it, they
-/// share their rows, and only the tables of later versions are read and checked.
+/// share their rows, and only the tables of later versions are read and checked. The rows that are read go
+/// where those of the first loaded version were to go; without one, they are mapped.
 ///
 /// # Errors
 /// As [`open`].

@@ -90,7 +90,7 @@ impl Loader {
     }
 
     /// How versions are opened, so that their rows are where `store.memory` says.
-    pub(crate) fn purpose(&self) -> Purpose {
+    fn purpose(&self) -> Purpose {
         Purpose::ServeFrom(self.tiers.memory())
     }
 
