@@ -3,7 +3,7 @@
 //! Servers of these tests run on the test's own thread, so that the test has their log alone.
 
 use std::io;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, LazyLock, Mutex};
 use std::time::{Duration, Instant};
 
 use flechette::schema::preset::ArchKind;
@@ -15,8 +15,8 @@ use prost::Message;
 use prost::bytes::Bytes;
 use serde_json::{Value, json};
 use tonic::{Code, Request};
-use tracing::Level;
-use tracing::subscriber::DefaultGuard;
+use tracing::subscriber::{DefaultGuard, NoSubscriber};
+use tracing::{Dispatch, Level};
 
 use crate::fake::{PANIC, until};
 #[cfg(not(feature = "otel"))]
@@ -24,6 +24,11 @@ use crate::program::flechette;
 use crate::program::{Served, Workshop};
 use crate::serving::{Running, channel, request};
 use crate::wire::{Raw, frame};
+
+/// While a process has one subscriber, tracing asks the subscriber of the thread that first reaches an event
+/// whether it is wanted. A test of another file has none, and would turn the event off for these tests. So
+/// there is always a second one.
+static SECOND: LazyLock<Dispatch> = LazyLock::new(|| Dispatch::new(NoSubscriber::new()));
 
 const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
 
@@ -44,6 +49,7 @@ impl io::Write for Log {
 impl Log {
     /// Collects the lines of this thread at this level and above, until the guard is dropped.
     pub fn begin(level: Level) -> (Self, DefaultGuard) {
+        LazyLock::force(&SECOND);
         let log = Self::default();
         let lines = log.clone();
         let subscriber = tracing_subscriber::fmt().json().flatten_event(true).with_max_level(level);
