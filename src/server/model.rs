@@ -22,27 +22,33 @@ use crate::types::{Version, VersionSelector};
 /// A served model.
 pub(crate) struct Model {
     name: String,
-    /// The first is the main one, whose version changes.
-    engines: Vec<Arc<ServingEngine>>,
-    /// The calls of all versions.
-    pressure: Arc<Pressure>,
-    /// The version of the main engine, or the one that it takes over.
-    main: Version,
-    /// What [`VersionSelector::Latest`] means.
-    latest: Version,
-    /// `None` until the labels that clients have set were read.
-    labels: Option<Labels>,
-    traffic: TrafficConfig,
+    parts: ModelParts,
     named: Vec<LabelledVersion>,
     /// The engine of `stable`.
     stable: EngineIndex,
     /// `None` if no requests are for it.
     canary: Option<Canary>,
-    shadow: Option<Arc<Shadowing>>,
-    missing: Vec<MissingVersion>,
+}
+
+/// The parts of a model that change together. The rest of a model follows from them.
+#[derive(Clone)]
+pub(crate) struct ModelParts {
+    /// The first is the main one, whose version changes.
+    pub engines: Vec<Arc<ServingEngine>>,
+    /// The calls of all versions.
+    pub pressure: Arc<Pressure>,
+    /// The version of the main engine, or the one that it takes over.
+    pub main: Version,
+    /// What [`VersionSelector::Latest`] means.
+    pub latest: Version,
+    /// `None` until the labels that clients have set were read.
+    pub labels: Option<Labels>,
+    pub traffic: TrafficConfig,
+    pub shadow: Option<Arc<Shadowing>>,
+    pub missing: Vec<MissingVersion>,
     /// Versions that are newer than `latest` and are refused: why.
-    newer: BTreeMap<Version, String>,
-    use_token: UseToken,
+    pub newer: BTreeMap<Version, String>,
+    pub use_token: UseToken,
 }
 
 /// A token shared by the successive values of one served model. Its count shows whether a call still uses one
@@ -95,56 +101,15 @@ pub(crate) struct VersionEngine<'m> {
     pub engine: &'m Arc<ServingEngine>,
 }
 
-/// The parts of a model that change together.
-pub(crate) struct ModelParts {
-    /// All engines, the main one first.
-    pub engines: Vec<Arc<ServingEngine>>,
-    pub pressure: Arc<Pressure>,
-    pub main: Version,
-    pub latest: Version,
-    pub labels: Option<Labels>,
-    pub traffic: TrafficConfig,
-    pub shadow: Option<Arc<Shadowing>>,
-    pub missing: Vec<MissingVersion>,
-    pub newer: BTreeMap<Version, String>,
-    pub use_token: UseToken,
-}
-
 impl Model {
     pub(crate) fn new(name: &str, parts: ModelParts, metrics: &Metrics) -> Self {
-        let ModelParts {
-            engines,
-            pressure,
-            main,
-            latest,
-            labels,
-            traffic,
-            shadow,
-            missing,
-            newer,
-            use_token,
-        } = parts;
-        let mut model = Self {
-            name: name.to_owned(),
-            engines,
-            pressure,
-            main,
-            latest,
-            labels,
-            traffic,
-            named: Vec::new(),
-            stable: EngineIndex::MAIN,
-            canary: None,
-            shadow,
-            missing,
-            newer,
-            use_token,
-        };
-        let all = model.labels.clone().unwrap_or_default().all();
+        let all = parts.labels.clone().unwrap_or_default().all();
+        let name = name.to_owned();
+        let mut model = Self { name, parts, named: Vec::new(), stable: EngineIndex::MAIN, canary: None };
         // A model without labels needs no series of them.
         let shown = all.len() > 1 || all.get(STABLE) != Some(&VersionSelector::Latest);
         let named = all.into_iter().map(|(label, target)| {
-            let metrics = shown.then(|| Arc::new(metrics.label(name, &label)));
+            let metrics = shown.then(|| Arc::new(metrics.label(&model.name, &label)));
             let engine = model.engine_of(target);
             let version = engine.map_or(0.0, |engine| model.version_of(engine).0 as f64);
             metrics.iter().for_each(|metrics| metrics.version.set(version));
@@ -155,9 +120,10 @@ impl Model {
         // `stable` is only missing if the settings name a version that cannot be loaded.
         model.stable = engine(STABLE).unwrap_or(EngineIndex::MAIN);
         let canary = engine(CANARY).filter(|canary| *canary != model.stable);
-        model.canary = canary.filter(|_| model.traffic.canary_share > 0.0).map(|engine| {
+        let TrafficConfig { canary_share, sticky, .. } = &model.parts.traffic;
+        model.canary = canary.filter(|_| *canary_share > 0.0).map(|engine| {
             let schema = &model.main().predict.describe().schema;
-            let split = Split::new(model.traffic.canary_share, &model.traffic.sticky, schema, name);
+            let split = Split::new(*canary_share, sticky, schema, &model.name);
             Canary { engine, split }
         });
         model
@@ -170,20 +136,8 @@ impl Model {
         gone.filter_map(|named| named.metrics.as_ref()).for_each(|metrics| metrics.version.set(0.0));
     }
 
-    /// The parts, for the next model in its place.
-    pub(crate) fn parts(&self) -> ModelParts {
-        ModelParts {
-            engines: self.engines.clone(),
-            pressure: self.pressure.clone(),
-            main: self.main,
-            latest: self.latest,
-            labels: self.labels.clone(),
-            traffic: self.traffic.clone(),
-            shadow: self.shadow.clone(),
-            missing: self.missing.clone(),
-            newer: self.newer.clone(),
-            use_token: self.use_token.clone(),
-        }
+    pub(crate) fn parts(&self) -> &ModelParts {
+        &self.parts
     }
 
     pub(crate) fn name(&self) -> &str {
@@ -191,12 +145,12 @@ impl Model {
     }
 
     pub(crate) fn pressure(&self) -> &Arc<Pressure> {
-        &self.pressure
+        &self.parts.pressure
     }
 
     /// The engine whose version changes.
     pub(crate) fn main(&self) -> &Arc<ServingEngine> {
-        &self.engines[0]
+        &self.parts.engines[0]
     }
 
     /// The engine of requests that name neither a version nor a label, but for the canary's share.
@@ -205,30 +159,30 @@ impl Model {
     }
 
     pub(crate) fn engine(&self, index: EngineIndex) -> &Arc<ServingEngine> {
-        &self.engines[index.0]
+        &self.parts.engines[index.0]
     }
 
     /// All engines, the main one first.
     pub(crate) fn engines(&self) -> &[Arc<ServingEngine>] {
-        &self.engines
+        &self.parts.engines
     }
 
     pub(crate) fn shadow(&self) -> Option<&Arc<Shadowing>> {
-        self.shadow.as_ref()
+        self.parts.shadow.as_ref()
     }
 
     pub(crate) fn labels(&self) -> Option<&Labels> {
-        self.labels.as_ref()
+        self.parts.labels.as_ref()
     }
 
     pub(crate) fn missing(&self) -> &[MissingVersion] {
-        &self.missing
+        &self.parts.missing
     }
 
     /// Why versions are refused that are newer, or that settings or labels name.
     pub(crate) fn refused_versions(&self) -> BTreeMap<Version, String> {
-        let mut refused = self.newer.clone();
-        for MissingVersion { version, text } in &self.missing {
+        let mut refused = self.parts.newer.clone();
+        for MissingVersion { version, text } in &self.parts.missing {
             let reasons = refused.entry(*version).or_default();
             *reasons += if reasons.is_empty() { "" } else { "; " };
             *reasons += text;
@@ -238,18 +192,18 @@ impl Model {
 
     /// The versions whose workers are in calls that do not end.
     pub(crate) fn stuck_versions(&self) -> BTreeSet<Version> {
-        let stuck = self.engines.iter().filter(|served| served.batcher.is_stuck());
+        let stuck = self.parts.engines.iter().filter(|served| served.batcher.is_stuck());
         stuck.map(|served| served.predict.describe().version).collect()
     }
 
     /// Why an older version is served: the newer ones are refused.
     pub(crate) fn newer_refused(&self) -> &BTreeMap<Version, String> {
-        &self.newer
+        &self.parts.newer
     }
 
     /// The version of the main engine, or the one that it takes over.
     pub(crate) fn main_version(&self) -> Version {
-        self.main
+        self.parts.main
     }
 
     /// The version of requests that name neither a version nor a label, but for the canary's share.
@@ -258,30 +212,34 @@ impl Model {
     }
 
     fn version_of(&self, index: EngineIndex) -> Version {
-        self.engine(index).version.unwrap_or(self.main)
+        self.engine(index).version.unwrap_or(self.parts.main)
     }
 
     /// The engine, besides the main one, that has this version.
     fn secondary(&self, version: Version) -> Option<EngineIndex> {
-        self.engines.iter().position(|served| served.version == Some(version)).map(EngineIndex)
+        self.parts.engines.iter().position(|served| served.version == Some(version)).map(EngineIndex)
     }
 
     /// The engine of the version that a label names.
     pub(crate) fn engine_of(&self, target: VersionSelector) -> Option<EngineIndex> {
-        let version = target.version(self.latest);
+        let version = target.version(self.parts.latest);
         // While the main engine takes over a version that has an engine, that one is used.
-        self.secondary(version).or_else(|| (version == self.main).then_some(EngineIndex::MAIN))
+        self.secondary(version).or_else(|| (version == self.parts.main).then_some(EngineIndex::MAIN))
     }
 
     /// The version that a label would name, if it is loaded and its engine is not taking over another one.
     pub(crate) fn settled(&self, target: VersionSelector) -> Option<Version> {
         let version = self.version_of(self.engine_of(target)?);
-        self.engines.iter().any(|served| served.predict.describe().version == version).then_some(version)
+        self.parts
+            .engines
+            .iter()
+            .any(|served| served.predict.describe().version == version)
+            .then_some(version)
     }
 
     /// The loaded versions, ascending.
     pub(crate) fn versions(&self) -> Vec<VersionEngine<'_>> {
-        let engines = self.engines.iter();
+        let engines = self.parts.engines.iter();
         let mut all: Vec<_> = engines
             .map(|engine| VersionEngine { version: engine.predict.describe().version, engine })
             .collect();

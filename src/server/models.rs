@@ -161,7 +161,7 @@ impl Models {
     pub(crate) fn set_labels(&self, name: &str, labels: Labels) {
         let _changing = self.changing.lock().even_poisoned();
         if let Some(old) = self.get(name) {
-            self.replace(name, ModelParts { labels: Some(labels), ..old.parts() });
+            self.replace(name, ModelParts { labels: Some(labels), ..old.parts().clone() });
         }
     }
 
@@ -183,7 +183,7 @@ impl Models {
             None => None,
             Some(target) => Some(old.settled(*target).ok_or(NotChanged::NotLoaded)?),
         };
-        self.replace(name, ModelParts { labels: Some(labels), ..old.parts() });
+        self.replace(name, ModelParts { labels: Some(labels), ..old.parts().clone() });
         let text = match version {
             None => format!("label {label} was removed"),
             Some(version) => format!("label {label} names version {version}"),
@@ -236,7 +236,7 @@ impl Models {
         let removed = self.served.remove(name);
         drop(changing);
         let Some((_, model)) = removed else { return false };
-        let ModelParts { engines, shadow, use_token, .. } = model.parts();
+        let ModelParts { engines, shadow, use_token, .. } = model.parts().clone();
         let labels: Vec<String> = model.shown_labels().map(|shown| shown.label.to_owned()).collect();
         drop(model);
         wait_for_calls(name, &use_token);

@@ -52,7 +52,7 @@ impl Model {
         }
         let served = self.engine(engine);
         served.metrics.statistics.input.add(1, started.elapsed());
-        let shadow = self.shadow.as_ref().and_then(|shadow| shadow.copy(served, &batch));
+        let shadow = self.parts.shadow.as_ref().and_then(|shadow| shadow.copy(served, &batch));
         let (samples, answer_bytes) = (batch.samples, Scores::most_bytes(&batch));
         let label = self.counted(options, engine).map(|metrics| LabelledRequest::begin(metrics, started));
         let ticket = served.batcher.submit(batch, options.terms);
@@ -84,7 +84,7 @@ impl Model {
             }
             (Some(engine), _) => Ok(Choice { engine, version: None }),
             (None, VersionSelector::Version(version)) => Err(self.no_version(version)),
-            (None, VersionSelector::Latest) => Err(self.no_version(self.latest)),
+            (None, VersionSelector::Latest) => Err(self.no_version(self.parts.latest)),
         }
     }
 

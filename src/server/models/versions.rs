@@ -75,7 +75,7 @@ impl Replacing<'_> {
     /// The parts of the next model.
     fn parts(&self, loaded: LoadedVersions) -> Result<ModelParts, NotChanged> {
         let LoadedVersions { secondary, main, latest, traffic, shadow, missing, newer } = loaded;
-        let mut parts = ModelParts { main, latest, traffic, missing, newer, ..self.old.parts() };
+        let mut parts = ModelParts { main, latest, traffic, missing, newer, ..self.old.parts().clone() };
         parts.engines.truncate(1);
         for predict in secondary {
             parts.engines.push(self.secondary(predict)?);
