@@ -58,7 +58,7 @@ fn defaults_are_the_documented_limits() {
 /// The text that `docs/settings.md` must have.
 fn settings_page() -> String {
     let mut page = String::from(
-        "<!-- Generated from src/config/settings.rs by `UPDATE_DOCS=1 cargo test --lib config`. -->\n\n\
+        "<!-- Generated from src/config by `UPDATE_DOCS=1 cargo test --lib config`. -->\n\n\
          # Settings\n\n\
          A setting is given by a flag, by an environment variable, or in a TOML file (`--config FILE`).\n\
          A flag wins over the environment, and the environment over the file. `section.key` is `key` in the\n\

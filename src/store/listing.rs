@@ -5,6 +5,7 @@ use std::path::Path;
 
 use super::format::{Base, Training};
 use super::link::{check_checkpoint, is_served, read_manifest};
+use super::retention::chain_bytes;
 use super::snapshot::{Opened, open_beside};
 use super::version_files::{version_dir, versions};
 use super::{EmbeddingStore, StoreError, check_base, labels};
@@ -60,7 +61,7 @@ pub(crate) fn list(models: &Path, name: &str, check: Check) -> Result<Vec<Listed
         let (mut refusal, mut checkpoint) = (None, None);
         if check == Check::Manifests {
             let base = manifest.as_ref().ok().and_then(|(manifest, _)| manifest.base);
-            refusal = base.and_then(|base| check_base(models, name, base).err());
+            refusal = base.and_then(|base| check_chain(models, name, base).err());
         } else {
             match open_beside(models, name, version, &before.iter().collect::<Vec<_>>()) {
                 Ok(Opened { store, .. }) => before = Some(store),
@@ -86,4 +87,10 @@ pub(crate) fn list(models: &Path, name: &str, check: Check) -> Result<Vec<Listed
         listed.push(Listed { version, served, labels, summary, refusal, checkpoint });
     }
     Ok(listed)
+}
+
+/// Checks that the version that a delta builds on, and all that it builds on, are those that were built on.
+fn check_chain(models: &Path, name: &str, base: Base) -> Result<(), StoreError> {
+    check_base(models, name, base)?;
+    chain_bytes(models, name, Version(base.version)).map(drop)
 }

@@ -268,6 +268,11 @@ fn a_missing_or_damaged_link_makes_every_later_version_unusable() {
             (|m| fs::remove_file(m.join("2/MANIFEST.json")).unwrap()) as fn(&Path),
             vec![2, 3],
         ),
+        (
+            "1/MANIFEST.json: missing file",
+            |m| fs::remove_file(m.join("1/MANIFEST.json")).unwrap(),
+            vec![1, 2, 3],
+        ),
         ("1/tables/t0.safetensors: truncated", |m| replace(&m.join("1/tables/t0.safetensors"), b""), vec![]),
         ("2: no such directory", |m| fs::remove_dir_all(m.join("2")).unwrap(), vec![3]),
     ] {
