@@ -20,6 +20,7 @@ pub(crate) mod man;
 mod output;
 pub(crate) mod plan;
 pub(crate) mod score;
+mod score_file;
 pub(crate) mod scratchpad;
 pub mod serve;
 pub(crate) mod terminal;

@@ -5,7 +5,6 @@
 //! row (8 bytes), which an exact AUC needs. Line n of `--out` is the score of line n of the data (without
 //! its header), or `nan` if that line was skipped. With `--logits` the logit follows it, after a tab.
 
-mod score_file;
 mod summary;
 
 use std::collections::VecDeque;
@@ -20,12 +19,12 @@ use tonic::{Code, Status};
 
 use crate::cli::client::{Client, Target, status_text};
 use crate::cli::flags::whole;
+use crate::cli::score_file::ScoreFile;
 use crate::cli::training::data_path;
 use crate::cli::{InputError, output, print};
 use crate::dataset::Reader;
 use crate::server::proto::PredictResponse;
 use crate::types::RawBatch;
-use score_file::ScoreFile;
 use summary::Summary;
 
 /// Flags of `score`.
@@ -79,7 +78,7 @@ async fn score(args: &Args) -> anyhow::Result<Summary> {
     if let Some(out) = &args.out {
         output::check("--out", out, [&args.file])?;
     }
-    let mut out = args.out.as_deref().map(ScoreFile::create).transpose()?;
+    let mut out = args.out.as_deref().map(|out| ScoreFile::create("--out", out)).transpose()?;
     let start = Instant::now();
     let (sender, mut encoded) = mpsc::channel(READ_AHEAD);
     let reading = std::thread::spawn({
@@ -106,7 +105,7 @@ async fn score(args: &Args) -> anyhow::Result<Summary> {
         return Err(InputError(anyhow!("{}: no samples", args.file.display())).into());
     }
     if let Some(mut out) = out {
-        out.write(&PredictResponse::default(), &vec![0; read.skipped_at_end])?;
+        out.write(&[], &[], &vec![0; read.skipped_at_end])?;
         out.finish()?;
     }
     Ok(summary)

@@ -1,4 +1,5 @@
-//! A cache in a device's memory and its lookup contexts: each batch waits for an idle context.
+//! A cache in a device's memory and its lookup contexts. Each batch takes an idle context. A server has one for
+//! each thread that computes batches, so that none waits.
 
 use std::sync::{Condvar, Mutex};
 use std::time::Duration;
@@ -82,7 +83,7 @@ impl<D: Driver> ContextPool<D> {
         Self { registered: Mutex::default(), cache, idle: Mutex::new(idle), freed: Condvar::new() }
     }
 
-    /// Waits for an idle context.
+    /// Takes an idle context. With more threads than contexts, waits until another batch has ended.
     fn take(&self) -> InUse<'_, D> {
         let idle = self.idle.lock().even_poisoned();
         let waited = self.freed.wait_while(idle, |idle| idle.is_empty());

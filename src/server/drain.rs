@@ -48,25 +48,45 @@ impl Drain<'_> {
         Drained { unfinished }
     }
 
-    /// Ends the batchers. If all calls finished in time, the queues are empty and this ends at once.
-    /// Otherwise a model may still compute, and that cannot be stopped.
+    /// Ends the batchers, and closes the logs of learned samples. If all calls finished in time, the queues are
+    /// empty and this ends at once. Otherwise a model may still compute, and that cannot be stopped: its log is
+    /// closed all the same, and the answers to records in the log's queue are dropped.
     async fn join_batchers(&self) {
-        let (shared, (end, ended)) = (self.shared.clone(), oneshot::channel());
-        // Not a blocking task of the runtime, whose end would wait for it.
-        let joining = std::thread::Builder::new().name("drain".into()).spawn(move || {
-            for model in shared.models.all() {
-                model.shadow().iter().for_each(|shadow| shadow.end());
-                model.engines().iter().for_each(|served| served.batcher.join());
-                // Its queue is empty if all calls finished in time. Otherwise the answers to its records are
-                // dropped.
-                model.main().learn_log.iter().for_each(|log| log.close());
+        let models = self.shared.models.all();
+        let logs: Vec<_> = models.iter().filter_map(|model| model.main().learn_log.clone()).collect();
+        let closed = ends_soon("close-learn-logs", move || logs.iter().for_each(|log| log.close()));
+        let joined = ends_soon("drain", {
+            let shared = self.shared.clone();
+            move || {
+                let engines = || models.iter().flat_map(|model| model.engines());
+                engines().for_each(|engine| engine.batcher.close());
+                models.iter().filter_map(|model| model.shadow()).for_each(|shadow| shadow.end());
+                engines().for_each(|engine| engine.batcher.join());
+                // Before the answer, which may end the process: the end of a model writes its recorded accesses.
+                drop((models, shared));
             }
-            // Before the answer, which may end the process: the end of a model writes its recorded accesses.
-            drop(shared);
-            let _ = end.send(());
         });
-        if joining.is_err() || tokio::time::timeout(CLOSE, ended).await.is_err() {
+        let (closed, joined) = tokio::join!(closed, joined);
+        if !joined {
             tracing::warn!("a model still computes: its batch is abandoned");
         }
+        if !closed {
+            tracing::warn!("a log of learned samples is not closed: the disk is slow");
+        }
     }
+}
+
+/// Runs this on a thread of its own, and not as a blocking task of the runtime, whose end would wait for it.
+/// Returns whether it ends within [`CLOSE`]. A thread that cannot start is logged.
+async fn ends_soon(thread: &str, run: impl FnOnce() + Send + 'static) -> bool {
+    let (end, ended) = oneshot::channel();
+    let started = std::thread::Builder::new().name(thread.to_owned()).spawn(move || {
+        run();
+        let _ = end.send(());
+    });
+    if let Err(error) = started {
+        tracing::warn!(thread, %error, "a thread of the drain cannot start");
+        return true;
+    }
+    tokio::time::timeout(CLOSE, ended).await.is_ok()
 }

@@ -246,7 +246,7 @@ impl Models {
         }
         self.metrics.forget(name);
         let text = if ended {
-            "its calls are answered, and its memory is free"
+            "its calls are answered"
         } else {
             "but a call of it has not ended, so its memory is not free"
         };

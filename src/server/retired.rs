@@ -47,14 +47,19 @@ impl RetiredEngines {
             // Before the end of the wait: who unloads a model wants its memory back.
             drop(self);
         });
-        let in_time = joining.is_ok_and(|mut joining| joining.wait(limit));
+        let seconds = limit.as_secs();
+        let in_time = match joining {
+            Ok(mut joining) => joining.wait(limit),
+            Err(error) => {
+                tracing::warn!(model, %error, "the thread that ends the engines of the model cannot start");
+                return false;
+            }
+        };
         if !in_time {
-            let seconds = limit.as_secs();
             tracing::warn!(model, "a call of the model has not ended after {seconds} s: its memory stays");
         }
         let left = until.saturating_duration_since(Instant::now());
         if closing.is_some_and(|closing| !closing.is_ok_and(|mut closing| closing.wait(left))) {
-            let seconds = limit.as_secs();
             tracing::warn!(
                 model,
                 "the log of learned samples is not closed after {seconds} s: the disk is slow"

@@ -38,6 +38,9 @@ const CHUNK_BYTES: usize = 1 << 20;
 const LOCK_WAIT: Duration = Duration::from_secs(10);
 const LOCK_RETRY: Duration = Duration::from_millis(2);
 
+/// How often a lock must be found taken for its version to be served.
+const LOOKS_AT_LOCK: u32 = 3;
+
 /// A version that is in use: its directory stays while this exists.
 #[derive(Debug)]
 pub(crate) struct LinkHold {
@@ -59,7 +62,12 @@ impl LinkHold {
 
 /// Whether a process serves a version.
 pub(crate) fn is_served(dir: &Path) -> bool {
-    File::open(dir.join(MANIFEST)).is_ok_and(|manifest| !lock_if_free(&manifest))
+    let Ok(manifest) = File::open(dir.join(MANIFEST)) else { return false };
+    // Another process may ask the same, and has the lock for an instant.
+    (0..LOOKS_AT_LOCK).all(|look| {
+        thread::sleep(if look == 0 { Duration::ZERO } else { LOCK_RETRY });
+        !lock_if_free(&manifest)
+    })
 }
 
 /// A version whose manifest was read.

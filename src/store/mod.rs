@@ -72,7 +72,7 @@ pub use contents::{Contents, Numbering};
 pub(crate) use format::{Base, Training};
 pub(crate) use link::cursor;
 pub use record::{RecordLayout, StateShape};
-pub(crate) use retention::{base_of, check_base, version_bytes};
+pub(crate) use retention::{base_of, check_base};
 #[cfg(test)]
 pub(crate) use snapshot::open_latest;
 pub(crate) use snapshot::{Dense, Latest, Opened, open_beside, open_highest, open_to_continue};

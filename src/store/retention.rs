@@ -29,15 +29,6 @@ pub(crate) struct ChainBytes {
     pub length: usize,
 }
 
-/// The bytes of a version's files, from its manifest.
-///
-/// # Errors
-/// [`StoreError`] when the manifest cannot be read.
-pub(crate) fn version_bytes(models: &Path, name: &str, version: Version) -> Result<u64, StoreError> {
-    let (manifest, _) = read_manifest(&version_dir(&models.join(name), version))?;
-    Ok(manifest.bytes())
-}
-
 /// What a version builds on, from its manifest; `None` if it is full, or its manifest cannot be read.
 pub(crate) fn base_of(models: &Path, name: &str, version: Version) -> Option<Base> {
     read_manifest(&version_dir(&models.join(name), version)).ok()?.0.base

@@ -42,6 +42,8 @@ pub(crate) struct Written {
     pub(crate) base: Base,
     /// Just before its directory got its number: no reader found it earlier.
     pub(crate) appeared: Instant,
+    /// The bytes of its files.
+    pub(crate) bytes: u64,
 }
 
 /// Writes a version of model `name` in the directory `models`, which is made if needed. Returns its number:
@@ -74,9 +76,11 @@ pub(crate) fn publish(
     disk.sync_dir(models).map_err(|e| StoreError::at(models, e))?;
     sweep(&model);
     let mut staging = Staging::begin(disk, models, name)?;
-    let xxh3_128 = staging.fill(contents, &schema)?;
+    staging.fill(contents, &schema)?;
+    let bytes = staging.manifest.bytes();
+    let xxh3_128 = staging.seal(contents)?;
     let (Version(version), appeared) = staging.publish(models, name, contents)?;
-    Ok(Written { base: Base { version, xxh3_128 }, appeared })
+    Ok(Written { base: Base { version, xxh3_128 }, appeared, bytes })
 }
 
 /// Makes a directory and its missing parents, and syncs the directory entry of each.
@@ -152,8 +156,8 @@ impl<'a> Staging<'a> {
         Err(StoreError::NumbersExhausted { path: models.join(name) })
     }
 
-    /// Writes every file. Returns the checksum in the manifest.
-    fn fill(&mut self, contents: &Contents, schema: &Schema) -> Result<Checksum, StoreError> {
+    /// Writes every file but the manifest.
+    fn fill(&mut self, contents: &Contents, schema: &Schema) -> Result<(), StoreError> {
         self.file(MODEL, |file| file.append(contents.model_toml.as_bytes()))?;
         self.dense(DENSE, &contents.dense)?;
         self.dir(TABLES, |staging| {
@@ -173,6 +177,11 @@ impl<'a> Staging<'a> {
                 staging.dir(&format!("{CHECKPOINT}/{TABLES}"), |staging| staging.states(contents, schema))
             })?;
         }
+        Ok(())
+    }
+
+    /// Writes the manifest. Returns the checksum in it.
+    fn seal(&mut self, contents: &Contents) -> Result<Checksum, StoreError> {
         self.manifest.base = contents.numbering.base();
         self.manifest.training = contents.training;
         let finite = contents.quality.iter().filter(|(_, figure)| figure.is_finite());

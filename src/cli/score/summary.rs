@@ -6,9 +6,9 @@ use std::fmt::Write as _;
 use hdrhistogram::Histogram;
 use serde_json::json;
 
-use super::score_file::ScoreFile;
 use super::{Answer, IN_FLIGHT};
 use crate::cli::or_dash;
+use crate::cli::score_file::ScoreFile;
 use crate::trainer::eval::Quality;
 
 /// Significant digits of recorded latencies.
@@ -45,7 +45,7 @@ impl Summary {
     pub(super) fn take(&mut self, answer: Answer, out: Option<&mut ScoreFile>) -> anyhow::Result<()> {
         let Answer { response, rows, took } = answer;
         if let Some(out) = out {
-            out.write(&response, &rows.skips)?;
+            out.write(&response.scores, &response.logits, &rows.skips)?;
         }
         self.rows += response.scores.len() as u64;
         self.requests += 1;

@@ -90,11 +90,16 @@ impl SettleOptions<'_> {
 
 /// The versions of all models.
 pub(crate) struct ServedVersions {
+    context: LookContext,
+    known: HashMap<String, KnownVersions>,
+}
+
+/// What looks at the versions of all models use.
+struct LookContext {
     loader: Arc<Loader>,
     registry: Registry,
     /// Wakes the thread that makes all changes when a switch has ended.
     wake: SyncSender<WatchCommand>,
-    known: HashMap<String, KnownVersions>,
     /// Threads of low priority that open versions.
     opening: rayon::ThreadPool,
 }
@@ -108,7 +113,8 @@ impl ServedVersions {
         wake: SyncSender<WatchCommand>,
     ) -> anyhow::Result<Self> {
         let opening = background::low_priority_pool("open")?;
-        Ok(Self { loader: loader.clone(), registry: registry.clone(), wake, known: HashMap::new(), opening })
+        let context = LookContext { loader: loader.clone(), registry: registry.clone(), wake, opening };
+        Ok(Self { context, known: HashMap::new() })
     }
 
     /// Whether the main engine of a model takes over a version.
@@ -136,19 +142,17 @@ impl ServedVersions {
     /// a version is still being taken over.
     pub(crate) fn settle(&mut self, model: &LoadedModel, look: SettleOptions<'_>) -> Result<(), NotSettled> {
         let name = model.engine.describe().model;
-        let mut known = self.known.remove(&name).unwrap_or_else(|| KnownVersions::at_load(model));
+        let Self { context, known } = self;
+        let known = known.entry(name.clone()).or_insert_with(|| KnownVersions::at_load(model));
         known.again |= !look.new;
-        let stamper = Stamper::new(&self.loader.models, &name);
-        let settling = Settling { versions: self, model, name: &name, look, known: &mut known, stamper };
-        let settled = settling.settle();
-        self.known.insert(name, known);
-        settled
+        let stamper = Stamper::new(&context.loader.models, &name);
+        Settling { context, model, name: &name, look, known, stamper }.settle()
     }
 }
 
 /// One look at the versions of a served model.
 struct Settling<'s> {
-    versions: &'s ServedVersions,
+    context: &'s LookContext,
     model: &'s LoadedModel,
     name: &'s str,
     look: SettleOptions<'s>,
@@ -241,7 +245,7 @@ impl Settling<'_> {
     fn next(&self, target: Version, old_stays: bool) -> Option<impl FnOnce() -> NextVersion + Send + use<>> {
         let old = self.model.engine.served();
         let version = self.known.secondary.get(&target)?.served();
-        let switch_bytes = self.versions.loader.live.switch_bytes();
+        let switch_bytes = self.context.loader.live.switch_bytes();
         Some(move || {
             let (newer, older) = if target > old.version() { (&version, &old) } else { (&old, &version) };
             let rows = newer.store.changed_since(&older.store);
@@ -284,7 +288,7 @@ impl Settling<'_> {
             missing,
             newer,
         };
-        self.versions.registry.set_versions(name, loaded)?;
+        self.context.registry.set_versions(name, loaded)?;
         (self.known.reported, self.known.again) = (Some(reported), false);
         Ok(())
     }
@@ -292,7 +296,7 @@ impl Settling<'_> {
     /// An engine of a version that the main engine does not have.
     fn secondary(&self, version: SharedVersion) -> Arc<Engine> {
         let engine = &self.model.engine;
-        let metrics = self.versions.loader.metrics.secondary(self.name, &engine.describe().schema);
+        let metrics = self.context.loader.metrics.secondary(self.name, &engine.describe().schema);
         Arc::new(engine.secondary(version, metrics))
     }
 
@@ -305,7 +309,7 @@ impl Settling<'_> {
             let secondary = self.known.secondary.get(&version).map(|engine| engine.served());
             let loaded = secondary.unwrap_or_else(|| main.served());
             let metrics = Metrics::hidden(self.name, &main.describe().schema);
-            let threads = self.versions.loader.shadow_threads()?;
+            let threads = self.context.loader.shadow_threads()?;
             let engine = main.secondary(loaded, metrics).with_threads(threads);
             Some((version, Arc::new(Background(engine)) as Arc<dyn Predict>))
         });

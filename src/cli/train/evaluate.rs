@@ -1,12 +1,10 @@
 //! Validation: after each epoch with the trained rows, and at the end with the rows of the written version.
 
-use std::fs::File;
-use std::io::{self, BufWriter, Write};
-
 use anyhow::anyhow;
 
 use super::Args;
 use super::trained::Trained;
+use crate::cli::score_file::ScoreFile;
 use crate::cli::{InputError, output};
 use crate::dataset::{DatasetError, Feed, Reader, Stop};
 use crate::store;
@@ -79,25 +77,11 @@ pub(crate) fn written(
     })?;
     // After an interrupt the last scores are missing, so the file is left as it is.
     if let Some(path) = args.valid_out.as_ref().filter(|_| !feed.stop.interrupted()) {
-        let written = File::create(path).and_then(|file| write_scores(file, &all, &reader.skips));
-        written.map_err(|error| output::unwritten("--valid-out", path, error))?;
+        let mut file = ScoreFile::create("--valid-out", path)?;
+        file.write(&all, &[], &reader.skips)?;
+        file.finish()?;
     }
     of_samples(args, feed, quality)
-}
-
-/// Writes scores one per line, and `nan` for each skipped line. `skips` has, for each of them, the number of
-/// scores before it.
-fn write_scores(file: File, scores: &[f32], skips: &[usize]) -> io::Result<()> {
-    let (mut out, mut skips) = (BufWriter::new(file), skips.iter().peekable());
-    for before in 0..=scores.len() {
-        while skips.next_if(|&&skip| skip == before).is_some() {
-            writeln!(out, "nan")?;
-        }
-        if let Some(score) = scores.get(before) {
-            writeln!(out, "{score}")?;
-        }
-    }
-    out.flush()
 }
 
 /// Keeps which lines a reader has skipped.

@@ -170,8 +170,9 @@ impl<'a> WrittenVersions<'a> {
     /// # Errors
     /// When the version cannot be read or written.
     pub(crate) fn make_latest(&mut self, version: Version) -> anyhow::Result<Version> {
-        // Waits for a version that is being written.
-        self.publisher = None;
+        if let Some(publisher) = self.publisher.take() {
+            publisher.end();
+        }
         let Args { models, name, .. } = self.args;
         match store::versions(models, name)?.pop() {
             Some(highest) if highest != version => {

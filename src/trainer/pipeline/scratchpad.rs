@@ -113,7 +113,9 @@ impl Sizes {
     /// The number of slots of each size that fit in `bytes` bytes.
     fn counts_in(&self, bytes: u64) -> Vec<u64> {
         let bytes_of = |count_of: &dyn Fn(&SizeClass) -> u64| -> u64 {
-            self.sizes.iter().map(|class| count_of(class) * slot_bytes(class.words)).sum()
+            let bytes =
+                self.sizes.iter().map(|class| count_of(class).saturating_mul(slot_bytes(class.words)));
+            bytes.fold(0, u64::saturating_add)
         };
         let samples = bytes_of(&|class| class.sample_rows);
         let enough = samples <= bytes;

@@ -148,9 +148,9 @@ impl Publisher {
         let written = dense.publish(&*options.disk, &options.models, &options.name, parts);
         let took = begun.elapsed();
         self.due.note_cut(state.steps);
-        let Written { base, appeared } = written.inspect_err(|error| self.writer.make_room(error))?;
+        let Written { base, appeared, bytes } = written.inspect_err(|error| self.writer.make_room(error))?;
         self.changed.marked.iter_mut().for_each(RowSet::clear);
-        let (rows, bytes) = (self.changed.rows.iter().sum(), self.writer.bytes(base));
+        let rows = self.changed.rows.iter().sum();
         let (version, steps) = (base.version, state.steps);
         let published =
             Published { version, full: true, rows, bytes, appeared, took, pause: took, steps, cursor };

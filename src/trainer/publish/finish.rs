@@ -86,6 +86,7 @@ impl Publisher {
                     Ok(()) => return Ok(base),
                     Err(error) => {
                         tracing::warn!(%error, "the last version is damaged or gone: it is written again");
+                        failed = Some(error.into());
                         self.last.base = None;
                     }
                 }
@@ -102,6 +103,12 @@ impl Publisher {
             }
         }
         Err(failed.unwrap_or(TrainError::Stopped))
+    }
+
+    /// Ends publishing. The version in flight is waited for, and reported as all are.
+    pub(crate) fn end(mut self) {
+        // After the writer's patience, its drop says that it still writes.
+        let _ = self.wait_for_writer();
     }
 
     /// Waits for the version in flight. Returns why it could not be written.

@@ -129,11 +129,6 @@ impl Writer {
     pub(crate) fn make_room(&self, error: &TrainError) {
         make_room(&self.options, error);
     }
-
-    /// The bytes of a version's files.
-    pub(crate) fn bytes(&self, base: Base) -> u64 {
-        bytes(&self.options, base)
-    }
 }
 
 impl Drop for Writer {
@@ -151,10 +146,10 @@ fn write(options: &PublishOptions, job: Job) -> Outcome {
     image.sort();
     let (full, cursor) = (needs_full(options, base, &image), notes.cursor.clone());
     match publish(options, UnwrittenVersion { image: &image, dense: &dense, notes, base, full }) {
-        Ok(Written { base, appeared }) => {
+        Ok(Written { base, appeared, bytes }) => {
             let (took, steps) = (begun.elapsed(), dense.training.steps);
             remove_old(options);
-            let (version, rows, bytes) = (base.version, image.len() as u64, bytes(options, base));
+            let (version, rows) = (base.version, image.len() as u64);
             let published = Published { version, full, rows, bytes, appeared, took, pause, steps, cursor };
             Outcome::Written { image, base, published }
         }
@@ -248,8 +243,4 @@ fn merged(options: &PublishOptions, base: Base, image: &RowImage) -> Result<Vec<
         table.add_changed(Version(base.0.saturating_add(1)), image.rows(t), image, TableId(t as u32))?;
     }
     Ok(tables)
-}
-
-fn bytes(options: &PublishOptions, base: Base) -> u64 {
-    store::version_bytes(&options.models, &options.name, Version(base.version)).unwrap_or(0)
 }

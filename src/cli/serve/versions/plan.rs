@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{ServedVersions, Settling, VersionRefusal, refusal};
+use super::{LookContext, Settling, VersionRefusal, refusal};
 use crate::cli::serve::stamps::Stamper;
 use crate::cli::serve::{LoadedModel, Loader};
 use crate::config::{STABLE, Shadow, TrafficConfig, VersionPolicy};
@@ -67,7 +67,7 @@ fn named(traffic: &TrafficConfig) -> BTreeMap<String, VersionSelector> {
 impl Settling<'_> {
     /// The labels of the model, with those of the present settings.
     fn labels(&self, traffic: &TrafficConfig) -> Result<Labels, String> {
-        let ServedVersions { registry, loader, .. } = self.versions;
+        let LookContext { registry, loader, .. } = self.context;
         let labels = match registry.labels(self.name) {
             Some(labels) => Labels { settings: traffic.labels.clone(), ..labels },
             None => {
@@ -83,7 +83,7 @@ impl Settling<'_> {
 
     /// Opens what is wanted and not loaded yet.
     pub(super) fn plan(&mut self) -> Result<VersionPlan, String> {
-        let traffic = self.versions.loader.live.traffic(self.name);
+        let traffic = self.context.loader.live.traffic(self.name);
         let mut labels = self.labels(&traffic)?;
         if let Some(change) = self.look.label {
             labels = labels.with(change);
@@ -95,7 +95,7 @@ impl Settling<'_> {
         let named = |version| wanted.values().any(|target| *target == VersionSelector::Version(version));
         self.known.refused.retain(|version, _| on_disk.contains(version) || named(*version));
         self.warn_of_gone(&on_disk);
-        self.stamper = Stamper::new(&self.versions.loader.models, self.name);
+        self.stamper = Stamper::new(&self.context.loader.models, self.name);
         let main = self.model.engine.version();
         let OfPolicy { mut good, mut missing, refused } = self.open_policy(&traffic.versions, &on_disk);
         if good.is_empty() {
@@ -127,7 +127,7 @@ impl Settling<'_> {
         if self.known.named.as_ref() == Some(&named) {
             return;
         }
-        let (models, name) = (&self.versions.loader.models, self.name);
+        let (models, name) = (&self.context.loader.models, self.name);
         let same = store::labels::load_settings(models, name).is_ok_and(|before| before == named);
         let saved = if same { Ok(()) } else { store::labels::save_settings(models, name, &named) };
         match saved {
@@ -148,7 +148,7 @@ impl Settling<'_> {
 
     /// The versions of the model's directory, ascending.
     fn on_disk(&mut self) -> Result<Vec<Version>, String> {
-        let (loader, name) = (&self.versions.loader, self.name);
+        let (loader, name) = (&self.context.loader, self.name);
         let serving = self.model.engine.version();
         match store::versions(&loader.models, name) {
             Ok(versions) => {
@@ -178,7 +178,7 @@ impl Settling<'_> {
     /// Warns once of each loaded version that is no longer on disk, or whose number another version has
     /// there.
     fn warn_of_gone(&mut self, on_disk: &[Version]) {
-        let loader = &self.versions.loader;
+        let loader = &self.context.loader;
         let mut gone = BTreeMap::new();
         for loaded in self.loaded() {
             let version = loaded.version();
@@ -283,13 +283,13 @@ impl Settling<'_> {
         {
             return Err(refusal.reason.clone());
         }
-        let (loader, model, name) = (&self.versions.loader, self.model, self.name);
+        let (loader, model, name) = (&self.context.loader, self.model, self.name);
         let loaded = self.loaded();
         let bases: Vec<_> = loaded.iter().filter_map(|loaded| loaded.store.base()).collect();
         // Read before the version is opened, so that later changes are noticed.
         let stamps = self.stamper.of_chain(version, &bases);
         let open = || open(loader, model, version, &loaded);
-        let opened = if self.look.urgent { open() } else { self.versions.opening.install(open) };
+        let opened = if self.look.urgent { open() } else { self.context.opening.install(open) };
         match opened {
             Ok(loaded) => {
                 self.known.refused.remove(&version);

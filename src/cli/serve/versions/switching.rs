@@ -58,7 +58,7 @@ impl Settling<'_> {
     ) -> Switching {
         let (end, ended) = mpsc::channel();
         let (engine, urgent) = (self.model.engine.clone(), self.look.urgent);
-        let (wake, woken) = (self.versions.wake.clone(), self.name.to_owned());
+        let (wake, woken) = (self.context.wake.clone(), self.name.to_owned());
         let switch = move || {
             if !urgent {
                 background::low_priority();
@@ -97,7 +97,7 @@ impl Settling<'_> {
             }
         };
         known.switching = None;
-        let events = &self.versions.loader.metrics.events;
+        let events = &self.context.loader.metrics.events;
         match result {
             Ok(Taken { from, to, carried, dropped }) => {
                 tracing::info!(
@@ -119,7 +119,7 @@ impl Settling<'_> {
                 self.model.engine.count_refused();
                 tracing::warn!(model = name, version = target.0, serving, %error, "version refused");
                 events.record(EventKind::Refused, name, format!("version {target}: {error}"));
-                let stamps = Stamper::new(&self.versions.loader.models, name).of(&[target]);
+                let stamps = Stamper::new(&self.context.loader.models, name).of(&[target]);
                 let reason = refusal(target, &error);
                 known.refused.insert(target, VersionRefusal::new(stamps, reason.clone(), true));
                 if !own {
