@@ -52,7 +52,7 @@ impl Chain {
         while shared.is_none() {
             let link = earlier.last().unwrap_or(&newest);
             let Some(base) = link.manifest.base else { break };
-            if base.version.checked_add(1) != Some(link.version.0) {
+            if base.version.0.checked_add(1) != Some(link.version.0) {
                 let path = link.manifest_path();
                 return Err(StoreError::BaseNumber { path, version: link.version, got: base.version });
             }
@@ -171,7 +171,7 @@ impl Chain {
 
 /// Opens the version on which a link builds, and checks that it is the one that the link names.
 fn open_base(model: &Path, link: &Link, base: Base) -> Result<Link, StoreError> {
-    let (path, number) = (link.manifest_path(), Version(base.version));
+    let (path, number) = (link.manifest_path(), base.version);
     let opened = match Link::open(version_dir(model, number), number) {
         Ok(opened) => opened,
         Err(source) => return Err(StoreError::Base { path, base: number, source: Box::new(source) }),

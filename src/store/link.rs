@@ -89,7 +89,7 @@ impl Link {
         require_dir(&dir)?;
         let lock = lock_dir(&dir)?;
         let (manifest, xxh3_128) = read_manifest(&dir)?;
-        let hold = LinkHold { base: Base { version: version.0, xxh3_128 }, _lock: lock, dir: dir.clone() };
+        let hold = LinkHold { base: Base { version, xxh3_128 }, _lock: lock, dir: dir.clone() };
         Ok(Self { version, manifest, hold: Arc::new(hold), in_ram: false, dir })
     }
 

@@ -165,7 +165,7 @@ impl EmbeddingStore {
     /// [`OutOfHostMemory`] when the rows that deltas changed cannot be listed anew.
     fn up_to(&self, earlier: Base) -> Result<Option<Self>, OutOfHostMemory> {
         let Some(last) = self.links.iter().position(|link| link.base == earlier) else { return Ok(None) };
-        let (version, links) = (Version(earlier.version), self.links[..=last].to_vec());
+        let (version, links) = (earlier.version, self.links[..=last].to_vec());
         if links.len() < self.merged {
             return Ok(None);
         }
@@ -328,7 +328,7 @@ pub enum StoreError {
     #[error("{}: made from version {base}, but the highest version is {highest}", path.display())]
     BaseOvertaken { path: PathBuf, base: Version, highest: Version },
     #[error("{}: base: expected the version before {version}, got {got}", path.display())]
-    BaseNumber { path: PathBuf, version: Version, got: u64 },
+    BaseNumber { path: PathBuf, version: Version, got: Version },
     #[error(
         "{}: base: expected version {base} with checksum {expected}, got checksum {got}", path.display()
     )]

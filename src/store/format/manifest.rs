@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::FormatError;
+use crate::types::Version;
 
 /// Version of the layout that [`super`] describes. Older ones, from 1, are read too.
 pub(crate) const FORMAT: u32 = 2;
@@ -65,7 +66,7 @@ pub(crate) struct FileEntry {
 #[serde(deny_unknown_fields)]
 #[allow(missing_docs)]
 pub struct Base {
-    pub version: u64,
+    pub version: Version,
     /// The checksum in the base's manifest, so that a delta is never applied to another version.
     pub xxh3_128: Checksum,
 }

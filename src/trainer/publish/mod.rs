@@ -88,7 +88,7 @@ impl Default for CutNotes {
 #[derive(Clone, Debug)]
 #[allow(missing_docs)]
 pub(crate) struct Published {
-    pub version: u64,
+    pub version: Version,
     pub full: bool,
     pub rows: u64,
     pub bytes: u64,
@@ -161,7 +161,7 @@ impl Publisher {
         let changed = ChangedRows::new(tables.iter().map(record).collect(), rows)?;
         // If the directory cannot be read, writing to it fails too, and says why.
         let highest = versions(&options.models, &options.name).ok().and_then(|mut all| all.pop());
-        let highest = highest.max(base.map(|base| Version(base.version)));
+        let highest = highest.max(base.map(|base| base.version));
         Ok(Self {
             writer: Writer::start(options.clone(), finish::last_wait(changed.table_bytes()))?,
             due: Due::new(options.every, state.steps, base.is_some()),
@@ -374,7 +374,7 @@ impl Publisher {
 
     fn written(&mut self, base: Base, published: Published) {
         self.last.base = Some(base);
-        self.last.highest = self.last.highest.max(Some(Version(base.version)));
+        self.last.highest = self.last.highest.max(Some(base.version));
         self.due.published_steps = Some(published.steps);
         self.last.cursor.clone_from(&published.cursor);
         self.full_log.told = None;
