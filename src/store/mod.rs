@@ -10,9 +10,11 @@
 //! - `contents` and `write`: the input of the writer, and the writer; `new_file` and `new_tensor`: a file of
 //!   a version, and the tensors of table files.
 //! - `snapshot`: checking and opening a version; `chain`: with those that it builds on; `link` and
-//!   `table_reader`: the files of one of them; `overlay`: the rows that deltas changed.
-//! - `version_files`: the names of versions and of their files.
-//! - `record`: how the weights and the optimizer states of a row follow each other in training.
+//!   `table_reader`: the files of one of them; `finite`: whether their rows are finite; `overlay`: the rows
+//!   that deltas changed.
+//! - `version_files`: the names of versions and of their files; `highest_version`: the highest number that a
+//!   version has had.
+//! - `record`: a row as it is served, and with its optimizer states, as it is trained.
 //! - [`listing`]: what is known of each version on disk.
 //! - [`retention`]: what stays on disk, and compaction of a chain.
 //! - [`hot_rows`]: the rows that a cache held, and [`labels`]: the labels that clients have set, kept for the

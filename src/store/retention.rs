@@ -125,7 +125,8 @@ pub(crate) fn remove_unused(models: &Path, name: &str, own: &[Base]) -> Result<V
     let bases: BTreeSet<Version> = bases.map(|base| base.version).collect();
     let removed = own.iter().copied().filter(|base| {
         // If the version was removed by hand, another one may have its number.
-        let is_own = read_manifest(&version_dir(&model, base.version)).is_ok_and(|(_, sum)| sum == base.xxh3_128);
+        let is_own =
+            read_manifest(&version_dir(&model, base.version)).is_ok_and(|(_, sum)| sum == base.xxh3_128);
         let is_needed = || bases.contains(&base.version) || named.contains(&base.version);
         is_own && !is_needed() && remove(&model, base.version)
     });

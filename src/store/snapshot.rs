@@ -139,7 +139,7 @@ fn open_chain(name: &str, mut chain: Chain, purpose: Purpose) -> Result<Opened, 
     let tables = chain.tables(&schema, purpose)?;
     let store = chain.store(&schema, tables, purpose.memory());
     let cursor = if trains { newest.cursor()? } else { None };
-    location.log(name, newest.version, chain.shared.is_some());
+    location.log(name, newest.version(), chain.shared.is_some());
     let Manifest { training, quality, metadata, .. } = newest.manifest.clone();
     Ok(Opened { schema, model_toml, dense, dense_states, store, training, quality, cursor, metadata })
 }

@@ -230,7 +230,7 @@ fn prefault(cache: &FlatCache) {
 }
 
 /// Whether the tables take at most half of the machine's memory. The other half is for everything else.
-pub(crate) fn fits_ram(opened: &Opened) -> bool {
+fn fits_ram(opened: &Opened) -> bool {
     memory_bytes().is_none_or(|ram| opened.store.row_bytes() <= ram / 2)
 }
 

@@ -8,6 +8,7 @@ use anyhow::Context;
 
 use super::cache::{self, BuiltTier, TierBuilder};
 use super::stamps::{Stamper, Stamps};
+use super::versions::{VersionRefusal, refusal};
 use super::{Live, LoadedModel, warm};
 use crate::cli::{InputError, background};
 use crate::config::{Config, DeviceKind, TraceConfig, VersionPolicy};
@@ -36,16 +37,6 @@ fn choose_device(config: &Config) -> anyhow::Result<Option<Arc<Nvidia>>> {
         Choice::Host { .. } => None,
         Choice::Cuda(device) => Some(Arc::new(device)),
     })
-}
-
-/// A version that was refused when its model was loaded.
-pub(crate) struct RefusedVersion {
-    pub version: Version,
-    /// Its files as they were before, and those of the versions that it builds on.
-    pub stamps: Stamps,
-    pub reason: String,
-    /// Whether the cause may end although no file changes.
-    pub may_pass: bool,
 }
 
 /// Loads models. All models share these fields.
@@ -95,8 +86,8 @@ impl Loader {
     }
 
     /// Opens the version that `stable` names: the highest good one of the policy, unless it was set. The
-    /// versions above it are refused.
-    fn open_stable(&self, name: &str) -> anyhow::Result<(Opened, Vec<RefusedVersion>)> {
+    /// versions above it are refused; each has its stamps from before it was opened.
+    fn open_stable(&self, name: &str) -> anyhow::Result<(Opened, Vec<(Refusal, Stamps)>)> {
         let traffic = self.live.traffic(name);
         let set = store::labels::load(&self.models, name)?;
         let stable = Labels { settings: traffic.labels, set }.stable();
@@ -115,9 +106,9 @@ impl Loader {
             VersionSelector::Version(_) => opened.with_context(labelled)?,
             VersionSelector::Latest => opened?,
         };
-        let refused = refused.into_iter().filter_map(|Refusal { version, reason }| {
-            let (stamps, may_pass) = (stamps.remove(&version)?, reason.may_pass());
-            Some(RefusedVersion { version, stamps, reason: reason.to_string(), may_pass })
+        let refused = refused.into_iter().filter_map(|refusal| {
+            let stamps = stamps.remove(&refusal.version)?;
+            Some((refusal, stamps))
         });
         Ok((opened, refused.collect()))
     }
@@ -164,11 +155,14 @@ impl Loader {
             Some(recorder) => engine.with_recorder(recorder),
             None => engine,
         });
-        for RefusedVersion { version, reason, .. } in &refused {
+        let refused = refused.into_iter().map(|(Refusal { version, reason }, stamps)| {
             engine.count_refused();
             self.metrics.events.record(EventKind::Refused, name, format!("version {version}: {reason}"));
-        }
-        Ok(LoadedModel { engine, memory, refused: refused.into() })
+            let text = refusal(version, &reason.to_string());
+            (version, VersionRefusal::new(stamps, text, reason.may_pass()))
+        });
+        let refused = Arc::new(refused.collect());
+        Ok(LoadedModel { engine, memory, refused })
     }
 }
 

@@ -25,6 +25,7 @@ mod versions;
 mod warm;
 mod watch;
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, RwLock};
@@ -46,13 +47,14 @@ use crate::predict::Predict;
 use crate::server::{Drained, Learning, Server, ServerError, ServerParts, terminated};
 use crate::store;
 use crate::sync::EvenPoisoned;
+use crate::types::Version;
 use add::Adder;
 use cache::RowMemory;
-use loader::{Loader, RefusedVersion};
+use loader::Loader;
 pub(crate) use reload::EarlyHangup;
 use reload::{Live, Reloader};
 use start::{Start, Started};
-
+use versions::VersionRefusal;
 pub(crate) use warm::Saving;
 use watch::Wakes;
 pub(crate) use watch::{WatchCommand, Watching};
@@ -207,7 +209,7 @@ pub(crate) struct LoadedModel {
     engine: Arc<Engine>,
     memory: RowMemory,
     /// The versions that were refused when it was loaded.
-    refused: Arc<[RefusedVersion]>,
+    refused: Arc<BTreeMap<Version, VersionRefusal>>,
 }
 
 /// All loaded models. Models are added and removed while the server runs.
@@ -269,7 +271,8 @@ impl Serving {
     }
 
     /// Until the result is dropped: takes over new versions, and serves new models, every
-    /// `models.watch_seconds` unless that is 0; loads and unloads models for clients.
+    /// `models.watch_seconds` unless that is 0; loads and unloads models for clients. For tests that serve
+    /// loaded models in their own process: `serve` lets clients in before the models are loaded (`start`).
     ///
     /// # Errors
     /// When the system cannot start a thread.
@@ -281,7 +284,11 @@ impl Serving {
         Self::watch_with(adder, wakes)
     }
 
-    /// [`Self::watch`], which also takes over a version when it is named. The repository is open already.
+    /// Starts the thread of [`Self::watch`] for the models of `adder`. What was sent through `wakes` before
+    /// waits for it.
+    ///
+    /// # Errors
+    /// When the system cannot start a thread.
     fn watch_with(adder: Adder, wakes: Wakes) -> anyhow::Result<Watching> {
         Watching::start(adder, wakes).context("models.watch_seconds: thread")
     }

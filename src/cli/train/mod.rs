@@ -1,4 +1,13 @@
 //! `flechette train`: trains a model on click logs and writes a new version of it.
+//!
+//! - `data`: the flags of the data; `publish_flags` and `serve_flags`: those of publishing and of
+//!   `serve --train`; `from` and `resume`: the version that training continues from;
+//! - `run`: a run, which `train` and `serve_train` drive; `trained`: its model, with rows in memory or on disk;
+//!   `epochs`: its position in the data;
+//! - `publishing`: the versions that a run writes; `lock`: one trainer at a time publishes a model;
+//! - `evaluate`: validation; `meter` and `report`: what is shown during a run and at its end; `metrics_port`:
+//!   its metrics for Prometheus;
+//! - `interrupt`: signals.
 
 mod data;
 mod epochs;
@@ -135,6 +144,11 @@ impl Args {
     pub(crate) fn flags(&self) -> Flags {
         self.compute.flags()
     }
+
+    /// The directory of a version of the model, for messages.
+    fn shown_dir(&self, version: Version) -> String {
+        format!("{}/{}/{version}", self.models.display(), self.name)
+    }
 }
 
 /// Trains, saves a version, evaluates it.
@@ -268,7 +282,7 @@ fn without_sample(
         let stopped = interrupted.then(|| Interrupted(NO_STEP.to_owned()).into());
         return Some(Err(stopped.unwrap_or_else(|| args.data.no_samples())));
     };
-    let before = written(args, version);
+    let before = args.shown_dir(version);
     // The version that is there has all that was trained.
     if interrupted {
         let how = format!("no step was taken since {before}; {}", outlook(run));
@@ -320,7 +334,7 @@ fn evaluate_and_report(
     stop: &Stop,
 ) -> anyhow::Result<()> {
     let args = epochs.args;
-    let written = written(args, version);
+    let written = args.shown_dir(version);
     // A signal from now on ends only the evaluation.
     let complete = epochs.is_complete() || !stop.interrupted();
     let quality = if stop.interrupted() {
@@ -344,11 +358,6 @@ fn evaluate_and_report(
     }
     note(&format!("wrote {written}"));
     print(&json)
-}
-
-/// The directory of a version, for messages.
-fn written(args: &Args, version: Version) -> String {
-    format!("{}/{}/{version}", args.models.display(), args.name)
 }
 
 /// The last version is not published.

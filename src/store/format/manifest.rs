@@ -14,7 +14,7 @@ use crate::types::Version;
 /// Version of the layout that [`super`] describes. Older ones, from 1, are read too.
 pub(crate) const FORMAT: u32 = 2;
 /// The longest manifest that is written or read.
-pub(crate) const MAX_MANIFEST_BYTES: u64 = 16 << 20;
+const MAX_MANIFEST_BYTES: u64 = 16 << 20;
 
 /// An XXH3-128 checksum; 32 hexadecimal digits as text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -13,6 +13,11 @@
 //!
 //! The copies take memory, which is kept for the next cut. [`changed_rows`] bounds it: when many rows have
 //! changed, a cut is made before its time, and Train waits if the writer is still busy.
+//!
+//! - `runs`: runs of a trainer between two cuts; `finish`: the last version of a run;
+//! - `rest`: pauses of training for the server of the same process; `copy_pace`: how many rows are copied
+//!   after a step;
+//! - `row_set`: a set of the rows of a table; `shortage`: what a full log of learned samples asks for.
 
 mod capture;
 mod changed_rows;
@@ -23,7 +28,7 @@ mod finish;
 mod image;
 mod rest;
 mod row_set;
-mod segments;
+mod runs;
 mod shortage;
 mod writer;
 
@@ -45,7 +50,7 @@ use cut::Cut;
 use due::Due;
 use image::RowImage;
 pub(crate) use rest::TakingOver;
-pub(crate) use segments::{RunControl, RunObserver};
+pub(crate) use runs::{RunControl, RunObserver};
 use shortage::FullLog;
 use writer::{Outcome, Writer, WriterGone};
 

@@ -2,7 +2,7 @@
 
 mod faults;
 mod limits;
-mod segments;
+mod runs;
 
 use std::fs;
 use std::path::Path;

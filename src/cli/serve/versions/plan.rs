@@ -131,10 +131,10 @@ impl Settling<'_> {
         let same = store::labels::load_settings(models, name).is_ok_and(|before| before == named);
         let saved = if same { Ok(()) } else { store::labels::save_settings(models, name, &named) };
         match saved {
-            Ok(()) => (self.known.named, self.known.not_named) = (Some(named), false),
+            Ok(()) => (self.known.named, self.known.named_unsaved) = (Some(named), false),
             // Tried again at the next look.
             Err(error) => {
-                if !std::mem::replace(&mut self.known.not_named, true) {
+                if !std::mem::replace(&mut self.known.named_unsaved, true) {
                     tracing::warn!(
                         model = name,
                         %error,

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use super::segments::{OnDisk, Slow, expected};
+use super::runs::{OnDisk, Slow, expected};
 use super::*;
 use crate::store::crash::{Effect, Fault, Op, RecordingDisk, dir_in_memory};
 use crate::trainer::ScratchpadSize;

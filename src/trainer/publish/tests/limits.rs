@@ -4,7 +4,7 @@
 use std::fs::File;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::segments::{OnDisk, Slow, expected};
+use super::runs::{OnDisk, Slow, expected};
 use super::*;
 use crate::dataset::Shortage;
 use crate::store::stuck::StuckDisk;
