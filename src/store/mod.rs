@@ -77,7 +77,7 @@ pub use record::{RecordLayout, StateShape};
 pub(crate) use retention::{base_of, check_base, version_bytes};
 #[cfg(test)]
 pub(crate) use snapshot::open_latest;
-pub(crate) use snapshot::{Dense, Latest, Opened, open_beside, open_highest, open_to_continue};
+pub(crate) use snapshot::{Candidates, Dense, Latest, Opened, open_beside, open_highest, open_to_continue};
 pub use snapshot::{Purpose, open};
 pub(crate) use table::{BadRow, State};
 pub use table::{Table, rows_of};

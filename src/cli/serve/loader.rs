@@ -20,7 +20,7 @@ use crate::model::Model;
 use crate::schema::Schema;
 use crate::server::Labels;
 use crate::store::hot_rows::STATE;
-use crate::store::{self, Latest, Opened, Purpose, Refusal};
+use crate::store::{self, Candidates, Latest, Opened, Purpose, Refusal};
 use crate::trace::recorder::{Recorder, RecorderOptions};
 use crate::types::{Version, VersionSelector};
 
@@ -100,7 +100,8 @@ impl Loader {
         let mut stamper = Stamper::new(&self.models, name);
         let stamps = versions.iter().map(|version| (*version, stamper.of_chain(*version, &[])));
         let mut stamps: BTreeMap<Version, Stamps> = stamps.collect();
-        let opened = store::open_highest(&self.models, name, &versions, self.purpose(), check_weights);
+        let candidates = Candidates { models: &self.models, name, versions: &versions };
+        let opened = store::open_highest(candidates, self.purpose(), check_weights);
         let labelled = || format!("label stable names version {stable}; flechette label sets it");
         let Latest { opened, refused } = match stable {
             VersionSelector::Version(_) => opened.with_context(labelled)?,

@@ -138,7 +138,7 @@ impl ServedVersions {
     pub(crate) fn settle(&mut self, model: &LoadedModel, look: SettleOptions<'_>) -> Result<(), NotSettled> {
         let name = model.engine.describe().model;
         let mut known = self.known.remove(&name).unwrap_or_else(|| KnownVersions::at_load(model));
-        known.report_again |= !look.new;
+        known.again |= !look.new;
         let stamper = Stamper::new(&self.loader.models, &name);
         let settling = Settling { versions: self, model, name: &name, look, known: &mut known, stamper };
         let settled = settling.settle();
@@ -253,7 +253,7 @@ impl Settling<'_> {
 
     /// Tells the server what is loaded, unless it knows that.
     fn tell(&mut self, reported: Reported) -> Result<(), NotChanged> {
-        if self.known.reported.as_ref() == Some(&reported) && !self.known.report_again {
+        if self.known.reported.as_ref() == Some(&reported) && !self.known.again {
             return Ok(());
         }
         let name = self.name;
@@ -286,7 +286,7 @@ impl Settling<'_> {
             newer,
         };
         self.versions.registry.set_versions(name, loaded)?;
-        (self.known.reported, self.known.report_again) = (Some(reported), false);
+        (self.known.reported, self.known.again) = (Some(reported), false);
         Ok(())
     }
 

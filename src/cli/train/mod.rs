@@ -2,8 +2,8 @@
 //!
 //! - `data`: the flags of the data; `publish_flags` and `serve_flags`: those of publishing and of
 //!   `serve --train`; `from` and `resume`: the version that training continues from;
-//! - `run`: a run, which `train` and `serve_train` drive; `trained`: its model, with rows in memory or on disk;
-//!   `epochs`: its position in the data;
+//! - `run`: a run, which `train` and `serve_train` drive; `trained`: its model, with rows in memory or on
+//!   disk; `epochs`: its position in the data;
 //! - `publishing`: the versions that a run writes; `lock`: one trainer at a time publishes a model;
 //! - `evaluate`: validation; `meter` and `report`: what is shown during a run and at its end; `metrics_port`:
 //!   its metrics for Prometheus;
@@ -41,7 +41,6 @@ use crate::cli::training::{ComputeFlags, TrainingFlags, compute_threads};
 use crate::cli::{InputError, error_line, note, print, print_and_end};
 use crate::config::{Config, Flags};
 use crate::dataset::{Feed, Stop};
-use crate::device::cuda::Nvidia;
 use crate::schema::Schema;
 use crate::store::{StoreError, check_name, check_writable};
 use crate::trainer::TrainError;
@@ -167,7 +166,8 @@ pub(crate) fn run(args: Args, config: &Config) -> anyhow::Result<()> {
     if stop.interrupted() {
         return Err(Interrupted(NO_STEP.to_owned()).into());
     }
-    compute_threads(config)?.install(|| train(&args, config, &stop, checked, device))
+    let context = RunContext { config, device, metrics: None, lock: checked.lock.clone() };
+    compute_threads(config)?.install(|| train(&args, &stop, checked, context))
 }
 
 /// How often it is looked whether a signal ends the checks.
@@ -243,19 +243,12 @@ fn no_news(args: &Args, version: Option<Version>) -> String {
     }
 }
 
-fn train(
-    args: &Args,
-    config: &Config,
-    stop: &Stop,
-    checked: Checked,
-    device: Option<Arc<Nvidia>>,
-) -> anyhow::Result<()> {
-    // Held to the end, also by the publisher.
-    let Checked { start, schema, lock } = checked;
+fn train(args: &Args, stop: &Stop, checked: Checked, mut context: RunContext<'_>) -> anyhow::Result<()> {
+    // The lock is held to the end, also by the publisher.
+    let Checked { start, schema, lock: _lock } = checked;
     let feed = args.feed(&schema, stop);
-    let metrics = args.metrics_http.map(|address| metrics_port::start(address, config, &args.name));
-    let metrics = metrics.transpose()?.map(RunMetrics::alone);
-    let context = RunContext { config, device, metrics, lock: lock.clone() };
+    let metrics = args.metrics_http.map(|address| metrics_port::start(address, context.config, &args.name));
+    context.metrics = metrics.transpose()?.map(RunMetrics::alone);
     let continued = start.continued();
     let Some(mut run) = Run::begin(args, &feed, start, context)? else {
         return print(&no_news(args, continued));

@@ -37,7 +37,7 @@ pub(super) struct KnownVersions {
     /// What was reported to the server last.
     pub reported: Option<Reported>,
     /// Whether it is reported again, because it may have kept versions for labels that were set meanwhile.
-    pub report_again: bool,
+    pub again: bool,
 }
 
 impl KnownVersions {

@@ -1,5 +1,5 @@
-//! The contracts of `contract` and `pipeline/tests/contract` on NVIDIA's driver: on a real GPU if there is one
-//! and, with the feature cusim, on the stub driver (`stub_driver`), whose kernels the simulator executes
+//! The contracts of `contract` and `pipeline/tests/contract` on NVIDIA's driver: on a real GPU if there is
+//! one and, with the feature cusim, on the stub driver (`stub_driver`), whose kernels the simulator executes
 //! (`device/cusim/stub.rs`).
 
 use std::sync::Arc;
