@@ -98,8 +98,7 @@ fn compact(args: &Args, name: &str) -> anyhow::Result<()> {
         note(&format!("{}/{version} is full", model.display()));
         return Ok(());
     }
-    let written = retention::compact(&args.models, name, version, highest.unwrap_or(version))?;
-    let written = Version(written.version);
+    let written = retention::compact(&args.models, name, version, highest.unwrap_or(version))?.version;
     note(&format!("wrote {}/{written}, with the contents of version {version}", model.display()));
     Ok(())
 }
@@ -145,7 +144,7 @@ fn versions_json(versions: &[Listed], check: Check) -> Vec<serde_json::Value> {
         let training = summary.and_then(|summary| summary.training);
         json!({
             "version": version.0, "kind": summary.map(kind),
-            "base": summary.and_then(|summary| summary.base).map(|base| base.version),
+            "base": summary.and_then(|summary| summary.base).map(|base| base.version.0),
             "step": training.map(|training| training.steps),
             "samples": training.map(|training| training.samples),
             "last_batch_unix_ms": training.map(|training| training.last_batch_unix_ms),
@@ -196,7 +195,7 @@ fn table(name: &str, versions: &[Listed], check: Check) -> String {
             "{:>8} {:5} {:>6} {:>10} {:>13} {:>13} {:>8}  {:4} {:6} {:10} {}",
             version.0,
             summary.map_or("-", kind),
-            number(summary.and_then(|summary| summary.base).map(|base| base.version)),
+            number(summary.and_then(|summary| summary.base).map(|base| base.version.0)),
             number(training.map(|training| training.steps)),
             number(training.map(|training| training.samples)),
             number(summary.map(|summary| summary.bytes)),

@@ -130,7 +130,7 @@ impl LearnedReader {
             self.durable = Durable::read(&self.learned.dir)?;
             // Looked at after `durable`, which may be that of another log.
             if let Some(Open { segment, .. }) = &self.open
-                && !segment.is_in_place()?
+                && !segment.is_at_path()?
             {
                 let path = segment.path.display();
                 tracing::warn!("{path}: was removed: training goes on with the first sample of the new log");
@@ -159,7 +159,7 @@ impl LearnedReader {
                 return Ok(Some(true));
             }
             // If the log was removed, so was the next segment.
-            if last || !segment.is_in_place()? {
+            if last || !segment.is_at_path()? {
                 return Ok(None);
             }
             self.next = Some(segment.number + 1);
@@ -218,7 +218,7 @@ impl LearnedReader {
             return Err(LogError::Schema { path, expected, got }.into());
         }
         // Looked at after `log` and `durable`, which may be those of another log.
-        if !segment.is_in_place()? {
+        if !segment.is_at_path()? {
             self.begin_again();
             return Ok(false);
         }

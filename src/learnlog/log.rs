@@ -186,7 +186,7 @@ impl Log {
         let written = self.disk.append(&mut tail.file, &tail.path, &bytes);
         let synced = written.and_then(|()| self.disk.sync(&tail.file, &tail.path));
         let synced = synced.map_err(|e| LogError::io(&tail.path, e));
-        if let Err(error) = synced.and_then(|()| check_place(&tail.file, &tail.path)) {
+        if let Err(error) = synced.and_then(|()| check_is_at(&tail.file, &tail.path)) {
             if let Err(cut) = tail.cut(self.disk) {
                 tracing::warn!("{cut}: a partial record is cut off before the next one is written");
             }
@@ -210,7 +210,7 @@ impl Log {
             tail.cut(self.disk)?;
         }
         // Another process may write a log that was made here since.
-        check_place(&self.lock, &self.dir.join(LOCK))?;
+        check_is_at(&self.lock, &self.dir.join(LOCK))?;
         let (number, path) = (self.next, self.dir.join(name_of(self.next)));
         let file = match self.create(&path, record.schema) {
             Ok(file) => file,
@@ -245,8 +245,8 @@ impl Log {
     /// # Errors
     /// [`LogError::Gone`]; the log must be opened again then.
     pub(crate) fn check(&self) -> Result<(), LogError> {
-        check_place(&self.lock, &self.dir.join(LOCK))?;
-        self.tail.as_ref().map_or(Ok(()), |tail| check_place(&tail.file, &tail.path))
+        check_is_at(&self.lock, &self.dir.join(LOCK))?;
+        self.tail.as_ref().map_or(Ok(()), |tail| check_is_at(&tail.file, &tail.path))
     }
 
     /// Bytes of the last segment.
@@ -282,7 +282,7 @@ impl Tail {
 }
 
 /// Checks that an open file is still the one at its path.
-fn check_place(file: &File, path: &Path) -> Result<(), LogError> {
+fn check_is_at(file: &File, path: &Path) -> Result<(), LogError> {
     match is_at(file, path) {
         Ok(true) => Ok(()),
         Ok(false) => Err(LogError::Gone { path: path.to_owned() }),

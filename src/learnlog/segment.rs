@@ -111,7 +111,7 @@ impl Segment {
     ///
     /// # Errors
     /// When the system does not say.
-    pub(crate) fn is_in_place(&self) -> Result<bool, LogError> {
+    pub(crate) fn is_at_path(&self) -> Result<bool, LogError> {
         is_at(&self.file, &self.path).map_err(|e| LogError::io(&self.path, e))
     }
 

@@ -45,6 +45,8 @@ struct Series {
     points: Vec<(f64, f64)>,
 }
 
+type Page<'p> = DrawingArea<SVGBackend<'p>, plotters::coord::Shift>;
+
 /// Why a plot was not drawn.
 pub(crate) type PlotError = DrawingAreaErrorKind<io::Error>;
 
@@ -58,18 +60,38 @@ pub(crate) fn svg(plan: &Plan<'_>) -> Result<String, PlotError> {
     Ok(svg)
 }
 
-fn draw(
-    plan: &Plan<'_>,
-    page: &DrawingArea<SVGBackend<'_>, plotters::coord::Shift>,
-) -> Result<(), PlotError> {
+/// The axis of sizes, in rows.
+#[derive(Clone, Copy)]
+struct SizeAxis {
+    least: f64,
+    most: f64,
+}
+
+impl SizeAxis {
+    fn of(plan: &Plan<'_>) -> Self {
+        let most = plan.rows().max(2) as f64;
+        let sizes = plan.sizes.iter().map(|size| size.rows as f64).filter(|rows| *rows >= 1.0);
+        Self { least: sizes.fold(most / 100.0, f64::min).max(1.0).min(most / 2.0), most }
+    }
+
+    /// Shares of 1, 2 and 5 times a power of ten.
+    fn ticks(self) -> Vec<f64> {
+        let shares = (-6i32..=0).flat_map(|power| [1.0, 2.0, 5.0].map(|digit| digit * 10f64.powi(power)));
+        shares.map(|share| share * self.most).filter(|at| (self.least..=self.most).contains(at)).collect()
+    }
+
+    /// The sizes of the filled area, at equal distances.
+    fn curve_points(self) -> impl Iterator<Item = f64> {
+        let step = (self.most / self.least).ln() / CURVE_POINTS as f64;
+        (0..=CURVE_POINTS).map(move |i| self.least * (step * i as f64).exp())
+    }
+}
+
+fn draw(plan: &Plan<'_>, page: &Page<'_>) -> Result<(), PlotError> {
     page.fill(&WHITE)?;
-    let most = plan.rows().max(2) as f64;
-    let sizes = plan.sizes.iter().map(|size| size.rows as f64).filter(|rows| *rows >= 1.0);
-    let least = sizes.fold(most / 100.0, f64::min).max(1.0).min(most / 2.0);
-    // Ticks at shares of 1, 2 and 5 times a power of ten.
-    let shares = (-6i32..=0).flat_map(|power| [1.0, 2.0, 5.0].map(|digit| digit * 10f64.powi(power)));
-    let ticks: Vec<_> = shares.map(|share| share * most).filter(|at| (least..=most).contains(at)).collect();
-    let rows_axis = || (least..most).log_scale().with_key_points(ticks.clone());
+    let axis = SizeAxis::of(plan);
+    let SizeAxis { least, most } = axis;
+    let rows_axis = || (least..most).log_scale().with_key_points(axis.ticks());
     let (chart_page, legend_page) = page.split_horizontally(CHART_WIDTH);
     let mut chart = ChartBuilder::on(&chart_page)
         .caption("Hit rate by cache size", ("sans-serif", 16))
@@ -95,9 +117,7 @@ fn draw(
         .x_label_formatter(&|rows| bytes(plan.bytes(*rows as usize)))
         .draw()?;
 
-    let step = (most / least).ln() / CURVE_POINTS as f64;
-    let sizes = (0..=CURVE_POINTS).map(|i| least * (step * i as f64).exp());
-    let lru = sizes.map(|rows| (rows, plan.curve.rate(rows.round() as usize)));
+    let lru = axis.curve_points().map(|rows| (rows, plan.curve.rate(rows.round() as usize)));
     chart.draw_series(AreaSeries::new(lru, 0.0, COLOURS[SimulatedPolicy::Lru as usize].mix(AREA_MIX)))?;
 
     let all = series(plan);
@@ -117,11 +137,7 @@ fn draw(
 }
 
 /// Draws a sample and a text for everything in the chart.
-fn legend(
-    plan: &Plan<'_>,
-    series: &[Series],
-    page: &DrawingArea<SVGBackend<'_>, plotters::coord::Shift>,
-) -> Result<(), PlotError> {
+fn legend(plan: &Plan<'_>, series: &[Series], page: &Page<'_>) -> Result<(), PlotError> {
     let mut tops = (80..).step_by(22);
     let mut text = |text: &str| -> Result<i32, PlotError> {
         let top = tops.next().unwrap_or_default();

@@ -12,7 +12,7 @@ use crate::schema::Schema;
 use crate::types::{Batch, TableId};
 
 /// Most accesses of a trace: positions and keys are 32-bit numbers.
-pub(crate) const MAX_ACCESSES: usize = u32::MAX as usize - 1;
+const MAX_ACCESSES: usize = u32::MAX as usize - 1;
 
 /// A workload has more accesses than a trace can hold.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
+use super::log::RowPlace;
 use super::region::{Placed, WorkingRows};
 use super::{StoreError, WorkingFile};
 use crate::store::{RowSource, SourceShape, TakeChunk};
@@ -55,7 +56,7 @@ impl WorkingFile {
         loop {
             chunk.clear();
             placed.clear();
-            for (index, (row, place)) in written.by_ref().take(step).enumerate() {
+            for (index, RowPlace { row, place }) in written.by_ref().take(step).enumerate() {
                 chunk.push(row);
                 placed.push(Placed { place, index });
             }
@@ -82,7 +83,9 @@ impl WorkingFile {
     ) -> Result<(), StoreError> {
         placed.clear();
         let written = table.written(&self.stripes, rows.clone());
-        placed.extend(written.map(|(row, place)| Placed { place, index: (row - rows.start) as usize }));
+        placed.extend(
+            written.map(|RowPlace { row, place }| Placed { place, index: (row - rows.start) as usize }),
+        );
         if (placed.len() as u64) < rows.end - rows.start {
             let width = table.width().max(1);
             let made = records.par_chunks_exact_mut(width).with_min_len(PIECE_ELEMENTS.div_ceil(width));

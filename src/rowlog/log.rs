@@ -73,9 +73,9 @@ struct OpenSegment {
 
 /// A row, and the place of one of its records.
 #[derive(Clone, Copy)]
-struct RowPlace {
-    row: u64,
-    place: u32,
+pub(crate) struct RowPlace {
+    pub(crate) row: u64,
+    pub(crate) place: u64,
 }
 
 impl Log {
@@ -140,11 +140,11 @@ impl Log {
         &'l self,
         stripes: &'l Stripes,
         rows: Range<u64>,
-    ) -> impl Iterator<Item = (u64, u64)> + 'l {
+    ) -> impl Iterator<Item = RowPlace> + 'l {
         let pages = rows.start / PAGE_PLACES..rows.end.div_ceil(PAGE_PLACES);
         let made = self.pages.within(pages).flat_map(|page| page * PAGE_PLACES..(page + 1) * PAGE_PLACES);
         let made = made.filter(move |row| rows.contains(row));
-        made.filter_map(move |row| Some((row, u64::from(self.place(stripes, row)?))))
+        made.filter_map(move |row| Some(RowPlace { row, place: u64::from(self.place(stripes, row)?) }))
     }
 
     /// Appends the records of these rows. On failure each row has its old or its new record.
@@ -179,7 +179,7 @@ impl Log {
                 if let Some(&next) = now.get(at + PREFETCH_AHEAD) {
                     self.prefetch(stripes, next);
                 }
-                self.publish(segments, stripes, RowPlace { row, place })?;
+                self.publish(segments, stripes, RowPlace { row, place: u64::from(place) })?;
             }
         }
         Ok(())
@@ -192,6 +192,8 @@ impl Log {
         stripes: &Stripes,
         RowPlace { row, place }: RowPlace,
     ) -> io::Result<()> {
+        // `new` has checked that 32 bits can number all places.
+        let place = place as u32;
         let old = self.place(stripes, row);
         let page = row / PAGE_PLACES;
         if !self.pages.has(page) {

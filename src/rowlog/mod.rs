@@ -116,6 +116,13 @@ struct RowRecords<'a> {
     records: &'a [f32],
 }
 
+/// Where a run of records is in the file.
+#[derive(Clone, Copy)]
+struct Extent {
+    offset: u64,
+    bytes: usize,
+}
+
 /// Tables in an unlinked file. Different threads may read and write different rows at once. The callers make
 /// sure that no row is written while another thread reads or writes it.
 #[derive(Debug)]
@@ -188,7 +195,8 @@ impl WorkingFile {
         let bytes = |run: &[Placed]| span(run) * size_of::<f32>();
         let is_short = |run: &&&[Placed]| bytes(run) < LONG_BYTES;
         let runs: Vec<&[Placed]> = of.runs(placed, READ_BYTES, gap).collect();
-        self.request(runs.iter().filter(is_short).map(|run| (of.offset(run[0].place), bytes(run))));
+        let extent = |run: &&[Placed]| Extent { offset: of.offset(run[0].place), bytes: bytes(run) };
+        self.request(runs.iter().filter(is_short).map(extent));
         let mut staging = Vec::new();
         for (at, run) in runs.iter().enumerate() {
             if let Some(next) = runs.get(at + RUNS_AHEAD).filter(is_short) {
@@ -212,17 +220,17 @@ impl WorkingFile {
         Ok(())
     }
 
-    /// Starts reading runs from the disk, each an offset and a length, unless all runs of a sample are in
-    /// memory. The disk works on many requests at once, whereas a page fault waits for one page.
-    fn request(&self, pieces: impl Iterator<Item = (u64, usize)> + Clone) {
+    /// Starts reading runs from the disk, unless all runs of a sample are in memory. The disk works on many
+    /// requests at once, whereas a page fault waits for one page.
+    fn request(&self, runs: impl Iterator<Item = Extent> + Clone) {
         // A heuristic, so races between threads do not matter.
         let sampled = self.sampled.load(Ordering::Relaxed);
-        if pieces.clone().step_by(sampled).all(|(offset, _)| self.stripes.in_memory(offset)) {
+        if runs.clone().step_by(sampled).all(|run| self.stripes.in_memory(run.offset)) {
             self.sampled.store((2 * sampled).min(*SAMPLED_RUNS.end()), Ordering::Relaxed);
             return;
         }
         self.sampled.store(*SAMPLED_RUNS.start(), Ordering::Relaxed);
-        pieces.for_each(|(offset, bytes)| self.stripes.request(offset, bytes));
+        runs.for_each(|Extent { offset, bytes }| self.stripes.request(offset, bytes));
     }
 
     /// Writes `records`, which holds the records of `rows` end to end in the same order. `rows` must be

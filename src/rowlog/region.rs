@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::RwLockReadGuard;
 
 use super::bitmap::Bitmap;
-use super::log::Log;
+use super::log::{Log, RowPlace};
 use super::stripes::Stripes;
 use super::{First, WorkingError, WorkingTable};
 use crate::rowlog::RowOrder;
@@ -150,11 +150,12 @@ impl WorkingRows {
         &'w self,
         stripes: &'w Stripes,
         rows: Range<u64>,
-    ) -> Box<dyn Iterator<Item = (u64, u64)> + 'w> {
+    ) -> Box<dyn Iterator<Item = RowPlace> + 'w> {
         match &self.layout {
             Layout::Log(log) => Box::new(log.within(stripes, rows)),
             Layout::Placed { order, written } => {
-                Box::new(written.within(rows).map(|row| (row, place_in(order.as_ref(), row))))
+                let place = |row| RowPlace { row, place: place_in(order.as_ref(), row) };
+                Box::new(written.within(rows).map(place))
             }
         }
     }

@@ -17,21 +17,21 @@ pub(crate) const MAX_DIM: usize = 4096;
 /// Most categorical features, and most dense ones.
 pub(crate) const MAX_FEATURES: usize = 10_000;
 /// Most tables: two for each feature.
-pub(crate) const MAX_TABLES: usize = 2 * MAX_FEATURES;
+const MAX_TABLES: usize = 2 * MAX_FEATURES;
 // The trainer packs the table and row of any schema into one number, a `RowId`.
 const _: () = assert!(MAX_ROWS <= RowId::MAX_ROWS && MAX_TABLES <= RowId::MAX_TABLES);
 /// Largest hidden layer, and largest rank of a cross layer.
-pub(crate) const MAX_HIDDEN: usize = 65_536;
+const MAX_HIDDEN: usize = 65_536;
 /// Most hidden layers of an MLP, and most cross layers.
-pub(crate) const MAX_LAYERS: usize = 64;
+const MAX_LAYERS: usize = 64;
 /// Most ids of a feature in a sample.
 pub(crate) const MAX_IDS: u32 = 65_536;
 /// Longest name in bytes: a file name must hold it and an extension.
-pub(crate) const MAX_NAME: usize = 128;
+const MAX_NAME: usize = 128;
 /// Most elements of an input row.
-pub(crate) const MAX_INPUT: usize = 1 << 20;
+const MAX_INPUT: usize = 1 << 20;
 /// Most dense weights of the architecture.
-pub(crate) const MAX_WEIGHTS: u128 = 1 << 31;
+const MAX_WEIGHTS: u128 = 1 << 31;
 
 /// Why a schema is refused. Lines count from 1; a field is a path such as `tables[3].rows`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -52,9 +52,9 @@ impl Chain {
         while shared.is_none() {
             let link = earlier.last().unwrap_or(&newest);
             let Some(base) = link.manifest.base else { break };
-            if base.version.checked_add(1) != Some(link.version.0) {
+            if base.version.0.checked_add(1) != Some(link.version().0) {
                 let path = link.manifest_path();
-                return Err(StoreError::BaseNumber { path, version: link.version, got: base.version });
+                return Err(StoreError::BaseNumber { path, version: link.version(), got: base.version });
             }
             shared = rows_of(base)?;
             if shared.is_none() {
@@ -95,7 +95,7 @@ impl Chain {
             self.newest.check_same_schema(schema, base, of_base)?;
         }
         let mut earlier = self.earlier.iter();
-        earlier.try_for_each(|link| self.newest.check_same_schema(schema, link.version, &link.schema()?.1))
+        earlier.try_for_each(|link| self.newest.check_same_schema(schema, link.version(), &link.schema()?.1))
     }
 
     /// The tables of the last version.
@@ -104,7 +104,7 @@ impl Chain {
     /// [`StoreError`] of the first bad table in schema order.
     pub(super) fn tables(&self, schema: &Schema, purpose: Purpose) -> Result<Vec<Table>, StoreError> {
         if self.is_shared() {
-            // The next start must find them.
+            // A restart must find the files, although no table is read now.
             self.newest.check_table_lengths()?;
         }
         // Tables are checked in parallel. The error returned is that of the first bad table in schema order.
@@ -145,7 +145,7 @@ impl Chain {
         declared: &schema::Table,
         purpose: Purpose,
     ) -> Result<Vec<(Version, TableParts)>, StoreError> {
-        let parts = self.links().map(|link| Ok((link.version, link.table(declared, purpose)?)));
+        let parts = self.links().map(|link| Ok((link.version(), link.table(declared, purpose)?)));
         let parts = parts.collect::<Result<Vec<_>, StoreError>>()?;
         Ok(parts.into_iter().filter(|(_, parts)| parts.rows() != Some(0)).collect())
     }
@@ -158,7 +158,7 @@ impl Chain {
         let older = holds.filter(|hold| hold.base != self.newest.hold.base);
         let older = older.chain(self.earlier.iter().map(|link| &link.hold));
         EmbeddingStore {
-            version: self.newest.version,
+            version: self.newest.version(),
             tables,
             links: older.chain([&self.newest.hold]).cloned().collect(),
             merged: shared.map_or(1, |store| store.merged),
@@ -171,7 +171,7 @@ impl Chain {
 
 /// Opens the version on which a link builds, and checks that it is the one that the link names.
 fn open_base(model: &Path, link: &Link, base: Base) -> Result<Link, StoreError> {
-    let (path, number) = (link.manifest_path(), Version(base.version));
+    let (path, number) = (link.manifest_path(), base.version);
     let opened = match Link::open(version_dir(model, number), number) {
         Ok(opened) => opened,
         Err(source) => return Err(StoreError::Base { path, base: number, source: Box::new(source) }),

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
 
-use super::format::{Base, Training};
+use super::format::{Base, KEYS, Training, WEIGHT};
 use super::snapshot::parse_schema;
-use super::version_files::{DENSE, KEYS, MODEL, WEIGHT, table_file};
+use super::version_files::{DENSE, MODEL, table_file};
 use super::{RecordLayout, StateShape, StoreError, Table, check_name};
 use crate::schema::{self, Schema};
 use crate::types::{Element, TableId, Version};

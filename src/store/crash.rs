@@ -81,7 +81,7 @@ fn write_seed(disk: &dyn Disk, models: &Path, seed: u64) -> Result<Version, Stor
     let before = models.join("m").join((seed - 1).to_string());
     let base = (seed.is_multiple_of(2) && before.is_dir()).then(|| {
         let (_, xxh3_128) = read_manifest(&before).unwrap();
-        Base { version: seed - 1, xxh3_128 }
+        Base { version: Version(seed - 1), xxh3_128 }
     });
     let table = Records(table);
     let rows = match base {
@@ -96,7 +96,7 @@ fn write_seed(disk: &dyn Disk, models: &Path, seed: u64) -> Result<Version, Stor
         checkpoint: Some(Checkpoint { cursor: Some("here"), ..Checkpoint::default() }),
         ..Contents::default()
     };
-    Ok(Version(publish(disk, models, "m", &contents)?.base.version))
+    Ok(publish(disk, models, "m", &contents)?.base.version)
 }
 
 fn is_seed(opened: &Opened, seed: u64) -> bool {

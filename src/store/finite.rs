@@ -4,10 +4,9 @@
 //! would be refused as if its own values were wrong. A first check of many rows at once costs little beside
 //! the checksum, and may suspect a good row. Then each row is decoded.
 
-use super::format::parse_header;
+use super::format::{WEIGHT, parse_header};
 use super::record::RowFormat;
 use super::table::BadRow;
-use super::version_files::WEIGHT;
 use crate::types::element::int8_parts;
 use crate::types::{Element, RowError};
 

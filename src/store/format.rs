@@ -102,6 +102,10 @@ pub(crate) use manifest::{Base, Checksum, FileEntry, Manifest, Training};
 use crate::types::{Element, named};
 use manifest::FORMAT;
 
+/// The tensor of the rows of a table.
+pub(crate) const WEIGHT: &str = "weight";
+/// The tensor of the numbers of a delta's changed rows.
+pub(crate) const KEYS: &str = "keys";
 /// Tensor data begins on a multiple of this many bytes.
 pub(crate) const PAGE_BYTES: u64 = 4096;
 /// The longest header of a tensor file that is written or read.

@@ -72,12 +72,10 @@ pub(crate) fn is_served(dir: &Path) -> bool {
 
 /// A version whose manifest was read.
 pub(crate) struct Link {
-    pub version: Version,
     pub manifest: Manifest,
     pub hold: Arc<LinkHold>,
     /// Whether the files of tables are read into memory; otherwise they are mapped, like all other files.
     pub in_ram: bool,
-    dir: PathBuf,
 }
 
 /// The position of training in a version, if it has one.
@@ -97,8 +95,16 @@ impl Link {
         require_dir(&dir)?;
         let lock = lock_dir(&dir)?;
         let (manifest, xxh3_128) = read_manifest(&dir)?;
-        let hold = LinkHold { base: Base { version: version.0, xxh3_128 }, _lock: lock, dir: dir.clone() };
-        Ok(Self { version, manifest, hold: Arc::new(hold), in_ram: false, dir })
+        let hold = LinkHold { base: Base { version, xxh3_128 }, _lock: lock, dir };
+        Ok(Self { manifest, hold: Arc::new(hold), in_ram: false })
+    }
+
+    pub(crate) fn version(&self) -> Version {
+        self.hold.base.version
+    }
+
+    fn dir(&self) -> &Path {
+        &self.hold.dir
     }
 
     /// The bytes of the files with the served rows.
@@ -109,7 +115,7 @@ impl Link {
 
     /// The path of the manifest, for errors about the base that it names.
     pub(crate) fn manifest_path(&self) -> PathBuf {
-        self.dir.join(MANIFEST)
+        self.dir().join(MANIFEST)
     }
 
     /// The text of `model.toml`, and the schema.
@@ -138,7 +144,7 @@ impl Link {
     ) -> Result<(), StoreError> {
         let Some(difference) = of_base.first_difference(schema) else { return Ok(()) };
         let reason = format!("not the schema of its base, version {base}: {difference}");
-        Err(StoreError::Schema { path: self.dir.join(MODEL), reason })
+        Err(StoreError::Schema { path: self.dir().join(MODEL), reason })
     }
 
     /// The dense weights.
@@ -209,7 +215,7 @@ impl Link {
     /// [`StoreError`] for the first bad file.
     pub(crate) fn check_table_lengths(&self) -> Result<(), StoreError> {
         let mut tables = self.manifest.files.iter().filter(|(file, _)| file.starts_with(TABLES));
-        tables.try_for_each(|(file, entry)| open_listed(&self.dir.join(file), entry).map(|_| ()))
+        tables.try_for_each(|(file, entry)| open_listed(&self.dir().join(file), entry).map(|_| ()))
     }
 
     fn has(&self, file: &str) -> bool {
@@ -219,7 +225,7 @@ impl Link {
     /// Checks the length and the checksum of a file, and reads it into memory or maps it. Also checks the
     /// rows, if their format is given.
     fn checked(&self, file: &str, in_ram: bool, rows: Option<RowFormat>) -> Result<Checked, StoreError> {
-        let path = self.dir.join(file);
+        let path = self.dir().join(file);
         let Some(entry) = self.manifest.files.get(file) else {
             return Err(StoreError::MissingFile { path });
         };

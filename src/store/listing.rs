@@ -92,5 +92,5 @@ pub(crate) fn list(models: &Path, name: &str, check: Check) -> Result<Vec<Listed
 /// Checks that the version that a delta builds on, and all that it builds on, are those that were built on.
 fn check_chain(models: &Path, name: &str, base: Base) -> Result<(), StoreError> {
     check_base(models, name, base)?;
-    chain_bytes(models, name, Version(base.version)).map(drop)
+    chain_bytes(models, name, base.version).map(drop)
 }

@@ -10,9 +10,11 @@
 //! - `contents` and `write`: the input of the writer, and the writer; `new_file` and `new_tensor`: a file of
 //!   a version, and the tensors of table files.
 //! - `snapshot`: checking and opening a version; `chain`: with those that it builds on; `link` and
-//!   `table_reader`: the files of one of them; `overlay`: the rows that deltas changed.
-//! - `version_files`: the names of versions and of their files.
-//! - `record`: how the weights and the optimizer states of a row follow each other in training.
+//!   `table_reader`: the files of one of them; `finite`: whether their rows are finite; `overlay`: the rows
+//!   that deltas changed.
+//! - `version_files`: the names of versions and of their files; `highest_version`: the highest number that a
+//!   version has had.
+//! - `record`: a row as it is served, and with its optimizer states, as it is trained.
 //! - [`listing`]: what is known of each version on disk.
 //! - [`retention`]: what stays on disk, and compaction of a chain.
 //! - [`hot_rows`]: the rows that a cache held, and [`labels`]: the labels that clients have set, kept for the
@@ -75,7 +77,7 @@ pub use record::{RecordLayout, StateShape};
 pub(crate) use retention::{base_of, check_base};
 #[cfg(test)]
 pub(crate) use snapshot::open_latest;
-pub(crate) use snapshot::{Dense, Latest, Opened, open_beside, open_highest, open_to_continue};
+pub(crate) use snapshot::{Candidates, Dense, Latest, Opened, open_beside, open_highest, open_to_continue};
 pub use snapshot::{Purpose, open};
 pub(crate) use table::{BadRow, State};
 pub use table::{Table, rows_of};
@@ -165,7 +167,7 @@ impl EmbeddingStore {
     /// [`OutOfHostMemory`] when the rows that deltas changed cannot be listed anew.
     fn up_to(&self, earlier: Base) -> Result<Option<Self>, OutOfHostMemory> {
         let Some(last) = self.links.iter().position(|link| link.base == earlier) else { return Ok(None) };
-        let (version, links) = (Version(earlier.version), self.links[..=last].to_vec());
+        let (version, links) = (earlier.version, self.links[..=last].to_vec());
         if links.len() < self.merged {
             return Ok(None);
         }
@@ -328,7 +330,7 @@ pub enum StoreError {
     #[error("{}: made from version {base}, but the highest version is {highest}", path.display())]
     BaseOvertaken { path: PathBuf, base: Version, highest: Version },
     #[error("{}: base: expected the version before {version}, got {got}", path.display())]
-    BaseNumber { path: PathBuf, version: Version, got: u64 },
+    BaseNumber { path: PathBuf, version: Version, got: Version },
     #[error(
         "{}: base: expected version {base} with checksum {expected}, got checksum {got}", path.display()
     )]

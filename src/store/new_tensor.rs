@@ -5,8 +5,7 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use super::contents::{RowSource, Rows};
-use super::format::{self, Dtype};
-use super::version_files::{KEYS, WEIGHT};
+use super::format::{self, Dtype, KEYS, WEIGHT};
 use super::{BadRow, StateShape, StoreError, Table};
 use crate::schema;
 use crate::types::{Element, TableId};

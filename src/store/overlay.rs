@@ -126,11 +126,10 @@ impl Overlay {
     pub(crate) fn new(deltas: Vec<Arc<DeltaRows>>) -> Result<Self, OutOfHostMemory> {
         let rows = newest(&deltas).count();
         let starts = starts(&deltas);
-        let entries =
-            rested(newest(&deltas)).map(|newest| (newest.row, starts[newest.delta] + newest.at as u64));
+        let newest = rested(newest(&deltas));
         let places = match are_narrow(&deltas) {
-            true => PlaceTable::Narrow(filled(rows, entries)?),
-            false => PlaceTable::Wide(filled(rows, entries)?),
+            true => PlaceTable::Narrow(filled(rows, newest, &starts)?),
+            false => PlaceTable::Wide(filled(rows, newest, &starts)?),
         };
         Ok(Self { places, rows: rows as u64, deltas, starts })
     }
@@ -226,13 +225,15 @@ fn empty<N: Number>(rows: usize) -> Result<ProbeTable<Entry<N>>, OutOfHostMemory
     Ok(places)
 }
 
-/// A hash table of these rows, which differ, and their places.
+/// A hash table of these rows, which differ, and their places. `starts` has the place of the first row of
+/// each delta.
 fn filled<N: Number>(
     rows: usize,
-    entries: impl Iterator<Item = (u64, u64)>,
+    newest: impl Iterator<Item = NewestRow>,
+    starts: &[u64],
 ) -> Result<ProbeTable<Entry<N>>, OutOfHostMemory> {
     let mut places = empty(rows)?;
-    entries.for_each(|(row, place)| places.insert(Entry::new(row, place)));
+    newest.for_each(|NewestRow { row, delta, at }| places.insert(Entry::new(row, starts[delta] + at as u64)));
     Ok(places)
 }
 

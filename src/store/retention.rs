@@ -40,7 +40,7 @@ pub(crate) fn base_of(models: &Path, name: &str, version: Version) -> Option<Bas
 /// # Errors
 /// [`StoreError::Base`] and [`StoreError::BaseDiffers`].
 pub(crate) fn check_base(models: &Path, name: &str, base: Base) -> Result<(), StoreError> {
-    let (model, version) = (models.join(name), Version(base.version));
+    let (model, version) = (models.join(name), base.version);
     let path = version_dir(&model, version);
     let found = match path.is_dir() {
         true => read_manifest(&path),
@@ -70,10 +70,10 @@ pub(crate) fn chain_bytes(models: &Path, name: &str, version: Version) -> Result
         }
         let own = manifest.bytes();
         match manifest.base {
-            Some(base) if base.version < version.0 => {
+            Some(base) if base.version < version => {
                 bytes.deltas += own;
                 bytes.length += 1;
-                (version, expected) = (Version(base.version), Some(base.xxh3_128));
+                (version, expected) = (base.version, Some(base.xxh3_128));
             }
             _ => return Ok(ChainBytes { full: own, ..bytes }),
         }
@@ -113,12 +113,13 @@ pub(crate) fn retain(models: &Path, name: &str, keep: usize) -> Result<Vec<Versi
 pub(crate) fn remove_unused(models: &Path, name: &str, own: &[Base]) -> Result<Vec<Base>, StoreError> {
     let (model, named) = (models.join(name), named(models, name)?);
     let bases = versions(models, name)?.into_iter().filter_map(|version| base_of(models, name, version));
-    let bases: BTreeSet<u64> = bases.map(|base| base.version).collect();
+    let bases: BTreeSet<Version> = bases.map(|base| base.version).collect();
     let removed = own.iter().copied().filter(|base| {
-        let version = Version(base.version);
         // If the version was removed by hand, another one may have its number.
-        let is_own = read_manifest(&version_dir(&model, version)).is_ok_and(|(_, sum)| sum == base.xxh3_128);
-        is_own && !bases.contains(&version.0) && !named.contains(&version) && remove(&model, version)
+        let is_own =
+            read_manifest(&version_dir(&model, base.version)).is_ok_and(|(_, sum)| sum == base.xxh3_128);
+        let is_needed = || bases.contains(&base.version) || named.contains(&base.version);
+        is_own && !is_needed() && remove(&model, base.version)
     });
     Ok(removed.collect())
 }
@@ -133,7 +134,7 @@ fn named(models: &Path, name: &str) -> Result<BTreeSet<Version>, StoreError> {
             VersionSelector::Latest => None,
         };
         while let Some(version) = next.filter(|version| kept.insert(*version)) {
-            next = base_of(models, name, version).map(|base| Version(base.version));
+            next = base_of(models, name, version).map(|base| base.version);
         }
     }
     Ok(kept)

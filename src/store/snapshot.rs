@@ -139,7 +139,7 @@ fn open_chain(name: &str, mut chain: Chain, purpose: Purpose) -> Result<Opened, 
     let tables = chain.tables(&schema, purpose)?;
     let store = chain.store(&schema, tables, purpose.memory());
     let cursor = if trains { newest.cursor()? } else { None };
-    location.log(name, newest.version, chain.shared.is_some());
+    location.log(name, newest.version(), chain.shared.is_some());
     let Manifest { training, quality, metadata, .. } = newest.manifest.clone();
     Ok(Opened { schema, model_toml, dense, dense_states, store, training, quality, cursor, metadata })
 }
@@ -155,7 +155,8 @@ pub(crate) fn open_latest(
     purpose: Purpose,
     accept: impl Fn(&Opened) -> Result<(), String>,
 ) -> Result<Latest, StoreError> {
-    open_highest(models, name, &versions(models, name)?, purpose, accept)
+    let versions = versions(models, name)?;
+    open_highest(Candidates { models, name, versions: &versions }, purpose, accept)
 }
 
 /// Opens the highest good version for work whose result hides all others: training that continues from it, or
@@ -171,14 +172,21 @@ pub(crate) fn open_to_continue(models: &Path, name: &str, purpose: Purpose) -> R
     }
 }
 
-/// As [`open_latest`], of these versions, ascending.
+/// Versions of a model.
+#[derive(Clone, Copy)]
+pub(crate) struct Candidates<'c> {
+    pub models: &'c Path,
+    pub name: &'c str,
+    /// Ascending.
+    pub versions: &'c [Version],
+}
+
+/// As [`open_latest`], of these versions.
 ///
 /// # Errors
 /// [`StoreError::NoGoodVersion`] with all refusals.
 pub(crate) fn open_highest(
-    models: &Path,
-    name: &str,
-    versions: &[Version],
+    Candidates { models, name, versions }: Candidates<'_>,
     purpose: Purpose,
     accept: impl Fn(&Opened) -> Result<(), String>,
 ) -> Result<Latest, StoreError> {

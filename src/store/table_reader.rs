@@ -6,10 +6,9 @@ use std::path::{Path, PathBuf};
 use super::StoreError;
 use super::bytes::{Bytes, FileBytes};
 use super::contents::check_ascending;
-use super::format::{self, Dtype, FormatError};
+use super::format::{self, Dtype, FormatError, KEYS, WEIGHT};
 use super::snapshot::Purpose;
 use super::table::State;
-use super::version_files::{KEYS, WEIGHT};
 use crate::schema;
 use crate::types::Element;
 

@@ -14,9 +14,6 @@ pub(crate) const TABLES: &str = "tables";
 pub(crate) const CHECKPOINT: &str = "checkpoint";
 pub(crate) const DENSE_STATES: &str = "checkpoint/dense.safetensors";
 pub(crate) const CURSOR: &str = "checkpoint/cursor.json";
-pub(crate) const WEIGHT: &str = "weight";
-/// The tensor of the changed rows of a delta.
-pub(crate) const KEYS: &str = "keys";
 
 /// The directory that `mkfs.ext4` makes at the root of a volume, which only root can read.
 const LOST_AND_FOUND: &str = "lost+found";

@@ -54,7 +54,7 @@ pub(crate) struct Written {
 /// [`StoreError`] for contents that do not match their schema, before anything is written; for the first row
 /// that its element type cannot hold; and for errors of the file system.
 pub fn write(models: &Path, name: &str, contents: &Contents) -> Result<Version, StoreError> {
-    publish(&SystemDisk, models, name, contents).map(|written| Version(written.base.version))
+    publish(&SystemDisk, models, name, contents).map(|written| written.base.version)
 }
 
 /// As [`write()`], on any disk. A delta gets the number after its base.
@@ -79,7 +79,7 @@ pub(crate) fn publish(
     staging.fill(contents, &schema)?;
     let bytes = staging.manifest.bytes();
     let xxh3_128 = staging.seal(contents)?;
-    let (Version(version), appeared) = staging.publish(models, name, contents)?;
+    let (version, appeared) = staging.publish(models, name, contents)?;
     Ok(Written { base: Base { version, xxh3_128 }, appeared, bytes })
 }
 
@@ -280,7 +280,7 @@ impl<'a> Staging<'a> {
                     next_after(&model, highest)?
                 }
                 Numbering::DeltaOf(base) => {
-                    check_highest(&model, Version(base.version), highest)?;
+                    check_highest(&model, base.version, highest)?;
                     check_base(models, name, base)?;
                     next_after(&model, highest)?
                 }

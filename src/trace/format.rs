@@ -16,7 +16,7 @@ const MAGIC: &[u8; 8] = b"FLTRACE1";
 /// The longest header: room for the names of ten thousand tables.
 const MAX_HEADER_BYTES: usize = 16 << 20;
 /// The longest payload.
-pub(crate) const MAX_PAYLOAD_BYTES: usize = 1 << 20;
+const MAX_PAYLOAD_BYTES: usize = 1 << 20;
 /// Bytes of a block before its payload.
 pub(crate) const BLOCK_HEAD_BYTES: usize = 16;
 

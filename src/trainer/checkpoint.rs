@@ -131,7 +131,7 @@ impl ReferenceTrainer {
     /// As [`TrainState::checkpoint`] and [`DenseCheckpoint::publish`].
     pub fn save(&self, models: &Path, name: &str) -> Result<Version, TrainError> {
         let parts = VersionParts { rows: self.rows(), ..VersionParts::default() };
-        Ok(Version(self.state.checkpoint()?.publish(&SystemDisk, models, name, parts)?.base.version))
+        Ok(self.state.checkpoint()?.publish(&SystemDisk, models, name, parts)?.base.version)
     }
 
     /// The rows of every table, to save.

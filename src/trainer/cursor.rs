@@ -167,12 +167,12 @@ pub(crate) struct Best {
     pub log_loss: f64,
     /// The number of its version, if one was written (`--save-best`); [`Self::THIS`] in the cursor of that
     /// version, which is made before the version has a number.
-    pub version: Option<u64>,
+    pub version: Option<Version>,
 }
 
 impl Best {
     /// The version that has the cursor.
-    pub(crate) const THIS: u64 = 0;
+    pub(crate) const THIS: Version = Version(0);
 }
 
 impl Validation {
@@ -226,7 +226,7 @@ impl Cursor {
         if let Some(best) = &mut validation.best
             && best.version == Some(Best::THIS)
         {
-            best.version = Some(version.0);
+            best.version = Some(version);
         }
         validation
     }

@@ -97,7 +97,7 @@ impl OptimizerKind {
     /// The default eps: PyTorch's for Adam (1e-8) and Adagrad (1e-10). Row-wise Adagrad has the default of
     /// Adagrad, which updates its dense weights; FBGEMM's own default is 1e-8.
     #[must_use]
-    pub(crate) const fn default_eps(self) -> f64 {
+    const fn default_eps(self) -> f64 {
         match self {
             Self::Adam => 1e-8,
             Self::Sgd | Self::Adagrad | Self::RowwiseAdagrad => 1e-10,

@@ -198,31 +198,20 @@ fn continued(opened: Opened, optimizer: Optimizer) -> Result<(TrainStateParts, V
     let weights = model.read_tensors(tensor)?;
     let (tables, kind) = (store.into_tables(), optimizer.kind);
     let last_batch_unix_ms = training.map_or_else(unix_ms, |training| training.last_batch_unix_ms);
-    if !exact {
-        let dense_states = zeroed_states(kind, weights.values.len());
+    let (steps, samples, dense_states, tables) = if exact {
+        // Format 1 notes the steps, and does not have the samples.
+        let noted = || metadata.get("steps").and_then(|steps| steps.parse().ok());
+        let steps = training.map(|training| training.steps).or_else(noted);
+        let steps = steps.ok_or_else(|| TrainError::State("steps".into()))?;
+        let samples = training.map_or(0, |training| training.samples);
+        let state =
+            |name| model.read_tensors(|of| tensor(&state_name(name, of))).map(|state| state.values.to_vec());
+        let dense_states = kind.dense().row_states().iter().map(|shape| state(shape.name));
+        (steps, samples, dense_states.collect::<Result<_, _>>()?, tables)
+    } else {
         let tables = tables.into_iter().map(Table::without_states).collect();
-        let (steps, samples) = (0, 0);
-        let parts = TrainStateParts {
-            schema,
-            model,
-            weights,
-            dense_states,
-            optimizer,
-            steps,
-            samples,
-            last_batch_unix_ms,
-        };
-        return Ok((parts, tables));
-    }
-    // Format 1 notes the steps, and does not have the samples.
-    let noted = || metadata.get("steps").and_then(|steps| steps.parse().ok());
-    let steps = training.map(|training| training.steps).or_else(noted);
-    let steps = steps.ok_or_else(|| TrainError::State("steps".into()))?;
-    let samples = training.map_or(0, |training| training.samples);
-    let state =
-        |name| model.read_tensors(|of| tensor(&state_name(name, of))).map(|state| state.values.to_vec());
-    let dense_states = kind.dense().row_states().iter().map(|shape| state(shape.name));
-    let dense_states = dense_states.collect::<Result<_, _>>()?;
+        (0, 0, zeroed_states(kind, weights.values.len()), tables)
+    };
     let parts = TrainStateParts {
         schema,
         model,

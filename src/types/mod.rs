@@ -18,6 +18,7 @@ pub use element::Element;
 pub(crate) use element::{ROW_ALIGN, RowError};
 pub(crate) use named::named;
 pub use row_id::RowId;
+use serde::{Deserialize, Serialize};
 
 /// Index of a table in `Schema::tables`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -37,7 +38,8 @@ pub(crate) struct FlatKey(pub u64);
 
 /// A version of a model. Later versions have greater numbers; the number is the name of the version's
 /// directory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
 pub struct Version(pub u64);
 
 impl fmt::Display for Version {

@@ -109,42 +109,51 @@ impl TierBuilder {
         if on && cache.pointers > 0.0 { TableMemory::Mapped } else { self.config.memory }
     }
 
-    /// Builds the tier of a model. If `cache.pointers` is above 0, the tables are loaded into memory first.
-    pub(crate) fn build(&self, name: &str, opened: &mut Opened) -> anyhow::Result<BuiltTier> {
-        let config = &self.config.cache;
-        let on = match config.mode {
+    /// Whether the model gets a cache.
+    fn is_on(&self, opened: &Opened) -> bool {
+        match self.config.cache.mode {
             CacheMode::On => true,
             CacheMode::Off => false,
             // Caching RAM in RAM only costs time.
             CacheMode::Auto => {
                 self.device.is_some() || (opened.store.row_memory().mapped > 0 && !fits_ram(opened))
             }
-        };
-        if !on {
-            if config.size.is_some() {
-                tracing::warn!(
-                    "cache.bytes or cache.fraction has no effect: cache.mode auto means off, because the \
-                     tables are in memory or fit in it"
-                );
-            }
-            if self.device.is_some() {
-                tracing::warn!("cache.mode is off, so the GPU is not used: it would only hold the cache");
-            }
-            let memory = RowMemory::AsOpened { cached: false };
-            return Ok(BuiltTier { tier: LookupTier::Store, memory, ranked: Vec::new() });
         }
-        let rows = |counts: &Ranked| {
-            counts
-                .rows_of(&opened.schema)
-                .into_iter()
-                .map(|(table, row)| RowId::new(table, row.row))
-                .collect()
-        };
-        let mut ranked: Vec<RowId> = self.counts.as_ref().map_or_else(Vec::new, rows);
-        if self.counts.is_some() && ranked.is_empty() {
+    }
+
+    /// The store alone. Warns of settings that have no effect then.
+    fn without_cache(&self) -> BuiltTier {
+        if self.config.cache.size.is_some() {
+            tracing::warn!(
+                "cache.bytes or cache.fraction has no effect: cache.mode auto means off, because the tables \
+                 are in memory or fit in it"
+            );
+        }
+        if self.device.is_some() {
+            tracing::warn!("cache.mode is off, so the GPU is not used: it would only hold the cache");
+        }
+        let memory = RowMemory::AsOpened { cached: false };
+        BuiltTier { tier: LookupTier::Store, memory, ranked: Vec::new() }
+    }
+
+    /// The model's rows in `cache.counts`, by descending count.
+    fn ranked(&self, schema: &Schema) -> Vec<RowId> {
+        let Some(counts) = &self.counts else { return Vec::new() };
+        let rows = counts.rows_of(schema).into_iter();
+        let ranked: Vec<_> = rows.map(|(table, row)| RowId::new(table, row.row)).collect();
+        if ranked.is_empty() {
             tracing::warn!("cache.counts: contains no row of this model's tables");
         }
-        let mut options = options(config, &mut ranked, opened);
+        ranked
+    }
+
+    /// Builds the tier of a model. If `cache.pointers` is above 0, the tables are loaded into memory first.
+    pub(crate) fn build(&self, name: &str, opened: &mut Opened) -> anyhow::Result<BuiltTier> {
+        if !self.is_on(opened) {
+            return Ok(self.without_cache());
+        }
+        let mut ranked = self.ranked(&opened.schema);
+        let mut options = options(&self.config.cache, &mut ranked, opened);
         let (tier, memory) = match &self.device {
             None => self.on_host(opened, &mut options)?,
             Some(device) => {
@@ -230,7 +239,7 @@ fn prefault(cache: &FlatCache) {
 }
 
 /// Whether the tables take at most half of the machine's memory. The other half is for everything else.
-pub(crate) fn fits_ram(opened: &Opened) -> bool {
+fn fits_ram(opened: &Opened) -> bool {
     memory_bytes().is_none_or(|ram| opened.store.row_bytes() <= ram / 2)
 }
 

@@ -186,8 +186,8 @@ impl Watcher {
         self.forget_refused(name);
         // It also fails if only other versions than the label's are refused.
         let new = change.target == Some(VersionSelector::Latest);
-        let look = SettleOptions { new, label: Some(change), urgent: true, asked: true };
-        let settled = self.adder.versions.settle(&model, look);
+        let options = SettleOptions { new, label: Some(change), urgent: true, asked: true };
+        let settled = self.adder.versions.settle(&model, options);
         match self.adder.registry.set_label(name, change) {
             Ok(version) => {
                 let version = version.map(|version| version.0);

@@ -8,6 +8,7 @@ use anyhow::Context;
 
 use super::cache::{self, BuiltTier, TierBuilder};
 use super::stamps::{Stamper, Stamps};
+use super::versions::{VersionRefusal, refusal};
 use super::{Live, LoadedModel, warm};
 use crate::cli::{InputError, background};
 use crate::config::{Config, DeviceKind, TraceConfig, VersionPolicy};
@@ -19,7 +20,7 @@ use crate::model::Model;
 use crate::schema::Schema;
 use crate::server::Labels;
 use crate::store::hot_rows::STATE;
-use crate::store::{self, Latest, Opened, Purpose, Refusal};
+use crate::store::{self, Candidates, Latest, Opened, Purpose, Refusal};
 use crate::trace::recorder::{Recorder, RecorderOptions};
 use crate::types::{Version, VersionSelector};
 
@@ -36,16 +37,6 @@ fn choose_device(config: &Config) -> anyhow::Result<Option<Arc<Nvidia>>> {
         Choice::Host { .. } => None,
         Choice::Cuda(device) => Some(Arc::new(device)),
     })
-}
-
-/// A version that was refused when its model was loaded.
-pub(crate) struct RefusedVersion {
-    pub version: Version,
-    /// Its files as they were before, and those of the versions that it builds on.
-    pub stamps: Stamps,
-    pub reason: String,
-    /// Whether the cause may end although no file changes.
-    pub may_pass: bool,
 }
 
 /// Loads models. All models share these fields.
@@ -95,8 +86,8 @@ impl Loader {
     }
 
     /// Opens the version that `stable` names: the highest good one of the policy, unless it was set. The
-    /// versions above it are refused.
-    fn open_stable(&self, name: &str) -> anyhow::Result<(Opened, Vec<RefusedVersion>)> {
+    /// versions above it are refused; each has its stamps from before it was opened.
+    fn open_stable(&self, name: &str) -> anyhow::Result<(Opened, Vec<(Refusal, Stamps)>)> {
         let traffic = self.live.traffic(name);
         let set = store::labels::load(&self.models, name)?;
         let stable = Labels { settings: traffic.labels, set }.stable();
@@ -109,15 +100,16 @@ impl Loader {
         let mut stamper = Stamper::new(&self.models, name);
         let stamps = versions.iter().map(|version| (*version, stamper.of_chain(*version, &[])));
         let mut stamps: BTreeMap<Version, Stamps> = stamps.collect();
-        let opened = store::open_highest(&self.models, name, &versions, self.purpose(), check_weights);
+        let candidates = Candidates { models: &self.models, name, versions: &versions };
+        let opened = store::open_highest(candidates, self.purpose(), check_weights);
         let labelled = || format!("label stable names version {stable}; flechette label sets it");
         let Latest { opened, refused } = match stable {
             VersionSelector::Version(_) => opened.with_context(labelled)?,
             VersionSelector::Latest => opened?,
         };
-        let refused = refused.into_iter().filter_map(|Refusal { version, reason }| {
-            let (stamps, may_pass) = (stamps.remove(&version)?, reason.may_pass());
-            Some(RefusedVersion { version, stamps, reason: reason.to_string(), may_pass })
+        let refused = refused.into_iter().filter_map(|refusal| {
+            let stamps = stamps.remove(&refusal.version)?;
+            Some((refusal, stamps))
         });
         Ok((opened, refused.collect()))
     }
@@ -164,11 +156,14 @@ impl Loader {
             Some(recorder) => engine.with_recorder(recorder),
             None => engine,
         });
-        for RefusedVersion { version, reason, .. } in &refused {
+        let refused = refused.into_iter().map(|(Refusal { version, reason }, stamps)| {
             engine.count_refused();
             self.metrics.events.record(EventKind::Refused, name, format!("version {version}: {reason}"));
-        }
-        Ok(LoadedModel { engine, memory, refused: refused.into() })
+            let text = refusal(version, &reason.to_string());
+            (version, VersionRefusal::new(stamps, text, reason.may_pass()))
+        });
+        let refused = Arc::new(refused.collect());
+        Ok(LoadedModel { engine, memory, refused })
     }
 }
 

@@ -25,7 +25,8 @@ mod versions;
 mod warm;
 mod watch;
 
-use std::path::Path;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, RwLock};
 use std::time::Duration;
@@ -46,13 +47,14 @@ use crate::predict::Predict;
 use crate::server::{Drained, Learning, Server, ServerError, ServerParts, terminated};
 use crate::store;
 use crate::sync::EvenPoisoned;
+use crate::types::Version;
 use add::Adder;
 use cache::RowMemory;
-use loader::{Loader, RefusedVersion};
+use loader::Loader;
 pub(crate) use reload::EarlyHangup;
 use reload::{Live, Reloader};
 use start::{Start, Started};
-
+use versions::VersionRefusal;
 pub(crate) use warm::Saving;
 use watch::Wakes;
 pub(crate) use watch::{WatchCommand, Watching};
@@ -76,13 +78,8 @@ pub(crate) struct Args {
 /// When a setting, the directory or a port cannot be used; and at the end, if training has failed.
 pub(crate) fn run(args: Args, config: &Config, settings: Layers, early: EarlyHangup) -> anyhow::Result<()> {
     config.open_administration().iter().for_each(|warning| tracing::warn!("{warning}"));
-    let models = config.server.models.clone();
-    let models = models.ok_or_else(|| InputError(anyhow!("server.models: missing: give --models DIR")))?;
     let training = args.training.0;
-    // Training creates the directory.
-    if training.is_none() {
-        store::models(&models).map_err(|e| InputError(e.into())).context("server.models")?;
-    }
+    let models = models_dir(config, training.is_some())?;
     let metrics = if config.server.metrics { Metrics::new() } else { Metrics::disabled() };
     let metrics = Arc::new(metrics.context("metrics")?);
     let learns = training.as_ref().and_then(ServeTrainFlags::learns);
@@ -95,40 +92,65 @@ pub(crate) fn run(args: Args, config: &Config, settings: Layers, early: EarlyHan
         let learning =
             Learning { models: models.clone(), config: config.learn, only: learns.into_iter().collect() };
         let server = bind(config, Vec::new(), metrics.clone(), learning).await?;
-        let (grpc, http) = (server.grpc_addr(), server.http_addr());
-        tracing::info!("listening on {grpc} for gRPC and on {http} for HTTP");
+        tracing::info!("listening on {} for gRPC and on {} for HTTP", server.grpc_addr(), server.http_addr());
         let (live, wakes, registry) = (Live::new(config), Wakes::new(), server.registry());
         let (wake, layers) = (wakes.wake.clone(), settings);
         let reloader = Reloader { layers, live: live.clone(), registry: registry.clone(), wake };
         tokio::spawn(reloader.run(hangup, early));
         let config = config.clone();
-        let mut starting = Start { config, models, metrics, training, registry, live, wakes }.begin()?;
-        let mut started = None;
-        let drained = server.run(async {
-            tokio::pin!(terminated);
-            tokio::select! {
-                () = &mut terminated => return,
-                result = &mut starting => started = Some(ended(result)),
-            }
-            if let Some(Ok(Started { served, .. })) = &started {
-                tracing::info!(%grpc, %http, models = served, "serving");
-                terminated.await;
-            }
-        });
-        let drained = drained.await;
-        // It may have started since the signal.
-        match started.or_else(|| starting.try_recv().ok()).transpose()? {
-            Some(started) => stop(started, drained),
-            None => {
-                drained?;
-                tracing::info!("stopped before all models were loaded");
-                Ok(())
-            }
-        }
+        let starting = Start { config, models, metrics, training, registry, live, wakes }.begin()?;
+        run_server(server, starting, terminated).await
     });
     // A blocking task may wait for a disk that does not answer. The end of the process ends it.
     runtime.shutdown_timeout(RUNTIME_WAIT);
     ended
+}
+
+/// The directory of the models. Training creates it.
+///
+/// # Errors
+/// When it is not set; and when it cannot be read, unless the server trains.
+fn models_dir(config: &Config, trains: bool) -> anyhow::Result<PathBuf> {
+    let models = config.server.models.clone();
+    let models = models.ok_or_else(|| InputError(anyhow!("server.models: missing: give --models DIR")))?;
+    if !trains {
+        store::models(&models).map_err(|e| InputError(e.into())).context("server.models")?;
+    }
+    Ok(models)
+}
+
+/// Serves until `terminated`, and ends what `starting` has started by then.
+///
+/// # Errors
+/// When the models cannot be loaded, and those of [`stop`].
+async fn run_server(
+    server: Server,
+    mut starting: oneshot::Receiver<anyhow::Result<Started>>,
+    terminated: impl Future<Output = ()>,
+) -> anyhow::Result<()> {
+    let (grpc, http) = (server.grpc_addr(), server.http_addr());
+    let mut started = None;
+    let drained = server.run(async {
+        tokio::pin!(terminated);
+        tokio::select! {
+            () = &mut terminated => return,
+            result = &mut starting => started = Some(ended(result)),
+        }
+        if let Some(Ok(Started { served, .. })) = &started {
+            tracing::info!(%grpc, %http, models = served, "serving");
+            terminated.await;
+        }
+    });
+    let drained = drained.await;
+    // It may have started since the signal.
+    match started.or_else(|| starting.try_recv().ok()).transpose()? {
+        Some(started) => stop(started, drained),
+        None => {
+            drained?;
+            tracing::info!("stopped before all models were loaded");
+            Ok(())
+        }
+    }
 }
 
 /// Ends with `terminated`, or at once if the flag was set before: by a signal that came while nothing waited
@@ -207,7 +229,7 @@ pub(crate) struct LoadedModel {
     engine: Arc<Engine>,
     memory: RowMemory,
     /// The versions that were refused when it was loaded.
-    refused: Arc<[RefusedVersion]>,
+    refused: Arc<BTreeMap<Version, VersionRefusal>>,
 }
 
 /// All loaded models. Models are added and removed while the server runs.
@@ -269,7 +291,8 @@ impl Serving {
     }
 
     /// Until the result is dropped: takes over new versions, and serves new models, every
-    /// `models.watch_seconds` unless that is 0; loads and unloads models for clients.
+    /// `models.watch_seconds` unless that is 0; loads and unloads models for clients. For tests that serve
+    /// loaded models in their own process: `serve` lets clients in before the models are loaded (`start`).
     ///
     /// # Errors
     /// When the system cannot start a thread.
@@ -281,7 +304,11 @@ impl Serving {
         Self::watch_with(adder, wakes)
     }
 
-    /// [`Self::watch`], which also takes over a version when it is named. The repository is open already.
+    /// Starts the thread of [`Self::watch`] for the models of `adder`. What was sent through `wakes` before
+    /// waits for it.
+    ///
+    /// # Errors
+    /// When the system cannot start a thread.
     fn watch_with(adder: Adder, wakes: Wakes) -> anyhow::Result<Watching> {
         Watching::start(adder, wakes).context("models.watch_seconds: thread")
     }

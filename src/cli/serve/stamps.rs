@@ -50,8 +50,8 @@ impl<'m> Stamper<'m> {
             let base =
                 *self.bases.entry(version).or_insert_with(|| store::base_of(self.models, self.name, version));
             // A damaged manifest may name any base.
-            let base = base.filter(|base| base.version < version.0 && !loaded.contains(base));
-            next = base.map(|base| Version(base.version));
+            let base = base.filter(|base| base.version < version && !loaded.contains(base));
+            next = base.map(|base| base.version);
         }
         Stamps(chain)
     }

@@ -37,7 +37,8 @@ use crate::metrics::Metrics;
 use crate::predict::Predict;
 use crate::server::{LabelChange, LoadedVersions, NotChanged, Registry};
 use crate::types::Version;
-use known::{KnownVersions, Reasons, Reported, VersionRefusal, refusal};
+use known::{KnownVersions, Reasons, Reported};
+pub(crate) use known::{VersionRefusal, refusal};
 use plan::VersionPlan;
 use switching::{SwitchOutcome, SwitchTarget, WAIT};
 
@@ -138,15 +139,19 @@ impl ServedVersions {
     /// Loads what is wanted of a served model, and unloads the rest.
     ///
     /// # Errors
-    /// Why the highest version that was tried now is refused, or why the version of `look.label` is; or that
+    /// Why the highest version that was tried now is refused, or why the version of `options.label` is; or that
     /// a version is still being taken over.
-    pub(crate) fn settle(&mut self, model: &LoadedModel, look: SettleOptions<'_>) -> Result<(), NotSettled> {
+    pub(crate) fn settle(
+        &mut self,
+        model: &LoadedModel,
+        options: SettleOptions<'_>,
+    ) -> Result<(), NotSettled> {
         let name = model.engine.describe().model;
         let Self { context, known } = self;
         let known = known.entry(name.clone()).or_insert_with(|| KnownVersions::at_load(model));
-        known.again |= !look.new;
+        known.report_again |= !options.new;
         let stamper = Stamper::new(&context.loader.models, &name);
-        Settling { context, model, name: &name, look, known, stamper }.settle()
+        Settling { context, model, name: &name, options, known, stamper }.settle()
     }
 }
 
@@ -155,7 +160,7 @@ struct Settling<'s> {
     context: &'s LookContext,
     model: &'s LoadedModel,
     name: &'s str,
-    look: SettleOptions<'s>,
+    options: SettleOptions<'s>,
     known: &'s mut KnownVersions,
     /// The files as the present plan has found them.
     stamper: Stamper<'s>,
@@ -171,7 +176,7 @@ impl Settling<'_> {
         }
         for _ in 0..TRIES {
             // After a failed switch, no other version is opened in vain: its switch would wait as long.
-            self.look.new &= failed.is_none();
+            self.options.new &= failed.is_none();
             let plan = self.plan()?;
             let (refused, latest) = (plan.refused.clone(), plan.latest);
             match self.apply(plan) {
@@ -201,7 +206,7 @@ impl Settling<'_> {
     fn apply(&mut self, plan: VersionPlan) -> Result<SwitchOutcome, NotChanged> {
         let (main, target) = (self.model.engine.version(), plan.stable);
         let waits = self.known.refused.get(&target).is_some_and(VersionRefusal::stays);
-        if self.look.label.is_none() && target != main && !waits {
+        if self.options.label.is_none() && target != main && !waits {
             let next = self.next(target, plan.wanted.contains(&main));
             // Requests for its number or another label use its own engine until the switch has ended.
             let reported = self.known.reported.as_ref();
@@ -221,7 +226,7 @@ impl Settling<'_> {
         }
         let main = self.model.engine.version();
         let mut wanted = plan.wanted.clone();
-        if self.look.label.is_some() {
+        if self.options.label.is_some() {
             // The labels of before still count.
             wanted.extend(self.known.secondary.keys());
         }
@@ -256,7 +261,7 @@ impl Settling<'_> {
 
     /// Tells the server what is loaded, unless it knows that.
     fn tell(&mut self, reported: Reported) -> Result<(), NotChanged> {
-        if self.known.reported.as_ref() == Some(&reported) && !self.known.again {
+        if self.known.reported.as_ref() == Some(&reported) && !self.known.report_again {
             return Ok(());
         }
         let name = self.name;
@@ -289,7 +294,7 @@ impl Settling<'_> {
             newer,
         };
         self.context.registry.set_versions(name, loaded)?;
-        (self.known.reported, self.known.again) = (Some(reported), false);
+        (self.known.reported, self.known.report_again) = (Some(reported), false);
         Ok(())
     }
 

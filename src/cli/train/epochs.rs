@@ -330,7 +330,7 @@ impl<'a> Epochs<'a> {
         self.best_is_in(Some(Best::THIS));
         let notes = self.cut_notes(model.state());
         match versions.write_best(model, &notes) {
-            Ok(version) => self.best_is_in(Some(version.0)),
+            Ok(version) => self.best_is_in(Some(version)),
             Err(error) if is_of_version(&error) => {
                 self.best_is_in(None);
                 let reason = error_line(error.as_ref());
@@ -342,7 +342,7 @@ impl<'a> Epochs<'a> {
     }
 
     /// Notes the version of the best epoch so far; `None` if there is none, or not any more.
-    pub(crate) fn best_is_in(&mut self, version: Option<u64>) {
+    pub(crate) fn best_is_in(&mut self, version: Option<Version>) {
         if let Some(best) = &mut self.validation.best {
             best.version = version;
         }
@@ -358,7 +358,7 @@ impl<'a> Epochs<'a> {
     /// The version of the best epoch, if it was written.
     #[must_use]
     pub(crate) fn best_version(&self) -> Option<Version> {
-        self.validation.best.and_then(|best| best.version).map(Version)
+        self.validation.best.and_then(|best| best.version)
     }
 }
 

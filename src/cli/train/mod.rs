@@ -1,4 +1,13 @@
 //! `flechette train`: trains a model on click logs and writes a new version of it.
+//!
+//! - `data`: the flags of the data; `publish_flags` and `serve_flags`: those of publishing and of
+//!   `serve --train`; `from` and `resume`: the version that training continues from;
+//! - `run`: a run, which `train` and `serve_train` drive; `trained`: its model, with rows in memory or on
+//!   disk; `epochs`: its position in the data;
+//! - `publishing`: the versions that a run writes; `lock`: one trainer at a time publishes a model;
+//! - `evaluate`: validation; `meter` and `report`: what is shown during a run and at its end; `metrics_port`:
+//!   its metrics for Prometheus;
+//! - `interrupt`: signals.
 
 mod data;
 mod epochs;
@@ -32,7 +41,6 @@ use crate::cli::training::{ComputeFlags, TrainingFlags, compute_threads};
 use crate::cli::{InputError, error_line, note, print, print_and_end};
 use crate::config::{Config, Flags};
 use crate::dataset::{Feed, Stop};
-use crate::device::cuda::Nvidia;
 use crate::schema::Schema;
 use crate::store::{StoreError, check_name, check_writable};
 use crate::trainer::TrainError;
@@ -135,6 +143,11 @@ impl Args {
     pub(crate) fn flags(&self) -> Flags {
         self.compute.flags()
     }
+
+    /// The directory of a version of the model, for messages.
+    fn shown_dir(&self, version: Version) -> String {
+        format!("{}/{}/{version}", self.models.display(), self.name)
+    }
 }
 
 /// Trains, saves a version, evaluates it.
@@ -153,7 +166,8 @@ pub(crate) fn run(args: Args, config: &Config) -> anyhow::Result<()> {
     if stop.interrupted() {
         return Err(Interrupted(NO_STEP.to_owned()).into());
     }
-    compute_threads(config)?.install(|| train(&args, config, &stop, checked, device))
+    let context = RunContext { config, device, metrics: None, lock: checked.lock.clone() };
+    compute_threads(config)?.install(|| train(&args, &stop, checked, context))
 }
 
 /// How often it is looked whether a signal ends the checks.
@@ -229,19 +243,12 @@ fn no_news(args: &Args, version: Option<Version>) -> String {
     }
 }
 
-fn train(
-    args: &Args,
-    config: &Config,
-    stop: &Stop,
-    checked: Checked,
-    device: Option<Arc<Nvidia>>,
-) -> anyhow::Result<()> {
-    // Held to the end, also by the publisher.
-    let Checked { start, schema, lock } = checked;
+fn train(args: &Args, stop: &Stop, checked: Checked, mut context: RunContext<'_>) -> anyhow::Result<()> {
+    // The lock is held to the end, also by the publisher.
+    let Checked { start, schema, lock: _lock } = checked;
     let feed = args.feed(&schema, stop);
-    let metrics = args.metrics_http.map(|address| metrics_port::start(address, config, &args.name));
-    let metrics = metrics.transpose()?.map(RunMetrics::alone);
-    let context = RunContext { config, device, metrics, lock: lock.clone() };
+    let metrics = args.metrics_http.map(|address| metrics_port::start(address, context.config, &args.name));
+    context.metrics = metrics.transpose()?.map(RunMetrics::alone);
     let continued = start.continued();
     let Some(mut run) = Run::begin(args, &feed, start, context)? else {
         return print(&no_news(args, continued));
@@ -268,7 +275,7 @@ fn without_sample(
         let stopped = interrupted.then(|| Interrupted(NO_STEP.to_owned()).into());
         return Some(Err(stopped.unwrap_or_else(|| args.data.no_samples())));
     };
-    let before = written(args, version);
+    let before = args.shown_dir(version);
     // The version that is there has all that was trained.
     if interrupted {
         let how = format!("no step was taken since {before}; {}", outlook(run));
@@ -320,7 +327,7 @@ fn evaluate_and_report(
     stop: &Stop,
 ) -> anyhow::Result<()> {
     let args = epochs.args;
-    let written = written(args, version);
+    let written = args.shown_dir(version);
     // A signal from now on ends only the evaluation.
     let complete = epochs.is_complete() || !stop.interrupted();
     let quality = if stop.interrupted() {
@@ -344,11 +351,6 @@ fn evaluate_and_report(
     }
     note(&format!("wrote {written}"));
     print(&json)
-}
-
-/// The directory of a version, for messages.
-fn written(args: &Args, version: Version) -> String {
-    format!("{}/{}/{version}", args.models.display(), args.name)
 }
 
 /// The last version is not published.

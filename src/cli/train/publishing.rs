@@ -116,7 +116,7 @@ impl<'a> WrittenVersions<'a> {
     /// # Errors
     /// When the version cannot be written.
     pub(crate) fn write(&mut self, model: &mut Trained, notes: &CutNotes) -> anyhow::Result<Version> {
-        Ok(Version(self.write_base(model, notes)?.version))
+        Ok(self.write_base(model, notes)?.version)
     }
 
     fn write_base(&mut self, model: &mut Trained, notes: &CutNotes) -> anyhow::Result<Base> {
@@ -149,9 +149,9 @@ impl<'a> WrittenVersions<'a> {
             self.remove_earlier_bests();
             self.bests.push(base);
         } else {
-            self.keep(Version(base.version))?;
+            self.keep(base.version)?;
         }
-        Ok(Version(base.version))
+        Ok(base.version)
     }
 
     fn remove_earlier_bests(&mut self) {
@@ -176,7 +176,7 @@ impl<'a> WrittenVersions<'a> {
         let Args { models, name, .. } = self.args;
         match store::versions(models, name)?.pop() {
             Some(highest) if highest != version => {
-                Ok(Version(retention::compact(models, name, version, highest)?.version))
+                Ok(retention::compact(models, name, version, highest)?.version)
             }
             _ => Ok(version),
         }
@@ -198,6 +198,7 @@ fn report(model: &str, outcome: Result<Published, String>) {
     match outcome {
         Ok(Published { version, full, rows, bytes, took, pause, steps, .. }) => {
             let kind = if full { "full" } else { "delta" };
+            let version = version.0;
             let (took_ms, pause_ms) = (took.as_millis() as u64, pause.as_micros() as f64 / 1e3);
             tracing::info!(model, version, kind, steps, rows, bytes, took_ms, pause_ms, "published");
         }
@@ -210,5 +211,5 @@ fn report(model: &str, outcome: Result<Published, String>) {
 pub(crate) fn base_of(args: &Args, opened: &Opened) -> anyhow::Result<Option<Base>> {
     let exact = is_exact(opened, args.run.training.optimizer()?);
     let highest = store::highest(&args.models, &args.name)?;
-    Ok(opened.store.base().filter(|base| exact && highest == Some(Version(base.version))))
+    Ok(opened.store.base().filter(|base| exact && highest == Some(base.version)))
 }

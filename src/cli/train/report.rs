@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 use super::epochs::Epochs;
 use super::trained::Trained;
 use crate::cli::or_dash;
-use crate::trainer::PlanStats;
 use crate::trainer::eval::Quality;
+use crate::trainer::{Pipeline, PlanStats};
 use crate::types::Version;
 
 /// The result of a run.
@@ -81,36 +81,45 @@ impl Report<'_> {
             let _ = writeln!(text, "{last}");
         }
         if let Trained::OnDisk { pipeline, .. } = model {
-            let PlanStats { hits, fills, evictions, bubbles, splits, .. } = pipeline.stats();
-            let slots = pipeline.slots();
-            let _ = writeln!(
-                text,
-                "scratchpad: {slots} slots, {hits} hits, {fills} fills, {evictions} evictions, \
-                 {bubbles} bubbles, {splits} batches split"
-            );
-            let worked = pipeline
-                .worked()
-                .map(|(stage, time)| format!("{} {:.1} s", stage.name(), time.as_secs_f64()));
-            let _ = writeln!(text, "stages worked: {}", worked.collect::<Vec<_>>().join(", "));
-            let settings = pipeline.settings();
-            if !settings.exact() {
-                let (replicas, apart) = (settings.replicas, settings.steps_apart());
-                let _ =
-                    writeln!(text, "{replicas} replicas, averaged at most {apart} steps apart: not exact");
-            }
+            text += &scratchpad_text(pipeline);
         }
-        if let Some(q) = &self.quality {
-            let (samples, auc) = (q.samples, or_dash(q.auc, 4));
-            let entropy = or_dash(q.normalized_entropy, 4);
-            let _ = writeln!(
-                text,
-                "validation: {samples} rows, AUC {auc}, log loss {:.4}, normalized entropy {entropy}",
-                q.log_loss
-            );
-            if q.infinite > 0 {
-                let _ = writeln!(text, "validation: {} rows have an infinite loss", q.infinite);
-            }
+        if let Some(quality) = &self.quality {
+            text += &validation_text(quality);
         }
         text
     }
+}
+
+/// What the scratchpad and the stages did.
+fn scratchpad_text(pipeline: &Pipeline) -> String {
+    let PlanStats { hits, fills, evictions, bubbles, splits, .. } = pipeline.stats();
+    let slots = pipeline.slots();
+    let mut text = format!(
+        "scratchpad: {slots} slots, {hits} hits, {fills} fills, {evictions} evictions, {bubbles} bubbles, \
+         {splits} batches split\n"
+    );
+    let worked =
+        pipeline.worked().map(|(stage, time)| format!("{} {:.1} s", stage.name(), time.as_secs_f64()));
+    // Writing to a string cannot fail.
+    let _ = writeln!(text, "stages worked: {}", worked.collect::<Vec<_>>().join(", "));
+    let settings = pipeline.settings();
+    if !settings.exact() {
+        let (replicas, apart) = (settings.replicas, settings.steps_apart());
+        let _ = writeln!(text, "{replicas} replicas, averaged at most {apart} steps apart: not exact");
+    }
+    text
+}
+
+/// The quality of the written version.
+fn validation_text(quality: &Quality) -> String {
+    let Quality { samples, log_loss, infinite, .. } = quality;
+    let (auc, entropy) = (or_dash(quality.auc, 4), or_dash(quality.normalized_entropy, 4));
+    let mut text = format!(
+        "validation: {samples} rows, AUC {auc}, log loss {log_loss:.4}, normalized entropy {entropy}\n"
+    );
+    if *infinite > 0 {
+        // Writing to a string cannot fail.
+        let _ = writeln!(text, "validation: {infinite} rows have an infinite loss");
+    }
+    text
 }

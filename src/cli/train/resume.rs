@@ -85,9 +85,10 @@ fn wrong(reason: &str) -> anyhow::Error {
 
 /// What helps if `last` is of another run, but `own` is of this one.
 fn way_out(args: &Args, reason: &str, own: Version, last: Version) -> String {
+    let dir = args.shown_dir(last);
     let moved = match last.0 - own.0 {
-        1 => format!("{}/{}/{last} is", args.models.display(), args.name),
-        _ => format!("all directories up to {}/{}/{last} are", args.models.display(), args.name),
+        1 => format!("{dir} is"),
+        _ => format!("all directories up to {dir} are"),
     };
     format!("{reason}. Version {own} is of this run, and continues if {moved} moved away or removed")
 }

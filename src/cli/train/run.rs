@@ -208,8 +208,7 @@ impl<'a> Run<'a> {
                     remove_trained_samples(args, &opened);
                 }
                 if epochs.is_complete() {
-                    let written = format!("{}/{}/{version}", args.models.display(), args.name);
-                    epochs.meter.print(&format!("the run is complete: {written}"));
+                    epochs.meter.print(&format!("the run is complete: {}", args.shown_dir(version)));
                     return Ok(None);
                 }
                 let (model, epoch, samples) = (&args.name, cursor.epoch, cursor.samples);

@@ -9,11 +9,12 @@ use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::FormatError;
+use crate::types::Version;
 
 /// Version of the layout that [`super`] describes. Older ones, from 1, are read too.
 pub(crate) const FORMAT: u32 = 2;
 /// The longest manifest that is written or read.
-pub(crate) const MAX_MANIFEST_BYTES: u64 = 16 << 20;
+const MAX_MANIFEST_BYTES: u64 = 16 << 20;
 
 /// An XXH3-128 checksum; 32 hexadecimal digits as text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -65,7 +66,7 @@ pub(crate) struct FileEntry {
 #[serde(deny_unknown_fields)]
 #[allow(missing_docs)]
 pub struct Base {
-    pub version: u64,
+    pub version: Version,
     /// The checksum in the base's manifest, so that a delta is never applied to another version.
     pub xxh3_128: Checksum,
 }

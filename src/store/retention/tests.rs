@@ -66,7 +66,7 @@ fn of_some_versions_those_are_removed_that_nothing_needs() {
     let models = dir.path();
     let base = |version: u64| {
         let (_, xxh3_128) = read_manifest(&models.join("m").join(version.to_string())).unwrap();
-        Base { version, xxh3_128 }
+        Base { version: Version(version), xxh3_128 }
     };
     (1..=5).for_each(|n| assert_eq!(Sample::of(n).write(models, "m").unwrap(), Version(n)));
     let own = [1, 2, 3, 4].map(base);
@@ -81,7 +81,7 @@ fn of_some_versions_those_are_removed_that_nothing_needs() {
     assert_eq!(numbers(models), [3, 4]);
     let (dir, _) = chain::chain();
     let (_, xxh3_128) = read_manifest(&dir.path().join("m/1")).unwrap();
-    assert_eq!(remove_unused(dir.path(), "m", &[Base { version: 1, xxh3_128 }]).unwrap(), []);
+    assert_eq!(remove_unused(dir.path(), "m", &[Base { version: Version(1), xxh3_128 }]).unwrap(), []);
 }
 
 #[test]
@@ -96,7 +96,7 @@ fn a_compacted_version_has_the_contents_of_the_chain_and_its_files_do_not_need_i
     assert_eq!(bytes, ChainBytes { full: size(1), deltas: size(2) + size(3), length: 2 });
     let hidden = compact(models, "m", Version(2), Version(2)).unwrap_err();
     assert!(hidden.to_string().ends_with("made from version 2, but the highest version is 3"), "{hidden}");
-    assert_eq!(compact(models, "m", Version(3), Version(3)).unwrap().version, 4);
+    assert_eq!(compact(models, "m", Version(3), Version(3)).unwrap().version, Version(4));
     assert_eq!(chain_bytes(models, "m", Version(4)).unwrap().deltas, 0);
     retain(models, "m", 1).unwrap();
     samples[2].assert_is_at(models, "m", Version(4));

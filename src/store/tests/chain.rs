@@ -105,7 +105,7 @@ fn changed() -> impl Strategy<Value = Changed> {
 pub(crate) fn chain() -> (tempfile::TempDir, [Sample; 3]) {
     let dir = tempfile::tempdir().unwrap();
     let mut samples = [Sample::of(1), Sample::of(1), Sample::of(1)];
-    let mut base = Base { version: 1, ..first_base(dir.path(), &samples[0]) };
+    let mut base = Base { version: Version(1), ..first_base(dir.path(), &samples[0]) };
     for n in 1..3 {
         let changed = [1, 20, 3, 4].map(|rows| (0..rows).map(|row| row * 2 / (n as u64)).collect()).to_vec();
         for later in &mut samples[n..] {
@@ -113,7 +113,7 @@ pub(crate) fn chain() -> (tempfile::TempDir, [Sample; 3]) {
         }
         base = samples[n].write_delta(dir.path(), base, &changed).unwrap();
     }
-    assert_eq!(base.version, 3);
+    assert_eq!(base.version, Version(3));
     (dir, samples)
 }
 
@@ -125,7 +125,7 @@ fn first_base(models: &Path, sample: &Sample) -> Base {
 
 fn base_of(models: &Path, version: u64) -> Base {
     let (_, xxh3_128) = store::link::read_manifest(&models.join(format!("m/{version}"))).unwrap();
-    Base { version, xxh3_128 }
+    Base { version: Version(version), xxh3_128 }
 }
 
 fn open(models: &Path, version: u64) -> Result<Opened, StoreError> {
@@ -154,7 +154,7 @@ proptest! {
             now.change(&Sample::of(n as u64 + 2), changed);
             base = now.write_delta(dir.path(), base, changed).unwrap();
             let version = Version(n as u64 + 2);
-            prop_assert_eq!(Version(base.version), version);
+            prop_assert_eq!(base.version, version);
             now.assert_is_at(dir.path(), "m", version);
             // A server opens only what is new.
             served = store::open_beside(dir.path(), "m", version, &[&served.store]).unwrap();
@@ -406,7 +406,7 @@ fn the_number_of_a_version_that_was_deleted_by_hand_is_not_used_again() {
     let delta = samples[2].write_delta(models, base_of(models, 2), &changed).unwrap_err();
     assert!(matches!(delta, StoreError::BaseOvertaken { highest: Version(3), .. }), "{delta}");
     let compacted = store::retention::compact(models, "m", Version(2), Version(2)).unwrap();
-    assert_eq!(compacted.version, 4);
+    assert_eq!(compacted.version, Version(4));
     assert_eq!(store::versions(models, "m").unwrap(), [1, 2, 4].map(Version));
 }
 

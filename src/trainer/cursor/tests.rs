@@ -24,7 +24,7 @@ fn cursor() -> Cursor {
             save_best: true,
         }),
     };
-    let best = Best { epoch: 2, log_loss: 0.123_456_789_012_345_67, version: Some(7) };
+    let best = Best { epoch: 2, log_loss: 0.123_456_789_012_345_67, version: Some(Version(7)) };
     let file = Some(FileAt { name: "b".to_owned(), samples: 17, complete: true });
     let validation = Validation { best: Some(best), bad_epochs: 1 };
     let log = Some("5d".to_owned());
@@ -146,9 +146,9 @@ fn a_followed_directory_is_not_another_one_nor_a_log() {
 fn the_best_version_of_its_own_cursor_is_the_version_that_has_it() {
     let mut cursor = cursor();
     let best = |cursor: &Cursor| cursor.validation_of(Version(5)).best.unwrap().version;
-    assert_eq!(best(&cursor), Some(7));
+    assert_eq!(best(&cursor), Some(Version(7)));
     cursor.validation.best.as_mut().unwrap().version = Some(Best::THIS);
-    assert_eq!(best(&cursor), Some(5));
+    assert_eq!(best(&cursor), Some(Version(5)));
 }
 
 #[test]

@@ -325,7 +325,8 @@ impl Pipeline {
         Ok(())
     }
 
-    /// Runs [`Self::flush`] and empties the scratchpad.
+    /// Runs [`Self::flush`] and empties the scratchpad. Tests compare a run that continues from an empty one
+    /// with one that does not; the program keeps the rows.
     ///
     /// # Errors
     /// As [`Self::flush`].

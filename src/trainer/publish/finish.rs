@@ -9,7 +9,6 @@ use crate::store::retention::chain_bytes;
 use crate::store::{Base, Table, check_base};
 use crate::trainer::TrainError;
 use crate::trainer::train_state::TrainState;
-use crate::types::Version;
 
 /// Attempts to write the last version.
 const LAST_ATTEMPTS: u32 = 3;
@@ -81,7 +80,7 @@ impl Publisher {
                 .filter(|_| self.due.published_steps == Some(state.steps) && self.last.cursor == notes.cursor)
             {
                 let PublishOptions { models, name, .. } = &self.options;
-                let chain = chain_bytes(models, name, Version(base.version));
+                let chain = chain_bytes(models, name, base.version);
                 match chain.and_then(|_| check_base(models, name, base)) {
                     Ok(()) => return Ok(base),
                     Err(error) => {
@@ -127,7 +126,7 @@ impl Publisher {
                     path: self.options.models.join(&self.options.name),
                     seconds: patience.as_secs(),
                     steps: self.due.published_steps.unwrap_or(0),
-                    version: self.last.base.map_or(0, |base| base.version),
+                    version: self.last.base.map_or(0, |base| base.version.0),
                 });
             }
             failed = self.collect(left.min(SLOW_WRITE)).or(failed);

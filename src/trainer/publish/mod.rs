@@ -13,6 +13,11 @@
 //!
 //! The copies take memory, which is kept for the next cut. [`changed_rows`] bounds it: when many rows have
 //! changed, a cut is made before its time, and Train waits if the writer is still busy.
+//!
+//! - `runs`: runs of a trainer between two cuts; `finish`: the last version of a run;
+//! - `rest`: pauses of training for the server of the same process; `copy_pace`: how many rows are copied
+//!   after a step;
+//! - `row_set`: a set of the rows of a table; `shortage`: what a full log of learned samples asks for.
 
 mod capture;
 mod changed_rows;
@@ -23,7 +28,7 @@ mod finish;
 mod image;
 mod rest;
 mod row_set;
-mod segments;
+mod runs;
 mod shortage;
 mod writer;
 
@@ -45,7 +50,7 @@ use cut::Cut;
 use due::Due;
 use image::RowImage;
 pub(crate) use rest::TakingOver;
-pub(crate) use segments::{RunControl, RunObserver};
+pub(crate) use runs::{RunControl, RunObserver};
 use shortage::FullLog;
 use writer::{Outcome, Writer, WriterGone};
 
@@ -88,7 +93,7 @@ impl Default for CutNotes {
 #[derive(Clone, Debug)]
 #[allow(missing_docs)]
 pub(crate) struct Published {
-    pub version: u64,
+    pub version: Version,
     pub full: bool,
     pub rows: u64,
     pub bytes: u64,
@@ -161,7 +166,7 @@ impl Publisher {
         let changed = ChangedRows::new(tables.iter().map(record).collect(), rows)?;
         // If the directory cannot be read, writing to it fails too, and says why.
         let highest = versions(&options.models, &options.name).ok().and_then(|mut all| all.pop());
-        let highest = highest.max(base.map(|base| Version(base.version)));
+        let highest = highest.max(base.map(|base| base.version));
         Ok(Self {
             writer: Writer::start(options.clone(), finish::last_wait(changed.table_bytes()))?,
             due: Due::new(options.every, state.steps, base.is_some()),
@@ -374,7 +379,7 @@ impl Publisher {
 
     fn written(&mut self, base: Base, published: Published) {
         self.last.base = Some(base);
-        self.last.highest = self.last.highest.max(Some(Version(base.version)));
+        self.last.highest = self.last.highest.max(Some(base.version));
         self.due.published_steps = Some(published.steps);
         self.last.cursor.clone_from(&published.cursor);
         self.full_log.told = None;

@@ -59,7 +59,7 @@ impl RowSet {
     }
 
     /// The first row of the set that is not below `row`.
-    pub(crate) fn first_from(&self, row: u64) -> Option<u64> {
+    fn first_from(&self, row: u64) -> Option<u64> {
         if self.len == 0 {
             return None;
         }

@@ -2,7 +2,7 @@
 
 mod faults;
 mod limits;
-mod segments;
+mod runs;
 
 use std::fs;
 use std::path::Path;
@@ -104,7 +104,7 @@ impl Run {
         let log = self.log.lock().unwrap();
         let published: Vec<&Published> = log.iter().filter_map(|outcome| outcome.as_ref().ok()).collect();
         for one in &published {
-            let opened = store::open(models, "m", Version(one.version), Purpose::Train).unwrap();
+            let opened = store::open(models, "m", one.version, Purpose::Train).unwrap();
             assert_eq!(opened.training.unwrap().steps, one.steps);
             assert_has_its_cursor(&opened);
             let resumed = resume(opened, self.reference.state.optimizer).unwrap();
@@ -144,15 +144,15 @@ fn every_published_version_is_the_trainer_after_its_step() {
         schema.tables[1].element = [Element::F16, Element::Int8][n % 2];
         let mut run = Run::new(dir.path(), &schema, kind, 3);
         (0..STEPS).for_each(|seed| run.step(seed));
-        assert_eq!(run.finish().version, run.log.lock().unwrap().len() as u64);
+        assert_eq!(run.finish().version, Version(run.log.lock().unwrap().len() as u64));
         let full = run.assert_published(dir.path());
         let published = run.log.lock().unwrap().len();
         assert!(published >= 3 && full >= 1 && full < published, "{full} full of {published}");
         // Nothing has changed since.
         let last = run.finish();
-        assert_eq!(run.log.lock().unwrap().len() as u64, last.version);
+        assert_eq!(Version(run.log.lock().unwrap().len() as u64), last.version);
         // Training goes on from the last version.
-        let opened = store::open(dir.path(), "m", Version(last.version), Purpose::Train).unwrap();
+        let opened = store::open(dir.path(), "m", last.version, Purpose::Train).unwrap();
         let reference = resume(opened, optimizer(kind)).unwrap();
         let mut next = Run::on(dir.path(), reference, 2, Some(last));
         (0..5).for_each(|seed| next.step(seed));
@@ -193,7 +193,7 @@ fn after_another_writer_the_next_version_has_all_rows() {
     let other = initialise(&schema(ARCHITECTURES[0]), optimizer(OptimizerKind::Adam), 8).unwrap();
     assert_eq!(other.save(dir.path(), "m").unwrap(), Version(2));
     run.step(2);
-    assert_eq!(run.finish().version, 3);
+    assert_eq!(run.finish().version, Version(3));
     let log = run.log.lock().unwrap().clone();
     assert!(log[1].as_ref().unwrap_err().contains("made from version 1, but the highest version is 2"));
     assert!(log[2].as_ref().unwrap().full);
@@ -228,7 +228,7 @@ fn a_chain_with_a_row_that_is_not_finite_is_not_merged_into_a_full_version_and_t
     assert_eq!(entries(dir.path()), 1, "nothing was written");
     assert_eq!(changed(&run), before);
     poison(&mut run, value);
-    assert_eq!(run.finish().version, 2);
+    assert_eq!(run.finish().version, Version(2));
     assert_eq!(run.assert_published(dir.path()), 2);
 }
 
@@ -281,7 +281,7 @@ fn child_that_publishes_and_serves_500_versions() {
         run.step(step);
         run.after.clear();
         run.log.lock().unwrap().clear();
-        let version = Version(run.finish().version);
+        let version = run.finish().version;
         match &served {
             None => served = Some(engine(store::open(models, "m", version, Purpose::Serve).unwrap())),
             Some(engine) => take_over(engine, models, version),

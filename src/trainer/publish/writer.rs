@@ -194,7 +194,7 @@ const MOST_FILES: usize = 8192;
 /// version, or they are too many, or one of them was removed, so that no later one could be opened.
 fn needs_full(options: &PublishOptions, base: Base, image: &RowImage) -> bool {
     let most = (MOST_FILES / image.tables().max(1)).clamp(1, MOST_DELTAS);
-    let chain = chain_bytes(&options.models, &options.name, Version(base.version));
+    let chain = chain_bytes(&options.models, &options.name, base.version);
     chain.map_or(true, |ChainBytes { full, deltas, length }| {
         length >= most || (deltas + image.bytes() as u64) as f64 > options.compact_at * full as f64
     })
@@ -222,7 +222,7 @@ fn publish(options: &PublishOptions, next: UnwrittenVersion<'_>) -> Result<Writt
         } else {
             (0..image.tables()).map(changed).collect()
         },
-        numbering: if full { Numbering::Above(Version(base.version)) } else { Numbering::DeltaOf(base) },
+        numbering: if full { Numbering::Above(base.version) } else { Numbering::DeltaOf(base) },
         cursor: notes.cursor.as_deref(),
         quality: (notes.quality)(),
     };
@@ -232,7 +232,7 @@ fn publish(options: &PublishOptions, next: UnwrittenVersion<'_>) -> Result<Writt
 /// The tables of the base with the image's rows in front.
 fn merged(options: &PublishOptions, base: Base, image: &RowImage) -> Result<Vec<Table>, TrainError> {
     store::check_base(&options.models, &options.name, base)?;
-    let (models, name, base) = (&options.models, &options.name, Version(base.version));
+    let (models, name, base) = (&options.models, &options.name, base.version);
     let opened = store::open(models, name, base, Purpose::Train).map_err(|error| match error {
         StoreError::Memory(_) => error,
         // It is not read again, whatever is wrong with it: training has all of its rows.

@@ -225,7 +225,7 @@ unsafe fn call(then: impl FnOnce(&mut World) -> i32) -> i32 {
     then(&mut world)
 }
 
-/// The same as `ScaleArgs` in `cuda_driver`.
+/// The same as `ScaleArgs` in `device/cuda/tests/driver.rs`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct ScaleArgs {

@@ -1,5 +1,6 @@
-//! The cache on a CUDA device in the simulator: the contract of `cache_contract`, and the properties of
-//! devices alone, which are the number of operations per batch and the safety of concurrent streams.
+//! The cache on a CUDA device in the simulator: the contract of `cache/tests/contract`, and the
+//! properties of devices alone, which are the number of operations per batch and the safety of concurrent
+//! streams.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

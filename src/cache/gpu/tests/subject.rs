@@ -1,5 +1,5 @@
-//! The cache in a device's memory as a subject of `cache_contract`, for any driver, and a property of devices
-//! alone: how many operations a batch takes.
+//! The cache in a device's memory as a subject of `cache/tests/contract`, for any driver, and a property of
+//! devices alone: how many operations a batch takes.
 
 use std::sync::Arc;
 use std::time::Duration;

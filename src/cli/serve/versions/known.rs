@@ -8,7 +8,6 @@ use super::RETRY_AFTER;
 use super::plan::VersionPlan;
 use super::switching::Switching;
 use crate::cli::serve::LoadedModel;
-use crate::cli::serve::loader::RefusedVersion;
 use crate::cli::serve::stamps::Stamps;
 use crate::config::TrafficConfig;
 use crate::engine::Engine;
@@ -23,8 +22,8 @@ pub(super) struct KnownVersions {
     pub refused: BTreeMap<Version, VersionRefusal>,
     /// What the settings name, as it was written down last.
     pub named: Option<BTreeMap<String, VersionSelector>>,
-    /// Whether that failed.
-    pub not_named: bool,
+    /// Whether it could not be written down at the last look.
+    pub named_unsaved: bool,
     /// Whether its directory could not be read at the last look.
     pub unreadable: bool,
     /// The loaded versions that were not on disk at the last look, or of which another one had the number,
@@ -38,35 +37,33 @@ pub(super) struct KnownVersions {
     /// What was reported to the server last.
     pub reported: Option<Reported>,
     /// Whether it is reported again, because it may have kept versions for labels that were set meanwhile.
-    pub again: bool,
+    pub report_again: bool,
 }
 
 impl KnownVersions {
     pub(super) fn at_load(model: &LoadedModel) -> Self {
-        let refused = model.refused.iter().map(|RefusedVersion { version, stamps, reason, may_pass }| {
-            (*version, VersionRefusal::new(stamps.clone(), refusal(*version, reason), *may_pass))
-        });
-        Self { refused: refused.collect(), ..Self::default() }
+        Self { refused: (*model.refused).clone(), ..Self::default() }
     }
 }
 
 /// A version that was refused.
-pub(super) struct VersionRefusal {
+#[derive(Clone)]
+pub(crate) struct VersionRefusal {
     /// Its files as they were then, and those of the versions that it builds on. It is tried again when they
     /// change.
     pub stamps: Stamps,
     pub reason: String,
     /// When it is tried again even if they do not change.
-    pub again: Option<Instant>,
+    pub retry_at: Option<Instant>,
 }
 
 impl VersionRefusal {
-    pub(super) fn new(stamps: Stamps, reason: String, may_pass: bool) -> Self {
-        Self { stamps, reason, again: may_pass.then(|| Instant::now() + RETRY_AFTER) }
+    pub(crate) fn new(stamps: Stamps, reason: String, may_pass: bool) -> Self {
+        Self { stamps, reason, retry_at: may_pass.then(|| Instant::now() + RETRY_AFTER) }
     }
 
     pub(super) fn stays(&self) -> bool {
-        self.again.is_none_or(|again| Instant::now() < again)
+        self.retry_at.is_none_or(|retry_at| Instant::now() < retry_at)
     }
 }
 
@@ -99,6 +96,6 @@ impl Reported {
 }
 
 /// The sentence about a refused version.
-pub(super) fn refusal(version: Version, reason: &str) -> String {
+pub(crate) fn refusal(version: Version, reason: &str) -> String {
     format!("version {version} is refused: {reason}")
 }

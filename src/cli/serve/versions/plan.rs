@@ -85,7 +85,7 @@ impl Settling<'_> {
     pub(super) fn plan(&mut self) -> Result<VersionPlan, String> {
         let traffic = self.context.loader.live.traffic(self.name);
         let mut labels = self.labels(&traffic)?;
-        if let Some(change) = self.look.label {
+        if let Some(change) = self.options.label {
             labels = labels.with(change);
         }
         self.keep_named(&traffic);
@@ -131,10 +131,10 @@ impl Settling<'_> {
         let same = store::labels::load_settings(models, name).is_ok_and(|before| before == named);
         let saved = if same { Ok(()) } else { store::labels::save_settings(models, name, &named) };
         match saved {
-            Ok(()) => (self.known.named, self.known.not_named) = (Some(named), false),
+            Ok(()) => (self.known.named, self.known.named_unsaved) = (Some(named), false),
             // Tried again at the next look.
             Err(error) => {
-                if !std::mem::replace(&mut self.known.not_named, true) {
+                if !std::mem::replace(&mut self.known.named_unsaved, true) {
                     tracing::warn!(
                         model = name,
                         %error,
@@ -218,7 +218,7 @@ impl Settling<'_> {
             VersionPolicy::Latest(count) => {
                 let mut candidates: BTreeSet<Version> = self.known.secondary.keys().copied().collect();
                 candidates.insert(self.model.engine.version());
-                if self.look.new {
+                if self.options.new {
                     candidates.extend(on_disk);
                 }
                 for version in candidates.into_iter().rev() {
@@ -255,7 +255,7 @@ impl Settling<'_> {
                 Ok(()) if target == VersionSelector::Latest => {}
                 Ok(()) => drop(of.pinned.insert(version)),
                 Err(reason) => {
-                    if self.look.label.is_some_and(|change| change.label == label) {
+                    if self.options.label.is_some_and(|change| change.label == label) {
                         return Err(reason);
                     }
                     if label == STABLE {
@@ -289,7 +289,7 @@ impl Settling<'_> {
         // Read before the version is opened, so that later changes are noticed.
         let stamps = self.stamper.of_chain(version, &bases);
         let open = || open(loader, model, version, &loaded);
-        let opened = if self.look.urgent { open() } else { self.context.opening.install(open) };
+        let opened = if self.options.urgent { open() } else { self.context.opening.install(open) };
         match opened {
             Ok(loaded) => {
                 self.known.refused.remove(&version);

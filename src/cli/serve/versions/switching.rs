@@ -57,7 +57,7 @@ impl Settling<'_> {
         SwitchTarget { version, own, next }: SwitchTarget<impl FnOnce() -> NextVersion + Send + 'static>,
     ) -> Switching {
         let (end, ended) = mpsc::channel();
-        let (engine, urgent) = (self.model.engine.clone(), self.look.urgent);
+        let (engine, urgent) = (self.model.engine.clone(), self.options.urgent);
         let (wake, woken) = (self.context.wake.clone(), self.name.to_owned());
         let switch = move || {
             if !urgent {
@@ -81,7 +81,7 @@ impl Settling<'_> {
     /// Waits for the end of the model's switch, if there is one, but not longer than `limit`, or as long as a
     /// client does if one waits for it.
     pub(super) fn end_switch(&mut self, limit: Duration) -> SwitchOutcome {
-        let limit = if self.look.asked { ASKED_WAIT } else { limit };
+        let limit = if self.options.asked { ASKED_WAIT } else { limit };
         let (name, known) = (self.name, &mut *self.known);
         let Some(switching) = &known.switching else { return SwitchOutcome::Done };
         let &Switching { target, own, begun, ref ended } = switching;

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use super::segments::{OnDisk, Slow, expected};
+use super::runs::{OnDisk, Slow, expected};
 use super::*;
 use crate::store::crash::{Effect, Fault, Op, RecordingDisk, dir_in_memory};
 use crate::trainer::ScratchpadSize;
@@ -47,7 +47,7 @@ fn train(fault: Option<Fault>, awaited: bool) -> Vec<Op> {
     };
     let steps: Vec<u64> = store::versions(dir.path(), "m").unwrap().into_iter().map(steps_of).collect();
     assert!(steps.is_sorted() && steps.last() == Some(&(4 * EVERY)), "{fault:?}: {steps:?}");
-    assert_eq!(steps_of(Version(last.version)), 4 * EVERY);
+    assert_eq!(steps_of(last.version), 4 * EVERY);
     let log = run.log.lock().unwrap();
     let reported = log.iter().filter_map(|outcome| outcome.as_ref().ok());
     assert!(reported.clone().all(|one| steps.contains(&one.steps)), "{fault:?}: {log:?}, found {steps:?}");
@@ -93,14 +93,14 @@ fn train_on_disk(case: &Case, expected: &[Vec<u32>], fault: Option<Fault>) -> Ve
     run.train_only(case, &mut Slow(Duration::from_millis(1), notes));
     let last = run.finish();
     let steps_of = |version: Version| {
-        let resumed = run.resumed(version.0, case);
+        let resumed = run.resumed(version, case);
         assert!(bits(&resumed) == expected[resumed.steps() as usize], "{fault:?}: version {version}");
         resumed.steps()
     };
     let versions = store::versions(run.models.path(), "m").unwrap();
     let steps: Vec<u64> = versions.into_iter().map(steps_of).collect();
     assert!(steps.is_sorted() && steps.last() == Some(&(expected.len() as u64 - 1)), "{fault:?}: {steps:?}");
-    assert_eq!(Some(&steps_of(Version(last.version))), steps.last());
+    assert_eq!(Some(&steps_of(last.version)), steps.last());
     let full: Vec<bool> = run.published().iter().map(|one| one.full).collect();
     assert!(fault.is_some() || full.starts_with(&[true, false, true]), "{full:?}");
     disk.ops.lock().unwrap().clone()

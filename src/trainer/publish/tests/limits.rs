@@ -4,7 +4,7 @@
 use std::fs::File;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::segments::{OnDisk, Slow, expected};
+use super::runs::{OnDisk, Slow, expected};
 use super::*;
 use crate::dataset::Shortage;
 use crate::store::stuck::StuckDisk;
@@ -71,7 +71,7 @@ fn after_a_long_refusal_the_next_version_has_all_rows_and_none_are_copied() {
     run.step(STEPS);
     assert!(run.publisher.cut.is_none() && !run.publisher.writer.in_flight);
     let last = run.log.lock().unwrap().last().cloned().unwrap().unwrap();
-    assert_eq!((last.version, last.full, last.steps), (2, true, STEPS + 1));
+    assert_eq!((last.version, last.full, last.steps), (Version(2), true, STEPS + 1));
     run.assert_published(dir.path());
 }
 
@@ -88,7 +88,7 @@ fn a_last_version_that_was_removed_is_written_again_at_the_end() {
         std::fs::remove_dir_all(dir.path().join(lost)).unwrap();
         let last = run.finish();
         assert!(last.version > before.version);
-        let opened = store::open(dir.path(), "m", Version(last.version), Purpose::Train).unwrap();
+        let opened = store::open(dir.path(), "m", last.version, Purpose::Train).unwrap();
         assert!(opened.store.is_full(), "{lost}");
         let resumed = resume(opened, run.reference.state.optimizer).unwrap();
         assert!(bits(&resumed) == bits(&run.reference), "{lost}");
@@ -116,7 +116,7 @@ fn no_delta_follows_a_chain_of_which_a_version_was_removed() {
     let later = published.iter().filter(|one| one.version > before.version);
     assert!(later.clone().any(|one| one.full) && later.clone().any(|one| !one.full), "{published:?}");
     for one in later {
-        let opened = store::open(dir.path(), "m", Version(one.version), Purpose::Train).unwrap();
+        let opened = store::open(dir.path(), "m", one.version, Purpose::Train).unwrap();
         let resumed = resume(opened, run.reference.state.optimizer).unwrap();
         assert!(bits(&resumed) == run.after[one.steps as usize], "{one:?}");
     }
@@ -129,14 +129,14 @@ fn no_delta_is_published_on_a_version_that_was_replaced_under_its_number() {
         fs::remove_dir_all(&last).unwrap();
         assert!(std::process::Command::new("cp").arg("-r").args([first, &last]).status().unwrap().success());
     });
-    assert_eq!(before.version, 3);
+    assert_eq!(before.version, Version(3));
     run.finish();
     let log = run.log.lock().unwrap();
     let published: Vec<&Published> = log.iter().filter_map(|outcome| outcome.as_ref().ok()).collect();
     let later = published.iter().filter(|one| one.version > before.version);
     assert!(later.clone().count() > 10, "{published:?}");
     for one in later {
-        let opened = store::open(dir.path(), "m", Version(one.version), Purpose::Train).unwrap();
+        let opened = store::open(dir.path(), "m", one.version, Purpose::Train).unwrap();
         let resumed = resume(opened, run.reference.state.optimizer).unwrap();
         assert!(bits(&resumed) == run.after[one.steps as usize], "{one:?}");
     }
@@ -152,7 +152,7 @@ fn a_damaged_version_that_a_full_one_would_build_on_costs_no_later_version() {
     let log = run.log.lock().unwrap().clone();
     assert!(log.iter().any(Result::is_err), "no full version was due: {log:?}");
     let last = run.finish();
-    let opened = store::open(dir.path(), "m", Version(last.version), Purpose::Train).unwrap();
+    let opened = store::open(dir.path(), "m", last.version, Purpose::Train).unwrap();
     let resumed = resume(opened, run.reference.state.optimizer).unwrap();
     assert!(bits(&resumed) == bits(&run.reference));
 }
@@ -209,7 +209,7 @@ fn a_run_whose_disk_does_not_answer_ends_with_an_error_that_says_where_resume_co
     // A disk that answers again is waited for as long as before.
     disk.set_stuck(false);
     let tries = (0..600).find_map(|_| run.try_finish().ok());
-    assert_eq!(tries.map(|base| base.version), Some(2));
+    assert_eq!(tries.map(|base| base.version), Some(Version(2)));
     disk.set_stuck(true);
     run.step(3);
     run.try_finish().unwrap_err();
@@ -228,7 +228,7 @@ fn a_model_whose_directory_disappears_gets_no_number_again() {
     }
     fs::remove_dir_all(dir.path().join("m")).unwrap();
     run.step(3);
-    assert_eq!(run.finish().version, 4);
+    assert_eq!(run.finish().version, Version(4));
     let log = run.log.lock().unwrap().clone();
     let refused = log[3].as_ref().unwrap_err();
     let gone = dir.path().join("m/3");
@@ -239,7 +239,7 @@ fn a_model_whose_directory_disappears_gets_no_number_again() {
     let mut next = Run::on(dir.path(), reference, 100, None);
     fs::remove_dir_all(dir.path().join("m")).unwrap();
     next.step(1);
-    assert_eq!(next.finish().version, 5);
+    assert_eq!(next.finish().version, Version(5));
 }
 
 #[test]

@@ -1,6 +1,6 @@
-//! The contracts of `scratch_contract` and `pipeline_contract` on NVIDIA's driver: on a real GPU if there is
+//! The contracts of `contract` and `pipeline/tests/contract` on NVIDIA's driver: on a real GPU if there is
 //! one and, with the feature cusim, on the stub driver (`stub_driver`), whose kernels the simulator executes
-//! (`cusim_kernels`).
+//! (`device/cusim/stub.rs`).
 
 use std::sync::Arc;
 

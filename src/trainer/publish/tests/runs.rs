@@ -116,8 +116,8 @@ impl OnDisk {
     }
 
     /// A trainer that continues from a version.
-    pub(super) fn resumed(&self, version: u64, case: &Case) -> ReferenceTrainer {
-        let opened = store::open(self.models.path(), "m", Version(version), Purpose::Train).unwrap();
+    pub(super) fn resumed(&self, version: Version, case: &Case) -> ReferenceTrainer {
+        let opened = store::open(self.models.path(), "m", version, Purpose::Train).unwrap();
         assert_has_its_cursor(&opened);
         resume(opened, case.optimizer()).unwrap()
     }
