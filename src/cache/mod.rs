@@ -130,9 +130,9 @@ pub struct CacheOptions {
     pub pointers: u64,
     /// The version that batches use until the first switch.
     pub version: Version,
-    /// How long a switch waits for the batches that began before it. Then it fails, before anything changes. A
-    /// batch that begins meanwhile and does not end is waited for without a limit, because it may still read
-    /// rows of the version before.
+    /// How long a switch waits for the batches that began before it. Then it fails, before anything changes.
+    /// A batch that begins meanwhile and does not end is waited for without a limit, because it may still
+    /// read rows of the version before.
     pub switch_wait: Duration,
     /// Whether the cache evicts on its own thread. If not, the owner calls [`FlatCache::evict_step`].
     pub background: bool,
@@ -227,8 +227,8 @@ impl FlatCache {
     /// No missed row is admitted and no slot is freed until the switch ends.
     ///
     /// Waits for the batches of the previous version, so do not call it on a request's path, nor on a thread
-    /// that has a pin. Once the new version is the current one, this wait has no limit: batches are answered as
-    /// before, but no other switch begins. Concurrent switches wait for each other.
+    /// that has a pin. Once the new version is the current one, this wait has no limit: batches are answered
+    /// as before, but no other switch begins. Concurrent switches wait for each other.
     ///
     /// # Errors
     /// When the version is the current one, an earlier batch does not end

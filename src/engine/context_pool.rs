@@ -1,5 +1,5 @@
-//! A cache in a device's memory and its lookup contexts. Each batch takes an idle context. A server has one for
-//! each thread that computes batches, so that none waits.
+//! A cache in a device's memory and its lookup contexts. Each batch takes an idle context. A server has one
+//! for each thread that computes batches, so that none waits.
 
 use std::sync::{Condvar, Mutex};
 use std::time::Duration;

@@ -48,9 +48,9 @@ impl Drain<'_> {
         Drained { unfinished }
     }
 
-    /// Ends the batchers, and closes the logs of learned samples. If all calls finished in time, the queues are
-    /// empty and this ends at once. Otherwise a model may still compute, and that cannot be stopped: its log is
-    /// closed all the same, and the answers to records in the log's queue are dropped.
+    /// Ends the batchers, and closes the logs of learned samples. If all calls finished in time, the queues
+    /// are empty and this ends at once. Otherwise a model may still compute, and that cannot be stopped: its
+    /// log is closed all the same, and the answers to records in the log's queue are dropped.
     async fn join_batchers(&self) {
         let models = self.shared.models.all();
         let logs: Vec<_> = models.iter().filter_map(|model| model.main().learn_log.clone()).collect();
@@ -62,7 +62,8 @@ impl Drain<'_> {
                 engines().for_each(|engine| engine.batcher.close());
                 models.iter().filter_map(|model| model.shadow()).for_each(|shadow| shadow.end());
                 engines().for_each(|engine| engine.batcher.join());
-                // Before the answer, which may end the process: the end of a model writes its recorded accesses.
+                // Before the answer, which may end the process: the end of a model writes its recorded
+                // accesses.
                 drop((models, shared));
             }
         });

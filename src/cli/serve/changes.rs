@@ -259,8 +259,8 @@ impl Watcher {
             drop(model);
             warm::save_unloaded(engine, &self.adder.loader.models);
         }
-        // The memory of the model is released by now, unless its hot rows are still being saved, or a call of it
-        // has not ended, which the log says.
+        // The memory of the model is released by now, unless its hot rows are still being saved, or a call of
+        // it has not ended, which the log says.
         tracing::info!(model = name, id, "unloaded for a client");
         Ok(())
     }

@@ -139,8 +139,8 @@ impl ServedVersions {
     /// Loads what is wanted of a served model, and unloads the rest.
     ///
     /// # Errors
-    /// Why the highest version that was tried now is refused, or why the version of `options.label` is; or that
-    /// a version is still being taken over.
+    /// Why the highest version that was tried now is refused, or why the version of `options.label` is; or
+    /// that a version is still being taken over.
     pub(crate) fn settle(
         &mut self,
         model: &LoadedModel,
