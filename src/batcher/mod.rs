@@ -41,9 +41,9 @@ pub(crate) use cores::CORES;
 use cores::Cores;
 pub(crate) use error::BatchError;
 pub(crate) use overload::{Computed, TooLate};
-pub(crate) use progress::Progress;
-use progress::{Outcome, Reply, send_all};
-pub(crate) use queue::{Entry, Limits, Next, Priority, Queue, Size, Taken, Terms, Turn, Turns};
+pub(crate) use progress::QueueProgress;
+use progress::{Reply, RequestOutcome, send_all};
+pub(crate) use queue::{Entry, Next, Priority, Queue, QueueLimits, Size, Taken, Terms, Turn, Turns};
 use split::{Job, Split};
 use state::{BatcherState, QueueState};
 
@@ -55,9 +55,9 @@ const PATIENCE: u32 = 6;
 
 /// The future answer to one request. Dropping it cancels the request.
 pub(crate) struct Ticket {
-    answer: oneshot::Receiver<Outcome>,
+    answer: oneshot::Receiver<RequestOutcome>,
     /// `None` when it was taken out.
-    progress: Option<Progress>,
+    progress: Option<QueueProgress>,
     state: Arc<BatcherState>,
     turns: Turns,
 }
@@ -65,19 +65,19 @@ pub(crate) struct Ticket {
 /// A request that is not queued yet.
 struct NewRequest {
     entry: Entry<(Batch, Reply)>,
-    answer: oneshot::Receiver<Outcome>,
-    progress: Progress,
+    answer: oneshot::Receiver<RequestOutcome>,
+    progress: QueueProgress,
 }
 
 impl Ticket {
     /// Takes out the progress of the request, which may be asked for when the ticket is gone.
-    pub(crate) fn take_progress(&mut self) -> Option<Progress> {
+    pub(crate) fn take_progress(&mut self) -> Option<QueueProgress> {
         self.progress.take()
     }
 }
 
 impl Future for Ticket {
-    type Output = Outcome;
+    type Output = RequestOutcome;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         // The sender is dropped without an answer only by a panic of its worker.
@@ -136,7 +136,7 @@ impl Batcher {
     ) -> std::io::Result<Self> {
         let description = model.describe();
         let samples = config.max_samples.min(description.max_samples).max(1);
-        let limits = Limits {
+        let limits = QueueLimits {
             queue: Size { samples: config.queue_samples, bytes: config.queue_bytes },
             batch: Size { samples, bytes: BATCH_BYTES },
             max_delay: config.max_delay,
@@ -205,7 +205,7 @@ impl Batcher {
     /// The queue is the last parameter, so that it is unlocked before a refused request is dropped.
     fn push(&self, request: NewRequest, mut queue: MutexGuard<'_, QueueState>) -> Result<Ticket, BatchError> {
         let Entry { size, queued, terms, .. } = request.entry;
-        let Limits { queue: limit, batch: most, .. } = queue.jobs.limits();
+        let QueueLimits { queue: limit, batch: most, .. } = queue.jobs.limits();
         let displaced =
             queue.jobs.admit(size, queued, terms).map_err(|refusal| BatchError::of(refusal, limit))?;
         let NewRequest { entry, answer, progress } = request;
@@ -232,7 +232,7 @@ impl Batcher {
     /// model has buffers of that size.
     pub(crate) fn set_queue(&self, config: &BatcherConfig) {
         let mut queue = self.state.lock_queue();
-        let limits = Limits {
+        let limits = QueueLimits {
             queue: Size { samples: config.queue_samples, bytes: config.queue_bytes },
             max_delay: config.max_delay,
             default_deadline: config.default_deadline,

@@ -90,7 +90,7 @@ impl Size {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Limits {
+pub(crate) struct QueueLimits {
     /// Limit of all queued requests together.
     pub queue: Size,
     /// Limit of one batch. An entry that exceeds it is computed alone.
@@ -186,13 +186,13 @@ pub(crate) struct Queue<T> {
     /// When a worker took entries last.
     taken: Option<Instant>,
     closed: bool,
-    limits: Limits,
+    limits: QueueLimits,
     overload: Overload,
 }
 
 impl<T> Queue<T> {
     #[must_use]
-    pub(crate) fn new(limits: Limits) -> Self {
+    pub(crate) fn new(limits: QueueLimits) -> Self {
         Self {
             entries: BTreeMap::new(),
             count: 0,
@@ -206,12 +206,12 @@ impl<T> Queue<T> {
     }
 
     #[must_use]
-    pub(crate) fn limits(&self) -> Limits {
+    pub(crate) fn limits(&self) -> QueueLimits {
         self.limits
     }
 
     /// Changes the limits. Entries that are queued stay, also if they exceed the new limit.
-    pub(crate) fn set_limits(&mut self, limits: Limits) {
+    pub(crate) fn set_limits(&mut self, limits: QueueLimits) {
         self.limits = limits;
     }
 

@@ -14,7 +14,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Instant;
 
-use super::{BatchError, Entry, Outcome, Queue, Reply, Size, Turn, Turns};
+use super::{BatchError, Entry, Queue, Reply, RequestOutcome, Size, Turn, Turns};
 use crate::predict::PredictError;
 use crate::sync::EvenPoisoned;
 use crate::types::{AbsentId, Batch, Scores, Version};
@@ -181,7 +181,7 @@ impl RequestPart {
     }
 
     /// Answers the request, if this was its last part or has failed.
-    pub(crate) fn finish(&self, outcome: Outcome) -> AfterPart {
+    pub(crate) fn finish(&self, outcome: RequestOutcome) -> AfterPart {
         let mut joined = self.of.joined();
         let scores = match outcome {
             Ok(scores) => scores,
@@ -225,7 +225,7 @@ impl RequestPart {
     }
 }
 
-fn send(reply: Option<Reply>, answer: Outcome) {
+fn send(reply: Option<Reply>, answer: RequestOutcome) {
     if let Some(reply) = reply {
         reply.send(answer);
     }

@@ -9,7 +9,7 @@ use tokio::runtime::Handle;
 
 use super::calls::Calls;
 use super::cores::Cores;
-use super::progress::Outcome;
+use super::progress::RequestOutcome;
 use super::queue::{Next, Queue, Size, Turns};
 use super::split::{AfterPart, Job, RequestPart};
 use crate::metrics::ModelMetrics;
@@ -74,7 +74,7 @@ impl BatcherState {
     }
 
     /// Answers a request, or continues it if this is one of its parts. Returns the batch for reuse.
-    pub(super) fn answer(&self, job: Job, outcome: Outcome) -> Option<Batch> {
+    pub(super) fn answer(&self, job: Job, outcome: RequestOutcome) -> Option<Batch> {
         match job {
             Job::Part(part) => {
                 self.finish(&part, outcome);
@@ -88,7 +88,7 @@ impl BatcherState {
     }
 
     /// Continues a request after one of its parts.
-    pub(super) fn finish(&self, part: &RequestPart, outcome: Outcome) {
+    pub(super) fn finish(&self, part: &RequestPart, outcome: RequestOutcome) {
         match part.finish(outcome) {
             AfterPart::Nothing => {}
             AfterPart::Remove(turns) => self.remove(turns),

@@ -1,7 +1,7 @@
 use super::*;
 use proptest::prelude::*;
 
-const LIMITS: Limits = Limits {
+const LIMITS: QueueLimits = QueueLimits {
     queue: Size { samples: 50, bytes: 5000 },
     batch: Size { samples: 10, bytes: 1000 },
     max_delay: Duration::from_micros(100),
@@ -49,7 +49,7 @@ fn a_batch_fills_for_at_most_the_delay_while_half_of_the_workers_compute() {
 
 #[test]
 fn requests_do_not_wait_while_fewer_than_half_of_the_workers_compute() {
-    let (mut queue, now) = (Queue::new(Limits { workers: 5, ..LIMITS }), Instant::now());
+    let (mut queue, now) = (Queue::new(QueueLimits { workers: 5, ..LIMITS }), Instant::now());
     for item in 0..3 {
         let mut taken = Taken::default();
         push(&mut queue, entry(item, 1, now)).unwrap();
