@@ -97,7 +97,7 @@ pub(crate) struct QueueLimits {
     pub batch: Size,
     /// How long a batch may fill while half of the workers compute.
     pub max_delay: Duration,
-    /// `batcher.default_deadline_ms`: the deadline of a request that has none.
+    /// `batcher.default_deadline_ms`: the assumed deadline of a request that has none.
     pub default_deadline: Duration,
     /// Threads that compute batches.
     pub workers: usize,

@@ -1,7 +1,7 @@
 //! The contract of a flat cache: properties that every implementation must fulfil. The implementations are
-//! the cache on the host (`host`), on a simulated CUDA device (`cusim_cache`) and on NVIDIA's driver
-//! (`cuda_cache`). A [`Subject`] runs batches. Its output is compared with rows that encode their table, id
-//! and version, pooled by the host's kernel.
+//! the cache on the host (`host`), on a simulated CUDA device (`cache/gpu/tests/cusim.rs`) and on NVIDIA's
+//! driver (`cache/gpu/tests/cuda.rs`). A [`Subject`] runs batches. Its output is compared with rows that
+//! encode their table, id and version, pooled by the host's kernel.
 //!
 //! This file has the subject and the properties of every cache. `world` has tables and batches, `versions`
 //! switching, `pointers` the unified index, `narrow` keys that rows share, `warm` initial and hot rows, and

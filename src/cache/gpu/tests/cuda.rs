@@ -1,5 +1,5 @@
-//! The contract of `cache_contract` on NVIDIA's driver: on a real GPU if there is one and, with the feature
-//! cusim, on the stub driver (`stub_driver`), whose kernels the simulator executes (`cusim_kernels`).
+//! The contract of a cache on NVIDIA's driver: on a real GPU if there is one and, with the feature
+//! cusim, on the stub driver (`stub_driver`), whose kernels the simulator executes.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::mem::mix64;
 use super::subject as device;
 use crate::cache::tests::contract::{self, World, narrow, warm};
 
-/// A closure that checks a property of `cache_contract` with a subject on the driver.
+/// A closure that checks a property of the contract with a subject on the driver.
 macro_rules! held {
     ($property:path) => {
         |driver: &Arc<Nvidia>| $property(|world: &World| device::on(driver, world))

@@ -1,4 +1,4 @@
-//! The cache on a CUDA device in the simulator: the contract of `cache_contract`, and the properties of
+//! The cache on a CUDA device in the simulator: the contract of a cache, and the properties of
 //! devices alone, which are the number of operations per batch and the safety of concurrent streams.
 
 use std::sync::Arc;

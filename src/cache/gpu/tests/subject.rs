@@ -1,4 +1,4 @@
-//! The cache in a device's memory as a subject of `cache_contract`, for any driver, and a property of devices
+//! The cache in a device's memory as a subject of the contract, for any driver, and a property of devices
 //! alone: how many operations a batch takes.
 
 use std::sync::Arc;
