@@ -50,11 +50,11 @@ use add::Adder;
 use cache::RowMemory;
 use loader::{Loader, RefusedVersion};
 pub(crate) use reload::EarlyHangup;
-use reload::{Live, Reloader};
+use reload::{LiveSettings, Reloader};
 use start::{Start, Started};
 
 pub(crate) use warm::Saving;
-use watch::Wakes;
+use watch::WatchChannel;
 pub(crate) use watch::{WatchCommand, Watching};
 
 /// How long the end of the server waits for blocking tasks.
@@ -97,12 +97,12 @@ pub(crate) fn run(args: Args, config: &Config, settings: Layers, early: EarlyHan
         let server = bind(config, Vec::new(), metrics.clone(), learning).await?;
         let (grpc, http) = (server.grpc_addr(), server.http_addr());
         tracing::info!("listening on {grpc} for gRPC and on {http} for HTTP");
-        let (live, wakes, registry) = (Live::new(config), Wakes::new(), server.registry());
-        let (wake, layers) = (wakes.wake.clone(), settings);
+        let (live, channel, registry) = (LiveSettings::new(config), WatchChannel::new(), server.registry());
+        let (wake, layers) = (channel.wake.clone(), settings);
         let reloader = Reloader { layers, live: live.clone(), registry: registry.clone(), wake };
         tokio::spawn(reloader.run(hangup, early));
         let config = config.clone();
-        let mut starting = Start { config, models, metrics, training, registry, live, wakes }.begin()?;
+        let mut starting = Start { config, models, metrics, training, registry, live, channel }.begin()?;
         let mut started = None;
         let drained = server.run(async {
             tokio::pin!(terminated);
@@ -245,7 +245,7 @@ impl Serving {
     /// When the directory has no models, a model has no good version, or a cache cannot be built.
     pub fn load(config: &Config, models: &Path) -> anyhow::Result<Self> {
         let metrics = Arc::new(Metrics::new().context("metrics")?);
-        let serving = Self::new(Loader::new(config, models, metrics, Live::new(config))?);
+        let serving = Self::new(Loader::new(config, models, metrics, LiveSettings::new(config))?);
         let names = store::models(models).map_err(|e| InputError(e.into())).context("server.models")?;
         if names.is_empty() {
             return Err(InputError(anyhow!("server.models: no model in {}", models.display())).into());
@@ -274,16 +274,16 @@ impl Serving {
     /// # Errors
     /// When the system cannot start a thread.
     pub fn watch(&self, server: &Server) -> anyhow::Result<Watching> {
-        let wakes = Wakes::new();
-        let adder = Adder::new(&self.loader, &self.models, server.registry(), wakes.wake.clone());
+        let channel = WatchChannel::new();
+        let adder = Adder::new(&self.loader, &self.models, server.registry(), channel.wake.clone());
         let adder = adder.context("models: threads")?;
-        wakes.open(&server.registry(), &self.loader.models);
-        Self::watch_with(adder, wakes)
+        channel.open(&server.registry(), &self.loader.models);
+        Self::watch_with(adder, channel)
     }
 
     /// [`Self::watch`], which also takes over a version when it is named. The repository is open already.
-    fn watch_with(adder: Adder, wakes: Wakes) -> anyhow::Result<Watching> {
-        Watching::start(adder, wakes).context("models.watch_seconds: thread")
+    fn watch_with(adder: Adder, channel: WatchChannel) -> anyhow::Result<Watching> {
+        Watching::start(adder, channel).context("models.watch_seconds: thread")
     }
 
     /// Saves the hot rows of the caches every `cache.save_seconds`, and a last time when the result is
