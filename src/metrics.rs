@@ -44,7 +44,7 @@ pub(crate) use statistics::{RunningTotal, Statistics, Total};
 pub(crate) use training::{Training, TrainingState};
 
 /// The `model` label of calls that do not name a loaded model.
-pub(crate) const NO_MODEL: &str = "(none)";
+const NO_MODEL: &str = "(none)";
 
 /// The names of the gRPC status codes, by number.
 pub(crate) const CODES: [&str; 17] = [

@@ -1,5 +1,5 @@
-// Small kernels that test the simulator itself (tests/it/cusim.rs). Some are correct, and give the right
-// result under every seed. Each of the others has one planted bug, which the tests must detect.
+// Small kernels that test the simulator itself (src/device/cusim/tests.rs). Some are correct, and give the
+// right result under every seed. Each of the others has one planted bug, which the tests must detect.
 #include "../common.cuh"
 
 // One block reverses `values` through shared memory.

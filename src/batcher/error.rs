@@ -1,4 +1,4 @@
-//! Why a request gets no scores.
+//! The errors of a batcher: a request is refused, or queued and not scored.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ pub(crate) enum BatchError {
         "batcher: the model computes nothing: a request before this one has waited {} s (limit \
          batcher.default_deadline_ms)", .waits.as_secs()
     )]
-    Stands { waits: Duration },
+    Stuck { waits: Duration },
     #[error("batcher: overloaded: requests of a higher priority took the place of this one in the queue")]
     Displaced,
     #[error("the server is draining, or the model is being unloaded: no more requests are accepted")]
@@ -45,7 +45,7 @@ impl BatchError {
         match refusal {
             QueueRefusal::Closed => Self::Closed,
             QueueRefusal::TooLate(late) => Self::Overloaded(late),
-            QueueRefusal::Stands { waits } => Self::Stands { waits },
+            QueueRefusal::Stuck { waits } => Self::Stuck { waits },
             QueueRefusal::Full { queued, size } if queued.samples + size.samples > limit.samples => {
                 Self::QueueSamples { limit: limit.samples, queued: queued.samples, size: size.samples }
             }

@@ -41,9 +41,9 @@ pub(crate) use cores::CORES;
 use cores::Cores;
 pub(crate) use error::BatchError;
 pub(crate) use overload::{Computed, TooLate};
-pub(crate) use progress::Progress;
-use progress::{Outcome, Reply, send_all};
-pub(crate) use queue::{Entry, Limits, Next, Priority, Queue, Size, Taken, Terms, Turn, Turns};
+pub(crate) use progress::QueueProgress;
+use progress::{Reply, RequestOutcome, send_all};
+pub(crate) use queue::{Entry, Next, Priority, Queue, QueueLimits, Size, Taken, Terms, Turn, Turns};
 use split::{Job, Split};
 use state::{BatcherState, QueueState};
 
@@ -55,29 +55,29 @@ const PATIENCE: u32 = 6;
 
 /// The future answer to one request. Dropping it cancels the request.
 pub(crate) struct Ticket {
-    answer: oneshot::Receiver<Outcome>,
+    answer: oneshot::Receiver<RequestOutcome>,
     /// `None` when it was taken out.
-    progress: Option<Progress>,
-    shared: Arc<BatcherState>,
+    progress: Option<QueueProgress>,
+    state: Arc<BatcherState>,
     turns: Turns,
 }
 
 /// A request that is not queued yet.
 struct NewRequest {
     entry: Entry<(Batch, Reply)>,
-    answer: oneshot::Receiver<Outcome>,
-    progress: Progress,
+    answer: oneshot::Receiver<RequestOutcome>,
+    progress: QueueProgress,
 }
 
 impl Ticket {
     /// Takes out the progress of the request, which may be asked for when the ticket is gone.
-    pub(crate) fn take_progress(&mut self) -> Option<Progress> {
+    pub(crate) fn take_progress(&mut self) -> Option<QueueProgress> {
         self.progress.take()
     }
 }
 
 impl Future for Ticket {
-    type Output = Outcome;
+    type Output = RequestOutcome;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         // The sender is dropped without an answer only by a panic of its worker.
@@ -92,13 +92,13 @@ impl Drop for Ticket {
         if self.answer.is_terminated() {
             return;
         }
-        self.shared.cancel(self.turns);
+        self.state.cancel(self.turns);
     }
 }
 
 /// The queue and the workers of one model.
 pub(crate) struct Batcher {
-    shared: Arc<BatcherState>,
+    state: Arc<BatcherState>,
     workers: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -136,16 +136,16 @@ impl Batcher {
     ) -> std::io::Result<Self> {
         let description = model.describe();
         let samples = config.max_samples.min(description.max_samples).max(1);
-        let limits = Limits {
+        let limits = QueueLimits {
             queue: Size { samples: config.queue_samples, bytes: config.queue_bytes },
             batch: Size { samples, bytes: BATCH_BYTES },
             max_delay: config.max_delay,
             default_deadline: config.default_deadline,
             workers: config.workers.max(1),
         };
-        let state = QueueState { queue: Queue::new(limits), asleep: 0, timed: 0 };
-        let shared = Arc::new(BatcherState {
-            state: Mutex::new(state),
+        let queue = QueueState { jobs: Queue::new(limits), asleep: 0, timed: 0 };
+        let state = Arc::new(BatcherState {
+            queue: Mutex::new(queue),
             wake: Condvar::new(),
             model,
             metrics,
@@ -156,11 +156,11 @@ impl Batcher {
             calls: Calls::default(),
             patience_us: AtomicU64::new(patience_us(config)),
         });
-        let batcher = Self { shared, workers: Mutex::default() };
+        let batcher = Self { state, workers: Mutex::default() };
         for _ in 0..config.workers.max(1) {
-            let shared = batcher.shared.clone();
+            let state = batcher.state.clone();
             let name = format!("batch-{}", description.model);
-            let worker = std::thread::Builder::new().name(name).spawn(move || worker::run(&shared))?;
+            let worker = std::thread::Builder::new().name(name).spawn(move || worker::run(&state))?;
             batcher.workers.lock().even_poisoned().push(worker);
         }
         Ok(batcher)
@@ -169,7 +169,7 @@ impl Batcher {
     /// A batch to be overwritten by the next request: an answered batch, for its memory, or a new one.
     #[must_use]
     pub(crate) fn spare(&self) -> Batch {
-        self.shared.spares().pop().unwrap_or_default()
+        self.state.spares().pop().unwrap_or_default()
     }
 
     /// Queues a batch, which must have the schema's shape and at least one sample. Called in a task, for that
@@ -180,21 +180,21 @@ impl Batcher {
     /// [`BatchError::Closed`]. The ticket returns all other errors.
     pub(crate) fn submit(&self, batch: Batch, terms: Terms) -> Result<Ticket, BatchError> {
         let request = self.request(batch, terms);
-        self.push(request, self.shared.state())
+        self.push(request, self.state.lock_queue())
     }
 
     /// As [`Self::submit`]; `None` also if another thread has the queue. So the caller never waits for a
     /// worker that only runs when a processor is free.
     pub(crate) fn try_submit(&self, batch: Batch, terms: Terms) -> Option<Ticket> {
         let request = self.request(batch, terms);
-        self.push(request, self.shared.try_state()?).ok()
+        self.push(request, self.state.try_lock_queue()?).ok()
     }
 
     fn request(&self, batch: Batch, terms: Terms) -> NewRequest {
-        if self.shared.runtime.get().is_none()
+        if self.state.runtime.get().is_none()
             && let Ok(runtime) = Handle::try_current()
         {
-            let _ = self.shared.runtime.set(runtime);
+            let _ = self.state.runtime.set(runtime);
         }
         let queued = Instant::now();
         let (reply, answer, progress) = Reply::new(queued);
@@ -202,65 +202,64 @@ impl Batcher {
         NewRequest { entry: Entry { size, queued, terms, item: (batch, reply) }, answer, progress }
     }
 
-    /// The state is the last parameter, so that it is unlocked before a refused request is dropped.
-    fn push(&self, request: NewRequest, mut state: MutexGuard<'_, QueueState>) -> Result<Ticket, BatchError> {
+    /// The queue is the last parameter, so that it is unlocked before a refused request is dropped.
+    fn push(&self, request: NewRequest, mut queue: MutexGuard<'_, QueueState>) -> Result<Ticket, BatchError> {
         let Entry { size, queued, terms, .. } = request.entry;
-        let Limits { queue: limit, batch: most, .. } = state.queue.limits();
+        let QueueLimits { queue: limit, batch: most, .. } = queue.jobs.limits();
         let displaced =
-            state.queue.admit(size, queued, terms).map_err(|refusal| BatchError::of(refusal, limit))?;
+            queue.jobs.admit(size, queued, terms).map_err(|refusal| BatchError::of(refusal, limit))?;
         let NewRequest { entry, answer, progress } = request;
         let turns = if size.samples > most.samples {
-            Split::push(&mut state.queue, entry, most.samples)
+            Split::push(&mut queue.jobs, entry, most.samples)
         } else {
             let (batch, reply) = entry.item;
             let entry = Entry { size, queued, terms, item: Job::Whole(batch, reply) };
-            Turns { first: state.queue.push(entry), count: 1 }
+            Turns { first: queue.jobs.push(entry), count: 1 }
         };
-        self.shared.set_queue_samples(&state);
-        let wanted = state.wants_a_worker(queued);
-        drop(state);
+        self.state.set_queue_samples(&queue);
+        let wanted = queue.wants_a_worker(queued);
+        drop(queue);
         if wanted {
-            self.shared.wake.notify_one();
+            self.state.wake.notify_one();
         }
         for entry in displaced {
-            self.shared.answer(entry.item, Err(BatchError::Displaced));
+            self.state.answer(entry.item, Err(BatchError::Displaced));
         }
-        Ok(Ticket { answer, progress: Some(progress), shared: self.shared.clone(), turns })
+        Ok(Ticket { answer, progress: Some(progress), state: self.state.clone(), turns })
     }
 
     /// Changes the limits of the queue and the longest delay. The most samples of a batch stay, because the
     /// model has buffers of that size.
     pub(crate) fn set_queue(&self, config: &BatcherConfig) {
-        let mut state = self.shared.state();
-        let queue = Size { samples: config.queue_samples, bytes: config.queue_bytes };
-        let limits = Limits {
-            queue,
+        let mut queue = self.state.lock_queue();
+        let limits = QueueLimits {
+            queue: Size { samples: config.queue_samples, bytes: config.queue_bytes },
             max_delay: config.max_delay,
             default_deadline: config.default_deadline,
-            ..state.queue.limits()
+            ..queue.jobs.limits()
         };
-        state.queue.set_limits(limits);
-        drop(state);
-        self.shared.patience_us.store(patience_us(config), Ordering::Relaxed);
+        queue.jobs.set_limits(limits);
+        drop(queue);
+        self.state.patience_us.store(patience_us(config), Ordering::Relaxed);
         // A worker may wait for the old delay.
-        self.shared.wake.notify_all();
+        self.state.wake.notify_all();
     }
 
     /// How long a call of the model may take, and a client without a deadline waits for its scores.
     pub(crate) fn patience(&self) -> Duration {
-        self.shared.patience()
+        self.state.patience()
     }
 
     /// Whether each worker is in a call of the model that does not end.
     pub(crate) fn is_stuck(&self) -> bool {
         let since = Instant::now().checked_sub(self.patience());
-        since.is_some_and(|since| self.shared.calls.open_since(since) >= self.shared.workers)
+        since.is_some_and(|since| self.state.calls.open_since(since) >= self.state.workers)
     }
 
     /// Refuses new requests. Queued requests are still computed.
     pub(crate) fn close(&self) {
-        self.shared.state().queue.close();
-        self.shared.wake.notify_all();
+        self.state.lock_queue().jobs.close();
+        self.state.wake.notify_all();
     }
 
     /// Closes the queue, and waits until all requests are computed and the workers have ended. Blocks, so it
@@ -276,18 +275,18 @@ impl Batcher {
 
     /// Whether a ticket is left after [`Self::join`]. It has the model.
     pub(crate) fn is_awaited(&self) -> bool {
-        Arc::strong_count(&self.shared) > 1
+        Arc::strong_count(&self.state) > 1
     }
 
     /// Closes the queue and answers queued requests with [`BatchError::Closed`]. Returns their number.
     /// Workers still finish the batches that they are computing.
     pub(crate) fn abandon(&self) -> usize {
         self.close();
-        let lost: Vec<Entry<Job>> = self.shared.state().queue.clear().collect();
+        let lost: Vec<Entry<Job>> = self.state.lock_queue().jobs.clear().collect();
         let mut count = 0;
         for entry in lost {
             count += usize::from(!entry.item.is_over());
-            self.shared.answer(entry.item, Err(BatchError::Closed));
+            self.state.answer(entry.item, Err(BatchError::Closed));
         }
         count
     }

@@ -17,7 +17,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::queue::{Limits, Priority, Terms};
+use super::queue::{Priority, QueueLimits, Terms};
 
 /// A queue that has not been empty for this long is a standing queue.
 const STANDING: Duration = Duration::from_millis(100);
@@ -70,7 +70,7 @@ impl Overload {
     /// higher ones.
     pub(crate) fn refuses(
         &self,
-        limits: &Limits,
+        limits: &QueueLimits,
         now: Instant,
         samples: usize,
         terms: Terms,

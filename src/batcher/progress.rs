@@ -14,32 +14,32 @@ use crate::types::Scores;
 
 /// The way of a request through the queue.
 #[derive(Debug)]
-pub(crate) struct Progress {
+pub(crate) struct QueueProgress {
     pub queued: Instant,
     taken: Arc<OnceLock<Instant>>,
 }
 
-impl Progress {
+impl QueueProgress {
     /// When a worker took the request, or its first part.
     pub(crate) fn taken(&self) -> Option<Instant> {
         self.taken.get().copied()
     }
 }
 
-pub(crate) type Outcome = Result<Scores, BatchError>;
+pub(crate) type RequestOutcome = Result<Scores, BatchError>;
 
 /// Answers a request once.
 pub(crate) struct Reply {
-    sender: oneshot::Sender<Outcome>,
+    sender: oneshot::Sender<RequestOutcome>,
     taken: Arc<OnceLock<Instant>>,
 }
 
 impl Reply {
     /// A reply to a request that is queued now, and what receives it.
-    pub(crate) fn new(queued: Instant) -> (Self, oneshot::Receiver<Outcome>, Progress) {
+    pub(crate) fn new(queued: Instant) -> (Self, oneshot::Receiver<RequestOutcome>, QueueProgress) {
         let (sender, answer) = oneshot::channel();
         let taken = Arc::new(OnceLock::new());
-        (Self { sender, taken: taken.clone() }, answer, Progress { queued, taken })
+        (Self { sender, taken: taken.clone() }, answer, QueueProgress { queued, taken })
     }
 
     /// Whether the client has given up the answer.
@@ -52,7 +52,7 @@ impl Reply {
         let _ = self.taken.set(now);
     }
 
-    pub(crate) fn send(self, answer: Outcome) {
+    pub(crate) fn send(self, answer: RequestOutcome) {
         // If the receiver is gone, the request was cancelled.
         let _ = self.sender.send(answer);
     }
@@ -62,7 +62,7 @@ impl Reply {
 /// might wake each time: with system calls, and on a busy core in place of the worker. So one task wakes the
 /// others. At batch 1 and 16 requests in flight, a core then answers 1.24 times as many requests a second
 /// (EPYC, 2026-11-24).
-pub(crate) fn send_all(runtime: Option<&Handle>, answers: Vec<(Reply, Outcome)>) {
+pub(crate) fn send_all(runtime: Option<&Handle>, answers: Vec<(Reply, RequestOutcome)>) {
     let several = answers.len() > 1;
     let send = move || answers.into_iter().for_each(|(reply, outcome)| reply.send(outcome));
     match runtime {

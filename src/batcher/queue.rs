@@ -7,7 +7,7 @@
 //! is limited. Its own deadline may end it before.
 //!
 //! If the queue is full, a request displaces requests of lower priorities, the lowest and newest first. If it
-//! does not move, because no worker takes anything for longer than clients wait, requests are refused.
+//! is stuck, because no worker takes anything for longer than clients wait, requests are refused.
 //!
 //! [`Queue::take`] decides when an idle worker takes the next batch:
 //!
@@ -90,14 +90,14 @@ impl Size {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Limits {
+pub(crate) struct QueueLimits {
     /// Limit of all queued requests together.
     pub queue: Size,
     /// Limit of one batch. An entry that exceeds it is computed alone.
     pub batch: Size,
     /// How long a batch may fill while half of the workers compute.
     pub max_delay: Duration,
-    /// `batcher.default_deadline_ms`: how long a client waits that does not say so.
+    /// `batcher.default_deadline_ms`: the assumed deadline of a request that has none.
     pub default_deadline: Duration,
     /// Threads that compute batches.
     pub workers: usize,
@@ -140,8 +140,8 @@ pub(crate) enum QueueRefusal {
         size: Size,
     },
     TooLate(TooLate),
-    /// A request before it waits for this long.
-    Stands {
+    /// No entry is taken: a request before it waits for this long.
+    Stuck {
         waits: Duration,
     },
     Closed,
@@ -186,13 +186,13 @@ pub(crate) struct Queue<T> {
     /// When a worker took entries last.
     taken: Option<Instant>,
     closed: bool,
-    limits: Limits,
+    limits: QueueLimits,
     overload: Overload,
 }
 
 impl<T> Queue<T> {
     #[must_use]
-    pub(crate) fn new(limits: Limits) -> Self {
+    pub(crate) fn new(limits: QueueLimits) -> Self {
         Self {
             entries: BTreeMap::new(),
             count: 0,
@@ -206,12 +206,12 @@ impl<T> Queue<T> {
     }
 
     #[must_use]
-    pub(crate) fn limits(&self) -> Limits {
+    pub(crate) fn limits(&self) -> QueueLimits {
         self.limits
     }
 
     /// Changes the limits. Entries that are queued stay, also if they exceed the new limit.
-    pub(crate) fn set_limits(&mut self, limits: Limits) {
+    pub(crate) fn set_limits(&mut self, limits: QueueLimits) {
         self.limits = limits;
     }
 
@@ -229,7 +229,7 @@ impl<T> Queue<T> {
     /// Makes room for a request, whose entries are pushed next. Returns the entries that it displaces.
     ///
     /// # Errors
-    /// When the queue is closed, full, or overloaded, or does not move.
+    /// When the queue is closed, full, overloaded, or stuck.
     pub(crate) fn admit(
         &mut self,
         size: Size,
@@ -245,7 +245,7 @@ impl<T> Queue<T> {
             return Err(QueueRefusal::Full { queued: before, size });
         }
         self.overload.refuses(&self.limits, queued, before.samples, terms).map_err(QueueRefusal::TooLate)?;
-        self.check_moves(queued, terms.priority)?;
+        self.check_not_stuck(queued, terms.priority)?;
         let mut displaced = Vec::new();
         while self.held().plus_within(size, self.limits.queue).is_none() {
             let lowest = Priority::ALL.into_iter().rev().find(|p| self.held[*p as usize].samples > 0);
@@ -259,7 +259,7 @@ impl<T> Queue<T> {
     /// Refuses a request if no entry was taken for longer than clients wait, although one before it could be.
     /// So the requests of a version that is stuck do not take all places of the server: its measured speed
     /// says nothing any more.
-    fn check_moves(&self, now: Instant, priority: Priority) -> Result<(), QueueRefusal> {
+    fn check_not_stuck(&self, now: Instant, priority: Priority) -> Result<(), QueueRefusal> {
         // Since it was queued, or since another one was taken.
         let waits = |entry: &Entry<T>| {
             let since = self.taken.map_or(entry.queued, |taken| taken.max(entry.queued));
@@ -272,7 +272,7 @@ impl<T> Queue<T> {
         // A request of a lower priority may wait longer.
         let before = self.entries.values().find(|entry| entry.terms.priority <= priority);
         match before.map(waits) {
-            Some(waits) if waits > limit => Err(QueueRefusal::Stands { waits }),
+            Some(waits) if waits > limit => Err(QueueRefusal::Stuck { waits }),
             _ => Ok(()),
         }
     }

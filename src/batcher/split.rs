@@ -14,7 +14,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Instant;
 
-use super::{BatchError, Entry, Outcome, Queue, Reply, Size, Turn, Turns};
+use super::{BatchError, Entry, Queue, Reply, RequestOutcome, Size, Turn, Turns};
 use crate::predict::PredictError;
 use crate::sync::EvenPoisoned;
 use crate::types::{AbsentId, Batch, Scores, Version};
@@ -99,7 +99,7 @@ pub(crate) struct RequestPart {
 }
 
 /// What the outcome of a part means for the others.
-pub(crate) enum Then {
+pub(crate) enum AfterPart {
     Nothing,
     /// The request has failed, so they leave the queue.
     Remove(Turns),
@@ -181,7 +181,7 @@ impl RequestPart {
     }
 
     /// Answers the request, if this was its last part or has failed.
-    pub(crate) fn finish(&self, outcome: Outcome) -> Then {
+    pub(crate) fn finish(&self, outcome: RequestOutcome) -> AfterPart {
         let mut joined = self.of.joined();
         let scores = match outcome {
             Ok(scores) => scores,
@@ -193,7 +193,7 @@ impl RequestPart {
         joined.scores[self.number] = Some(scores);
         joined.missing -= 1;
         if joined.missing > 0 {
-            return Then::Nothing;
+            return AfterPart::Nothing;
         }
         let last = joined.last.map(|(_, version)| version);
         let others: Vec<usize> = (0..self.of.parts)
@@ -203,29 +203,29 @@ impl RequestPart {
             if let Some(scores) = self.of.join(std::mem::take(&mut joined.scores)) {
                 send(joined.reply.take(), Ok(scores));
             }
-            return Then::Nothing;
+            return AfterPart::Nothing;
         }
         if joined.repeats == REPEATS {
             return self.fail(&mut joined, BatchError::VersionChanged { times: REPEATS + 1 });
         }
         joined.repeats += 1;
         joined.missing = others.len();
-        let Some(turns) = self.of.turns.get() else { return Then::Nothing };
+        let Some(turns) = self.of.turns.get() else { return AfterPart::Nothing };
         let again = others.into_iter().map(|number| (turns.nth(number), self.of.part(number)));
-        Then::Repeat(again.collect())
+        AfterPart::Repeat(again.collect())
     }
 
     /// Answers the request with the error of this part.
-    fn fail(&self, joined: &mut Joined, mut error: BatchError) -> Then {
+    fn fail(&self, joined: &mut Joined, mut error: BatchError) -> AfterPart {
         if let BatchError::Predict(PredictError::NotFinite { sample }) = &mut error {
             *sample += self.range().start;
         }
         send(joined.reply.take(), Err(error));
-        self.of.turns.get().map_or(Then::Nothing, |turns| Then::Remove(*turns))
+        self.of.turns.get().map_or(AfterPart::Nothing, |turns| AfterPart::Remove(*turns))
     }
 }
 
-fn send(reply: Option<Reply>, answer: Outcome) {
+fn send(reply: Option<Reply>, answer: RequestOutcome) {
     if let Some(reply) = reply {
         reply.send(answer);
     }

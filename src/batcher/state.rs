@@ -1,4 +1,5 @@
-//! What the workers and the callers of a batcher share: the queue, the model, and batches to be reused.
+//! The state of a batcher. A worker answers requests with it, and puts parts of them back into the queue; a
+//! caller cancels them.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, TryLockError};
@@ -8,9 +9,9 @@ use tokio::runtime::Handle;
 
 use super::calls::Calls;
 use super::cores::Cores;
-use super::progress::Outcome;
+use super::progress::RequestOutcome;
 use super::queue::{Next, Queue, Size, Turns};
-use super::split::{Job, RequestPart, Then};
+use super::split::{AfterPart, Job, RequestPart};
 use crate::metrics::ModelMetrics;
 use crate::predict::Predict;
 use crate::sync::EvenPoisoned;
@@ -22,7 +23,7 @@ const SPARE_BYTES: usize = 16 << 10;
 
 /// What the workers and the callers of a batcher share.
 pub(super) struct BatcherState {
-    pub state: Mutex<QueueState>,
+    pub queue: Mutex<QueueState>,
     pub wake: Condvar,
     pub model: Arc<dyn Predict>,
     pub metrics: Arc<ModelMetrics>,
@@ -40,7 +41,7 @@ pub(super) struct BatcherState {
 
 /// What the lock of a batcher protects.
 pub(super) struct QueueState {
-    pub queue: Queue<Job>,
+    pub jobs: Queue<Job>,
     /// Workers that sleep without a time limit.
     pub asleep: usize,
     /// Workers that sleep until a batch is due.
@@ -50,7 +51,7 @@ pub(super) struct QueueState {
 impl QueueState {
     /// Whether a sleeping worker should be woken for the queued requests.
     pub(super) fn wants_a_worker(&self, now: Instant) -> bool {
-        match self.queue.next(now) {
+        match self.jobs.next(now) {
             Next::Work => self.asleep + self.timed > 0,
             // One worker must wait until the batch is due, in case the busy workers take longer.
             Next::Wait(_) => self.asleep > 0 && self.timed == 0,
@@ -73,7 +74,7 @@ impl BatcherState {
     }
 
     /// Answers a request, or continues it if this is one of its parts. Returns the batch for reuse.
-    pub(super) fn answer(&self, job: Job, outcome: Outcome) -> Option<Batch> {
+    pub(super) fn answer(&self, job: Job, outcome: RequestOutcome) -> Option<Batch> {
         match job {
             Job::Part(part) => {
                 self.finish(&part, outcome);
@@ -87,14 +88,14 @@ impl BatcherState {
     }
 
     /// Continues a request after one of its parts.
-    pub(super) fn finish(&self, part: &RequestPart, outcome: Outcome) {
+    pub(super) fn finish(&self, part: &RequestPart, outcome: RequestOutcome) {
         match part.finish(outcome) {
-            Then::Nothing => {}
-            Then::Remove(turns) => self.remove(turns),
+            AfterPart::Nothing => {}
+            AfterPart::Remove(turns) => self.remove(turns),
             // This worker, or those that it wakes, take them next.
-            Then::Repeat(entries) => {
-                let mut state = self.state();
-                entries.into_iter().for_each(|(turn, entry)| state.queue.push_again(turn, entry));
+            AfterPart::Repeat(entries) => {
+                let mut queue = self.lock_queue();
+                entries.into_iter().for_each(|(turn, entry)| queue.jobs.push_again(turn, entry));
             }
         }
     }
@@ -103,26 +104,26 @@ impl BatcherState {
     pub(super) fn cancel(&self, turns: Turns) {
         // A worker that only runs when a processor is free may hold the lock for long. It skips the request,
         // because its answer cannot be sent.
-        let state = if self.cores.is_some() { Some(self.state()) } else { self.try_state() };
-        if let Some(state) = state {
-            self.remove_from(state, turns);
+        let queue = if self.cores.is_some() { Some(self.lock_queue()) } else { self.try_lock_queue() };
+        if let Some(queue) = queue {
+            self.remove_from(queue, turns);
         }
     }
 
     /// Removes the entries of a request from the queue.
     pub(super) fn remove(&self, turns: Turns) {
-        self.remove_from(self.state(), turns);
+        self.remove_from(self.lock_queue(), turns);
     }
 
-    pub(super) fn remove_from(&self, mut state: MutexGuard<'_, QueueState>, turns: Turns) {
-        let removed = state.queue.remove_all(turns);
-        self.set_queue_samples(&state);
-        drop(state);
+    fn remove_from(&self, mut queue: MutexGuard<'_, QueueState>, turns: Turns) {
+        let removed = queue.jobs.remove_all(turns);
+        self.set_queue_samples(&queue);
+        drop(queue);
         drop(removed);
     }
 
-    pub(super) fn set_queue_samples(&self, state: &QueueState) {
-        self.metrics.batches.queue_samples.set(state.queue.held().samples as f64);
+    pub(super) fn set_queue_samples(&self, queue: &QueueState) {
+        self.metrics.batches.queue_samples.set(queue.jobs.held().samples as f64);
     }
 
     /// As [`super::Batcher::patience`].
@@ -130,16 +131,16 @@ impl BatcherState {
         Duration::from_micros(self.patience_us.load(Ordering::Relaxed))
     }
 
-    pub(super) fn state(&self) -> MutexGuard<'_, QueueState> {
-        // No code panics while it holds the lock, so the state is consistent.
-        self.state.lock().even_poisoned()
+    pub(super) fn lock_queue(&self) -> MutexGuard<'_, QueueState> {
+        // No code panics while it holds the lock, so the queue is consistent.
+        self.queue.lock().even_poisoned()
     }
 
     /// `None` while another thread holds the lock.
-    pub(super) fn try_state(&self) -> Option<MutexGuard<'_, QueueState>> {
-        match self.state.try_lock() {
-            Ok(state) => Some(state),
-            Err(TryLockError::Poisoned(state)) => Some(state.into_inner()),
+    pub(super) fn try_lock_queue(&self) -> Option<MutexGuard<'_, QueueState>> {
+        match self.queue.try_lock() {
+            Ok(queue) => Some(queue),
+            Err(TryLockError::Poisoned(queue)) => Some(queue.into_inner()),
             Err(TryLockError::WouldBlock) => None,
         }
     }

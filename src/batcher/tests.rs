@@ -336,7 +336,7 @@ async fn the_queue_is_bounded_in_samples_and_in_bytes() {
 async fn a_queue_that_a_worker_has_is_not_waited_for() {
     let model = Fake::new();
     let batcher = start(&model, |_| {});
-    let state = batcher.shared.state();
+    let state = batcher.state.lock_queue();
     assert!(batcher.try_submit(batch(1, 0).0, ANY).is_none());
     drop(state);
     // The worker may look at the queue just then.
@@ -519,7 +519,7 @@ async fn a_score_that_is_not_finite_fails_only_its_request() {
         let batcher = Arc::new(Batcher::start(model.clone(), metrics, &config).unwrap());
         let calls = model.calls.lock().unwrap();
         let before = batcher.submit(generate(&schema, 1, 8).0, ANY).unwrap();
-        while batcher.shared.state().queue.held().samples > 0 {
+        while batcher.state.lock_queue().jobs.held().samples > 0 {
             std::thread::yield_now();
         }
         // The model waits for the lock of its list, so these three are merged.

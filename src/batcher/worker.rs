@@ -15,18 +15,18 @@ use crate::sync::EvenPoisoned;
 use crate::types::{AbsentId, Batch, Jagged, Scores};
 
 /// Computes batches until the queue is closed and empty.
-pub(crate) fn run(shared: &BatcherState) {
+pub(crate) fn run(state: &BatcherState) {
     let mut taken = Taken::default();
     let mut merged = Batch::default();
     let mut computed = None;
-    while wait_for_batch(shared, computed, &mut taken) {
+    while wait_for_batch(state, computed, &mut taken) {
         let samples = taken.batch.iter().map(|entry| entry.size.samples).sum();
         let begun = Instant::now();
-        let computing = shared.cores.map(|cores| cores.compute(shared.patience()));
-        let outcome = catch_unwind(AssertUnwindSafe(|| handle(shared, &mut taken, &mut merged)));
+        let computing = state.cores.map(|cores| cores.compute(state.patience()));
+        let outcome = catch_unwind(AssertUnwindSafe(|| handle(state, &mut taken, &mut merged)));
         drop(computing);
         if let Err(panic) = outcome {
-            shared.metrics.batches.panics.increment(1);
+            state.metrics.batches.panics.increment(1);
             tracing::error!(panic = panic_text(&*panic), "a worker panicked: its requests get an error");
             // What is dropped without an answer gets an error ([`super::Ticket`]).
             taken = Taken::default();
@@ -36,119 +36,119 @@ pub(crate) fn run(shared: &BatcherState) {
     }
 }
 
-fn handle(shared: &BatcherState, taken: &mut Taken<Job>, merged: &mut Batch) {
+fn handle(state: &BatcherState, taken: &mut Taken<Job>, merged: &mut Batch) {
     let now = Instant::now();
     for entry in taken.expired.drain(..) {
-        expire(shared, entry, now);
+        expire(state, entry, now);
     }
     for entry in taken.batch.iter().filter(|entry| entry.item.is_first()) {
         let waited = now.saturating_duration_since(entry.queued);
-        shared.metrics.batches.queue_seconds.record(waited);
-        shared.metrics.statistics.queue.add(1, waited);
+        state.metrics.batches.queue_seconds.record(waited);
+        state.metrics.statistics.queue.add(1, waited);
         entry.item.taken(now);
     }
-    compute(shared, &mut taken.batch, merged);
+    compute(state, &mut taken.batch, merged);
 }
 
 /// Reports the last batch as finished, if there was one, and waits for the next one. Returns `false` when the
 /// queue is closed and empty.
-fn wait_for_batch(shared: &BatcherState, computed: Option<Computed>, taken: &mut Taken<Job>) -> bool {
+fn wait_for_batch(state: &BatcherState, computed: Option<Computed>, taken: &mut Taken<Job>) -> bool {
     // Yields, so that on busy cores the threads that queue requests run first and make this batch larger. On
     // an idle core this costs less than a microsecond.
     std::thread::yield_now();
-    let mut state = shared.state();
+    let mut queue = state.lock_queue();
     if let Some(batch) = computed {
-        state.queue.finish(batch);
+        queue.jobs.finish(batch);
     }
     loop {
         let now = Instant::now();
-        match state.queue.take(now, taken) {
+        match queue.jobs.take(now, taken) {
             Next::Work => break,
             Next::Stop => {
                 // Wakes the workers that still sleep, so that they stop too.
-                shared.wake.notify_all();
+                state.wake.notify_all();
                 return false;
             }
             Next::Sleep => {
-                state.asleep += 1;
-                state = shared.wake.wait(state).even_poisoned();
-                state.asleep -= 1;
+                queue.asleep += 1;
+                queue = state.wake.wait(queue).even_poisoned();
+                queue.asleep -= 1;
             }
             Next::Wait(due) => {
-                state.timed += 1;
+                queue.timed += 1;
                 let rest = due.saturating_duration_since(now);
-                state = shared.wake.wait_timeout(state, rest).even_poisoned().0;
-                state.timed -= 1;
+                queue = state.wake.wait_timeout(queue, rest).even_poisoned().0;
+                queue.timed -= 1;
             }
         }
     }
-    shared.set_queue_samples(&state);
+    state.set_queue_samples(&queue);
     // The remaining entries may form another batch, and their pushes may have woken only this worker.
-    let more = state.wants_a_worker(Instant::now());
-    drop(state);
+    let more = queue.wants_a_worker(Instant::now());
+    drop(queue);
     if more {
-        shared.wake.notify_one();
+        state.wake.notify_one();
     }
     true
 }
 
-fn expire(shared: &BatcherState, entry: Entry<Job>, now: Instant) {
+fn expire(state: &BatcherState, entry: Entry<Job>, now: Instant) {
     let waited_us = now.saturating_duration_since(entry.queued).as_micros();
-    shared.answer(entry.item, Err(BatchError::Expired { waited_us }));
+    state.answer(entry.item, Err(BatchError::Expired { waited_us }));
 }
 
 /// Answers every entry of a batch and leaves it empty.
-fn compute(shared: &BatcherState, batch: &mut Vec<Entry<Job>>, merged: &mut Batch) {
+fn compute(state: &BatcherState, batch: &mut Vec<Entry<Job>>, merged: &mut Batch) {
     match batch.len() {
         0 => {}
-        1 => compute_one_by_one(shared, batch, merged),
+        1 => compute_one_by_one(state, batch, merged),
         _ => {
             merge(batch, merged);
             let requests = batch.iter().filter(|entry| entry.item.is_first()).count();
-            match predict(shared, merged, requests) {
-                Ok(scores) => answer_all(shared, batch, &scores),
+            match predict(state, merged, requests) {
+                Ok(scores) => answer_all(state, batch, &scores),
                 Err(error) => {
                     tracing::debug!(%error, requests, "batch failed, computing its requests one by one");
-                    compute_one_by_one(shared, batch, merged);
+                    compute_one_by_one(state, batch, merged);
                 }
             }
         }
     }
 }
 
-fn compute_one_by_one(shared: &BatcherState, batch: &mut Vec<Entry<Job>>, merged: &mut Batch) {
+fn compute_one_by_one(state: &BatcherState, batch: &mut Vec<Entry<Job>>, merged: &mut Batch) {
     for entry in batch.drain(..) {
         let now = Instant::now();
         if entry.terms.deadline.is_some_and(|deadline| deadline <= now) {
-            expire(shared, entry, now);
+            expire(state, entry, now);
         } else if !entry.item.is_over() {
             let outcome = match &entry.item {
-                Job::Whole(batch, _) => predict(shared, batch, 1),
+                Job::Whole(batch, _) => predict(state, batch, 1),
                 Job::Part(part) => {
                     merge(std::slice::from_ref(&entry), merged);
-                    predict(shared, merged, usize::from(part.is_first()))
+                    predict(state, merged, usize::from(part.is_first()))
                 }
             };
             let outcome = outcome.and_then(|scores| Ok(finite(scores)?));
-            shared.recycle(shared.answer(entry.item, outcome).into_iter());
+            state.recycle(state.answer(entry.item, outcome).into_iter());
         }
     }
 }
 
 /// Calls the model for a batch of this many requests, records the time, catches a panic and checks the number
 /// of scores.
-fn predict(shared: &BatcherState, batch: &Batch, requests: usize) -> Result<Scores, BatchError> {
+fn predict(state: &BatcherState, batch: &Batch, requests: usize) -> Result<Scores, BatchError> {
     let started = Instant::now();
-    let call = shared.calls.begin();
-    let outcome = catch_unwind(AssertUnwindSafe(|| shared.model.predict(batch)));
+    let call = state.calls.begin();
+    let outcome = catch_unwind(AssertUnwindSafe(|| state.model.predict(batch)));
     drop(call);
     let took = started.elapsed();
-    shared.metrics.batches.predict_seconds.record(took);
-    shared.metrics.batches.batch_samples.record(batch.samples as f64);
+    state.metrics.batches.predict_seconds.record(took);
+    state.metrics.batches.batch_samples.record(batch.samples as f64);
     let mut scores = match outcome {
         Ok(result) => result?,
         Err(panic) => {
-            shared.metrics.batches.panics.increment(1);
+            state.metrics.batches.panics.increment(1);
             return Err(BatchError::Failed(format!("panic: {}", panic_text(&*panic))));
         }
     };
@@ -158,7 +158,7 @@ fn predict(shared: &BatcherState, batch: &Batch, requests: usize) -> Result<Scor
         let text = format!("{got} scores and {got_logits} logits for {} samples", batch.samples);
         return Err(BatchError::Failed(text));
     }
-    shared.metrics.statistics.computed(requests, batch.samples, took);
+    state.metrics.statistics.computed(requests, batch.samples, took);
     scores.times.total = took;
     Ok(scores)
 }
@@ -178,7 +178,7 @@ fn merge(batch: &[Entry<Job>], merged: &mut Batch) {
 
 /// Answers each entry with the scores and absent ids of its range of samples, or that one of its scores is
 /// not finite.
-fn answer_all(shared: &BatcherState, batch: &mut Vec<Entry<Job>>, scores: &Scores) {
+fn answer_all(state: &BatcherState, batch: &mut Vec<Entry<Job>>, scores: &Scores) {
     let (mut spares, mut answers) = (Vec::with_capacity(batch.len()), Vec::with_capacity(batch.len()));
     let mut start = 0;
     let mut absent = scores.absent.as_slice();
@@ -197,7 +197,7 @@ fn answer_all(shared: &BatcherState, batch: &mut Vec<Entry<Job>>, scores: &Score
         };
         let outcome = finite(scores).map_err(BatchError::from);
         match entry.item {
-            Job::Part(part) => shared.finish(&part, outcome),
+            Job::Part(part) => state.finish(&part, outcome),
             Job::Whole(batch, reply) => {
                 spares.push(batch);
                 answers.push((reply, outcome));
@@ -205,6 +205,6 @@ fn answer_all(shared: &BatcherState, batch: &mut Vec<Entry<Job>>, scores: &Score
         }
         (start, absent) = (end, rest);
     }
-    shared.recycle(spares.into_iter());
-    send_all(shared.runtime.get(), answers);
+    state.recycle(spares.into_iter());
+    send_all(state.runtime.get(), answers);
 }

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 
 use super::common::Common;
 use super::policy::Fill;
-use super::slots::{Class, Slots};
+use super::slots::{Class, SlotAllocator};
 
 /// Of every 64 slabs, one is emptied at a time, so that it can change its row size.
 const SLABS_PER_DRAIN: usize = 64;
@@ -36,7 +36,7 @@ pub(crate) struct EvictionPlan {
 
 impl EvictionPlan {
     /// Keeps the current goal, or chooses a new one. `waiting` retired slots wait for batches to finish.
-    pub(crate) fn choose(&mut self, cache: &Common, fill: &Fill, slots: &Slots, waiting: usize) {
+    pub(crate) fn choose(&mut self, cache: &Common, fill: &Fill, slots: &SlotAllocator, waiting: usize) {
         let Common { starved, epochs, .. } = cache;
         if self.goal == Goal::EvictCold && fill.excess() == 0.0 {
             self.goal = Goal::Idle;

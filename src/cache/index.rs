@@ -308,14 +308,6 @@ pub(crate) fn capacity(buckets: usize) -> u64 {
     ((buckets * SLOTS) as f64 * LOAD) as u64
 }
 
-/// Inserts a key. With `replace`, a full pair of buckets evicts its longest unused entry.
-#[cfg(test)]
-fn tests_insert(index: &Index, key: u64, offset: u64, batch: u64, replace: bool) -> LinkOutcome {
-    let entry = Entry { key: FlatKey(key), location: Location::slot(offset), now: Stamp::of(batch) };
-    let coldness = |_, age| u64::from(age);
-    index.insert(entry, replace.then_some(&coldness), |_| true)
-}
-
 #[cfg(test)]
 #[cfg(not(flechette_loom))]
 mod tests;

@@ -134,7 +134,8 @@ pub struct CacheOptions {
     /// A batch that begins meanwhile and does not end is waited for without a limit, because it may still
     /// read rows of the version before.
     pub switch_wait: Duration,
-    /// Whether the cache evicts on its own thread. If not, the owner calls [`FlatCache::evict_step`].
+    /// Whether the cache evicts on its own thread. If not, the owner calls [`FlatCache::evict_step`]: tests
+    /// and benchmarks do, so that evictions come at the same batches in each run.
     pub background: bool,
 }
 
@@ -270,7 +271,8 @@ impl FlatCache {
         self.shared.observe(ids, elapsed);
     }
 
-    /// Sets how many pointers the unified index may have, until the tuner changes it.
+    /// Sets how many pointers the unified index may have, until the tuner changes it. For tests and
+    /// benchmarks of a fixed number of them.
     pub fn set_pointers(&self, capacity: u64) {
         self.shared.pointers.allow(capacity);
     }
@@ -282,7 +284,8 @@ impl FlatCache {
     }
 
     /// Takes one step of an eviction, if an eviction is needed or in progress, and frees slots that no batch
-    /// can read any more. Returns whether more steps are needed. The eviction thread calls this.
+    /// can read any more. Returns whether more steps are needed. For tests and benchmarks without the
+    /// eviction thread ([`CacheOptions::background`]).
     pub fn evict_step(&self) -> EvictStep {
         self.shared.evict_step()
     }

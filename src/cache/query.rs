@@ -11,7 +11,7 @@ use super::error::CacheError;
 use super::index::{BUCKETS_AHEAD, Location, PinnedLocation, Stamp};
 use super::key::{RowKeys, hash_key};
 use super::shared::Shared;
-use super::version::Overlay;
+use super::version::VersionOverlay;
 use crate::types::{FlatKey, RowId, TableId};
 
 /// A batch's ids and the result of their lookup. Reuse it: then a batch allocates only if it is larger than
@@ -25,7 +25,7 @@ pub struct Query {
     rows: Vec<Unique>,
     misses: Vec<Miss>,
     pointed: Vec<Miss>,
-    scratch: Scratch,
+    numbering: KeyNumbering,
     tallies: Vec<Tally>,
     /// The number of the batch that made the last probe.
     batch: u64,
@@ -148,13 +148,13 @@ impl Query {
             let Some(code) = keys.own_keys().code(table) else {
                 return Err(CacheError::Table { got: table.index(), tables: keys.own_keys().tables() });
             };
-            self.scratch.begin(ids);
+            self.numbering.begin(ids);
             for occurrence in columns.iter().flat_map(|column| column.ids.clone()) {
                 let id = self.ids[occurrence];
                 let Some(own) = code.key(id) else {
                     return Err(CacheError::Id { table: table.index(), got: id, rows: code.rows() });
                 };
-                let unique = self.scratch.number(own, self.rows.len() as u32);
+                let unique = self.numbering.number(own, self.rows.len() as u32);
                 match self.rows.get_mut(unique as usize) {
                     Some(row) => row.occurrences += 1,
                     None => self.rows.push(Unique { own, table, occurrences: 1, found: FoundAt::Miss(0) }),
@@ -166,7 +166,7 @@ impl Query {
     }
 
     /// Looks up every distinct row, first in the overlay of the batch's version.
-    pub(crate) fn probe(&mut self, cache: &Shared, overlay: Option<&Overlay>, pin: &Pin<'_>) {
+    pub(crate) fn probe(&mut self, cache: &Shared, overlay: Option<&VersionOverlay>, pin: &Pin<'_>) {
         self.batch = pin.number();
         self.tallies.clear();
         self.tallies.resize(cache.tables.len(), Tally::default());
@@ -210,26 +210,26 @@ impl Query {
     }
 }
 
-/// Occurrences are numbered in 32 bits, and [`Scratch`] has at least two slots for each.
+/// Occurrences are numbered in 32 bits, and [`KeyNumbering`] has at least two slots for each.
 const MAX_OCCURRENCES: usize = 1 << 30;
 
 /// Numbers distinct keys in the order of their first occurrence.
 #[derive(Debug, Default)]
-struct Scratch {
-    slots: Vec<ScratchSlot>,
+struct KeyNumbering {
+    slots: Vec<KeySlot>,
     mask: usize,
     generation: u32,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct ScratchSlot {
+struct KeySlot {
     key: u64,
     /// 0 in a slot that was never written: generations start at 1.
     generation: u32,
     unique: u32,
 }
 
-impl Scratch {
+impl KeyNumbering {
     /// Removes all keys and makes room for `keys` keys.
     fn begin(&mut self, keys: usize) {
         let slots = (2 * keys).next_power_of_two();
@@ -238,7 +238,7 @@ impl Scratch {
         if self.slots.len() < slots || self.generation == 0 {
             let slots = slots.max(self.slots.len());
             self.slots.clear();
-            self.slots.resize(slots, ScratchSlot::default());
+            self.slots.resize(slots, KeySlot::default());
             self.generation = 1;
         }
     }
@@ -250,7 +250,7 @@ impl Scratch {
         loop {
             let slot = &mut self.slots[at & self.mask];
             if slot.generation != self.generation {
-                *slot = ScratchSlot { key: key.0, generation: self.generation, unique: next };
+                *slot = KeySlot { key: key.0, generation: self.generation, unique: next };
                 return next;
             }
             if slot.key == key.0 {

@@ -16,7 +16,7 @@ use super::epoch::Freed;
 use super::index::{Location, PinnedLocation};
 use crate::mem::{Pages, WORD_BYTES, huge_pages};
 
-pub(crate) use super::slots::{Class, SlabShape, Slot, Slots};
+pub(crate) use super::slots::{Class, SlabShape, Slot, SlotAllocator};
 
 /// Freed slots are filled with this if `debug_assertions` are on: a NaN that arithmetic does not produce.
 pub(crate) const POISON: u32 = 0x7FC0_DEAD;
@@ -24,7 +24,7 @@ pub(crate) const POISON: u32 = 0x7FC0_DEAD;
 /// The memory of the rows, and its allocator.
 #[derive(Debug)]
 pub(crate) struct Pool {
-    slots: Slots,
+    slots: SlotAllocator,
     memory: Pages<MmapRaw>,
 }
 
@@ -35,7 +35,7 @@ impl Pool {
     /// When the allocation fails.
     pub(crate) fn new(shape: SlabShape) -> io::Result<Self> {
         let memory = huge_pages(shape.data_bytes())?;
-        Ok(Self { slots: Slots::new(shape), memory })
+        Ok(Self { slots: SlotAllocator::new(shape), memory })
     }
 
     /// Gets the memory from the system now.
@@ -47,12 +47,12 @@ impl Pool {
         self.slots.shape()
     }
 
-    /// As [`Slots::take`].
+    /// As [`SlotAllocator::take`].
     pub(crate) fn take(&self, class: Class) -> Option<Slot> {
         self.slots.take(class)
     }
 
-    pub(crate) fn slots(&self) -> &Slots {
+    pub(crate) fn slots(&self) -> &SlotAllocator {
         &self.slots
     }
 

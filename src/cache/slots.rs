@@ -119,7 +119,7 @@ impl Slot {
 
 /// The allocator of a pool's slots.
 #[derive(Debug)]
-pub(crate) struct Slots {
+pub(crate) struct SlotAllocator {
     shape: SlabShape,
     records: Mutex<Records>,
 }
@@ -141,7 +141,7 @@ struct Records {
     partial: Vec<u32>,
 }
 
-impl Slots {
+impl SlotAllocator {
     /// An allocator with all slabs free.
     pub(crate) fn new(shape: SlabShape) -> Self {
         let words = SlabShape::words(&shape.row_bytes, shape.slab_bytes);

@@ -10,11 +10,11 @@
 //! than [`DECLINE`] in [`PATIENCE`] measurements in a row counts as a change of traffic.
 
 /// Relative changes of throughput below this are noise.
-pub(crate) const NOISE: f64 = 0.02;
+const NOISE: f64 = 0.02;
 /// A relative fall of throughput by this much means that the traffic has changed.
-pub(crate) const DECLINE: f64 = 0.25;
+const DECLINE: f64 = 0.25;
 /// A decline must show in this many measurements in a row. Growing ends after this many without a rise.
-pub(crate) const PATIENCE: u32 = 3;
+const PATIENCE: u32 = 3;
 
 /// The tuner's decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

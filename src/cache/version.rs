@@ -94,7 +94,7 @@ impl Cached<'_> {
 #[derive(Debug)]
 pub(crate) struct Current {
     pub version: Version,
-    overlay: Option<Arc<Overlay>>,
+    overlay: Option<Arc<VersionOverlay>>,
 }
 
 impl Current {
@@ -104,14 +104,14 @@ impl Current {
 
     /// The overlay that a batch of this version reads before the index, if there is one.
     #[inline]
-    pub(crate) fn overlay(&self, version: Version) -> Option<&Overlay> {
+    pub(crate) fn overlay(&self, version: Version) -> Option<&VersionOverlay> {
         self.overlay.as_deref().filter(|_| self.version == version)
     }
 }
 
 /// The locations of the cached rows that a version changes.
 #[derive(Debug, Default)]
-pub(crate) struct Overlay {
+pub(crate) struct VersionOverlay {
     /// By the row's own key, which no other row has, unlike an index key ([`super::key`]).
     pub rows: ByKey<Changed>,
 }
@@ -126,7 +126,7 @@ pub(crate) struct Changed {
     pub location: Option<Location>,
 }
 
-impl Overlay {
+impl VersionOverlay {
     /// `Some(location)` for a changed row, `None` for all other rows.
     #[inline]
     pub(crate) fn get(&self, own: FlatKey) -> Option<Option<Location>> {
@@ -171,7 +171,10 @@ impl Shared {
     }
 
     /// Copies the new bytes of cached rows into new slots, as far as there is room.
-    fn overlay<'r>(&self, changed: impl IntoIterator<Item = NewRow<'r>>) -> Result<Overlay, CacheError> {
+    fn overlay<'r>(
+        &self,
+        changed: impl IntoIterator<Item = NewRow<'r>>,
+    ) -> Result<VersionOverlay, CacheError> {
         let mut rows: ByKey<(TableId, Option<Slot>)> = ByKey::default();
         let done = changed.into_iter().try_for_each(|changed| {
             let own = self.changed_key(changed)?;
@@ -196,7 +199,7 @@ impl Shared {
             let location = slot.map(|slot| slot.location());
             Changed { table, location }
         };
-        Ok(Overlay { rows: rows.map_values(changed, pace::rest) })
+        Ok(VersionOverlay { rows: rows.map_values(changed, pace::rest) })
     }
 
     /// Where a row is; `None` if it is not cached.
@@ -208,7 +211,7 @@ impl Shared {
     }
 
     /// Merges the overlay into the index. Returns the slots of rows that found no room in the index.
-    fn merge(&self, overlay: &Overlay) -> Vec<Unlinked> {
+    fn merge(&self, overlay: &VersionOverlay) -> Vec<Unlinked> {
         let now = Stamp::of(self.epochs.tag());
         let mut unplaced = Vec::new();
         let key_of = |(&own, changed): (&FlatKey, &Changed)| self.keys.row(changed.table, own).1;

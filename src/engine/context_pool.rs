@@ -22,9 +22,14 @@ pub(crate) trait AnyContextPool: Send + Sync {
         &self,
         batch: &Batch,
         versions: &Versions<LoadedVersion>,
-        then: Then<'_>,
+        then: OnInput<'_>,
     ) -> Result<(), EmbedError>;
-    fn switch(&self, to: Version, of: &Changes, rows: &mut NextRows<'_>) -> Result<Switched, GpuCacheError>;
+    fn switch(
+        &self,
+        to: Version,
+        changes: &Changes,
+        rows: &mut NextRows<'_>,
+    ) -> Result<Switched, GpuCacheError>;
     fn warm(&self, rows: &mut dyn Iterator<Item = WarmRow<'_>>) -> Result<Warmed, GpuCacheError>;
     fn point_at(&self, store: &EmbeddingStore) -> usize;
     fn observe(&self, ids: u64, elapsed: Duration);
@@ -33,7 +38,7 @@ pub(crate) trait AnyContextPool: Send + Sync {
 }
 
 /// Gets the model's input for a batch, and the batch's version.
-pub(crate) type Then<'f> = &'f mut dyn FnMut(&[f32], &LoadedVersion);
+pub(crate) type OnInput<'f> = &'f mut dyn FnMut(&[f32], &LoadedVersion);
 
 /// Why a batch was not embedded.
 #[derive(Debug)]
@@ -103,16 +108,16 @@ impl<D: Driver> AnyContextPool for ContextPool<D> {
         &self,
         batch: &Batch,
         versions: &Versions<LoadedVersion>,
-        then: Then<'_>,
+        then: OnInput<'_>,
     ) -> Result<(), EmbedError> {
         let mut in_use = self.take();
         // `take` waits for a context, so there is one.
         let Some(context) = &mut in_use.context else { return Ok(()) };
         let hold = self.cache.begin();
         // Taken while the batch is held: the dense layers run after the hold has ended.
-        let served = versions.of(hold.version).ok_or(EmbedError::Abandoned)?;
-        let write = |missing: &mut MissingRows<'_>| fetch(&served, missing).map_err(EmbedError::Rejected);
-        then(self.cache.embed_held(hold, context, batch, write)?, &served);
+        let version = versions.of(hold.version).ok_or(EmbedError::Abandoned)?;
+        let write = |missing: &mut MissingRows<'_>| fetch(&version, missing).map_err(EmbedError::Rejected);
+        then(self.cache.embed_held(hold, context, batch, write)?, &version);
         Ok(())
     }
 
@@ -169,8 +174,8 @@ impl<D: Driver> AnyContextPool for ContextPool<D> {
 }
 
 /// Writes the rows of a batch that are not cached.
-fn fetch(served: &LoadedVersion, missing: &mut MissingRows<'_>) -> Result<(), PredictError> {
-    let store = &served.store;
+fn fetch(version: &LoadedVersion, missing: &mut MissingRows<'_>) -> Result<(), PredictError> {
+    let store = &version.store;
     debug_assert_eq!(missing.version(), store.version(), "rows of the batch's version");
     store.fetch((0..missing.len()).map(|m| missing.row(m)));
     missing.fill(|table, id| {

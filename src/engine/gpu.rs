@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use super::context_pool::{AnyContextPool, ContextPool, EmbedError, Then};
+use super::context_pool::{AnyContextPool, ContextPool, EmbedError, OnInput};
 use super::row_numbers::{RowNumbers, max_ids};
 use super::switch::{Changes, NextRows};
 use super::versions::{LoadedVersion, Versions};
@@ -40,8 +40,8 @@ const MAX_STAGING_BYTES: usize = 64 << 20;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct GpuTierOptions<'a> {
     pub schema: &'a Schema,
-    pub cache: &'a CacheShape,
-    pub options: &'a CacheOptions,
+    pub cache_shape: &'a CacheShape,
+    pub cache_options: &'a CacheOptions,
     /// Batches that run at the same time.
     pub contexts: usize,
     /// Most samples of a batch.
@@ -128,7 +128,7 @@ impl GpuLookupTier {
     pub(crate) fn new<D: Driver>(driver: Arc<D>, options: &GpuTierOptions<'_>) -> Result<Self, GpuTierError> {
         let row_numbers = RowNumbers::needed(options.schema);
         let shape = options.context_shape(row_numbers.as_ref())?;
-        let cache = GpuCache::new(options.cache, options.options, driver)?;
+        let cache = GpuCache::new(options.cache_shape, options.cache_options, driver)?;
         let contexts = 0..options.contexts.max(1);
         let idle: Vec<_> = contexts.map(|_| cache.context(&shape)).collect::<Result<_, _>>()?;
         let context_bytes = idle.iter().map(LookupContext::bytes).sum();
@@ -158,7 +158,7 @@ impl GpuLookupTier {
         &self,
         batch: &Batch,
         versions: &Versions<LoadedVersion>,
-        then: Then<'_>,
+        then: OnInput<'_>,
     ) -> Result<(), EmbedError> {
         match &self.row_numbers {
             Some(row_numbers) => self.pool.embed(&row_numbers.of(batch), versions, then),
@@ -246,7 +246,7 @@ impl Engine {
         let mut scores = None;
         let started = Instant::now();
         let stride = self.schema.input_width();
-        let embedded = tier.embed(batch, &self.versions, &mut |input, served| {
+        let embedded = tier.embed(batch, &self.versions, &mut |input, version| {
             tier.observe(batch, started.elapsed());
             spend(&spent.lookup, started);
             let write = |first: usize, tape: &mut Tape<f32>| {
@@ -255,7 +255,7 @@ impl Engine {
                     tape.values[0].from_mut(s, 0)[..stride].copy_from_slice(row);
                 }
             };
-            scores = Some(self.run_chunks(served, batch, spent, write));
+            scores = Some(self.run_chunks(version, batch, spent, write));
         });
         match embedded {
             Ok(()) => Ok(scores.unwrap_or_else(|| self.score_from_store(batch, spent))),

@@ -20,7 +20,7 @@ const ZEROS: u32 = u32::MAX;
 
 /// The buffers of one batch, reused by later ones.
 #[derive(Default)]
-pub(crate) struct Scratch {
+pub(crate) struct LookupScratch {
     query: Query,
     /// For each lookup and each of its ids: the id's place in the query, or [`ZEROS`].
     places: Vec<Vec<u32>>,
@@ -29,11 +29,11 @@ pub(crate) struct Scratch {
 impl Engine {
     /// Scores a batch from the store of the current version alone.
     pub(crate) fn score_from_store(&self, batch: &Batch, spent: &Spent) -> Scores {
-        let served = self.versions.current();
+        let version = self.versions.current();
         let inputs = self.inputs(batch);
-        let rows = |l: usize| rows_of(served.store.tables(), &self.schema, &self.lookups[l], batch);
+        let rows = |l: usize| rows_of(version.store.tables(), &self.schema, &self.lookups[l], batch);
         let write = |first, tape: &mut _| inputs.write(first, tape, rows);
-        self.run_chunks(&served, batch, spent, write)
+        self.run_chunks(&version, batch, spent, write)
     }
 
     /// Scores a batch through a cache in RAM.
@@ -51,7 +51,7 @@ impl Engine {
 
     fn score_with(
         &self,
-        Scratch { query, places }: &mut Scratch,
+        LookupScratch { query, places }: &mut LookupScratch,
         cache: &FlatCache,
         batch: &Batch,
         spent: &Spent,
@@ -59,9 +59,9 @@ impl Engine {
         let started = Instant::now();
         self.push_ids(batch, query, places);
         let pin = cache.pin();
-        let version = pin.version();
-        let served = self.versions.of(version).ok_or_else(|| not_in_use(version))?;
-        let LoadedVersion { store, .. } = &*served;
+        let number = pin.version();
+        let version = self.versions.of(number).ok_or_else(|| not_in_use(number))?;
+        let LoadedVersion { store, .. } = &*version;
         let found = pin.lookup(query).map_err(cache_error)?;
         store.fetch(found.misses().iter().map(Miss::row));
         for miss in found.misses().iter().chain(found.pointed()) {
@@ -84,7 +84,7 @@ impl Engine {
             }
         };
         let write = |first, tape: &mut _| inputs.write(first, tape, rows);
-        let scores = self.run_chunks(&served, batch, spent, write);
+        let scores = self.run_chunks(&version, batch, spent, write);
         if !self.host_rows.is_empty() {
             let nanos = spent.lookup.load(Ordering::Relaxed);
             cache.observe(uniques.len() as u64, Duration::from_nanos(nanos));

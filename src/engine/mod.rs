@@ -40,7 +40,7 @@ use crate::sync::EvenPoisoned;
 use crate::trace::recorder::Recorder;
 use crate::types::{AbsentId, Batch, RowId, Scores, TableId, Times, Version};
 use gpu::GpuLookupTier;
-use host::Scratch;
+use host::LookupScratch;
 pub(crate) use versions::SharedVersion;
 use versions::{LoadedVersion, Versions};
 
@@ -101,7 +101,7 @@ pub struct Engine {
     /// Records every batch that is scored.
     recorder: Option<Recorder>,
     /// Idle buffers. Each running batch takes one.
-    scratches: Pool<Scratch>,
+    scratches: Pool<LookupScratch>,
     /// Idle tapes. Each running chunk takes one, so the memory depends on the number of threads and not on
     /// the size of a batch.
     tapes: Pool<Tape<f32>>,
@@ -140,8 +140,8 @@ impl Engine {
     pub(crate) fn new(opened: Opened, parts: EngineParts) -> Result<Self, WeightsError> {
         let model = Model::new(&opened.schema);
         let weights = read_weights(&model, &opened)?;
-        let (schema, served) = LoadedVersion::new(opened, weights);
-        Ok(Self::serving(served, Arc::new(schema), parts))
+        let (schema, version) = LoadedVersion::new(opened, weights);
+        Ok(Self::serving(version, Arc::new(schema), parts))
     }
 
     /// An engine without a cache on the same threads, for another version of the same model that
@@ -181,15 +181,15 @@ impl Engine {
     /// device. The lookup times tune the number of pointers. Without a cache or such rows nothing changes.
     #[must_use]
     pub(crate) fn with_pointers(mut self) -> Self {
-        let served = self.versions.current();
+        let version = self.versions.current();
         match &mut self.lookup_tier {
             LookupTier::Store => {}
             LookupTier::Host(cache) => {
-                let tables = served.store.tables().iter().enumerate().filter(|(_, table)| table.is_owned());
+                let tables = version.store.tables().iter().enumerate().filter(|(_, table)| table.is_owned());
                 let host_rows = |(t, _): (usize, _)| cache.host_rows(TableId(t as u32)).ok();
                 self.host_rows = tables.filter_map(host_rows).collect();
             }
-            LookupTier::Gpu(tier) => tier.point_at(&served.store),
+            LookupTier::Gpu(tier) => tier.point_at(&version.store),
         }
         self
     }
@@ -197,16 +197,16 @@ impl Engine {
     /// Fills the cache with these rows of the store, in this order, while there is room. Also returns how
     /// many rows were skipped because the store does not have them.
     pub(crate) fn warm(&self, hottest: impl IntoIterator<Item = RowId>) -> (Warmed, u64) {
-        let served = self.versions.current();
+        let version = self.versions.current();
         let mut skipped = 0;
         let mut hottest = hottest.into_iter();
         let chunks = std::iter::from_fn(|| {
             let chunk: Vec<_> = hottest.by_ref().take(WARM_CHUNK).collect();
-            served.store.fetch(chunk.iter().copied());
+            version.store.fetch(chunk.iter().copied());
             (!chunk.is_empty()).then_some(chunk)
         });
         let rows = chunks.flatten().filter_map(|row| {
-            let bytes = served.store.row(row.table(), row.row());
+            let bytes = version.store.row(row.table(), row.row());
             skipped += u64::from(bytes.is_none());
             Some(WarmRow { row, bytes: bytes? })
         });

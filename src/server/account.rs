@@ -10,7 +10,7 @@ use super::model::{EngineIndex, Model};
 use super::report::{self, Instants, Report, Steps};
 use super::serving_engine::Queued;
 use super::status::CallError;
-use crate::batcher::{Progress, Terms};
+use crate::batcher::{QueueProgress, Terms};
 use crate::types::{Scores, Times, Version};
 
 /// Who sent a request, and when.
@@ -33,7 +33,7 @@ impl Sender {
 
     /// The request found no model.
     pub(crate) fn refused(&self, error: &CallError) {
-        let text = report::wants_errors(&self.arrival.shared).then(|| error.to_string());
+        let text = report::wants_errors(&self.arrival.state).then(|| error.to_string());
         Report { code: error.code(), error: text.as_deref(), ..self.report(None) }.tell();
     }
 
@@ -44,7 +44,7 @@ impl Sender {
 
     /// Whether an error is reported with its reason.
     fn reports(&self, fault: bool) -> bool {
-        fault || report::wants_errors(&self.arrival.shared)
+        fault || report::wants_errors(&self.arrival.state)
     }
 
     /// A request that ends now, of no model.
@@ -74,7 +74,7 @@ pub(crate) struct Account {
     terms: Terms,
     samples: usize,
     /// `None` until it is queued.
-    progress: Option<Progress>,
+    progress: Option<QueueProgress>,
     /// Those of its batches, if it was scored.
     times: Times,
     version: Option<Version>,

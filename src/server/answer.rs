@@ -15,16 +15,16 @@ use tonic::codegen::http::Response;
 
 use super::ServerState;
 use super::charge::Charge;
-use super::connection_state::{Aside, OpenStream};
+use super::connection_state::{ExcludedCall, OpenCallCount};
 
 /// A call of a connection, until the last byte of its answer has left.
 struct OpenCall {
-    shared: Arc<ServerState>,
-    /// Ends before `_aside`, so that the connection knows whether this call has kept it open.
-    open: Arc<OpenStream>,
+    state: Arc<ServerState>,
+    /// Ends before `_excluded`, so that the connection knows whether this call has kept it open.
+    open: Arc<OpenCallCount>,
     /// `None` if the gate did not admit the call.
     _charge: Option<Arc<Charge>>,
-    _aside: Option<Arc<Aside>>,
+    _excluded: Option<Arc<ExcludedCall>>,
 }
 
 /// The body of an answer.
@@ -38,11 +38,11 @@ impl Answer {
     /// The answer of an open call, with the [`Charge`] that the gate has put into the response.
     pub(super) fn of(
         mut response: Response<Body>,
-        shared: Arc<ServerState>,
-        open: Arc<OpenStream>,
+        state: Arc<ServerState>,
+        open: Arc<OpenCallCount>,
     ) -> Response<Self> {
         let held = response.extensions_mut();
-        let call = Arc::new(OpenCall { shared, open, _charge: held.remove(), _aside: held.remove() });
+        let call = Arc::new(OpenCall { state, open, _charge: held.remove(), _excluded: held.remove() });
         response.map(|body| Self { body, call: Some(call) })
     }
 
@@ -99,7 +99,7 @@ struct Unsent {
 
 impl Unsent {
     fn new(bytes: Bytes, call: Arc<OpenCall>) -> Self {
-        call.shared.in_flight_bytes.fetch_add(bytes.len(), Ordering::AcqRel);
+        call.state.in_flight_bytes.fetch_add(bytes.len(), Ordering::AcqRel);
         let number = call.open.connection().begin_send(bytes.len());
         Self { bytes, number, call }
     }
@@ -113,7 +113,7 @@ impl AsRef<[u8]> for Unsent {
 
 impl Drop for Unsent {
     fn drop(&mut self) {
-        self.call.shared.in_flight_bytes.fetch_sub(self.bytes.len(), Ordering::AcqRel);
+        self.call.state.in_flight_bytes.fetch_sub(self.bytes.len(), Ordering::AcqRel);
         self.call.open.connection().end_send(self.number, self.bytes.len());
     }
 }

@@ -53,7 +53,7 @@ const KEPT_MEMORY_DIVISOR: usize = 16;
 
 /// A call in flight. What it takes is free when this is dropped.
 pub(crate) struct Charge {
-    pub shared: Arc<ServerState>,
+    pub state: Arc<ServerState>,
     connection: Arc<ConnectionState>,
     deadline: Option<Instant>,
     /// Its memory, which counts towards `server.max_inflight_bytes`.
@@ -120,7 +120,7 @@ impl Drop for HeldBytes {
 
 /// A place among the calls that are computed.
 struct Place {
-    shared: Arc<ServerState>,
+    state: Arc<ServerState>,
     model: Option<Arc<Pressure>>,
     /// `None` if the model does not compute the call.
     priority: Option<Priority>,
@@ -129,9 +129,9 @@ struct Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.shared.places.fetch_sub(1, Ordering::AcqRel);
+        self.state.places.fetch_sub(1, Ordering::AcqRel);
         if self.learns {
-            self.shared.learning.fetch_sub(1, Ordering::AcqRel);
+            self.state.learning.fetch_sub(1, Ordering::AcqRel);
         }
         self.model.iter().for_each(|model| model.leave(self.priority));
     }
@@ -169,18 +169,18 @@ impl Charge {
     /// # Errors
     /// When there are too many calls, in all or of this connection. Then it is not counted.
     pub(crate) fn enter(
-        shared: &Arc<ServerState>,
+        state: &Arc<ServerState>,
         connection: &Arc<ConnectionState>,
         deadline: Option<Instant>,
         kind: CallKind,
     ) -> Result<Arc<Self>, Status> {
-        let (limit, all) = (shared.max_requests, shared.in_flight.fetch_add(1, Ordering::AcqRel) + 1);
+        let (limit, all) = (state.config.max_requests, state.in_flight.fetch_add(1, Ordering::AcqRel) + 1);
         let held = connection.in_flight.fetch_add(1, Ordering::AcqRel) + 1;
         if held == 1 {
-            shared.callers.fetch_add(1, Ordering::AcqRel);
+            state.callers.fetch_add(1, Ordering::AcqRel);
         }
         let charge = Self {
-            shared: shared.clone(),
+            state: state.clone(),
             connection: connection.clone(),
             deadline,
             bytes: AtomicUsize::new(0),
@@ -214,7 +214,7 @@ impl Charge {
     /// Whether a connection takes more than its part of the last `kept` of a limit, which are kept for all
     /// connections.
     fn takes_from_connections(&self, of_connection: Usage, kept: usize) -> bool {
-        let parts = (self.shared.callers.load(Ordering::Acquire) + 1).max(PARTS);
+        let parts = (self.state.callers.load(Ordering::Acquire) + 1).max(PARTS);
         let Usage { held, taken, limit } = of_connection;
         taken > limit - kept && held > kept / parts
     }
@@ -229,7 +229,7 @@ impl Charge {
             return;
         }
         // The service refuses unknown models.
-        let Some(model) = self.shared.models.get(&name) else { return };
+        let Some(model) = self.state.models.get(&name) else { return };
         let named = NamedModel { name, pressure: model.pressure().clone() };
         // If a strange message names its model twice, the first name counts.
         if self.model.set(named).is_ok()
@@ -256,14 +256,15 @@ impl Charge {
 
     /// Returns how many places are taken, too.
     fn take_place(&self, priority: Option<Priority>) -> Result<(Place, usize), Status> {
-        let (limit, all) = (self.shared.max_requests, self.shared.places.fetch_add(1, Ordering::AcqRel) + 1);
+        let limit = self.state.config.max_requests;
+        let all = self.state.places.fetch_add(1, Ordering::AcqRel) + 1;
         let learns = self.kind == CallKind::Learn;
-        let learning = if learns { self.shared.learning.fetch_add(1, Ordering::AcqRel) + 1 } else { 0 };
+        let learning = if learns { self.state.learning.fetch_add(1, Ordering::AcqRel) + 1 } else { 0 };
         let model = self.model().cloned();
         let priority = priority.filter(|_| self.kind == CallKind::Use);
         let held = model.as_ref().map_or(0, |model| model.enter(priority));
         // Gives the place back if it is dropped here.
-        let place = Place { shared: self.shared.clone(), model, priority, learns };
+        let place = Place { state: self.state.clone(), model, priority, learns };
         if all > self.kind.of_limit(limit) {
             return Err(full(limit, all, ""));
         }
@@ -346,7 +347,7 @@ impl Charge {
         self.bytes.fetch_sub(bytes, Ordering::Relaxed);
         self.connection.bytes.fetch_sub(bytes, Ordering::Relaxed);
         self.model().inspect(|model| model.release_bytes(bytes));
-        self.shared.in_flight_bytes.fetch_sub(bytes, Ordering::AcqRel);
+        self.state.in_flight_bytes.fetch_sub(bytes, Ordering::AcqRel);
     }
 
     /// The stream is not read for a while, so its client cannot complete a message.
@@ -365,9 +366,9 @@ impl Charge {
     /// When all calls, or those of the model or of the connection, would take too much. Then nothing is
     /// charged.
     pub(crate) fn add(&self, bytes: usize) -> Result<(), TooManyBytes> {
-        let limit = self.shared.max_inflight_bytes;
+        let limit = self.state.config.max_inflight_bytes;
         let own = self.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
-        let all = self.shared.in_flight_bytes.fetch_add(bytes, Ordering::AcqRel) + bytes;
+        let all = self.state.in_flight_bytes.fetch_add(bytes, Ordering::AcqRel) + bytes;
         let of_model = self.model().map_or(0, |model| model.add_bytes(bytes));
         let of_connection = self.connection.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
         // The names in a change take next to nothing.
@@ -416,7 +417,7 @@ impl Charge {
 
     /// Whether a model takes what other models may need.
     fn takes_from_models(&self, of_model: Usage) -> bool {
-        of_model.is_beyond_share() && self.shared.models.are_several()
+        of_model.is_beyond_share() && self.state.models.are_several()
     }
 }
 
@@ -424,9 +425,9 @@ impl Drop for Charge {
     fn drop(&mut self) {
         self.release(self.bytes.load(Ordering::Relaxed));
         if self.connection.in_flight.fetch_sub(1, Ordering::AcqRel) == 1 {
-            self.shared.callers.fetch_sub(1, Ordering::AcqRel);
+            self.state.callers.fetch_sub(1, Ordering::AcqRel);
         }
-        self.shared.in_flight.fetch_sub(1, Ordering::AcqRel);
+        self.state.in_flight.fetch_sub(1, Ordering::AcqRel);
     }
 }
 

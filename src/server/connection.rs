@@ -29,7 +29,7 @@ use tonic::codegen::BoxFuture;
 use tonic::codegen::http::{Request, Response};
 
 use super::answer::Answer;
-use super::connection_state::{ClientState, ConnectionState, NewCall, OpenStream};
+use super::connection_state::{ClientState, ConnectionState, NewCall, OpenCallCount};
 use super::listener::{Connection, Limited, Permit};
 use super::route::GrpcService;
 use super::socket::Socket;
@@ -66,9 +66,9 @@ const MAX_CHECK_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Accepts connections until `stop`, and serves them until they are closed.
 pub(crate) struct GrpcPort<S> {
-    pub shared: Arc<ServerState>,
+    pub state: Arc<ServerState>,
     pub service: S,
-    pub limits: Limits,
+    pub times: ClientTimes,
     pub http2: Http2,
     pub stop: watch::Receiver<bool>,
 }
@@ -88,13 +88,13 @@ impl Http2 {
 
 /// How long a client may take.
 #[derive(Clone, Copy)]
-pub(crate) struct Limits {
+pub(crate) struct ClientTimes {
     pub handshake: Duration,
     pub write: Duration,
     pub idle: Option<Duration>,
 }
 
-impl Limits {
+impl ClientTimes {
     pub(crate) fn new(config: &ServerConfig) -> Self {
         Self { handshake: config.handshake, write: config.write, idle: config.grpc_idle }
     }
@@ -118,35 +118,41 @@ impl<S: GrpcService> GrpcPort<S> {
         permit: Permit,
         http2: &http2::Builder<TokioExecutor>,
     ) -> impl Future<Output = ()> + Send + 'static + use<S> {
-        let state = Arc::new(ConnectionState::new(self.http2.max_streams as usize));
-        let stream = TokioIo::new(Connection::grpc(stream, permit, state.clone()));
-        let calls =
-            Calls { service: self.service.clone(), shared: self.shared.clone(), state: state.clone() };
+        let connection_state = Arc::new(ConnectionState::new(self.http2.max_streams as usize));
+        let stream = TokioIo::new(Connection::grpc(stream, permit, connection_state.clone()));
+        let calls = Calls {
+            service: self.service.clone(),
+            state: self.state.clone(),
+            connection_state: connection_state.clone(),
+        };
         let connection = http2.serve_connection(stream, calls);
-        let (limits, mut stop) = (self.limits, self.stop.clone());
+        let (times, mut stop) = (self.times, self.stop.clone());
         async move {
             let mut connection = pin!(connection);
-            let mut checks = tokio::time::interval(limits.check_every());
+            let mut checks = tokio::time::interval(times.check_every());
             let mut leaving: Option<Instant> = None;
             loop {
                 tokio::select! {
                     // An error of the connection is the client's.
-                    _ = poll_fn(|cx| { state.read_more(); connection.as_mut().poll(cx) }) => return,
+                    _ = poll_fn(|cx| {
+                        connection_state.read_more();
+                        connection.as_mut().poll(cx)
+                    }) => return,
                     () = stopped(&mut stop), if leaving.is_none() => {
-                        if !state.greeted() {
+                        if !connection_state.greeted() {
                             return;
                         }
                         connection.as_mut().graceful_shutdown();
                         leaving = Some(Instant::now());
                     }
-                    now = checks.tick() => match state.client(&limits, now) {
+                    now = checks.tick() => match connection_state.client(&times, now) {
                         ClientState::Good => {}
                         ClientState::Idle if leaving.is_none() => {
                             connection.as_mut().graceful_shutdown();
                             leaving = Some(now);
                         }
                         // A client that does not close its end after GOAWAY gets no more time.
-                        ClientState::Idle if leaving.is_some_and(|since| now < since + limits.handshake) => {}
+                        ClientState::Idle if leaving.is_some_and(|since| now < since + times.handshake) => {}
                         ClientState::Idle => return,
                         ClientState::Overdue(setting) => {
                             tracing::debug!("{setting}: a gRPC connection is closed");
@@ -178,8 +184,8 @@ fn http2(Http2 { max_streams, windows }: Http2) -> http2::Builder<TokioExecutor>
 /// The calls of a connection.
 struct Calls<S> {
     service: S,
-    shared: Arc<ServerState>,
-    state: Arc<ConnectionState>,
+    state: Arc<ServerState>,
+    connection_state: Arc<ConnectionState>,
 }
 
 impl<S: GrpcService> hyper::service::Service<Request<Incoming>> for Calls<S> {
@@ -188,14 +194,14 @@ impl<S: GrpcService> hyper::service::Service<Request<Incoming>> for Calls<S> {
     type Future = Answering;
 
     fn call(&self, mut request: Request<Incoming>) -> Answering {
-        let new = Some(NewCall::new(self.state.clone()));
-        let open = Arc::new(OpenStream::new(self.state.clone()));
-        request.extensions_mut().insert(self.state.clone());
+        let new = Some(NewCall::new(self.connection_state.clone()));
+        let open = Arc::new(OpenCallCount::new(self.connection_state.clone()));
+        request.extensions_mut().insert(self.connection_state.clone());
         let (head, body) = request.into_parts();
         let (body, rest) = unread::Body::new(body);
         // Every service of the chain is always ready.
         let answer = self.service.clone().call(Request::from_parts(head, Body::new(body)));
-        Answering { new, open, answer, rest, shared: self.shared.clone() }
+        Answering { new, open, answer, rest, state: self.state.clone() }
     }
 }
 
@@ -203,11 +209,12 @@ impl<S: GrpcService> hyper::service::Service<Request<Incoming>> for Calls<S> {
 struct Answering {
     /// `None` when it has begun.
     new: Option<NewCall>,
-    /// Ends before the [`Aside`](super::connection_state::Aside) in `answer`, as in an answered call.
-    open: Arc<OpenStream>,
+    /// Ends before the [`ExcludedCall`](super::connection_state::ExcludedCall) in `answer`, as in an answered
+    /// call.
+    open: Arc<OpenCallCount>,
     answer: BoxFuture<Response<Body>, Infallible>,
     rest: Rest,
-    shared: Arc<ServerState>,
+    state: Arc<ServerState>,
 }
 
 impl Future for Answering {
@@ -217,7 +224,7 @@ impl Future for Answering {
         self.new = None;
         let response = ready!(self.answer.as_mut().poll(cx))?;
         self.rest.read(cx, &self.open);
-        Poll::Ready(Ok(Answer::of(response, self.shared.clone(), self.open.clone())))
+        Poll::Ready(Ok(Answer::of(response, self.state.clone(), self.open.clone())))
     }
 }
 

@@ -12,7 +12,7 @@ use std::task::{Context, Poll, Waker};
 use tokio::time::Instant;
 use tonic::codegen::http::Request;
 
-use super::connection::Limits;
+use super::connection::ClientTimes;
 use crate::sync::EvenPoisoned;
 
 /// Most bytes that are read from a connection before the calls in them are accepted.
@@ -34,7 +34,7 @@ pub(super) enum ClientState {
     Overdue(&'static str),
 }
 
-/// What is known about a connection: shared by its task, its socket and its calls.
+/// The state of one connection. Its calls find it with [`Self::of`].
 pub(crate) struct ConnectionState {
     opened: Instant,
     /// Bytes that arrived, up to [`PREFACE_BYTES`].
@@ -53,8 +53,8 @@ pub(crate) struct ConnectionState {
 
 struct Activity {
     calls: usize,
-    /// Those of them that do not keep the connection open.
-    aside: usize,
+    /// Those of them that do not keep the connection open ([`ExcludedCall`]).
+    excluded: usize,
     /// Those of them whose tasks have not begun.
     new: usize,
     /// The last end of a call that keeps the connection open.
@@ -70,7 +70,7 @@ impl ConnectionState {
     pub(crate) fn new(max_calls: usize) -> Self {
         let now = Instant::now();
         let (unsent, reader) = (BTreeMap::new(), None);
-        let activity = Activity { calls: 0, aside: 0, new: 0, idle_since: now, reader, unsent, next: 0 };
+        let activity = Activity { calls: 0, excluded: 0, new: 0, idle_since: now, reader, unsent, next: 0 };
         let [received, may_read, in_flight, bytes] = [(); 4].map(|()| AtomicUsize::new(0));
         Self { opened: now, received, may_read, in_flight, bytes, max_calls, activity: Mutex::new(activity) }
     }
@@ -80,12 +80,13 @@ impl ConnectionState {
         request.extensions().get()
     }
 
-    /// A call does not keep the connection open, if there are fewer than `most` such calls.
-    pub(crate) fn step_aside(self: &Arc<Self>, most: usize) -> Option<Aside> {
+    /// Excludes a call from the count that keeps the connection open. `None` if `most` calls are excluded
+    /// already.
+    pub(crate) fn exclude_call(self: &Arc<Self>, most: usize) -> Option<ExcludedCall> {
         let mut activity = self.activity();
-        (activity.aside < most).then(|| {
-            activity.aside += 1;
-            Aside(self.clone())
+        (activity.excluded < most).then(|| {
+            activity.excluded += 1;
+            ExcludedCall(self.clone())
         })
     }
 
@@ -162,24 +163,24 @@ impl ConnectionState {
         self.received.load(Ordering::Relaxed) >= PREFACE_BYTES
     }
 
-    pub(super) fn client(&self, limits: &Limits, now: Instant) -> ClientState {
+    pub(super) fn client(&self, times: &ClientTimes, now: Instant) -> ClientState {
         if !self.greeted() {
-            let late = now >= self.opened + limits.handshake;
+            let late = now >= self.opened + times.handshake;
             return if late { ClientState::Overdue("server.handshake_seconds") } else { ClientState::Good };
         }
         let activity = self.activity();
-        if activity.unsent.values().next().is_some_and(|start| now >= *start + limits.write) {
+        if activity.unsent.values().next().is_some_and(|start| now >= *start + times.write) {
             return ClientState::Overdue("server.write_seconds");
         }
-        let idle = limits.idle.is_some_and(|limit| now >= activity.idle_since + limit);
-        if idle && activity.calls <= activity.aside { ClientState::Idle } else { ClientState::Good }
+        let idle = times.idle.is_some_and(|limit| now >= activity.idle_since + limit);
+        if idle && activity.calls <= activity.excluded { ClientState::Idle } else { ClientState::Good }
     }
 }
 
-/// Counts as a call of its connection.
-pub(crate) struct OpenStream(Arc<ConnectionState>);
+/// Counts as a call of its connection until it is dropped, also if the call is excluded.
+pub(crate) struct OpenCallCount(Arc<ConnectionState>);
 
-impl OpenStream {
+impl OpenCallCount {
     pub(super) fn new(connection: Arc<ConnectionState>) -> Self {
         connection.change(|activity| activity.calls += 1);
         Self(connection)
@@ -190,10 +191,10 @@ impl OpenStream {
     }
 }
 
-impl Drop for OpenStream {
+impl Drop for OpenCallCount {
     fn drop(&mut self) {
         self.0.change(|activity| {
-            if activity.calls > activity.aside {
+            if activity.calls > activity.excluded {
                 activity.idle_since = Instant::now();
             }
             activity.calls -= 1;
@@ -218,10 +219,10 @@ impl Drop for NewCall {
 }
 
 /// A call that does not keep its connection open.
-pub(crate) struct Aside(Arc<ConnectionState>);
+pub(crate) struct ExcludedCall(Arc<ConnectionState>);
 
-impl Drop for Aside {
+impl Drop for ExcludedCall {
     fn drop(&mut self) {
-        self.0.activity().aside -= 1;
+        self.0.activity().excluded -= 1;
     }
 }

@@ -129,7 +129,7 @@ impl Inputs {
         &self,
         samples: usize,
         out: &mut Batch,
-        fill: impl FnOnce(&mut Scratch) -> Result<(), E>,
+        fill: impl FnOnce(&mut ConvertScratch) -> Result<(), E>,
         then: impl FnOnce(&mut RawBatch) -> T,
     ) -> Result<T, E> {
         if samples == 0 {
@@ -147,7 +147,7 @@ impl Inputs {
                 Ok(then(&mut scratch.raw))
             });
             if scratch.bytes() > SCRATCH_BYTES {
-                *scratch = Scratch::default();
+                *scratch = ConvertScratch::default();
             }
             encoded
         })
@@ -162,7 +162,7 @@ impl Inputs {
     }
 
     /// Reads the columns of a request of either kind, in the order of the schema.
-    fn fill(&self, message: &[u8], scratch: &mut Scratch) -> Result<(), ConvertError> {
+    fn fill(&self, message: &[u8], scratch: &mut ConvertScratch) -> Result<(), ConvertError> {
         let names = &self.schema.features;
         scratch.raw.dense.clear();
         scratch.seen.clear();
@@ -186,8 +186,13 @@ impl Inputs {
     }
 
     /// Reads the column at this position of a request.
-    fn fill_column(&self, at: usize, message: &[u8], scratch: &mut Scratch) -> Result<(), ConvertError> {
-        let Scratch { raw, seen, column } = scratch;
+    fn fill_column(
+        &self,
+        at: usize,
+        message: &[u8],
+        scratch: &mut ConvertScratch,
+    ) -> Result<(), ConvertError> {
+        let ConvertScratch { raw, seen, column } = scratch;
         let name = column.read(message).map_err(|error| ConvertError::MalformedColumn { at, error })?;
         // Most clients send features in the order of the schema.
         let Some(index) = self.index(name, at) else {
@@ -205,7 +210,7 @@ const DENSE: u32 = 4;
 const FEATURES: u32 = 5;
 
 /// Memory that conversions reuse. Without it a request of 26 columns would take more than 50 allocations.
-pub(crate) struct Scratch {
+pub(crate) struct ConvertScratch {
     pub raw: RawBatch,
     /// For each feature of the schema, whether the request has its column.
     seen: Vec<bool>,
@@ -215,14 +220,14 @@ pub(crate) struct Scratch {
 /// A scratch of more bytes is freed after the conversion.
 const SCRATCH_BYTES: usize = 1 << 20;
 
-impl Default for Scratch {
+impl Default for ConvertScratch {
     fn default() -> Self {
         let raw = RawBatch { samples: 0, dense: Vec::new(), features: Vec::new(), labels: None };
         Self { raw, seen: Vec::new(), column: Column::default() }
     }
 }
 
-impl Scratch {
+impl ConvertScratch {
     /// Its memory, apart from what each column takes in any case.
     fn bytes(&self) -> usize {
         let Self { raw, column, .. } = self;
@@ -238,7 +243,7 @@ impl Scratch {
 }
 
 thread_local! {
-    static SCRATCH: RefCell<Scratch> = RefCell::default();
+    static SCRATCH: RefCell<ConvertScratch> = RefCell::default();
 }
 
 fn no_values() -> RawFeature {

@@ -170,12 +170,10 @@ impl Ctr for CtrService {
         let call = Call::of(&mut request)?;
         let model = self.0.find(request.into_inner().model)?;
         call.count();
-        let served = model.stable();
-        served.metrics.requests.count(Code::Ok as i32);
-        let limits = Limits {
-            max_samples: served.limits.max_samples as u32,
-            max_bytes: served.limits.max_bytes as u64,
-        };
+        let engine = model.stable();
+        engine.metrics.requests.count(Code::Ok as i32);
+        let config = &self.0.config;
+        let limits = Limits { max_samples: config.max_samples as u32, max_bytes: config.max_bytes as u64 };
         let labels = model.shown_labels().map(|ShownLabel { label, target, version }| Label {
             label: label.to_owned(),
             version: version.map_or(0, |version| version.0),
@@ -184,7 +182,7 @@ impl Ctr for CtrService {
         Ok(Response::new(GetModelResponse {
             versions: model.versions().iter().map(|loaded| loaded.version.0).collect(),
             labels: labels.collect(),
-            ..convert::description(&served.predict.describe(), limits)
+            ..convert::description(&engine.predict.describe(), limits)
         }))
     }
 

@@ -17,7 +17,7 @@ const CLOSE: Duration = Duration::from_secs(1);
 
 /// The drain of a server, after its clients got GOAWAY.
 pub(super) struct Drain<'a> {
-    pub shared: &'a Arc<ServerState>,
+    pub state: &'a Arc<ServerState>,
     pub health: HealthReporter,
     pub until: Instant,
 }
@@ -25,7 +25,7 @@ pub(super) struct Drain<'a> {
 impl Drain<'_> {
     /// Waits for the calls in flight until the limit, and ends the batchers.
     pub(super) async fn finish(mut self, calls: JoinHandle<()>) -> Drained {
-        while self.shared.in_flight.load(Ordering::Acquire) > 0 && Instant::now() < self.until {
+        while self.state.in_flight.load(Ordering::Acquire) > 0 && Instant::now() < self.until {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         // A health watch ends only when its service is removed, and keeps its connection open until then.
@@ -35,10 +35,10 @@ impl Drain<'_> {
         // Only connections without calls are left. A client that does not close its end has to wait no more.
         let until = self.until.min(Instant::now() + CLOSE);
         let closed = tokio::time::timeout_at(until, calls).await;
-        let unfinished = self.shared.in_flight.load(Ordering::Acquire);
+        let unfinished = self.state.in_flight.load(Ordering::Acquire);
         if closed.is_err() && unfinished > 0 {
             tracing::warn!(unfinished, "server.drain_seconds have passed: open connections are closed");
-            for model in self.shared.models.all() {
+            for model in self.state.models.all() {
                 for served in model.engines() {
                     served.batcher.abandon();
                 }
@@ -52,11 +52,11 @@ impl Drain<'_> {
     /// are empty and this ends at once. Otherwise a model may still compute, and that cannot be stopped: its
     /// log is closed all the same, and the answers to records in the log's queue are dropped.
     async fn join_batchers(&self) {
-        let models = self.shared.models.all();
+        let models = self.state.models.all();
         let logs: Vec<_> = models.iter().filter_map(|model| model.main().learn_log.clone()).collect();
         let closed = ends_soon("close-learn-logs", move || logs.iter().for_each(|log| log.close()));
         let joined = ends_soon("drain", {
-            let shared = self.shared.clone();
+            let state = self.state.clone();
             move || {
                 let engines = || models.iter().flat_map(|model| model.engines());
                 engines().for_each(|engine| engine.batcher.close());
@@ -64,7 +64,7 @@ impl Drain<'_> {
                 engines().for_each(|engine| engine.batcher.join());
                 // Before the answer, which may end the process: the end of a model writes its recorded
                 // accesses.
-                drop((models, shared));
+                drop((models, state));
             }
         });
         let (closed, joined) = tokio::join!(closed, joined);

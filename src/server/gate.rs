@@ -49,7 +49,7 @@ pub(crate) struct Call {
 
 /// What the headers of a call say, and which parts of its end its service takes over from the gate.
 pub(crate) struct Arrival {
-    pub shared: Arc<ServerState>,
+    pub state: Arc<ServerState>,
     pub at: Instant,
     pub origin: Origin,
     path: Option<PathAndQuery>,
@@ -62,9 +62,9 @@ pub(crate) struct Arrival {
 }
 
 impl Arrival {
-    fn now(shared: &Arc<ServerState>, uri: &Uri, headers: &HeaderMap) -> Self {
+    fn now(state: &Arc<ServerState>, uri: &Uri, headers: &HeaderMap) -> Self {
         Self {
-            shared: shared.clone(),
+            state: state.clone(),
             at: Instant::now(),
             origin: Origin::of(headers),
             path: uri.path_and_query().cloned(),
@@ -115,14 +115,14 @@ impl Call {
 #[derive(Clone)]
 pub(crate) struct Gate<S> {
     inner: S,
-    shared: Arc<ServerState>,
+    state: Arc<ServerState>,
     /// The layout of the service's requests.
     requests: &'static Layout,
 }
 
 impl<S> Gate<S> {
-    pub(crate) fn new(inner: S, shared: Arc<ServerState>, requests: &'static Layout) -> Self {
-        Self { inner, shared, requests }
+    pub(crate) fn new(inner: S, state: Arc<ServerState>, requests: &'static Layout) -> Self {
+        Self { inner, state, requests }
     }
 }
 
@@ -144,14 +144,14 @@ where
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
-        let arrival = Arc::new(Arrival::now(&self.shared, request.uri(), request.headers()));
+        let arrival = Arc::new(Arrival::now(&self.state, request.uri(), request.headers()));
         // Computed before the future runs, because tonic starts its own timer right after this function.
         let deadline = timeout(request.headers()).and_then(|rest| arrival.at.checked_add(rest));
         // The service refuses a method that it does not have.
         let kind = Method::of(request.uri().path()).and_then(Method::kind).unwrap_or(CallKind::Use);
         let entered = ConnectionState::of(&request);
         let entered = entered.ok_or_else(|| Status::internal("the call has no connection"));
-        let entered = entered.and_then(|connection| Charge::enter(&self.shared, connection, deadline, kind));
+        let entered = entered.and_then(|connection| Charge::enter(&self.state, connection, deadline, kind));
         let mut passage = Passage { arrival, charge: None, code: Code::Cancelled, error: None };
         let charge = match entered {
             Ok(charge) => passage.charge.insert(charge).clone(),
@@ -246,7 +246,7 @@ impl Passage {
             self.refused(&status);
             return response;
         }
-        let status = too_large(status.message(), self.arrival.shared.limits.max_bytes as u64);
+        let status = too_large(status.message(), self.arrival.state.config.max_bytes as u64);
         self.refused(&status);
         status.into_http()
     }
@@ -261,12 +261,12 @@ impl Passage {
     /// cannot be decoded is `INTERNAL` for no model: it is its client's fault, and must not look like the
     /// model's.
     fn count(&self, took: Duration) {
-        let shared = &self.arrival.shared;
+        let state = &self.arrival.state;
         let charge = self.charge.as_ref().filter(|_| self.code != Code::Internal);
         let named = charge.and_then(|charge| Some((charge, charge.model_name()?)));
-        let Some((charge, model)) = named.and_then(|(charge, name)| Some((charge, shared.models.get(name)?)))
+        let Some((charge, model)) = named.and_then(|(charge, name)| Some((charge, state.models.get(name)?)))
         else {
-            return shared.metrics.no_model.count(self.code as i32);
+            return state.metrics.no_model.count(self.code as i32);
         };
         let metrics = &model.main().metrics;
         metrics.requests.count(self.code as i32);
@@ -277,7 +277,7 @@ impl Passage {
 
     /// Whether the gate reports the call with its error.
     fn wants_error(&self) -> bool {
-        !self.arrival.reported.load(Ordering::Relaxed) && report::wants_errors(&self.arrival.shared)
+        !self.arrival.reported.load(Ordering::Relaxed) && report::wants_errors(&self.arrival.state)
     }
 
     /// Leaves when the last answer was sent.

@@ -42,18 +42,21 @@ impl AnswerTimes {
     }
 }
 
+/// The connections of a port that is bound. `name` is the setting or flag that gives its address.
+pub(crate) fn connections(
+    name: &'static str,
+    listener: TcpListener,
+    security: Arc<Security>,
+    limit: ConnectionLimit,
+) -> Limited {
+    let tls = Box::new(move || security.http());
+    Limited::new(name, TcpIncoming::from(listener), tls, limit)
+}
+
 impl HttpPort {
-    /// A port that is bound. `name` is the setting or flag that gives its address.
-    pub(crate) fn new(
-        name: &'static str,
-        listener: TcpListener,
-        security: Arc<Security>,
-        limit: ConnectionLimit,
-        times: AnswerTimes,
-        routes: Router,
-    ) -> Self {
-        let tls = Box::new(move || security.http());
-        Self { port: Limited::new(name, TcpIncoming::from(listener), tls, limit), times, routes }
+    /// A port that answers the connections of [`connections`].
+    pub(crate) fn new(port: Limited, times: AnswerTimes, routes: Router) -> Self {
+        Self { port, times, routes }
     }
 
     /// Serves until `stop` is set, and ends when all connections are closed.

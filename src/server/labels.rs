@@ -38,41 +38,26 @@ pub(crate) struct Changed {
 /// When the label has no valid name, the version cannot be loaded, or the model does not have the label that
 /// shall be forgotten. Then nothing changes.
 pub(crate) async fn set(
-    shared: &Arc<ServerState>,
+    state: &Arc<ServerState>,
     request: SetLabelRequest,
     id: &str,
 ) -> Result<Changed, CallError> {
-    let SetLabelRequest { model, label, version, remove } = request;
-    if !is_label(&label) {
-        return Err(CallError::LabelName { got: clip(label) });
-    }
-    // The repository's thread checks that too, but may be busy for long.
-    if remove
-        && let Some(named) = shared.models.get(&model)
-        && let Some(Err(error)) =
-            named.labels().map(|labels| labels.changed(LabelChange { label: &label, target: None }))
-    {
-        return Err(ChangeError::Refused { model, reason: error.to_string() }.into());
-    }
-    let target = match (remove, version) {
-        (true, _) => None,
-        (false, 0) => Some(VersionSelector::Latest),
-        (false, number) => Some(VersionSelector::Version(Version(number))),
-    };
-    let repository = shared.repository.get().ok_or(ChangeError::Unsupported)?;
+    let target = target_of(state, &request)?;
+    let SetLabelRequest { model, label, .. } = request;
+    let repository = state.repository.get().ok_or(ChangeError::Unsupported)?;
     let change = LabelChange { label: &label, target };
-    let set_on = shared.models.labelled(&model);
+    let set_on = state.models.labelled(&model);
     let named = match target {
-        Some(VersionSelector::Version(_)) => set_loaded(shared, &model, change, id)?,
+        Some(VersionSelector::Version(_)) => set_loaded(state, &model, change, id)?,
         Some(VersionSelector::Latest) | None => None,
     };
     let kept = match named {
-        Some(_) => Kept::begin(shared, repository, &model, set_on),
+        Some(_) => Kept::begin(state, repository, &model, set_on),
         None => {
             let change = Change::Label { label: label.clone(), target };
             let Requested { begun, answer } = repository.change(change, model.clone(), id.to_owned());
             // Whoever drops this future drops `begun`, so a change that has not begun is not made.
-            let answer = tokio::spawn(keep_when_made(shared.clone(), model.clone(), answer));
+            let answer = tokio::spawn(keep_when_made(state.clone(), model.clone(), answer));
             kserve::wait_for(&**repository, model.clone(), Requested { begun, answer }).await?
         }
     };
@@ -84,33 +69,57 @@ pub(crate) async fn set(
     if named.is_some() {
         return Ok(Changed { version: named, not_kept });
     }
-    let served = shared.models.get(&model);
-    let version = served.and_then(|served| served.shown_labels().find(|shown| shown.label == label)?.version);
+    let loaded = state.models.get(&model);
+    let version = loaded.and_then(|loaded| loaded.shown_labels().find(|shown| shown.label == label)?.version);
     Ok(Changed { version, not_kept })
+}
+
+/// What the label shall name; `None` if it shall be forgotten.
+///
+/// # Errors
+/// When the label has no valid name, or shall be forgotten and the model does not have it.
+fn target_of(state: &ServerState, request: &SetLabelRequest) -> Result<Option<VersionSelector>, CallError> {
+    let SetLabelRequest { model, label, version, remove } = request;
+    if !is_label(label) {
+        return Err(CallError::LabelName { got: clip(label.clone()) });
+    }
+    // The repository's thread checks that too, but may be busy for long.
+    if *remove
+        && let Some(named) = state.models.get(model)
+        && let Some(Err(error)) =
+            named.labels().map(|labels| labels.changed(LabelChange { label, target: None }))
+    {
+        return Err(ChangeError::Refused { model: model.clone(), reason: error.to_string() }.into());
+    }
+    Ok(match (remove, version) {
+        (true, _) => None,
+        (false, 0) => Some(VersionSelector::Latest),
+        (false, number) => Some(VersionSelector::Version(Version(*number))),
+    })
 }
 
 /// Waits for a change of a label, and has it made durable: also if the call has ended by then, because the
 /// label counts from now on.
 async fn keep_when_made(
-    shared: Arc<ServerState>,
+    state: Arc<ServerState>,
     model: String,
     answer: oneshot::Receiver<Result<(), ChangeError>>,
 ) -> Result<Kept, ChangeError> {
     answer.await.unwrap_or(Err(ChangeError::Draining))?;
-    let repository = shared.repository.get().ok_or(ChangeError::Unsupported)?;
+    let repository = state.repository.get().ok_or(ChangeError::Unsupported)?;
     // A model that is not served has its labels only on disk, where the repository has written this one.
-    Ok(Kept::begin(&shared, repository, &model, shared.models.labelled(&model)))
+    Ok(Kept::begin(&state, repository, &model, state.models.labelled(&model)))
 }
 
 /// Sets a label to a loaded version, without the repository's thread, which may be opening a large version.
 /// Returns `None` if the version has to be loaded first.
 fn set_loaded(
-    shared: &ServerState,
+    state: &ServerState,
     model: &str,
     change: LabelChange<'_>,
     id: &str,
 ) -> Result<Option<Version>, CallError> {
-    match shared.models.set_label(model, change) {
+    match state.models.set_label(model, change) {
         Ok(version) => {
             let number = version.map(|version| version.0);
             tracing::info!(model, label = change.label, version = number, id, "label set by a client");
@@ -151,18 +160,18 @@ impl Kept {
     /// Begins to write all labels of a model. Then versions that no label names any more are unloaded, when
     /// the repository has time.
     fn begin(
-        shared: &Arc<ServerState>,
+        state: &Arc<ServerState>,
         repository: &Arc<dyn Repository>,
         model: &str,
         set_on: Option<Arc<Pressure>>,
     ) -> Self {
-        let mut waiting = shared.models.keeping.waiting();
+        let mut waiting = state.models.keeping.waiting();
         if let Some(written) = waiting.get(model) {
             return Self { written: written.clone(), set_on };
         }
         let (done, written) = watch::channel(None);
         waiting.insert(model.to_owned(), written.clone());
-        tokio::spawn(write(shared.clone(), repository.clone(), model.to_owned(), done));
+        tokio::spawn(write(state.clone(), repository.clone(), model.to_owned(), done));
         Self { written, set_on }
     }
 
@@ -194,18 +203,18 @@ impl Kept {
 }
 
 async fn write(
-    shared: Arc<ServerState>,
+    state: Arc<ServerState>,
     repository: Arc<dyn Repository>,
     model: String,
     done: watch::Sender<Option<Written>>,
 ) {
-    let keeping = &shared.models.keeping;
+    let keeping = &state.models.keeping;
     let _writing = keeping.writing.lock().await;
     // Before the labels are read: a call that sets one from now on needs another write.
     keeping.waiting().remove(&model);
     let keep = {
-        let (shared, repository, name) = (shared.clone(), repository.clone(), model.clone());
-        move || shared.models.keep_labels(&name, |labels| repository.keep_labels(&name, &labels.set))
+        let (state, repository, name) = (state.clone(), repository.clone(), model.clone());
+        move || state.models.keep_labels(&name, |labels| repository.keep_labels(&name, &labels.set))
     };
     let written = tokio::task::spawn_blocking(keep).await;
     repository.look(&model);

@@ -45,6 +45,12 @@ fn ends(bytes: &[u8]) -> usize {
     bytes.len() - bytes.chunks(usize::from(u8::MAX)).map(goes_on).sum::<usize>()
 }
 
+/// The number of a field, and the length of its content.
+struct ShortHead {
+    field: u64,
+    length: u64,
+}
+
 /// What the next byte belongs to.
 #[derive(Clone, Copy)]
 enum State {
@@ -145,7 +151,7 @@ impl Meter {
                     }
                 }
                 State::Key(_) | State::Length(..) | State::Number(..) => {
-                    if let Some((field, length)) = self.short(bytes) {
+                    if let Some(ShortHead { field, length }) = self.short(bytes) {
                         self.spend(2)?;
                         cost = 2 + self.delimited(field, length)?;
                         bytes = &bytes[2..];
@@ -201,12 +207,12 @@ impl Meter {
 
     /// The field and its length, if the next two bytes are its key and its length, as in most cases. Reading
     /// both at once is faster.
-    fn short(&self, bytes: &[u8]) -> Option<(u64, u64)> {
+    fn short(&self, bytes: &[u8]) -> Option<ShortHead> {
         match (self.state, bytes) {
             (State::Key(Varint { bits: 0, .. }), [key @ 8..0x80, length @ ..0x80, ..])
                 if key & 7 == 2 && self.left() >= 2 =>
             {
-                Some((u64::from(key >> 3), u64::from(*length)))
+                Some(ShortHead { field: u64::from(key >> 3), length: u64::from(*length) })
             }
             _ => None,
         }

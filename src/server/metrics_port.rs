@@ -11,7 +11,7 @@ use axum::routing::get;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
-use super::http_port::{AnswerTimes, HttpPort};
+use super::http_port::{self, AnswerTimes, HttpPort};
 use super::listener::ConnectionLimit;
 use super::security::Security;
 use super::{ServerError, bound, listen, web};
@@ -70,7 +70,8 @@ impl MetricsPort {
             .route_layer(middleware::from_fn_with_state(security.clone(), web::check_token))
             .with_state(metrics);
         let never = watch::Sender::new(false);
-        HttpPort::new(FLAG, listener, security, limit, times, routes).serve(never.subscribe()).await;
+        let port = http_port::connections(FLAG, listener, security, limit);
+        HttpPort::new(port, times, routes).serve(never.subscribe()).await;
         watching.abort();
     }
 }

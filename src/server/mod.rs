@@ -189,19 +189,9 @@ pub struct Drained {
     pub unfinished: usize,
 }
 
-/// Limits of one request.
-#[derive(Clone, Copy, Debug)]
-struct RequestLimits {
-    max_samples: usize,
-    max_bytes: usize,
-    /// How long the body may take.
-    body: Duration,
-}
-
 /// A server whose two ports are bound.
 pub struct Server {
-    shared: Arc<ServerState>,
-    config: ServerConfig,
+    state: Arc<ServerState>,
     grpc: TcpListener,
     http: TcpListener,
     shares: descriptors::Shares,
@@ -214,30 +204,34 @@ impl Server {
     /// When a file of certificates or tokens cannot be used, a port cannot be bound (the error names its key
     /// and address), or a thread cannot be started.
     pub async fn bind(parts: ServerParts) -> Result<Self, ServerError> {
-        let ServerParts { models, metrics, server: config, tls, auth, batchers, learning, slow, otel } =
-            parts;
+        let ServerParts {
+            models: predicts,
+            metrics,
+            server: config,
+            tls,
+            auth,
+            batchers,
+            learning,
+            slow,
+            otel,
+        } = parts;
         let security = Arc::new(Security::open(&config, tls.as_ref(), &auth, &metrics)?);
         let grpc = listen("server.grpc", config.grpc).await?;
         let http = listen("server.http", config.http).await?;
-        let ServerConfig { max_samples, max_bytes, body, .. } = config;
-        let limits = RequestLimits { max_samples, max_bytes, body };
-        let served = Models::new(metrics.clone(), batchers, limits, learning);
-        models.into_iter().try_for_each(|predict| served.add(predict))?;
+        let models = Models::new(metrics.clone(), batchers, config.max_samples, learning);
+        predicts.into_iter().try_for_each(|predict| models.add(predict))?;
         let spans = otel.map(|otel| Spans::start(&otel, &metrics)).transpose()?;
-        let shared = ServerState {
-            models: served,
+        let state = ServerState {
+            models,
             not_served: NotServed::default(),
             metrics,
             history: status_page::History::default(),
             security,
-            limits,
-            max_requests: config.max_requests,
-            max_inflight_bytes: config.max_inflight_bytes,
-            stream_idle: config.stream_idle,
             slow: Slow::new(slow),
             spans,
             grpc_addr: bound("server.grpc", &grpc, config.grpc)?,
             http_addr: bound("server.http", &http, config.http)?,
+            config,
             draining: AtomicBool::new(false),
             closing: watch::Sender::new(false),
             repository: OnceLock::new(),
@@ -247,26 +241,26 @@ impl Server {
             callers: AtomicUsize::new(0),
             in_flight_bytes: AtomicUsize::new(0),
         };
-        let shares = descriptors::shares(descriptors::raise(), config.max_connections);
-        Ok(Self { shared: Arc::new(shared), config, grpc, http, shares })
+        let shares = descriptors::shares(descriptors::raise(), state.config.max_connections);
+        Ok(Self { state: Arc::new(state), grpc, http, shares })
     }
 
     /// The address of the gRPC port, with the real port if port 0 was configured.
     #[must_use]
     pub fn grpc_addr(&self) -> SocketAddr {
-        self.shared.grpc_addr
+        self.state.grpc_addr
     }
 
     /// The address of the HTTP port, with the real port if port 0 was configured.
     #[must_use]
     pub fn http_addr(&self) -> SocketAddr {
-        self.shared.http_addr
+        self.state.http_addr
     }
 
     /// Adds and removes models while the server runs.
     #[must_use]
     pub(crate) fn registry(&self) -> Registry {
-        Registry::new(self.shared.clone())
+        Registry::new(self.state.clone())
     }
 
     /// Serves until `shutdown` ends, then drains.
@@ -274,23 +268,23 @@ impl Server {
     /// # Errors
     /// When the server stops without a shutdown, or reflection cannot be set up.
     pub async fn run(self, shutdown: impl Future<Output = ()>) -> Result<Drained, ServerError> {
-        let Self { shared, config, grpc, http, shares } = self;
+        let Self { state, grpc, http, shares } = self;
         let stop_http = watch::Sender::new(false);
         let (health, health_service) = tonic_health::server::health_reporter();
-        let ready = shared.ready();
+        let ready = state.ready();
         set_health(&health, ready).await;
-        let services = services(&shared, &config, health_service)?;
-        let updating = tokio::spawn(update_status(shared.clone(), health.clone(), ready));
-        let watching = tokio::spawn(shared.security.clone().watch());
-        let web = tokio::spawn(http_port(&shared, http, &config, shares.http).serve(stop_http.subscribe()));
+        let services = services(&state, health_service)?;
+        let updating = tokio::spawn(update_status(state.clone(), health.clone(), ready));
+        let watching = tokio::spawn(state.security.clone().watch());
+        let web = tokio::spawn(http_port(&state, http, shares.http).serve(stop_http.subscribe()));
         let calls = GrpcPort {
-            shared: shared.clone(),
+            state: state.clone(),
             service: services,
-            limits: connection::Limits::new(&config),
-            http2: connection::Http2::new(&config),
-            stop: shared.closing.subscribe(),
+            times: connection::ClientTimes::new(&state.config),
+            http2: connection::Http2::new(&state.config),
+            stop: state.closing.subscribe(),
         };
-        let mut calls = tokio::spawn(calls.serve(grpc_connections(&shared, grpc, shares.grpc)));
+        let mut calls = tokio::spawn(calls.serve(grpc_connections(&state, grpc, shares.grpc)));
         tokio::select! {
             () = shutdown => {}
             ended = &mut calls => {
@@ -299,14 +293,14 @@ impl Server {
         }
 
         // Without readiness no client was sent here.
-        let delay = if shared.ready() { config.drain_delay } else { Duration::ZERO };
-        shared.draining.store(true, Ordering::Release);
+        let delay = if state.ready() { state.config.drain_delay } else { Duration::ZERO };
+        state.draining.store(true, Ordering::Release);
         set_health(&health, false).await;
         tokio::time::sleep(delay).await;
-        shared.closing.send_replace(true);
-        let drain = Drain { shared: &shared, health, until: Instant::now() + config.drain };
+        state.closing.send_replace(true);
+        let drain = Drain { state: &state, health, until: Instant::now() + state.config.drain };
         let drained = drain.finish(calls).await;
-        if let Some(spans) = &shared.spans {
+        if let Some(spans) = &state.spans {
             spans.flush().await;
         }
         updating.abort();
@@ -319,22 +313,17 @@ impl Server {
 }
 
 /// The HTTP port.
-fn http_port(
-    shared: &Arc<ServerState>,
-    listener: TcpListener,
-    config: &ServerConfig,
-    connections: usize,
-) -> HttpPort {
-    let (security, routes) = (shared.security.clone(), web::routes(shared.clone()));
-    let limit = ConnectionLimit::new(connections, shared.metrics.connections("http"));
-    HttpPort::new("server.http", listener, security, limit, AnswerTimes::of(config), routes)
+fn http_port(state: &Arc<ServerState>, listener: TcpListener, connections: usize) -> HttpPort {
+    let limit = ConnectionLimit::new(connections, state.metrics.connections("http"));
+    let port = http_port::connections("server.http", listener, state.security.clone(), limit);
+    HttpPort::new(port, AnswerTimes::of(&state.config), web::routes(state.clone()))
 }
 
 /// The connections of the gRPC port.
-fn grpc_connections(shared: &Arc<ServerState>, listener: TcpListener, connections: usize) -> Limited {
-    let security = shared.security.clone();
+fn grpc_connections(state: &Arc<ServerState>, listener: TcpListener, connections: usize) -> Limited {
+    let security = state.security.clone();
     let incoming = TcpIncoming::from(listener).with_nodelay(Some(true)).with_keepalive(Some(TCP_KEEPALIVE));
-    let limit = ConnectionLimit::new(connections, shared.metrics.connections("grpc"));
+    let limit = ConnectionLimit::new(connections, state.metrics.connections("grpc"));
     Limited::new("server.grpc", incoming, Box::new(move || security.grpc()), limit)
 }
 
@@ -370,14 +359,13 @@ async fn stopped(stop: &mut watch::Receiver<bool>) {
 /// The chain of all gRPC services, behind the check of tokens. The last one added, `Ctr`, is compared first,
 /// because it has the most calls; KServe is the second.
 fn services(
-    shared: &Arc<ServerState>,
-    config: &ServerConfig,
+    state: &Arc<ServerState>,
     health: HealthServer<impl Health>,
 ) -> Result<impl GrpcService, ServerError> {
-    let ctr =
-        ctr::CtrServer::new(ctr::CtrService(shared.clone())).max_decoding_message_size(config.max_bytes);
+    let config = &state.config;
+    let ctr = ctr::CtrServer::new(ctr::CtrService(state.clone())).max_decoding_message_size(config.max_bytes);
     let kserve = |most| {
-        let service = kserve::KserveService(shared.clone());
+        let service = kserve::KserveService(state.clone());
         kserve::GrpcInferenceServiceServer::new(service).max_decoding_message_size(most)
     };
     let reflection = || {
@@ -390,7 +378,7 @@ fn services(
     let kserve = route::Apart::new(
         |path| Method::of(path).is_some_and(|method| method.kind().is_none()),
         Ungated::new(kserve(SMALL_MESSAGE), message),
-        gate::Gate::new(kserve(config.max_bytes), shared.clone(), &meter::KSERVE),
+        gate::Gate::new(kserve(config.max_bytes), state.clone(), &meter::KSERVE),
     );
     let old = reflection().build_v1alpha()?.max_decoding_message_size(SMALL_MESSAGE);
     let chain = route::Unknown
@@ -398,6 +386,6 @@ fn services(
         .or(Ungated::new(reflection().build_v1()?.max_decoding_message_size(SMALL_MESSAGE), stream))
         .or(Ungated::new(health.max_decoding_message_size(SMALL_MESSAGE), message))
         .or(kserve)
-        .or(gate::Gate::new(ctr, shared.clone(), &meter::CTR));
-    Ok(Guard::new(chain, shared.clone()))
+        .or(gate::Gate::new(ctr, state.clone(), &meter::CTR));
+    Ok(Guard::new(chain, state.clone()))
 }

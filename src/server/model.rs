@@ -192,8 +192,8 @@ impl Model {
 
     /// The versions whose workers are in calls that do not end.
     pub(crate) fn stuck_versions(&self) -> BTreeSet<Version> {
-        let stuck = self.parts.engines.iter().filter(|served| served.batcher.is_stuck());
-        stuck.map(|served| served.predict.describe().version).collect()
+        let stuck = self.parts.engines.iter().filter(|engine| engine.batcher.is_stuck());
+        stuck.map(|engine| engine.predict.describe().version).collect()
     }
 
     /// Why an older version is served: the newer ones are refused.
@@ -217,7 +217,7 @@ impl Model {
 
     /// The engine, besides the main one, that has this version.
     fn secondary(&self, version: Version) -> Option<EngineIndex> {
-        self.parts.engines.iter().position(|served| served.version == Some(version)).map(EngineIndex)
+        self.parts.engines.iter().position(|engine| engine.version == Some(version)).map(EngineIndex)
     }
 
     /// The engine of the version that a label names.
@@ -233,7 +233,7 @@ impl Model {
         self.parts
             .engines
             .iter()
-            .any(|served| served.predict.describe().version == version)
+            .any(|engine| engine.predict.describe().version == version)
             .then_some(version)
     }
 

@@ -22,7 +22,7 @@ use super::pressure::Pressure;
 use super::retired::RetiredEngines;
 use super::serving_engine::ServingEngine;
 use super::traffic::{LabelChange, LabelError, Labels};
-use super::{Learning, RequestLimits, ServerError};
+use super::{Learning, ServerError};
 use crate::batcher::Batcher;
 use crate::config::{BatcherConfig, Batchers, LearnConfig, TrafficConfig};
 use crate::learnlog::{self, LearnerOptions};
@@ -59,7 +59,8 @@ pub(crate) struct Models {
     metrics: Arc<Metrics>,
     /// Held while engines are added, so that they get the present settings.
     batchers: Mutex<Batchers>,
-    limits: RequestLimits,
+    /// `server.max_samples`.
+    max_samples: usize,
     /// Where samples are stored, if any model takes samples.
     learning: Option<Learning>,
 }
@@ -68,12 +69,12 @@ impl Models {
     pub(crate) fn new(
         metrics: Arc<Metrics>,
         batchers: Batchers,
-        limits: RequestLimits,
+        max_samples: usize,
         learning: Option<Learning>,
     ) -> Self {
         let (served, batchers) = (DashMap::new(), Mutex::new(batchers));
         let (changing, keeping) = (Mutex::default(), Keeping::default());
-        Self { served, changing, keeping, metrics, batchers, limits, learning }
+        Self { served, changing, keeping, metrics, batchers, max_samples, learning }
     }
 
     /// Opens the log of a model, if the model takes samples.
@@ -105,9 +106,9 @@ impl Models {
         let metrics = self.metrics.model(&name, &description.schema);
         let learn_log = self.learn_log(&name, &metrics);
         let batchers = self.batchers();
-        let served = self.start(predict, metrics, batchers.of(&name))?.with_learn_log(learn_log);
+        let engine = self.start(predict, metrics, batchers.of(&name))?.with_learn_log(learn_log);
         let parts = ModelParts {
-            engines: vec![Arc::new(served)],
+            engines: vec![Arc::new(engine)],
             main: description.version,
             latest: description.version,
             pressure: Arc::new(Pressure::new()),
@@ -139,7 +140,7 @@ impl Models {
     ) -> Result<ServingEngine, ServerError> {
         let batcher = Batcher::start(predict.clone(), metrics.clone(), config);
         let batcher = batcher.map_err(ServerError::Thread)?;
-        Ok(ServingEngine::new(predict, batcher, metrics, self.limits))
+        Ok(ServingEngine::new(predict, batcher, metrics, self.max_samples))
     }
 
     /// Changes the limits and the delay of every queue.
@@ -148,7 +149,7 @@ impl Models {
         *known = batchers;
         for model in &self.served {
             let config = known.of(model.key());
-            model.engines().iter().for_each(|served| served.batcher.set_queue(config));
+            model.engines().iter().for_each(|engine| engine.batcher.set_queue(config));
             model.shadow().iter().for_each(|shadow| shadow.set_queue(config));
         }
     }

@@ -16,7 +16,8 @@ pub(crate) enum Reason {
     Refused(String),
 }
 
-/// Reasons by the name of the model. Of the served models only those are in it whose further versions load.
+/// Reasons by the name of the model. A served model is listed only while further versions
+/// of it load.
 #[derive(Default)]
 pub(crate) struct NotServed(Mutex<BTreeMap<String, Reason>>);
 

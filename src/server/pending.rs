@@ -82,12 +82,12 @@ impl Due {
 
 impl<R: ScoreRequest> Pending<R> {
     /// Queues a request. Failures are counted, if the model is loaded.
-    pub(crate) fn begin(shared: &Arc<ServerState>, mut request: R, call: &Call) -> Result<Self, CallError> {
+    pub(crate) fn begin(state: &Arc<ServerState>, mut request: R, call: &Call) -> Result<Self, CallError> {
         let id = request.take_id();
         let too_long = (id.len() > MAX_ID).then(|| CallError::Id { limit: MAX_ID, got: id.len() });
         let sender = Sender::new(call, if too_long.is_some() { String::new() } else { id });
         call.reported();
-        let model = shared.find(request.take_model()).inspect_err(|error| sender.refused(error))?;
+        let model = state.find(request.take_model()).inspect_err(|error| sender.refused(error))?;
         call.count();
         let own = request.timeout().and_then(|timeout| sender.arrived().checked_add(timeout));
         let deadline = call.deadline.into_iter().chain(own).min();
@@ -102,7 +102,7 @@ impl<R: ScoreRequest> Pending<R> {
                 (queued, form)
             }
             Err(NotQueued { engine, error }) => {
-                let error = shared.unless_loading(account.model.name(), error);
+                let error = state.unless_loading(account.model.name(), error);
                 account.not_queued(engine, &error);
                 return Err(error);
             }

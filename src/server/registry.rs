@@ -28,8 +28,8 @@ impl Drop for LoadingModel {
 }
 
 impl Registry {
-    pub(super) fn new(shared: Arc<ServerState>) -> Self {
-        Self(shared)
+    pub(super) fn new(state: Arc<ServerState>) -> Self {
+        Self(state)
     }
 
     /// Serves a model from now on. The server is not ready before [`Self::loaded`] is called.

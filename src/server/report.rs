@@ -138,8 +138,8 @@ impl Slow {
 }
 
 /// Whether the error of each request is reported, and not only an error of the server.
-pub(crate) fn wants_errors(shared: &ServerState) -> bool {
-    shared.spans.is_some() || tracing::enabled!(Level::DEBUG)
+pub(crate) fn wants_errors(state: &ServerState) -> bool {
+    state.spans.is_some() || tracing::enabled!(Level::DEBUG)
 }
 
 /// Writes a line with all that is known of a request.
@@ -170,9 +170,9 @@ macro_rules! line {
 impl Report<'_> {
     /// Makes the spans of the request and writes its lines.
     pub(crate) fn tell(&self) {
-        let shared = &self.arrival.shared;
-        let recorded = shared.spans.as_ref().and_then(|spans| spans.record(self));
-        let slow = shared.slow.is(self.times.took());
+        let state = &self.arrival.state;
+        let recorded = state.spans.as_ref().and_then(|spans| spans.record(self));
+        let slow = state.slow.is(self.times.took());
         if !(slow || self.fault || tracing::enabled!(Level::DEBUG)) {
             return;
         }

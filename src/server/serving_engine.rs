@@ -3,7 +3,6 @@
 use std::sync::{Arc, RwLock};
 use std::time::Instant;
 
-use super::RequestLimits;
 use super::convert::Inputs;
 use super::learn_log::LearnLog;
 use super::model::EngineIndex;
@@ -25,7 +24,8 @@ pub(crate) struct ServingEngine {
     pub metrics: Arc<ModelMetrics>,
     /// `None` if the model takes no samples.
     pub learn_log: Option<Arc<LearnLog>>,
-    pub limits: RequestLimits,
+    /// `server.max_samples`.
+    max_samples: usize,
     inputs: RwLock<Arc<Inputs>>,
 }
 
@@ -34,11 +34,11 @@ impl ServingEngine {
         predict: Arc<dyn Predict>,
         batcher: Batcher,
         metrics: Arc<ModelMetrics>,
-        limits: RequestLimits,
+        max_samples: usize,
     ) -> Self {
         let description = predict.describe();
-        let inputs = RwLock::new(Arc::new(Inputs::new(description.schema, limits.max_samples)));
-        Self { predict, version: None, batcher, metrics, learn_log: None, limits, inputs }
+        let inputs = RwLock::new(Arc::new(Inputs::new(description.schema, max_samples)));
+        Self { predict, version: None, batcher, metrics, learn_log: None, max_samples, inputs }
     }
 
     /// An engine of one version, which does not change.
@@ -62,7 +62,7 @@ impl ServingEngine {
         if Arc::ptr_eq(&known.schema, schema) {
             return known;
         }
-        let inputs = Arc::new(Inputs::new(schema.clone(), self.limits.max_samples));
+        let inputs = Arc::new(Inputs::new(schema.clone(), self.max_samples));
         *self.inputs.write().even_poisoned() = inputs.clone();
         inputs
     }

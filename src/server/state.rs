@@ -4,7 +4,6 @@
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
 
 use tokio::sync::watch;
 
@@ -17,7 +16,8 @@ use super::security::Security;
 use super::serving_engine::ServingEngine;
 use super::spans::Spans;
 use super::status::CallError;
-use super::{RequestLimits, convert, status_page};
+use super::{convert, status_page};
+use crate::config::ServerConfig;
 use crate::metrics::Metrics;
 
 /// What the services and the ports share.
@@ -27,10 +27,7 @@ pub(crate) struct ServerState {
     pub metrics: Arc<Metrics>,
     pub history: status_page::History,
     pub security: Arc<Security>,
-    pub limits: RequestLimits,
-    pub max_requests: usize,
-    pub max_inflight_bytes: usize,
-    pub stream_idle: Duration,
+    pub config: ServerConfig,
     pub slow: Slow,
     pub spans: Option<Spans>,
     pub grpc_addr: SocketAddr,
@@ -114,11 +111,11 @@ impl ServerState {
             let names = models.iter().filter(|model| are(model.stable()));
             names.map(|model| model.name()).collect::<Vec<_>>().join(", ")
         };
-        let not_ready = names(|served| !served.predict.ready());
+        let not_ready = names(|engine| !engine.predict.ready());
         if !not_ready.is_empty() {
             return Some(format!("not ready: {not_ready}"));
         }
-        let stuck = names(|served| served.batcher.is_stuck());
+        let stuck = names(|engine| engine.batcher.is_stuck());
         (!stuck.is_empty()).then(|| format!("stuck: a call of model {stuck} does not end"))
     }
 }

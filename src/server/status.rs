@@ -113,7 +113,7 @@ impl CallError {
                 | BatchError::Displaced,
             ) => Code::ResourceExhausted,
             Self::Batch(
-                BatchError::Closed | BatchError::Stands { .. } | BatchError::VersionChanged { .. },
+                BatchError::Closed | BatchError::Stuck { .. } | BatchError::VersionChanged { .. },
             ) => Code::Unavailable,
             Self::Late | Self::Batch(BatchError::Expired { .. }) => Code::DeadlineExceeded,
             Self::Batch(BatchError::Failed(_)) => Code::Internal,

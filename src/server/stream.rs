@@ -52,7 +52,7 @@ impl<A> Awaited<A> {
 
 /// The answers of a stream.
 pub(crate) struct Answers<R: ScoreRequest> {
-    shared: Arc<ServerState>,
+    state: Arc<ServerState>,
     requests: Streaming<R>,
     call: Call,
     /// The requests that were read, in their order.
@@ -68,19 +68,19 @@ pub(crate) struct Answers<R: ScoreRequest> {
 }
 
 impl<R: ScoreRequest> Answers<R> {
-    pub(crate) fn new(shared: Arc<ServerState>, requests: Streaming<R>, call: Call) -> Self {
-        let mut closing = shared.closing.subscribe();
+    pub(crate) fn new(state: Arc<ServerState>, requests: Streaming<R>, call: Call) -> Self {
+        let mut closing = state.closing.subscribe();
         let drained = Box::pin(async move { stopped(&mut closing).await });
         let deadline = call.deadline.map(|deadline| Box::pin(sleep_until(deadline.into())));
-        let idle = Box::pin(sleep(shared.stream_idle));
-        Self { shared, requests, call, pending: VecDeque::new(), drained, deadline, idle, end: None }
+        let idle = Box::pin(sleep(state.config.stream_idle));
+        Self { state, requests, call, pending: VecDeque::new(), drained, deadline, idle, end: None }
     }
 
     /// Queues a request. Its answer follows those that are pending.
     fn begin(&mut self, request: R) {
         self.progress();
         let answer = request.answer();
-        let pending = Pending::begin(&self.shared, request, &self.call);
+        let pending = Pending::begin(&self.state, request, &self.call);
         // The request was converted to a batch, which the limits of the queue count, or refused.
         self.call.charge.release_first();
         let pending = pending.and_then(|pending| pending.hold_answer(&self.call));
@@ -98,7 +98,7 @@ impl<R: ScoreRequest> Answers<R> {
 
     /// Restarts the limit of an idle stream.
     fn progress(&mut self) {
-        self.idle.as_mut().reset(Instant::now() + self.shared.stream_idle);
+        self.idle.as_mut().reset(Instant::now() + self.state.config.stream_idle);
     }
 
     /// Ends the stream at its deadline, also if no more requests are read: the pending answers come too late.
@@ -117,7 +117,7 @@ impl<R: ScoreRequest> Answers<R> {
     /// Ends the stream if it was idle for too long.
     fn end_idle(&mut self, cx: &mut Context<'_>) {
         if self.end.is_none() && self.pending.is_empty() && self.idle.as_mut().poll(cx).is_ready() {
-            let limit = self.shared.stream_idle.as_secs_f64();
+            let limit = self.state.config.stream_idle.as_secs_f64();
             let text = format!("stream: no request for {limit} s (server.stream_idle_seconds)");
             self.end(Status::unavailable(text));
         }
@@ -126,7 +126,7 @@ impl<R: ScoreRequest> Answers<R> {
     /// Ends the stream with an error of the transport or of the protocol.
     fn fail(&mut self, status: Status) {
         let status = match status.code() {
-            Code::OutOfRange => too_large(status.message(), self.shared.limits.max_bytes as u64),
+            Code::OutOfRange => too_large(status.message(), self.state.config.max_bytes as u64),
             _ => status,
         };
         self.count(status.code());
@@ -147,7 +147,7 @@ impl<R: ScoreRequest> Answers<R> {
     /// Counts a failure that no model has counted.
     fn count(&self, code: Code) {
         self.call.count();
-        self.shared.metrics.no_model.count(code as i32);
+        self.state.metrics.no_model.count(code as i32);
     }
 
     /// Reads the requests that have arrived, as far as the window has room.

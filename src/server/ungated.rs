@@ -60,8 +60,8 @@ impl<S: GrpcService> Service<Request<Body>> for Ungated<S> {
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
-        let Some(aside) =
-            ConnectionState::of(&request).and_then(|connection| connection.step_aside(MAX_OPEN))
+        let Some(excluded) =
+            ConnectionState::of(&request).and_then(|connection| connection.exclude_call(MAX_OPEN))
         else {
             let text =
                 format!("health and reflection: limit {MAX_OPEN} open calls of a connection, got more");
@@ -70,7 +70,7 @@ impl<S: GrpcService> Service<Request<Body>> for Ungated<S> {
         let answer = self.inner.call(request.map(|body| Body::new(Timed::new(body, self.limit))));
         Box::pin(async move {
             let mut response = answer.await?;
-            response.extensions_mut().insert(Arc::new(aside));
+            response.extensions_mut().insert(Arc::new(excluded));
             Ok(response)
         })
     }

@@ -21,7 +21,7 @@ use hyper::body::Incoming;
 use prost::bytes::Bytes;
 use tokio::time::timeout;
 
-use super::connection_state::OpenStream;
+use super::connection_state::OpenCallCount;
 use crate::config::ServerConfig;
 use crate::sync::EvenPoisoned;
 
@@ -106,7 +106,7 @@ pub(crate) struct Rest(Arc<Mutex<Option<Incoming>>>);
 
 impl Rest {
     /// Reads and drops what the service has not read, while the answer leaves. Meanwhile the call is open.
-    pub(crate) fn read(&self, cx: &mut Context<'_>, open: &Arc<OpenStream>) {
+    pub(crate) fn read(&self, cx: &mut Context<'_>, open: &Arc<OpenCallCount>) {
         let Some(mut body) = self.0.lock().even_poisoned().take() else { return };
         // Mostly it has arrived.
         if poll_end(&mut body, cx).is_ready() {

@@ -37,7 +37,7 @@ fn ticks() -> Interval {
 
 /// Updates health, the version gauge and the history of the status page. `ready` is the readiness that was
 /// reported last.
-pub(super) async fn update_status(shared: Arc<ServerState>, health: HealthReporter, mut ready: bool) {
+pub(super) async fn update_status(state: Arc<ServerState>, health: HealthReporter, mut ready: bool) {
     let (mut sampled, mut ticked) = (None::<Instant>, Instant::now());
     let mut sampling: Option<JoinHandle<()>> = None;
     let mut stuck = Stuck::default();
@@ -47,17 +47,17 @@ pub(super) async fn update_status(shared: Arc<ServerState>, health: HealthReport
         ticks.tick().await;
         let elapsed = ticked.elapsed();
         ticked = Instant::now();
-        for model in shared.models.all() {
+        for model in state.models.all() {
             model.pressure().tick(elapsed);
             let overloaded = model.pressure().overloaded();
             if overloaded {
                 CORES.overloaded(2 * UPDATE_EVERY);
             }
-            overloads.look(model.name(), overloaded, &shared.metrics.events);
+            overloads.look(model.name(), overloaded, &state.metrics.events);
             stuck.look(&model);
             model.main().metrics.version.set(model.stable_version().0 as f64);
         }
-        let now_ready = shared.ready();
+        let now_ready = state.ready();
         // Only a change: watching clients get a message for each report.
         if now_ready != ready {
             set_health(&health, now_ready).await;
@@ -66,10 +66,10 @@ pub(super) async fn update_status(shared: Arc<ServerState>, health: HealthReport
         let due = sampled.is_none_or(|sampled| sampled.elapsed() >= status_page::EVERY);
         if due && sampling.as_ref().is_none_or(JoinHandle::is_finished) {
             sampled = Some(Instant::now());
-            let shared = shared.clone();
+            let state = state.clone();
             // With hundreds of tables it takes milliseconds. Not awaited: all blocking threads may wait for a
             // disk, and readiness must go on.
-            sampling = Some(tokio::task::spawn_blocking(move || status_page::sample(&shared)));
+            sampling = Some(tokio::task::spawn_blocking(move || status_page::sample(&state)));
         }
     }
 }

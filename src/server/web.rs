@@ -15,19 +15,19 @@ use super::security::{Refusal, Role, Security};
 use super::{ServerState, status_page};
 
 /// The routes of the HTTP port. Those of health need no token, because an orchestrator has none.
-pub(crate) fn routes(shared: Arc<ServerState>) -> Router {
+pub(crate) fn routes(state: Arc<ServerState>) -> Router {
     Router::new()
         .route("/", get(async || status_page::page()))
         .route(
             "/status.json",
-            get(async |State(shared): State<Arc<ServerState>>| status_page::document(&shared)),
+            get(async |State(state): State<Arc<ServerState>>| status_page::document(&state)),
         )
         .route("/metrics", get(metrics))
-        .route_layer(middleware::from_fn_with_state(shared.clone(), if_metrics_are_kept))
-        .route_layer(middleware::from_fn_with_state(shared.security.clone(), check_token))
+        .route_layer(middleware::from_fn_with_state(state.clone(), if_metrics_are_kept))
+        .route_layer(middleware::from_fn_with_state(state.security.clone(), check_token))
         .route("/healthz", get(async || "ok\n"))
         .route("/readyz", get(ready))
-        .with_state(shared)
+        .with_state(state)
 }
 
 /// Refuses a request without a token of the role metrics, if one is needed.
@@ -44,11 +44,11 @@ pub(crate) async fn check_token(
 
 /// Refuses a request if no metrics are kept.
 async fn if_metrics_are_kept(
-    State(shared): State<Arc<ServerState>>,
+    State(state): State<Arc<ServerState>>,
     request: Request,
     next: Next,
 ) -> Response {
-    if !shared.metrics.are_enabled() {
+    if !state.metrics.are_enabled() {
         return (StatusCode::NOT_FOUND, "metrics are not kept: server.metrics is off\n").into_response();
     }
     next.run(request).await
@@ -66,8 +66,8 @@ fn refused(refusal: &Refusal) -> Response {
     (StatusCode::UNAUTHORIZED, schemes, text).into_response()
 }
 
-async fn metrics(State(shared): State<Arc<ServerState>>) -> impl IntoResponse {
-    metrics_page(shared.metrics_text())
+async fn metrics(State(state): State<Arc<ServerState>>) -> impl IntoResponse {
+    metrics_page(state.metrics_text())
 }
 
 /// The answer with the text of all metrics.
@@ -78,15 +78,15 @@ pub(crate) fn metrics_page(text: String) -> impl IntoResponse {
 /// The first line says whether the server is ready. Each further line is a model that cannot be served, a
 /// version that is wanted and cannot be loaded, a version of which a call does not end, a model that takes no
 /// learned samples because its log cannot be opened, or a model of which an older version is served.
-async fn ready(State(shared): State<Arc<ServerState>>) -> impl IntoResponse {
-    let (status, mut text) = match shared.not_ready() {
+async fn ready(State(state): State<Arc<ServerState>>) -> impl IntoResponse {
+    let (status, mut text) = match state.not_ready() {
         None => (StatusCode::OK, "ready\n".to_owned()),
         Some(reason) => (StatusCode::SERVICE_UNAVAILABLE, reason + "\n"),
     };
-    for (name, reason) in shared.not_served.refused() {
+    for (name, reason) in state.not_served.refused() {
         let _ = writeln!(text, "not served: model {name}: {reason}");
     }
-    for model in shared.models.all() {
+    for model in state.models.all() {
         let name = model.name();
         for missing in model.missing() {
             let _ = writeln!(text, "not loaded: model {name}: {}", missing.text);

@@ -1,7 +1,7 @@
 use super::*;
 use proptest::prelude::*;
 
-const LIMITS: Limits = Limits {
+const LIMITS: QueueLimits = QueueLimits {
     queue: Size { samples: 50, bytes: 5000 },
     batch: Size { samples: 10, bytes: 1000 },
     max_delay: Duration::from_micros(100),
@@ -49,7 +49,7 @@ fn a_batch_fills_for_at_most_the_delay_while_half_of_the_workers_compute() {
 
 #[test]
 fn requests_do_not_wait_while_fewer_than_half_of_the_workers_compute() {
-    let (mut queue, now) = (Queue::new(Limits { workers: 5, ..LIMITS }), Instant::now());
+    let (mut queue, now) = (Queue::new(QueueLimits { workers: 5, ..LIMITS }), Instant::now());
     for item in 0..3 {
         let mut taken = Taken::default();
         push(&mut queue, entry(item, 1, now)).unwrap();
@@ -228,10 +228,10 @@ proptest! {
                     let before = sum(waiting.iter().filter(|entry| entry.terms.priority <= priority));
                     let next = waiting.iter().find(|entry| entry.terms.priority <= priority);
                     let waits = next.map(|entry| now - taken_at.unwrap_or(entry.queued).max(entry.queued));
-                    let stands = waits.filter(|waits| *waits > LIMITS.default_deadline);
+                    let stuck = waits.filter(|waits| *waits > LIMITS.default_deadline);
                     match queue.admit(size, now, terms) {
                         Ok(gone) => {
-                            prop_assert_eq!(stands, None);
+                            prop_assert_eq!(stuck, None);
                             let gone: Vec<u64> = gone.iter().map(|entry| entry.item).collect();
                             prop_assert_eq!(&gone, &displaced(&waiting, size));
                             waiting.retain(|entry| !gone.contains(&entry.number));
@@ -243,7 +243,7 @@ proptest! {
                             prop_assert_eq!((queued, refused), (before, size));
                             prop_assert!(before.plus_within(size, LIMITS.queue).is_none());
                         }
-                        Err(QueueRefusal::Stands { waits }) => prop_assert_eq!(stands, Some(waits)),
+                        Err(QueueRefusal::Stuck { waits }) => prop_assert_eq!(stuck, Some(waits)),
                         // Only a measured speed refuses more, and here nothing takes time.
                         Err(refused) => prop_assert!(false, "{refused:?}"),
                     }
@@ -320,8 +320,8 @@ fn a_queue_that_does_not_move_refuses_requests_behind_those_that_have_waited_too
     let low = Terms { priority: Priority::Low, ..NORMAL };
     push(&mut queue, Entry { terms: low, ..entry(1, 1, now) }).unwrap();
     let later = now + LIMITS.default_deadline + Duration::from_secs(1);
-    let stands = Err(QueueRefusal::Stands { waits: Duration::from_secs(11) });
-    assert_eq!(push(&mut queue, Entry { terms: low, ..entry(2, 1, later) }), stands);
+    let stuck = Err(QueueRefusal::Stuck { waits: Duration::from_secs(11) });
+    assert_eq!(push(&mut queue, Entry { terms: low, ..entry(2, 1, later) }), stuck);
     // A low priority may wait for others, and a queue that moves may be long.
     push(&mut queue, entry(3, 1, later)).unwrap();
     queue.take(later, &mut Taken::default());

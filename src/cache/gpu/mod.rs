@@ -51,7 +51,7 @@ use super::epoch::Replaceable;
 use super::evictor::{EvictStep, Evictor};
 use super::policy::Fill;
 use super::shape::{Layout, tag_bytes};
-use super::slots::Slots;
+use super::slots::SlotAllocator;
 use super::version::{NewRow, Switched};
 use super::{CacheError, CacheOptions, CacheShape, CacheStats};
 use crate::cache::gpu::args::Pointable;
@@ -106,7 +106,7 @@ pub struct GpuCache<D: Driver> {
 pub(crate) struct Shared<D: Driver> {
     gpu_table: Arc<GpuTable<D>>,
     common: Common,
-    slots: Slots,
+    slots: SlotAllocator,
     /// The driver error of the first batch that could not be waited for. Its pin is never dropped.
     endless: OnceLock<DriverError>,
     /// The version that new batches use.
@@ -141,7 +141,7 @@ impl<D: Driver> GpuCache<D> {
         let gpu_table = Arc::new(GpuTable::new(driver, shape)?);
         let bytes = common.bytes();
         let shared = Arc::new(Shared {
-            slots: Slots::new(common.layout.slabs.clone()),
+            slots: SlotAllocator::new(common.layout.slabs.clone()),
             endless: OnceLock::new(),
             current: Replaceable::new(Current::new(options.version)),
             switching: Mutex::default(),

@@ -32,13 +32,20 @@ use crate::types::{FlatKey, TableId, Version};
 /// Buckets per sweep when pointers are removed.
 const BUCKETS_PER_SWEEP: u32 = 1 << 20;
 
+/// Where a row is in host memory.
+pub(crate) struct RowPointer {
+    /// The bits of its location.
+    pub location: u64,
+    /// Its length.
+    pub words: usize,
+}
+
 impl<D: Driver> Shared<D> {
-    /// For the row of an entry with this key: the bits of its location in host memory, and its length in
-    /// words. `None` if its table is not registered.
-    pub(crate) fn pointer_of(&self, key: FlatKey) -> Option<(u64, usize)> {
+    /// The pointer to the row of an entry with this key. `None` if its table is not registered.
+    pub(crate) fn pointer_of(&self, key: FlatKey) -> Option<RowPointer> {
         let (table, id) = self.keys.index_keys().decode(key)?;
         let words = lock(&self.pointable)[table.index()]?.words as usize;
-        Some((self.pointer(table, id)?, words))
+        Some(RowPointer { location: self.pointer(table, id)?, words })
     }
 
     /// The bits of a row's location in host memory, if its table is registered.

@@ -14,11 +14,12 @@ use super::super::evictor::EvictStep;
 use super::super::index::{Location, Unlinked};
 use super::super::policy::threshold;
 use super::evict::Sweep;
+use super::pointers::RowPointer;
 use super::replace::JOBS;
 use super::{Shared, lock};
 use crate::cache::gpu::args::{JobKind, LinkResult, Listed, MayReplace};
 use crate::cache::gpu::lister::Look;
-use crate::cache::gpu::table::{GpuTable, Job, JobRow, Jobs};
+use crate::cache::gpu::table::{GpuTable, IndexJob, JobRow, Jobs};
 use crate::device::cuda::memory::Staging;
 use crate::device::cuda::{Driver, DriverError};
 use crate::types::FlatKey;
@@ -36,13 +37,13 @@ impl<D: Driver> Withdrawals<D> {
     }
 
     /// Adds a job that removes the entry of a key, or turns it into a pointer to its row in host memory.
-    fn push(&mut self, entry: &Listed, pointer: Option<u64>, words: usize) {
+    fn push(&mut self, entry: &Listed, pointer: Option<RowPointer>) {
         let (row, key, older) = (JobRow::InPlace, entry.key, entry.age);
-        let (kind, location) = match pointer {
+        let (kind, RowPointer { location, words }) = match pointer {
             Some(pointer) => (JobKind::Swap, pointer),
-            None => (JobKind::Withdraw, 0),
+            None => (JobKind::Withdraw, RowPointer { location: 0, words: 0 }),
         };
-        self.jobs.push(Job { key, location, row, tag: 0, words, kind, older }, &self.no_rows);
+        self.jobs.push(IndexJob { key, location, row, tag: 0, words, kind, older }, &self.no_rows);
     }
 }
 
@@ -69,8 +70,7 @@ impl<D: Driver> Shared<D> {
         for entry in victims.take(quota.most.min(JOBS)) {
             let pointer = (pointers > 0).then(|| self.pointer_of(FlatKey(entry.key))).flatten();
             pointers -= u64::from(pointer.is_some());
-            let (pointer, words) = pointer.unzip();
-            withdrawals.push(entry, pointer, words.unwrap_or(0));
+            withdrawals.push(entry, pointer);
         }
         *hand = (*hand + lister.buckets()) % self.gpu_table.shape().buckets;
         if !withdrawals.jobs.is_empty() {

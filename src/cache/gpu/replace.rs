@@ -26,7 +26,7 @@ use super::super::shared::MAX_WAITING;
 use super::super::slots::Slot;
 use super::{GpuCacheError, Shared, lock};
 use crate::cache::gpu::args::{EMPTY_KEY, JobKind, LinkResult, MayReplace, Outcome};
-use crate::cache::gpu::table::{GpuTable, Job, JobRow, Jobs};
+use crate::cache::gpu::table::{GpuTable, IndexJob, JobRow, Jobs};
 use crate::device::cuda::memory::Staging;
 use crate::device::cuda::{Driver, DriverError};
 use crate::mem::WORD_BYTES;
@@ -155,7 +155,7 @@ impl<D: Driver> Shared<D> {
         replacer: &mut Replacer<D>,
         batch: u64,
         Offer { row, source, occurrences }: Offer,
-    ) -> Result<Option<(JobTarget, Job)>, GpuCacheError> {
+    ) -> Result<Option<(JobTarget, IndexJob)>, GpuCacheError> {
         let table = row.table();
         let bytes = self.tables.get(table.index()).map_or(0, |t| t.row_bytes);
         let own = self.own_key(row, bytes)?;
@@ -169,13 +169,13 @@ impl<D: Driver> Shared<D> {
             return Ok(None);
         };
         let location = slot.location().bits();
-        let job = Job { location, row: source, ..self.job(table, own, JobKind::Keep) };
+        let job = IndexJob { location, row: source, ..self.job(table, own, JobKind::Keep) };
         Ok(Some((JobTarget { table, key, slot: JobSlot::New(slot) }, job)))
     }
 
     /// A job for a row. The caller sets the location and the source of the row, if the job needs them.
-    pub(crate) fn job(&self, table: TableId, own: FlatKey, kind: JobKind) -> Job {
-        Job {
+    pub(crate) fn job(&self, table: TableId, own: FlatKey, kind: JobKind) -> IndexJob {
+        IndexJob {
             key: self.keys.row(table, own).1.0,
             location: 0,
             row: JobRow::InPlace,
@@ -301,7 +301,7 @@ impl<D: Driver> Shared<D> {
                 let words = self.slots.bytes_at(slot) / WORD_BYTES;
                 let row = JobRow::Poison;
                 let (key, location, kind) = (EMPTY_KEY, slot.bits(), JobKind::Keep);
-                let job = Job { key, location, row, tag: 0, words, kind, older: 0 };
+                let job = IndexJob { key, location, row, tag: 0, words, kind, older: 0 };
                 jobs.push(job, &replacer.no_rows);
             }
             jobs.copy(None)?;

@@ -163,7 +163,7 @@ pub(crate) enum JobRow {
 
 /// A change of the index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Job {
+pub(crate) struct IndexJob {
     /// The row's key in the index.
     pub key: u64,
     /// Bits of the row's new location.
@@ -229,7 +229,7 @@ impl<D: Driver> Jobs<D> {
     ///
     /// # Panics
     /// After a launch, until [`Self::finish`] has succeeded.
-    pub(crate) fn push(&mut self, job: Job, staging: &Staging<D>) -> bool {
+    pub(crate) fn push(&mut self, job: IndexJob, staging: &Staging<D>) -> bool {
         assert!(self.done.is_none(), "jobs were added before `finish` of the previous launch");
         let links = matches!(job.kind, JobKind::Keep | JobKind::Swap) && job.row != JobRow::Poison;
         let copies = job.row != JobRow::InPlace;

@@ -29,12 +29,12 @@ use super::super::CacheError;
 use super::super::epoch::OwnedPin;
 use super::super::index::Location;
 use super::super::slots::Slot;
-use super::super::version::{ByKey, Changed, NewRow, Overlay, Switched};
+use super::super::version::{ByKey, Changed, NewRow, Switched, VersionOverlay};
 use super::replace::{JOBS, JobBlock, JobSlot, JobTarget, Launch};
 use super::{GpuCacheError, Shared, lock};
 use crate::cache::gpu::args::{JobKind, LinkResult, MayReplace};
 use crate::cache::gpu::overlay::{ChangedRow, OverlayTable};
-use crate::cache::gpu::table::{Job, JobRow, Jobs};
+use crate::cache::gpu::table::{IndexJob, JobRow, Jobs};
 use crate::device::cuda::memory::Staging;
 use crate::device::cuda::{Driver, DriverError};
 use crate::mem::{NumberMap, WORD_BYTES};
@@ -150,7 +150,7 @@ impl<D: Driver> Shared<D> {
     }
 
     /// Merges the overlay into the index and waits. Rows that do not fit in the index are retired.
-    fn merge(&self, overlay: &Overlay) -> Result<(), DriverError> {
+    fn merge(&self, overlay: &VersionOverlay) -> Result<(), DriverError> {
         let now = self.epochs.tag();
         let mut rows: Vec<(FlatKey, Changed)> = overlay.rows.iter().map(|(own, row)| (*own, *row)).collect();
         // Rows that share a key go into different launches.
@@ -163,7 +163,7 @@ impl<D: Driver> Shared<D> {
                 let Changed { table, location } = changed;
                 let kind = if location.is_some() { JobKind::Swap } else { JobKind::Withdraw };
                 let bits = location.map_or(0, |location| location.bits());
-                let job = Job { location: bits, ..self.job(table, own, kind) };
+                let job = IndexJob { location: bits, ..self.job(table, own, kind) };
                 if block.jobs.push(job, &replacer.no_rows) {
                     let slot = location.map_or(JobSlot::None, JobSlot::InOverlay);
                     block.rows.push(JobTarget { table, key: FlatKey(job.key), slot });
@@ -191,7 +191,7 @@ struct Carrier<'s, D: Driver> {
     jobs: Jobs<D>,
     staging: Staging<D>,
     slots: ByKey<Slot>,
-    overlay: Overlay,
+    overlay: VersionOverlay,
 }
 
 impl<'s, D: Driver> Carrier<'s, D> {
@@ -201,7 +201,7 @@ impl<'s, D: Driver> Carrier<'s, D> {
             jobs: Jobs::new(&shared.gpu_table, JOBS)?,
             staging: Staging::new(shared.gpu_table.driver(), STAGED_BYTES.max(longest) / WORD_BYTES)?,
             slots: ByKey::default(),
-            overlay: Overlay::default(),
+            overlay: VersionOverlay::default(),
             shared,
         })
     }
@@ -210,7 +210,7 @@ impl<'s, D: Driver> Carrier<'s, D> {
     fn carry<'r>(
         mut self,
         changed: impl IntoIterator<Item = NewRow<'r>>,
-    ) -> Result<(Overlay, OverlayTable<D>), GpuCacheError> {
+    ) -> Result<(VersionOverlay, OverlayTable<D>), GpuCacheError> {
         let carried = self.copy_in(changed).and_then(|()| Ok(self.table()?));
         if carried.is_err() {
             // No batch can find the slots. They are freed after the copies into them have ended.
@@ -256,7 +256,7 @@ impl<'s, D: Driver> Carrier<'s, D> {
             let (location, row) = (slot.location().bits(), JobRow::Staged(word));
             // A launch needs distinct keys. These jobs link nothing, so they have the rows' own keys: rows
             // may share index keys.
-            copies.push(Job { key: own.0, location, row, ..shared.job(table, own, JobKind::Keep) });
+            copies.push(IndexJob { key: own.0, location, row, ..shared.job(table, own, JobKind::Keep) });
             word = end;
         }
         jobs.finish()?;

@@ -10,7 +10,7 @@ use super::replace::{JOBS, JobSlot, JobTarget};
 use super::{GpuCache, GpuCacheError, Shared, lock};
 use crate::cache::gpu::args::{JobKind, LinkResult, Listed, MayReplace};
 use crate::cache::gpu::lister::Look;
-use crate::cache::gpu::table::{Job, JobRow, Jobs};
+use crate::cache::gpu::table::{IndexJob, JobRow, Jobs};
 use crate::device::cuda::memory::Staging;
 use crate::device::cuda::{Driver, DriverError};
 use crate::mem::WORD_BYTES;
@@ -136,7 +136,7 @@ impl<'c, D: Driver> Filling<'c, D> {
         let bytes: &mut [u8] = bytemuck::cast_slice_mut(staging.words_mut()?);
         bytes[self.staged * WORD_BYTES..][..row_bytes.len()].copy_from_slice(row_bytes);
         let rows_per_stamp = (shared.entry_capacity() / STAMPS).max(1);
-        let job = Job {
+        let job = IndexJob {
             location: slot.location().bits(),
             row: JobRow::Staged(self.staged),
             older: ((self.warmed.stored + self.jobs.len() as u64) / rows_per_stamp) as u32,

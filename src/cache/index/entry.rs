@@ -8,7 +8,7 @@ use crate::types::FlatKey;
 
 const LOCATION_BITS: u32 = 40;
 const LOCATION_MASK: u64 = (1 << LOCATION_BITS) - 1;
-pub(super) const STAMP_MASK: u64 = (1 << (u64::BITS - LOCATION_BITS)) - 1;
+const STAMP_MASK: u64 = (1 << (u64::BITS - LOCATION_BITS)) - 1;
 
 /// Where a row is: an offset into the pool (lowest bit 0), or a row in host memory (lowest bit 1, the unified
 /// index).

@@ -47,7 +47,9 @@ impl Cache {
 
     fn insert(&self, key: u64, row: u64, replace: bool) -> LinkOutcome {
         self.write(row, key);
-        super::tests_insert(&self.index, key, row, INSERTED, replace)
+        let entry = Entry { key: FlatKey(key), location: Location::slot(row), now: Stamp::of(INSERTED) };
+        let coldness = |_, age| u64::from(age);
+        self.index.insert(entry, replace.then_some(&coldness), |_| true)
     }
 
     /// Unlinks all entries of a bucket.

@@ -3,6 +3,13 @@ use super::*;
 use proptest::prelude::*;
 use std::collections::HashMap;
 
+/// Inserts a key. With `replace`, a full pair of buckets evicts its longest unused entry.
+fn insert(index: &Index, key: u64, offset: u64, batch: u64, replace: bool) -> LinkOutcome {
+    let entry = Entry { key: FlatKey(key), location: Location::slot(offset), now: Stamp::of(batch) };
+    let coldness = |_, age| u64::from(age);
+    index.insert(entry, replace.then_some(&coldness), |_| true)
+}
+
 fn find(index: &Index, epochs: &Epochs, key: u64, batch: u64) -> Option<u64> {
     let pin = epochs.pin();
     index.get(FlatKey(key), Stamp::of(batch), &pin).map(|pinned| pinned.location().offset())
@@ -29,7 +36,7 @@ proptest! {
         for (i, (op, key)) in ops.into_iter().enumerate() {
             let (batch, offset) = (i as u64, i as u64 + 1000);
             match op {
-                0 | 1 => match tests_insert(&index, key, offset, batch, op == 0) {
+                0 | 1 => match insert(&index, key, offset, batch, op == 0) {
                     LinkOutcome::New => prop_assert_eq!(map.insert(key, offset), None),
                     LinkOutcome::Present => prop_assert!(map.contains_key(&key)),
                     LinkOutcome::Replaced(out) => {
@@ -59,7 +66,7 @@ proptest! {
         gaps in prop::collection::vec(0u64..4 * u64::from(FRESH), 0..60),
     ) {
         let (index, epochs) = (Index::new(1).unwrap(), Epochs::default());
-        tests_insert(&index, 7, 7, first, false);
+        insert(&index, 7, 7, first, false);
         let (mut batch, mut stamped) = (first, first);
         for gap in gaps {
             batch = batch.wrapping_add(gap);
@@ -85,10 +92,10 @@ fn a_full_pair_of_buckets_evicts_its_coldest_entry() {
     let index = Index::new(1).unwrap();
     let epochs = Epochs::default();
     for key in 2..10 {
-        assert_eq!(tests_insert(&index, key, key, key, true), LinkOutcome::New);
+        assert_eq!(insert(&index, key, key, key, true), LinkOutcome::New);
     }
     assert_eq!(find(&index, &epochs, 2, 20), Some(2), "just used, so 3 is the coldest");
-    let newcomer = |replace| tests_insert(&index, 50, 50, 21, replace);
+    let newcomer = |replace| insert(&index, 50, 50, 21, replace);
     assert_eq!(newcomer(false), LinkOutcome::Full);
     assert!(matches!(newcomer(true), LinkOutcome::Replaced(out) if out.key == FlatKey(3)));
     assert_eq!(find(&index, &epochs, 3, 22), None);
@@ -98,7 +105,7 @@ fn a_full_pair_of_buckets_evicts_its_coldest_entry() {
 #[test]
 fn at_the_load_limit_nearly_every_key_has_found_a_slot() {
     let index = Index::new(4096).unwrap();
-    let links = (0..capacity(index.buckets())).map(|i| tests_insert(&index, i + 2, i, 0, false));
+    let links = (0..capacity(index.buckets())).map(|i| insert(&index, i + 2, i, 0, false));
     let full = links.filter(|link| *link == LinkOutcome::Full).count() as u64;
     assert!(
         full * 200 < capacity(index.buckets()),

@@ -213,8 +213,8 @@ impl TierBuilder {
         memory.load(opened)?;
         let shape = GpuTierOptions {
             schema: &opened.schema,
-            cache: &shape(self.config.cache.size, &opened.schema, options)?,
-            options,
+            cache_shape: &shape(self.config.cache.size, &opened.schema, options)?,
+            cache_options: options,
             contexts: batcher.workers,
             max_samples: batcher.max_samples,
             staging_bytes: self.config.cache.staging_bytes,

@@ -9,7 +9,7 @@ use anyhow::Context;
 use super::cache::{self, BuiltTier, TierBuilder};
 use super::stamps::{Stamper, Stamps};
 use super::versions::{VersionRefusal, refusal};
-use super::{Live, LoadedModel, warm};
+use super::{LiveSettings, LoadedModel, warm};
 use crate::cli::{InputError, background};
 use crate::config::{Config, DeviceKind, TraceConfig, VersionPolicy};
 use crate::device::cuda::Nvidia;
@@ -44,7 +44,7 @@ pub(crate) struct Loader {
     pub config: Arc<Config>,
     pub models: PathBuf,
     pub metrics: Arc<Metrics>,
-    pub live: Arc<Live>,
+    pub live: Arc<LiveSettings>,
     tiers: TierBuilder,
     /// Started for the first shadow.
     shadow_threads: OnceLock<Option<Arc<rayon::ThreadPool>>>,
@@ -59,7 +59,7 @@ impl Loader {
         config: &Config,
         models: &Path,
         metrics: Arc<Metrics>,
-        live: Arc<Live>,
+        live: Arc<LiveSettings>,
     ) -> anyhow::Result<Self> {
         let config = Arc::new(config.clone());
         let tiers = TierBuilder {

@@ -52,11 +52,11 @@ use add::Adder;
 use cache::RowMemory;
 use loader::Loader;
 pub(crate) use reload::EarlyHangup;
-use reload::{Live, Reloader};
+use reload::{LiveSettings, Reloader};
 use start::{Start, Started};
 use versions::VersionRefusal;
 pub(crate) use warm::Saving;
-use watch::Wakes;
+use watch::WatchChannel;
 pub(crate) use watch::{WatchCommand, Watching};
 
 /// How long the end of the server waits for blocking tasks.
@@ -93,12 +93,12 @@ pub(crate) fn run(args: Args, config: &Config, settings: Layers, early: EarlyHan
             Learning { models: models.clone(), config: config.learn, only: learns.into_iter().collect() };
         let server = bind(config, Vec::new(), metrics.clone(), learning).await?;
         tracing::info!("listening on {} for gRPC and on {} for HTTP", server.grpc_addr(), server.http_addr());
-        let (live, wakes, registry) = (Live::new(config), Wakes::new(), server.registry());
-        let (wake, layers) = (wakes.wake.clone(), settings);
+        let (live, channel, registry) = (LiveSettings::new(config), WatchChannel::new(), server.registry());
+        let (wake, layers) = (channel.wake.clone(), settings);
         let reloader = Reloader { layers, live: live.clone(), registry: registry.clone(), wake };
         tokio::spawn(reloader.run(hangup, early));
         let config = config.clone();
-        let starting = Start { config, models, metrics, training, registry, live, wakes }.begin()?;
+        let starting = Start { config, models, metrics, training, registry, live, channel }.begin()?;
         run_server(server, starting, terminated).await
     });
     // A blocking task may wait for a disk that does not answer. The end of the process ends it.
@@ -267,7 +267,7 @@ impl Serving {
     /// When the directory has no models, a model has no good version, or a cache cannot be built.
     pub fn load(config: &Config, models: &Path) -> anyhow::Result<Self> {
         let metrics = Arc::new(Metrics::new().context("metrics")?);
-        let serving = Self::new(Loader::new(config, models, metrics, Live::new(config))?);
+        let serving = Self::new(Loader::new(config, models, metrics, LiveSettings::new(config))?);
         let names = store::models(models).map_err(|e| InputError(e.into())).context("server.models")?;
         if names.is_empty() {
             return Err(InputError(anyhow!("server.models: no model in {}", models.display())).into());
@@ -297,20 +297,20 @@ impl Serving {
     /// # Errors
     /// When the system cannot start a thread.
     pub fn watch(&self, server: &Server) -> anyhow::Result<Watching> {
-        let wakes = Wakes::new();
-        let adder = Adder::new(&self.loader, &self.models, server.registry(), wakes.wake.clone());
+        let channel = WatchChannel::new();
+        let adder = Adder::new(&self.loader, &self.models, server.registry(), channel.wake.clone());
         let adder = adder.context("models: threads")?;
-        wakes.open(&server.registry(), &self.loader.models);
-        Self::watch_with(adder, wakes)
+        channel.open(&server.registry(), &self.loader.models);
+        Self::watch_with(adder, channel)
     }
 
-    /// Starts the thread of [`Self::watch`] for the models of `adder`. What was sent through `wakes` before
+    /// Starts the thread of [`Self::watch`] for the models of `adder`. What was sent through `channel` before
     /// waits for it.
     ///
     /// # Errors
     /// When the system cannot start a thread.
-    fn watch_with(adder: Adder, wakes: Wakes) -> anyhow::Result<Watching> {
-        Watching::start(adder, wakes).context("models.watch_seconds: thread")
+    fn watch_with(adder: Adder, channel: WatchChannel) -> anyhow::Result<Watching> {
+        Watching::start(adder, channel).context("models.watch_seconds: thread")
     }
 
     /// Saves the hot rows of the caches every `cache.save_seconds`, and a last time when the result is

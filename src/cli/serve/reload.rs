@@ -24,13 +24,13 @@ use crate::sync::EvenPoisoned;
 const SAID_EVERY: Duration = Duration::from_secs(10);
 
 /// Values that the threads beside the server read whenever they need them.
-pub(crate) struct Live {
+pub(crate) struct LiveSettings {
     switch_bytes: AtomicU64,
     watch: Mutex<Option<Duration>>,
     traffic: Mutex<BTreeMap<String, TrafficConfig>>,
 }
 
-impl Live {
+impl LiveSettings {
     pub(crate) fn new(config: &Config) -> Arc<Self> {
         let live =
             Self { switch_bytes: AtomicU64::default(), watch: Mutex::default(), traffic: Mutex::default() };
@@ -83,7 +83,7 @@ impl EarlyHangup {
 pub(crate) struct Reloader {
     /// The settings in use.
     pub layers: Layers,
-    pub live: Arc<Live>,
+    pub live: Arc<LiveSettings>,
     pub registry: Registry,
     /// Wakes the thread that watches the models, so that it waits for its new interval.
     pub wake: SyncSender<WatchCommand>,

@@ -11,8 +11,8 @@ use anyhow::Context;
 use tokio::sync::oneshot;
 
 use super::add::Adder;
-use super::watch::{Wakes, Watching};
-use super::{Live, Loader, Saving, Serving};
+use super::watch::{WatchChannel, Watching};
+use super::{LiveSettings, Loader, Saving, Serving};
 use crate::cli::InputError;
 use crate::cli::train::run::RunMetrics;
 use crate::cli::train::serve_flags::ServeTrainFlags;
@@ -30,8 +30,8 @@ pub(crate) struct Start {
     pub metrics: Arc<Metrics>,
     pub training: Option<ServeTrainFlags>,
     pub registry: Registry,
-    pub live: Arc<Live>,
-    pub wakes: Wakes,
+    pub live: Arc<LiveSettings>,
+    pub channel: WatchChannel,
 }
 
 /// What runs beside the server.
@@ -54,7 +54,7 @@ impl Start {
         let names = store::models(&self.models).unwrap_or_default();
         names.into_iter().chain(trained).for_each(|name| self.registry.will_load(&name));
         // What clients ask for is done when all models were tried.
-        self.wakes.open(&self.registry, &self.models);
+        self.channel.open(&self.registry, &self.models);
         let (send, result) = oneshot::channel();
         let thread = std::thread::Builder::new().name("load-models".into());
         let run = move || {
@@ -66,9 +66,9 @@ impl Start {
     }
 
     fn run(self) -> anyhow::Result<Started> {
-        let Self { mut config, models, metrics, training, registry, live, wakes } = self;
+        let Self { mut config, models, metrics, training, registry, live, channel } = self;
         let prepare = |flags: ServeTrainFlags| {
-            let metrics = RunMetrics::beside_server(metrics.training(flags.name()), wakes.wake.clone());
+            let metrics = RunMetrics::beside_server(metrics.training(flags.name()), channel.wake.clone());
             ServeTrain::prepare(flags, &config, &models, metrics)
         };
         let mut training = training.map(prepare).transpose()?;
@@ -80,7 +80,7 @@ impl Start {
             config.memory = TableMemory::Mapped;
         }
         let serving = Serving::new(Loader::new(&config, &models, metrics.clone(), live)?);
-        let wake = wakes.wake.clone();
+        let wake = channel.wake.clone();
         let mut adder = Adder::new(&serving.loader, &serving.models, registry.clone(), wake)?;
         load_all(&mut adder)?;
         warn_of_no_model(&config, &models);
@@ -90,7 +90,7 @@ impl Start {
             tracing::warn!(models = %models.display(), "no model is served yet: waiting for a good version");
         }
         let saving = serving.save_hot_rows(&config, &models)?;
-        let watching = Serving::watch_with(adder, wakes)?;
+        let watching = Serving::watch_with(adder, channel)?;
         training.as_mut().map_or(Ok(()), ServeTrain::begin)?;
         Ok(Started { served, watching, saving, training })
     }

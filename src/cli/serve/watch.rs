@@ -60,14 +60,14 @@ pub(crate) enum WatchCommand {
     Stop,
 }
 
-/// The channel to the thread. A command that finds no room is not sent.
-pub(crate) struct Wakes {
+/// Both ends of the channel to the thread. A command that finds no room is not sent.
+pub(crate) struct WatchChannel {
     pub wake: SyncSender<WatchCommand>,
     woken: Receiver<WatchCommand>,
     now: ModelInProgress,
 }
 
-impl Wakes {
+impl WatchChannel {
     pub(crate) fn new() -> Self {
         let (wake, woken) = mpsc::sync_channel(MOST_COMMANDS);
         Self { wake, woken, now: ModelInProgress::default() }
@@ -92,8 +92,8 @@ impl Watching {
     ///
     /// # Errors
     /// When the system cannot start a thread.
-    pub(crate) fn start(adder: Adder, wakes: Wakes) -> std::io::Result<Self> {
-        let Wakes { wake, woken, now } = wakes;
+    pub(crate) fn start(adder: Adder, channel: WatchChannel) -> std::io::Result<Self> {
+        let WatchChannel { wake, woken, now } = channel;
         let stop = Arc::new(AtomicBool::new(false));
         let unloaded = HashSet::new();
         let mut watcher = Watcher { adder, stop: stop.clone(), unloaded, now, unreadable: false };

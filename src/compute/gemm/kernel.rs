@@ -97,6 +97,20 @@ unsafe fn by_panels<T: Real, V: Vector<T>, const FULL: usize, const N: usize, co
             }
         }
     }
+    // SAFETY: as the caller guarantees.
+    unsafe { last_rows::<T, V, FULL>(p, whole, &mut edge) };
+}
+
+/// Computes the tiles of the rows from `whole` on. `edge` may have any values.
+///
+/// # Safety
+/// As for [`by_panels`].
+#[inline(always)]
+unsafe fn last_rows<T: Real, V: Vector<T>, const FULL: usize>(
+    p: &mut Product<'_, T>,
+    whole: usize,
+    edge: &mut [T; LANES],
+) {
     let mut first = 0;
     while first < p.columns && whole < p.rows {
         // A few rows of a single panel are too few chains to hide the latency of a multiply-add. So several
@@ -111,10 +125,10 @@ unsafe fn by_panels<T: Real, V: Vector<T>, const FULL: usize, const N: usize, co
             _ => 1,
         };
         while row < p.rows {
-            // SAFETY: as for the tiles before. Each arm computes at most as many rows as are left, and
-            // `across` is at most the number of whole panels that are left.
+            // SAFETY: as for the tiles of `by_panels`. Each arm computes at most as many rows as are left,
+            // and `across` is at most the number of whole panels that are left.
             unsafe {
-                let tile = Tile::at(p, row, first, &mut edge);
+                let tile = Tile::at(p, row, first, edge);
                 row += match (p.rows - row, across) {
                     (2.., 4) => tile.run::<V, FULL, 2, 4>(),
                     (_, 4) => tile.run::<V, FULL, 1, 4>(),

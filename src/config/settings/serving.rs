@@ -56,9 +56,9 @@ pub(super) const BATCHER: Section = Section {
         setting(
             "batcher.default_deadline_ms",
             Text("10000"),
-            "How long a client is assumed to wait that sends no deadline. While requests come faster \
-             than they are computed, a request is refused at once if it would wait longer than 1/20 of \
-             its time. Without a deadline it waits for its scores for at most six times as long",
+            "The assumed deadline of a request that has none. While requests come faster than they are \
+             computed, a request is refused at once if it would wait longer than 1/20 of its time. Without \
+             a deadline it waits for its scores for at most six times as long",
         )
         .reloads(),
     ],

@@ -18,7 +18,7 @@ use super::kernel_cache::{Entry, KernelCache};
 use super::sources::{HEADERS, KernelFile};
 
 /// Options of every compilation, without the architecture. `build.rs` and `.ci/nvrtc.py` repeat them.
-pub(crate) const OPTIONS: &[&str] =
+const OPTIONS: &[&str] =
     &["--std=c++17", "--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true"];
 
 /// What an image is compiled for. Displays as the value of the compiler's option `--gpu-architecture`.
@@ -74,7 +74,15 @@ pub(crate) struct Built {
     pub troubles: Vec<String>,
 }
 
-/// Compiles kernels for a device, or reads them from the cache. `driver` is the driver's CUDA version.
+/// What kernels are compiled for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CompileFor {
+    pub compute: Compute,
+    /// The driver's CUDA version.
+    pub driver: i32,
+}
+
+/// Compiles kernels for a device, or reads them from the cache.
 ///
 /// # Errors
 /// [`CudaError::CompilerTooNew`] when the device is older than every capability that NVRTC knows;
@@ -82,8 +90,7 @@ pub(crate) struct Built {
 pub(crate) fn build(
     compiler: &Compiler,
     kernels: &[KernelFile],
-    compute: Compute,
-    driver: i32,
+    CompileFor { compute, driver }: CompileFor,
     cache: Option<&KernelCache>,
 ) -> Result<Built, CudaError> {
     let target = compiler.target(compute)?;

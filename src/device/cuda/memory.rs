@@ -100,7 +100,8 @@ impl<D: Driver> DeviceMemory<D> {
         self.bytes
     }
 
-    /// Copies the block to another one, up to the shorter of the two lengths. Waits for the copy.
+    /// Copies the block to another one, up to the shorter of the two lengths. Waits for the copy. For
+    /// the benchmark of the cache's kernels, which compares their speed with it.
     ///
     /// # Errors
     /// The driver's error.

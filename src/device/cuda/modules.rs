@@ -12,7 +12,7 @@ use aligned_vec::{AVec, ConstAlign};
 
 use super::ahead;
 use super::api::Handle;
-use super::compile::{Built, Compiler, Image, build};
+use super::compile::{Built, CompileFor, Compiler, Image, build};
 use super::context::Compute;
 use super::driver::DriverError;
 use super::errors::{CudaError, SUCCESS, failed, is_unfit_image, one_line, version_text};
@@ -65,9 +65,9 @@ impl Modules {
             Ok(compiler) => compiler,
             Err(found) => return Err(CudaError::NoCompiler { found, ahead }),
         };
-        let driver = primary.driver_version()?;
+        let device = CompileFor { compute, driver: primary.driver_version()? };
         let Built { images, from_cache, troubles } =
-            build(&compiler, kernels, compute, driver, cache.map(KernelCache::new).as_ref())?;
+            build(&compiler, kernels, device, cache.map(KernelCache::new).as_ref())?;
         for trouble in troubles {
             tracing::warn!("{trouble}");
         }

@@ -23,7 +23,7 @@ use super::context::{DeviceInfo, usable};
 use super::driver::{Address, Driver, DriverError, LaunchShape, OperationCounts, Pinned};
 use super::errors::{CudaError, OUT_OF_MEMORY, failed};
 use super::modules::Modules;
-use super::primary::Primary;
+use super::primary::{MemoryBytes, Primary};
 use super::sources::{KERNELS, KernelFile};
 use super::stream::{self, Event, Graph, Stream};
 use crate::mem::available::{available_bytes, memory_bytes};
@@ -110,7 +110,7 @@ impl Nvidia {
 
     /// Free and total bytes of device memory; zeros when the driver does not report them.
     #[must_use]
-    pub(crate) fn memory(&self) -> (u64, u64) {
+    pub(crate) fn memory(&self) -> MemoryBytes {
         self.primary.memory()
     }
 
@@ -125,7 +125,7 @@ impl Nvidia {
     /// Adds the free and total bytes to the error of an allocation that found too little memory.
     fn refusal(&self, error: DriverError, what: &'static str, bytes: usize) -> DriverError {
         let DriverError::Failed { code: OUT_OF_MEMORY, .. } = error else { return error };
-        let (free, total) = if what == DEVICE_MEMORY { self.memory() } else { host_memory() };
+        let MemoryBytes { free, total } = if what == DEVICE_MEMORY { self.memory() } else { host_memory() };
         DriverError::OutOfMemory { what, bytes, free, total }
     }
 
@@ -140,8 +140,8 @@ const DEVICE_MEMORY: &str = "device memory";
 const PINNED_MEMORY: &str = "pinned memory";
 
 /// Free and total bytes of host memory; zeros when the system does not report them.
-fn host_memory() -> (u64, u64) {
-    (available_bytes().unwrap_or(0), memory_bytes().unwrap_or(0))
+fn host_memory() -> MemoryBytes {
+    MemoryBytes { free: available_bytes().unwrap_or(0), total: memory_bytes().unwrap_or(0) }
 }
 
 // SAFETY: libcuda allocates and executes as cuda.h says. All errors of `record` and `wait` are final

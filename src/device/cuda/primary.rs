@@ -43,6 +43,13 @@ pub(crate) struct Primary {
     pub(crate) captures: AtomicUsize,
 }
 
+/// Bytes of a memory; zeros when the driver or the system does not report them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct MemoryBytes {
+    pub free: u64,
+    pub total: u64,
+}
+
 impl Primary {
     /// Retains the device's primary context and makes it current.
     pub(crate) fn retain(info: &DeviceInfo) -> Result<Arc<Self>, CudaError> {
@@ -171,12 +178,15 @@ impl Primary {
     }
 
     /// Free and total bytes of device memory; zeros when the driver does not report them.
-    pub(crate) fn memory(&self) -> (u64, u64) {
+    pub(crate) fn memory(&self) -> MemoryBytes {
         let (mut free, mut total) = (0, 0);
         // SAFETY: two sizes are written.
         let read =
             self.call("cuMemGetInfo_v2", |api| unsafe { (api.memory_info)(&raw mut free, &raw mut total) });
-        if read.is_ok() { (free as u64, total as u64) } else { (0, 0) }
+        if read.is_err() {
+            return MemoryBytes::default();
+        }
+        MemoryBytes { free: free as u64, total: total as u64 }
     }
 }
 

@@ -9,8 +9,8 @@ fn device(world: &World, fraction: f64, memory: u64) -> (Arc<SimDriver>, LookupT
     let driver = Arc::new(SimDriver::new(3, memory).unwrap());
     let tier = GpuTierOptions {
         schema: &world.schema,
-        cache: &world.shape(fraction),
-        options: &options(),
+        cache_shape: &world.shape(fraction),
+        cache_options: &options(),
         contexts: 2,
         max_samples: 64,
         staging_bytes: None,

@@ -9,7 +9,7 @@ use crate::server::fuzz::parts_of;
 /// A server of the model `ads` with so many places and bytes.
 struct Bound {
     _runtime: Runtime,
-    shared: Arc<ServerState>,
+    state: Arc<ServerState>,
 }
 
 impl Bound {
@@ -17,13 +17,13 @@ impl Bound {
         let mut parts = parts_of("[server]\ngrpc = \"127.0.0.1:0\"\nhttp = \"127.0.0.1:0\"\n");
         (parts.server.max_requests, parts.server.max_inflight_bytes) = (places, bytes);
         let runtime = Runtime::new().unwrap();
-        let shared = runtime.block_on(Server::bind(parts)).unwrap().shared;
-        Self { _runtime: runtime, shared }
+        let state = runtime.block_on(Server::bind(parts)).unwrap().state;
+        Self { _runtime: runtime, state }
     }
 
     /// A call before its message.
     fn enter(&self, connection: &Arc<ConnectionState>, kind: CallKind) -> Result<Arc<Charge>, Status> {
-        Charge::enter(&self.shared, connection, None, kind)
+        Charge::enter(&self.state, connection, None, kind)
     }
 
     /// A call of the model whose message has arrived.
@@ -59,7 +59,7 @@ fn calls_that_learn_leave_half_of_the_places_to_those_that_are_scored() {
         text,
         "calls in flight: limit 10 (server.max_requests), got 6, 6 of them to learn, which may be half"
     );
-    let model = bound.shared.models.get("ads").unwrap();
+    let model = bound.state.models.get("ads").unwrap();
     model.pressure().refused(Priority::Normal);
     let (scored, text) = all(|| bound.admit(&connection(), CallKind::Use));
     assert_eq!(scored.len(), 5, "they are counted alone for the overload");
@@ -82,21 +82,21 @@ fn a_call_has_a_place_and_memory_until_its_answer_and_is_in_flight_until_that_ha
         charge.admit(Priority::Normal).unwrap();
     }
     assert!(named.0[2].admit(Priority::Normal).is_err());
-    assert_eq!(bound.shared.in_flight_bytes.load(Ordering::Relaxed), 200);
+    assert_eq!(bound.state.in_flight_bytes.load(Ordering::Relaxed), 200);
     named.0[0].answered(true);
-    assert_eq!(bound.shared.in_flight_bytes.load(Ordering::Relaxed), 100);
+    assert_eq!(bound.state.in_flight_bytes.load(Ordering::Relaxed), 100);
     named.0[2].admit(Priority::Normal).unwrap();
     assert!(bound.enter(&connection(), CallKind::Use).is_err());
     drop(named);
-    let counts = [&bound.shared.in_flight, &bound.shared.places, &bound.shared.callers];
+    let counts = [&bound.state.in_flight, &bound.state.places, &bound.state.callers];
     assert_eq!(counts.map(|count| count.load(Ordering::Relaxed)), [0; 3]);
-    assert_eq!(bound.shared.in_flight_bytes.load(Ordering::Relaxed), 0);
+    assert_eq!(bound.state.in_flight_bytes.load(Ordering::Relaxed), 0);
 }
 
 #[test]
 fn changes_have_places_of_their_own_and_descriptions_are_not_the_models_load() {
     let bound = Bound::new(8, 1 << 30);
-    let model = bound.shared.models.get("ads").unwrap();
+    let model = bound.state.models.get("ads").unwrap();
     model.pressure().refused(Priority::Low);
     let described = bound.admit(&connection(), CallKind::Describe).unwrap();
     assert_eq!(described.model_name(), None);
@@ -120,16 +120,16 @@ fn memory_is_held_beside_that_of_messages() {
     let error = call.hold(200).err().unwrap().to_string();
     assert!(error.starts_with("bytes of calls in flight: limit 1000 (server.max_inflight_bytes), got 1100"));
     drop(held);
-    assert_eq!(bound.shared.in_flight_bytes.load(Ordering::Relaxed), 400);
+    assert_eq!(bound.state.in_flight_bytes.load(Ordering::Relaxed), 400);
     drop(call.hold(600).unwrap());
     drop(call);
-    assert_eq!(bound.shared.in_flight_bytes.load(Ordering::Relaxed), 0);
+    assert_eq!(bound.state.in_flight_bytes.load(Ordering::Relaxed), 0);
 }
 
 #[test]
 fn a_stream_stays_charged_with_the_buffer_of_its_largest_message_which_the_next_ones_use() {
     let bound = Bound::new(8, 1000);
-    let held = || bound.shared.in_flight_bytes.load(Ordering::Relaxed);
+    let held = || bound.state.in_flight_bytes.load(Ordering::Relaxed);
     let stream = bound.enter(&connection(), CallKind::Stream).unwrap();
     let arrives = |bytes, cost| {
         stream.add_of_message(cost).unwrap();

@@ -174,9 +174,9 @@ pub(crate) fn model_metadata(model: &Model) -> ModelMetadataResponse {
 
 /// Statistics of an engine: since its version was loaded, or, for the main engine, since the model was
 /// loaded.
-pub(crate) fn statistics(served: &ServingEngine) -> ModelStatistics {
-    let Description { model, version, .. } = served.predict.describe();
-    let statistics = &served.metrics.statistics;
+pub(crate) fn statistics(engine: &ServingEngine) -> ModelStatistics {
+    let Description { model, version, .. } = engine.predict.describe();
+    let statistics = &engine.metrics.statistics;
     let duration = |total: &RunningTotal| {
         let Total { count, nanos: ns } = total.get();
         Some(StatisticDuration { count, ns })

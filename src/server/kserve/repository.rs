@@ -67,42 +67,42 @@ pub(crate) fn check(
 /// # Errors
 /// When the repository cannot be read.
 pub(crate) async fn index(
-    shared: &ServerState,
+    state: &ServerState,
     request: RepositoryIndexRequest,
 ) -> Result<RepositoryIndexResponse, CallError> {
     check(request.repository_name, std::iter::empty(), &[])?;
     let mut models = BTreeMap::new();
-    if let Some(repository) = shared.repository.get().cloned().filter(|_| !request.ready) {
+    if let Some(repository) = state.repository.get().cloned().filter(|_| !request.ready) {
         for name in names(repository, LIST_WAIT, &LISTS).await? {
-            let (state, reason) = match shared.not_served.get(&name) {
+            let (word, reason) = match state.not_served.get(&name) {
                 Some(Reason::Loading { .. }) => ("LOADING", String::new()),
                 Some(Reason::Refused(reason)) => ("UNAVAILABLE", reason),
                 None => ("UNAVAILABLE", "not loaded".to_owned()),
             };
-            let state = state.to_owned();
+            let state = word.to_owned();
             models.insert((name.clone(), 0), ModelIndex { name, version: String::new(), state, reason });
         }
     }
-    for model in shared.models.all() {
+    for model in state.models.all() {
         let name = model.name().to_owned();
         models.remove(&(name.clone(), 0));
         for (Version(version), reason) in model.refused_versions().into_iter().filter(|_| !request.ready) {
-            let (text, state) = (version.to_string(), "UNAVAILABLE".to_owned());
-            let row = ModelIndex { name: name.clone(), version: text, state, reason };
+            let (text, word) = (version.to_string(), "UNAVAILABLE".to_owned());
+            let row = ModelIndex { name: name.clone(), version: text, state: word, reason };
             models.insert((name.clone(), version), row);
         }
         for VersionEngine { version: Version(version), engine } in model.versions() {
             let ready = engine.ready();
             if ready || !request.ready {
-                let (state, reason) = match () {
+                let (word, reason) = match () {
                     () if ready => ("READY", ""),
                     () if engine.predict.ready() => {
                         ("UNAVAILABLE", "stuck: a call of the version does not end")
                     }
                     () => ("LOADING", ""),
                 };
-                let (text, state, reason) = (version.to_string(), state.to_owned(), reason.to_owned());
-                let row = ModelIndex { name: name.clone(), version: text, state, reason };
+                let (text, word, reason) = (version.to_string(), word.to_owned(), reason.to_owned());
+                let row = ModelIndex { name: name.clone(), version: text, state: word, reason };
                 models.insert((name.clone(), version), row);
             }
         }
@@ -136,12 +136,12 @@ async fn names(
 /// # Errors
 /// When the change is not made.
 pub(crate) async fn change(
-    shared: &ServerState,
+    state: &ServerState,
     change: Change,
     model: String,
     id: String,
 ) -> Result<(), CallError> {
-    let repository = shared.repository.get().ok_or(ChangeError::Unsupported)?;
+    let repository = state.repository.get().ok_or(ChangeError::Unsupported)?;
     let requested = repository.change(change, model.clone(), id);
     wait_for(&**repository, model, requested).await
 }

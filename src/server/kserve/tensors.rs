@@ -19,7 +19,7 @@ use smallvec::SmallVec;
 
 use super::request::InputTensor;
 use crate::schema::{Arity, Schema};
-use crate::server::convert::{Inputs, Scratch, clip};
+use crate::server::convert::{ConvertScratch, Inputs, clip};
 use crate::server::received::fields;
 use crate::server::status::CallError;
 use crate::types::{Batch, RawFeature};
@@ -181,7 +181,7 @@ impl<'m> Tensors<'m> {
     }
 
     /// Writes the raw batch. It has the right number of columns and of samples.
-    fn fill(self, schema: &Schema, scratch: &mut Scratch) -> Result<(), TensorError> {
+    fn fill(self, schema: &Schema, scratch: &mut ConvertScratch) -> Result<(), TensorError> {
         let raw = &mut scratch.raw;
         raw.dense.clear();
         if let Some(dense) = self.dense {

@@ -77,7 +77,7 @@ fn request(label: &str, version: u64) -> SetLabelRequest {
 /// A server of version 7 of a model.
 struct World {
     runtime: Runtime,
-    shared: Arc<ServerState>,
+    state: Arc<ServerState>,
     repository: Arc<Changes>,
     requested: Receiver<Asked>,
     looks: Receiver<()>,
@@ -92,14 +92,14 @@ impl World {
             tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
         let settings = "[server]\ngrpc = \"127.0.0.1:0\"\nhttp = \"127.0.0.1:0\"\n";
         let server = runtime.block_on(Server::bind(parts_of(settings))).unwrap();
-        let shared = server.shared.clone();
-        shared.models.set_labels(NAME, Labels::default());
+        let state = server.state.clone();
+        state.models.set_labels(NAME, Labels::default());
         let ((requests, requested), (look, looks)) = (mpsc::channel(), mpsc::channel());
         let (kept, freed) = (Mutex::default(), Condvar::new());
         let repository =
             Arc::new(Changes { requested: requests, stuck: Mutex::new(false), freed, kept, looks: look });
-        assert!(shared.repository.set(repository.clone()).is_ok());
-        Self { runtime, shared, repository, requested, looks }
+        assert!(state.repository.set(repository.clone()).is_ok());
+        Self { runtime, state, repository, requested, looks }
     }
 
     /// A call that sets a label to a version.
@@ -113,14 +113,14 @@ impl World {
     }
 
     fn set(&self, label: &str, version: u64) -> Call {
-        let (shared, request) = (self.shared.clone(), request(label, version));
-        self.runtime.spawn(async move { set(&shared, request, "id").await })
+        let (state, request) = (self.state.clone(), request(label, version));
+        self.runtime.spawn(async move { set(&state, request, "id").await })
     }
 
     /// What the repository does in its own time: it sets a label to the loaded version.
     fn set_in_memory(&self, label: &str) {
         let target = Some(VersionSelector::Version(Version(7)));
-        self.shared.models.set_label(NAME, LabelChange { label, target }).unwrap();
+        self.state.models.set_label(NAME, LabelChange { label, target }).unwrap();
     }
 
     fn end<T>(&self, call: impl Future<Output = T>) -> T {
@@ -168,9 +168,9 @@ fn a_change_that_has_not_begun_when_its_call_is_cancelled_is_not_made() {
 #[test]
 fn calls_that_set_labels_on_a_disk_that_hangs_share_the_write_that_waits() {
     let (world, first) = World::with_a_write_that_hangs();
-    let shared = world.shared.clone();
+    let state = world.state.clone();
     let mut calls: Vec<_> =
-        (0..100).map(|call| Box::pin(set(&shared, request(&format!("l{}", call % 10), 7), "id"))).collect();
+        (0..100).map(|call| Box::pin(set(&state, request(&format!("l{}", call % 10), 7), "id"))).collect();
     world.end(async {
         for call in &mut calls {
             let waits = poll_fn(|cx| Poll::Ready(call.as_mut().poll(cx).is_pending()));
@@ -185,15 +185,15 @@ fn calls_that_set_labels_on_a_disk_that_hangs_share_the_write_that_waits() {
     assert_eq!(world.end(first).unwrap().unwrap().not_kept, None);
     let kept = world.repository.kept();
     assert_eq!(kept.iter().map(BTreeMap::len).collect::<Vec<_>>(), [1, 10]);
-    assert!(world.shared.models.keeping.waiting().is_empty());
+    assert!(world.state.models.keeping.waiting().is_empty());
 }
 
 #[test]
 fn a_label_of_a_model_that_is_unloaded_before_the_write_is_not_reported_as_kept() {
     let (world, first) = World::with_a_write_that_hangs();
     let call = world.set("l1", 7);
-    world.wait("the second write waits", |world| world.shared.models.keeping.waiting().len() == 1);
-    assert!(world.shared.models.remove(NAME));
+    world.wait("the second write waits", |world| world.state.models.keeping.waiting().len() == 1);
+    assert!(world.state.models.remove(NAME));
     world.repository.set_stuck(false);
     assert_eq!(world.end(first).unwrap().unwrap().not_kept, None);
     let not_kept = world.end(call).unwrap().unwrap().not_kept;

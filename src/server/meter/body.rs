@@ -29,8 +29,8 @@ pub(crate) struct Metered {
 
 impl Metered {
     pub(crate) fn new(body: Body, layout: &'static Layout, charge: Arc<Charge>) -> Self {
-        let meter = Meter::new(layout, charge.shared.limits.max_bytes);
-        let due = (!charge.is_stream()).then(|| Instant::now() + charge.shared.limits.body);
+        let meter = Meter::new(layout, charge.state.config.max_bytes);
+        let due = (!charge.is_stream()).then(|| Instant::now() + charge.state.config.body);
         Self { body, meter, charge, complete: false, due, late: None }
     }
 
@@ -39,7 +39,7 @@ impl Metered {
         let Some(due) = self.due else { return Poll::Pending };
         let late = self.late.get_or_insert_with(|| Box::pin(sleep_until(due)));
         ready!(late.as_mut().poll(cx));
-        let limit = self.charge.shared.limits.body.as_secs_f64();
+        let limit = self.charge.state.config.body.as_secs_f64();
         let since = if self.charge.is_stream() { "first byte" } else { "headers" };
         let text = format!("message: it must be complete {limit} s (server.body_seconds) after its {since}");
         Poll::Ready(Status::deadline_exceeded(text))
@@ -70,7 +70,7 @@ impl Metered {
     /// Sets the limit of a stream's next message, if a part of it has arrived. `restart`: that part is its
     /// first one, or the time until now does not count.
     fn set_due(&mut self, restart: bool) {
-        let limit = self.charge.shared.limits.body;
+        let limit = self.charge.state.config.body;
         let due = match self.due {
             _ if self.meter.is_between() => None,
             Some(due) if !restart => Some(due),

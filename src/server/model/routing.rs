@@ -31,35 +31,35 @@ impl Model {
     ) -> Result<Queued, NotQueued> {
         let canary = self.canary.as_ref().filter(|_| options.version.is_none() && options.label.is_empty());
         let by_samples = canary.filter(|canary| canary.split.by_samples());
-        let Choice { mut engine, version } = match canary {
+        let Choice { engine: mut index, version } = match canary {
             Some(_) if by_samples.is_some() => Choice { engine: self.stable, version: None },
             Some(Canary { engine, split }) if split.takes(options.id) => {
                 Choice { engine: *engine, version: None }
             }
             _ => self.choose(options)?,
         };
-        let served = self.engine(engine);
-        let description = served.predict.describe();
-        let inputs = served.inputs(&description.schema);
+        let engine = self.engine(index);
+        let description = engine.predict.describe();
+        let inputs = engine.inputs(&description.schema);
         let started = Instant::now();
-        let mut batch = served.batcher.spare();
-        encode(&inputs, &mut batch).map_err(NotQueued::at(engine))?;
+        let mut batch = engine.batcher.spare();
+        encode(&inputs, &mut batch).map_err(NotQueued::at(index))?;
         batch.logits = options.logits;
         if let Some(canary) = by_samples
             && canary.split.takes_batch(&batch)
         {
-            engine = canary.engine;
+            index = canary.engine;
         }
-        let served = self.engine(engine);
-        served.metrics.statistics.input.add(1, started.elapsed());
-        let shadow = self.parts.shadow.as_ref().and_then(|shadow| shadow.copy(served, &batch));
+        let engine = self.engine(index);
+        engine.metrics.statistics.input.add(1, started.elapsed());
+        let shadow = self.parts.shadow.as_ref().and_then(|shadow| shadow.copy(engine, &batch));
         let (samples, answer_bytes) = (batch.samples, Scores::most_bytes(&batch));
-        let label = self.counted(options, engine).map(|metrics| LabelledRequest::begin(metrics, started));
-        let ticket = served.batcher.submit(batch, options.terms);
+        let label = self.counted(options, index).map(|metrics| LabelledRequest::begin(metrics, started));
+        let ticket = engine.batcher.submit(batch, options.terms);
         let ticket = ticket.inspect_err(|_| label.iter().for_each(LabelledRequest::failed));
-        let ticket = ticket.map_err(NotQueued::at(engine))?;
+        let ticket = ticket.map_err(NotQueued::at(index))?;
         let shadow = shadow.and_then(|(shadow, batch)| shadow.submit(batch));
-        Ok(Queued { ticket, samples, answer_bytes, inputs, engine, version, shadow, label })
+        Ok(Queued { ticket, samples, answer_bytes, inputs, engine: index, version, shadow, label })
     }
 
     fn choose(&self, options: &RequestOptions<'_>) -> Result<Choice, CallError> {

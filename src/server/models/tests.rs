@@ -21,8 +21,7 @@ fn served() -> (Models, Arc<Fake>) {
 fn served_with(learning: Option<Learning>) -> (Models, Arc<Fake>) {
     let metrics = Arc::new(Metrics::new().unwrap());
     let batchers = Batchers { common: batcher_config(), models: BTreeMap::new() };
-    let limits = RequestLimits { max_samples: 100, max_bytes: 1 << 20, body: Duration::from_secs(1) };
-    let models = Models::new(metrics, batchers, limits, learning);
+    let models = Models::new(metrics, batchers, 100, learning);
     let version_2 = || {
         let fake = Fake::new();
         fake.version.store(2, Ordering::SeqCst);

@@ -92,7 +92,7 @@ impl Replacing<'_> {
         let named = labels.all();
         for (_, target) in named.iter().filter(|(label, _)| labels.set.contains_key(*label)) {
             let VersionSelector::Version(version) = *target else { continue };
-            if version == parts.main || parts.engines.iter().any(|served| served.version == Some(version)) {
+            if version == parts.main || parts.engines.iter().any(|engine| engine.version == Some(version)) {
                 continue;
             }
             match self.old.engine_of(*target) {
@@ -106,7 +106,7 @@ impl Replacing<'_> {
 
     /// The engine of a further version: the one that serves it already, or a new one.
     fn secondary(&self, predict: Arc<dyn Predict>) -> Result<Arc<ServingEngine>, ServerError> {
-        let known = self.old.engines().iter().find(|served| Arc::ptr_eq(&served.predict, &predict));
+        let known = self.old.engines().iter().find(|engine| Arc::ptr_eq(&engine.predict, &predict));
         if let Some(known) = known {
             return Ok(known.clone());
         }
@@ -119,14 +119,14 @@ impl Replacing<'_> {
         if let Some(same) = self.old.shadow().filter(|shadow| shadow.is(&predict, share)) {
             return Ok(same.clone());
         }
-        let options = ShadowOptions { share, max_samples: self.models.limits.max_samples };
+        let options = ShadowOptions { share, max_samples: self.models.max_samples };
         Shadowing::start(predict, options, self.batcher, &self.models.metrics).map(Arc::new)
     }
 
     /// What the next model does not use any more.
     fn retired(&self, next: &ModelParts) -> RetiredEngines {
         let ends =
-            |served: &&Arc<ServingEngine>| !next.engines.iter().any(|other| Arc::ptr_eq(other, served));
+            |engine: &&Arc<ServingEngine>| !next.engines.iter().any(|other| Arc::ptr_eq(other, engine));
         let engines = self.old.engines().iter().filter(ends).cloned().collect();
         let ends = |shadow: &&Arc<Shadowing>| !next.shadow.iter().any(|other| Arc::ptr_eq(other, shadow));
         RetiredEngines { engines, shadow: self.old.shadow().filter(ends).cloned() }
@@ -135,6 +135,6 @@ impl Replacing<'_> {
     /// Whether the main engine leaves its version to another engine of the next model.
     fn leaves_main_version(&self, next: &ModelParts) -> bool {
         let left = self.old.main_version();
-        left != next.main && next.engines.iter().any(|served| served.version == Some(left))
+        left != next.main && next.engines.iter().any(|engine| engine.version == Some(left))
     }
 }

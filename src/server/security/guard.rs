@@ -52,12 +52,12 @@ impl Security {
 #[derive(Clone)]
 pub(crate) struct Guard<S> {
     services: S,
-    shared: Arc<ServerState>,
+    state: Arc<ServerState>,
 }
 
 impl<S> Guard<S> {
-    pub(crate) fn new(services: S, shared: Arc<ServerState>) -> Self {
-        Self { services, shared }
+    pub(crate) fn new(services: S, state: Arc<ServerState>) -> Self {
+        Self { services, state }
     }
 }
 
@@ -71,10 +71,10 @@ impl<S: GrpcService> Service<Request<Body>> for Guard<S> {
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
-        match self.shared.security.refuses(request.uri().path(), request.headers()) {
+        match self.state.security.refuses(request.uri().path(), request.headers()) {
             None => self.services.call(request),
             Some(status) => {
-                self.shared.metrics.no_model.count(status.code() as i32);
+                self.state.metrics.no_model.count(status.code() as i32);
                 Box::pin(async move { Ok(status.into_http()) })
             }
         }

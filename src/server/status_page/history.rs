@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use crate::metrics::{CODES, Page, SECONDS};
 use crate::sync::EvenPoisoned;
@@ -118,18 +118,32 @@ fn quantile(took: &[f64; SECONDS.len() + 1], quantile: f64) -> Option<f32> {
     Some((lower + (upper - lower) * share) as f32)
 }
 
+/// A measurement of the AUC.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct CurvePoint {
+    /// Samples that were trained before it.
+    trained: f64,
+    auc: f64,
+}
+
+impl Serialize for CurvePoint {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        (self.trained, self.auc).serialize(serializer)
+    }
+}
+
 /// The AUC over the samples that were trained.
 #[derive(Debug, Default)]
 struct Curve {
-    points: Vec<(f64, f64)>,
+    points: Vec<CurvePoint>,
     readings: u64,
     /// One of `1 << halved` readings is a point.
     halved: u32,
 }
 
 impl Curve {
-    fn add(&mut self, point: (f64, f64)) {
-        if self.points.last().is_some_and(|last| last.0 == point.0) {
+    fn add(&mut self, point: CurvePoint) {
+        if self.points.last().is_some_and(|last| last.trained == point.trained) {
             return;
         }
         if self.readings.is_multiple_of(1 << self.halved) {
@@ -144,11 +158,11 @@ impl Curve {
     }
 }
 
-/// Samples trained and AUC of a model; `None` before the first measurement.
-fn auc(page: &Page<'_>, model: &str) -> Option<(f64, f64)> {
+/// The AUC of a model; `None` before the first measurement.
+fn auc(page: &Page<'_>, model: &str) -> Option<CurvePoint> {
     let get = |name| page.get(name, &[("model", model)]);
     let auc = get("flechette_progressive_auc").filter(|auc| auc.is_finite())?;
-    Some((get("flechette_training_samples_total")?, auc))
+    Some(CurvePoint { trained: get("flechette_training_samples_total")?, auc })
 }
 
 struct Point {
@@ -185,8 +199,8 @@ pub(crate) struct History(Mutex<Kept>);
 pub(crate) struct ModelPlots {
     last_minute: Rates,
     intervals: Vec<Rates>,
-    /// Samples trained, and AUC.
-    auc: Vec<(f64, f64)>,
+    /// In JSON, each is an array of the samples trained and the AUC.
+    auc: Vec<CurvePoint>,
 }
 
 /// The plots of all models.
@@ -284,8 +298,8 @@ mod tests {
         assert_eq!((plots.times.len(), plots.models.len()), (POINTS - 1, MODELS));
         let curve = &plots.models["m000"].auc;
         assert!((CURVE / 2..=CURVE).contains(&curve.len()), "{}", curve.len());
-        assert_eq!(curve[0].0, 0.0);
-        let steps: Vec<f64> = curve.windows(2).map(|pair| pair[1].0 - pair[0].0).collect();
+        assert_eq!(curve[0].trained, 0.0);
+        let steps: Vec<f64> = curve.windows(2).map(|pair| pair[1].trained - pair[0].trained).collect();
         assert!(steps.iter().all(|step| *step == steps[0]), "{steps:?}");
     }
 

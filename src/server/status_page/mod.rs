@@ -108,24 +108,24 @@ struct LabelStatus {
 }
 
 /// What the page shows now, as JSON.
-pub(crate) fn document(shared: &ServerState) -> Response {
-    let text = shared.metrics_text();
+pub(crate) fn document(state: &ServerState) -> Response {
+    let text = state.metrics_text();
     let metrics = Page::read(&text);
-    let served = shared.models.all();
-    let mut models: Vec<ModelStatus> = served.iter().map(|model| status(model)).collect();
-    for (name, reason) in shared.not_served.all() {
-        let (state, reason) = match reason {
+    let loaded = state.models.all();
+    let mut models: Vec<ModelStatus> = loaded.iter().map(|model| status(model)).collect();
+    for (name, reason) in state.not_served.all() {
+        let (word, reason) = match reason {
             Reason::Loading { .. } => ("loading", None),
             Reason::Refused(reason) => ("refused", Some(reason)),
         };
         match models.iter_mut().find(|model| model.name == name) {
             // Its further versions are being loaded.
-            Some(model) => model.state = state,
-            None => models.push(ModelStatus { name, state, reason, ..ModelStatus::default() }),
+            Some(model) => model.state = word,
+            None => models.push(ModelStatus { name, state: word, reason, ..ModelStatus::default() }),
         }
     }
     for model in &mut models {
-        model.training = shared.metrics.training_state(&model.name).map(|state| match state {
+        model.training = state.metrics.training_state(&model.name).map(|training| match training {
             TrainingState::Running => "running",
             TrainingState::Ended => "ended",
             TrainingState::Failed => "failed",
@@ -134,12 +134,12 @@ pub(crate) fn document(shared: &ServerState) -> Response {
     let document = Document {
         unix_ms: unix_ms(),
         program: env!("CARGO_PKG_VERSION"),
-        grpc: shared.grpc_addr,
-        http: shared.http_addr,
-        not_ready: shared.not_ready(),
+        grpc: state.grpc_addr,
+        http: state.http_addr,
+        not_ready: state.not_ready(),
         models,
-        plots: shared.history.plots(&metrics, &plotted_models(shared)),
-        events: shared.metrics.events.last(),
+        plots: state.history.plots(&metrics, &plotted_models(state)),
+        events: state.metrics.events.last(),
         series: metrics.without_buckets(),
     };
     let headers = [(header::CONTENT_TYPE, "application/json"), (header::CACHE_CONTROL, "no-store")];
@@ -176,14 +176,14 @@ fn status(model: &Model) -> ModelStatus {
 }
 
 /// Keeps the present figures for the plots.
-pub(crate) fn sample(shared: &ServerState) {
-    let text = shared.metrics_text();
-    shared.history.add(&Page::read(&text), &plotted_models(shared));
+pub(crate) fn sample(state: &ServerState) {
+    let text = state.metrics_text();
+    state.history.add(&Page::read(&text), &plotted_models(state));
 }
 
 /// The served models.
-fn plotted_models(shared: &ServerState) -> Vec<PlottedModel> {
-    let models = shared.models.all().into_iter();
+fn plotted_models(state: &ServerState) -> Vec<PlottedModel> {
+    let models = state.models.all().into_iter();
     let plotted = models.map(|model| {
         let schema = model.main().predict.describe().schema;
         let tables = schema.tables.iter().map(|table| table.name.clone()).collect();

@@ -13,7 +13,7 @@ fn launches_that_copy_nothing_from_the_staging_buffer_leave_it_no_events() {
     let first = table.register(rows).unwrap();
     let (mut jobs, mut staging) = (Jobs::new(&table, 4).unwrap(), Staging::new(&driver, 4).unwrap());
     let mut launch = |row: JobRow| {
-        let job = Job { key: 64, location: 0, row, tag: 0, words: 1, kind: JobKind::Swap, older: 0 };
+        let job = IndexJob { key: 64, location: 0, row, tag: 0, words: 1, kind: JobKind::Swap, older: 0 };
         assert!(jobs.push(job, &staging));
         jobs.launch(1, MayReplace::Nothing, Some(&mut staging)).unwrap();
         jobs.finish().unwrap();
@@ -34,12 +34,10 @@ fn jobs_and_their_staging_buffer_are_not_used_again_after_a_failed_wait() {
     table.register(rows.clone()).unwrap();
     let (mut jobs, mut staging) = (Jobs::new(&table, 4).unwrap(), Staging::new(&driver, 4).unwrap());
     let row = JobRow::Staged(0);
-    assert!(
-        jobs.push(
-            Job { key: 64, location: 0, row, tag: 0, words: 1, kind: JobKind::Keep, older: 0 },
-            &staging
-        )
-    );
+    assert!(jobs.push(
+        IndexJob { key: 64, location: 0, row, tag: 0, words: 1, kind: JobKind::Keep, older: 0 },
+        &staging
+    ));
     let words = DeviceMemory::new(&driver, 4 * 64).unwrap();
     let (shape, args) =
         (LaunchShape { blocks: 1, threads: 64, shared_bytes: 0 }, words.address().to_ne_bytes());

@@ -12,7 +12,7 @@ use crate::cache::gpu::args::{JobKind, LinkResult, MayReplace, NarrowColumn, Poi
 use crate::cache::gpu::context::{ContextShape, LookupContext, LookupKeys};
 use crate::cache::gpu::overlay::{ChangedRow, OverlayTable};
 use crate::cache::gpu::sweeper::{Stretch, Sweeper, Victims};
-use crate::cache::gpu::table::{GpuTable, GpuTableShape, Job, JobRow, Jobs};
+use crate::cache::gpu::table::{GpuTable, GpuTableShape, IndexJob, JobRow, Jobs};
 use crate::device::cuda::memory::{MemoryPlan, PinnedMemory, Staging};
 use crate::device::cusim::SimDriver;
 use crate::mem::mix64;
@@ -57,9 +57,10 @@ impl Bench {
         self.rows.push(id);
         let location = (slot as u64) << 1;
         let row = if kind == JobKind::Withdraw { JobRow::InPlace } else { JobRow::Staged(slot) };
-        assert!(
-            jobs.push(Job { key: BASE | id, location, row, tag: 0, words: 1, kind, older: 0 }, &self.staging)
-        );
+        assert!(jobs.push(
+            IndexJob { key: BASE | id, location, row, tag: 0, words: 1, kind, older: 0 },
+            &self.staging
+        ));
         location
     }
 
@@ -239,7 +240,9 @@ fn a_key_that_returns_to_its_slot_is_found_with_its_new_row() {
                 // is recent enough that probes do not renew it.
                 let (key, location, older) = (BASE | (id % 2), (slot as u64) << 1, 2);
                 let (row, kind) = (JobRow::Staged(slot), JobKind::Keep);
-                assert!(jobs.push(Job { key, location, row, tag: 0, words: 1, kind, older }, &bench.staging));
+                assert!(
+                    jobs.push(IndexJob { key, location, row, tag: 0, words: 1, kind, older }, &bench.staging)
+                );
                 bench.launch(jobs, 5);
             }
             let ids: Vec<u64> = (0..256).map(|i| i % 2).collect();
@@ -303,20 +306,20 @@ fn jobs_that_kernels_cannot_execute_are_rejected() {
     let bench = Bench::new(2, 1);
     let mut jobs = bench.jobs();
     let (row, kind) = (JobRow::Staged(0), JobKind::Keep);
-    let good = Job { key: BASE, location: 0, row, tag: 0, words: 1, kind, older: 0 };
-    assert!(!jobs.push(Job { key: 1, ..good }, &bench.staging), "a reserved key");
+    let good = IndexJob { key: BASE, location: 0, row, tag: 0, words: 1, kind, older: 0 };
+    assert!(!jobs.push(IndexJob { key: 1, ..good }, &bench.staging), "a reserved key");
     assert!(
-        !jobs.push(Job { location: (SLOTS as u64) << 1, ..good }, &bench.staging),
+        !jobs.push(IndexJob { location: (SLOTS as u64) << 1, ..good }, &bench.staging),
         "a location outside the pool"
     );
     let last = (SLOTS as u64 - 2) << 1;
     assert!(
-        !jobs.push(Job { location: last, tag: BASE, ..good }, &bench.staging),
+        !jobs.push(IndexJob { location: last, tag: BASE, ..good }, &bench.staging),
         "a slot without room for the tag"
     );
-    assert!(!jobs.push(Job { location: 1, ..good }, &bench.staging), "a copy into a host row");
+    assert!(!jobs.push(IndexJob { location: 1, ..good }, &bench.staging), "a copy into a host row");
     assert!(
-        !jobs.push(Job { location: 1, row: JobRow::InPlace, ..good }, &bench.staging),
+        !jobs.push(IndexJob { location: 1, row: JobRow::InPlace, ..good }, &bench.staging),
         "host memory that is not registered"
     );
     assert!(jobs.push(good, &bench.staging));
@@ -342,7 +345,7 @@ fn an_entry_may_point_at_a_host_row_until_the_row_is_in_the_pool() {
     for id in 0..4 {
         let location = first + (id << 1);
         let (key, row, kind) = (BASE | id, JobRow::InPlace, JobKind::Keep);
-        let job = Job { key, location, row, tag: 0, words: 1, kind, older: 0 };
+        let job = IndexJob { key, location, row, tag: 0, words: 1, kind, older: 0 };
         assert!(jobs.push(job, &bench.staging));
     }
     bench.launch(&mut jobs, 1);
@@ -359,7 +362,7 @@ fn an_entry_may_point_at_a_host_row_until_the_row_is_in_the_pool() {
     );
 
     let slot = bench.push(&mut jobs, 0, JobKind::Keep);
-    let job = Job {
+    let job = IndexJob {
         key: BASE | 1,
         location: 100 << 1,
         row: JobRow::Host(first + 2),
@@ -392,7 +395,7 @@ fn a_look_returns_locations_and_changes_nothing() {
     for _ in 0..2 {
         for id in 0..16 {
             let (key, row, kind) = (BASE | id, JobRow::InPlace, JobKind::Look);
-            let job = Job { key, location: 0, row, tag: 0, words: 1, kind, older: 0 };
+            let job = IndexJob { key, location: 0, row, tag: 0, words: 1, kind, older: 0 };
             assert!(jobs.push(job, &bench.staging));
         }
         jobs.launch(2, MayReplace::Nothing, None).unwrap();
@@ -426,7 +429,7 @@ fn a_batch_searches_its_own_overlay_before_the_index() {
         for id in (0..IDS).filter(|id| id.is_multiple_of(3)) {
             let row = JobRow::Staged(1000 + id as usize);
             let (key, location, kind) = (BASE | id, location(id), JobKind::Keep);
-            let job = Job { key, location, row, tag: 0, words: 1, kind, older: 0 };
+            let job = IndexJob { key, location, row, tag: 0, words: 1, kind, older: 0 };
             assert!(jobs.push(job, &bench.staging));
         }
         jobs.copy(Some(&mut bench.staging)).unwrap();

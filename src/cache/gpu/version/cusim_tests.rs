@@ -74,7 +74,7 @@ fn read(
 }
 
 /// The overlay of version 1, which changes the first eight rows of the second table.
-fn overlay(cache: &GpuCache<SimDriver>) -> (Arc<Overlay>, Arc<OverlayTable<SimDriver>>) {
+fn overlay(cache: &GpuCache<SimDriver>) -> (Arc<VersionOverlay>, Arc<OverlayTable<SimDriver>>) {
     let rows: Vec<[f32; 1]> = (0..8).map(|id| [value(1, id, 1)]).collect();
     let changed = rows.iter().enumerate();
     let changed = changed.map(|(id, row)| NewRow::of((TableId(1), id as u64, bytemuck::bytes_of(row))));

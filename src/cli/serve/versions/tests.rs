@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use tonic::transport::Channel;
 use tonic::{Code, Status};
 
-use crate::cli::serve::{Serving, Wakes};
+use crate::cli::serve::{Serving, WatchChannel};
 use crate::config::{Config, Flags};
 use crate::engine::tests::{MODEL, World, Writer, begin_batch, hold_switches};
 use crate::predict::Predict;
@@ -244,9 +244,9 @@ fn a_change_that_does_not_begin_in_time_is_not_made() {
     world.publish();
     // Nobody gets what clients ask for.
     let running = Running::start_with(&world, "", |_, server| {
-        let wakes = Wakes::new();
-        wakes.open(&server.registry(), world.models());
-        Box::new(wakes)
+        let channel = WatchChannel::new();
+        channel.open(&server.registry(), world.models());
+        Box::new(channel)
     });
     let error = running.unload(MODEL).unwrap_err();
     assert_eq!(error.code(), Code::DeadlineExceeded, "{error}");

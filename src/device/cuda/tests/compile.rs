@@ -8,7 +8,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::device::cuda::compile::{Built, Compiler, Target, build};
+use crate::device::cuda::compile::{Built, CompileFor, Compiler, Target, build};
 use crate::device::cuda::context::Compute;
 use crate::device::cuda::kernel_cache::KernelCache;
 use crate::device::cuda::sources::{KERNELS, KernelFile};
@@ -58,7 +58,7 @@ fn compiles_every_kernel_for_every_device() {
     };
     println!("compiler: {compiler:?}");
     for compute in COMPUTES {
-        let built = match build(&compiler, KERNELS, compute, 13_000, None) {
+        let built = match build(&compiler, KERNELS, CompileFor { compute, driver: 13_000 }, None) {
             Ok(built) => built,
             Err(error @ CudaError::CompilerTooNew { .. }) => {
                 assert_eq!(compute, Compute::from_number(70), "{error}");
@@ -144,7 +144,8 @@ fn a_compiler_without_its_builtins_library_is_refused_with_its_message() {
 /// Compiles the kernels for an H200, with a cache in this folder.
 fn built_with(folder: &Path) -> Built {
     let cache = KernelCache::new(folder);
-    build(&Compiler::find().unwrap(), KERNELS, Compute::from_number(90), 13_000, Some(&cache)).unwrap()
+    let device = CompileFor { compute: Compute::from_number(90), driver: 13_000 };
+    build(&Compiler::find().unwrap(), KERNELS, device, Some(&cache)).unwrap()
 }
 
 #[test]

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use crate::device::cuda::context::usable;
 use crate::device::cuda::driver::OperationCounts;
 use crate::device::cuda::nvidia::open_with;
+use crate::device::cuda::primary::MemoryBytes;
 use crate::device::cuda::sources::KernelFile;
 use crate::device::cuda::{Address, Driver, DriverError, LaunchShape, Nvidia, Pinned, open};
 
@@ -512,7 +513,7 @@ fn every_call_after_a_final_error_returns_it_without_calling_the_driver() {
         for answer in answers {
             assert_eq!(answer.as_ref(), Some(&end));
         }
-        assert_eq!(driver.memory(), (0, 0));
+        assert_eq!(driver.memory(), MemoryBytes::default());
     });
     if let Some(output) = output {
         assert!(!output.log.contains("called after a final error"), "{}", output.log);

@@ -24,7 +24,7 @@ fn push_tagged(bench: &mut Bench, jobs: &mut Jobs<SimDriver>, id: u64, kind: Job
     let slot = bench.rows.len();
     let location = ((slot * SLOT) as u64) << 1;
     let row = if kind == JobKind::Withdraw { JobRow::InPlace } else { JobRow::Staged(slot) };
-    let job = Job { key: index_key(id), location, row, tag: BASE | id, words: 1, kind, older: 0 };
+    let job = IndexJob { key: index_key(id), location, row, tag: BASE | id, words: 1, kind, older: 0 };
     let pushed = jobs.push(job, &bench.staging);
     if pushed {
         bench.rows.push(id);
@@ -129,7 +129,7 @@ fn a_reused_slot_is_not_found_by_its_old_tag() {
                     0 => (JobRow::Staged(slot), JobKind::Keep),
                     _ => (JobRow::InPlace, JobKind::Withdraw),
                 };
-                let job = Job { key, location, row, tag: BASE | id, words: 1, kind, older: 0 };
+                let job = IndexJob { key, location, row, tag: BASE | id, words: 1, kind, older: 0 };
                 assert!(jobs.push(job, &bench.staging));
                 linked.push(id);
             }
@@ -162,7 +162,7 @@ fn the_list_has_each_entry_once_with_tag_and_age() {
             let slot = bench.rows.len();
             let (location, older) = (((slot * SLOT) as u64) << 1, (id % 5) as u32);
             let (row, kind) = (JobRow::Staged(slot), JobKind::Keep);
-            let job = Job { key: index_key(id), location, row, tag: BASE | id, words: 1, kind, older };
+            let job = IndexJob { key: index_key(id), location, row, tag: BASE | id, words: 1, kind, older };
             if jobs.push(job, &bench.staging) {
                 bench.rows.push(id);
                 linked.insert((job.key, location, job.tag, older + 10));
