@@ -23,7 +23,7 @@ const POLL: Duration = Duration::from_millis(50);
 
 /// A log that is removed loses its files one after the other. So a reader that waits for samples takes a file
 /// for lost only after this time.
-const LOST_AFTER: Duration = Duration::from_secs(if cfg!(test) { 4 } else { 10 });
+const LOST_AFTER: Duration = Duration::from_secs(10);
 
 /// A log to train on.
 #[derive(Clone, Debug)]
@@ -34,6 +34,8 @@ pub(crate) struct Learned {
     pub until_end: bool,
     /// What the reader waits for.
     pub shortage: Shortage,
+    /// A reader that waits takes a file for lost after this time.
+    pub lost_after: Duration,
 }
 
 /// Whether a reader waits for samples that will not come, because the log is full and has no room before a
@@ -176,7 +178,7 @@ impl LearnedReader {
     /// begin again.
     fn may_come(&mut self) -> bool {
         let since = *self.missing.get_or_insert_with(Instant::now);
-        !self.learned.until_end && since.elapsed() < LOST_AFTER
+        !self.learned.until_end && since.elapsed() < self.learned.lost_after
     }
 
     /// Opens the next durable segment. Returns whether there is one.
@@ -342,7 +344,7 @@ impl Learned {
     /// The log in this directory.
     #[must_use]
     pub(crate) fn new(dir: &Path, until_end: bool) -> Self {
-        Self { dir: dir.to_owned(), until_end, shortage: Shortage::default() }
+        Self { dir: dir.to_owned(), until_end, shortage: Shortage::default(), lost_after: LOST_AFTER }
     }
 
     /// The id of the log; `None` for that of an earlier program.

@@ -29,7 +29,7 @@ use tonic::Code;
 use tonic::codegen::http::{HeaderMap, Request};
 use tonic_types::StatusExt;
 
-use crate::fake::{Fake, until};
+use crate::fake::{Fake, LIMIT, until};
 use crate::kserve::typed;
 use crate::program::{Served, run_failing, run_json};
 use crate::serving::{self, Running, http_get, request};
@@ -106,15 +106,11 @@ pub fn frame(message: &[u8]) -> Bytes {
 
 /// The code and message of an answer without a body.
 async fn status(answer: ResponseFuture) -> (Code, String) {
-    let answer =
-        tokio::time::timeout(Duration::from_secs(20), answer).await.expect("an answer in time").unwrap();
+    let answer = tokio::time::timeout(LIMIT, answer).await.expect("an answer in time").unwrap();
     let status = |headers: &HeaderMap| tonic::Status::from_header_map(headers);
     let status = status(answer.headers()).expect("a status in the headers");
     (status.code(), status.message().to_owned())
 }
-
-/// Far above what anything takes.
-const LIMIT: Duration = Duration::from_secs(60);
 
 /// Whether the server closes the connection.
 async fn closed(stream: &mut TcpStream) -> bool {
@@ -287,9 +283,8 @@ fn with_the_default_limits_8_connections_full_of_calls_without_a_body_refuse_no_
     let models = models();
     let data = models.path().join("rows.tsv");
     write_criteo_tsv(100, 1, std::fs::File::create(&data).unwrap()).unwrap();
-    let served = serve("true", models.path(), "");
     let runtime = tokio::runtime::Runtime::new().unwrap();
-    let mut held = runtime.block_on(async {
+    let fill = async |served: &Served| {
         let mut held = Vec::new();
         for _ in 0..8 {
             let mut raw = connect(served.grpc, 65_535).await;
@@ -299,7 +294,10 @@ fn with_the_default_limits_8_connections_full_of_calls_without_a_body_refuse_no_
             }
         }
         held
-    });
+    };
+    // No call ends before the last one has begun, however slow the machine is.
+    let served = serve("export FLECHETTE_SERVER_BODY_SECONDS=600", models.path(), "");
+    let mut held = runtime.block_on(fill(&served));
     let mut context = Context::from_waker(Waker::noop());
     let polled = held.iter_mut().map(|(answer, _)| Pin::new(answer).poll(&mut context));
     let waiting = polled.filter(Poll::is_pending).count();
@@ -309,7 +307,10 @@ fn with_the_default_limits_8_connections_full_of_calls_without_a_body_refuse_no_
         served.url(),
         data.display()
     ));
-    assert!(load["failed"] == 0 && load["unsent"] == 0 && load["ok"].as_u64() > Some(10), "{load}");
+    assert!(load["failed"] == 0 && load["unsent"] == 0 && load["ok"].as_u64() > Some(0), "{load}");
+    drop((held, served));
+    let served = serve("true", models.path(), "");
+    let _held = runtime.block_on(fill(&served));
     served.terminate();
     let (status, log) = served.ended();
     assert!(status.success() && !log.contains("server.drain_seconds have passed"), "{log}");
@@ -350,14 +351,14 @@ async fn health_and_reflection_without_a_message_are_ended() {
         let mut answers = answer.await.unwrap().into_body();
         while answers.data().await.is_some() {}
     };
-    tokio::time::timeout(Duration::from_secs(20), ended).await.expect("an end in time");
+    tokio::time::timeout(LIMIT, ended).await.expect("an end in time");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_connection_with_nothing_but_a_health_watch_is_closed_when_it_is_idle() {
     let running = Running::start_with(|parts| {
-        parts.server.grpc_idle = Some(Duration::from_secs(3));
-        parts.server.handshake = Duration::from_secs(2);
+        parts.server.grpc_idle = Some(Duration::from_secs(5));
+        parts.server.handshake = Duration::from_secs(5);
     })
     .await;
     let mut raw = connect(running.grpc, 65_535).await;
@@ -367,7 +368,7 @@ async fn a_connection_with_nothing_but_a_health_watch_is_closed_when_it_is_idle(
     assert!(statuses.data().await.unwrap().is_ok());
     // Other calls keep the connection open, and the watch with it.
     let begun = Instant::now();
-    while begun.elapsed() < Duration::from_secs(4) {
+    while begun.elapsed() < Duration::from_millis(5500) {
         has_arrived(&mut raw).await;
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
@@ -439,16 +440,16 @@ async fn calls_that_their_clients_do_not_complete_are_no_failures_of_the_server(
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stream_may_be_silent_between_its_messages_but_not_within_one() {
-    let running = Running::start_with(|parts| parts.server.body = Duration::from_secs(2)).await;
+    let running = Running::start_with(|parts| parts.server.body = Duration::from_secs(5)).await;
     let mut raw = connect(running.grpc, 65_535).await;
     let message = frame(&typed(&request(1, 3).0).encode_to_vec());
     let path = "inference.GRPCInferenceService/ModelStreamInfer";
     let (answer, mut body) = raw.send_request(head_of(path), false).unwrap();
     for _ in 0..2 {
-        tokio::time::sleep(Duration::from_millis(2500)).await;
+        tokio::time::sleep(Duration::from_millis(5200)).await;
         // The last byte of a message begins the time of the next one.
         body.send_data(message.slice(..20), false).unwrap();
-        tokio::time::sleep(Duration::from_millis(200)).await;
+        tokio::time::sleep(Duration::from_millis(50)).await;
         body.send_data(message.slice(20..), false).unwrap();
     }
     let mut answers = answer.await.unwrap().into_body();
@@ -458,14 +459,14 @@ async fn a_stream_may_be_silent_between_its_messages_but_not_within_one() {
     let trailers = answers.trailers().await.unwrap().unwrap();
     let status = tonic::Status::from_header_map(&trailers).unwrap();
     assert_eq!(status.code(), Code::DeadlineExceeded, "{status}");
-    assert!(status.message().contains("2 s (server.body_seconds) after its first byte"), "{status}");
+    assert!(status.message().contains("5 s (server.body_seconds) after its first byte"), "{status}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn connections_without_a_preface_are_closed_and_make_room() {
     let running = Running::start_with(|parts| {
         parts.server.max_connections = 3;
-        parts.server.handshake = Duration::from_secs(2);
+        parts.server.handshake = Duration::from_secs(5);
     })
     .await;
     // The client of `running` is the third.
@@ -561,7 +562,7 @@ fn a_second_signal_ends_a_drain_at_once() {
 async fn a_connection_whose_answers_are_not_read_is_closed() {
     let running = Running::start_with(|parts| {
         parts.server.max_requests = 4;
-        parts.server.write = Duration::from_secs(5);
+        parts.server.write = Duration::from_secs(10);
     })
     .await;
     let mut raw = connect(running.grpc, 0).await;
@@ -707,7 +708,7 @@ async fn answers_in_a_socket_that_is_not_read_are_in_flight_until_it_is_closed()
     let running = Running::start_with(|parts| {
         parts.server.max_requests = 50;
         parts.server.max_streams = 10_000;
-        parts.server.write = Duration::from_secs(5);
+        parts.server.write = Duration::from_secs(10);
         parts.models = vec![Arc::new(Wide)];
     })
     .await;
@@ -787,7 +788,7 @@ async fn a_storm_of_cancelled_calls_keeps_the_calls_of_its_connection_that_are_m
             streams.by_ref().take(250).for_each(|stream| storm.extend(reset(stream)));
             streams.by_ref().take(1).for_each(|stream| storm.extend(whole(stream)));
         }
-        let written = tokio::time::timeout(Duration::from_secs(20), raw.write_all(&storm)).await;
+        let written = tokio::time::timeout(LIMIT, raw.write_all(&storm)).await;
         written.expect("the server reads on").unwrap();
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
@@ -808,7 +809,7 @@ async fn a_storm_of_cancelled_calls_keeps_the_calls_of_its_connection_that_are_m
             }
         }
     };
-    let read = tokio::time::timeout(Duration::from_secs(20), read).await;
+    let read = tokio::time::timeout(LIMIT, read).await;
     assert!(read.is_ok(), "no answer to {:?}", waiting.keys());
 }
 
@@ -855,7 +856,7 @@ fn a_model_that_never_answers_does_not_hold_the_end_of_the_process() {
         drop(runtime);
         ended.send(()).unwrap();
     });
-    let in_time = end.recv_timeout(Duration::from_secs(20));
+    let in_time = end.recv_timeout(LIMIT);
     model.release();
     in_time.expect("the runtime ends while the model computes");
 }

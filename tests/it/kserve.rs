@@ -14,7 +14,7 @@ use prost::Message;
 use tonic::transport::Channel;
 use tonic::{Code, Status};
 
-use crate::fake::{logit, until};
+use crate::fake::{LIMIT, logit, until};
 use crate::serving::{Running, channel, request};
 use crate::wire::{Raw, frame};
 
@@ -478,7 +478,9 @@ async fn parameters_that_would_change_the_answer_are_refused() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn limits_and_deadlines_are_those_of_native_calls() {
-    let running = Running::start().await;
+    // No call is refused because the model is held.
+    let patient = Duration::from_secs(600);
+    let running = Running::start_with(|parts| parts.batchers.common.default_deadline = patient).await;
     let mut client = connect(&running).await;
     let mut large = right();
     large.id = "x".repeat(70_000);
@@ -495,7 +497,7 @@ async fn limits_and_deadlines_are_those_of_native_calls() {
     // Without tonic, whose client has a timer too, which may cancel the call first.
     let raw = Raw::connect(running.grpc).await;
     let path = "inference.GRPCInferenceService/ModelInfer";
-    let answer = raw.call_path(path, frame(&right().encode_to_vec()), &[("grpc-timeout", "2S")]).await;
+    let answer = raw.call_path(path, frame(&right().encode_to_vec()), &[("grpc-timeout", "6S")]).await;
     assert_eq!(answer.code, Code::DeadlineExceeded, "{}", answer.message);
     running.until_metric("flechette_requests_total{model=\"ads\",code=\"DEADLINE_EXCEEDED\"} 1").await;
     // A limit of the request's own, in microseconds.
@@ -733,7 +735,8 @@ async fn a_stream_ends_with_a_status_at_a_message_that_is_too_large_and_at_its_d
 
     let (sender, receiver) = tokio::sync::mpsc::channel(1);
     let mut call = tonic::Request::new(tokio_stream::wrappers::ReceiverStream::new(receiver));
-    call.metadata_mut().insert("grpc-timeout", "2S".parse().unwrap());
+    // The first answer must come before.
+    call.metadata_mut().insert("grpc-timeout", "6S".parse().unwrap());
     let mut answers = client.model_stream_infer(call).await.unwrap().into_inner();
     sender.send(right()).await.unwrap();
     assert_eq!(answers.message().await.unwrap().unwrap().error_message, "");
@@ -753,13 +756,13 @@ async fn an_open_stream_ends_when_the_server_drains() {
     let drained = running.stop();
     assert_eq!(answers.message().await.unwrap_err().code(), Code::Unavailable);
     assert_eq!(drained.await.unwrap().unwrap().unfinished, 0);
-    assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+    assert!(begun.elapsed() < LIMIT, "{:?}", begun.elapsed());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_idle_stream_ends_and_gives_up_its_place() {
     let limits = |parts: &mut flechette::server::ServerParts| {
-        parts.server.stream_idle = Duration::from_secs(5);
+        parts.server.stream_idle = Duration::from_secs(6);
         parts.server.max_requests = 1;
     };
     let running = Running::start_with(limits).await;
@@ -767,8 +770,8 @@ async fn an_idle_stream_ends_and_gives_up_its_place() {
     let (sender, receiver) = tokio::sync::mpsc::channel(1);
     let requests = tokio_stream::wrappers::ReceiverStream::new(receiver);
     let mut answers = client.model_stream_infer(requests).await.unwrap().into_inner();
-    for _ in 0..4 {
-        tokio::time::sleep(Duration::from_millis(1500)).await;
+    for _ in 0..7 {
+        tokio::time::sleep(Duration::from_secs(1)).await;
         sender.send(right()).await.unwrap();
         assert_eq!(answers.message().await.unwrap().unwrap().error_message, "");
     }
@@ -777,7 +780,7 @@ async fn an_idle_stream_ends_and_gives_up_its_place() {
     assert!(status.message().starts_with(full), "{status}");
     let status = answers.message().await.unwrap_err();
     assert_eq!(status.code(), Code::Unavailable);
-    assert_eq!(status.message(), "stream: no request for 5 s (server.stream_idle_seconds)");
+    assert_eq!(status.message(), "stream: no request for 6 s (server.stream_idle_seconds)");
     until(async || connect(&running).await.model_infer(right()).await.is_ok()).await;
 }
 

@@ -109,7 +109,7 @@ async fn an_expired_deadline_is_answered_with_its_code() {
     until(async || running.model.begun() == 1).await;
     let wire = Raw::connect(running.grpc).await;
     let message = frame(&typed(&request(2, 1).0).encode_to_vec());
-    let answer = wire.call_path(INFER, message, &[("grpc-timeout", "2S")]).await;
+    let answer = wire.call_path(INFER, message, &[("grpc-timeout", "6S")]).await;
     assert_eq!(answer.code, Code::DeadlineExceeded, "{}", answer.message);
     running.until_metric("flechette_requests_total{model=\"ads\",code=\"DEADLINE_EXCEEDED\"} 1").await;
     running.model.release();

@@ -7,7 +7,7 @@ use std::time::Duration;
 use flechette::schema::preset::ArchKind;
 
 use crate::following::Running;
-use crate::program::{Served, Workshop, flechette, highest_version};
+use crate::program::{PATIENT, Served, Workshop, flechette, highest_version};
 use crate::switching::{MODEL, check_every_answer, folder, wait};
 
 /// How often the server stands still.
@@ -21,7 +21,7 @@ fn a_server_that_stood_still_while_versions_came_and_went_serves_the_newest_one(
     let workshop = Workshop::in_memory(300, 400);
     workshop.train(ArchKind::Dlrm);
     let Workshop { models, train, valid, .. } = &workshop;
-    let served = Served::start(models, "--cache-mode on --cache-fraction 0.01");
+    let served = Served::start_in(PATIENT, models, "--cache-mode on --cache-fraction 0.01");
     let line = format!(
         "train --from latest --models {models} --name {MODEL} --format criteo-tsv --data {train} --batch 8 \
          --threads 1 --epochs 1000000 --publish-every 2steps"

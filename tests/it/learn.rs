@@ -22,7 +22,8 @@ use tonic::{Code, Status};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::program::{
-    Served, Workshop, check_listed_versions, flechette, highest_version, kills, run, run_failing, run_json,
+    LAST_VERSION, Served, Workshop, check_listed_versions, flechette, highest_version, kills, run,
+    run_failing, run_json,
 };
 use crate::serving::{Running, channel, request};
 use crate::switching::wait;
@@ -705,7 +706,7 @@ fn samples_that_a_killed_process_trained_on_and_did_not_remove_are_removed_at_th
 fn serve_small_log(workshop: &Workshop, flags: &str) -> Served {
     let settings = workshop.path("small.toml");
     fs::write(&settings, "[learn]\nmax_bytes = \"1Mi\"\n").unwrap();
-    let flags = format!("--train log=learn --format criteo-tsv {flags} --config {settings}");
+    let flags = format!("--train log=learn --format criteo-tsv {LAST_VERSION} {flags} --config {settings}");
     Served::start(&workshop.models, &flags)
 }
 
@@ -776,7 +777,7 @@ fn a_log_whose_end_was_forgotten_by_a_power_failure_is_not_trained_again() {
     let (workshop, schema, _) = workshop(400);
     let Workshop { models, train, valid, .. } = &workshop;
     let runtime = tokio::runtime::Runtime::new().unwrap();
-    let flags = "--train log=learn --batch 32 --publish-every 200ms";
+    let flags = &format!("--train log=learn --batch 32 --publish-every 200ms {LAST_VERSION}");
     let served = Served::start(models, flags);
     assert_eq!(runtime.block_on(send_file(&served, &schema, valid)), 200);
     // It is never synced, so a power failure leaves an old one.
@@ -803,7 +804,7 @@ fn a_server_whose_model_is_deleted_acknowledges_only_samples_that_it_trains_on()
     let (workshop, schema, _) = workshop(400);
     let Workshop { models, train, valid, .. } = &workshop;
     let runtime = tokio::runtime::Runtime::new().unwrap();
-    let flags = "--train log=learn --batch 32 --publish-every 200ms";
+    let flags = &format!("--train log=learn --batch 32 --publish-every 200ms {LAST_VERSION}");
     let served = Served::start(models, flags);
     assert_eq!(runtime.block_on(send_file(&served, &schema, train)), 400);
     // 200 samples were trained before.

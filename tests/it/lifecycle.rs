@@ -341,7 +341,8 @@ fn clients_that_follow_readyz_lose_no_call_when_another_server_takes_over() {
     let workshop = Workshop::new(300, 400);
     workshop.train(ArchKind::Dlrm);
     let config = workshop.path("serve.toml");
-    fs::write(&config, "[server]\ndrain_delay_seconds = 5\n").unwrap();
+    let settings = "[server]\ndrain_delay_seconds = 10\n[batcher]\ndefault_deadline_ms = 3600000\n";
+    fs::write(&config, settings).unwrap();
     let [old, new] = [(); 2].map(|()| Served::start(&workshop.models, &format!("--config {config}")));
     let (grpc, moved, stop) = ([old.grpc, new.grpc], AtomicBool::new(false), AtomicBool::new(false));
     let call = |requests: Vec<(PredictRequest, Batch)>| {

@@ -134,7 +134,7 @@ async fn connections_past_the_limit_are_closed_and_closing_one_makes_room() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_http_request_that_never_ends_is_disconnected() {
-    let running = Running::start_with(|parts| parts.server.http_idle = Duration::from_millis(500)).await;
+    let running = Running::start_with(|parts| parts.server.http_idle = Duration::from_secs(6)).await;
     let mut slow = TcpStream::connect(running.http).await.unwrap();
     // Sends a header byte by byte without end, so only the server can end the connection.
     until(async || running.get("/healthz").await.0 == 200).await;
@@ -159,7 +159,7 @@ async fn http_clients_with_half_a_request_or_that_read_no_answer_are_closed_whil
     let running = Running::start_with(|parts| {
         // One more than are open: a place becomes free just after its client sees the end.
         parts.server.max_connections = 5;
-        parts.server.http_idle = Duration::from_secs(1);
+        parts.server.http_idle = Duration::from_secs(6);
     })
     .await;
     let open = async |sent: &[u8]| {

@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use tonic::Code;
 
 use crate::closed_pipes::closed;
-use crate::program::{Served, Workshop, flechette, metrics_page, run, run_failing, run_json};
+use crate::program::{PATIENT, Served, Workshop, flechette, metrics_page, run, run_failing, run_json};
 use crate::serving::channel;
 use crate::switching::wait;
 use crate::train_data::signal;
@@ -246,7 +246,7 @@ fn not_taken_by_the_server(status: &tonic::Status) -> bool {
 fn a_drain_under_load_loses_no_request_and_exits_with_0() {
     let workshop = Workshop::new(500, 64);
     workshop.train(ArchKind::Dlrm);
-    let served = Served::start(&workshop.models, "");
+    let served = Served::start_in(PATIENT, &workshop.models, "");
     let schema = preset::criteo(ArchKind::Dlrm, 8, 1000);
     let mut raw = RawBatch::default();
     let valid = [PathBuf::from(&workshop.valid)];
@@ -295,7 +295,7 @@ fn open_loop_latency_counts_from_when_a_request_was_due() {
     let served = Served::start(&workshop.models, "");
     let (url, valid) = (served.url(), &workshop.valid);
     let line = format!(
-        "load --addr {url} --model dlrm --format criteo-tsv {valid} --batch 1 --rate 200 --seconds 3 \
+        "load --addr {url} --model dlrm --format criteo-tsv {valid} --batch 1 --rate 100 --seconds 8 \
          --timeout 60 --json"
     );
     let mut load = flechette().args(line.split_whitespace()).stdout(Stdio::piped()).spawn().unwrap();
@@ -304,18 +304,18 @@ fn open_loop_latency_counts_from_when_a_request_was_due() {
         assert!(load.try_wait().unwrap().is_none(), "load ended before it was stopped");
         std::thread::sleep(Duration::from_millis(5));
     }
-    // Stops `load` for a second. 200 of its 600 requests are due in that time, half of them at least half a
-    // second before `load` continues.
+    // Stops `load` for two seconds. 200 of its 800 requests are due in that time, most of them at least half
+    // a second before `load` continues.
     let signal = |name: &str| {
         let sent = std::process::Command::new("kill").args([name, &load.id().to_string()]).status().unwrap();
         assert!(sent.success());
     };
     signal("-STOP");
-    std::thread::sleep(Duration::from_secs(1));
+    std::thread::sleep(Duration::from_secs(2));
     signal("-CONT");
     let output = load.wait_with_output().unwrap();
     let reported: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!((&reported["sent"], &reported["ok"]), (&json!(600), &json!(600)), "{reported}");
+    assert_eq!((&reported["sent"], &reported["ok"]), (&json!(800), &json!(800)), "{reported}");
     // This holds on a machine of any speed, because these requests waited while `load` was stopped.
     assert!(reported["p90_us"].as_u64().unwrap() >= 400_000, "{reported}");
 }

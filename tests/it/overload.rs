@@ -10,7 +10,7 @@ use tonic::{Code, Request};
 
 use flechette::server::proto::PredictRequest;
 
-use crate::fake::until;
+use crate::fake::{LIMIT, until};
 use crate::serving::{Running, request};
 
 const SAMPLES: usize = 4;
@@ -34,8 +34,9 @@ const LEAST_BEFORE: f64 = 0.2;
 /// How long requests are sent at one rate.
 const PHASE: Duration = Duration::from_secs(1);
 
-/// Other processes and other tests may take the processors from one phase.
-const TRIES: usize = 6;
+/// Other processes and other tests may take the processors from one phase. Tries on a machine that is too
+/// busy do not count.
+const TRIES: usize = 20;
 
 /// How long clients wait.
 #[derive(Clone, Copy, Debug)]
@@ -100,14 +101,18 @@ async fn under_overload_most_of_what_the_model_can_compute_is_answered_in_time()
     let running = start().await;
     for clients in [PATIENT, HURRIED] {
         for times in [2.0, 5.0] {
-            let mut tries = Vec::new();
-            let good = |[before, counts]: &[Counts; 2]| {
-                let (before, scored) = (before.scored as f64, counts.scored as f64);
-                let busy = before < LEAST_BEFORE * REQUESTS_PER_S * PHASE.as_secs_f64();
-                !busy && counts.refused > 0 && scored >= LEAST * before
+            let (mut tries, begun) = (Vec::new(), Instant::now());
+            let busy = |[before, _]: &[Counts; 2]| {
+                (before.scored as f64) < LEAST_BEFORE * REQUESTS_PER_S * PHASE.as_secs_f64()
+            };
+            let good = |tried: &[Counts; 2]| {
+                let [before, counts] = tried;
+                !busy(tried) && counts.refused > 0 && counts.scored as f64 >= LEAST * before.scored as f64
             };
             while tries.last().is_none_or(|last| !good(last)) {
-                assert!(tries.len() < TRIES, "{times} times, {clients:?}: {tries:?}");
+                let counted = tries.iter().filter(|tried| !busy(tried)).count();
+                let goes_on = counted < TRIES && begun.elapsed() < LIMIT;
+                assert!(goes_on, "{times} times, {clients:?}: {tries:?}");
                 let before = send(&running, 1.0, PHASE, clients).await;
                 tries.push([before, send(&running, times, PHASE, clients).await]);
             }
@@ -118,12 +123,16 @@ async fn under_overload_most_of_what_the_model_can_compute_is_answered_in_time()
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn after_an_overload_every_request_is_accepted_again() {
     let running = start().await;
-    let overload = send(&running, 5.0, PHASE, HURRIED).await;
-    assert!(overload.refused > 0, "{overload:?}");
+    let begun = Instant::now();
+    // On a slow machine the refusals may come too late to be counted.
+    while send(&running, 5.0, PHASE, HURRIED).await.refused == 0 {
+        assert!(begun.elapsed() < LIMIT, "nothing is refused");
+    }
+    let overloaded = Instant::now();
     let mut windows = Vec::new();
     let all_scored = |counts: &Counts| counts.refused + counts.late == 0;
     while windows.last().is_none_or(|last| !all_scored(last)) {
-        assert!(windows.len() < 20, "10 s after the overload: {windows:?}");
+        assert!(overloaded.elapsed() < LIMIT, "{:?} after the overload: {windows:?}", overloaded.elapsed());
         windows.push(send(&running, 0.5, Duration::from_millis(500), PATIENT).await);
     }
     let last = running.send(request(SAMPLES, 1).0).await.unwrap();

@@ -13,6 +13,7 @@ use proptest::prelude::*;
 use serde_json::Value;
 
 use crate::program::{Served, Workshop, flechette, highest_version, manifest, run, run_failing, run_json};
+use crate::serve_train::LAST_ONLY;
 use crate::switching::{serves, wait};
 use crate::train_data::interrupt_after_a_skipped_line;
 use crate::train_resume::last_version;
@@ -175,7 +176,7 @@ fn a_server_trains_on_files_with_headers() {
     let models = &own.workshop.models;
     let train = format!("--train own={} --model-config {} --format csv", own.csv, own.config);
     // In a shell, which would take | as a pipe.
-    let served = Served::start(models, &format!("{train} {}", FIELDS.replace('|', "'|'")));
+    let served = Served::start(models, &format!("{train} {LAST_ONLY} {}", FIELDS.replace('|', "'|'")));
     wait("the version of all samples", || highest_version(Path::new(models), "own") == Some(2));
     wait("the version is served", || serves(&served, "own", 2));
     served.terminate();

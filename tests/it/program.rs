@@ -46,6 +46,14 @@ fn clean(mut command: Command) -> Command {
 /// The longest time of a command, and of the start and the end of a server. It is far above what they take.
 pub const LIMIT: Duration = Duration::from_secs(300);
 
+/// A setup of [`Served::start_in`] with which no request that names no deadline is refused because it would
+/// wait too long.
+pub const PATIENT: &str = "export FLECHETTE_BATCHER_DEFAULT_DEADLINE_MS=3600000";
+
+/// A flag with which the end of a server waits for the last version of its training. Training gets only the
+/// time of the processors that nothing else takes.
+pub const LAST_VERSION: &str = "--last-version-seconds 3600";
+
 /// Runs a command line to its end.
 pub fn run(line: &str) -> Output {
     let mut command = flechette();

@@ -14,7 +14,8 @@ use flechette::server::proto::PredictRequest;
 use flechette::server::proto::ctr_client::CtrClient;
 
 use crate::program::{
-    Served, Workshop, check_listed_versions, highest_version, kills, metrics_page, run, run_failing,
+    LAST_VERSION, PATIENT, Served, Workshop, check_listed_versions, highest_version, kills, metrics_page,
+    run, run_failing,
 };
 use crate::serving::channel;
 use crate::switching::{requests, wait};
@@ -22,6 +23,9 @@ use crate::train_resume::{continuing, last_version};
 
 pub const MODEL: &str = "dlrm";
 const PARTS: usize = 8;
+
+/// A flag with which training publishes only its last version.
+pub const LAST_ONLY: &str = "--publish-every 3600s";
 
 /// Kills of each kind of run.
 const KILLS: usize = 4;
@@ -54,8 +58,8 @@ impl Site {
     }
 
     fn serve(&self, source: &str, more: &str) -> Served {
-        let line = format!("--train {MODEL}={source} {} {more}", self.flags);
-        Served::start(&self.workshop.models, &line)
+        let line = format!("--train {MODEL}={source} {} {LAST_VERSION} {more}", self.flags);
+        Served::start_in(PATIENT, &self.workshop.models, &line)
     }
 
     pub fn follow(&self, more: &str) -> Served {
@@ -275,7 +279,7 @@ fn a_signal_publishes_what_was_trained_and_the_next_start_continues() {
 fn a_file_is_trained_once_and_the_server_goes_on() {
     let site = Site::new(500);
     let data = site.workshop.train.clone();
-    let served = site.serve(&data, "");
+    let served = site.serve(&data, LAST_ONLY);
     wait("training ends", || shows(&served, "training_state", 0.0));
     wait("its version is served", || shown(&served, "serving_version") == 2.0);
     served.terminate();
@@ -336,7 +340,6 @@ fn when_training_fails_the_server_goes_on_and_ends_with_an_error() {
 #[test]
 fn a_version_whose_checkpoint_is_damaged_is_served_and_training_goes_on_from_the_one_before() {
     // Versions published on the way could be complete, or replace the one without damage.
-    const LAST_ONLY: &str = "--publish-every 3600s";
     let site = Site::new(500);
     let data = site.workshop.train.clone();
     let (first, line) = (site.serve(&data, LAST_ONLY), format!("--data {data}"));

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use flechette::schema::preset::{self, ArchKind, SyntheticShape};
 
-use crate::program::{Served, Workshop, bytes_of};
+use crate::program::{LAST_VERSION, Served, Workshop, bytes_of};
 use crate::serve_train::{MODEL, shown, shows, version_at};
 use crate::switching::wait;
 
@@ -71,7 +71,7 @@ fn stay_bounded_over(versions: u64, more: &str) {
     fs::write(&config, preset::synthetic(ArchKind::Dlrm, 8, shape).to_toml()).unwrap();
     let line = format!(
         "--train {MODEL}=rows=1000000000,seed=3,skew=uniform --model-config {config} --format synthetic \
-         --batch 8 --window 1000 --train-threads 1 --publish-every 1steps {more}"
+         --batch 8 --window 1000 --train-threads 1 --publish-every 1steps {LAST_VERSION} {more}"
     );
     // About three deltas follow a full version, so chains begin and end all the time.
     let settings = "export FLECHETTE_VERSIONS_KEEP=1 FLECHETTE_VERSIONS_COMPACT_AT=1.5";

@@ -81,7 +81,7 @@ pub fn server_config() -> ServerConfig {
         metrics: true,
         admin: true,
         drain_delay: Duration::ZERO,
-        drain: Duration::from_secs(20),
+        drain: Duration::from_secs(600),
     }
 }
 

@@ -13,7 +13,7 @@ use tokio::net::TcpStream;
 use tokio::time::{sleep, timeout};
 
 use crate::attacks::{PREFACE, connect, frame, head_of, headers, http2_frame};
-use crate::fake::until;
+use crate::fake::{LIMIT, until};
 use crate::serving::{Running, request};
 use crate::stream::expect_answers;
 
@@ -77,7 +77,7 @@ async fn thousands_of_calls_that_are_refused_before_their_message_arrives_leave_
     let refused = "flechette_requests_total{model=\"(none)\",code=\"RESOURCE_EXHAUSTED\"}";
     until(async || running.value(refused).await == 4000.0).await;
     running.model.release();
-    assert_eq!(timeout(Duration::from_secs(10), raw.first).await.unwrap().unwrap(), DATA);
+    assert_eq!(timeout(LIMIT, raw.first).await.unwrap().unwrap(), DATA);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -138,7 +138,7 @@ async fn the_rest_of_a_refused_message_is_no_fault_of_its_client() {
         write.write_all(&late.concat()).await.unwrap();
     }
     write.write_all(&http2_frame(PING, 0, 0, &[1; 8])).await.unwrap();
-    timeout(Duration::from_secs(20), &mut answers).await.expect("an answer in time").unwrap();
+    timeout(LIMIT, &mut answers).await.expect("an answer in time").unwrap();
     assert_eq!(ended.load(Ordering::SeqCst), CALLS);
     running.model.release();
     held.await.unwrap().unwrap();

@@ -214,6 +214,7 @@ fn assert_figure(figure: &Value, before: &BTreeMap<&str, f64>, after: &BTreeMap<
 
 /// Asserts that the page shows the requests per second of the document. Without requests the rate falls. But
 /// a minute is what began with one of the last twelve readings, so it may be a twelfth shorter than before.
+/// On a slow machine the last request may be more than a minute old.
 fn assert_rate(found: &Value, [before, after]: [f64; 2]) {
     let section = format!("Model {MODEL}");
     let figures = found["figures"].as_array().unwrap();
@@ -221,7 +222,7 @@ fn assert_rate(found: &Value, [before, after]: [f64; 2]) {
     let figure = figure.unwrap_or_else(|| panic!("{figures:#?}"));
     let value: f64 = figure["value"].as_str().unwrap().parse().unwrap();
     let range = 0.9 * before.min(after)..=1.1 * before.max(after);
-    assert!(value > 0.0 && range.contains(&value), "{figure}: {before}, {after}");
+    assert!((value > 0.0 || after == 0.0) && range.contains(&value), "{figure}: {before}, {after}");
     let (said, precision) = read(figure["text"].as_str().unwrap()).unwrap();
     assert!((said - value).abs() <= precision, "{figure}");
 }

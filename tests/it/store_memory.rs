@@ -11,7 +11,7 @@ use std::time::Duration;
 use flechette::schema::preset::ArchKind;
 
 use crate::program::{Served, Workshop, run};
-use crate::switching::publish;
+use crate::switching::{publish, wait};
 
 const MODEL: &str = "dlrm";
 /// 26 tables of 1,000 rows of 8 f32.
@@ -125,10 +125,12 @@ fn a_sigbus_that_no_file_has_caused_ends_the_server_as_without_the_handler() {
     let workshop = workshop();
     let served = serve(&workshop, "mapped");
     // The handler that std installs takes the first one, and puts the default action back.
-    for _ in 0..3 {
+    wait("it has ended", || {
         served.signal("-BUS");
         sleep(Duration::from_millis(200));
-    }
+        // Nobody has waited for it yet.
+        fs::read_to_string(format!("/proc/{}/status", served.id())).unwrap().contains("State:\tZ")
+    });
     let (status, log) = served.ended();
     assert_eq!(status.signal(), Some(SIGBUS), "{status}: {log}");
     assert!(!log.contains("mapped file"), "{log}");

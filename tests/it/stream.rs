@@ -149,15 +149,15 @@ async fn a_request_whose_own_time_is_over_is_answered_at_once_and_not_computed()
     assert_eq!(status.message(), "deadline passed before the answer");
     let mut open = Open::new(&running).await;
     open.send(late).await;
-    open.send(PredictRequest { timeout_ms: 20_000, ..request(1, 3).0 }).await;
+    open.send(PredictRequest { timeout_ms: 600_000, ..request(1, 3).0 }).await;
     let error = open.answer().await.unwrap_err();
     assert_eq!((error.code, error.retry_ms), (Code::DeadlineExceeded as i32, 0));
-    assert!(started.elapsed() < Duration::from_secs(10), "{:?}", started.elapsed());
+    assert!(started.elapsed() < Duration::from_secs(60), "{:?}", started.elapsed());
     // The earlier one of both limits counts.
     let own = frame(&PredictRequest { timeout_ms: 60_000, ..request(1, 4).0 }.encode_to_vec());
     // Without tonic, whose client has a timer too, which may cancel the call first.
     let raw = Raw::connect(running.grpc).await;
-    let answer = raw.call_path("flechette.v1.Ctr/Predict", own, &[("grpc-timeout", "2S")]).await;
+    let answer = raw.call_path("flechette.v1.Ctr/Predict", own, &[("grpc-timeout", "6S")]).await;
     assert_eq!(answer.code, Code::DeadlineExceeded, "{}", answer.message);
     running.until_metric("flechette_requests_total{model=\"ads\",code=\"DEADLINE_EXCEEDED\"} 3").await;
     running.model.release();
@@ -280,7 +280,8 @@ async fn a_stream_ends_at_the_deadline_of_its_call() {
     let running = Running::start().await;
     let (sender, receiver) = mpsc::channel(1);
     let mut call = tonic::Request::new(ReceiverStream::new(receiver));
-    call.metadata_mut().insert("grpc-timeout", "2S".parse().unwrap());
+    // The first answer must come before.
+    call.metadata_mut().insert("grpc-timeout", "6S".parse().unwrap());
     let mut answers = running.client.clone().predict_stream(call).await.unwrap().into_inner();
     sender.send(PredictRequest { timeout_ms: 60_000, ..request(1, 1).0 }).await.unwrap();
     assert!(result(answers.message().await.unwrap().unwrap()).is_ok());
@@ -298,13 +299,13 @@ async fn a_stream_ends_at_the_deadline_of_its_call() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_idle_stream_ends_and_gives_up_its_place() {
     let limits = |parts: &mut ServerParts| {
-        parts.server.stream_idle = Duration::from_secs(5);
+        parts.server.stream_idle = Duration::from_secs(6);
         parts.server.max_requests = 1;
     };
     let running = Running::start_with(limits).await;
     let mut open = Open::new(&running).await;
-    for seed in 0..4 {
-        tokio::time::sleep(Duration::from_millis(1500)).await;
+    for seed in 0..7 {
+        tokio::time::sleep(Duration::from_secs(1)).await;
         open.send(request(1, seed).0).await;
         assert!(open.answer().await.is_ok());
     }
@@ -313,7 +314,7 @@ async fn an_idle_stream_ends_and_gives_up_its_place() {
     assert!(status.message().starts_with(full), "{status}");
     let status = open.answers.message().await.unwrap_err();
     assert_eq!(status.code(), Code::Unavailable);
-    assert_eq!(status.message(), "stream: no request for 5 s (server.stream_idle_seconds)");
+    assert_eq!(status.message(), "stream: no request for 6 s (server.stream_idle_seconds)");
     until(async || running.send(request(1, 1).0).await.unwrap().is_ok()).await;
     // An alert would take what is counted for a failure of the server.
     uncounted(&running, "UNAVAILABLE").await;

@@ -23,7 +23,7 @@ use flechette::types::{Batch, RawBatch};
 use xxhash_rust::xxh3::{xxh3_64_with_seed, xxh3_128};
 
 use crate::program::{
-    Served, Workshop, flechette, highest_version, manifest, metrics_page, run_json, seconds,
+    PATIENT, Served, Workshop, flechette, highest_version, manifest, metrics_page, run_json, seconds,
 };
 use crate::serving::channel;
 use crate::train_data::signal;
@@ -257,7 +257,7 @@ pub fn check_every_answer(grpc: std::net::SocketAddr, workshop: &Workshop, publi
 pub fn every_answer_is_of_the_version_that_it_names(flags: &str, publish: fn(&Workshop, &Served)) {
     let workshop = Workshop::new(300, 400);
     workshop.train(ArchKind::Dlrm);
-    let served = Served::start(&workshop.models, flags);
+    let served = Served::start_in(PATIENT, &workshop.models, flags);
     let versions = check_every_answer(served.grpc, &workshop, || {
         publish(&workshop, &served);
         let last = highest_version(Path::new(&workshop.models), MODEL).unwrap();

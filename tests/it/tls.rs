@@ -36,7 +36,7 @@ async fn start(files: &Files, authority: &Authority, mutual: bool) -> Running {
     tls.client_ca = mutual.then(|| files.write("clients.pem", &authority.pem()));
     Running::start_with(|parts| {
         parts.tls = Some(tls);
-        parts.server.handshake = Duration::from_secs(5);
+        parts.server.handshake = Duration::from_secs(20);
     })
     .await
 }
@@ -179,23 +179,22 @@ async fn begin_7_handshakes(port: SocketAddr) -> Vec<TcpStream> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn handshakes_that_never_end_are_closed_and_make_room() {
     let (files, authority) = (Files::new(), Authority::new());
-    let running = start_with_8_places(&files, &authority, Duration::from_secs(3)).await;
-    for port in [running.grpc, running.http] {
+    let running = start_with_8_places(&files, &authority, Duration::from_secs(6)).await;
+    let make_room = async |port, protocol| {
         for stream in begin_7_handshakes(port).await {
             assert!(closed(stream, LIMIT).await);
         }
         let mut open = Vec::new();
         for _ in 0..7 {
-            open.push(
-                tls_stream(port, &authority, if port == running.grpc { "h2" } else { "http/1.1" }).await,
-            );
+            open.push(tls_stream(port, &authority, protocol).await);
         }
         assert!(open.iter().all(Result::is_ok));
         // A handshake without a request after it has the same limit.
         for stream in open {
             assert!(closed(stream.unwrap(), LIMIT).await);
         }
-    }
+    };
+    tokio::join!(make_room(running.grpc, "h2"), make_room(running.http, "http/1.1"));
 }
 
 async fn serve_one(port: SocketAddr, running: &Running, authority: &Authority) {
@@ -214,7 +213,7 @@ async fn encrypted_answers_that_are_not_read_take_no_places_and_their_connection
     let running = Running::start_with(|parts| {
         parts.tls = Some(tls);
         parts.server.max_requests = 4;
-        parts.server.write = Duration::from_secs(5);
+        parts.server.write = Duration::from_secs(10);
     })
     .await;
     let stream = tls_stream(running.grpc, &authority, "h2").await.unwrap();
@@ -243,7 +242,7 @@ async fn an_encrypted_http_client_that_reads_no_answers_is_closed() {
     tls.http = true;
     let running = Running::start_with(|parts| {
         parts.tls = Some(tls);
-        parts.server.http_idle = Duration::from_secs(1);
+        parts.server.http_idle = Duration::from_secs(6);
     })
     .await;
     let mut unread = tls_stream(running.http, &authority, "http/1.1").await.unwrap();

@@ -152,7 +152,8 @@ async fn a_message_that_arrives_slowly_is_the_stage_of_its_request() {
     let message = frame(&request(1, 1).0.encode_to_vec());
     // When a later call has its answer, this one has arrived.
     assert_eq!(raw.call_path("flechette.v1.Ctr/Predict", message.clone(), &[]).await.code, Code::Ok);
-    tokio::time::sleep(Duration::from_millis(250)).await;
+    // Longer than any other stage takes.
+    tokio::time::sleep(Duration::from_secs(3)).await;
     assert_eq!(call.finish(message).await.code, Code::Ok);
     let line = log.slow("late").await;
     assert_eq!(line["stage"], "message", "{line}");

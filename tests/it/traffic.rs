@@ -25,7 +25,7 @@ use tonic::{Code, Request, Status};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::kserve::typed;
-use crate::program::{Served, Workshop, flechette, run, run_failing};
+use crate::program::{PATIENT, Served, Workshop, flechette, run, run_failing};
 use crate::serving::channel;
 use crate::switching::{bits, expected, publish, publish_delta, requests, wait};
 
@@ -381,7 +381,8 @@ fn a_label_whose_call_has_ended_before_its_version_was_loaded_survives_a_restart
     version.lock().unwrap();
     let (model, label) = (MODEL.to_owned(), "stable".to_owned());
     let mut request = Request::new(SetLabelRequest { model, label, version: 1, remove: false });
-    request.set_timeout(Duration::from_secs(3));
+    // Half of that: the server must begin to wait before, and go on for a while after it.
+    request.set_timeout(Duration::from_secs(5));
     let status = client.runtime.block_on(client.ctr.clone().set_label(request)).unwrap_err();
     // Which of them depends on who sees the deadline first.
     assert!([Code::Cancelled, Code::DeadlineExceeded].contains(&status.code()), "{status}");
@@ -470,7 +471,9 @@ fn no_request_fails_while_stable_goes_back_and_forth() {
         // The main engine goes back from version 3 to 1 while it computes the parts of requests.
         ("--cache-mode off", "batcher = { max_samples = 1 }"),
     ] {
-        let client = world.serve(&format!("{table}\nlabels = {{ old = 2 }}"), flags);
+        let config = world.configure(&format!("{table}\nlabels = {{ old = 2 }}"));
+        let flags = format!("--config {config} {flags}");
+        let client = Client::of(Served::start_in(PATIENT, &world.workshop.models, &flags));
         let stop = Arc::new(AtomicBool::new(false));
         let clients = score_until(&world, client.served.grpc, &client.runtime, &stop);
         for round in 0..3 {

@@ -117,7 +117,7 @@ async fn an_expired_deadline_is_answered_with_its_code_and_not_computed() {
     let late = frame(&request(5, 1).0.encode_to_vec());
     // The deadline is long enough to decode the message on a slow machine, because the metric's label needs
     // the model's name from the message.
-    let answer = raw.call(late, &[("grpc-timeout", "2S")]).await;
+    let answer = raw.call(late, &[("grpc-timeout", "6S")]).await;
     assert_eq!(answer.code, Code::DeadlineExceeded, "{}", answer.message);
     running.until_metric("flechette_requests_total{model=\"ads\",code=\"DEADLINE_EXCEEDED\"} 1").await;
     running.model.release();

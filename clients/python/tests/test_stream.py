@@ -1,5 +1,7 @@
 """Streams of batches: order, a bounded window, errors, and a server that restarts."""
 
+import os
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -18,6 +20,7 @@ from flechette import (
     Retries,
     UnavailableError,
 )
+from flechette.stream import Stream
 from flechette.v1.ctr_pb2 import PredictError
 
 GONE = failing(grpc.StatusCode.UNAVAILABLE)
@@ -46,17 +49,29 @@ def test_batches_are_scored_in_order_and_few_are_taken_ahead(client: Client, cas
     assert taken == 100
 
 
-def test_batches_that_come_slowly_are_scored_when_they_come(client: Client, case: Case) -> None:
+def test_batches_that_come_slowly_are_scored_when_they_come(
+    client: Client, case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
     scored = 0
+    streams: list[Stream] = []
+
+    def start(*options: Any) -> Stream:
+        streams.append(Stream(*options))
+        return streams[-1]
 
     def batches() -> Iterator[Any]:
         for number in range(6):
             # The result of the batch before the last one has been yielded.
             assert scored >= number - 1
             yield case.columns
-            time.sleep(1)
+            # The next one comes when there is an answer that is not yielded, or all are.
+            begun = time.monotonic()
+            while streams[0].pending and not streams[0].has_answer():
+                assert time.monotonic() - begun < 60
+                time.sleep(0.01)
 
-    for result in client.predict_stream(MODEL, batches(), timeout=5):
+    monkeypatch.setattr("flechette.client.Stream", start)
+    for result in client.predict_stream(MODEL, batches()):
         scored += 1
         assert np.asarray(result.scores).tobytes() == case.scores.tobytes()
     assert scored == 6
@@ -89,8 +104,17 @@ def test_a_refused_batch_raises_its_error(client: Client, case: Case) -> None:
     assert list(client.predict_stream(MODEL, [])) == []
 
 
+def lasting_address() -> str:
+    """Find an address that stays free: Linux gives ports from 32768 on to those who name none."""
+    for port in range(20_000 + os.getpid() % 10_000, 32_768):
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) != 0:
+                return f"127.0.0.1:{port}"
+    raise AssertionError("no port is free")
+
+
 def test_a_stream_outlives_a_restart_of_the_server(case: Case) -> None:
-    with Server(case.models) as first, Client(first.address) as client:
+    with Server(case.models, grpc_address=lasting_address()) as first, Client(first.address) as client:
         servers = [first]
 
         def batches() -> Iterator[Any]:
@@ -128,10 +152,10 @@ def test_a_batch_that_meets_overload_is_sent_again_in_its_place(case: Case) -> N
 def test_the_time_that_the_caller_takes_does_not_count(scripted: tuple[Scripted, str], failure: Step) -> None:
     servicer, address = scripted
     servicer.script = [lambda _: None, failure]
-    with Client(address, timeout=1) as client:
+    with Client(address, timeout=5) as client:
         results = client.predict_stream(MODEL, [{"item": [1]}, {"item": [3]}, {"item": [4]}])
         scores = next(results).scores.tolist()
-        time.sleep(1.1)
+        time.sleep(5.1)
         assert [*scores, *(result.scores.item() for result in results)] == pytest.approx([0.5, 0.25, 0.2])
 
 
@@ -141,10 +165,10 @@ def test_the_time_that_the_source_takes_does_not_count(scripted: tuple[Scripted,
 
     def batches() -> Iterator[Any]:
         yield {"item": [1]}
-        time.sleep(1.1)
+        time.sleep(5.1)
         yield {"item": [3]}
 
-    with Client(address, timeout=1) as client:
+    with Client(address, timeout=5) as client:
         results = client.predict_stream(MODEL, batches())
         assert [result.scores.item() for result in results] == [0.5, 0.25]
 
@@ -154,16 +178,16 @@ def test_a_server_that_does_not_answer_is_not_waited_for(scripted: tuple[Scripte
     release = threading.Event()
 
     def hold(_: object) -> None:
-        release.wait(20)
+        release.wait(120)
 
     servicer.script = [lambda _: None, hold]
-    with Client(address, timeout=0.5) as client:
+    with Client(address, timeout=5) as client:
         results = client.predict_stream(MODEL, [{"item": [1]}] * 3)
         assert next(results).scores.tolist() == [0.5]
         begun = time.monotonic()
-        with pytest.raises(DeadlineError, match=r"no answer after 0.5 s"):
+        with pytest.raises(DeadlineError, match=r"no answer after 5 s"):
             next(results)
-        assert time.monotonic() - begun < 2
+        assert time.monotonic() - begun < 60
     release.set()
 
 

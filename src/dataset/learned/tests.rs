@@ -49,6 +49,12 @@ fn feed(dir: &Path, until_end: bool, stop: &Stop) -> Feed {
     }
 }
 
+/// A feed that waits at the end of the log, and for so long for a file that is missing.
+fn waiting(dir: &Path, lost_after: Duration) -> Feed {
+    let learned = Learned { lost_after, ..Learned::new(dir, false) };
+    Feed { files: FeedFiles::Learned(learned), ..feed(dir, false, &Stop::default()) }
+}
+
 /// A log of requests with 1 to 5 samples, in small segments, and the number of its samples.
 fn log(dir: &Path) -> (Log, u32) {
     let mut log = Log::open(&SystemDisk, dir, 300).unwrap();
@@ -303,7 +309,7 @@ fn a_reader_waits_while_its_log_is_removed_file_by_file_but_not_for_ever() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("learn");
     let (before, _) = log(&path);
-    let mut reader = feed(&path, false, &Stop::default()).open(&DataPosition::begin(1)).unwrap();
+    let mut reader = waiting(&path, Duration::from_secs(300)).open(&DataPosition::begin(1)).unwrap();
     let mut out = RawBatch::default();
     assert_eq!(reader.read(1, &mut out).unwrap(), 1);
     let old = reader.runs()[0].file.log.clone();
@@ -330,7 +336,8 @@ fn a_reader_that_waits_takes_a_missing_segment_for_lost_after_a_while() {
     let dir = tempfile::tempdir().unwrap();
     let (_log, _) = log(dir.path());
     std::fs::remove_file(dir.path().join(name_of(2))).unwrap();
-    let mut reader = feed(dir.path(), false, &Stop::default()).open(&DataPosition::begin(1)).unwrap();
+    let lost_after = Duration::from_secs(1);
+    let mut reader = waiting(dir.path(), lost_after).open(&DataPosition::begin(1)).unwrap();
     let (begun, mut out) = (Instant::now(), RawBatch::default());
     let error = loop {
         if let Err(error) = reader.read(1, &mut out) {
@@ -338,5 +345,5 @@ fn a_reader_that_waits_takes_a_missing_segment_for_lost_after_a_while() {
         }
     };
     assert!(error.contains(&name_of(2)) && error.contains("missing"), "{error}");
-    assert!(begun.elapsed() >= LOST_AFTER);
+    assert!(begun.elapsed() >= lost_after);
 }

@@ -97,7 +97,7 @@ impl Running {
 
     /// The result of a call that ends in time.
     fn call<T>(&self, call: impl Future<Output = Result<T, Status>>) -> Result<(), Status> {
-        let limited = async { tokio::time::timeout(Duration::from_secs(20), call).await };
+        let limited = async { tokio::time::timeout(Duration::from_secs(300), call).await };
         self.runtime.block_on(limited).expect("an answer in time").map(drop)
     }
 
