@@ -1,5 +1,6 @@
 //! Files that a command writes: checked before its work, which may take hours.
 
+use std::fmt::Display;
 use std::fs::{File, remove_file};
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -24,7 +25,7 @@ pub(crate) fn check<'p>(
     if is_pipe(path) {
         return Ok(());
     }
-    let wrong = |reason: &str| InputError(anyhow!("{flag}: {}: {reason}", path.display()));
+    let wrong = |reason: &str| refused(flag, path, reason);
     if let Some(input) = inputs.into_iter().find(|input| is_same(path, input)) {
         return Err(wrong(&format!("would replace {}, which is read", input.display())).into());
     }
@@ -41,9 +42,19 @@ pub(crate) fn check<'p>(
     Ok(checked.map_err(|e| wrong(&e.to_string()))?)
 }
 
+/// The error of a file that the user must name differently, or make writable.
+pub(crate) fn refused(flag: &str, path: &Path, reason: impl Display) -> InputError {
+    InputError(anyhow!("{flag}: {}: {reason}", path.display()))
+}
+
+/// Whether a path leads to standard output.
+pub(crate) fn is_stdout(path: &Path) -> bool {
+    is_same(path, Path::new("/dev/stdout"))
+}
+
 /// The error of a file that cannot be written. Standard output may be the file, and its reader may close it.
 pub(crate) fn unwritten(flag: &str, path: &Path, error: io::Error) -> anyhow::Error {
-    if error.kind() == io::ErrorKind::BrokenPipe && is_same(path, Path::new("/dev/stdout")) {
+    if error.kind() == io::ErrorKind::BrokenPipe && is_stdout(path) {
         return ClosedOutput.into();
     }
     anyhow::Error::from(error).context(format!("{flag}: {}", path.display()))

@@ -8,7 +8,7 @@
 mod summary;
 
 use std::collections::VecDeque;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
@@ -71,6 +71,10 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     print(&if args.json { format!("{}\n", summary.json()) } else { summary.text() })
 }
 
+fn create_out(out: &Path) -> anyhow::Result<ScoreFile> {
+    Ok(ScoreFile::create("--out", out).map_err(|e| output::refused("--out", out, e))?)
+}
+
 async fn score(args: &Args) -> anyhow::Result<Summary> {
     let client = Client::connect(&args.target).await?;
     let batch = client.batch(args.batch, DEFAULT_BATCH)?;
@@ -78,7 +82,7 @@ async fn score(args: &Args) -> anyhow::Result<Summary> {
     if let Some(out) = &args.out {
         output::check("--out", out, [&args.file])?;
     }
-    let mut out = args.out.as_deref().map(|out| ScoreFile::create("--out", out)).transpose()?;
+    let mut out = args.out.as_deref().map(create_out).transpose()?;
     let start = Instant::now();
     let (sender, mut encoded) = mpsc::channel(READ_AHEAD);
     let reading = std::thread::spawn({

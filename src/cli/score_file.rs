@@ -2,14 +2,13 @@
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
-use anyhow::anyhow;
+use super::output;
 
-use super::{InputError, output};
-
-/// A file of scores. It is written under a temporary name and renamed when it is complete. A pipe or a
-/// terminal is written directly.
+/// A file of scores. It is written under a temporary name and renamed when it is complete. A pipe, a
+/// terminal or standard output is written directly.
 pub(crate) struct ScoreFile {
     /// The flag that names it, for errors.
     flag: &'static str,
@@ -20,18 +19,22 @@ pub(crate) struct ScoreFile {
 
 impl ScoreFile {
     /// # Errors
-    /// When the file cannot be created, with the flag.
-    pub(crate) fn create(flag: &'static str, path: &Path) -> anyhow::Result<Self> {
-        let wrong = |e: io::Error| InputError(anyhow!("{flag}: {}: {e}", path.display()));
+    /// When the file cannot be created.
+    pub(crate) fn create(flag: &'static str, path: &Path) -> io::Result<Self> {
+        if output::is_stdout(path) {
+            // What is printed later follows the scores, also in a file.
+            let file = File::from(io::stdout().as_fd().try_clone_to_owned()?);
+            return Ok(Self { flag, path: path.to_owned(), temporary: None, file: BufWriter::new(file) });
+        }
         if path.metadata().is_ok_and(|meta| !meta.is_file() && !meta.is_dir()) {
-            let file = File::options().write(true).open(path).map_err(wrong)?;
+            let file = File::options().write(true).open(path)?;
             return Ok(Self { flag, path: path.to_owned(), temporary: None, file: BufWriter::new(file) });
         }
         // A link stays a link.
-        let path = if path.is_symlink() { path.canonicalize().map_err(wrong)? } else { path.to_owned() };
+        let path = if path.is_symlink() { path.canonicalize()? } else { path.to_owned() };
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         let temporary = path.with_file_name(format!(".{name}.{}.tmp", std::process::id()));
-        let file = BufWriter::new(File::create(&temporary).map_err(wrong)?);
+        let file = BufWriter::new(File::create(&temporary)?);
         Ok(Self { flag, path, temporary: Some(temporary), file })
     }
 

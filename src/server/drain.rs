@@ -39,8 +39,8 @@ impl Drain<'_> {
         if closed.is_err() && unfinished > 0 {
             tracing::warn!(unfinished, "server.drain_seconds have passed: open connections are closed");
             for model in self.state.models.all() {
-                for served in model.engines() {
-                    served.batcher.abandon();
+                for engine in model.engines() {
+                    engine.batcher.abandon();
                 }
             }
         }
@@ -78,7 +78,7 @@ impl Drain<'_> {
 }
 
 /// Runs this on a thread of its own, and not as a blocking task of the runtime, whose end would wait for it.
-/// Returns whether it ends within [`CLOSE`]. A thread that cannot start is logged.
+/// Returns `false` if it does not end within [`CLOSE`]. A thread that cannot start is logged.
 async fn ends_soon(thread: &str, run: impl FnOnce() + Send + 'static) -> bool {
     let (end, ended) = oneshot::channel();
     let started = std::thread::Builder::new().name(thread.to_owned()).spawn(move || {

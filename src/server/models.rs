@@ -246,11 +246,8 @@ impl Models {
             self.metrics.label(name, &label).version.set(0.0);
         }
         self.metrics.forget(name);
-        let text = if ended {
-            "its calls are answered"
-        } else {
-            "but a call of it has not ended, so its memory is not free"
-        };
+        let text =
+            if ended { "its calls are answered" } else { "but its memory may not be free: the log says why" };
         self.metrics.events.record(EventKind::Unloaded, name, text);
         true
     }

@@ -16,8 +16,7 @@ pub(crate) enum Reason {
     Refused(String),
 }
 
-/// Reasons by the name of the model. A served model is listed only while further versions
-/// of it load.
+/// Reasons by the name of the model. A served model is listed only while further versions of it load.
 #[derive(Default)]
 pub(crate) struct NotServed(Mutex<BTreeMap<String, Reason>>);
 

@@ -23,21 +23,21 @@ pub(crate) struct RetiredEngines {
 impl RetiredEngines {
     /// Joins the threads of the engines, and releases their memory when no call uses them any more. Returns
     /// `false` if that takes longer than `limit`, and goes on: a call of a model that is stuck cannot be
-    /// ended, and the caller has other models to care for.
+    /// ended, and the caller has other models to care for. Also if no thread can be started for it.
     pub(crate) fn join(self, model: &str, limit: Duration) -> bool {
         if self.engines.is_empty() && self.shadow.is_none() {
             return true;
         }
         let until = Instant::now() + limit;
-        let logs: Vec<_> = self.engines.iter().filter_map(|served| served.learn_log.clone()).collect();
+        let logs: Vec<_> = self.engines.iter().filter_map(|engine| engine.learn_log.clone()).collect();
         // On its own thread: a batch that does not end must leave no log locked, and a disk that does not
         // answer no engine in memory.
         let closing = (!logs.is_empty()).then(|| {
             BoundedThread::start("close-learn-logs", move || logs.iter().for_each(|log| log.close()))
         });
         let joining = BoundedThread::start("end-engines", move || {
-            self.engines.iter().for_each(|served| served.batcher.close());
-            self.engines.iter().for_each(|served| served.batcher.join());
+            self.engines.iter().for_each(|engine| engine.batcher.close());
+            self.engines.iter().for_each(|engine| engine.batcher.join());
             self.shadow.iter().for_each(|shadow| shadow.end());
             let mut pause = FIRST_PAUSE;
             while self.is_used() {
@@ -48,16 +48,20 @@ impl RetiredEngines {
             drop(self);
         });
         let seconds = limit.as_secs();
-        let in_time = match joining {
-            Ok(mut joining) => joining.wait(limit),
+        let in_time = match joining.map(|mut joining| joining.wait(limit)) {
+            Ok(true) => true,
+            Ok(false) => {
+                tracing::warn!(
+                    model,
+                    "a call of the model has not ended after {seconds} s: its memory stays"
+                );
+                false
+            }
             Err(error) => {
                 tracing::warn!(model, %error, "the thread that ends the engines of the model cannot start");
-                return false;
+                false
             }
         };
-        if !in_time {
-            tracing::warn!(model, "a call of the model has not ended after {seconds} s: its memory stays");
-        }
         let left = until.saturating_duration_since(Instant::now());
         if closing.is_some_and(|closing| !closing.is_ok_and(|mut closing| closing.wait(left))) {
             tracing::warn!(
@@ -71,7 +75,7 @@ impl RetiredEngines {
     /// Whether a call still has one of them. No call finds them any more, so this does not become true again.
     fn is_used(&self) -> bool {
         let engine =
-            |served: &Arc<ServingEngine>| Arc::strong_count(served) > 1 || served.batcher.is_awaited();
+            |engine: &Arc<ServingEngine>| Arc::strong_count(engine) > 1 || engine.batcher.is_awaited();
         let shadow = |shadow: &Arc<Shadowing>| Arc::strong_count(shadow) > 1 || shadow.is_awaited();
         self.engines.iter().any(engine) || self.shadow.iter().any(shadow)
     }

@@ -39,7 +39,7 @@ const LOCK_WAIT: Duration = Duration::from_secs(10);
 const LOCK_RETRY: Duration = Duration::from_millis(2);
 
 /// How often a lock must be found taken for its version to be served.
-const LOOKS_AT_LOCK: u32 = 3;
+const LOOKS_AT_LOCK: u32 = 2;
 
 /// A version that is in use: its directory stays while this exists.
 #[derive(Debug)]

@@ -1,14 +1,13 @@
 //! What is known of each version of a model, good or not.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use super::format::{Base, Training};
 use super::link::{check_checkpoint, is_served, read_manifest};
-use super::retention::chain_bytes;
 use super::snapshot::{Opened, open_beside};
 use super::version_files::{version_dir, versions};
-use super::{EmbeddingStore, StoreError, check_base, labels};
+use super::{EmbeddingStore, StoreError, base_of, check_base, labels};
 use crate::types::{Version, VersionSelector};
 
 /// What a listing reads.
@@ -54,14 +53,19 @@ pub(crate) struct Summary {
 pub(crate) fn list(models: &Path, name: &str, check: Check) -> Result<Vec<Listed>, StoreError> {
     let named = labels::load(models, name)?;
     let mut before: Option<EmbeddingStore> = None;
-    let mut listed = Vec::new();
+    let (mut listed, mut refused) = (Vec::new(), BTreeSet::new());
     for version in versions(models, name)? {
         let dir = version_dir(&models.join(name), version);
         let (served, manifest) = (is_served(&dir), read_manifest(&dir));
         let (mut refusal, mut checkpoint) = (None, None);
         if check == Check::Manifests {
             let base = manifest.as_ref().ok().and_then(|(manifest, _)| manifest.base);
-            refusal = base.and_then(|base| check_chain(models, name, base).err());
+            // What a good version builds on has been checked.
+            let is_refused = |base: Base| refused.contains(&base.version);
+            refusal = base.and_then(|base| match is_refused(base) {
+                true => check_chain(models, name, base).err(),
+                false => check_base(models, name, base).err(),
+            });
         } else {
             match open_beside(models, name, version, &before.iter().collect::<Vec<_>>()) {
                 Ok(Opened { store, .. }) => before = Some(store),
@@ -84,6 +88,9 @@ pub(crate) fn list(models: &Path, name: &str, check: Check) -> Result<Vec<Listed
         };
         let own = named.iter().filter(|(_, target)| **target == VersionSelector::Version(version));
         let labels = own.map(|(label, _)| label.clone()).collect();
+        if refusal.is_some() {
+            refused.insert(version);
+        }
         listed.push(Listed { version, served, labels, summary, refusal, checkpoint });
     }
     Ok(listed)
@@ -92,5 +99,9 @@ pub(crate) fn list(models: &Path, name: &str, check: Check) -> Result<Vec<Listed
 /// Checks that the version that a delta builds on, and all that it builds on, are those that were built on.
 fn check_chain(models: &Path, name: &str, base: Base) -> Result<(), StoreError> {
     check_base(models, name, base)?;
-    chain_bytes(models, name, base.version).map(drop)
+    let next = base_of(models, name, base.version).filter(|next| next.version < base.version);
+    next.map_or(Ok(()), |next| check_chain(models, name, next)).map_err(|source| {
+        let source = Box::new(source);
+        StoreError::Base { path: models.join(name), base: base.version, source }
+    })
 }

@@ -1,4 +1,4 @@
-//! Commands whose readers end before them.
+//! Commands that write to pipes and to standard output, whose readers may end before them.
 
 use std::fs::{self, File};
 use std::io::{self, PipeWriter};
@@ -48,6 +48,27 @@ fn scores_that_nobody_reads_to_the_end_are_an_error() {
     let output = child.wait_with_output().unwrap();
     let log = String::from_utf8(output.stderr).unwrap();
     assert!(output.status.code() == Some(1) && log.contains("Broken pipe"), "{:?}: {log}", output.status);
+}
+
+#[test]
+fn what_is_printed_follows_the_scores_in_a_file_that_is_standard_output() {
+    let workshop = Workshop::new(300, 50);
+    let config = workshop.config(ArchKind::Dlrm, 4, 300);
+    let Workshop { train, valid, models, .. } = &workshop;
+    let line = format!(
+        "train --model-config {config} --format criteo-tsv --data {train} --valid {valid} \
+         --valid-out /dev/stdout --models {models} --name m --json"
+    );
+    let path = workshop.path("printed");
+    let mut command = flechette();
+    command.args(line.split_whitespace()).stdout(File::create(&path).unwrap());
+    assert!(command.status().unwrap().success());
+    let text = fs::read_to_string(&path).unwrap();
+    let lines: Vec<&str> = text.lines().collect();
+    let (printed, scores) = lines.split_last().unwrap();
+    assert_eq!(scores.len(), 50);
+    assert!(scores.iter().all(|score| (0.0..=1.0).contains(&score.parse::<f32>().unwrap())), "{text}");
+    assert!(printed.contains("\"version\":1"), "{printed}");
 }
 
 #[test]

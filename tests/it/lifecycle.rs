@@ -18,6 +18,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use tonic::Code;
 
+use crate::fake::LIMIT;
 use crate::program::{Served, Workshop, flechette, run, run_failing, run_json};
 use crate::serving::channel;
 use crate::switching::{publish, requests, wait};
@@ -357,8 +358,10 @@ fn clients_that_follow_readyz_lose_no_call_when_another_server_takes_over() {
                     return calls;
                 }
                 let server = usize::from(moved.load(Ordering::SeqCst));
-                let answer = clients[server].predict(request.clone()).await;
-                answer.unwrap_or_else(|status| panic!("call {calls} of server {server}: {status}"));
+                let answer = tokio::time::timeout(LIMIT, clients[server].predict(request.clone())).await;
+                answer
+                    .expect("an answer in time")
+                    .unwrap_or_else(|status| panic!("call {calls} of server {server}: {status}"));
             }
             unreachable!("calls do not end")
         })

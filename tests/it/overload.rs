@@ -36,7 +36,10 @@ const PHASE: Duration = Duration::from_secs(1);
 
 /// Other processes and other tests may take the processors from one phase. Tries on a machine that is too
 /// busy do not count.
-const TRIES: usize = 20;
+const TRIES: usize = 10;
+
+/// Windows of half a second after an overload in which requests may be refused.
+const REFUSING_WINDOWS: usize = 20;
 
 /// How long clients wait.
 #[derive(Clone, Copy, Debug)]
@@ -129,10 +132,13 @@ async fn after_an_overload_every_request_is_accepted_again() {
         assert!(begun.elapsed() < LIMIT, "nothing is refused");
     }
     let overloaded = Instant::now();
-    let mut windows = Vec::new();
+    let mut windows: Vec<Counts> = Vec::new();
     let all_scored = |counts: &Counts| counts.refused + counts.late == 0;
     while windows.last().is_none_or(|last| !all_scored(last)) {
-        assert!(overloaded.elapsed() < LIMIT, "{:?} after the overload: {windows:?}", overloaded.elapsed());
+        // A busy machine may be late.
+        let refusing = windows.iter().filter(|window| window.refused > 0).count();
+        let goes_on = refusing < REFUSING_WINDOWS && overloaded.elapsed() < LIMIT;
+        assert!(goes_on, "{:?} after the overload: {windows:?}", overloaded.elapsed());
         windows.push(send(&running, 0.5, Duration::from_millis(500), PATIENT).await);
     }
     let last = running.send(request(SAMPLES, 1).0).await.unwrap();

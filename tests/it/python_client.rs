@@ -77,7 +77,7 @@ fn the_python_client_gets_the_scores_of_the_rust_client() {
     run(Command::new(&python).args(flags).arg(&installed).arg(CLIENT));
     fs::write(&file, case(dir.path()).to_string()).unwrap();
     let mut pytest = Command::new("timeout");
-    pytest.args(["--kill-after=5", "300", &python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"]);
+    pytest.args(["--kill-after=5", "900", &python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"]);
     pytest.current_dir(CLIENT).env("PYTHONPATH", &installed).env("PYTHONDONTWRITEBYTECODE", "1");
     pytest.env("CLIENT_TEST_PROGRAM", env!("CARGO_BIN_EXE_flechette")).env("CLIENT_TEST_CASE", &file);
     let out = run(&mut pytest);

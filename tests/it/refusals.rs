@@ -149,6 +149,8 @@ fn wrong_flags_and_files_are_reported_before_training() {
         (good, "m", valid(&gone, &out), "gone: cannot be opened: No such file or directory (os error 2)"),
         (workshop.dir.path().to_str().unwrap(), "m", String::new(), "expected a file, got a directory"),
         (good, "m", valid(good, &format!("{gone}/out")), "--valid-out: "),
+        // Scores are written under a longer name first.
+        (good, "m", valid(good, &workshop.path(&"x".repeat(250))), "File name too long"),
         (good, "m", valid(&workshop.valid, good), "which is read"),
         (good, "m", valid(&empty, &out), "empty: no samples"),
     ] {

@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-use std::io::{BufReader, Read, Write};
+use std::io::{BufReader, ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -35,8 +35,11 @@ fn storm(mut socket: TcpStream, end: Instant) -> u32 {
         let reset = |id| [headers(id), http2_frame(RESET, 0, id, &[0, 0, 0, 8])].concat();
         let mut rest = &ids.flat_map(reset).collect::<Vec<u8>>()[..];
         while !rest.is_empty() && goes_on(calls) {
-            let written = socket.write(rest).unwrap_or(0);
-            rest = &rest[written..];
+            match socket.write(rest) {
+                Ok(written) => rest = &rest[written..],
+                Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
+                Err(error) => panic!("the server has closed the connection: {error}"),
+            }
         }
         calls += 500;
     }
@@ -75,7 +78,7 @@ async fn calls_that_are_reset_faster_than_they_end_take_no_memory_and_no_turn_of
     over.store(true, Ordering::Relaxed);
     watch.join().unwrap();
     let calls: u32 = storms.into_iter().map(|storm| storm.join().unwrap()).sum();
-    assert!(calls > 3_000, "{calls}");
+    assert!(calls >= CONNECTIONS as u32 * LEAST, "{calls}");
     // Those that may be open, and those of one read, which has up to 48 KiB.
     let limit = CONNECTIONS * (100 + (48 << 10) / 70) + 100;
     let most = most.load(Ordering::Relaxed);

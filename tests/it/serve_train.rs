@@ -18,7 +18,7 @@ use crate::program::{
     run, run_failing,
 };
 use crate::serving::channel;
-use crate::switching::{requests, wait};
+use crate::switching::{answer, requests, wait};
 use crate::train_resume::{continuing, last_version};
 
 pub const MODEL: &str = "dlrm";
@@ -119,7 +119,7 @@ async fn score(served: SocketAddr, requests: Vec<PredictRequest>, stop: Arc<Atom
         if stop.load(Ordering::Acquire) {
             break;
         }
-        let answer = client.predict(requests[number].clone()).await.expect("no request fails").into_inner();
+        let answer = answer(&mut client, requests[number].clone()).await;
         assert!(answer.version >= last, "version {} after {last}", answer.version);
         last = answer.version;
         let first = answers.entry((last, number)).or_insert_with(|| answer.scores.clone());

@@ -370,6 +370,9 @@ impl Scene {
 
     /// The figures are those of `/metrics` at that instant.
     fn assert_figures(&mut self) {
+        let rate =
+            || self.served.status()["plots"]["models"][MODEL]["last_minute"]["requests_per_second"].clone();
+        wait("there are requests", || rate().as_f64() > Some(0.0));
         // Without requests nothing changes any more: the trainer waits for the next file.
         self.load = None;
         let page = || self.served.get("/metrics").1;

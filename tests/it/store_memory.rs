@@ -1,6 +1,7 @@
 //! Where a server has its tables (`store.memory`), and what happens when a file of a served version is cut
 //! short.
 
+use std::cell::Cell;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::ExitStatusExt;
@@ -125,7 +126,10 @@ fn a_sigbus_that_no_file_has_caused_ends_the_server_as_without_the_handler() {
     let workshop = workshop();
     let served = serve(&workshop, "mapped");
     // The handler that std installs takes the first one, and puts the default action back.
+    let signals = Cell::new(0);
     wait("it has ended", || {
+        signals.set(signals.get() + 1);
+        assert!(signals.get() <= 20, "signals do not end it");
         served.signal("-BUS");
         sleep(Duration::from_millis(200));
         // Nobody has waited for it yet.

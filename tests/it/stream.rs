@@ -137,7 +137,8 @@ async fn concurrent_streams_are_answered_in_order_and_go_on_after_errors() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_request_whose_own_time_is_over_is_answered_at_once_and_not_computed() {
-    let mut running = Running::start().await;
+    let deadline = Duration::from_secs(600);
+    let mut running = Running::start_with(|parts| parts.batchers.common.default_deadline = deadline).await;
     running.model.hold();
     let (first, scores) = request(2, 1);
     let held = running.send(first);

@@ -17,11 +17,13 @@ use flechette::dataset::{self, Format, ReadOptions};
 use flechette::predict::Predict;
 use flechette::schema::Schema;
 use flechette::schema::preset::{self, ArchKind};
-use flechette::server::proto::PredictRequest;
 use flechette::server::proto::ctr_client::CtrClient;
+use flechette::server::proto::{PredictRequest, PredictResponse};
 use flechette::types::{Batch, RawBatch};
+use tonic::transport::Channel;
 use xxhash_rust::xxh3::{xxh3_64_with_seed, xxh3_128};
 
+use crate::fake::LIMIT;
 use crate::program::{
     PATIENT, Served, Workshop, flechette, highest_version, manifest, metrics_page, run_json, seconds,
 };
@@ -147,6 +149,12 @@ pub fn bits(scores: &[f32]) -> Vec<u32> {
 
 /// Sends requests until `stop` is set. Returns the answers by version and request. Every request must
 /// succeed, and answers of one version to one request must be equal.
+/// The answer of a server to which no request may be lost, and which may not refuse any.
+pub async fn answer(client: &mut CtrClient<Channel>, request: PredictRequest) -> PredictResponse {
+    let answer = tokio::time::timeout(LIMIT, client.predict(request)).await.expect("an answer in time");
+    answer.expect("no request fails").into_inner()
+}
+
 async fn score(
     served: std::net::SocketAddr,
     requests: Vec<PredictRequest>,
@@ -158,7 +166,7 @@ async fn score(
         if stop.load(Ordering::Acquire) {
             break;
         }
-        let answer = client.predict(requests[number].clone()).await.expect("no request fails").into_inner();
+        let answer = answer(&mut client, requests[number].clone()).await;
         let scores = bits(&answer.scores);
         let first = answers.entry((answer.version, number)).or_insert_with(|| scores.clone());
         assert!(*first == scores, "version {}, request {number}: two answers", answer.version);

@@ -18,14 +18,11 @@ use tonic::transport::{Channel, Endpoint};
 
 use crate::attacks::PREFACE;
 use crate::certificates::{Authority, Files, Signed, endpoint, tls_client, tls_stream, tls_stream_of};
-use crate::fake::until;
+use crate::fake::{LIMIT, until};
 use crate::serving::{Running, http_get_on, request};
 
 /// The year in which the certificates of most tests expire.
 const UNTIL: i32 = 2090;
-
-/// Far above what anything takes.
-const LIMIT: Duration = Duration::from_secs(60);
 
 /// The length of a ClientHello is in its bytes 3 and 4; this one is not complete.
 const HALF_A_HELLO: [u8; 8] = [0x16, 3, 1, 0x01, 0x00, 1, 0, 0];
@@ -44,7 +41,7 @@ async fn start(files: &Files, authority: &Authority, mutual: bool) -> Running {
 async fn score(endpoint: Endpoint) -> Result<(), String> {
     let channel = endpoint.connect().await.map_err(|error| format!("{error:?}"))?;
     // The server refuses a certificate after the handshake of the client, whose call then may wait for ever.
-    let scored = tokio::time::timeout(Duration::from_secs(20), score_on(CtrClient::new(channel))).await;
+    let scored = tokio::time::timeout(Duration::from_secs(60), score_on(CtrClient::new(channel))).await;
     scored.map_err(|late| late.to_string())?.map_err(|status| format!("{status:?}"))
 }
 

@@ -27,7 +27,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 use crate::kserve::typed;
 use crate::program::{PATIENT, Served, Workshop, flechette, run, run_failing};
 use crate::serving::channel;
-use crate::switching::{bits, expected, publish, publish_delta, requests, wait};
+use crate::switching::{answer, bits, expected, publish, publish_delta, requests, wait};
 
 const MODEL: &str = "dlrm";
 
@@ -60,8 +60,13 @@ impl World {
 
     /// Starts a server with a table of the model.
     fn serve(&self, table: &str, flags: &str) -> Client {
-        let config = self.configure(table);
-        Client::of(Served::start(&self.workshop.models, &format!("--config {config} {flags}")))
+        self.serve_in("true", table, flags)
+    }
+
+    /// As [`Self::serve`], in a shell that runs `setup` before.
+    fn serve_in(&self, setup: &str, table: &str, flags: &str) -> Client {
+        let flags = format!("--config {} {flags}", self.configure(table));
+        Client::of(Served::start_in(setup, &self.workshop.models, &flags))
     }
 
     fn configure(&self, table: &str) -> String {
@@ -450,7 +455,7 @@ fn score_until(
                 // Every kind of request that names no number.
                 request.label = ["", "stable", "old"][(number + first) % 3].to_owned();
                 let old = request.label == "old";
-                let answer = client.predict(request).await.expect("no request fails").into_inner();
+                let answer = answer(&mut client, request).await;
                 assert!(!old || answer.version == 2, "{}", answer.version);
                 assert_eq!(world.version_of(number, &answer.scores), answer.version);
                 *seen.entry(answer.version).or_default() += 1;
@@ -471,9 +476,7 @@ fn no_request_fails_while_stable_goes_back_and_forth() {
         // The main engine goes back from version 3 to 1 while it computes the parts of requests.
         ("--cache-mode off", "batcher = { max_samples = 1 }"),
     ] {
-        let config = world.configure(&format!("{table}\nlabels = {{ old = 2 }}"));
-        let flags = format!("--config {config} {flags}");
-        let client = Client::of(Served::start_in(PATIENT, &world.workshop.models, &flags));
+        let client = world.serve_in(PATIENT, &format!("{table}\nlabels = {{ old = 2 }}"), flags);
         let stop = Arc::new(AtomicBool::new(false));
         let clients = score_until(&world, client.served.grpc, &client.runtime, &stop);
         for round in 0..3 {

@@ -5,6 +5,7 @@ use anyhow::anyhow;
 use super::Args;
 use super::trained::Trained;
 use crate::cli::score_file::ScoreFile;
+use crate::cli::training::is_pipe;
 use crate::cli::{InputError, output};
 use crate::dataset::{DatasetError, Feed, Reader, Stop};
 use crate::store;
@@ -77,7 +78,8 @@ pub(crate) fn written(
     })?;
     // After an interrupt the last scores are missing, so the file is left as it is.
     if let Some(path) = args.valid_out.as_ref().filter(|_| !feed.stop.interrupted()) {
-        let mut file = ScoreFile::create("--valid-out", path)?;
+        let file = ScoreFile::create("--valid-out", path);
+        let mut file = file.map_err(|error| output::unwritten("--valid-out", path, error))?;
         file.write(&all, &[], &reader.skips)?;
         file.finish()?;
     }
@@ -118,5 +120,10 @@ impl Reader for SkipsOf {
 pub(crate) fn check_out(args: &Args) -> anyhow::Result<()> {
     let Some(path) = &args.valid_out else { return Ok(()) };
     let inputs = args.data.data.iter().chain(&args.valid).chain(&args.model_config);
-    output::check("--valid-out", path, inputs)
+    output::check("--valid-out", path, inputs)?;
+    if !is_pipe(path) {
+        // It is written under another name first.
+        ScoreFile::create("--valid-out", path).map_err(|e| output::refused("--valid-out", path, e))?;
+    }
+    Ok(())
 }

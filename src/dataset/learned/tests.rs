@@ -305,7 +305,7 @@ fn a_reader_whose_log_was_deleted_begins_with_the_first_sample_of_the_new_one() 
 }
 
 #[test]
-fn a_reader_waits_while_its_log_is_removed_file_by_file_but_not_for_ever() {
+fn a_reader_waits_while_its_log_is_removed_file_by_file() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("learn");
     let (before, _) = log(&path);

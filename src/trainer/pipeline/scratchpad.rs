@@ -112,12 +112,13 @@ impl Sizes {
 
     /// The number of slots of each size that fit in `bytes` bytes.
     fn counts_in(&self, bytes: u64) -> Vec<u64> {
-        let bytes_of = |count_of: &dyn Fn(&SizeClass) -> u64| -> u64 {
-            let bytes =
-                self.sizes.iter().map(|class| count_of(class).saturating_mul(slot_bytes(class.words)));
-            bytes.fold(0, u64::saturating_add)
+        // In 128 bits, because a schema may declare more rows than any disk holds.
+        let bytes_of = |count_of: &dyn Fn(&SizeClass) -> u64| -> u128 {
+            let of_class = |class| u128::from(count_of(class)) * u128::from(slot_bytes(class.words));
+            self.sizes.iter().map(of_class).sum()
         };
         let samples = bytes_of(&|class| class.sample_rows);
+        let bytes = u128::from(bytes);
         let enough = samples <= bytes;
         let least = |class: &SizeClass| if enough { class.sample_rows } else { 0 };
         let more = |class: &SizeClass| class.rows - least(class);

@@ -71,7 +71,7 @@ impl Publisher {
         if let Some(cut) = self.cut.take() {
             self.take_back(cut.image);
         }
-        let mut failed = None;
+        let (mut failed, mut damaged) = (None, None);
         for attempt in 0..=LAST_ATTEMPTS {
             failed = self.wait_for_writer()?.or(failed);
             if let Some(base) = self
@@ -85,8 +85,7 @@ impl Publisher {
                     Ok(()) => return Ok(base),
                     Err(error) => {
                         tracing::warn!(%error, "the last version is damaged or gone: it is written again");
-                        failed = Some(error.into());
-                        self.last.base = None;
+                        (damaged, self.last.base) = (Some(error.into()), None);
                     }
                 }
             }
@@ -101,7 +100,7 @@ impl Publisher {
                 done => done?,
             }
         }
-        Err(failed.unwrap_or(TrainError::Stopped))
+        Err(failed.or(damaged).unwrap_or(TrainError::Stopped))
     }
 
     /// Ends publishing. The version in flight is waited for, and reported as all are.
