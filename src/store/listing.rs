@@ -1,12 +1,12 @@
 //! What is known of each version of a model, good or not.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use super::format::{Base, Training};
 use super::link::{check_checkpoint, is_served, read_manifest};
 use super::snapshot::{Opened, open_beside};
-use super::version_files::{version_dir, versions};
+use super::version_files::{MANIFEST, version_dir, versions};
 use super::{EmbeddingStore, StoreError, base_of, check_base, labels};
 use crate::types::{Version, VersionSelector};
 
@@ -53,19 +53,14 @@ pub(crate) struct Summary {
 pub(crate) fn list(models: &Path, name: &str, check: Check) -> Result<Vec<Listed>, StoreError> {
     let named = labels::load(models, name)?;
     let mut before: Option<EmbeddingStore> = None;
-    let (mut listed, mut refused) = (Vec::new(), BTreeSet::new());
+    let mut listed = Vec::new();
     for version in versions(models, name)? {
         let dir = version_dir(&models.join(name), version);
         let (served, manifest) = (is_served(&dir), read_manifest(&dir));
         let (mut refusal, mut checkpoint) = (None, None);
         if check == Check::Manifests {
             let base = manifest.as_ref().ok().and_then(|(manifest, _)| manifest.base);
-            // What a good version builds on has been checked.
-            let is_refused = |base: Base| refused.contains(&base.version);
-            refusal = base.and_then(|base| match is_refused(base) {
-                true => check_chain(models, name, base).err(),
-                false => check_base(models, name, base).err(),
-            });
+            refusal = base.and_then(|base| check_chain(models, name, version, base).err());
         } else {
             match open_beside(models, name, version, &before.iter().collect::<Vec<_>>()) {
                 Ok(Opened { store, .. }) => before = Some(store),
@@ -88,20 +83,25 @@ pub(crate) fn list(models: &Path, name: &str, check: Check) -> Result<Vec<Listed
         };
         let own = named.iter().filter(|(_, target)| **target == VersionSelector::Version(version));
         let labels = own.map(|(label, _)| label.clone()).collect();
-        if refusal.is_some() {
-            refused.insert(version);
-        }
         listed.push(Listed { version, served, labels, summary, refusal, checkpoint });
     }
     Ok(listed)
 }
 
-/// Checks that the version that a delta builds on, and all that it builds on, are those that were built on.
-fn check_chain(models: &Path, name: &str, base: Base) -> Result<(), StoreError> {
-    check_base(models, name, base)?;
-    let next = base_of(models, name, base.version).filter(|next| next.version < base.version);
-    next.map_or(Ok(()), |next| check_chain(models, name, next)).map_err(|source| {
-        let source = Box::new(source);
-        StoreError::Base { path: models.join(name), base: base.version, source }
-    })
+/// Checks that what a delta builds on, down to a full version, is what was built on. The error names the
+/// first broken link from the delta on.
+fn check_chain(models: &Path, name: &str, delta: Version, base: Base) -> Result<(), StoreError> {
+    let (mut delta, mut base) = (delta, base);
+    loop {
+        check_base(models, name, base).map_err(|error| match error {
+            StoreError::Base { base, source, .. } => {
+                StoreError::Base { path: version_dir(&models.join(name), delta).join(MANIFEST), base, source }
+            }
+            error => error,
+        })?;
+        match base_of(models, name, base.version).filter(|next| next.version < base.version) {
+            Some(next) => (delta, base) = (base.version, next),
+            None => return Ok(()),
+        }
+    }
 }

@@ -282,6 +282,8 @@ fn a_missing_or_damaged_link_makes_every_later_version_unusable() {
         let error = open(dir.path(), 3).unwrap_err().to_string();
         assert!(error.contains(what), "{error}");
         let listed = store::listing::list(dir.path(), "m", store::listing::Check::Manifests).unwrap();
+        let last = listed.last().and_then(|last| last.refusal.as_ref());
+        assert!(last.is_none_or(|refusal| refusal.to_string() == error), "{last:?}: {error}");
         let refused = listed.iter().filter(|listed| listed.refusal.is_some());
         assert_eq!(
             refused.map(|listed| listed.version.0).collect::<Vec<_>>(),
