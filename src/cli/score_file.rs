@@ -21,13 +21,15 @@ impl ScoreFile {
     /// # Errors
     /// When the file cannot be created.
     pub(crate) fn create(flag: &'static str, path: &Path) -> io::Result<Self> {
-        if output::is_stdout(path) {
+        let direct = if output::is_stdout(path) {
             // What is printed later follows the scores, also in a file.
-            let file = File::from(io::stdout().as_fd().try_clone_to_owned()?);
-            return Ok(Self { flag, path: path.to_owned(), temporary: None, file: BufWriter::new(file) });
-        }
-        if path.metadata().is_ok_and(|meta| !meta.is_file() && !meta.is_dir()) {
-            let file = File::options().write(true).open(path)?;
+            Some(File::from(io::stdout().as_fd().try_clone_to_owned()?))
+        } else if path.metadata().is_ok_and(|meta| !meta.is_file() && !meta.is_dir()) {
+            Some(File::options().write(true).open(path)?)
+        } else {
+            None
+        };
+        if let Some(file) = direct {
             return Ok(Self { flag, path: path.to_owned(), temporary: None, file: BufWriter::new(file) });
         }
         // A link stays a link.

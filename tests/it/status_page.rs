@@ -368,11 +368,14 @@ impl Scene {
         serde_json::from_slice(&output.stdout).unwrap()
     }
 
+    /// Requests per second of the last minute.
+    fn rate(&self) -> Option<f64> {
+        self.served.status()["plots"]["models"][MODEL]["last_minute"]["requests_per_second"].as_f64()
+    }
+
     /// The figures are those of `/metrics` at that instant.
     fn assert_figures(&mut self) {
-        let rate =
-            || self.served.status()["plots"]["models"][MODEL]["last_minute"]["requests_per_second"].clone();
-        wait("there are requests", || rate().as_f64() > Some(0.0));
+        wait("there are requests", || self.rate() > Some(0.0));
         // Without requests nothing changes any more: the trainer waits for the next file.
         self.load = None;
         let page = || self.served.get("/metrics").1;
@@ -389,12 +392,10 @@ impl Scene {
             std::thread::sleep(Duration::from_millis(500));
             before == still(&page())
         });
-        let rate =
-            || self.served.status()["plots"]["models"][MODEL]["last_minute"]["requests_per_second"].clone();
-        let (before, rate_before) = (page(), rate());
+        let (before, rate_before) = (page(), self.rate());
         let found = self.look(&["light-1280"]).remove(0);
-        let (after, rate_after) = (page(), rate());
-        assert_rate(&found, [rate_before, rate_after].map(|rate| rate.as_f64().unwrap()));
+        let (after, rate_after) = (page(), self.rate());
+        assert_rate(&found, [rate_before, rate_after].map(Option::unwrap));
         let (before, after) = (series(&before), series(&after));
         let figures = found["figures"].as_array().unwrap();
         let of_series: Vec<_> = figures.iter().filter(|figure| !figure["series"].is_null()).collect();
