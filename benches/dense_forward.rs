@@ -1,7 +1,7 @@
 //! The forward pass of the dense layers, against single-precision matrix products of the same shapes by the
 //! `gemm` crate with its AVX-512 kernels. Both use one thread.
 //!
-//! Ours is `Model::forward` over chunks of at most 64 samples: products, biases, ReLUs and the interaction.
+//! Ours is `Model::forward` over the chunks of the engine: products, biases, ReLUs and the interaction.
 //! All chunks use one tape, so the input rows are in the core's cache. In the engine they are too, because
 //! gather-pool has just written them. The baseline is only the products of the fully connected layers, one
 //! call per layer for the whole batch, into buffers that are allocated before.
@@ -45,7 +45,7 @@ fn compare(schema: &Schema, samples: usize, options: &Options) -> harness::Pairs
     let model = Model::<f32>::new(schema);
     let weights = model.initialise(0);
     let mut draw = Draw::new(0);
-    let chunk = model.chunk();
+    let chunk = model.scoring_chunk(samples, 1);
     let mut tape: Tape<f32> = model.scoring_tape();
     tape.values[0].from_mut(0, 0).iter_mut().for_each(|x| *x = draw.uniform() as f32 - 0.5);
     let matrices = model.parameters().iter().filter(|p| p.shape.len() == 2);

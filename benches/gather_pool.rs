@@ -179,12 +179,12 @@ impl<'a> Bench<'a> {
 
     /// Writes the input rows of a batch, as the engine does.
     fn pool(&self, batch: &Batch, tapes: &Mutex<Vec<Tape<f32>>>) -> u64 {
-        let size = self.model.chunk();
+        let size = self.chunk();
         let inputs = InputRows { dense_width: self.schema.dense_width(), lookups: &self.lookups, batch };
-        (0..SAMPLES / size).into_par_iter().for_each(|chunk| {
+        (0..SAMPLES.div_ceil(size)).into_par_iter().for_each(|chunk| {
             let taken = tapes.lock().unwrap_or_else(PoisonError::into_inner).pop();
             let mut tape = taken.unwrap_or_else(|| self.model.scoring_tape());
-            tape.samples = size;
+            tape.samples = size.min(SAMPLES - chunk * size);
             inputs.write(chunk * size, &mut tape, |l| {
                 rows_of(self.store.tables(), &self.schema, &self.lookups[l], batch)
             });
@@ -194,13 +194,19 @@ impl<'a> Bench<'a> {
         self.rows_per_batch
     }
 
+    /// Samples of a chunk of the engine.
+    fn chunk(&self) -> usize {
+        self.model.scoring_chunk(SAMPLES, rayon::current_num_threads())
+    }
+
     /// Runs the plain loop on a batch, in the same chunks.
     fn read(&self, batch: &Batch) -> u64 {
-        let size = self.model.chunk();
-        (0..SAMPLES / size).into_par_iter().for_each(|chunk| {
+        let size = self.chunk();
+        (0..SAMPLES.div_ceil(size)).into_par_iter().for_each(|chunk| {
+            let end = SAMPLES.min((chunk + 1) * size);
             for lookup in &self.lookups {
                 let column = &batch.features[lookup.feature];
-                let (first, end) = (column.offsets[chunk * size], column.offsets[(chunk + 1) * size]);
+                let (first, end) = (column.offsets[chunk * size], column.offsets[end]);
                 let ids = &column.ids[first as usize..end as usize];
                 let Some(table) = self.store.table(lookup.table) else { continue };
                 match (table.values(), lookup.dim) {

@@ -3,9 +3,8 @@
 //! Opening a version and taking it over read and write much memory. Requests that are computed meanwhile take
 //! longer, also if the work has a processor only when no request has it: they share the memory and its
 //! caches, and a processor that is never idle does not help another one. So such a thread works for a
-//! fraction of a millisecond, and then rests as long. On 2 cores at half of their capacity, p99 while
-//! versions of a million rows were taken over was 2.2 times that at rest, and 0.9 to 1.3 times with these
-//! rests (`benches/publish`).
+//! fraction of a millisecond, and then rests as long. `docs/benchmarks.md` (Publishing) has p99 with these
+//! rests. Without them it was 2.2 times that at rest.
 //!
 //! A rest that helps no request only makes the version older. So a thread rests only if a batch of requests
 //! was computed since its last rest.

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use crate::sync::EvenPoisoned;
 
-/// Open calls by the order of their begin.
+/// Open calls in the order in which they began.
 #[derive(Default)]
 pub(crate) struct Calls(Mutex<Open>);
 

@@ -33,7 +33,7 @@ const REMEMBERED: f64 = 1.0;
 /// A batch is not expected to take less than this share of the mean time of its samples.
 const FASTEST: f64 = 0.5;
 
-/// How many of these seconds a queue must know before it refuses a request. The first batches of a process
+/// Seconds of computing that must be measured before a queue refuses requests. The first batches of a process
 /// are slow, because nothing that they read is in the processor's cache and memory is touched for the first
 /// time: they say nothing about the batches after them.
 const KNOWN: f64 = REMEMBERED / 2.0;
@@ -66,9 +66,12 @@ pub(crate) struct Overload {
 }
 
 impl Overload {
-    /// Whether a request must be refused that comes now, behind this many samples of its priority and of
-    /// higher ones.
-    pub(crate) fn refuses(
+    /// Checks that a request that comes now, behind this many samples of its priority and of higher ones,
+    /// does not wait too long.
+    ///
+    /// # Errors
+    /// [`TooLate`].
+    pub(crate) fn check(
         &self,
         limits: &QueueLimits,
         now: Instant,

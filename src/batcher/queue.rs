@@ -244,7 +244,7 @@ impl<T> Queue<T> {
         if before.plus_within(size, self.limits.queue).is_none() {
             return Err(QueueRefusal::Full { queued: before, size });
         }
-        self.overload.refuses(&self.limits, queued, before.samples, terms).map_err(QueueRefusal::TooLate)?;
+        self.overload.check(&self.limits, queued, before.samples, terms).map_err(QueueRefusal::TooLate)?;
         self.check_not_stuck(queued, terms.priority)?;
         let mut displaced = Vec::new();
         while self.held().plus_within(size, self.limits.queue).is_none() {

@@ -64,7 +64,7 @@ impl Common {
         let plan = shape.plan(&keys, options)?;
         let class = |t: &TableShape| plan.layout.slabs.class(t.row_bytes);
         Ok(Self {
-            classes: plan.slots.iter().filter_map(class).collect(),
+            classes: plan.tagged_tables.iter().filter_map(class).collect(),
             tables: shape.tables.clone(),
             layout: plan.layout,
             epochs: Arc::default(),

@@ -270,9 +270,16 @@ pub(crate) struct RetireList {
     waiting: AtomicUsize,
 }
 
+/// A slot that batches with an earlier tag may read.
+#[derive(Clone, Copy, Debug)]
+struct RetiredSlot {
+    tag: u64,
+    location: Location,
+}
+
 #[derive(Debug, Default)]
 struct Queue {
-    slots: VecDeque<(u64, Location)>,
+    slots: VecDeque<RetiredSlot>,
     /// Set while batches may find slots in a version's overlay. Then no slot is freed, whatever its tag.
     held: bool,
 }
@@ -284,7 +291,7 @@ impl RetireList {
         // either has ended before or renews this tag.
         let mut queue = self.queue();
         let tag = epochs.tag();
-        queue.slots.push_back((tag, unlinked.location()));
+        queue.slots.push_back(RetiredSlot { tag, location: unlinked.location() });
         self.waiting.store(queue.slots.len(), std::sync::atomic::Ordering::Relaxed);
     }
 
@@ -298,7 +305,7 @@ impl RetireList {
     pub(crate) fn release(&self, epochs: &Epochs) {
         let mut queue = self.queue();
         let tag = epochs.tag();
-        queue.slots.iter_mut().for_each(|slot| slot.0 = tag);
+        queue.slots.iter_mut().for_each(|slot| slot.tag = tag);
         queue.held = false;
     }
 
@@ -317,7 +324,7 @@ impl RetireList {
         // Called under the lock, so that the cells are read after all tags in the queue were made.
         let oldest = epochs.oldest();
         let mut left = most;
-        while let Some(&(tag, location)) = queue.slots.front()
+        while let Some(&RetiredSlot { tag, location }) = queue.slots.front()
             && tag < oldest
             && left > 0
         {

@@ -259,7 +259,7 @@ impl Index {
     }
 
     /// Whether a key is linked. Takes no lock: for a key that is just being linked or unlinked, the answer is
-    /// that from before or after.
+    /// that from before or after, and for one whose row just becomes a pointer it may be no.
     #[inline]
     pub(crate) fn has(&self, key: FlatKey) -> bool {
         let (first, second) = self.pair(key);

@@ -225,7 +225,8 @@ impl FlatCache {
 
     /// Makes `version` the version of new batches. `changed` returns all cached rows that differ from the
     /// previous version; it may return others, too. They are updated, or dropped if they come without bytes.
-    /// No missed row is admitted and no slot is freed until the switch ends.
+    /// No missed row is admitted until the switch ends, and no slot is freed while its overlay exists
+    /// (`version.rs`).
     ///
     /// Waits for the batches of the previous version, so do not call it on a request's path, nor on a thread
     /// that has a pin. Once the new version is the current one, this wait has no limit: batches are answered

@@ -90,19 +90,19 @@ impl CacheShape {
     ) -> Result<Self, CacheError> {
         let rows: Vec<u64> = tables.iter().map(|t| t.rows).collect();
         let keys = RowKeys::new(&rows, options.key_width)?;
-        let slots = slots(&tables, &keys);
-        let rest = Self::from_fraction(fraction, slots.clone()).bytes;
-        let extras = Extras { slots: &slots, options };
+        let tagged = tagged_tables(&tables, &keys);
+        let rest = Self::from_fraction(fraction, tagged.clone()).bytes;
+        let extras = Extras { tables: &tagged, options };
         Ok(Self { bytes: extras.least_bytes_with(rest), tables })
     }
 
     /// Divides the bytes among all parts of a cache with these options.
     pub(crate) fn plan(&self, keys: &RowKeys, options: &CacheOptions) -> Result<CachePlan, CacheError> {
-        let slots = slots(&self.tables, keys);
-        let extras = Extras { slots: &slots, options };
+        let tagged = tagged_tables(&self.tables, keys);
+        let extras = Extras { tables: &tagged, options };
         let rest = |sized_for| {
             let bytes = self.bytes.saturating_sub(extras.bytes(sized_for));
-            Self { bytes, tables: slots.clone() }
+            Self { bytes, tables: tagged.clone() }
         };
         let (sized_for, layout) = match rest(self.bytes).layout() {
             Err(CacheError::TooSmall { minimum, sizes, .. }) => {
@@ -119,7 +119,7 @@ impl CacheShape {
         let mut layout = layout?;
         let (sketch_bytes, ranked) = (extras.sketch_bytes(sized_for), extras.ranked(sized_for));
         layout.buckets = (layout.buckets + pointer_buckets(options.pointers)).min(u32::MAX as usize);
-        Ok(CachePlan { layout, slots, sketch_bytes, ranked })
+        Ok(CachePlan { layout, tagged_tables: tagged, sketch_bytes, ranked })
     }
 
     /// Divides the bytes between index and pool.
@@ -181,7 +181,7 @@ impl Minimum {
 pub(crate) struct CachePlan {
     pub layout: Layout,
     /// The tables, with tags included in their row bytes.
-    pub slots: Vec<TableShape>,
+    pub tagged_tables: Vec<TableShape>,
     /// Bytes of the admission's sketch.
     pub sketch_bytes: usize,
     /// How many of the rows listed for LFU have a rank.
@@ -192,7 +192,7 @@ pub(crate) struct CachePlan {
 /// that of the whole cache.
 struct Extras<'o> {
     /// The tables, with tags included in their row bytes.
-    slots: &'o [TableShape],
+    tables: &'o [TableShape],
     options: &'o CacheOptions,
 }
 
@@ -222,7 +222,7 @@ impl Extras<'_> {
         match self.options.admission {
             AdmissionOption::Probability { .. } => 0,
             AdmissionOption::Frequency { .. } => {
-                Sketch::bytes_of(entries(bytes, MISS_BYTES, self.slots).ceil() as usize)
+                Sketch::bytes_of(entries(bytes, MISS_BYTES, self.tables).ceil() as usize)
             }
         }
     }
@@ -234,7 +234,7 @@ impl Extras<'_> {
         let entry_bytes = ENTRY_BYTES as usize + Ranks::bytes_of(3) / 3;
         let mut used = 0_usize;
         let fits = |row: &&RowId| {
-            used += entry_bytes + self.slots.get(row.table().index()).map_or(0, |slot| slot.row_bytes);
+            used += entry_bytes + self.tables.get(row.table().index()).map_or(0, |table| table.row_bytes);
             used <= bytes
         };
         rows.iter().take_while(fits).count()
@@ -251,7 +251,7 @@ fn entries(bytes: usize, extra: usize, tables: &[TableShape]) -> f64 {
 }
 
 /// The tables, with tags included in their row bytes.
-fn slots(tables: &[TableShape], keys: &RowKeys) -> Vec<TableShape> {
+fn tagged_tables(tables: &[TableShape], keys: &RowKeys) -> Vec<TableShape> {
     let slot = |(t, table): (usize, &TableShape)| TableShape {
         rows: table.rows,
         row_bytes: table.row_bytes + tag_bytes(keys, TableId(t as u32)),

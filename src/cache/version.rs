@@ -81,7 +81,8 @@ impl Cached<'_> {
         let keys: Vec<_> = rows.iter().map(key).collect();
         let mut ahead = keys.iter().flatten();
         ahead.by_ref().take(BUCKETS_AHEAD).for_each(|&key| index.prefetch(key));
-        // No key is linked during a switch, so one that is not linked now stays so.
+        // No key is linked during a switch, so one that is not linked now stays so. A row that just becomes a
+        // pointer may look unlinked, too: batches read it from the store of their own version.
         let mut is_linked = |key: Option<FlatKey>| {
             ahead.next().into_iter().for_each(|&key| index.prefetch(key));
             key.is_some_and(|key| index.has(key))

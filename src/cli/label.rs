@@ -32,7 +32,7 @@ pub(crate) struct Args {
     /// The number of a version, latest, or none to remove the label
     #[arg(value_name = "VERSION")]
     version: Option<String>,
-    /// Prints one line of JSON: labels, and loaded versions if no label is set
+    /// Prints one line of JSON: the labels, and without LABEL also the loaded versions
     #[arg(long)]
     json: bool,
 }

@@ -78,9 +78,9 @@ enum Command {
     Score(score::Args),
     /// Sends requests to a server for some time, and prints throughput and latency
     Load(load::Args),
-    /// Computes the hit rates of caches of several sizes on a data set or a recorded trace
+    /// Computes the hit rates of caches of several sizes on a data set or an access trace
     Plan(plan::Args),
-    /// Lists the versions of a model and checks them, or makes a full version of the last one
+    /// Lists the versions of a model and checks them, writes one as a full version, or removes old ones
     Versions(versions::Args),
     /// Trains with the pipeline and with the sequential trainer, and compares every byte
     Verify(verify::Args),

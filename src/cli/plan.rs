@@ -1,4 +1,4 @@
-//! `flechette plan`: the hit rates of caches of several sizes on a data set or a recorded trace, and how
+//! `flechette plan`: the hit rates of caches of several sizes on a data set or an access trace, and how
 //! often each row is used. With `--scores-per-s` also how many servers that rate needs.
 //!
 //! Simulated caches need every access in memory. Counts alone do not: with `--counts-bytes` the data is read
@@ -21,7 +21,7 @@ use crate::planner::plot;
 use crate::planner::report::{DEFAULT_SIZES, Plan};
 use crate::planner::trace::TraceBuilder;
 use crate::schema::Schema;
-use input::{AccessSource, Accesses, read_data, read_traces};
+use input::{AccessSource, Accesses, DataFiles, read_data, read_traces};
 use serve::ServeFlags;
 
 /// Flags of `plan`.
@@ -31,7 +31,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     model_config: PathBuf,
     #[arg(long, value_name = "F")]
-    #[arg(help = format!("Format of the data: {}; or trace, a server's recordings", Format::names()))]
+    #[arg(help = format!("Format of the data: {}; or trace, a server's access traces", Format::names()))]
     format: AccessSource,
     #[command(flatten)]
     fields: FieldFlags,
@@ -151,7 +151,7 @@ impl Args {
                     fields: self.fields.options(),
                     ..ReadOptions::default()
                 };
-                read_data((format, &self.data), options, schema, accesses).map(|()| 1.0)
+                read_data(DataFiles { format, paths: &self.data }, options, schema, accesses).map(|()| 1.0)
             }
             AccessSource::Trace => {
                 self.fields.options().check_unused("trace")?;

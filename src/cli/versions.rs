@@ -1,4 +1,4 @@
-//! `flechette versions`: lists the versions of a model, makes a full version of the last one, or removes old
+//! `flechette versions`: lists the versions of a model, writes one of them as a full version, or removes old
 //! ones.
 
 use std::fmt::Write as _;

@@ -36,10 +36,13 @@ impl Layers {
         let of_models: BTreeSet<&String> = self.given.keys().chain(new.given.keys()).collect();
         let of_models = of_models.into_iter().filter_map(|key| Some((key.as_str(), of_model(key)?.1)));
         let all = settings::all().map(|setting| (setting.key, setting)).chain(of_models);
-        let differ = all.filter(|(key, _)| self.text(key) != new.text(key));
-        let (changed, restart): (Vec<_>, Vec<_>) = differ.partition(|(_, setting)| setting.reloads);
+        let (reloads, stays): (Vec<_>, Vec<_>) = all.partition(|(_, setting)| setting.reloads);
+        let differs = |(key, _): &(&str, _)| self.text(key) != new.text(key);
+        let [changed, restart] =
+            [&reloads, &stays].map(|keys| keys.iter().copied().filter(differs).collect());
         let mut layers = self.clone();
-        changed.iter().for_each(|(key, _)| layers.take(key, new));
+        // Also those that have not changed: a setting of a model may now give what was the common value.
+        reloads.iter().for_each(|(key, _)| layers.take(key, new));
         let config = layers.clone().config()?;
         let keys = |settings: Vec<(&str, _)>| settings.iter().map(|(key, _)| (*key).to_owned()).collect();
         Ok(Reloaded { layers, config, changed: keys(changed), restart: keys(restart) })

@@ -76,7 +76,7 @@ pub struct BatcherConfig {
 pub(crate) struct TraceConfig {
     /// Share of the rows whose accesses are recorded; 0 records nothing.
     pub rate: f64,
-    /// Limit of all recordings of a model.
+    /// Limit of all access traces of a model.
     pub max_bytes: u64,
 }
 

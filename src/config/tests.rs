@@ -385,6 +385,16 @@ fn a_reload_takes_the_settings_of_models_that_can_change() {
 }
 
 #[test]
+fn a_model_keeps_its_value_when_a_reload_changes_the_common_one_and_gives_the_model_its_own() {
+    let running = layers("[batcher]\nmax_delay_us = 7\n");
+    let new = layers("[batcher]\nmax_delay_us = 9\n[models.ads.batcher]\nmax_delay_us = 7\n");
+    let reloaded = running.changed_to(&new).unwrap();
+    assert_eq!(reloaded.changed, ["batcher.max_delay_us"]);
+    let of = |model| reloaded.config.batchers.of(model).max_delay.as_micros();
+    assert_eq!((of("ads"), of("others")), (7, 9));
+}
+
+#[test]
 fn a_reload_is_refused_if_the_new_settings_are_wrong_alone_or_with_those_that_stay() {
     let running = layers("[server]\nmax_samples = 1000\n");
     let error = running.changed_to(&layers("[server]\nmax_sample = 1\n")).unwrap_err().to_string();

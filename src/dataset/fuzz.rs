@@ -12,7 +12,7 @@ use super::*;
 use crate::fuzz::bytes::{Input, mutated};
 use crate::fuzz::run;
 use crate::schema::Arity;
-use crate::schema::preset::{self, ArchKind};
+use crate::schema::preset::{self, ArchKind, OwnColumns};
 use crate::types::Batch;
 
 const WORDS: &[&str] = &[
@@ -109,7 +109,8 @@ fn avazu_csv() {
 /// A feature with one id, one with at most three, and a dense input.
 fn own() -> Schema {
     let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
-    let mut schema = preset::own(ArchKind::Dlrm, 4, 1000, (names(&["price"]), names(&["user", "tags"])));
+    let columns = OwnColumns { dense: names(&["price"]), features: names(&["user", "tags"]) };
+    let mut schema = preset::own(ArchKind::Dlrm, 4, 1000, columns);
     schema.features[1].arity = Arity::MultiHot { max: 3 };
     schema
 }

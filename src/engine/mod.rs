@@ -280,7 +280,8 @@ impl Engine {
         write: impl Fn(usize, &mut Tape<f32>) + Sync,
     ) -> Scores {
         let mut probabilities = vec![0.0; batch.samples];
-        let size = self.model.chunk();
+        let threads = self.threads.current_num_threads();
+        let size = self.model.scoring_chunk(batch.samples, threads);
         // If the logits are returned too, the probabilities are computed from them at the end.
         // An infinite logit is no score, but its sigmoid would be 0 or 1.
         let finite = |logit: f32| if logit.is_finite() { logit } else { f32::NAN };
@@ -296,7 +297,7 @@ impl Engine {
             out.iter_mut().enumerate().for_each(|(s, p)| *p = score(self.model.logit(&tape, s)));
             self.tapes.put(tape);
         };
-        if batch.samples <= size || self.threads.current_num_threads() == 1 {
+        if batch.samples <= size || threads == 1 {
             probabilities.chunks_mut(size).enumerate().for_each(run);
         } else {
             self.threads.install(|| probabilities.par_chunks_mut(size).enumerate().for_each(run));

@@ -43,7 +43,7 @@ pub(crate) struct NextVersion {
     /// What [`Engine::accept`] returned for it.
     pub version: SharedVersion,
     pub changes: Changes,
-    /// `cache.switch_bytes`: most bytes of changed rows that stay cached.
+    /// With [`Changes::Unknown`]: most bytes of changed rows that stay cached (`cache.switch_bytes`).
     pub switch_bytes: u64,
     /// Whether another engine goes on with the old version. Otherwise the switch waits until it is released.
     pub old_stays: bool,
@@ -51,7 +51,7 @@ pub(crate) struct NextVersion {
 
 /// What a switch has done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Taken {
+pub(crate) struct SwitchReport {
     pub from: Version,
     pub to: Version,
     /// Cached rows that changed and are cached with their new bytes.
@@ -114,7 +114,7 @@ impl Engine {
     ///
     /// # Errors
     /// [`SwitchError`]. Then the served version goes on.
-    pub(crate) fn switch(&self, next: NextVersion) -> Result<Taken, SwitchError> {
+    pub(crate) fn switch(&self, next: NextVersion) -> Result<SwitchReport, SwitchError> {
         let _one_at_a_time = self.switching.lock().even_poisoned();
         let started = Instant::now();
         let NextVersion { version: new, changes, switch_bytes, old_stays } = next;
@@ -136,7 +136,7 @@ impl Engine {
         let offered = std::mem::take(&mut rows.offered);
         let refilled = self.refill(switched, offered);
         let carried = switched.carried + refilled;
-        let taken = Taken { from, to, carried, dropped: switched.changed.saturating_sub(carried) };
+        let taken = SwitchReport { from, to, carried, dropped: switched.changed.saturating_sub(carried) };
         self.metrics.version.set(to.0 as f64);
         let metrics = &self.metrics.switches;
         metrics.done.increment(1);

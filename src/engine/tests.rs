@@ -14,7 +14,7 @@ use proptest::prelude::*;
 use proptest::sample::select;
 
 use super::measure::freshness;
-use super::switch::{Changes, NextVersion, SwitchError, Taken};
+use super::switch::{Changes, NextVersion, SwitchError, SwitchReport};
 use super::*;
 use crate::cache::{AdmissionOption, BatchPin, CacheOptions, CacheShape, TableShape};
 use crate::config::TableMemory;
@@ -34,7 +34,7 @@ fn take_over(
     opened: Opened,
     changes: Changes,
     switch_bytes: u64,
-) -> Result<Taken, SwitchError> {
+) -> Result<SwitchReport, SwitchError> {
     let version = engine.accept(opened)?;
     engine.switch(NextVersion { version, changes, switch_bytes, old_stays: false })
 }
@@ -165,7 +165,7 @@ impl World {
         Engine::new(self.open(version), parts).unwrap()
     }
 
-    pub(crate) fn switch(&self, engine: &Engine, version: u64, changes: Changes) -> Taken {
+    pub(crate) fn switch(&self, engine: &Engine, version: u64, changes: Changes) -> SwitchReport {
         take_over(engine, self.open(version), changes, ALL_BYTES).unwrap()
     }
 

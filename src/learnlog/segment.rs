@@ -22,6 +22,9 @@ pub(crate) struct Durable {
     pub bytes: u64,
 }
 
+/// How often the file is read before it counts as damaged.
+const READS: usize = 3;
+
 impl Durable {
     /// Opens the file of a log for [`Self::write`].
     pub(crate) fn create(dir: &Path) -> Result<File, LogError> {
@@ -45,14 +48,19 @@ impl Durable {
     /// When the file cannot be read.
     pub(crate) fn read(dir: &Path) -> Result<Option<Self>, LogError> {
         let path = dir.join(DURABLE);
-        let bytes = match fs::read(&path) {
-            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
-            bytes => bytes.map_err(|e| LogError::io(&path, e))?,
-        };
-        let mut parts = UnreadBytes(&bytes);
-        let found = parts.u64().zip(parts.u64()).map(|(segment, bytes)| Self { segment, bytes });
-        let whole = bytes.len() == 24 && parts.u64() == Some(xxh3_64(&bytes[..16]));
-        Ok(found.filter(|_| whole))
+        // The writer overwrites it in place, so a read may find half of two states.
+        for _ in 0..READS {
+            let bytes = match fs::read(&path) {
+                Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+                bytes => bytes.map_err(|e| LogError::io(&path, e))?,
+            };
+            let mut parts = UnreadBytes(&bytes);
+            let found = parts.u64().zip(parts.u64()).map(|(segment, bytes)| Self { segment, bytes });
+            if bytes.len() == 24 && parts.u64() == Some(xxh3_64(&bytes[..16])) {
+                return Ok(found);
+            }
+        }
+        Ok(None)
     }
 }
 

@@ -190,7 +190,8 @@ series! {
         "Requests that a label's version was asked to score: because they named the label, or because they \
          named neither a version nor a label.";
     failures: Counter, "flechette_label_failures_total",
-        "Such requests that were refused because of load, or that were queued and got no scores.";
+        "Requests that a label's version was asked to score, and that were refused because of load, or were \
+         queued and got no scores.";
     seconds: Seconds, "flechette_label_request_seconds",
         "Time from a decoded request for a label's version to its scores.";
     version: Gauge, "flechette_label_version",
@@ -226,13 +227,14 @@ series! {
         "Versions that could not be written, or that --publish-gate refused.";
     publish_seconds: Seconds, "flechette_publish_seconds", "Time from the cut of a version to its last byte.";
     pause_seconds: Seconds, "flechette_publish_pause_seconds",
-        "The longest time that a step waited for the cut of a version, but not for a pipeline to fill again.";
+        "The longest time that a step waited for the cut of a version, without the time in which the \
+         pipeline fills again.";
     publish_bytes: Counter, "flechette_publish_bytes_total", "Bytes of the versions that were published.";
     publish_rows: Counter, "flechette_publish_rows_total", "Rows of the versions that were published.";
 }
 
 series! {
-    /// Counters of a model's recorded trace.
+    /// Counters of a model's access trace.
     TraceMetrics:
     recorded: Counter, "flechette_trace_accesses_total", "Sampled accesses that were written to the trace.";
     dropped: Counter, "flechette_trace_dropped_total",

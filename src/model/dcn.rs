@@ -19,19 +19,35 @@ pub(crate) enum Cross {
     LowRank(usize),
 }
 
+/// The cross layers of a network.
+#[derive(Clone, Copy)]
+pub(crate) struct CrossLayers {
+    pub weights: Cross,
+    pub count: usize,
+}
+
+/// The buffers of a cross layer.
+#[derive(Clone, Copy)]
+struct CrossViews {
+    /// The input of the network.
+    x0: View,
+    x: View,
+    out: View,
+}
+
 pub(crate) fn build<T: Real>(
     net: &mut Builder<T>,
     inputs: &Inputs,
-    (cross, layers): (Cross, usize),
+    cross: CrossLayers,
     deep: &[usize],
 ) -> View {
     let x0 = inputs.all;
     let last = deep.last().copied().unwrap_or(0);
     let joined = net.buffer(x0.width + last);
     let mut x = x0;
-    for i in 0..layers {
-        let out = if i + 1 == layers { joined.part(0, x0.width) } else { net.buffer(x0.width) };
-        cross_layer(net, (x0, x, out), cross, i);
+    for i in 0..cross.count {
+        let out = if i + 1 == cross.count { joined.part(0, x0.width) } else { net.buffer(x0.width) };
+        cross_layer(net, CrossViews { x0, x, out }, cross.weights, i);
         x = out;
     }
     let (hidden, ends) = deep.split_at(deep.len().saturating_sub(1));
@@ -60,7 +76,8 @@ pub(crate) fn build<T: Real>(
 }
 
 /// One cross layer from `x` to `out`.
-fn cross_layer<T: Real>(net: &mut Builder<T>, (x0, x, out): (View, View, View), cross: Cross, i: usize) {
+fn cross_layer<T: Real>(net: &mut Builder<T>, views: CrossViews, weights: Cross, i: usize) {
+    let CrossViews { x0, x, out } = views;
     let width = x0.width;
     let spec = |part: &str, bias: bool, input, output| LinearSpec {
         weight: format!("cross.{i}.{part}"),
@@ -70,7 +87,7 @@ fn cross_layer<T: Real>(net: &mut Builder<T>, (x0, x, out): (View, View, View), 
         relu: false,
         shape: None,
     };
-    match cross {
+    match weights {
         Cross::Vector => {
             let u = net.buffer(1);
             net.linear(LinearSpec { shape: Some(&[width]), ..spec("weight", false, x, u) });

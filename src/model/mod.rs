@@ -31,6 +31,7 @@ pub(crate) use weights::WeightsError;
 
 use crate::compute::Real;
 use crate::schema::{Architecture, Schema};
+use dcn::{Cross, CrossLayers};
 use layer::Builder;
 use linear::Linear;
 
@@ -85,11 +86,12 @@ impl<T: Real> Model<T> {
         let logit = match &schema.architecture {
             Architecture::Dlrm { bottom, top } => dlrm::build(&mut net, &inputs, bottom, top),
             Architecture::Dcn { cross_layers, deep } => {
-                dcn::build(&mut net, &inputs, (dcn::Cross::Vector, *cross_layers), deep)
+                let cross = CrossLayers { weights: Cross::Vector, count: *cross_layers };
+                dcn::build(&mut net, &inputs, cross, deep)
             }
             Architecture::Dcnv2 { cross_layers, rank, deep } => {
-                let cross = rank.map_or(dcn::Cross::Full, dcn::Cross::LowRank);
-                dcn::build(&mut net, &inputs, (cross, *cross_layers), deep)
+                let weights = rank.map_or(Cross::Full, Cross::LowRank);
+                dcn::build(&mut net, &inputs, CrossLayers { weights, count: *cross_layers }, deep)
             }
             Architecture::Deepfm { deep } => deepfm::build(&mut net, &inputs, deep),
             Architecture::WideDeep { deep } => wide_deep::build(&mut net, &inputs, deep),
@@ -111,22 +113,28 @@ impl<T: Real> Model<T> {
         Self { widths, dense_width: dense, layers, parameters, pieces, values, transposed, logit }
     }
 
-    /// A tape for one chunk of samples, with gradients.
+    /// A tape for a chunk of [`Self::chunk`] samples, with gradients.
     #[must_use]
     pub fn training_tape(&self) -> Tape<T> {
         Tape::new(&self.widths, self.dense_width, true)
     }
 
-    /// A tape for one chunk of samples, without gradients.
+    /// A tape for a chunk of [`Self::scoring_chunk`] samples, without gradients.
     #[must_use]
     pub fn scoring_tape(&self) -> Tape<T> {
         Tape::new(&self.widths, self.dense_width, false)
     }
 
-    /// Most samples per chunk, which is the number of rows of a tape.
+    /// Most samples of a chunk in training.
     #[must_use]
     pub fn chunk(&self) -> usize {
         tape::chunk::<T>(&self.widths)
+    }
+
+    /// Most samples of a chunk when so many threads score a batch.
+    #[must_use]
+    pub fn scoring_chunk(&self, samples: usize, threads: usize) -> usize {
+        tape::scoring_chunk::<T>(&self.widths, samples, threads)
     }
 
     /// All named tensors.

@@ -4,31 +4,45 @@
 //! [`View`]s, which are column ranges of buffers. So concatenation needs no copy: two layers write to
 //! neighbouring columns. Buffer 0 is the input row of the schema.
 //!
-//! A batch is cut into chunks of at most [`MAX_CHUNK`] samples, and each chunk has its own tape. So threads
-//! share no memory, and the values of a chunk stay in the core's cache. A gradient of a weight is
-//! one sum over all samples in batch order, whatever the chunks are. So neither the number of threads nor the
-//! size of chunks changes a bit of a weight or a score.
+//! A batch is cut into chunks, and each chunk has its own tape. So threads share no memory, and the values of
+//! a chunk stay in the core's cache. A gradient of a weight is one sum over all samples in batch order,
+//! whatever the chunks are. So neither the number of threads nor the size of chunks changes a bit of a weight
+//! or a score.
+//!
+//! All weights are read once for each chunk. If they do not fit the second-level cache, that takes longer
+//! than the products of a small chunk. So when a batch is scored, each thread gets its part of the batch in
+//! as few chunks as possible ([`scoring_chunk`]). In training a tape has gradients too, and a batch needs a
+//! tape for each of its chunks at the same time, so chunks are smaller ([`chunk`]).
 
 use aligned_vec::AVec;
 
 use crate::compute::{Real, row_stride};
 
-/// Most samples per tape.
+/// Most samples of a chunk in training.
 pub(crate) const MAX_CHUNK: usize = 64;
 
-/// Most bytes of a tape's values, unless [`MIN_CHUNK`] samples need more. The values, a layer's weights and
-/// prefetched rows together fit the second-level cache of a core.
+/// Most samples of a chunk that is scored. Tiles of all instruction sets divide it (`compute::gemm`).
+pub(crate) const MAX_SCORED: usize = 96;
+
+/// Most bytes of a tape's values in training, unless [`MIN_CHUNK`] samples need more.
 const TAPE_BYTES: usize = 640 << 10;
 
-/// Fewest samples per tape: with fewer, reading the weights would dominate.
+/// Fewest samples of a chunk in training: with fewer, reading the weights would dominate.
 const MIN_CHUNK: usize = 8;
 
-/// Samples per tape for buffers of these widths: a power of two.
+/// Samples of a chunk in training, for buffers of these widths: a power of two.
 #[must_use]
 pub(crate) fn chunk<T>(widths: &[usize]) -> usize {
     let bytes: usize = widths.iter().map(|&width| row_stride(width) * size_of::<T>()).sum();
     let fits = (TAPE_BYTES / bytes.max(1)).clamp(MIN_CHUNK, MAX_CHUNK);
     1 << fits.ilog2()
+}
+
+/// Samples of a chunk when so many threads score a batch. A part that is smaller than a chunk in training is
+/// not worth a thread.
+#[must_use]
+pub(crate) fn scoring_chunk<T>(widths: &[usize], samples: usize, threads: usize) -> usize {
+    samples.div_ceil(threads.max(1)).clamp(chunk::<T>(widths), MAX_SCORED)
 }
 
 /// Bytes of a cache line. The rows of a tape are aligned to it. In the input row, the first pooled vector is
@@ -130,7 +144,7 @@ impl<T: Real> Tape<T> {
     /// line, so that vectors are written in whole lines.
     #[must_use]
     pub(crate) fn new(widths: &[usize], dense_width: usize, training: bool) -> Self {
-        let rows = chunk::<T>(widths);
+        let rows = if training { chunk::<T>(widths) } else { MAX_SCORED };
         let aligned = |buffer| if buffer == 0 { dense_width } else { 0 };
         let values: Vec<_> =
             widths.iter().enumerate().map(|(b, &width)| Rows::new(width, aligned(b), rows)).collect();

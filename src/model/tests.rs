@@ -1,6 +1,7 @@
 //! Compares gradients with finite differences, in f64, and checks that scores and gradients have the same
 //! bits for any batch.
 
+use super::tape::MAX_SCORED;
 use super::*;
 use crate::schema::{Arity, DenseFeature, Feature, Loss, Pooling, Table, Transform};
 
@@ -196,12 +197,21 @@ fn a_samples_logit_has_the_same_bits_in_any_chunk() {
             model.forward(&weights, &mut tape);
             (0..samples.len()).map(|s| model.logit(&tape, s).to_bits()).collect()
         };
-        let whole = logits(&(0..MAX_CHUNK).collect::<Vec<_>>());
-        for n in [1, 2, 7, 12, 13, 63] {
-            let last: Vec<_> = (MAX_CHUNK - n..MAX_CHUNK).collect();
-            assert_eq!(logits(&last), whole[MAX_CHUNK - n..]);
+        let whole = logits(&(0..MAX_SCORED).collect::<Vec<_>>());
+        for n in [1, 2, 7, 12, 13, 63, 64, 95] {
+            let last: Vec<_> = (MAX_SCORED - n..MAX_SCORED).collect();
+            assert_eq!(logits(&last), whole[MAX_SCORED - n..]);
         }
     }
+}
+
+#[test]
+fn a_thread_scores_its_part_of_a_batch_in_as_few_chunks_as_possible() {
+    let model: Model<f32> = Model::new(&schema(architectures().remove(0)));
+    assert_eq!(model.chunk(), 64);
+    let of = |samples, threads| model.scoring_chunk(samples, threads);
+    assert_eq!([of(1, 1), of(96, 1), of(1000, 1)], [64, 96, 96]);
+    assert_eq!([of(100, 2), of(150, 2), of(1000, 2), of(1000, 16)], [64, 75, 96, 64]);
 }
 
 #[test]

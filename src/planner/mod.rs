@@ -1,6 +1,6 @@
 //! `flechette plan`: the hit rate of caches of several sizes for a workload.
 //!
-//! A [`trace::Trace`] is the order in which rows are used, from click logs or from a server's recordings.
+//! A [`trace::Trace`] is the order in which rows are used, from click logs or from a server's access traces.
 //! [`simulate`] runs it through caches of several sizes and policies, as one flat cache of all tables and as
 //! a cache of its own for each table. Both are compared with the optimal policy, which knows the future.
 //! [`curve`] gives the hit rate of LRU at every size, and so the size from which more memory gains little.

@@ -44,11 +44,11 @@ pub struct Trace {
     pub accesses: Vec<u32>,
     /// By key: the number of the row in its table.
     pub rows: Vec<u64>,
-    /// Number of samples in the data; 0 for recordings, which do not store it.
+    /// Number of samples in the data; 0 for access traces, which do not store it.
     pub samples: u64,
     /// Number of ids past the end of their table. It also counts ids that read a default row.
     pub absent: u64,
-    /// The share of all rows whose accesses are in the trace; below 1 only for sampled recordings.
+    /// The share of all rows whose accesses are in the trace; below 1 only for sampled access traces.
     pub rate: f64,
 }
 

@@ -55,17 +55,21 @@ pub fn avazu(kind: ArchKind, dim: usize, rows: u64) -> Schema {
     assemble(kind, dim, Vec::new(), inputs)
 }
 
+/// The columns of one's own data, by name.
+#[derive(Clone, Debug, Default)]
+pub struct OwnColumns {
+    /// Dense inputs.
+    pub dense: Vec<String>,
+    /// Features.
+    pub features: Vec<String>,
+}
+
 /// One's own data: dense inputs with the transform log1p, and features. The strings of each feature are
 /// hashed to a table of `rows` rows.
 #[must_use]
-pub fn own(
-    kind: ArchKind,
-    dim: usize,
-    rows: u64,
-    (dense_names, features): (Vec<String>, Vec<String>),
-) -> Schema {
-    let dense = dense_names.into_iter().map(|name| dense(name, Transform::Log1p)).collect();
-    assemble(kind, dim, dense, features.into_iter().map(|name| Input::hashed(name, rows)))
+pub fn own(kind: ArchKind, dim: usize, rows: u64, columns: OwnColumns) -> Schema {
+    let inputs = columns.dense.into_iter().map(|name| dense(name, Transform::Log1p)).collect();
+    assemble(kind, dim, inputs, columns.features.into_iter().map(|name| Input::hashed(name, rows)))
 }
 
 /// The inputs of a synthetic data set.

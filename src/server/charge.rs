@@ -6,10 +6,10 @@
 //! from another one: whatever they send, a quarter stays free, and the more models need places, the closer
 //! each comes to an equal part. If only one model is served, it gets all. A call has a place from the end of
 //! its body to its answer. So neither a body that does not end nor an answer that is not read holds one.
-//! Learn calls wait for the disk, so they get at most half of the places. A stream has a place from its begin
-//! to its end, and its place and memory belong to no model, because it has requests for any. Those of a call
-//! that describes or changes a model belong to none either, so that this works while it is overloaded, and
-//! for changes a few places are kept ([`KEPT_FOR_CHANGES`]).
+//! Learn calls wait for the disk, so they get at most half of the places. A stream has a place from its
+//! beginning to its end, and its place and memory belong to no model, because it has requests for any. Those
+//! of a call that describes or changes a model belong to none either, so that this works while it is
+//! overloaded, and for changes a few places are kept ([`KEPT_FOR_CHANGES`]).
 //!
 //! **Memory.** A call is charged with its message until it is answered. The messages of a stream are released
 //! one by one (`charge/stream.rs`).
@@ -131,7 +131,7 @@ impl Drop for Place {
     fn drop(&mut self) {
         self.state.places.fetch_sub(1, Ordering::AcqRel);
         if self.learns {
-            self.state.learning.fetch_sub(1, Ordering::AcqRel);
+            self.state.learn_places.fetch_sub(1, Ordering::AcqRel);
         }
         self.model.iter().for_each(|model| model.leave(self.priority));
     }
@@ -174,7 +174,7 @@ impl Charge {
         deadline: Option<Instant>,
         kind: CallKind,
     ) -> Result<Arc<Self>, Status> {
-        let (limit, all) = (state.config.max_requests, state.in_flight.fetch_add(1, Ordering::AcqRel) + 1);
+        let all = state.in_flight.fetch_add(1, Ordering::AcqRel) + 1;
         let held = connection.in_flight.fetch_add(1, Ordering::AcqRel) + 1;
         if held == 1 {
             state.callers.fetch_add(1, Ordering::AcqRel);
@@ -190,23 +190,24 @@ impl Charge {
             cancelled: AtomicBool::new(false),
             stream: (kind == CallKind::Stream).then(Stream::default),
         };
-        let (most, taken) = match kind {
+        let in_flight = CallLimit::in_flight(state);
+        let (limit, taken) = match kind {
             CallKind::Stream => {
                 let (place, places) = charge.take_place(None)?;
                 *charge.place() = Some(place);
-                (limit, places)
+                (CallLimit::places(state), places)
             }
-            CallKind::Use | CallKind::Learn | CallKind::Describe | CallKind::Change => (2 * limit, all),
+            CallKind::Use | CallKind::Learn | CallKind::Describe | CallKind::Change => (in_flight, all),
         };
-        if all > kind.of_limit(2 * limit) {
-            return Err(full(limit, all, ""));
+        if all > kind.of_limit(in_flight.calls) {
+            return Err(in_flight.refusal(all, ""));
         }
         // A connection may always have one.
         let may_have_more = held == 1 || kind == CallKind::Change;
-        let usage = Usage { held, taken, limit: most };
-        if !may_have_more && charge.takes_from_connections(usage, most / 2) {
+        let usage = Usage { held, taken, limit: limit.calls };
+        if !may_have_more && charge.takes_from_connections(usage, limit.calls / 2) {
             let others = format!(", {held} of them of this connection; the rest is for others");
-            return Err(full(limit, taken, &others));
+            return Err(limit.refusal(taken, &others));
         }
         Ok(Arc::new(charge))
     }
@@ -223,15 +224,15 @@ impl Charge {
         self.place.lock().even_poisoned()
     }
 
-    /// The name of the call's model was read.
-    pub(crate) fn name(&self, name: String) {
+    /// Sets the model of the call, when its name was read.
+    pub(crate) fn set_model(&self, name: String) {
         if !matches!(self.kind, CallKind::Use | CallKind::Learn) {
             return;
         }
         // The service refuses unknown models.
         let Some(model) = self.state.models.get(&name) else { return };
         let named = NamedModel { name, pressure: model.pressure().clone() };
-        // If a strange message names its model twice, the first name counts.
+        // A message may name its model twice, which is malformed: the first name counts.
         if self.model.set(named).is_ok()
             && let Some(model) = self.model()
         {
@@ -244,7 +245,7 @@ impl Charge {
     /// # Errors
     /// When there is no place, or the model is overloaded.
     pub(crate) fn admit(&self, priority: Priority) -> Result<(), Status> {
-        // A stream has one already, and so has a strange call of two messages.
+        // A stream has one already, and so has a call that was admitted with its last bytes.
         if self.place().is_some() {
             return Ok(());
         }
@@ -256,26 +257,27 @@ impl Charge {
 
     /// Returns how many places are taken, too.
     fn take_place(&self, priority: Option<Priority>) -> Result<(Place, usize), Status> {
-        let limit = self.state.config.max_requests;
+        let limit = CallLimit::places(&self.state);
         let all = self.state.places.fetch_add(1, Ordering::AcqRel) + 1;
         let learns = self.kind == CallKind::Learn;
-        let learning = if learns { self.state.learning.fetch_add(1, Ordering::AcqRel) + 1 } else { 0 };
+        let learning = if learns { self.state.learn_places.fetch_add(1, Ordering::AcqRel) + 1 } else { 0 };
         let model = self.model().cloned();
         let priority = priority.filter(|_| self.kind == CallKind::Use);
         let held = model.as_ref().map_or(0, |model| model.enter(priority));
         // Gives the place back if it is dropped here.
         let place = Place { state: self.state.clone(), model, priority, learns };
-        if all > self.kind.of_limit(limit) {
-            return Err(full(limit, all, ""));
+        if all > self.kind.of_limit(limit.calls) {
+            return Err(limit.refusal(all, ""));
         }
-        if learning > (limit / 2).max(1) {
+        if learning > (limit.calls / 2).max(1) {
             let others = format!(", {learning} of them to learn, which may be half");
-            return Err(full(limit, all, &others));
+            return Err(limit.refusal(all, &others));
         }
-        if self.takes_from_models(Usage { held, taken: all, limit }) {
+        // A model may always have one.
+        if held > 1 && self.takes_from_models(Usage { held, taken: all, limit: limit.calls }) {
             let name = self.model_name().unwrap_or_default();
             let others = format!(", {held} of them for model {name:?}; the rest is for other models");
-            return Err(full(limit, all, &others));
+            return Err(limit.refusal(all, &others));
         }
         Ok((place, all))
     }
@@ -330,7 +332,7 @@ impl Charge {
     pub(crate) fn add_of_message(&self, bytes: usize) -> Result<(), TooManyBytes> {
         let Some(mut memory) = self.stream_memory() else { return self.add(bytes) };
         let charged = memory.spare_for(bytes);
-        // Even of nothing more, a connection with much memory would be refused.
+        // Not called with 0: `add` would refuse even that if the connection already has more than its part.
         if bytes > charged {
             self.add(bytes - charged)?;
         }
@@ -371,7 +373,7 @@ impl Charge {
         let all = self.state.in_flight_bytes.fetch_add(bytes, Ordering::AcqRel) + bytes;
         let of_model = self.model().map_or(0, |model| model.add_bytes(bytes));
         let of_connection = self.connection.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
-        // The names in a change take next to nothing.
+        // A change has only names, so a small one is always taken.
         if self.kind == CallKind::Change && own <= SMALL_MESSAGE {
             return Ok(());
         }
@@ -431,9 +433,29 @@ impl Drop for Charge {
     }
 }
 
-fn full(limit: usize, all: usize, others: &str) -> Status {
-    let text = format!("calls in flight: limit {limit} (server.max_requests), got {all}{others}");
-    overloaded(text, FULL)
+/// A limit of calls, and what sets it.
+#[derive(Clone, Copy)]
+struct CallLimit {
+    calls: usize,
+    setting: &'static str,
+}
+
+impl CallLimit {
+    /// Calls that are computed.
+    fn places(state: &ServerState) -> Self {
+        Self { calls: state.config.max_requests, setting: "server.max_requests" }
+    }
+
+    /// Also those that wait for their message, or for their answer to leave.
+    fn in_flight(state: &ServerState) -> Self {
+        Self { calls: 2 * state.config.max_requests, setting: "twice server.max_requests" }
+    }
+
+    fn refusal(self, got: usize, others: &str) -> Status {
+        let Self { calls, setting } = self;
+        let text = format!("calls in flight: limit {calls} ({setting}), got {got}{others}");
+        overloaded(text, FULL)
+    }
 }
 
 #[cfg(test)]

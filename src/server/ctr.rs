@@ -107,13 +107,12 @@ impl From<CallError> for PredictError {
 
 impl ServingEngine {
     async fn learn(&self, request: LearnMessage) -> Result<LearnResponse, CallError> {
-        let description = self.predict.describe();
         let Some(log) = &self.learn_log else {
-            return Err(CallError::NoLearning { model: description.model });
+            return Err(CallError::NoLearning { model: self.predict.describe().model });
         };
         let learner = log.learner()?;
         // The batch shows that the samples can be trained on. The log keeps the values before hashing.
-        let record = self.inputs(&description.schema).record(request, &mut self.batcher.spare())?;
+        let record = self.inputs.record(request, &mut self.batcher.spare())?;
         let samples = record.samples;
         // The disk may hang. Then the place of the call must become free, whatever its deadline is.
         let at = learner.learn(record, self.batcher.patience()).await?;

@@ -43,7 +43,7 @@ const METHOD_BYTES: usize = 128;
 pub(crate) struct Call {
     pub deadline: Option<Instant>,
     pub arrival: Arc<Arrival>,
-    /// The memory of the call's messages.
+    /// What the call takes while it is in flight.
     pub charge: Arc<Charge>,
 }
 
@@ -174,7 +174,7 @@ where
     }
 }
 
-/// Awaits the begin of the answers of a stream.
+/// Awaits the beginning of the answers of a stream.
 async fn stream(
     passage: Passage,
     charge: Arc<Charge>,

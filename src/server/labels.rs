@@ -144,6 +144,12 @@ pub(crate) struct Keeping {
 }
 
 impl Keeping {
+    /// Waits for a write that has begun, and keeps others from beginning until what is returned is dropped.
+    /// Blocks.
+    pub(crate) fn hold(&self) -> tokio::sync::MutexGuard<'_, ()> {
+        self.writing.blocking_lock()
+    }
+
     fn waiting(&self) -> MutexGuard<'_, BTreeMap<String, watch::Receiver<Option<Written>>>> {
         self.waiting.lock().even_poisoned()
     }

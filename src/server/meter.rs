@@ -2,7 +2,7 @@
 //!
 //! A decoded message can be much larger than its encoding: an empty column or string takes two bytes on the
 //! wire, but tens of bytes in memory. So a limit on a message's bytes does not bound memory, and a check of
-//! the decoded message is too late. The meter parses the wire format of a body, with the messages in its
+//! the decoded message is too late. The meter parses the wire format of a body, including the nested
 //! messages that have repeated fields (`meter/layout.rs` describes them), and charges each entry with its
 //! decoded size before the decoder sees the entry. It refuses what it cannot parse, so nothing is decoded
 //! that was not charged. What is not decoded, but read in place, is charged with what the conversion takes.
@@ -91,7 +91,7 @@ impl Varint {
 #[derive(Clone, Copy)]
 struct Level {
     layout: &'static Layout,
-    /// Where it ends, in bytes from the begin of the outermost message. No message ends after the one around
+    /// Where it ends, in bytes from the start of the outermost message. No message ends after the one around
     /// it.
     end: usize,
 }

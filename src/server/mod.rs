@@ -90,7 +90,7 @@ use listener::{ConnectionLimit, Limited};
 use methods::Method;
 pub(crate) use metrics_port::MetricsPort;
 use models::Models;
-pub(crate) use models::{LoadedVersions, MissingVersion, NotChanged};
+pub(crate) use models::{LoadedVersions, MissingVersion, NotChanged, RefusedVersions};
 use not_served::NotServed;
 use report::Slow;
 pub(crate) use repository::{Change, ChangeError, Repository, Requested};
@@ -237,7 +237,7 @@ impl Server {
             repository: OnceLock::new(),
             in_flight: AtomicUsize::new(0),
             places: AtomicUsize::new(0),
-            learning: AtomicUsize::new(0),
+            learn_places: AtomicUsize::new(0),
             callers: AtomicUsize::new(0),
             in_flight_bytes: AtomicUsize::new(0),
         };

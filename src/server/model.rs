@@ -9,7 +9,7 @@ mod routing;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::models::MissingVersion;
+use super::models::{MissingVersion, RefusedVersions};
 use super::pressure::Pressure;
 use super::serving_engine::ServingEngine;
 use super::shadow::Shadowing;
@@ -45,9 +45,7 @@ pub(crate) struct ModelParts {
     pub labels: Option<Labels>,
     pub traffic: TrafficConfig,
     pub shadow: Option<Arc<Shadowing>>,
-    pub missing: Vec<MissingVersion>,
-    /// Versions that are newer than `latest` and are refused: why.
-    pub newer: BTreeMap<Version, String>,
+    pub refused: RefusedVersions,
     pub use_token: UseToken,
 }
 
@@ -176,13 +174,14 @@ impl Model {
     }
 
     pub(crate) fn missing(&self) -> &[MissingVersion] {
-        &self.parts.missing
+        &self.parts.refused.missing
     }
 
     /// Why versions are refused that are newer, or that settings or labels name.
     pub(crate) fn refused_versions(&self) -> BTreeMap<Version, String> {
-        let mut refused = self.parts.newer.clone();
-        for MissingVersion { version, text } in &self.parts.missing {
+        let RefusedVersions { missing, newer } = &self.parts.refused;
+        let mut refused = newer.clone();
+        for MissingVersion { version, text } in missing {
             let reasons = refused.entry(*version).or_default();
             *reasons += if reasons.is_empty() { "" } else { "; " };
             *reasons += text;
@@ -198,7 +197,7 @@ impl Model {
 
     /// Why an older version is served: the newer ones are refused.
     pub(crate) fn newer_refused(&self) -> &BTreeMap<Version, String> {
-        &self.parts.newer
+        &self.parts.refused.newer
     }
 
     /// The version of the main engine, or the one that it takes over.

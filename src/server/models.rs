@@ -8,7 +8,6 @@
 
 mod versions;
 
-use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -30,7 +29,7 @@ use crate::metrics::{EventKind, Metrics, ModelMetrics};
 use crate::predict::Predict;
 use crate::sync::{EvenPoisoned, wait_until};
 use crate::types::Version;
-pub(crate) use versions::{LoadedVersions, MissingVersion};
+pub(crate) use versions::{LoadedVersions, MissingVersion, RefusedVersions};
 
 /// How long the removal of a model or a version waits for calls in flight, before its batcher refuses what
 /// they queue, and then for the end of its threads.
@@ -115,8 +114,7 @@ impl Models {
             labels: None,
             traffic: TrafficConfig::default(),
             shadow: None,
-            missing: Vec::new(),
-            newer: BTreeMap::new(),
+            refused: RefusedVersions::default(),
             use_token: UseToken::default(),
         };
         let model = Arc::new(Model::new(&name, parts, &self.metrics));

@@ -1,13 +1,13 @@
-//! The calls of a model that are in flight, and which of them are refused before their message is decoded.
+//! The calls of a model that are being computed, and which calls are refused before their message is decoded.
 //!
 //! A batcher refuses requests that would wait too long, but only after their messages were decoded. Under
 //! heavy overload that work alone takes the processor from the model, and requests age in the buffers of the
 //! network, where no deadline is seen. So while requests are refused, the rate of answers is measured, and
-//! the calls in flight are compared with it: by Little's law, `calls / rate` is how long a new call would
-//! take. If that is more than [`MAX_CALL_TIME`] or a share of its time, it is refused at once, which costs
-//! little. More calls in flight would not be answered sooner. Only calls of the same priority and of higher
-//! ones count, because those are computed first, and a refusal of a low priority is no sign of overload for
-//! higher ones.
+//! the calls that are being computed are compared with it: by Little's law, `calls / rate` is how long a new
+//! call would take. If that is more than [`MAX_CALL_TIME`] or a share of its time, it is refused at once,
+//! which costs little. More calls at a time would not be answered sooner. Only calls of the same priority and
+//! of higher ones count, because those are computed first, and a refusal of a low priority is no sign of
+//! overload for higher ones.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -35,14 +35,14 @@ const LEAST: usize = 16;
 /// The weight of the last tick in the rate.
 const WEIGHT: f64 = 0.5;
 
-/// The calls of a model in flight, and their rate of answers. Streams do not count.
+/// The calls of a model that hold a place, and their rate of answers. Streams do not count.
 #[derive(Debug)]
 pub(crate) struct Pressure {
     /// Calls that hold a place, and the memory of their messages.
     places: AtomicUsize,
     bytes: AtomicUsize,
-    /// Those of each priority that are computed. A call that waits for its answer to leave is none of them:
-    /// it says nothing about the model, and its client decides how long it waits.
+    /// Calls that are being computed, by priority. A call whose answer is leaving does not count: its client
+    /// decides how long that takes.
     calls: [AtomicUsize; 3],
     /// Since the last tick.
     answered: AtomicU64,
@@ -178,7 +178,7 @@ mod tests {
         pressure
     }
 
-    /// How long a call takes, if that is too long, with this many calls of a priority in flight.
+    /// How long a call takes, if that is too long, with this many calls of a priority being computed.
     fn takes(pressure: &Pressure, calls: usize, deadline: Option<Instant>) -> Option<Duration> {
         pressure.calls[Priority::Normal as usize].store(calls, Ordering::Relaxed);
         pressure.too_long(Priority::Normal, deadline)

@@ -67,6 +67,11 @@ impl Registry {
         self.0.models.set_label(model, change)
     }
 
+    /// As [`super::labels::Keeping::hold`].
+    pub(crate) fn hold_label_writes(&self) -> tokio::sync::MutexGuard<'_, ()> {
+        self.0.models.keeping.hold()
+    }
+
     /// As [`super::models::Models::retry_learn_logs`].
     pub(crate) fn retry_learn_logs(&self) {
         self.0.models.retry_learn_logs();

@@ -1,6 +1,6 @@
 //! An engine that serves, and a request in its queue.
 
-use std::sync::{Arc, RwLock};
+use std::sync::Arc;
 use std::time::Instant;
 
 use super::convert::Inputs;
@@ -11,8 +11,6 @@ use super::status::CallError;
 use crate::batcher::{Batcher, Ticket};
 use crate::metrics::{LabelMetrics, ModelMetrics};
 use crate::predict::Predict;
-use crate::schema::Schema;
-use crate::sync::EvenPoisoned;
 use crate::types::Version;
 
 /// An engine that serves.
@@ -24,21 +22,20 @@ pub(crate) struct ServingEngine {
     pub metrics: Arc<ModelMetrics>,
     /// `None` if the model takes no samples.
     pub learn_log: Option<Arc<LearnLog>>,
-    /// `server.max_samples`.
-    max_samples: usize,
-    inputs: RwLock<Arc<Inputs>>,
+    /// The inputs of its schema, which never changes.
+    pub inputs: Arc<Inputs>,
 }
 
 impl ServingEngine {
+    /// `max_samples` is `server.max_samples`.
     pub(crate) fn new(
         predict: Arc<dyn Predict>,
         batcher: Batcher,
         metrics: Arc<ModelMetrics>,
         max_samples: usize,
     ) -> Self {
-        let description = predict.describe();
-        let inputs = RwLock::new(Arc::new(Inputs::new(description.schema, max_samples)));
-        Self { predict, version: None, batcher, metrics, learn_log: None, max_samples, inputs }
+        let inputs = Arc::new(Inputs::new(predict.describe().schema, max_samples));
+        Self { predict, version: None, batcher, metrics, learn_log: None, inputs }
     }
 
     /// An engine of one version, which does not change.
@@ -54,17 +51,6 @@ impl ServingEngine {
     /// Whether it can score, and its worker is not stuck.
     pub(crate) fn ready(&self) -> bool {
         self.predict.ready() && !self.batcher.is_stuck()
-    }
-
-    /// The inputs of `schema`. They are rebuilt when the model serves a version with a new schema.
-    pub(crate) fn inputs(&self, schema: &Arc<Schema>) -> Arc<Inputs> {
-        let known = self.inputs.read().even_poisoned().clone();
-        if Arc::ptr_eq(&known.schema, schema) {
-            return known;
-        }
-        let inputs = Arc::new(Inputs::new(schema.clone(), self.max_samples));
-        *self.inputs.write().even_poisoned() = inputs.clone();
-        inputs
     }
 }
 
@@ -105,30 +91,31 @@ impl<E: Into<CallError>> From<E> for NotQueued {
     }
 }
 
-/// A request that is counted for a label.
+/// A request that is counted for a label: as failed, if this is dropped before the request has scores.
 pub(crate) struct LabelledRequest {
     metrics: Arc<LabelMetrics>,
     /// When it was decoded.
     since: Instant,
+    scored: bool,
 }
 
 impl LabelledRequest {
     pub(crate) fn begin(metrics: &Arc<LabelMetrics>, since: Instant) -> Self {
         metrics.requests.increment(1);
-        Self { metrics: metrics.clone(), since }
+        Self { metrics: metrics.clone(), since, scored: false }
     }
 
-    /// It was refused.
-    pub(crate) fn failed(&self) {
-        self.metrics.failures.increment(1);
+    /// It has its scores.
+    pub(crate) fn scored(mut self) {
+        self.metrics.seconds.record(self.since.elapsed());
+        self.scored = true;
     }
+}
 
-    /// It has its scores, or failed while it was queued.
-    pub(crate) fn ended(&self, scored: bool) {
-        if scored {
-            self.metrics.seconds.record(self.since.elapsed());
-        } else {
-            self.failed();
+impl Drop for LabelledRequest {
+    fn drop(&mut self) {
+        if !self.scored {
+            self.metrics.failures.increment(1);
         }
     }
 }

@@ -41,8 +41,8 @@ pub(crate) struct ServerState {
     pub in_flight: AtomicUsize,
     /// Those of them that have a place.
     pub places: AtomicUsize,
-    /// Those with a place that wait until their samples are stored.
-    pub learning: AtomicUsize,
+    /// Places that Learn calls hold.
+    pub learn_places: AtomicUsize,
     /// Connections that have calls in flight.
     pub callers: AtomicUsize,
     /// Memory of their messages, counted by [`super::charge::Charge`], and of answers (`answer.rs`).

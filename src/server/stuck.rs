@@ -1,6 +1,7 @@
 //! Versions whose workers are stuck: each is logged once, and once more when it computes again.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use super::model::Model;
 use crate::types::Version;
@@ -10,6 +11,11 @@ use crate::types::Version;
 pub(crate) struct Stuck(BTreeMap<String, BTreeSet<Version>>);
 
 impl Stuck {
+    /// Forgets models that are not served any more.
+    pub(crate) fn retain(&mut self, served: &[Arc<Model>]) {
+        self.0.retain(|name, _| served.iter().any(|model| model.name() == name));
+    }
+
     pub(crate) fn look(&mut self, model: &Model) {
         let name = model.name();
         let now = model.stuck_versions();

@@ -107,9 +107,11 @@ pub(crate) struct Split {
     /// The feature whose ids are the key; `None`: the request's id is the key.
     feature: Option<usize>,
     seed: u64,
-    /// The number of the next request without a key.
-    next: AtomicU64,
 }
+
+/// The number of the next request without a key. It is not part of a [`Split`], which is made anew with each
+/// version: numbers that began again would give the first requests of each version to the same side.
+static NEXT: AtomicU64 = AtomicU64::new(0);
 
 impl Split {
     /// `salt` makes the splits of two models independent.
@@ -118,7 +120,7 @@ impl Split {
             Sticky::RequestId => None,
             Sticky::Feature(name) => schema.features.iter().position(|feature| feature.name == *name),
         };
-        Self { share, feature, seed: xxh3_64(salt.as_bytes()), next: AtomicU64::new(0) }
+        Self { share, feature, seed: xxh3_64(salt.as_bytes()) }
     }
 
     /// Whether the samples of a request decide.
@@ -144,7 +146,7 @@ impl Split {
 
     /// Whether the share gets the next request without a key.
     pub(crate) fn takes_next(&self) -> bool {
-        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
         self.takes_key(&number.to_le_bytes())
     }
 
@@ -163,6 +165,13 @@ mod tests {
     fn split(share: f64, sticky: &Sticky) -> Split {
         let schema = crate::schema::preset::criteo(crate::schema::preset::ArchKind::Dlrm, 4, 100);
         Split::new(share, sticky, &schema, "ads")
+    }
+
+    #[test]
+    fn requests_without_a_key_are_not_numbered_anew_with_each_version() {
+        // Each split sees a single request.
+        let taken = (0..10_000).filter(|_| split(0.2, &Sticky::RequestId).takes("")).count();
+        assert!((1_700..2_300).contains(&taken), "{taken}");
     }
 
     #[test]

@@ -19,17 +19,19 @@ use std::time::Duration;
 use http_body::{Body as _, Frame, SizeHint};
 use hyper::body::Incoming;
 use prost::bytes::Bytes;
+use tokio::runtime::Handle;
 use tokio::time::timeout;
 
 use super::connection_state::OpenCallCount;
 use crate::config::ServerConfig;
 use crate::sync::EvenPoisoned;
 
-/// What a DATA frame counts for at least.
+/// The least that h2 counts for a DATA frame, in bytes.
 const FRAME: usize = 256;
 
 /// Bytes that one call may send before they are read. A client may send its first calls before it learns of a
-/// smaller window. With the default of `server.max_streams`, one call may have it full of frames of 52 bytes.
+/// smaller window. With the default of `server.max_streams`, one call may fill its window with frames of 52
+/// bytes.
 const CALL: u32 = 65_535;
 
 /// Least and most bytes that all calls of a connection may send before they are read.
@@ -46,9 +48,9 @@ pub(crate) struct Windows {
 }
 
 impl Windows {
-    /// The windows are fixed when a connection opens. Unread bytes count in no other limit. A connection has
-    /// its part of the bytes that the calls in flight may take, but room for a small frame of each call
-    /// whatever this is: with the defaults all connections together may have twice those bytes.
+    /// The windows are fixed when a connection opens, and unread bytes count in no other limit. The window of
+    /// a connection is its share of `server.max_inflight_bytes`, but has room for a small frame of each call.
+    /// So with the defaults, all connections together may have twice `server.max_inflight_bytes`.
     pub(crate) fn new(config: &ServerConfig) -> Self {
         let (least, most) = CONNECTION;
         let share = (config.max_inflight_bytes / config.max_connections.max(1)).clamp(least, most);
@@ -61,7 +63,18 @@ impl Windows {
 pub(crate) struct Body {
     /// `None` when it is being dropped.
     body: Option<Incoming>,
-    left: Arc<Mutex<Option<Incoming>>>,
+    left: Arc<Mutex<Left>>,
+}
+
+/// Which of the two came first: the end of the service's reading, or the beginning of the answer.
+#[derive(Default)]
+enum Left {
+    #[default]
+    Neither,
+    /// The service has dropped the body before its end.
+    Unread(Incoming),
+    /// The answer has begun. If the call is a stream, its body is still read.
+    Answered(Arc<OpenCallCount>),
 }
 
 impl Body {
@@ -95,30 +108,42 @@ impl http_body::Body for Body {
 
 impl Drop for Body {
     fn drop(&mut self) {
-        if let Some(body) = self.body.take().filter(|body| !body.is_end_stream()) {
-            *self.left.lock().even_poisoned() = Some(body);
+        let Some(body) = self.body.take().filter(|body| !body.is_end_stream()) else { return };
+        let mut left = self.left.lock().even_poisoned();
+        match std::mem::take(&mut *left) {
+            Left::Answered(open) => spawn_read(body, open),
+            Left::Neither | Left::Unread(_) => *left = Left::Unread(body),
         }
     }
 }
 
-/// What a refused call has left unread.
-pub(crate) struct Rest(Arc<Mutex<Option<Incoming>>>);
+/// What a call that is refused or ended leaves unread.
+pub(crate) struct Rest(Arc<Mutex<Left>>);
 
 impl Rest {
-    /// Reads and drops what the service has not read, while the answer leaves. Meanwhile the call is open.
+    /// Reads and drops what the service has not read, or will not have read when it ends, while the answer
+    /// leaves. Meanwhile the call is open.
     pub(crate) fn read(&self, cx: &mut Context<'_>, open: &Arc<OpenCallCount>) {
-        let Some(mut body) = self.0.lock().even_poisoned().take() else { return };
-        // Mostly it has arrived.
-        if poll_end(&mut body, cx).is_ready() {
+        let mut left = self.0.lock().even_poisoned();
+        let Left::Unread(mut body) = std::mem::replace(&mut *left, Left::Answered(open.clone())) else {
             return;
+        };
+        // Mostly it has arrived.
+        if poll_end(&mut body, cx).is_pending() {
+            spawn_read(body, open.clone());
         }
-        let open = open.clone();
-        tokio::spawn(async move {
-            // If it does not end, the client is told to stop when the body is dropped.
-            let _ = timeout(WAIT, poll_fn(|cx| poll_end(&mut body, cx))).await;
-            drop(open);
-        });
     }
+}
+
+/// Reads and drops a body up to its end, for a limited time.
+fn spawn_read(mut body: Incoming, open: Arc<OpenCallCount>) {
+    // Without a runtime the server has ended, and its connections too.
+    let Ok(runtime) = Handle::try_current() else { return };
+    runtime.spawn(async move {
+        // If it does not end, the client is told to stop when the body is dropped.
+        let _ = timeout(WAIT, poll_fn(|cx| poll_end(&mut body, cx))).await;
+        drop(open);
+    });
 }
 
 /// Reads and drops a body up to its end.

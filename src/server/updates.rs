@@ -47,14 +47,17 @@ pub(super) async fn update_status(state: Arc<ServerState>, health: HealthReporte
         ticks.tick().await;
         let elapsed = ticked.elapsed();
         ticked = Instant::now();
-        for model in state.models.all() {
+        let served = state.models.all();
+        overloads.retain(&served, &state.metrics.events);
+        stuck.retain(&served);
+        for model in &served {
             model.pressure().tick(elapsed);
             let overloaded = model.pressure().overloaded();
             if overloaded {
                 CORES.overloaded(2 * UPDATE_EVERY);
             }
             overloads.look(model.name(), overloaded, &state.metrics.events);
-            stuck.look(&model);
+            stuck.look(model);
             model.main().metrics.version.set(model.stable_version().0 as f64);
         }
         let now_ready = state.ready();

@@ -1,10 +1,11 @@
 //! The rows that the deltas of a chain changed, in front of a table's base rows.
 //!
-//! A delta's rows are read from its mapped file. The overlay only says which delta holds the newest bytes of
-//! a row: a hash table from the row's number to its place, which counts through all deltas, oldest first. It
-//! is built once, when the version is opened, so its size is exact: 8 bytes an entry at a load of 0.7, which
-//! is 12 bytes a changed row, or twice that if a number does not fit in 32 bits. Linear probing at this load
-//! reads one or two lines of the processor's cache.
+//! A delta's rows are read where the delta was opened: in memory, or in its mapped file (`table_location`).
+//! The overlay only says which delta holds the newest bytes of a row: a hash table from the row's number to
+//! its place, which counts through all deltas, oldest first. It is built once, when the version is opened, so
+//! its size is exact: 8 bytes an entry at a load of 0.7, which is 12 bytes a changed row, or twice that if a
+//! number does not fit in 32 bits. Linear probing at this load reads one or two lines of the processor's
+//! cache.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;

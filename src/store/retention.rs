@@ -1,5 +1,5 @@
-//! What stays on disk: the newest full versions and the deltas after the oldest of them. And what turns a
-//! chain into a full version.
+//! Retention: removes old versions, but keeps the newest full ones and the deltas after the oldest of them.
+//! Also compaction, which writes a chain as one full version.
 //!
 //! A version that a reader has locked (`link`), or that a label or the settings of a server name (`labels`),
 //! is not removed. Before its files are removed, a version is renamed to a name that no reader opens. If the

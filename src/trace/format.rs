@@ -136,7 +136,7 @@ impl<R: Read> TraceReader<R> {
         if !head[..got].starts_with(&MAGIC[..got.min(MAGIC.len())]) {
             return Err(form(
                 0,
-                format!("expected a recorded trace, got {:?}", head[..got].escape_ascii().to_string()),
+                format!("expected an access trace, got {:?}", head[..got].escape_ascii().to_string()),
             ));
         }
         if got < head.len() {

@@ -321,7 +321,7 @@ struct Numbered {
     bytes: u64,
 }
 
-/// The recordings in a folder, the oldest first.
+/// The access traces in a folder, the oldest first.
 fn numbered(folder: &Path) -> io::Result<Vec<Numbered>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder)? {

@@ -116,7 +116,7 @@ fn queries() -> Vec<String> {
     targets.map(query).collect()
 }
 
-/// A server with TLS, a cache, a canary, a shadow and a recorded trace, which trains its model and takes
+/// A server with TLS, a cache, a canary, a shadow and an access trace, which trains its model and takes
 /// samples, and a client.
 struct Site {
     workshop: Workshop,

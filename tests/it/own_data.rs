@@ -7,7 +7,7 @@ use std::process::Stdio;
 
 use flechette::dataset::{FieldOptions, Format, Labels, ReadOptions, open};
 use flechette::schema::Schema;
-use flechette::schema::preset::{self, ArchKind};
+use flechette::schema::preset::{self, ArchKind, OwnColumns};
 use flechette::types::{Batch, RawBatch};
 use proptest::prelude::*;
 use serde_json::Value;
@@ -357,7 +357,8 @@ fn init_refuses_columns_that_do_not_exist() {
     // A column without a name, as that of an index, is no feature.
     fs::write(&empty, ",label,a\n").unwrap();
     let schema = Schema::parse(&init_toml(&format!("--dataset csv --data {empty} {plain}"))).unwrap();
-    assert_eq!(schema, preset::own(ArchKind::Dlrm, 4, 9, (vec![], vec!["a".to_owned()])));
+    let columns = OwnColumns { features: vec!["a".to_owned()], ..OwnColumns::default() };
+    assert_eq!(schema, preset::own(ArchKind::Dlrm, 4, 9, columns));
 }
 
 /// All samples of a file, and their labels.

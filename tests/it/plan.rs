@@ -1,5 +1,5 @@
 //! `flechette plan` as a program: its JSON compared with slow simulations of the same file, its other
-//! outputs, its errors, and the recordings of a server.
+//! outputs, its errors, and the access traces of a server.
 
 use std::collections::HashMap;
 use std::fs;
@@ -241,7 +241,7 @@ fn invalid_flags_and_files_are_refused_by_name() {
     fs::write(&empty, "").unwrap();
     assert!(plan(&format!("--format criteo-tsv --data {empty}")).contains("--data: no accesses"));
     let error = plan(&format!("--format trace --data {train}"));
-    assert!(error.contains("train.tsv") && error.contains("expected a recorded trace"), "{error}");
+    assert!(error.contains("train.tsv") && error.contains("expected an access trace"), "{error}");
 }
 
 #[test]

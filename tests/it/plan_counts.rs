@@ -1,4 +1,4 @@
-//! `flechette plan --counts-bytes` as a program, on click logs and recordings. Counts are exact while all
+//! `flechette plan --counts-bytes` as a program, on click logs and access traces. Counts are exact while all
 //! rows fit. When they do not, the program stays within the given memory, and counts are exact up to the
 //! floor.
 
@@ -134,7 +134,7 @@ fn rows_that_fit_give_the_same_file_as_a_whole_plan_and_the_text_says_when_rows_
 }
 
 #[test]
-fn recordings_give_the_same_counts_file_with_and_without_a_limit() {
+fn access_traces_give_the_same_counts_file_with_and_without_a_limit() {
     let skewed = Skewed::new();
     let recording = skewed.path("recording");
     let mut file = fs::File::create(&recording).unwrap();

@@ -147,6 +147,24 @@ async fn a_frame_is_refused_by_its_claimed_length() {
     assert_eq!(answer.message, expected);
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_call_with_a_second_message_is_refused_and_not_computed() {
+    let running = Running::start().await;
+    let raw = Raw::connect(running.grpc).await;
+    let first = frame(&request(1, 1).0.encode_to_vec());
+    for second in [frame(&[]), first.clone(), Bytes::from_static(&[0])] {
+        let together = raw.call([&first[..], &second].concat().into(), &[]).await;
+        let mut begun = raw.begin("flechette.v1.Ctr/Predict", &[]).await;
+        begun.body.send_data(first.clone(), false).unwrap();
+        for answer in [together, begun.finish(second).await] {
+            let Answer { code, message, .. } = answer;
+            let expected = (Code::InvalidArgument, "message: expected one, got another one after it");
+            assert_eq!((code, message.as_str()), expected);
+        }
+    }
+    assert_eq!(running.model.begun(), 0);
+}
+
 #[test]
 fn arbitrary_bytes_always_get_a_status() {
     let runtime = tokio::runtime::Runtime::new().unwrap();

@@ -187,16 +187,12 @@ impl<D: Driver> Shared<D> {
         let missed = misses.iter().enumerate().map(|(m, miss)| {
             let ahead = misses.get(m + PREFETCH_AHEAD).and_then(own_key);
             ahead.into_iter().for_each(|key| self.admission.prefetch(key));
-            Offer {
-                row: RowId::new(lookups[miss.lookup].table, miss.id),
-                source: JobRow::Staged(miss.word),
-                occurrences: 1, // the device does not count a row's occurrences
-            }
+            Offer { row: RowId::new(lookups[miss.lookup].table, miss.id), source: JobRow::Staged(miss.word) }
         });
         let pointed = pointed.filter_map(|LookupRow { lookup, id }| {
             let table = lookups[lookup].table;
             let source = JobRow::Host(self.pointer(table, id)?);
-            Some(Offer { row: RowId::new(table, id), source, occurrences: 1 })
+            Some(Offer { row: RowId::new(table, id), source })
         });
         let mut offers = missed.chain(pointed).peekable();
         if offers.peek().is_none() {

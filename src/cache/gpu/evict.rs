@@ -76,7 +76,7 @@ impl<D: Driver> Shared<D> {
         match sweep.plan.goal {
             Goal::Idle if waiting == 0 => Ok(EvictStep::Idle),
             Goal::Idle => Ok(EvictStep::Waiting),
-            _ if waiting >= MAX_WAITING => Ok(EvictStep::Waiting),
+            _ if waiting + SLOTS > MAX_WAITING => Ok(EvictStep::Waiting),
             Goal::EvictCold if self.eviction.is_by_age() => self.evict_cold(sweep, MAX_WAITING - waiting),
             Goal::EvictCold => self.evict_cold_by_rank(sweep, MAX_WAITING - waiting),
             Goal::DrainSlabs(left) => self.drain_slabs(sweep, left, MAX_WAITING - waiting),
@@ -114,9 +114,9 @@ impl<D: Driver> Shared<D> {
         for (slab, _) in self.slots.draining().into_iter().enumerate().filter(|(_, draining)| *draining) {
             slabs[slab / 32] |= 1 << (slab % 32);
         }
-        // Few enough buckets that one sweep can evict all their entries.
+        // Few enough buckets that one sweep can evict all their entries. There is room for those of one.
         let buckets =
-            left.min((room.min(MAX_EVICTED) / SLOTS).max(1) as u64).min(u64::from(BUCKETS_PER_STEP)) as u32;
+            left.min((room.min(MAX_EVICTED) / SLOTS) as u64).min(u64::from(BUCKETS_PER_STEP)) as u32;
         let stretch = Stretch { hand: sweep.hand, buckets, most: room, victims: Victims::In(&slabs) };
         self.sweep(sweep, self.epochs.tag(), stretch)?;
         self.advance(sweep, buckets);

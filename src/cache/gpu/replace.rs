@@ -84,8 +84,6 @@ pub(crate) struct Offer {
     pub row: RowId,
     /// Where a job reads the row's bytes.
     pub source: JobRow,
-    /// How often its batch reads it.
-    pub occurrences: u32,
 }
 
 impl<D: Driver> Replacer<D> {
@@ -154,13 +152,14 @@ impl<D: Driver> Shared<D> {
         &self,
         replacer: &mut Replacer<D>,
         batch: u64,
-        Offer { row, source, occurrences }: Offer,
+        Offer { row, source }: Offer,
     ) -> Result<Option<(JobTarget, IndexJob)>, GpuCacheError> {
         let table = row.table();
         let bytes = self.tables.get(table.index()).map_or(0, |t| t.row_bytes);
         let own = self.own_key(row, bytes)?;
         let (_, key) = self.keys.row(table, own);
-        let missed = Missed { key: own, batch, occurrences };
+        // The device does not count how often a batch reads a row.
+        let missed = Missed { key: own, batch, occurrences: 1 };
         if !self.admits(missed, || self.fill_level()) {
             return Ok(None);
         }

@@ -31,7 +31,7 @@ pub(crate) struct Connect {
     /// PEM file with the private key of --certificate
     #[arg(long, value_name = "FILE", requires = "certificate")]
     key: Option<PathBuf>,
-    /// File with a token to send; its first line counts
+    /// File with a token to send: its first line that is neither empty nor a comment
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
 }

@@ -11,7 +11,7 @@ use crate::cli::format::{NameFlags, name};
 use crate::cli::training::data_path;
 use crate::dataset::{Format, column_names, has_name, label_of, listed};
 use crate::schema::Schema;
-use crate::schema::preset;
+use crate::schema::preset::{self, OwnColumns};
 
 /// Flags of one's own data.
 #[derive(Debug, clap::Args)]
@@ -54,8 +54,8 @@ pub(super) fn schema(args: &Args, format: Format) -> Result<Schema, InputError> 
     let dense = args.dense.iter().flat_map(|names| names.split(',')).map(|name| name.trim().to_owned());
     let inputs = Inputs { columns, label: label_of(format, &names.options()), dense: dense.collect(), skip };
     inputs.check()?;
-    let features = inputs.features();
-    Ok(preset::own(args.arch, args.dim, args.rows, (inputs.dense, features)))
+    let columns = OwnColumns { features: inputs.features(), dense: inputs.dense };
+    Ok(preset::own(args.arch, args.dim, args.rows, columns))
 }
 
 /// The columns, and what the flags say about them.

@@ -1,4 +1,4 @@
-//! What `plan` reads: click logs, or a server's recordings.
+//! What `plan` reads: click logs, or a server's access traces.
 
 use std::fs::File;
 use std::io::BufReader;
@@ -19,7 +19,7 @@ use crate::types::{Batch, RawBatch, TableId};
 #[derive(Clone, Copy, Debug)]
 pub(super) enum AccessSource {
     Dataset(Format),
-    /// A server's recordings.
+    /// A server's access traces.
     Trace,
 }
 
@@ -72,14 +72,20 @@ impl Accesses for Counts {
     }
 }
 
+/// Files with click logs.
+pub(super) struct DataFiles<'a> {
+    pub format: Format,
+    pub paths: &'a [PathBuf],
+}
+
 /// Reads data files with accesses to all rows.
 pub(super) fn read_data(
-    (format, files): (Format, &[PathBuf]),
+    files: DataFiles<'_>,
     options: ReadOptions,
     schema: &Schema,
     accesses: &mut impl Accesses,
 ) -> anyhow::Result<()> {
-    let mut reader = dataset::open(format, files, schema, options)?;
+    let mut reader = dataset::open(files.format, files.paths, schema, options)?;
     let (mut raw, mut batch) = (RawBatch::default(), Batch::default());
     while reader.read(BATCH_SAMPLES, &mut raw)? > 0 {
         let refused = |error: anyhow::Error| InputError(error.context("--data"));
@@ -93,8 +99,8 @@ pub(super) fn read_data(
     Ok(())
 }
 
-/// Reads recordings one after the other and returns their rate. A truncated file is read up to its last whole
-/// block.
+/// Reads access traces one after the other and returns their rate. A truncated file is read up to its last
+/// whole block.
 pub(super) fn read_traces(
     files: &[PathBuf],
     schema: &Schema,

@@ -38,7 +38,7 @@ impl ServeFlags {
         let in_data = (trace.samples > 0).then(|| trace.accesses.len() as f64 / trace.samples as f64);
         let rows_per_score = self.rows_per_score.or(in_data).ok_or_else(|| {
             InputError(anyhow!(
-                "--rows-per-score: expected, because recordings do not store the number of scores"
+                "--rows-per-score: expected, because access traces do not store the number of scores"
             ))
         })?;
         let of_model =

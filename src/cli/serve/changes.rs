@@ -208,11 +208,14 @@ impl Watcher {
         let save = |labels: &BTreeMap<_, _>| {
             store::labels::save(&models, name, labels).map_err(|error| error.to_string())
         };
+        // One that the model had when it was served must not overwrite this one.
+        let writes = self.adder.registry.hold_label_writes();
         let set = store::labels::load(&models, name).map_err(|error| error.to_string())?;
         let settings = self.adder.loader.live.traffic(name).labels;
         let before = Labels { settings, set };
         let labels = before.changed(change).map_err(|error| error.to_string())?;
         save(&labels.set)?;
+        drop(writes);
         if self.unloaded.contains(name) {
             return Ok(());
         }
@@ -334,7 +337,7 @@ mod tests {
         sender.look("ads");
         assert!(
             matches!(woken.try_recv(), Ok(WatchCommand::Labels(_))),
-            "another look after the begin of the first"
+            "another look after the beginning of the first"
         );
     }
 

@@ -11,7 +11,8 @@
 //!
 //! A switch runs on a thread of its own (`switching`), because it waits for batches, and one of them may not
 //! end. If it fails, which is mostly for that reason, the version is refused as if it were bad, and is opened
-//! again after [`RETRY_AFTER`]. A version that requests have used through an engine of its own keeps that.
+//! again after [`RETRY_AFTER`]. If requests have used that version through an engine of its own, this
+//! engine stays.
 //!
 //! New versions are opened and taken over by threads of low priority. What a client asks for with a label,
 //! and the first versions of a model, have the priority of requests.
@@ -35,9 +36,9 @@ use crate::engine::switch::{Changes, NextVersion};
 use crate::engine::{Engine, SharedVersion};
 use crate::metrics::Metrics;
 use crate::predict::Predict;
-use crate::server::{LabelChange, LoadedVersions, NotChanged, Registry};
+use crate::server::{LabelChange, LoadedVersions, NotChanged, RefusedVersions, Registry};
 use crate::types::Version;
-use known::{KnownVersions, Reasons, Reported};
+use known::{KnownVersions, Reported};
 pub(crate) use known::{VersionRefusal, refusal};
 use plan::VersionPlan;
 use switching::{SwitchOutcome, SwitchTarget, WAIT};
@@ -45,8 +46,8 @@ use switching::{SwitchOutcome, SwitchTarget, WAIT};
 /// How often a model is looked at again when its labels are set at the same time.
 const TRIES: usize = 5;
 
-/// When a version is tried again that the main engine could not take over, or that was refused for a reason
-/// that may have passed. Trying it costs its opening.
+/// How long to wait before a version is tried again, if the main engine could not take it over or the reason
+/// of its refusal may have passed. Each try opens the version.
 const RETRY_AFTER: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 60 });
 
 /// Why the versions of a model are not those that are wanted. The reason is in the log.
@@ -95,7 +96,7 @@ pub(crate) struct ServedVersions {
     known: HashMap<String, KnownVersions>,
 }
 
-/// What looks at the versions of all models use.
+/// What every look at the versions of a model needs.
 struct LookContext {
     loader: Arc<Loader>,
     registry: Registry,
@@ -213,9 +214,9 @@ impl Settling<'_> {
             let own = reported.is_some_and(|reported| reported.secondary.contains(&target));
             let own = own || plan.pinned.contains(&target);
             let secondary = plan.wanted.iter().copied().filter(|version| *version != target || own).collect();
-            // The reported reasons hold until the switch has ended.
-            let reasons = reported.map(|reported| reported.reasons.clone()).unwrap_or_default();
-            self.tell(Reported::of(&plan, target, secondary, reasons))?;
+            // What was reported as refused holds until the switch has ended.
+            let refused = reported.map(|reported| reported.refused.clone()).unwrap_or_default();
+            self.tell(Reported::of(&plan, target, secondary, refused))?;
             // The target was loaded when the plan was made.
             let begin = |next| self.begin_switch(SwitchTarget { version: target, own, next });
             self.known.switching = next.map(begin);
@@ -231,8 +232,8 @@ impl Settling<'_> {
             wanted.extend(self.known.secondary.keys());
         }
         let secondary: Vec<Version> = wanted.into_iter().filter(|version| *version != main).collect();
-        let reasons = Reasons { missing: plan.missing.clone(), newer: self.newer(&plan) };
-        self.tell(Reported::of(&plan, main, secondary.clone(), reasons))?;
+        let refused = RefusedVersions { missing: plan.missing.clone(), newer: self.newer(&plan) };
+        self.tell(Reported::of(&plan, main, secondary.clone(), refused))?;
         self.known.secondary.retain(|version, _| secondary.contains(version));
         Ok(SwitchOutcome::Done)
     }
@@ -283,15 +284,13 @@ impl Settling<'_> {
         self.set_shadow(reported.shadow);
         let engine =
             |version| self.known.secondary.get(version).map(|engine| engine.clone() as Arc<dyn Predict>);
-        let Reasons { missing, newer } = reported.reasons.clone();
         let loaded = LoadedVersions {
             secondary: reported.secondary.iter().filter_map(engine).collect(),
             main: reported.main,
             latest: reported.latest,
             traffic: reported.traffic.clone(),
             shadow: self.known.shadow.as_ref().map(|(_, shadow)| shadow.clone()),
-            missing,
-            newer,
+            refused: reported.refused.clone(),
         };
         self.context.registry.set_versions(name, loaded)?;
         (self.known.reported, self.known.report_again) = (Some(reported), false);

@@ -39,8 +39,9 @@ const END_WAIT: Duration = Duration::from_secs(1);
 /// Most commands that wait for the thread, which may be opening a large version.
 const MOST_COMMANDS: usize = 1024;
 
-/// How long the thread sleeps if it reads no directory at intervals.
-const IDLE_SLEEP: Duration = Duration::from_secs(3600);
+/// How long the thread sleeps if it reads no directory at intervals. Then it only tries to open logs of
+/// learned samples that could not be opened.
+const IDLE_SLEEP: Duration = Duration::from_secs(10);
 
 /// A command for the thread.
 pub(crate) enum WatchCommand {
@@ -135,7 +136,7 @@ impl Watcher {
             match woken.recv_timeout(wait) {
                 Ok(WatchCommand::Stop) | Err(RecvTimeoutError::Disconnected) => return,
                 Ok(ask) => unless_it_panics(|| self.do_command(ask)).unwrap_or(()),
-                Err(RecvTimeoutError::Timeout) if every.is_none() => {}
+                Err(RecvTimeoutError::Timeout) if every.is_none() => self.adder.registry.retry_learn_logs(),
                 Err(RecvTimeoutError::Timeout) => {
                     unless_it_panics(|| self.look()).unwrap_or(());
                     last = Instant::now();

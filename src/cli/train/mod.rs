@@ -271,7 +271,8 @@ fn without_sample(
     continued: Option<Version>,
     interrupted: bool,
 ) -> Option<anyhow::Result<()>> {
-    let Some(version) = continued else {
+    // Validation may have published a version of the state with which the run continued.
+    let Some(version) = run.epochs.best_version().max(continued) else {
         let stopped = interrupted.then(|| Interrupted(NO_STEP.to_owned()).into());
         return Some(Err(stopped.unwrap_or_else(|| args.data.no_samples())));
     };
@@ -279,14 +280,14 @@ fn without_sample(
     // The version that is there has all that was trained.
     if interrupted {
         let how = format!("no step was taken since {before}; {}", outlook(run));
-        return Some(print_and_end(&no_news(args, continued), Err(Interrupted(how).into())));
+        return Some(print_and_end(&no_news(args, Some(version)), Err(Interrupted(how).into())));
     }
     // Data that is followed is never complete, so that a run may continue when there is more of it.
     if !args.data.follows() {
         return None;
     }
     run.epochs.meter.print(&format!("no new samples since {before}"));
-    Some(print_and_end(&no_news(args, continued), Ok(())))
+    Some(print_and_end(&no_news(args, Some(version)), Ok(())))
 }
 
 /// Writes the last version, or makes the best one the latest, and returns it.

@@ -203,15 +203,15 @@ impl<'e, T: Real> Tile<'e, T> {
     /// [`Product::check`] returned true. The product has this row and column, and the column begins a tile.
     #[inline(always)]
     unsafe fn at(p: &mut Product<'_, T>, row: usize, first: usize, edge: &'e mut [T; LANES]) -> Self {
-        // SAFETY: the caller guarantees the offsets. `a` is computed with wrapping arithmetic, because at
-        // depth 0 it may be out of bounds.
+        // SAFETY: the caller guarantees the offsets. `a` and `b` are computed with wrapping arithmetic,
+        // because at depth 0 they may be out of bounds.
         unsafe {
             Self {
                 depth: p.depth,
                 a: p.left.data.as_ptr().wrapping_add(row.wrapping_mul(p.left.row_stride)),
                 row_stride: p.left.row_stride,
                 step_stride: p.left.step_stride,
-                b: p.panels.as_ptr().add(first / LANES * LANES * p.depth + first % LANES),
+                b: p.panels.as_ptr().wrapping_add(first / LANES * LANES * p.depth + first % LANES),
                 bias: match p.start {
                     Start::Bias(bias) => bias.as_ptr().add(first),
                     Start::Zero | Start::Add => std::ptr::null(),

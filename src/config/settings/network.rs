@@ -83,8 +83,8 @@ pub(super) const SERVER: Section = Section {
         setting(
             "server.stream_idle_seconds",
             Text("300"),
-            "A stream without a new request for this long is ended. A reflection stream is ended after \
-             this time in any case",
+            "A stream is ended if no request of it is without an answer, and for this long none has come \
+             and no answer was sent. A reflection stream is ended after this time in any case",
         ),
         setting("server.max_streams", Text("1024"), "Most concurrent calls of one gRPC connection"),
         setting(

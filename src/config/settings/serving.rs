@@ -143,8 +143,9 @@ pub(super) const CACHE: Section = Section {
             Text("0"),
             "Most pointers into the tables' memory that the index may hold, as a share of the model's \
              rows, 0 to 1. The number in use follows the measured throughput. Above 0, the tables are \
-             loaded into RAM, or for a GPU into pinned memory, where kernels read rows in place. \
-             Without a GPU a pointer saves nothing over a miss",
+             loaded into RAM, or for a GPU into pinned memory, where kernels read rows in place. If they \
+             take more than half of the memory, no pointers are used and a warning is logged. Without a \
+             GPU a pointer saves nothing over a miss",
         ),
         setting(
             "cache.high_watermark",

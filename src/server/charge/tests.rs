@@ -3,8 +3,11 @@
 use tokio::runtime::Runtime;
 
 use super::*;
+use crate::fake::Fake;
+use crate::predict::{Description, Predict, PredictError};
 use crate::server::Server;
 use crate::server::fuzz::parts_of;
+use crate::types::{Batch, Scores};
 
 /// A server of the model `ads` with so many places and bytes.
 struct Bound {
@@ -29,8 +32,25 @@ impl Bound {
     /// A call of the model whose message has arrived.
     fn admit(&self, connection: &Arc<ConnectionState>, kind: CallKind) -> Result<Arc<Charge>, Status> {
         let charge = self.enter(connection, kind)?;
-        charge.name("ads".to_owned());
+        charge.set_model("ads".to_owned());
         charge.admit(Priority::Normal).map(|()| charge)
+    }
+}
+
+/// A second model.
+struct Other(Arc<Fake>);
+
+impl Predict for Other {
+    fn predict(&self, batch: &Batch) -> Result<Scores, PredictError> {
+        self.0.predict(batch)
+    }
+
+    fn describe(&self) -> Description {
+        Description { model: "others".to_owned(), ..self.0.describe() }
+    }
+
+    fn ready(&self) -> bool {
+        true
     }
 }
 
@@ -73,7 +93,7 @@ fn a_call_has_a_place_and_memory_until_its_answer_and_is_in_flight_until_that_ha
     let bound = Bound::new(2, 1 << 30);
     let named = all(|| {
         let charge = bound.enter(&connection(), CallKind::Use)?;
-        charge.name("ads".to_owned());
+        charge.set_model("ads".to_owned());
         Ok(charge)
     });
     assert_eq!(named.0.len(), 4);
@@ -108,7 +128,21 @@ fn changes_have_places_of_their_own_and_descriptions_are_not_the_models_load() {
     assert!(bound.enter(&connection(), CallKind::Describe).is_err());
     let (changes, text) = all(|| bound.admit(&connection(), CallKind::Change));
     assert_eq!(changes.len(), KEPT_FOR_CHANGES);
-    assert_eq!(text, "calls in flight: limit 8 (server.max_requests), got 33");
+    assert_eq!(text, "calls in flight: limit 16 (twice server.max_requests), got 33");
+}
+
+#[test]
+fn a_model_may_always_have_one_place_and_a_refusal_names_the_limit_that_was_compared() {
+    let bound = Bound::new(1, 1 << 30);
+    bound.state.models.add(Arc::new(Other(Fake::new()))).unwrap();
+    let held = bound.admit(&connection(), CallKind::Use).unwrap();
+    let (waiting, text) = all(|| bound.enter(&connection(), CallKind::Use));
+    assert_eq!(waiting.len(), 1);
+    assert_eq!(text, "calls in flight: limit 2 (twice server.max_requests), got 3");
+    let status = waiting[0].admit(Priority::Normal).unwrap_err();
+    assert_eq!(status.message(), "calls in flight: limit 1 (server.max_requests), got 2");
+    drop(held);
+    waiting[0].admit(Priority::Normal).unwrap();
 }
 
 #[test]

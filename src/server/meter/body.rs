@@ -19,8 +19,8 @@ pub(crate) struct Metered {
     body: Body,
     meter: Meter,
     charge: Arc<Charge>,
-    /// A message has arrived completely.
-    complete: bool,
+    /// Messages that have arrived completely.
+    messages: usize,
     /// When the message must be complete; `None` between the messages of a stream.
     due: Option<Instant>,
     /// Set when the body is first waited for. Most bodies arrive with their headers.
@@ -31,7 +31,7 @@ impl Metered {
     pub(crate) fn new(body: Body, layout: &'static Layout, charge: Arc<Charge>) -> Self {
         let meter = Meter::new(layout, charge.state.config.max_bytes);
         let due = (!charge.is_stream()).then(|| Instant::now() + charge.state.config.body);
-        Self { body, meter, charge, complete: false, due, late: None }
+        Self { body, meter, charge, messages: 0, due, late: None }
     }
 
     /// Waits for the rest of a message, but not for too long.
@@ -53,7 +53,7 @@ impl Metered {
         if self.charge.is_stream() {
             return Ok(());
         }
-        if self.complete {
+        if self.messages > 0 {
             return self.admit();
         }
         if http_body::Body::is_end_stream(&self.body) {
@@ -97,24 +97,28 @@ impl http_body::Body for Metered {
         }
         let bytes = match &polled {
             Poll::Ready(Some(Ok(frame))) => frame.data_ref(),
-            Poll::Ready(Some(Err(_))) if this.complete => return polled,
+            Poll::Ready(Some(Err(_))) if this.messages > 0 => return polled,
             _ => None,
         };
         let Some(bytes) = bytes else {
             return this.ended().map_or_else(|error| Poll::Ready(Some(Err(error))), |()| polled);
         };
-        let mut ended = false;
+        let before = this.messages;
         let charged = this.meter.feed(bytes, |message| {
-            ended = true;
+            this.messages += 1;
             this.charge.ended(message);
         });
-        this.complete |= ended;
+        let ended = this.messages > before;
         if this.charge.is_stream() {
             this.set_due(ended);
+        } else if this.messages > 1 || (this.messages == 1 && !this.meter.is_between()) {
+            // The charge belongs to the model of the first message.
+            let status = Status::invalid_argument("message: expected one, got another one after it");
+            return Poll::Ready(Some(Err(status)));
         }
         let charged = charged.map_err(Status::from).and_then(|cost| {
             if let Some(model) = this.meter.target.model.take() {
-                this.charge.name(model);
+                this.charge.set_model(model);
             }
             this.charge.add_of_message(cost)?;
             // Otherwise the call is admitted when its body ends: the service is not called before that.

@@ -8,7 +8,8 @@ use crate::schema::MAX_FEATURES;
 use crate::server::inference::model_infer_request::InferRequestedOutputTensor;
 use crate::server::inference::{InferParameter, InferTensorContents};
 
-/// Most bytes of a message that is not parsed if its layout says how much its bytes cost.
+/// A nested message of at most this many bytes is not parsed if its layout has a [`Layout::growth`]: each of
+/// its bytes is charged with that.
 pub(super) const SHORT: usize = 64;
 
 /// Messages within messages, with the outermost one.
@@ -19,8 +20,8 @@ pub(super) const DEPTH: usize = 3;
 pub(crate) struct Layout {
     /// Memory of its vectors that no entry is charged for: see [`spare`]. Each message costs it.
     pub(super) spare: usize,
-    /// The most memory that a byte of it takes, if a message of at most [`SHORT`] bytes is charged this for
-    /// each of them. To parse it would take longer.
+    /// Memory for each byte of a message of at most [`SHORT`] bytes, which is not parsed because parsing
+    /// takes longer. `None`: the message is always parsed.
     pub(super) growth: Option<usize>,
     fields: &'static [(u64, Field)],
 }
@@ -65,12 +66,13 @@ pub(super) enum Field {
     Fixed(usize),
     /// Packed numbers of variable length. Each takes this many bytes of memory.
     Varints(usize),
-    /// Strings that stay slices of the message, or are joined. Each takes this many bytes of memory besides.
+    /// Strings that stay slices of the message, or are joined. Each takes this many bytes of memory in
+    /// addition.
     Slices(usize),
-    /// Messages without repeated fields. Each takes this many bytes of memory besides its encoding. The meter
-    /// does not parse them, so what is not valid in them is found by the decoder.
+    /// Messages without repeated fields. Each takes this many bytes of memory in addition to its encoding.
+    /// The meter does not parse them, so what is not valid in them is found by the decoder.
     Flat(usize, &'static Limit),
-    /// Messages with a layout of their own. Each takes this many bytes of memory besides its fields.
+    /// Messages with a layout of their own. Each takes this many bytes of memory in addition to its fields.
     Messages(usize, &'static Layout, Option<&'static Limit>),
 }
 

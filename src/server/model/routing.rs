@@ -39,8 +39,7 @@ impl Model {
             _ => self.choose(options)?,
         };
         let engine = self.engine(index);
-        let description = engine.predict.describe();
-        let inputs = engine.inputs(&description.schema);
+        let inputs = engine.inputs.clone();
         let started = Instant::now();
         let mut batch = engine.batcher.spare();
         encode(&inputs, &mut batch).map_err(NotQueued::at(index))?;
@@ -55,9 +54,7 @@ impl Model {
         let shadow = self.parts.shadow.as_ref().and_then(|shadow| shadow.copy(engine, &batch));
         let (samples, answer_bytes) = (batch.samples, Scores::most_bytes(&batch));
         let label = self.counted(options, index).map(|metrics| LabelledRequest::begin(metrics, started));
-        let ticket = engine.batcher.submit(batch, options.terms);
-        let ticket = ticket.inspect_err(|_| label.iter().for_each(LabelledRequest::failed));
-        let ticket = ticket.map_err(NotQueued::at(index))?;
+        let ticket = engine.batcher.submit(batch, options.terms).map_err(NotQueued::at(index))?;
         let shadow = shadow.and_then(|(shadow, batch)| shadow.submit(batch));
         Ok(Queued { ticket, samples, answer_bytes, inputs, engine: index, version, shadow, label })
     }
@@ -90,7 +87,7 @@ impl Model {
 
     /// The series of the label for which a request is counted.
     fn counted(&self, options: &RequestOptions<'_>, engine: EngineIndex) -> Option<&Arc<LabelMetrics>> {
-        if options.version.is_some() || self.named.len() <= 1 {
+        if options.version.is_some() {
             return None;
         }
         let label = match options.label.as_str() {
@@ -107,12 +104,13 @@ impl Model {
     /// When the batch failed, or another version than the requested one has computed it.
     pub(crate) async fn scores(&self, queued: Queued) -> Result<(Scores, Arc<Inputs>), CallError> {
         let Queued { ticket, inputs, version, shadow, label, .. } = queued;
-        let scores = ticket.await;
-        label.iter().for_each(|label| label.ended(scores.is_ok()));
-        let scores = scores?;
+        let scores = ticket.await?;
         // The version may have changed while the request was queued.
         if let Some(requested) = version.filter(|requested| *requested != scores.version) {
             return Err(self.no_version(requested));
+        }
+        if let Some(label) = label {
+            label.scored();
         }
         if let Some(shadow) = shadow {
             shadow.with(scores.probabilities.clone());

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use super::*;
 use crate::batcher::Terms;
-use crate::config::MAX_LABELS;
+use crate::config::{MAX_LABELS, STABLE};
 use crate::fake::{Fake, batcher_config};
 use crate::predict::{Description, PredictError};
 use crate::server::convert::Inputs;
@@ -61,8 +61,7 @@ fn leaves_version_2(secondary: Arc<Fake>) -> LoadedVersions {
         latest: Version(4),
         traffic: TrafficConfig::default(),
         shadow: None,
-        missing: Vec::new(),
-        newer: BTreeMap::new(),
+        refused: RefusedVersions::default(),
     }
 }
 
@@ -256,6 +255,34 @@ impl Predict for Broken {
 }
 
 #[test]
+fn a_request_for_a_label_that_ends_without_scores_is_counted_as_failed() {
+    let (models, fake) = served();
+    let pinned = label(STABLE, Some(VersionSelector::Version(Version(2))));
+    models.set_label(NAME, pinned).unwrap();
+    let value = |series: &str| {
+        let series = format!("flechette_label_{series}{{model=\"ads\",label=\"stable\"}} ");
+        let page = models.metrics.render();
+        page.lines().find_map(|line| line.strip_prefix(&series)?.parse::<f64>().ok()).unwrap()
+    };
+    let (model, options) = (models.get(NAME).unwrap(), RequestOptions::default());
+    let queue = || {
+        let encode = |_: &Inputs, batch: &mut Batch| {
+            *batch = sample();
+            Ok(())
+        };
+        model.queue(&options, encode).unwrap()
+    };
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    runtime.block_on(async { model.scores(queue()).await }).unwrap();
+    let counts = || ["requests_total", "request_seconds_count", "failures_total"].map(value);
+    assert_eq!(counts(), [1.0, 1.0, 0.0]);
+    // As at its deadline, or when its client ends the call.
+    drop(queue());
+    assert_eq!(counts(), [2.0, 1.0, 1.0]);
+    drop(fake);
+}
+
+#[test]
 fn a_request_that_the_shadow_cannot_score_is_answered_and_counted() {
     let (models, fake) = served();
     let loaded = LoadedVersions {
@@ -264,8 +291,7 @@ fn a_request_that_the_shadow_cannot_score_is_answered_and_counted() {
         latest: Version(3),
         traffic: TrafficConfig { shadow_share: 1.0, ..TrafficConfig::default() },
         shadow: Some(Arc::new(Broken(fake))),
-        missing: Vec::new(),
-        newer: BTreeMap::new(),
+        refused: RefusedVersions::default(),
     };
     models.set_versions(NAME, loaded).unwrap();
     let runtime = tokio::runtime::Runtime::new().unwrap();

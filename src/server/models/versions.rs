@@ -23,6 +23,15 @@ pub(crate) struct MissingVersion {
     pub text: String,
 }
 
+/// Why versions of a model are not served.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct RefusedVersions {
+    /// Those that settings or labels name.
+    pub missing: Vec<MissingVersion>,
+    /// Those above [`VersionSelector::Latest`].
+    pub newer: BTreeMap<Version, String>,
+}
+
 /// What is loaded of a model besides its main engine, and how its requests are shared out.
 pub(crate) struct LoadedVersions {
     /// An engine for each further version.
@@ -33,9 +42,7 @@ pub(crate) struct LoadedVersions {
     pub latest: Version,
     pub traffic: TrafficConfig,
     pub shadow: Option<Arc<dyn Predict>>,
-    pub missing: Vec<MissingVersion>,
-    /// Why versions that are newer than `latest` are refused.
-    pub newer: BTreeMap<Version, String>,
+    pub refused: RefusedVersions,
 }
 
 impl Models {
@@ -74,8 +81,8 @@ struct Replacing<'m> {
 impl Replacing<'_> {
     /// The parts of the next model.
     fn parts(&self, loaded: LoadedVersions) -> Result<ModelParts, NotChanged> {
-        let LoadedVersions { secondary, main, latest, traffic, shadow, missing, newer } = loaded;
-        let mut parts = ModelParts { main, latest, traffic, missing, newer, ..self.old.parts().clone() };
+        let LoadedVersions { secondary, main, latest, traffic, shadow, refused } = loaded;
+        let mut parts = ModelParts { main, latest, traffic, refused, ..self.old.parts().clone() };
         parts.engines.truncate(1);
         for predict in secondary {
             parts.engines.push(self.secondary(predict)?);

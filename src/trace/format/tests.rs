@@ -110,7 +110,7 @@ proptest! {
 fn errors_name_the_offset_and_the_fault() {
     let refused = |file: &[u8]| read(file).unwrap_err().to_string();
     let text = refused(b"label\t1\t2\t3 and so on");
-    assert!(text.contains("at byte 0: expected a recorded trace, got \"label"), "{text}");
+    assert!(text.contains("at byte 0: expected an access trace, got \"label"), "{text}");
     let past = |table, row| {
         let mut payload = Vec::new();
         push_access(&mut payload, TableId(table), row);

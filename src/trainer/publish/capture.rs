@@ -22,8 +22,8 @@ pub(crate) struct Capture {
     places: Vec<RowPlaces>,
 }
 
-/// The places of a table's records in the image, by a hash of the row. Places of other rows, and of earlier
-/// images, are told by the row at the place.
+/// The places of a table's records in the image, by a hash of the row. A place may belong to another row or
+/// to an earlier image; the row that is stored there shows that.
 struct RowPlaces(Vec<u32>);
 
 /// Places of all tables. They fit in a processor's cache.

@@ -140,8 +140,8 @@ struct LastVersion {
     base: Option<Base>,
     /// The highest version that was ever on disk, as far as is known. Its directory may be gone.
     highest: Option<Version>,
-    /// The cursor of the last version that this run wrote. It may move on without a step, at the end of an
-    /// epoch.
+    /// The cursor of the last version that this run wrote. The end of an epoch changes the cursor without a
+    /// step.
     cursor: Option<String>,
 }
 

@@ -10,13 +10,13 @@ use std::time::Duration;
 const STEPS: u32 = 2;
 const LONGEST: Duration = Duration::from_millis(100);
 
-/// A version that takes longer than this has no more room made for it.
+/// Training does not rest for a version whose cut is older than this.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Tells whether the server is taking over a version.
 pub(crate) type TakingOver = dyn Fn() -> bool + Send;
 
-/// How long training rests after a step of this time, this long after the last cut.
-pub(super) fn after(step: Duration, cut: Duration) -> Duration {
-    if cut > PATIENCE { Duration::ZERO } else { (step * STEPS).min(LONGEST) }
+/// How long training rests after a step that took `step`, if the last cut is `since_cut` ago.
+pub(super) fn after(step: Duration, since_cut: Duration) -> Duration {
+    if since_cut > PATIENCE { Duration::ZERO } else { (step * STEPS).min(LONGEST) }
 }

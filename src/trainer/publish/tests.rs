@@ -162,6 +162,26 @@ fn every_published_version_is_the_trainer_after_its_step() {
 }
 
 #[test]
+fn a_run_removes_old_versions_only_when_it_has_published_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let schema = schema(ARCHITECTURES[0]);
+    for seed in 1..=4 {
+        initialise(&schema, optimizer(OptimizerKind::Sgd), seed).unwrap().save(dir.path(), "m").unwrap();
+    }
+    let versions = || store::versions(dir.path(), "m").unwrap();
+    let reference = initialise(&schema, optimizer(OptimizerKind::Sgd), 3).unwrap();
+    let with_keep = |every| PublishOptions { keep: 2, ..options(dir.path(), Every::Steps(every)) };
+    let mut run = Run::with(reference, None, with_keep(2));
+    run.publish_step(1);
+    // The thread that writes has ended, so whatever it does at its start is done.
+    drop(run);
+    assert_eq!(versions(), [1, 2, 3, 4].map(Version));
+    let reference = initialise(&schema, optimizer(OptimizerKind::Sgd), 3).unwrap();
+    Run::with(reference, None, with_keep(1)).publish_step(1);
+    assert_eq!(versions(), [4, 5].map(Version));
+}
+
+#[test]
 fn a_version_that_cannot_be_written_does_not_end_training_and_the_next_one_has_its_rows() {
     let dir = tempfile::tempdir().unwrap();
     let models = dir.path().join("models");

@@ -49,7 +49,7 @@ pub(crate) struct Writer {
     thread: BoundedThread,
     /// How long the end of training waits for a version.
     pub patience: Duration,
-    /// Whether it has waited so long in vain. Then the thread is left to itself.
+    /// Whether the end of training has waited for `patience` without a result. Then it waits no more.
     pub gave_up: bool,
     /// Whether a version is being written, or its outcome waits to be taken.
     pub in_flight: bool,
@@ -69,8 +69,6 @@ impl Writer {
         let pool = pool.thread_name(|n| format!("publish-{n}")).build();
         let pool = pool.map_err(|e| TrainError::Threads { reason: e.to_string() })?;
         let thread = BoundedThread::start("publish", move || {
-            // They were in use, or more were kept, when the last version before this run was published.
-            remove_old(&of_thread);
             for job in received {
                 if done.send(pool.install(|| write(&of_thread, *job))).is_err() {
                     return;

@@ -12,7 +12,7 @@ use crate::cli::serve::stamps::Stamps;
 use crate::config::TrafficConfig;
 use crate::engine::Engine;
 use crate::predict::Predict;
-use crate::server::MissingVersion;
+use crate::server::RefusedVersions;
 use crate::types::{Version, VersionSelector};
 
 /// What is known about the versions of a model.
@@ -76,22 +76,18 @@ pub(super) struct Reported {
     pub latest: Version,
     pub shadow: Option<Version>,
     pub traffic: TrafficConfig,
-    pub reasons: Reasons,
-}
-
-/// Why versions are not served.
-#[derive(Clone, Default, PartialEq)]
-pub(super) struct Reasons {
-    /// Those that the settings or labels name.
-    pub missing: Vec<MissingVersion>,
-    /// Those above the latest one.
-    pub newer: BTreeMap<Version, String>,
+    pub refused: RefusedVersions,
 }
 
 impl Reported {
-    pub(super) fn of(plan: &VersionPlan, main: Version, secondary: Vec<Version>, reasons: Reasons) -> Self {
+    pub(super) fn of(
+        plan: &VersionPlan,
+        main: Version,
+        secondary: Vec<Version>,
+        refused: RefusedVersions,
+    ) -> Self {
         let VersionPlan { latest, shadow, traffic, .. } = plan;
-        Self { main, secondary, latest: *latest, shadow: *shadow, traffic: traffic.clone(), reasons }
+        Self { main, secondary, latest: *latest, shadow: *shadow, traffic: traffic.clone(), refused }
     }
 }
 

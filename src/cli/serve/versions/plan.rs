@@ -28,9 +28,9 @@ pub(super) struct VersionPlan {
     pub refused: Option<String>,
 }
 
-/// What a policy gives.
+/// The versions that `models.NAME.versions` selects.
 #[derive(Default)]
-struct OfPolicy {
+struct PolicyVersions {
     /// Those that are loaded.
     good: BTreeSet<Version>,
     /// Those that the settings give and are refused.
@@ -39,8 +39,8 @@ struct OfPolicy {
     refused: Option<String>,
 }
 
-/// What labels give.
-struct OfLabels {
+/// The versions that labels name.
+struct LabelVersions {
     stable: Version,
     /// The versions that other labels name.
     pinned: BTreeSet<Version>,
@@ -97,12 +97,12 @@ impl Settling<'_> {
         self.warn_of_gone(&on_disk);
         self.stamper = Stamper::new(&self.context.loader.models, self.name);
         let main = self.model.engine.version();
-        let OfPolicy { mut good, mut missing, refused } = self.open_policy(&traffic.versions, &on_disk);
+        let PolicyVersions { mut good, mut missing, refused } = self.open_policy(&traffic.versions, &on_disk);
         if good.is_empty() {
             good.insert(main);
         }
         let latest = good.last().copied().unwrap_or(main);
-        let OfLabels { stable, pinned } = self.open_labels(&labels, latest, &mut missing)?;
+        let LabelVersions { stable, pinned } = self.open_labels(&labels, latest, &mut missing)?;
         let shadow = match &traffic.shadow {
             None => None,
             Some(Shadow::Target(target)) => Some(*target),
@@ -204,8 +204,8 @@ impl Settling<'_> {
     }
 
     /// Opens the versions of a policy.
-    fn open_policy(&mut self, policy: &VersionPolicy, on_disk: &[Version]) -> OfPolicy {
-        let mut of = OfPolicy::default();
+    fn open_policy(&mut self, policy: &VersionPolicy, on_disk: &[Version]) -> PolicyVersions {
+        let mut of = PolicyVersions::default();
         match policy {
             VersionPolicy::Given(versions) => {
                 for &version in versions {
@@ -246,8 +246,8 @@ impl Settling<'_> {
         labels: &Labels,
         latest: Version,
         missing: &mut Vec<MissingVersion>,
-    ) -> Result<OfLabels, String> {
-        let mut of = OfLabels { stable: latest, pinned: BTreeSet::new() };
+    ) -> Result<LabelVersions, String> {
+        let mut of = LabelVersions { stable: latest, pinned: BTreeSet::new() };
         for (label, target) in labels.all() {
             let version = target.version(latest);
             match self.load(version) {

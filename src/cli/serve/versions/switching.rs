@@ -11,7 +11,7 @@ use super::{Settling, VersionRefusal, refusal};
 use crate::cli::background;
 use crate::cli::serve::stamps::Stamper;
 use crate::cli::serve::watch::{WatchCommand, unless_it_panics};
-use crate::engine::switch::{NextVersion, SwitchError, Taken};
+use crate::engine::switch::{NextVersion, SwitchError, SwitchReport};
 use crate::metrics::EventKind;
 use crate::types::Version;
 
@@ -37,7 +37,7 @@ pub(super) struct Switching {
     own: bool,
     begun: Instant,
     /// Closed without a result if the switch panicked or has no thread.
-    ended: Receiver<Result<Taken, SwitchError>>,
+    ended: Receiver<Result<SwitchReport, SwitchError>>,
 }
 
 /// How far a switch is.
@@ -99,7 +99,7 @@ impl Settling<'_> {
         known.switching = None;
         let events = &self.context.loader.metrics.events;
         match result {
-            Ok(Taken { from, to, carried, dropped }) => {
+            Ok(SwitchReport { from, to, carried, dropped }) => {
                 tracing::info!(
                     model = name,
                     from = from.0,

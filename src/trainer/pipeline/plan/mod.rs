@@ -255,9 +255,9 @@ impl Planner {
 
     /// Plans the next unit: `lookahead` batches together, or as many as fit.
     fn plan(&mut self, channels: &mut PlanChannels<'_>) -> Result<(), TrainError> {
-        let before = (self.item, self.batch);
+        let (item, batch) = (self.item, self.batch);
         self.plan_unit(channels)?;
-        if self.item - before.0 > 1 || self.batch - before.1 < self.settings.lookahead as u64 {
+        if self.item - item > 1 || self.batch - batch < self.settings.lookahead as u64 {
             // The rule of `keep` does not hold: the past window is long enough only if every unit is one
             // item and has `lookahead` batches.
             self.kept = 0;
