@@ -1,21 +1,24 @@
 //! The reader for all text formats: one sample per line. It chains files, splits lines into fields, selects
 //! the columns of the schema and counts malformed lines. A [`Layout`] says which column is in which field.
-//!
-//! A line is appended whole or not at all: everything that can fail is parsed before a text column changes.
+
+mod columns;
+mod sample;
 
 use std::io;
 use std::iter::repeat_n;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::fields::{Fields, Row, is_number, number, shown};
+use super::fields::Fields;
 use super::files::{Files, Next};
-use super::layout::{Columns, DenseField, FirstLineError, Layout};
+use super::layout::{Columns, FirstLineError, Layout};
 use super::lines::{Line, Lines};
 use super::{DataFile, DatasetError, FileRun, Format, Input, ReadOptions, Reader, in_line, source};
 use crate::schema::Schema;
-use crate::types::{RawBatch, RawKind, RawValues};
+use crate::types::{RawBatch, RawKind};
+use columns::Header;
+use sample::append;
 
 /// Malformed lines that are logged one by one; later ones are only counted.
 const REPORTED: u64 = 5;
@@ -77,49 +80,6 @@ struct OpenFile {
     columns_line: u64,
     /// The first line without valid columns, and why it has none.
     refused: Option<(u64, String)>,
-}
-
-/// What the files have in common.
-struct Header {
-    layout: Layout,
-    /// Whether the files have labels; unknown before the first line.
-    labelled: Option<bool>,
-}
-
-impl Header {
-    /// A file's columns. If they are not `known` yet, they are taken from this line: the header or the first
-    /// good line.
-    fn columns_of<'a>(
-        &mut self,
-        known: &'a mut Option<Columns>,
-        path: &Path,
-        line: &Row<'_>,
-    ) -> Result<&'a Columns, FirstLineError> {
-        match known {
-            Some(columns) => Ok(columns),
-            None => {
-                let columns = self.layout.columns(path, line)?;
-                self.agree(&columns, path).map_err(FirstLineError::File)?;
-                let (path, count) = (in_line(path), columns.count);
-                match columns.label {
-                    None if !self.layout.has_header() => {
-                        tracing::info!("{path}: {count} fields per line, without a label")
-                    }
-                    label => tracing::debug!("{path}: {count} fields per line, label in field {label:?}"),
-                }
-                Ok(known.insert(columns))
-            }
-        }
-    }
-
-    /// Checks that this file has labels if and only if the files before it have labels.
-    fn agree(&mut self, columns: &Columns, path: &Path) -> Result<(), DatasetError> {
-        let here = columns.label.is_some();
-        if *self.labelled.get_or_insert(here) != here {
-            return Err(DatasetError::MixedLabels { path: path.to_owned(), labelled: here });
-        }
-        Ok(())
-    }
 }
 
 impl Delimited {
@@ -385,51 +345,4 @@ fn is_stop(error: &io::Error) -> bool {
 
 fn too_long(limit: usize) -> String {
     format!("longer than {limit} bytes")
-}
-
-/// Appends one line with the right number of fields. On an error the batch is unchanged.
-fn append(row: &Row<'_>, columns: &Columns, out: &mut RawBatch, labels: &mut Vec<f32>) -> Result<(), String> {
-    let label = match columns.label.map(|i| row.field(i)) {
-        None => None,
-        Some(b"0") => Some(0.0),
-        Some(b"1") => Some(1.0),
-        Some(other) => return Err(format!("expected label 0 or 1, got {}", shown(other))),
-    };
-    for field in &columns.features {
-        let Some(list) = field.list else { continue };
-        let ids = list.count(row.field(field.index));
-        if ids > list.max as usize {
-            return Err(format!("field {}: expected at most {} ids, got {ids}", field.index + 1, list.max));
-        }
-    }
-    let before = out.dense.len();
-    for &DenseField { index, trained } in &columns.dense {
-        let text = row.field(index);
-        let refused =
-            |expected: &str| format!("field {}: expected {expected}, got {}", index + 1, shown(text));
-        let value = match number(text) {
-            None if is_number(text) => Err(refused("a finite number up to 3.4e38")),
-            None => Err(refused("a number")),
-            Some(value) if trained.is_none_or(|transform| transform.is_trainable(value)) => Ok(value),
-            Some(_) => Err(refused("a number whose square is finite after the transform")),
-        };
-        let value = value.inspect_err(|_| out.dense.truncate(before))?;
-        out.dense.push(value);
-    }
-    for (column, field) in out.features.iter_mut().zip(&columns.features) {
-        let RawValues::Text { bytes, ends } = &mut column.values else { continue };
-        let mut push = |id: &[u8]| {
-            bytes.extend_from_slice(id);
-            ends.push(bytes.len() as u32);
-        };
-        match (row.field(field.index), field.list) {
-            (id, None) => push(id),
-            ([], Some(_)) => {}
-            (ids, Some(list)) => ids.split(|&byte| byte == list.separator).for_each(push),
-        }
-        column.offsets.push(ends.len() as u32);
-    }
-    labels.extend(label);
-    out.samples += 1;
-    Ok(())
 }

@@ -11,8 +11,8 @@
 //! of a call that describes or changes a model belong to none either, so that this works while it is
 //! overloaded, and for changes a few places are kept ([`KEPT_FOR_CHANGES`]).
 //!
-//! **Memory.** A call is charged with its message until it is answered. The messages of a stream are released
-//! one by one (`charge/stream.rs`).
+//! **Memory.** A call is charged with its message until it is answered (`charge/memory.rs`). The messages of
+//! a stream are released one by one (`charge/stream.rs`).
 //!
 //! **Connections.** Calls that wait for their message, or for their answer to leave, are in flight too. There
 //! are at most twice as many calls in flight as places. While less than half of these are taken (for a new
@@ -21,6 +21,7 @@
 //! calls. The same holds for the last sixteenth of the memory. A connection may always have one call. So a
 //! client needs many connections to keep others out, and only `server.max_connections` limits those.
 
+mod memory;
 mod stream;
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -29,13 +30,14 @@ use std::time::Instant;
 
 use tonic::Status;
 
+use super::ServerState;
 use super::connection_state::ConnectionState;
 use super::pressure::{Pressure, overloaded};
 use super::status::FULL;
-use super::{SMALL_MESSAGE, ServerState};
 use crate::batcher::Priority;
 use crate::sync::EvenPoisoned;
-use stream::{Stream, StreamMemory};
+pub(crate) use memory::{HeldBytes, MessageSize, TooManyBytes};
+use stream::Stream;
 
 /// A model may hold at most this many times what is free.
 const MAX_HELD_PER_FREE: usize = 3;
@@ -47,9 +49,6 @@ const PARTS: usize = 64;
 /// Places that only calls that change a model get, and of calls in flight. With a stuck version, all other
 /// places may be taken by its calls, and a change is what helps.
 const KEPT_FOR_CHANGES: usize = 16;
-
-/// The memory divided by this is kept for other connections. One large stream may need nearly all.
-const KEPT_MEMORY_DIVISOR: usize = 16;
 
 /// A call in flight. What it takes is free when this is dropped.
 pub(crate) struct Charge {
@@ -95,29 +94,6 @@ impl CallKind {
     }
 }
 
-/// All calls in flight would take too much memory.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub(crate) struct TooManyBytes(String);
-
-impl From<TooManyBytes> for Status {
-    fn from(TooManyBytes(text): TooManyBytes) -> Self {
-        overloaded(text, FULL)
-    }
-}
-
-/// Memory that a call holds until this is dropped, besides that of its messages.
-pub(crate) struct HeldBytes {
-    charge: Arc<Charge>,
-    bytes: usize,
-}
-
-impl Drop for HeldBytes {
-    fn drop(&mut self) {
-        self.charge.release(self.bytes);
-    }
-}
-
 /// A place among the calls that are computed.
 struct Place {
     state: Arc<ServerState>,
@@ -135,15 +111,6 @@ impl Drop for Place {
         }
         self.model.iter().for_each(|model| model.leave(self.priority));
     }
-}
-
-/// A message that was read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct MessageSize {
-    /// On the wire, without its prefix.
-    pub bytes: usize,
-    /// What it was charged with.
-    pub cost: usize,
 }
 
 /// What is used of a limit: places, calls or bytes.
@@ -310,48 +277,6 @@ impl Charge {
         self.stream.is_some()
     }
 
-    /// A message has arrived completely.
-    pub(crate) fn ended(&self, message: MessageSize) {
-        if let Some(mut memory) = self.stream_memory() {
-            memory.push(message);
-        }
-    }
-
-    /// Releases the memory of the first message of a stream, which was converted, except for that of the
-    /// decoder's buffer.
-    pub(crate) fn release_first(&self) {
-        if let Some(mut memory) = self.stream_memory() {
-            self.release(memory.pop());
-        }
-    }
-
-    /// Charges memory of a message that arrives.
-    ///
-    /// # Errors
-    /// As [`Self::add`].
-    pub(crate) fn add_of_message(&self, bytes: usize) -> Result<(), TooManyBytes> {
-        let Some(mut memory) = self.stream_memory() else { return self.add(bytes) };
-        let charged = memory.spare_for(bytes);
-        // Not called with 0: `add` would refuse even that if the connection already has more than its part.
-        if bytes > charged {
-            self.add(bytes - charged)?;
-        }
-        memory.use_spare(charged);
-        Ok(())
-    }
-
-    /// `None` for a call with a single message.
-    fn stream_memory(&self) -> Option<MutexGuard<'_, StreamMemory>> {
-        self.stream.as_ref().map(Stream::memory)
-    }
-
-    fn release(&self, bytes: usize) {
-        self.bytes.fetch_sub(bytes, Ordering::Relaxed);
-        self.connection.bytes.fetch_sub(bytes, Ordering::Relaxed);
-        self.model().inspect(|model| model.release_bytes(bytes));
-        self.state.in_flight_bytes.fetch_sub(bytes, Ordering::AcqRel);
-    }
-
     /// The stream is not read for a while, so its client cannot complete a message.
     pub(crate) fn pause(&self) {
         self.stream.iter().for_each(Stream::pause);
@@ -360,51 +285,6 @@ impl Charge {
     /// Whether the stream was paused, and is read again.
     pub(crate) fn resumed(&self) -> bool {
         self.stream.as_ref().is_some_and(Stream::resumed)
-    }
-
-    /// Charges more memory.
-    ///
-    /// # Errors
-    /// When all calls, or those of the model or of the connection, would take too much. Then nothing is
-    /// charged.
-    pub(crate) fn add(&self, bytes: usize) -> Result<(), TooManyBytes> {
-        let limit = self.state.config.max_inflight_bytes;
-        let own = self.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
-        let all = self.state.in_flight_bytes.fetch_add(bytes, Ordering::AcqRel) + bytes;
-        let of_model = self.model().map_or(0, |model| model.add_bytes(bytes));
-        let of_connection = self.connection.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
-        // A change has only names, so a small one is always taken.
-        if self.kind == CallKind::Change && own <= SMALL_MESSAGE {
-            return Ok(());
-        }
-        // A model, and a connection, may always have one call.
-        let usage = |held| Usage { held, taken: all, limit };
-        let others = if of_model > own && self.takes_from_models(usage(of_model)) {
-            "; the rest is for other models"
-        } else if of_connection > own
-            && self.takes_from_connections(usage(of_connection), limit / KEPT_MEMORY_DIVISOR)
-        {
-            "; the rest is for other connections"
-        } else if all > limit {
-            ""
-        } else {
-            return Ok(());
-        };
-        self.release(bytes);
-        let text = format!(
-            "bytes of calls in flight: limit {limit} (server.max_inflight_bytes), got {all}, {own} of them \
-             of this call so far{others}"
-        );
-        Err(TooManyBytes(text))
-    }
-
-    /// Charges memory that the call takes until what is returned is dropped.
-    ///
-    /// # Errors
-    /// As [`Self::add`].
-    pub(crate) fn hold(self: &Arc<Self>, bytes: usize) -> Result<HeldBytes, TooManyBytes> {
-        self.add(bytes)?;
-        Ok(HeldBytes { charge: self.clone(), bytes })
     }
 
     /// Whether the call asks for scores of the model that it names.

@@ -15,7 +15,7 @@ use flechette::server::proto::ctr_client::CtrClient;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::certificates::{Authority, Files};
-use crate::learn::labelled;
+use crate::learn::served::labelled;
 use crate::program::{Background, Served, Workshop, flechette};
 use crate::prometheus::{Prometheus, RULES, faster, is_installed, promtool, replaced};
 use crate::serving::channel;

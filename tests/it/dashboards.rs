@@ -13,7 +13,7 @@ use serde_json::Value;
 use tonic::Code;
 
 use crate::certificates::{Authority, Files, endpoint};
-use crate::learn::labelled;
+use crate::learn::served::labelled;
 use crate::program::{Background, Served, Workshop, flechette, metrics_page};
 use crate::prometheus::{Prometheus, RULES, is_installed, promtool};
 use crate::switching::{MODEL, publish_all_changed, requests, wait};

@@ -16,7 +16,7 @@ use crate::program::{
     Served, Workshop, flechette, highest_version, manifest, real, run, run_failing, run_json,
 };
 use crate::switching::wait;
-use crate::train_data::signal;
+use crate::train_data::interrupting::signal;
 use crate::train_resume::last_version;
 
 const PARTS: usize = 10;

@@ -11,7 +11,7 @@ use prost::bytes::Bytes;
 use tonic::Code;
 
 use crate::fake::until;
-use crate::kserve::{raw, scores, typed};
+use crate::kserve::messages::{raw, scores, typed};
 use crate::serving::{Running, request};
 use crate::wire::{Raw, expected, frame, requests};
 

@@ -19,7 +19,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::Code;
 use tonic::transport::Channel;
 
-use crate::attacks::{connect, frame, head_of};
+use crate::attacks::http2::{connect, frame, head_of};
 use crate::fake::until;
 use crate::program::{Served, bytes_of};
 use crate::serving::{Running, channel, request};

@@ -28,8 +28,8 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tonic::{Code, Status};
 
-use crate::attacks::{connect, frame, head_of};
-use crate::kserve::{raw, typed};
+use crate::attacks::http2::{connect, frame, head_of};
+use crate::kserve::messages::{raw, typed};
 use crate::program::{Served, Workshop, bytes_of, seconds};
 use crate::serving::channel;
 use crate::switching::{Answers, MODEL, bits, expected, folder, publish_all_changed, requests, serves, wait};

@@ -13,9 +13,9 @@ use proptest::prelude::*;
 use serde_json::Value;
 
 use crate::program::{Served, Workshop, flechette, highest_version, manifest, run, run_failing, run_json};
-use crate::serve_train::LAST_ONLY;
+use crate::serve_train::site::LAST_ONLY;
 use crate::switching::{serves, wait};
-use crate::train_data::interrupt_after_a_skipped_line;
+use crate::train_data::interrupting::interrupt_after_a_skipped_line;
 use crate::train_resume::last_version;
 
 /// A sample: label, user, item, price, tags.

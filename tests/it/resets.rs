@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use tokio::runtime::Handle;
 
-use crate::attacks::{PREFACE, headers, http2_frame};
+use crate::attacks::http2::{PREFACE, headers, http2_frame};
 use crate::fake::LIMIT;
 use crate::serving::{Running, request};
 

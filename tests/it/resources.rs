@@ -16,7 +16,7 @@ use crate::program::{
 };
 use crate::skip::skip;
 use crate::switching::wait;
-use crate::train_data::parts;
+use crate::train_data::workshop::parts;
 use crate::train_resume::{last_version, last_version_in};
 
 #[test]

@@ -7,7 +7,7 @@ use std::path::Path;
 use flechette::schema::preset::{self, ArchKind, SyntheticShape};
 
 use crate::program::{LAST_VERSION, Served, Workshop, bytes_of};
-use crate::serve_train::{MODEL, shown, shows, version_at};
+use crate::serve_train::site::{MODEL, shown, shows, version_at};
 use crate::switching::wait;
 
 #[test]

@@ -12,7 +12,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::{sleep, timeout};
 
-use crate::attacks::{PREFACE, connect, frame, head_of, headers, http2_frame};
+use crate::attacks::http2::{PREFACE, connect, frame, head_of, headers, http2_frame};
 use crate::fake::{LIMIT, until};
 use crate::serving::{Running, request};
 use crate::stream::expect_answers;

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use crate::fake::until;
 use crate::program::{Background, Served, flechette, highest_version, http_page};
 use crate::python::python;
-use crate::serve_train::{MODEL, Site};
+use crate::serve_train::site::{MODEL, Site};
 use crate::serving::{Running, request};
 use crate::skip::skip;
 use crate::switching::wait;

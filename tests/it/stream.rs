@@ -18,9 +18,9 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Channel;
 use tonic::{Code, Status, Streaming};
 
-use crate::attacks::{connect, frame, head_of};
+use crate::attacks::http2::{connect, frame, head_of};
 use crate::fake::{FAIL, logit, until};
-use crate::kserve::typed;
+use crate::kserve::messages::typed;
 use crate::serving::{Running, channel, request};
 use crate::wire::Raw;
 

@@ -28,7 +28,7 @@ use crate::program::{
     PATIENT, Served, Workshop, flechette, highest_version, manifest, metrics_page, run_json, seconds,
 };
 use crate::serving::channel;
-use crate::train_data::signal;
+use crate::train_data::interrupting::signal;
 
 pub const MODEL: &str = "dlrm";
 const CLIENTS: usize = 4;

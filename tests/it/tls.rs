@@ -16,7 +16,7 @@ use tonic::Status;
 use tonic::codegen::http::Request;
 use tonic::transport::{Channel, Endpoint};
 
-use crate::attacks::PREFACE;
+use crate::attacks::http2::PREFACE;
 use crate::certificates::{Authority, Files, Signed, endpoint, tls_client, tls_stream, tls_stream_of};
 use crate::fake::{LIMIT, until};
 use crate::serving::{Running, http_get_on, request};

@@ -289,8 +289,8 @@ fn settings_of_spans_are_refused_by_a_program_without_them() {
 async fn a_learn_call_is_counted_and_logged_once_with_its_id_and_model() {
     let (log, _guard) = Log::begin(Level::DEBUG);
     let dir = tempfile::tempdir().unwrap();
-    let learning = crate::learn::learning(dir.path(), crate::learn::CONFIG, &[]).await;
-    let mut call = Request::new(crate::learn::labelled(request(1, 1).0, 7.0));
+    let learning = crate::learn::served::learning(dir.path(), crate::learn::served::CONFIG, &[]).await;
+    let mut call = Request::new(crate::learn::served::labelled(request(1, 1).0, 7.0));
     call.metadata_mut().insert("x-request-id", "l-1".parse().unwrap());
     let status = learning.client.clone().learn(call).await.unwrap_err();
     assert_eq!(status.code(), Code::InvalidArgument);

@@ -17,7 +17,7 @@ use tonic::codegen::http::Request;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::fake::{crossed_schema, score, until};
-use crate::learn::{CONFIG, labelled, learning};
+use crate::learn::served::{CONFIG, labelled, learning};
 use crate::program::Served;
 use crate::serving::{Running, request};
 

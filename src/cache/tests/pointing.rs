@@ -1,5 +1,7 @@
 //! The unified index: cold rows give up their slots and are read from the store's memory.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use super::*;
 
 fn pointing(pointers: u64) -> CacheOptions {

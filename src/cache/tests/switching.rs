@@ -1,6 +1,11 @@
 //! Versions: a batch reads the rows of its own version, whatever is switched, evicted and inserted meanwhile.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use proptest::prelude::*;
+
 use super::*;
+use crate::cache::shared::Insertion;
 
 #[test]
 fn cached_changed_rows_are_carried_over_and_others_are_not_inserted() {

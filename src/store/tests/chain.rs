@@ -5,7 +5,9 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use super::{Sample, entries, forge, replace};
+use super::forged::forge;
+use super::two_versions::replace;
+use super::{Sample, entries};
 use crate::config::TableMemory;
 use crate::rowlog::{First, WorkingFile, WorkingTable};
 use crate::store::disk::SystemDisk;

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use super::chain::chain;
-use super::replace;
+use super::two_versions::replace;
 use crate::config::TableMemory;
 use crate::fuzz::bytes::{Change, Input, changes, mutated, mutated_tensors};
 use crate::fuzz::run;

@@ -1,9 +1,14 @@
 //! An index with few keys: eight rows share each key, and tags distinguish them.
 
-use crate::cache::gpu::lister::{Lister, Look};
-use crate::mem::fold;
+use std::collections::{HashMap, HashSet};
 
-use super::*;
+use super::bench::{BASE, Bench, IDS, batch_of, some_ids};
+use crate::cache::gpu::args::{JobKind, LinkResult, MayReplace, NarrowColumn};
+use crate::cache::gpu::context::LookupContext;
+use crate::cache::gpu::lister::{Lister, Look};
+use crate::cache::gpu::table::{IndexJob, JobRow, Jobs};
+use crate::device::cusim::SimDriver;
+use crate::mem::{fold, mix64};
 
 /// The index has 2^BITS keys. BLOCK is the first.
 const BITS: u32 = 3;

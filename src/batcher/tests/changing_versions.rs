@@ -1,0 +1,117 @@
+//! Parts of a request that were computed with different versions are computed again.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use super::*;
+use crate::fake::{Fake, batcher_config};
+use crate::metrics::Metrics;
+use crate::predict::{Description, PredictError};
+use crate::types::{Scores, Version};
+
+/// A model whose version changes from call to call as listed.
+struct Changing {
+    model: Arc<Fake>,
+    versions: Mutex<Vec<u64>>,
+}
+
+impl Predict for Changing {
+    fn predict(&self, batch: &Batch) -> Result<Scores, PredictError> {
+        if let Some(version) = self.versions.lock().unwrap().pop() {
+            self.model.version.store(version, Ordering::SeqCst);
+        }
+        self.model.predict(batch)
+    }
+
+    fn describe(&self) -> Description {
+        self.model.describe()
+    }
+
+    fn ready(&self) -> bool {
+        true
+    }
+}
+
+/// The answer to a request in three parts, and the number of calls of a model with these versions.
+async fn answer_in_parts(versions: impl Iterator<Item = u64>) -> (Result<Scores, BatchError>, usize) {
+    let model = Fake::new();
+    let mut versions: Vec<u64> = versions.collect();
+    versions.reverse();
+    let changing = Arc::new(Changing { model: model.clone(), versions: Mutex::new(versions) });
+    let config = BatcherConfig { max_samples: 10, ..batcher_config() };
+    let metrics = Metrics::new().unwrap().model("ads", &model.schema);
+    let batcher = Batcher::start(changing, metrics, &config).unwrap();
+    let answer = batcher.submit(batch(30, 1).0, ANY).unwrap().await;
+    (answer, model.begun())
+}
+
+#[tokio::test]
+async fn parts_of_a_version_that_serves_no_more_are_computed_again() {
+    for (versions, calls) in [
+        (vec![7, 7, 7], 3),
+        (vec![7, 7, 8], 5),
+        (vec![7, 8, 8, 9], 6),
+        // A roll-back.
+        (vec![8, 8, 7], 5),
+        (vec![8, 7, 7], 4),
+        (vec![9, 8, 8, 7], 6),
+        (vec![7, 8, 8, 7], 6),
+    ] {
+        let last = *versions.last().unwrap();
+        let (answer, made) = answer_in_parts(versions.into_iter()).await;
+        let answer = answer.unwrap();
+        assert_eq!((answer.version.0, made), (last, calls));
+        assert_eq!((answer.probabilities, answer.absent), (batch(30, 1).1, batch(30, 1).2));
+    }
+}
+
+#[tokio::test]
+async fn a_request_fails_if_the_version_changes_all_the_time() {
+    for rising in [true, false] {
+        let (answer, calls) = answer_in_parts((1..100).map(|n| if rising { n } else { 100 - n })).await;
+        assert!(matches!(answer, Err(BatchError::VersionChanged { times: 4 })));
+        assert_eq!(calls, 3 + 3 * 2);
+    }
+}
+
+/// A model whose first call has the first version, and ends after the second call, which has the second one.
+struct Overtaken {
+    model: Arc<Fake>,
+    versions: [u64; 2],
+    calls: AtomicUsize,
+}
+
+impl Predict for Overtaken {
+    fn predict(&self, batch: &Batch) -> Result<Scores, PredictError> {
+        let call = self.calls.fetch_add(1, Ordering::SeqCst);
+        while call == 0 && self.model.calls.lock().unwrap().is_empty() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let version = Version(self.versions[call.min(1)]);
+        Ok(Scores { version, ..self.model.predict(batch)? })
+    }
+
+    fn describe(&self) -> Description {
+        self.model.describe()
+    }
+
+    fn ready(&self) -> bool {
+        true
+    }
+}
+
+#[tokio::test]
+async fn a_part_of_the_version_before_that_finishes_last_is_computed_again() {
+    for versions in [[7, 8], [8, 7]] {
+        let model = Fake::new();
+        let overtaken = Arc::new(Overtaken { model: model.clone(), versions, calls: AtomicUsize::new(0) });
+        let config = BatcherConfig { max_samples: 10, workers: 2, ..batcher_config() };
+        let metrics = Metrics::new().unwrap().model("ads", &model.schema);
+        let batcher = Batcher::start(overtaken, metrics, &config).unwrap();
+        let answer = batcher.submit(batch(20, 1).0, ANY).unwrap().await.unwrap();
+        // If both workers have begun at nearly the same time, either may count as the last.
+        assert_eq!(answer.version.0, versions[1]);
+        assert!((3..=4).contains(&model.begun()), "{}", model.begun());
+        assert_eq!(answer.probabilities, batch(20, 1).1);
+    }
+}
