@@ -146,7 +146,7 @@ fn child(options: &Options, folder: &Path, limit: usize, side: &str) -> anyhow::
                 for (&unique, &id) in found.uniques().iter().zip(&wanted) {
                     sum += match found.source(unique) {
                         Source::Row(row) => touch(row),
-                        Source::Host(_) | Source::Miss(_) => touch(stored(id)),
+                        Source::Pointer(_) | Source::Miss(_) => touch(stored(id)),
                     };
                 }
             }

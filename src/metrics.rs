@@ -27,7 +27,7 @@ use metrics_exporter_prometheus::{
 };
 use metrics_process::Collector;
 
-use crate::schema::{Schema, Table};
+use crate::schema::{Schema, TableSchema};
 use crate::sync::EvenPoisoned;
 
 pub(crate) use events::{Event, EventKind, Events};
@@ -114,7 +114,8 @@ pub(crate) struct ModelMetrics {
 impl ModelMetrics {
     fn new(recorder: &dyn Recorder, name: &str, schema: &Schema) -> Self {
         let model = &[("model", name)];
-        let table = |table: &Table| TableMetrics::new(recorder, &[("model", name), ("table", &table.name)]);
+        let table =
+            |table: &TableSchema| TableMetrics::new(recorder, &[("model", name), ("table", &table.name)]);
         Self {
             requests: Requests::new(recorder, name),
             version: Series::register(recorder, MODEL_VERSION.name, model),

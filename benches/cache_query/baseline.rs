@@ -82,7 +82,7 @@ pub fn copied(
                     copies.extend_from_slice(row);
                     let _ = pin.insert(&miss, row);
                 }
-                Source::Host(_) => unreachable!("the caches of the baselines have no pointers"),
+                Source::Pointer(_) => unreachable!("the caches of the baselines have no pointers"),
             }
         }
     }

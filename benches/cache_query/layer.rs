@@ -161,7 +161,7 @@ fn flat(layer: &Layer, cache: &FlatCache, batch: &Batch, query: &mut Query, tape
     let uniques = found.uniques();
     write(layer, batch, tape, |l, i| match found.source(uniques[starts[l] + i]) {
         Source::Row(row) => Some(row),
-        Source::Host(p) => layer.store.row(found.pointed()[p].table, found.pointed()[p].id),
+        Source::Pointer(p) => layer.store.row(found.pointed()[p].table, found.pointed()[p].id),
         Source::Miss(m) => layer.store.row(found.misses()[m].table, found.misses()[m].id),
     });
 }

@@ -72,7 +72,7 @@ pub enum Source<'q> {
     /// In the cache: the row's bytes.
     Row(&'q [u8]),
     /// In the store's memory: the row is `pointed()[p]`.
-    Host(usize),
+    Pointer(usize),
     /// Not cached: the row is `misses()[m]`.
     Miss(usize),
 }
@@ -111,7 +111,7 @@ impl<'q> Found<'q> {
         let row = &self.query.rows()[unique as usize];
         match row.found {
             FoundAt::Miss(m) => Source::Miss(m as usize),
-            FoundAt::Host(p) => Source::Host(p as usize),
+            FoundAt::Pointer(p) => Source::Pointer(p as usize),
             FoundAt::Slot(location) => {
                 // SAFETY: only `Query::probe` sets `found`, to a location from the index or from the overlay
                 // of the batch's version. `BatchPin::lookup` has called it with this pin, and the query is

@@ -13,7 +13,7 @@ use super::key::RowKeys;
 use super::pointers::Pointers;
 use super::policy::{Admission, Eviction, Fill, Level, Missed, Watermarks};
 use super::shape::{CacheShape, Layout, TableShape};
-use super::slots::Class;
+use super::slabs::Class;
 use super::stats::{CacheStats, Counts, TableCounts};
 use super::version::NewRow;
 use super::{CacheOptions, admission, check, eviction};
@@ -189,7 +189,7 @@ impl Common {
 
     /// Updates the counts for an unlinked entry, and retires its slot if it has one.
     pub(crate) fn retire(&self, unlinked: Unlinked) {
-        if unlinked.location().is_host() {
+        if unlinked.location().is_pointer() {
             self.pointers.removed();
             return;
         }

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 
 use super::common::Common;
 use super::policy::Fill;
-use super::slots::{Class, SlotAllocator};
+use super::slabs::{Class, SlotAllocator};
 
 /// Of every 64 slabs, one is emptied at a time, so that it can change its row size.
 const SLABS_PER_DRAIN: usize = 64;

@@ -79,7 +79,7 @@ impl Shared {
             }
             let decide = |key, pinned: PinnedLocation<'_>, age| {
                 let cold = self.eviction.coldness(key, age) >= threshold && self.excess() > 0.0;
-                match pinned.location().is_host() {
+                match pinned.location().is_pointer() {
                     _ if !cold => EntryDecision::Keep,
                     true if !entries_too => EntryDecision::Keep,
                     false if !entries_too => self.decide_on_victim(key, pinned),
@@ -101,7 +101,7 @@ impl Shared {
                 break;
             }
             let decide = |_, pinned: PinnedLocation<'_>, _| {
-                let leaves = !pinned.location().is_host() && draining(pinned.location());
+                let leaves = !pinned.location().is_pointer() && draining(pinned.location());
                 if leaves { EntryDecision::Unlink } else { EntryDecision::Keep }
             };
             self.index.visit_bucket(sweep.hand, now, decide, |out| self.retire(out));
@@ -123,7 +123,7 @@ impl Shared {
                 (mix64(sweep.draw) % buckets as u64) as usize
             };
             let cold = |EntryAge { key, location, age }: EntryAge| {
-                (pointers_too || !location.is_host()).then(|| self.eviction.coldness(key, age))
+                (pointers_too || !location.is_pointer()).then(|| self.eviction.coldness(key, age))
             };
             sweep.sample.extend(self.index.ages(bucket, now).filter_map(cold));
         }

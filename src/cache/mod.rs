@@ -25,7 +25,7 @@
 //! }
 //! match found.source(0) {
 //!     Source::Row(row) => println!("{row:?}"), // in the cache, valid until the pin is dropped
-//!     Source::Host(p) => println!("in the store's memory: {:?}", found.pointed()[p]),
+//!     Source::Pointer(p) => println!("in the store's memory: {:?}", found.pointed()[p]),
 //!     Source::Miss(m) => println!("miss {m}"), // the caller fetched `found.misses()[m]`
 //! }
 //! # Ok(()) }
@@ -36,7 +36,7 @@
 //!
 //! - [`key`]: maps the ids of all tables to one space of integers;
 //! - [`index`]: maps a key to a location, read without a lock;
-//! - `slab`: the memory of the rows; `slots`: which slots are free;
+//! - `pool`: the memory of the rows; `slabs`: which of its slots are free;
 //! - [`epoch`]: when an evicted row's memory may be reused;
 //! - [`policy`]: which rows are admitted and evicted;
 //! - [`query`]: deduplicates and probes a batch's keys; `batch`: a batch's interface to the cache;
@@ -68,11 +68,11 @@ pub(crate) mod index;
 pub mod key;
 mod pointers;
 pub(crate) mod policy;
+pub(crate) mod pool;
 pub(crate) mod query;
 pub(crate) mod shape;
 mod shared;
-pub(crate) mod slab;
-mod slots;
+mod slabs;
 mod stats;
 #[cfg(test)]
 #[cfg(not(flechette_loom))]
@@ -95,7 +95,7 @@ pub(crate) use policy::EvictionOption;
 use policy::frequency::Sketch;
 use policy::probability::Probability;
 use policy::{Admission, Eviction, Watermarks};
-use slab::Pool;
+use pool::Pool;
 
 pub(crate) use batch::BatchPin;
 pub use batch::Source;

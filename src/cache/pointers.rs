@@ -130,8 +130,8 @@ impl Shared {
         // row.
         let id = table.and_then(|table| Some((table, self.keys.index_keys().code(table)?.id(key)?)));
         match id {
-            Some((table, id)) if !pinned.location().is_host() && self.pointers.reserve(table) => {
-                EntryDecision::Relink(Location::host(id))
+            Some((table, id)) if !pinned.location().is_pointer() && self.pointers.reserve(table) => {
+                EntryDecision::Relink(Location::pointer(id))
             }
             _ => EntryDecision::Unlink,
         }
@@ -156,7 +156,7 @@ impl Shared {
         for bucket in 0..self.index.buckets() {
             let decide = |key, pinned: PinnedLocation<'_>, _| {
                 let of_table = self.keys.index_keys().table_of(key).is_some_and(&table);
-                if pinned.location().is_host() && of_table {
+                if pinned.location().is_pointer() && of_table {
                     EntryDecision::Unlink
                 } else {
                     EntryDecision::Keep

@@ -51,7 +51,7 @@ pub(crate) struct Unique {
 pub(crate) enum FoundAt {
     Slot(Location),
     /// The row's index in `Query::pointed`.
-    Host(u32),
+    Pointer(u32),
     /// The row's index in `Query::misses`.
     Miss(u32),
 }
@@ -190,10 +190,10 @@ impl Query {
             let not_in_pool =
                 Miss { table: row.table, id, unique: unique as u32, occurrences: row.occurrences };
             row.found = match found {
-                Some(location) if location.is_host() => {
+                Some(location) if location.is_pointer() => {
                     tally.pointed += count;
                     self.pointed.push(not_in_pool);
-                    FoundAt::Host(self.pointed.len() as u32 - 1)
+                    FoundAt::Pointer(self.pointed.len() as u32 - 1)
                 }
                 Some(location) => {
                     tally.hits += count;

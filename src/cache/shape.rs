@@ -10,7 +10,7 @@ use super::key::RowKeys;
 use super::policy::frequency::{MISS_BYTES, Sketch};
 use super::policy::rank::Ranks;
 use super::policy::{Fill, Level};
-use super::slab::SlabShape;
+use super::pool::SlabShape;
 use super::{AdmissionOption, CacheError, CacheOptions, EvictionOption, WATERMARKS};
 use crate::mem::WORD_BYTES;
 use crate::types::{ROW_ALIGN, RowId, TableId};

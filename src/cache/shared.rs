@@ -10,9 +10,9 @@ use super::error::CacheError;
 use super::evictor::Sweep;
 use super::index::{Entry, EntryDecision, Index, LinkOutcome, PinnedLocation, Stamp};
 use super::policy::{Fill, Missed};
+use super::pool::{Class, Pool, Slot};
 use super::query::Miss;
 use super::shape::tag_bytes;
-use super::slab::{Class, Pool, Slot};
 use super::version::Current;
 use crate::types::{FlatKey, RowId, TableId};
 
@@ -76,7 +76,7 @@ impl Shared {
         // If another row is linked under the same index key, the new row replaces it: the new row is the last
         // one used. If nothing may be replaced, the other row stays.
         let same = |pinned: PinnedLocation<'_>| {
-            !pinned.location().is_host() && (!replace || self.is_row(table, own, pinned))
+            !pinned.location().is_pointer() && (!replace || self.is_row(table, own, pinned))
         };
         let insertion = self.link(table, entry, replace.then_some(&coldness), same);
         if insertion != Insertion::Stored {
@@ -184,7 +184,7 @@ impl Shared {
         let mut rows = Vec::with_capacity(self.entry_capacity() as usize);
         for bucket in 0..self.index.buckets() {
             let row = |key, pinned: PinnedLocation<'_>, age| {
-                let in_pool = !pinned.location().is_host();
+                let in_pool = !pinned.location().is_pointer();
                 Some((age, self.row_of(key, || in_pool.then(|| self.pool.tag(pinned)))?))
             };
             let collect = |key, pinned: PinnedLocation<'_>, age| {

@@ -30,8 +30,8 @@ use std::sync::Arc;
 
 use super::error::CacheError;
 use super::index::{BUCKETS_AHEAD, Entry, Location, PinnedLocation, Stamp, Unlinked};
+use super::pool::Slot;
 use super::shared::{Insertion, Shared};
-use super::slab::Slot;
 use crate::mem::PartedMap;
 use crate::pace;
 use crate::sync::EvenPoisoned;
@@ -182,7 +182,7 @@ impl Shared {
             let table = changed.row.table();
             let Some(location) = self.find(table, own) else { return Ok(()) };
             let (_, slot) = rows.part_mut(&own).entry(own).or_insert((table, None));
-            let Some(bytes) = changed.bytes.filter(|_| !location.is_host()) else { return Ok(()) };
+            let Some(bytes) = changed.bytes.filter(|_| !location.is_pointer()) else { return Ok(()) };
             // A row that occurs twice is written twice to the same slot, which no batch has seen yet.
             if slot.is_none() {
                 *slot = self.take(self.classes[table.index()]);
@@ -207,7 +207,7 @@ impl Shared {
     fn find(&self, table: TableId, own: FlatKey) -> Option<Location> {
         let (_, key) = self.keys.row(table, own);
         let is_row =
-            |pinned: PinnedLocation<'_>| pinned.location().is_host() || self.is_row(table, own, pinned);
+            |pinned: PinnedLocation<'_>| pinned.location().is_pointer() || self.is_row(table, own, pinned);
         self.index.look(key, |pinned| is_row(pinned).then(|| pinned.location()))?
     }
 

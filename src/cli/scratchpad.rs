@@ -164,7 +164,7 @@ pub(crate) fn working_dir<'a>(flags: &'a PipelineFlags, default: &'a Path) -> an
 
 /// For each table the order of its rows by frequency; `None` if the counts contain none of its rows.
 pub(crate) fn orders(schema: &Schema, frequencies: &[RowFrequency]) -> anyhow::Result<Vec<Option<RowOrder>>> {
-    let order = |(t, table): (usize, &crate::schema::Table)| {
+    let order = |(t, table): (usize, &crate::schema::TableSchema)| {
         let of_table = frequencies.iter().filter(|used| used.table.index() == t);
         let ranked: Vec<u64> = of_table.map(|used| used.row).collect();
         let order = (!ranked.is_empty()).then(|| RowOrder::hottest_first(table.stored_rows(), &ranked));

@@ -78,7 +78,7 @@ impl Engine {
                 let place = (places[i] != ZEROS).then_some(places[i])?;
                 match found.source(uniques[place as usize]) {
                     Source::Row(row) => Some(row),
-                    Source::Host(p) => stored(&found.pointed()[p]),
+                    Source::Pointer(p) => stored(&found.pointed()[p]),
                     Source::Miss(m) => stored(&found.misses()[m]),
                 }
             }

@@ -3,19 +3,20 @@
 //! Ids are not row numbers if a table has lossy bits or a default row. Then each lookup gets a feature of its
 //! own, because several lookups of a feature may read different rows.
 
-use crate::schema::{AbsentDefault, Arity, Lookup, Schema, Table};
+use crate::schema::{AbsentDefault, Arity, Lookup, Schema, TableSchema};
 use crate::types::{Batch, Jagged};
 
 /// An id that no table holds, so it reads zeros.
 const NO_ROW: u64 = u64::MAX;
 
 /// The lookups of a schema, each with its table.
-pub(crate) struct RowNumbers(Vec<(Lookup, Table)>);
+pub(crate) struct RowNumbers(Vec<(Lookup, TableSchema)>);
 
 impl RowNumbers {
     /// `None` if all ids are row numbers.
     pub(crate) fn needed(schema: &Schema) -> Option<Self> {
-        let is_plain = |t: &Table| t.lossy_bits.is_none() && !matches!(t.default, AbsentDefault::Row(_));
+        let is_plain =
+            |t: &TableSchema| t.lossy_bits.is_none() && !matches!(t.default, AbsentDefault::Row(_));
         if schema.tables.iter().all(is_plain) {
             return None;
         }
@@ -41,7 +42,7 @@ impl RowNumbers {
 
     /// The batch with row numbers as ids.
     pub(crate) fn of(&self, batch: &Batch) -> Batch {
-        let column = |(lookup, table): &(Lookup, Table)| {
+        let column = |(lookup, table): &(Lookup, TableSchema)| {
             let Jagged { offsets, ids } = &batch.features[lookup.feature];
             let rows = ids.iter().map(|&id| table.row_of(id).unwrap_or(NO_ROW)).collect();
             Jagged { offsets: offsets.clone(), ids: rows }

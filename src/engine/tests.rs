@@ -20,7 +20,7 @@ use crate::cache::{AdmissionOption, BatchPin, CacheOptions, CacheShape, TableSha
 use crate::config::TableMemory;
 use crate::metrics::Metrics;
 use crate::model::loss::sigmoid;
-use crate::store::{self, Contents, DenseTensor, Opened, PlainMemory, Rows, Table};
+use crate::store::{self, Contents, DenseTensor, Opened, PlainMemory, Table, TableRows};
 use crate::types::unix_ms;
 
 pub(crate) const MODEL: &str = "ctr";
@@ -108,7 +108,7 @@ impl World {
             shape: p.shape.clone(),
             values,
         });
-        let table = |(t, declared): (usize, &crate::schema::Table)| {
+        let table = |(t, declared): (usize, &crate::schema::TableSchema)| {
             let mut table = Table::zeroed(&PlainMemory, ROWS, declared.dim, &[]).unwrap();
             let values = table.rows_mut().unwrap().chunks_mut(declared.dim).enumerate();
             for (id, row) in values {
@@ -122,7 +122,7 @@ impl World {
         let contents = Contents {
             model_toml,
             dense: dense.collect(),
-            tables: tables.iter().map(Rows::from).collect(),
+            tables: tables.iter().map(TableRows::from).collect(),
             ..Contents::default()
         };
         assert_eq!(store::write(self.models.path(), MODEL, &contents).unwrap(), Version(version));
@@ -146,7 +146,7 @@ impl World {
     }
 
     pub(crate) fn shape(&self, fraction: f64) -> CacheShape {
-        let table = |t: &crate::schema::Table| TableShape { rows: t.rows, row_bytes: t.row_bytes() };
+        let table = |t: &crate::schema::TableSchema| TableShape { rows: t.rows, row_bytes: t.row_bytes() };
         CacheShape::from_fraction(fraction, self.schema.tables.iter().map(table).collect())
     }
 

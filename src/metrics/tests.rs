@@ -1,8 +1,9 @@
 use super::*;
-use crate::schema::{Architecture, Loss, Table};
+use crate::schema::{Architecture, Loss, TableSchema};
 
 fn schema() -> Schema {
-    let table = |name: &str| Table { name: name.to_owned(), rows: 10, dim: 4, ..Table::default() };
+    let table =
+        |name: &str| TableSchema { name: name.to_owned(), rows: 10, dim: 4, ..TableSchema::default() };
     Schema {
         architecture: Architecture::Dlrm { bottom: vec![], top: vec![] },
         loss: Loss::BinaryCrossEntropy,

@@ -3,13 +3,13 @@
 
 use super::tape::MAX_SCORED;
 use super::*;
-use crate::schema::{Arity, DenseFeature, Feature, Loss, Pooling, Table, Transform};
+use crate::schema::{Arity, DenseFeature, Feature, Loss, Pooling, TableSchema, Transform};
 
 /// A schema with 3 dense values and 4 features of dim 5.
 fn schema(architecture: Architecture) -> Schema {
     let wide = matches!(architecture, Architecture::Deepfm { .. } | Architecture::WideDeep { .. });
     let names: Vec<_> = (0..4).map(|i| format!("c{i}")).collect();
-    let table = |name: String, dim| Table { name, rows: 10, dim, ..Table::default() };
+    let table = |name: String, dim| TableSchema { name, rows: 10, dim, ..TableSchema::default() };
     let feature = |name: &String| Feature {
         name: name.clone(),
         table: name.clone(),

@@ -5,14 +5,14 @@
 //! order. An id past the end of its table accesses the default row of the table, or no row if the default is
 //! zeros. The engine makes the same accesses, but removes the duplicates of a batch first.
 
-use crate::schema::{Lookup, Schema, Table};
+use crate::schema::{Lookup, Schema, TableSchema};
 use crate::types::{Batch, TableId};
 
 /// Lists the row accesses of batches of a schema.
 #[derive(Debug, Default)]
 pub(crate) struct RowAccesses {
     lookups: Vec<Lookup>,
-    tables: Vec<Table>,
+    tables: Vec<TableSchema>,
 }
 
 impl RowAccesses {

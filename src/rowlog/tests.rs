@@ -191,7 +191,7 @@ fn first_values_from_a_version_include_its_states_if_name_width_and_order_match(
         ..table(4, 3, states)
     };
     let same = [("sum", 3), ("step", 1)];
-    let f16 = schema::Table { rows: 4, dim: 3, element: Element::F16, ..Default::default() };
+    let f16 = schema::TableSchema { rows: 4, dim: 3, element: Element::F16, ..Default::default() };
     let rounded = version(&PlainMemory, 4).encoded(Element::F16, &PlainMemory).unwrap();
     let mut bytes = Bytes::zeroed(&PlainMemory, rounded.as_bytes().unwrap().len()).unwrap();
     bytes.as_mut_slice().unwrap().copy_from_slice(rounded.as_bytes().unwrap());

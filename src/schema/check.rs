@@ -7,7 +7,7 @@ use std::collections::{HashMap, HashSet};
 
 use super::architecture::InputWidths;
 use super::line::{line_of, locate};
-use super::{AbsentDefault, Arity, Feature, Schema, Table, Transform};
+use super::{AbsentDefault, Arity, Feature, Schema, TableSchema, Transform};
 use crate::types::RowId;
 
 /// Most rows of a table.
@@ -90,7 +90,7 @@ impl Schema {
         if self.features.is_empty() {
             return fault("features", "at least one is needed, got none");
         }
-        let tables: HashMap<&str, &Table> = self.tables.iter().map(|t| (t.name.as_str(), t)).collect();
+        let tables: HashMap<&str, &TableSchema> = self.tables.iter().map(|t| (t.name.as_str(), t)).collect();
         for (i, feature) in self.features.iter().enumerate() {
             check_feature(i, feature, &tables)?;
         }
@@ -157,7 +157,7 @@ fn check_transform(i: usize, transform: Transform) -> Result<(), Fault> {
     Ok(())
 }
 
-fn check_table(i: usize, table: &Table) -> Result<(), Fault> {
+fn check_table(i: usize, table: &TableSchema) -> Result<(), Fault> {
     check_range(|| format!("tables[{i}].rows"), table.rows, 1..=MAX_ROWS)?;
     check_range(|| format!("tables[{i}].dim"), table.dim as u64, 1..=MAX_DIM as u64)?;
     if let Some(bits) = table.lossy_bits {
@@ -174,7 +174,7 @@ fn check_table(i: usize, table: &Table) -> Result<(), Fault> {
     }
 }
 
-fn check_feature(i: usize, feature: &Feature, tables: &HashMap<&str, &Table>) -> Result<(), Fault> {
+fn check_feature(i: usize, feature: &Feature, tables: &HashMap<&str, &TableSchema>) -> Result<(), Fault> {
     if let Arity::MultiHot { max } = feature.arity {
         let field = || format!("features[{i}].arity.multi_hot.max");
         check_range(field, u64::from(max), 1..=u64::from(MAX_IDS))?;
@@ -214,7 +214,7 @@ pub(super) fn check_cross(layers: usize, rank: Option<usize>, deep: &[usize]) ->
 
 /// Checks that every feature has a wide table if the architecture has a wide part, and that otherwise no
 /// feature has one.
-fn check_wide(schema: &Schema, tables: &HashMap<&str, &Table>) -> Result<(), Fault> {
+fn check_wide(schema: &Schema, tables: &HashMap<&str, &TableSchema>) -> Result<(), Fault> {
     let wide = schema.architecture.kind().has_wide();
     for (i, feature) in schema.features.iter().enumerate() {
         let field = || format!("features[{i}].wide_table");
@@ -240,7 +240,7 @@ fn check_wide(schema: &Schema, tables: &HashMap<&str, &Table>) -> Result<(), Fau
 }
 
 /// Checks that all features have the same dim if the architecture multiplies vectors of different features.
-fn check_dims(schema: &Schema, tables: &HashMap<&str, &Table>) -> Result<(), Fault> {
+fn check_dims(schema: &Schema, tables: &HashMap<&str, &TableSchema>) -> Result<(), Fault> {
     if !schema.architecture.kind().needs_one_dim() {
         return Ok(());
     }
@@ -261,7 +261,7 @@ fn check_dims(schema: &Schema, tables: &HashMap<&str, &Table>) -> Result<(), Fau
 }
 
 /// Limits the input row and the number of dense weights, and so the memory of the dense part.
-fn check_weights(schema: &Schema, tables: &HashMap<&str, &Table>) -> Result<(), Fault> {
+fn check_weights(schema: &Schema, tables: &HashMap<&str, &TableSchema>) -> Result<(), Fault> {
     let input = schema.input_width();
     if input > MAX_INPUT {
         return fault(

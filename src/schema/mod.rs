@@ -49,7 +49,7 @@ pub struct Schema {
     pub features: Vec<Feature>,
     /// Embedding tables.
     #[serde(default)]
-    pub tables: Vec<Table>,
+    pub tables: Vec<TableSchema>,
 }
 
 /// The loss that training minimises.
@@ -182,7 +182,7 @@ impl Hash {
 /// An embedding table.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Table {
+pub struct TableSchema {
     /// Unique among the tables; also the name of its file.
     pub name: String,
     /// Number of rows before lossy hashing. Ids are below this.
@@ -201,7 +201,7 @@ pub struct Table {
     pub lossy_bits: Option<u32>,
 }
 
-impl Table {
+impl TableSchema {
     /// Bytes of a row.
     #[must_use]
     pub fn row_bytes(&self) -> usize {
@@ -294,7 +294,7 @@ impl Schema {
         let mut lookups = Vec::new();
         for (i, table) in deep.enumerate().chain(wide.enumerate()) {
             let Some(&table) = table.and_then(|name| ids.get(name)) else { continue };
-            let Table { dim, element, .. } = self.tables[table.index()];
+            let TableSchema { dim, element, .. } = self.tables[table.index()];
             let pooling = self.features[i].pooling;
             lookups.push(Lookup { feature: i, table, dim, element, pooling, column });
             column += dim;

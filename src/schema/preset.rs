@@ -3,7 +3,7 @@
 
 pub use super::architecture::ArchKind;
 use super::{Arity, DenseFeature, Feature, Hash, Pooling};
-use super::{Loss, Schema, Table, Transform};
+use super::{Loss, Schema, TableSchema, Transform};
 use crate::types::Element;
 
 /// Integer columns of a Criteo row, `I1` to `I13`.
@@ -136,7 +136,7 @@ fn assemble(
     let mut tables = Vec::new();
     let mut wide_tables = Vec::new();
     for Input { name, rows, arity, hash } in inputs {
-        let table = |name: &str, dim| Table { name: name.into(), rows, dim, ..Table::default() };
+        let table = |name: &str, dim| TableSchema { name: name.into(), rows, dim, ..TableSchema::default() };
         let wide_table = kind.has_wide().then(|| format!("{name}_wide"));
         tables.push(table(&name, dim));
         wide_tables.extend(wide_table.as_deref().map(|name| table(name, 1)));

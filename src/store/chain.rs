@@ -108,13 +108,19 @@ impl Chain {
             self.newest.check_table_lengths()?;
         }
         // Tables are checked in parallel. The error returned is that of the first bad table in schema order.
-        let table = |(t, declared): (usize, &schema::Table)| self.table(TableId(t as u32), declared, purpose);
+        let table =
+            |(t, declared): (usize, &schema::TableSchema)| self.table(TableId(t as u32), declared, purpose);
         let tables: Vec<_> = schema.tables.par_iter().enumerate().map(table).collect();
         tables.into_iter().collect()
     }
 
     /// The rows of a table: those that are shared or those of the first link, and then those of the deltas.
-    fn table(&self, id: TableId, declared: &schema::Table, purpose: Purpose) -> Result<Table, StoreError> {
+    fn table(
+        &self,
+        id: TableId,
+        declared: &schema::TableSchema,
+        purpose: Purpose,
+    ) -> Result<Table, StoreError> {
         let mut parts = self.table_parts(declared, purpose)?;
         // If some link has no checkpoint, training has only the served rows of the others.
         if parts.windows(2).any(|pair| row_type(&pair[0].1) != row_type(&pair[1].1)) {
@@ -142,7 +148,7 @@ impl Chain {
     /// about its states.
     fn table_parts(
         &self,
-        declared: &schema::Table,
+        declared: &schema::TableSchema,
         purpose: Purpose,
     ) -> Result<Vec<(Version, TableParts)>, StoreError> {
         let parts = self.links().map(|link| Ok((link.version(), link.table(declared, purpose)?)));

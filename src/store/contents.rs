@@ -22,7 +22,7 @@ pub struct Contents<'a> {
     pub dense: Vec<DenseTensor<'a>>,
     /// One entry per table of the schema, in schema order. Rows are f32, or already of the element type that
     /// the schema declares. f32 rows are encoded while they are written.
-    pub tables: Vec<Rows<'a>>,
+    pub tables: Vec<TableRows<'a>>,
     /// What training needs to continue. With it, the optimizer state of the rows is written too, and f32 rows
     /// where encoding rounds them.
     pub checkpoint: Option<Checkpoint<'a>>,
@@ -71,7 +71,7 @@ pub struct Checkpoint<'a> {
 
 /// A table to write. The bytes of the version do not depend on the variant.
 #[derive(Clone, Copy, Debug)]
-pub enum Rows<'a> {
+pub enum TableRows<'a> {
     /// In memory, or mapped.
     Table(&'a Table),
     /// A table of a source, read in chunks: once for the weights and once for each state.
@@ -118,7 +118,7 @@ pub struct SourceShape<'a> {
     pub record: RecordLayout<'a>,
 }
 
-impl<'a> From<&'a Table> for Rows<'a> {
+impl<'a> From<&'a Table> for TableRows<'a> {
     fn from(table: &'a Table) -> Self {
         Self::Table(table)
     }
@@ -135,7 +135,7 @@ pub struct DenseTensor<'a> {
     pub values: &'a [f32],
 }
 
-impl<'a> Rows<'a> {
+impl<'a> TableRows<'a> {
     pub(super) fn shape(self) -> Result<SourceShape<'a>, StoreError> {
         match self {
             Self::Table(table) => Ok(SourceShape {
@@ -173,7 +173,7 @@ impl Contents<'_> {
     }
 
     /// Checks that a table has the rows, the shape and the states that the schema declares.
-    fn check_table(&self, declared: &schema::Table, rows: Rows<'_>) -> Result<(), StoreError> {
+    fn check_table(&self, declared: &schema::TableSchema, rows: TableRows<'_>) -> Result<(), StoreError> {
         let refused = |tensor, expected, got| Err(mismatch(declared, tensor, expected, got));
         let (stored, changed) = (declared.stored_rows(), rows.changed());
         let is_delta = self.numbering.base().is_some();
@@ -216,7 +216,7 @@ impl Contents<'_> {
 }
 
 /// Checks the names and widths of a table's states.
-fn check_states(declared: &schema::Table, record: &RecordLayout<'_>) -> Result<(), StoreError> {
+fn check_states(declared: &schema::TableSchema, record: &RecordLayout<'_>) -> Result<(), StoreError> {
     for &StateShape { name: state, width } in &record.states {
         if state == KEYS || state == WEIGHT {
             let expected = "a name that is not reserved".to_owned();
@@ -231,7 +231,7 @@ fn check_states(declared: &schema::Table, record: &RecordLayout<'_>) -> Result<(
 }
 
 /// A tensor of a table is not as the schema declares.
-fn mismatch(declared: &schema::Table, tensor: &str, expected: String, got: String) -> StoreError {
+fn mismatch(declared: &schema::TableSchema, tensor: &str, expected: String, got: String) -> StoreError {
     let path = PathBuf::from(table_file(&declared.name));
     StoreError::Tensor { path, tensor: tensor.to_owned(), expected, got }
 }

@@ -14,8 +14,8 @@ use std::sync::Mutex;
 use super::disk::{Disk, SystemDisk};
 use super::link::read_manifest;
 use super::{
-    Base, Checkpoint, Contents, DenseTensor, Numbering, Opened, PlainMemory, Purpose, RowSource, Rows,
-    SourceShape, StateShape, StoreError, Table, TakeChunk, open, open_latest, publish, versions,
+    Base, Checkpoint, Contents, DenseTensor, Numbering, Opened, PlainMemory, Purpose, RowSource, SourceShape,
+    StateShape, StoreError, Table, TableRows, TakeChunk, open, open_latest, publish, versions,
 };
 use crate::rowlog::Uniform;
 use crate::types::{Element, TableId, Version};
@@ -85,8 +85,8 @@ fn write_seed(disk: &dyn Disk, models: &Path, seed: u64) -> Result<Version, Stor
     });
     let table = Records(table);
     let rows = match base {
-        Some(_) => Rows::Changed(&all, &table, TableId(0)),
-        None => Rows::Table(&table.0),
+        Some(_) => TableRows::Changed(&all, &table, TableId(0)),
+        None => TableRows::Table(&table.0),
     };
     let contents = Contents {
         model_toml: MODEL_TOML,

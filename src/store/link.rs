@@ -192,7 +192,11 @@ impl Link {
     /// # Errors
     /// [`StoreError`] for a damaged file, for tensors that do not fit the schema, and for a served row that
     /// is not finite.
-    pub(crate) fn table(&self, declared: &schema::Table, purpose: Purpose) -> Result<TableParts, StoreError> {
+    pub(crate) fn table(
+        &self,
+        declared: &schema::TableSchema,
+        purpose: Purpose,
+    ) -> Result<TableParts, StoreError> {
         let format = RowFormat { element: declared.element, dim: declared.dim };
         let served = self.checked(&table_file(&declared.name), self.in_ram, Some(format))?;
         let (bad, served) = (served.bad, parsed(served)?);

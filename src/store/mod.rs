@@ -68,7 +68,7 @@ mod version_files;
 mod write;
 
 pub use bytes::PlainMemory;
-pub(crate) use contents::{Checkpoint, DenseTensor, RowSource, Rows, SourceShape, TakeChunk};
+pub(crate) use contents::{Checkpoint, DenseTensor, RowSource, SourceShape, TableRows, TakeChunk};
 pub use contents::{Contents, Numbering};
 pub use error::{Refusal, StoreError};
 pub(crate) use format::{Base, Training};

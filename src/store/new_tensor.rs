@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use super::contents::{RowSource, Rows};
+use super::contents::{RowSource, TableRows};
 use super::format::{self, Dtype, KEYS, WEIGHT};
 use super::{BadRow, StateShape, StoreError, Table};
 use crate::schema;
@@ -45,8 +45,8 @@ pub(crate) struct Columns<'a> {
 
 /// The tensors of a table's served file.
 pub(crate) fn served_tensors<'a>(
-    declared: &schema::Table,
-    rows: Rows<'a>,
+    declared: &schema::TableSchema,
+    rows: TableRows<'a>,
 ) -> Result<Vec<NewTensor<'a>>, StoreError> {
     let changed = rows.changed().map(|rows| NewTensor {
         name: KEYS,
@@ -59,8 +59,8 @@ pub(crate) fn served_tensors<'a>(
 
 /// The tensors of a table's file in the checkpoint.
 pub(crate) fn checkpoint_tensors<'a>(
-    declared: &schema::Table,
-    rows: Rows<'a>,
+    declared: &schema::TableSchema,
+    rows: TableRows<'a>,
 ) -> Result<Vec<NewTensor<'a>>, StoreError> {
     let shape = rows.shape()?;
     let mut tensors = Vec::new();
@@ -71,11 +71,11 @@ pub(crate) fn checkpoint_tensors<'a>(
     let (mut begin, record_width) = (shape.record.dim, shape.record.width());
     for (i, &StateShape { name, width }) in shape.record.states.iter().enumerate() {
         let data = match rows {
-            Rows::Table(table) => match table.as_bytes() {
+            TableRows::Table(table) => match table.as_bytes() {
                 Some(_) => TensorData::Bytes(bytemuck::cast_slice(table.states()[i].as_slice())),
                 None => TensorData::State(table, i),
             },
-            Rows::Source(source, table) | Rows::Changed(_, source, table) => {
+            TableRows::Source(source, table) | TableRows::Changed(_, source, table) => {
                 let columns = begin..begin + width;
                 TensorData::Streamed(Columns {
                     source,
@@ -93,15 +93,15 @@ pub(crate) fn checkpoint_tensors<'a>(
 }
 
 /// The rows as a tensor of this element type.
-fn weight(rows: Rows<'_>, element: Element) -> Result<NewTensor<'_>, StoreError> {
+fn weight(rows: TableRows<'_>, element: Element) -> Result<NewTensor<'_>, StoreError> {
     let shape = rows.shape()?;
     let (dtype, row_width) = format::weight_type(element, shape.record.dim);
     let data = match rows {
-        Rows::Table(table) => match table.as_bytes().filter(|_| table.element() == element) {
+        TableRows::Table(table) => match table.as_bytes().filter(|_| table.element() == element) {
             Some(bytes) => TensorData::Bytes(bytes),
             None => TensorData::Encoded(table, element),
         },
-        Rows::Source(source, table) | Rows::Changed(_, source, table) => {
+        TableRows::Source(source, table) | TableRows::Changed(_, source, table) => {
             let (width, columns) = (shape.record.width(), 0..shape.record.dim);
             TensorData::Streamed(Columns { source, table, width, columns, element })
         }

@@ -15,7 +15,7 @@ use super::link::read_manifest;
 use super::snapshot::{Opened, Purpose, open};
 use super::version_files::{MANIFEST, version_dir};
 use super::write::{publish, removal_path};
-use super::{Checkpoint, Contents, Dense, DenseTensor, Numbering, Rows, StoreError, labels, versions};
+use super::{Checkpoint, Contents, Dense, DenseTensor, Numbering, StoreError, TableRows, labels, versions};
 use crate::types::{Version, VersionSelector};
 
 /// The bytes of a chain on disk.
@@ -188,7 +188,7 @@ pub(crate) fn compact(
         model_toml,
         numbering: Numbering::OnlyAfter(highest),
         dense: tensors(dense),
-        tables: store.tables().iter().map(Rows::from).collect(),
+        tables: store.tables().iter().map(TableRows::from).collect(),
         checkpoint: has_states
             .then(|| Checkpoint { dense_states: tensors(dense_states), cursor: cursor.as_deref() }),
         training: *training,

@@ -135,7 +135,7 @@ impl Table {
     /// the length of one of them does not fit the declared number of rows, or f32 rows are not aligned.
     #[must_use]
     pub(crate) fn from_parts(
-        declared: &schema::Table,
+        declared: &schema::TableSchema,
         element: Element,
         weight: Bytes,
         states: Vec<State>,

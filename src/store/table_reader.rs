@@ -43,7 +43,7 @@ pub(super) enum TableFile {
 
 /// Collects the tensors of a table from its files.
 pub(super) struct TableReader<'a> {
-    declared: &'a schema::Table,
+    declared: &'a schema::TableSchema,
     delta: bool,
     /// The served file, for errors about missing tensors.
     pub path: PathBuf,
@@ -56,7 +56,7 @@ pub(super) struct TableReader<'a> {
 }
 
 impl<'a> TableReader<'a> {
-    pub(super) fn new(declared: &'a schema::Table, delta: bool, path: PathBuf) -> Self {
+    pub(super) fn new(declared: &'a schema::TableSchema, delta: bool, path: PathBuf) -> Self {
         let rows = declared.stored_rows();
         Self { declared, delta, path, rows, keys: None, served: None, trained: None, states: Vec::new() }
     }

@@ -76,7 +76,7 @@ impl Header {
     /// The header for a model.
     #[must_use]
     pub(crate) fn of(schema: &Schema, rate: f64) -> Self {
-        let table = |t: &crate::schema::Table| HeaderTable { name: t.name.clone(), rows: t.rows };
+        let table = |t: &crate::schema::TableSchema| HeaderTable { name: t.name.clone(), rows: t.rows };
         Self { rate, tables: schema.tables.iter().map(table).collect() }
     }
 

@@ -24,7 +24,7 @@ use super::Sampler;
 use super::format::{self, BLOCK_HEAD_BYTES, Header};
 use crate::bounded_thread::BoundedThread;
 use crate::metrics::ModelMetrics;
-use crate::schema::{Lookup, Schema, Table};
+use crate::schema::{Lookup, Schema, TableSchema};
 use crate::types::{Batch, TableId};
 
 /// A block is written when it has this many bytes.
@@ -63,7 +63,7 @@ pub(crate) struct RecorderOptions {
 pub(crate) struct Recorder {
     sampler: Sampler,
     lookups: Vec<Lookup>,
-    tables: Vec<Table>,
+    tables: Vec<TableSchema>,
     waiting: Arc<AtomicUsize>,
     metrics: Arc<ModelMetrics>,
     sender: Option<Sender<EncodedAccesses>>,

@@ -16,7 +16,7 @@ use super::train_state::TrainState;
 use crate::model::Parameter;
 use crate::schema::Schema;
 use crate::store::disk::{Disk, SystemDisk};
-use crate::store::{Checkpoint, Contents, DenseTensor, Numbering, Rows, Training, Written, publish};
+use crate::store::{Checkpoint, Contents, DenseTensor, Numbering, TableRows, Training, Written, publish};
 use crate::types::Version;
 
 /// Values that one thread checks at a time.
@@ -46,7 +46,7 @@ type NamedTensor = (String, Vec<usize>, Vec<f32>);
 #[derive(Default)]
 pub(crate) struct VersionParts<'a> {
     /// All rows, or the changed rows of a delta.
-    pub rows: Vec<Rows<'a>>,
+    pub rows: Vec<TableRows<'a>>,
     pub numbering: Numbering,
     /// The position of training in its data, as JSON.
     pub cursor: Option<&'a str>,
@@ -70,8 +70,10 @@ impl DenseCheckpoint {
         for (shape, rows) in self.schema.tables.iter().zip(&parts.rows) {
             let finite = match *rows {
                 // The base rows behind deltas were checked when their version was published.
-                Rows::Table(table) => table.values().into_iter().chain(table.delta_values()).all(all_finite),
-                Rows::Source(source, table) | Rows::Changed(_, source, table) => {
+                TableRows::Table(table) => {
+                    table.values().into_iter().chain(table.delta_values()).all(all_finite)
+                }
+                TableRows::Source(source, table) | TableRows::Changed(_, source, table) => {
                     source.first_not_finite(table)?.is_none()
                 }
             };
@@ -135,8 +137,8 @@ impl ReferenceTrainer {
     }
 
     /// The rows of every table, to save.
-    pub(crate) fn rows(&self) -> Vec<Rows<'_>> {
-        self.tables.iter().map(Rows::from).collect()
+    pub(crate) fn rows(&self) -> Vec<TableRows<'_>> {
+        self.tables.iter().map(TableRows::from).collect()
     }
 }
 

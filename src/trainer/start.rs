@@ -87,10 +87,10 @@ fn working_file(
 fn table_memory(
     schema: &Schema,
     kind: OptimizerKind,
-    shape: &schema::Table,
+    shape: &schema::TableSchema,
     source: OutOfHostMemory,
 ) -> TrainError {
-    let bytes = |shape: &schema::Table| {
+    let bytes = |shape: &schema::TableSchema| {
         shape.stored_rows().saturating_mul(kind.record_layout(shape.dim).bytes() as u64)
     };
     let total = schema.tables.iter().map(bytes).fold(0, u64::saturating_add);
@@ -98,7 +98,7 @@ fn table_memory(
 }
 
 /// The first values of the rows of a table.
-fn first_rows(shape: &schema::Table, seed: u64) -> Uniform {
+fn first_rows(shape: &schema::TableSchema, seed: u64) -> Uniform {
     let bound = (1.0 / shape.stored_rows() as f64).sqrt() as f32;
     Uniform { seed, table_code: table_code(&shape.name), bound }
 }

@@ -12,7 +12,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::{sleep, timeout};
 
-use crate::attacks::http2::{PREFACE, connect, frame, head_of, headers, http2_frame};
+use crate::attacks::http2::{PREFACE, connect, frame, head_of, headers, headers_of, http2_frame};
 use crate::fake::{LIMIT, until};
 use crate::serving::{Running, request};
 use crate::stream::expect_answers;
@@ -28,12 +28,12 @@ const ACK: u8 = 1;
 /// A connection of which each byte that is sent is ours. What the server sends is read by a task.
 struct Raw {
     socket: tokio::net::tcp::OwnedWriteHalf,
-    /// Ends with the kind of the first frame that is on stream 1 with data, or is GOAWAY.
+    /// Ends with the kind of the first frame that is on the observed stream with data, or is GOAWAY.
     first: tokio::task::JoinHandle<u8>,
 }
 
 impl Raw {
-    async fn open(running: &Running) -> Self {
+    async fn open(running: &Running, observed: u32) -> Self {
         let (mut read, mut socket) = TcpStream::connect(running.grpc).await.unwrap().into_split();
         socket.write_all(PREFACE).await.unwrap();
         let first = tokio::spawn(async move {
@@ -42,7 +42,7 @@ impl Raw {
                 read.read_exact(&mut head).await.expect("closed without an answer");
                 let mut payload = vec![0; usize::from(head[1]) * 256 + usize::from(head[2])];
                 read.read_exact(&mut payload).await.unwrap();
-                if head[3] == GOAWAY || (head[3] == DATA && head[8] == 1 && head[7] == 0) {
+                if head[3] == GOAWAY || (head[3] == DATA && head[5..] == observed.to_be_bytes()) {
                     return head[3];
                 }
             }
@@ -59,7 +59,7 @@ impl Raw {
 async fn thousands_of_calls_that_are_refused_before_their_message_arrives_leave_the_connection_open() {
     let running = Running::start_with(|parts| parts.server.max_requests = 1).await;
     running.model.hold();
-    let mut raw = Raw::open(&running).await;
+    let mut raw = Raw::open(&running, 1).await;
     let body = frame(&request(2, 1).0.encode_to_vec());
     assert!(body.len() < 256);
     raw.send(&[headers(1), http2_frame(DATA, END_STREAM, 1, &body)]).await;
@@ -77,6 +77,32 @@ async fn thousands_of_calls_that_are_refused_before_their_message_arrives_leave_
     let refused = "flechette_requests_total{model=\"(none)\",code=\"RESOURCE_EXHAUSTED\"}";
     until(async || running.value(refused).await == 4000.0).await;
     running.model.release();
+    assert_eq!(timeout(LIMIT, raw.first).await.unwrap().unwrap(), DATA);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn messages_on_their_way_to_streams_that_the_server_has_ended_leave_the_connection_open() {
+    const STREAMS: u32 = 40;
+    const LAST: u32 = 1 + 2 * STREAMS;
+    let running = Running::start().await;
+    let mut raw = Raw::open(&running, LAST).await;
+    let streams: Vec<u32> = (0..STREAMS).map(|stream| 1 + 2 * stream).collect();
+    let malformed = frame(&[0xff; 8]);
+    for &stream in &streams {
+        let path = "/flechette.v1.Ctr/PredictStream";
+        raw.send(&[headers_of(stream, path), http2_frame(DATA, 0, stream, &malformed)]).await;
+    }
+    let ended = "flechette_requests_total{model=\"(none)\",code=\"INTERNAL\"}";
+    until(async || running.value(ended).await == f64::from(STREAMS)).await;
+    let message = frame(&request(1, 1).0.encode_to_vec());
+    assert!(message.len() < 256);
+    for stream in streams {
+        let mut late = vec![http2_frame(DATA, 0, stream, &message); 100];
+        late.push(http2_frame(DATA, END_STREAM, stream, &[]));
+        raw.send(&late).await;
+    }
+    let whole = frame(&request(2, 1).0.encode_to_vec());
+    raw.send(&[headers(LAST), http2_frame(DATA, END_STREAM, LAST, &whole)]).await;
     assert_eq!(timeout(LIMIT, raw.first).await.unwrap().unwrap(), DATA);
 }
 

@@ -66,7 +66,7 @@ fn a_wrong_import_is_caught_in_every_form() {
     ];
     assert_caught(rules::imports, "cache/index.rs", &cases);
     assert_caught(rules::imports, "engine.rs", &[("use super::batcher::submit;", "batcher::submit")]);
-    assert_caught(rules::imports, "planner/trace.rs", &[("use crate::cache::slab::Slab;", "cache::slab")]);
+    assert_caught(rules::imports, "planner/trace.rs", &[("use crate::cache::pool::Slab;", "cache::pool")]);
     assert_caught(rules::imports, "trainer/plan.rs", &[("use crate::planner::report;", "planner::report")]);
     assert_caught(rules::imports, "odds.rs", &[("fn f() {}", "odds has no row")]);
 }
@@ -76,7 +76,7 @@ fn an_import_that_the_table_allows_passes() {
     let cases = [
         "use crate::device::pool::Pool;",
         "use crate::{cache::key, types::{FlatKey, Version}};",
-        "use super::key::Key; use super::super::cache::slab;",
+        "use super::key::Key; use super::super::cache::pool;",
         "// crate::store::Table\n/* use crate::store; */ const S: &str = \"crate::store::Table\";",
         "#[cfg(test)]\nmod tests {\n    use crate::store::Table;\n    fn f() { crate::engine::run() }\n}",
         "#[cfg(all(test, flechette_loom))]\nuse crate::store::{Table, Row};\nuse crate::sync::Arc;",
@@ -140,7 +140,7 @@ fn unsafe_outside_its_homes_is_caught_in_tests_too() {
         ("#[cfg(test)]\nmod tests { unsafe fn f() {} }", "unsafe belongs in"),
     ];
     assert_caught(rules::unsafe_homes, "cache/policy.rs", &cases);
-    assert_passes(rules::unsafe_homes, "cache/slab.rs", &["// SAFETY: x\nunsafe impl Send for Slab {}"]);
+    assert_passes(rules::unsafe_homes, "cache/pool.rs", &["// SAFETY: x\nunsafe impl Send for Slab {}"]);
     assert_passes(rules::unsafe_homes, "engine.rs", &["// unsafe\nconst S: &str = \"unsafe\";"]);
 }
 

@@ -51,7 +51,7 @@ use super::epoch::Replaceable;
 use super::evictor::{EvictStep, Evictor};
 use super::policy::Fill;
 use super::shape::{Layout, tag_bytes};
-use super::slots::SlotAllocator;
+use super::slabs::SlotAllocator;
 use super::version::{NewRow, Switched};
 use super::{CacheError, CacheOptions, CacheShape, CacheStats};
 use crate::cache::gpu::args::Pointable;

@@ -47,7 +47,7 @@ impl<D: Driver> OverlayTable<D> {
         let table = written.get_mut(array);
         for &ChangedRow { key, location, words } in rows {
             let within =
-                location.filter(|&at| !Location::from_bits(at).is_host() && gpu_table.holds(at, words));
+                location.filter(|&at| !Location::from_bits(at).is_pointer() && gpu_table.holds(at, words));
             let mut at = mix64(key) as usize & mask;
             while table[at].key != EMPTY_KEY {
                 at = (at + 1) & mask;

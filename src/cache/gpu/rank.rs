@@ -59,7 +59,7 @@ impl<D: Driver> Shared<D> {
         };
         let coldness = |entry: &Listed| self.eviction.coldness(FlatKey(entry.key), entry.age);
         let may_evict =
-            |entry: &&Listed| quota.pointers_too || !Location::from_bits(entry.location).is_host();
+            |entry: &&Listed| quota.pointers_too || !Location::from_bits(entry.location).is_pointer();
         *draw = draw.wrapping_add(lister.buckets());
         let sample = lister.look(now, Look::Drawn(*draw))?.filter(may_evict);
         let threshold = threshold(&mut sample.map(coldness).collect::<Vec<u64>>(), quota.excess);

@@ -23,7 +23,7 @@ use super::super::epoch::Freed;
 use super::super::index::{Location, Unlinked};
 use super::super::policy::Missed;
 use super::super::shared::MAX_WAITING;
-use super::super::slots::Slot;
+use super::super::slabs::Slot;
 use super::{GpuCacheError, Shared, lock};
 use crate::cache::gpu::args::{EMPTY_KEY, JobKind, LinkResult, MayReplace, Outcome};
 use crate::cache::gpu::table::{GpuTable, IndexJob, JobRow, Jobs};

@@ -94,7 +94,7 @@ impl<D: Driver> Sweeper<D> {
     pub(crate) fn point_at(&mut self, tables: impl Iterator<Item = Pointable>) {
         let held = |table: &Pointable| {
             let words = table.rows.checked_mul(table.words).and_then(|words| usize::try_from(words).ok());
-            Location::from_bits(table.first).is_host()
+            Location::from_bits(table.first).is_pointer()
                 && words.is_some_and(|words| self.gpu_table.holds(table.first, words))
         };
         let mut held: Vec<Pointable> = tables.filter(held).take(self.pointable.len()).collect();

@@ -95,7 +95,7 @@ impl<D: Driver> GpuTable<D> {
     /// The bits of the location of an address in host memory. `None` if the address is out of reach.
     fn host_location(&self, address: u64) -> Option<u64> {
         let words = address.checked_sub(self.host_origin)? / WORD_BYTES as u64;
-        (words < Location::OFFSETS).then(|| Location::host_word(words).bits())
+        (words < Location::OFFSETS).then(|| Location::pointer(words).bits())
     }
 
     fn regions(&self) -> MutexGuard<'_, Vec<Arc<PinnedMemory<D>>>> {
@@ -111,7 +111,7 @@ impl<D: Driver> GpuTable<D> {
     pub(crate) fn holds(&self, location: u64, words: usize) -> bool {
         let Some(location) = Location::try_from_bits(location) else { return false };
         let bytes = (words * WORD_BYTES) as u64;
-        if !location.is_host() {
+        if !location.is_pointer() {
             return location.offset() * WORD_BYTES as u64 + bytes <= self.pool.bytes() as u64;
         }
         let from = self.host_address(location);
@@ -234,7 +234,7 @@ impl<D: Driver> Jobs<D> {
         let links = matches!(job.kind, JobKind::Keep | JobKind::Swap) && job.row != JobRow::Poison;
         let copies = job.row != JobRow::InPlace;
         let slot_words = job.words + if job.tag == 0 { 0 } else { TAG_WORDS };
-        let is_in_host_memory = |bits| Location::from_bits(bits).is_host();
+        let is_in_host_memory = |bits| Location::from_bits(bits).is_pointer();
         let is_out_of_bounds = |from| !is_in_host_memory(from) || !self.table.holds(from, job.words);
         if self.count == self.jobs.len()
             || (links && job.key < RESERVED_KEYS)

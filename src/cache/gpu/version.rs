@@ -28,7 +28,7 @@ use std::sync::{Arc, Weak};
 use super::super::CacheError;
 use super::super::epoch::OwnedPin;
 use super::super::index::Location;
-use super::super::slots::Slot;
+use super::super::slabs::Slot;
 use super::super::version::{ByKey, Changed, NewRow, Switched, VersionOverlay};
 use super::replace::{JOBS, JobBlock, JobSlot, JobTarget, Launch};
 use super::{GpuCacheError, Shared, lock};
@@ -284,7 +284,7 @@ impl<'s, D: Driver> Carrier<'s, D> {
                 if outcome.result() != Some(LinkResult::Present) {
                     continue;
                 }
-                let in_pool = !Location::from_bits(outcome.location).is_host();
+                let in_pool = !Location::from_bits(outcome.location).is_pointer();
                 let slot = in_pool.then(|| shared.slots.take(shared.classes[table.index()])).flatten();
                 let location = slot.as_ref().map(Slot::location);
                 overlay.rows.insert(own, Changed { table, location });

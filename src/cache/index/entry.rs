@@ -26,18 +26,12 @@ impl Location {
         Self(offset << 1)
     }
 
-    /// Row `id` of a table in host memory. The entry's key gives the table. `id` is below [`Self::OFFSETS`].
+    /// A row in host memory: its number in the table of the entry's key, or on a device the distance of its
+    /// first word from the origin of host locations; below [`Self::OFFSETS`].
     #[must_use]
-    pub(crate) fn host(id: u64) -> Self {
-        debug_assert!(id < Self::OFFSETS);
-        Self(id << 1 | 1)
-    }
-
-    /// A word of host memory, by its distance from the origin of a device's host locations; below
-    /// [`Self::OFFSETS`].
-    #[must_use]
-    pub(crate) fn host_word(word: u64) -> Self {
-        Self::host(word)
+    pub(crate) fn pointer(number: u64) -> Self {
+        debug_assert!(number < Self::OFFSETS);
+        Self(number << 1 | 1)
     }
 
     /// The location this many words after this one.
@@ -70,7 +64,7 @@ impl Location {
 
     /// Whether the row lies in host memory and not in the pool.
     #[must_use]
-    pub(crate) fn is_host(self) -> bool {
+    pub(crate) fn is_pointer(self) -> bool {
         self.0 & 1 == 1
     }
 }

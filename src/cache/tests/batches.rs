@@ -88,7 +88,7 @@ pub(super) fn run_batch(
         for ((t, id), &unique) in occurrences.zip(found.uniques()) {
             match found.source(unique) {
                 Source::Row(row) => assert_eq!(row, fetch(t, id), "table {t:?} id {id}"),
-                Source::Host(p) => assert_eq!(found.pointed()[p], seen(t, id, unique)),
+                Source::Pointer(p) => assert_eq!(found.pointed()[p], seen(t, id, unique)),
                 Source::Miss(m) => assert_eq!(found.misses()[m], seen(t, id, unique)),
             }
         }

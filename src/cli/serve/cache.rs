@@ -280,7 +280,8 @@ fn pointers(config: &CacheConfig, opened: &Opened) -> u64 {
 }
 
 fn shape(size: Option<CacheSize>, schema: &Schema, options: &CacheOptions) -> anyhow::Result<CacheShape> {
-    let table = |t: &crate::schema::Table| TableShape { rows: t.stored_rows(), row_bytes: t.row_bytes() };
+    let table =
+        |t: &crate::schema::TableSchema| TableShape { rows: t.stored_rows(), row_bytes: t.row_bytes() };
     let tables = schema.tables.iter().map(table).collect();
     match size.unwrap_or(CacheSize::Fraction(DEFAULT_FRACTION)) {
         CacheSize::Fraction(fraction) => {

@@ -11,7 +11,7 @@ use crate::cli::InputError;
 use crate::cli::scratchpad::{SizeFlag, orders, pipeline_on, working_dir};
 use crate::device::cuda::Nvidia;
 use crate::rowlog::{RowOrder, read_orders, write_orders};
-use crate::schema::{Schema, Table};
+use crate::schema::{Schema, TableSchema};
 use crate::store::disk::SystemDisk;
 use crate::store::hot_rows::STATE;
 use crate::store::{Base, Numbering, Opened};
@@ -188,7 +188,7 @@ fn warn_of_unused_flags(args: &Args) {
 fn saved_orders(args: &Args, schema: &Schema) -> anyhow::Result<Vec<Option<RowOrder>>> {
     let path = args.models.join(&args.name).join(STATE).join(crate::rowlog::order::FILE);
     let mut saved = read_orders(&path)?.unwrap_or_default();
-    let of = |table: &Table| {
+    let of = |table: &TableSchema| {
         let order = saved.remove(&table.name);
         if let Some(order) = order.as_ref().filter(|order| order.rows() != table.stored_rows()) {
             let (path, name, got, rows) = (path.display(), &table.name, order.rows(), table.stored_rows());

@@ -10,7 +10,7 @@ use crate::rowlog::{First, RowOrder, Uniform, WorkingFile, WorkingTable};
 use crate::schema::Schema;
 use crate::schema::preset::{self, ArchKind, SyntheticShape};
 use crate::store;
-use crate::store::{Checkpoint, Contents, Purpose, RecordLayout, Rows, StateShape};
+use crate::store::{Checkpoint, Contents, Purpose, RecordLayout, StateShape, TableRows};
 use crate::types::TableId;
 
 use crate::store::tests::footprint::{measured_alone, memory};
@@ -80,7 +80,7 @@ fn train_and_write(models: &Path, schema: &Schema, order: Option<RowOrder>) {
     let file = WorkingFile::create(models, vec![table]).unwrap();
     train(&file);
     assert_eq!(file.first_not_finite(T).unwrap(), None);
-    let tables = vec![Rows::Source(&file, T)];
+    let tables = vec![TableRows::Source(&file, T)];
     let contents = Contents {
         model_toml: &schema.to_toml(),
         tables,

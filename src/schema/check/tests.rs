@@ -202,7 +202,7 @@ prop_compose! {
                 _ => AbsentDefault::Row(rows - 1),
             };
             let lossy_bits = seed.filter(|seed| seed % 3 == 0).map(|seed| seed as u32 % (rows.ilog2() + 1));
-            let table = |name: String, dim| Table { name, rows, dim, element, default, lossy_bits };
+            let table = |name: String, dim| TableSchema { name, rows, dim, element, default, lossy_bits };
             schema.tables.push(table(format!("t{i}"), dim));
             if wide {
                 schema.tables.push(table(format!("t{i}_w"), 1));

@@ -75,11 +75,11 @@ fn working(dir: &Path) -> WorkingFile {
     file
 }
 
-fn in_file(file: &WorkingFile) -> Vec<Rows<'_>> {
-    (0..file.tables().len()).map(|i| Rows::Source(file, TableId(i as u32))).collect()
+fn in_file(file: &WorkingFile) -> Vec<TableRows<'_>> {
+    (0..file.tables().len()).map(|i| TableRows::Source(file, TableId(i as u32))).collect()
 }
 
-fn write_all(models: &Path, tables: Vec<Rows>) -> Result<Version, StoreError> {
+fn write_all(models: &Path, tables: Vec<TableRows>) -> Result<Version, StoreError> {
     let dense = vec![DenseTensor { name: "w".to_owned(), shape: vec![2], values: &[1.0, 2.0] }];
     let metadata = [("steps".to_owned(), "9".to_owned())].into();
     let checkpoint = Some(Checkpoint::default());
@@ -121,7 +121,7 @@ fn a_version_written_from_a_working_file_equals_one_written_from_memory() {
     let record = [&odd[..], &states[0].as_slice()[5 * DIM..][..DIM], &[step]].concat();
     file.write(TableId(3), &[5], &record).unwrap();
 
-    write_all(&here, tables.iter().map(Rows::from).collect()).unwrap();
+    write_all(&here, tables.iter().map(TableRows::from).collect()).unwrap();
     write_all(&there, in_file(&file)).unwrap();
     assert_same_files(&here.join("m/1"), &there.join("m/1"));
     let opened = open(&there, "m", Version(1), Purpose::Train).unwrap();
@@ -137,7 +137,7 @@ fn a_version_written_from_a_working_file_equals_one_written_from_memory() {
 fn a_version_written_from_an_untouched_working_file_of_a_version_equals_it() {
     let dir = tempfile::tempdir().unwrap();
     let models = dir.path();
-    write_all(models, tables().iter().map(Rows::from).collect()).unwrap();
+    write_all(models, tables().iter().map(TableRows::from).collect()).unwrap();
     let working =
         open(models, "m", Version(1), Purpose::Train).unwrap().store.into_tables().into_iter().map(|table| {
             let order = Some(RowOrder::hottest_first(ROWS, &[9, 2]).unwrap());
@@ -169,7 +169,7 @@ fn errors_of_writing_from_a_working_file_are_those_of_writing_from_memory() {
     }
     let message = |tables| write_all(dir.path(), tables).unwrap_err().to_string();
     let refused = message(in_file(&file));
-    assert_eq!(refused, message(tables.iter().map(Rows::from).collect()));
+    assert_eq!(refused, message(tables.iter().map(TableRows::from).collect()));
     assert!(
         refused.starts_with("tables/t1.safetensors: row 99998: element 3: 1000000 is larger in magnitude"),
         "{refused}"
@@ -184,8 +184,8 @@ fn errors_of_writing_from_a_working_file_are_those_of_writing_from_memory() {
     let small = WorkingFile::create(dir.path(), vec![small]).unwrap();
     let with = |rows| [&in_file(&file)[..3], &[rows]].concat();
     let shape = "tables/t3.safetensors: tensor \"weight\": expected shape [100000, 7], got shape [9, 7]";
-    assert_eq!(message(with(Rows::Source(&small, TableId(0)))), shape);
+    assert_eq!(message(with(TableRows::Source(&small, TableId(0)))), shape);
     let none = "working table 7: expected a table number below 1";
-    assert_eq!(message(with(Rows::Source(&small, TableId(7)))), none);
+    assert_eq!(message(with(TableRows::Source(&small, TableId(7)))), none);
     assert_eq!(fs::read_dir(dir.path().join("m")).map_or(0, |entries| entries.count()), 0, "nothing is left");
 }

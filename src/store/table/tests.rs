@@ -3,8 +3,8 @@ use crate::rowlog::Uniform;
 use crate::store::PlainMemory;
 use crate::store::bytes::{FileBytes, open_regular};
 
-fn declared(rows: u64, dim: usize) -> schema::Table {
-    schema::Table { name: "t".to_owned(), rows, dim, ..Default::default() }
+fn declared(rows: u64, dim: usize) -> schema::TableSchema {
+    schema::TableSchema { name: "t".to_owned(), rows, dim, ..Default::default() }
 }
 
 #[test]
@@ -100,7 +100,7 @@ fn a_mapped_table_is_read_only_and_outlives_its_file() {
         Table::from_parts(&declared(1, 3), Element::F32, mapped(1..13), vec![]).is_none(),
         "f32 not aligned"
     );
-    let f16 = schema::Table { element: Element::F16, ..declared(2, 4) };
+    let f16 = schema::TableSchema { element: Element::F16, ..declared(2, 4) };
     let mut table = Table::from_parts(&f16, Element::F16, mapped(0..16), vec![]).unwrap();
     assert_eq!(table.row(1), Some(&mapped(0..16).as_slice()[8..]));
     assert!(table.values().is_none() && table.row_values(1).is_none() && table.rows_mut().is_none());

@@ -13,7 +13,7 @@ use crate::rowlog::{First, WorkingFile, WorkingTable};
 use crate::store::disk::SystemDisk;
 use crate::store::{
     self, Base, Checkpoint, Contents, DenseTensor, Numbering, Opened, PlainMemory, Purpose, RecordLayout,
-    RowBytes, Rows, StateShape, StoreError,
+    RowBytes, StateShape, StoreError, TableRows,
 };
 use crate::types::{Element, TableId, Version};
 use proptest::prelude::*;
@@ -71,7 +71,7 @@ impl Sample {
                 .iter()
                 .map(|(name, shape, values)| DenseTensor { name: name.clone(), shape: shape.clone(), values })
                 .collect(),
-            tables: tables.map(|(t, rows)| Rows::Changed(rows, &source, TableId(t as u32))).collect(),
+            tables: tables.map(|(t, rows)| TableRows::Changed(rows, &source, TableId(t as u32))).collect(),
             checkpoint,
             metadata: self.metadata.clone(),
             ..Contents::default()
@@ -173,7 +173,7 @@ proptest! {
             let trained = store::open(dir.path(), "m", version, Purpose::Train).unwrap();
             let contents = Contents {
                 model_toml: &trained.model_toml,
-                tables: trained.store.tables().iter().map(Rows::from).collect(),
+                tables: trained.store.tables().iter().map(TableRows::from).collect(),
                 dense: trained.dense.iter().map(|(name, tensor)| DenseTensor {
                     name: name.clone(),
                     shape: tensor.shape().to_vec(),

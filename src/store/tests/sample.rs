@@ -7,7 +7,7 @@ use crate::rowlog::{Uniform, table_code};
 use crate::schema::{self, Architecture, Schema};
 use crate::store;
 use crate::store::{
-    Checkpoint, Contents, DenseTensor, Opened, PlainMemory, Purpose, Rows, StateShape, StoreError, Table,
+    Checkpoint, Contents, DenseTensor, Opened, PlainMemory, Purpose, StateShape, StoreError, Table, TableRows,
 };
 use crate::types::{Element, Version};
 
@@ -50,7 +50,7 @@ impl Sample {
 
     pub(crate) fn zeroed(sizes: &[(u64, usize, Element)], states: &[(&str, bool)]) -> Self {
         let name = |i: usize| format!("t{i}");
-        let table = |(i, &(rows, dim, element))| schema::Table {
+        let table = |(i, &(rows, dim, element))| schema::TableSchema {
             name: name(i),
             rows,
             dim,
@@ -91,7 +91,7 @@ impl Sample {
         let contents = Contents {
             model_toml: &toml::to_string(&self.schema).unwrap(),
             dense: dense.collect(),
-            tables: self.tables.iter().map(Rows::from).collect(),
+            tables: self.tables.iter().map(TableRows::from).collect(),
             checkpoint: Some(Checkpoint::default()),
             metadata: self.metadata.clone(),
             ..Contents::default()

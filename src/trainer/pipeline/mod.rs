@@ -66,7 +66,7 @@ use super::train_state::TrainState;
 use crate::dataset::Reader;
 use crate::device::cuda::Driver;
 use crate::rowlog::WorkingFile;
-use crate::store::Rows;
+use crate::store::TableRows;
 use crate::types::{RowId, TableId};
 
 /// Trains a model whose rows are in a working file.
@@ -236,8 +236,8 @@ impl Pipeline {
 
     /// The rows of every table, to save. They are current only after [`Self::flush`].
     #[must_use]
-    pub(crate) fn rows(&self) -> Vec<Rows<'_>> {
-        (0..self.sizes.tables.len()).map(|t| Rows::Source(&self.store, TableId(t as u32))).collect()
+    pub(crate) fn rows(&self) -> Vec<TableRows<'_>> {
+        (0..self.sizes.tables.len()).map(|t| TableRows::Source(&self.store, TableId(t as u32))).collect()
     }
 
     /// Trains on every sample of the data, on the threads of the caller's rayon pool. Returns the number of

@@ -7,7 +7,7 @@ use super::row_set::RowSet;
 use super::writer::Job;
 use super::{CutNotes, Published, Publisher};
 use crate::rowlog::WorkingFile;
-use crate::store::{Numbering, Rows, Table, Written};
+use crate::store::{Numbering, Table, TableRows, Written};
 use crate::trainer::TrainError;
 use crate::trainer::checkpoint::{DenseCheckpoint, VersionParts};
 use crate::trainer::train_state::TrainState;
@@ -85,7 +85,7 @@ impl Publisher {
         start: CutStart,
     ) -> Result<(), TrainError> {
         if self.needs_all() {
-            let rows = tables.iter().map(Rows::from).collect();
+            let rows = tables.iter().map(TableRows::from).collect();
             return self.publish_all(state, rows, start);
         }
         let (dense, image) = (state.checkpoint()?, self.take_changed(state)?);
@@ -111,7 +111,8 @@ impl Publisher {
         start: CutStart,
     ) -> Result<(), TrainError> {
         if self.needs_all() {
-            let rows = (0..self.changed.rows.len()).map(|t| Rows::Source(file, TableId(t as u32))).collect();
+            let rows =
+                (0..self.changed.rows.len()).map(|t| TableRows::Source(file, TableId(t as u32))).collect();
             return self.publish_all(state, rows, start);
         }
         let (dense, mut image) = (state.checkpoint()?, self.take_changed(state)?);
@@ -136,7 +137,7 @@ impl Publisher {
     fn publish_all(
         &mut self,
         state: &TrainState,
-        rows: Vec<Rows<'_>>,
+        rows: Vec<TableRows<'_>>,
         start: CutStart,
     ) -> Result<(), TrainError> {
         let dense = state.checkpoint()?;

@@ -160,7 +160,7 @@ impl Publisher {
         base: Option<Base>,
         on_publish: Box<OnPublish>,
     ) -> Result<Self, TrainError> {
-        let record = |table: &schema::Table| state.optimizer.kind.record_layout(table.dim);
+        let record = |table: &schema::TableSchema| state.optimizer.kind.record_layout(table.dim);
         let tables = &state.schema.tables;
         let rows = tables.iter().map(|table| table.stored_rows()).collect();
         let changed = ChangedRows::new(tables.iter().map(record).collect(), rows)?;

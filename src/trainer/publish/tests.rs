@@ -262,7 +262,7 @@ fn files_and_mappings() -> [usize; 2] {
 
 /// An engine of a version, with a cache on the host of half the rows.
 fn engine(opened: Opened) -> Engine {
-    let table = |t: &schema::Table| cache::TableShape { rows: t.rows, row_bytes: t.row_bytes() };
+    let table = |t: &schema::TableSchema| cache::TableShape { rows: t.rows, row_bytes: t.row_bytes() };
     let shape = CacheShape::from_fraction(0.5, opened.schema.tables.iter().map(table).collect());
     let version = opened.store.version();
     let options = CacheOptions { admission: AdmissionOption::ALL, version, ..CacheOptions::default() };

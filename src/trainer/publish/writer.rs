@@ -10,7 +10,7 @@ use super::image::RowImage;
 use super::{CutNotes, PublishOptions, Published};
 use crate::bounded_thread::BoundedThread;
 use crate::store::retention::{ChainBytes, chain_bytes, retain};
-use crate::store::{self, Base, Numbering, Purpose, Rows, StoreError, Table, Written};
+use crate::store::{self, Base, Numbering, Purpose, StoreError, Table, TableRows, Written};
 use crate::trainer::TrainError;
 use crate::trainer::checkpoint::{DenseCheckpoint, VersionParts};
 use crate::types::{TableId, Version};
@@ -213,10 +213,10 @@ fn publish(options: &PublishOptions, next: UnwrittenVersion<'_>) -> Result<Writt
     let UnwrittenVersion { image, dense, notes, base, full } = next;
     let (models, name) = (&options.models, options.name.as_str());
     let tables = if full { merged(options, base, image)? } else { Vec::new() };
-    let changed = |t: usize| Rows::Changed(image.rows(t), image, TableId(t as u32));
+    let changed = |t: usize| TableRows::Changed(image.rows(t), image, TableId(t as u32));
     let parts = VersionParts {
         rows: if full {
-            tables.iter().map(Rows::from).collect()
+            tables.iter().map(TableRows::from).collect()
         } else {
             (0..image.tables()).map(changed).collect()
         },

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use crate::model::{InputRows, Model, Tape, View, Weights, loss};
 use crate::schema::Schema;
-use crate::store::{self, Contents, DenseTensor, PlainMemory, Purpose, Rows, Table};
+use crate::store::{self, Contents, DenseTensor, PlainMemory, Purpose, Table, TableRows};
 use crate::trainer::optim::{Optimizer, OptimizerKind};
 use crate::trainer::{self, ReferenceTrainer};
 use crate::types::{Batch, Jagged};
@@ -113,7 +113,7 @@ impl Given<'_> {
         let contents = Contents {
             model_toml: self.record["schema"].as_str().unwrap(),
             dense: dense.collect(),
-            tables: self.tables.iter().map(Rows::from).collect(),
+            tables: self.tables.iter().map(TableRows::from).collect(),
             ..Contents::default()
         };
         let version = store::write(models.path(), "given", &contents).unwrap();

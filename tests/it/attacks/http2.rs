@@ -97,9 +97,14 @@ pub(super) fn whole_and_cut() -> (Bytes, Bytes) {
 
 /// A HEADERS frame of a Predict call, with `END_HEADERS`.
 pub fn headers(stream: u32) -> Vec<u8> {
+    headers_of(stream, "/flechette.v1.Ctr/Predict")
+}
+
+/// A HEADERS frame of a call, with `END_HEADERS`.
+pub fn headers_of(stream: u32, path: &str) -> Vec<u8> {
     // Literals without indexing, and POST and http from the static table.
     let mut block = vec![0x83, 0x86];
-    for (name, value) in [(vec![0x04], "/flechette.v1.Ctr/Predict"), (vec![0x0f, 0x10], "application/grpc")] {
+    for (name, value) in [(vec![0x04], path), (vec![0x0f, 0x10], "application/grpc")] {
         block.extend(name);
         block.push(value.len() as u8);
         block.extend(value.as_bytes());

@@ -125,7 +125,7 @@ pub const UNSAFE_HOMES: &[&str] = &[
     "cache/batch",
     "cache/gpu/",
     "cache/index",
-    "cache/slab",
+    "cache/pool",
     "cache/epoch",
     "cli/cut_file",
     "fuzz/guided",

@@ -56,7 +56,7 @@ impl Subject for HostSubject {
                 let stored = || world.row(lookup.table, id, version).unwrap();
                 let row = match found.source(found.uniques()[at + i]) {
                     Source::Row(row) => row.to_vec(),
-                    Source::Host(_) => {
+                    Source::Pointer(_) => {
                         let held = self.in_ram[lookup.table.index()].load(Ordering::Acquire);
                         assert!(held > 0, "a pointer was read after its table was withdrawn");
                         stored()

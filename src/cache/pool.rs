@@ -16,7 +16,7 @@ use super::epoch::Freed;
 use super::index::{Location, PinnedLocation};
 use crate::mem::{Pages, WORD_BYTES, huge_pages};
 
-pub(crate) use super::slots::{Class, SlabShape, Slot, SlotAllocator};
+pub(crate) use super::slabs::{Class, SlabShape, Slot, SlotAllocator};
 
 /// Freed slots are filled with this if `debug_assertions` are on: a NaN that arithmetic does not produce.
 pub(crate) const POISON: u32 = 0x7FC0_DEAD;
@@ -81,7 +81,7 @@ impl Pool {
     /// most the slot's length, which the caller knows from the table.
     #[inline]
     pub(crate) fn row<'a>(&'a self, pinned: PinnedLocation<'a>, from: usize, bytes: usize) -> &'a [u8] {
-        assert!(!pinned.location().is_host(), "the row must be in the pool");
+        assert!(!pinned.location().is_pointer(), "the row must be in the pool");
         let start = self.start(pinned.location(), from + bytes);
         // SAFETY: in bounds by the assertion of `start`; initialised, since pages begin as zeros. Only unsafe
         // functions make a `PinnedLocation`, and they require that it was found in an index or in a version's
