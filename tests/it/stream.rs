@@ -311,7 +311,7 @@ async fn an_idle_stream_ends_and_gives_up_its_place() {
         assert!(open.answer().await.is_ok());
     }
     let status = running.send(request(1, 1).0).await.unwrap().unwrap_err();
-    let full = "calls in flight: limit 1 (server.max_requests), got 2";
+    let full = "calls in flight: limit 2 (twice server.max_requests), got 2, 2 of them of this connection";
     assert!(status.message().starts_with(full), "{status}");
     let status = open.answers.message().await.unwrap_err();
     assert_eq!(status.code(), Code::Unavailable);

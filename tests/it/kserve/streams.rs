@@ -128,7 +128,7 @@ async fn an_idle_stream_ends_and_gives_up_its_place() {
         assert_eq!(answers.message().await.unwrap().unwrap().error_message, "");
     }
     let status = client.model_infer(right()).await.unwrap_err();
-    let full = "calls in flight: limit 1 (server.max_requests), got 2";
+    let full = "calls in flight: limit 2 (twice server.max_requests), got 2, 2 of them of this connection";
     assert!(status.message().starts_with(full), "{status}");
     let status = answers.message().await.unwrap_err();
     assert_eq!(status.code(), Code::Unavailable);
