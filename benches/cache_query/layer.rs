@@ -166,8 +166,8 @@ fn flat(layer: &Layer, cache: &FlatCache, batch: &Batch, query: &mut Query, tape
     });
 }
 
-/// Writes the pooled vectors of a batch to the tape, as many samples at a time as the tape holds. `row(l,
-/// i)` is the row of occurrence `i` of lookup `l`.
+/// Writes the pooled vectors of a batch to the tape, in the chunks of the engine. `row(l, i)` is the row of
+/// occurrence `i` of lookup `l`.
 pub fn write<'r>(
     layer: &Layer,
     batch: &Batch,
@@ -175,7 +175,7 @@ pub fn write<'r>(
     row: impl Fn(usize, usize) -> Option<&'r [u8]>,
 ) {
     let inputs = InputRows { dense_width: 0, lookups: &layer.lookups, batch };
-    let (size, row) = (layer.model.chunk(), &row);
+    let (size, row) = (layer.model.scoring_chunk(batch.samples, 1), &row);
     for first in (0..batch.samples).step_by(size) {
         tape.samples = size.min(batch.samples - first);
         inputs.write(first, tape, |l| move |i| row(l, i));

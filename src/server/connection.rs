@@ -33,7 +33,7 @@ use super::connection_state::{ClientState, ConnectionState, NewCall, OpenCallCou
 use super::listener::{Connection, Limited, Permit};
 use super::route::GrpcService;
 use super::socket::Socket;
-use super::unread::{self, Rest, Windows};
+use super::unread::{self, ReadCall, Rest, Windows};
 use super::{ServerState, stopped};
 use crate::config::ServerConfig;
 
@@ -223,7 +223,8 @@ impl Future for Answering {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         self.new = None;
         let response = ready!(self.answer.as_mut().poll(cx))?;
-        self.rest.read(cx, &self.open);
+        let excluded = response.extensions().get().cloned();
+        self.rest.read(cx, ReadCall { open: self.open.clone(), excluded });
         Poll::Ready(Ok(Answer::of(response, self.state.clone(), self.open.clone())))
     }
 }

@@ -1,14 +1,14 @@
-//! Bytes that a client has sent and the server has not read: the windows of HTTP/2, and the messages of
-//! refused calls.
+//! Bytes that a client has sent and the server has not read: the windows of HTTP/2, and the messages of calls
+//! that the server has refused or ended.
 //!
 //! Of each unread DATA frame shorter than 256 bytes, h2 also counts the bytes that it lacks. It closes a
 //! connection, with all of its calls, when their sum is more than half of the connection's window. So:
 //!
 //! * The windows have room for small frames ([`Windows`]).
 //! * h2 0.4.20 goes on counting a frame that arrives after the body of its call was dropped. A call that is
-//!   refused at once leaves such a frame, and some hundred refusals would close the connection. It also takes
-//!   such frames for faults (`connection.rs`). So the rest of the body is read while the answer leaves
-//!   ([`Body`], [`Rest`]).
+//!   refused at once leaves such a frame, and some hundred refusals would close the connection, as would
+//!   streams that the server ends. It also takes such frames for faults (`connection.rs`). So the rest of the
+//!   body is read while the answer leaves ([`Body`], [`Rest`]).
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -22,7 +22,7 @@ use prost::bytes::Bytes;
 use tokio::runtime::Handle;
 use tokio::time::timeout;
 
-use super::connection_state::OpenCallCount;
+use super::connection_state::{ExcludedCall, OpenCallCount};
 use crate::config::ServerConfig;
 use crate::sync::EvenPoisoned;
 
@@ -37,7 +37,7 @@ const CALL: u32 = 65_535;
 /// Least and most bytes that all calls of a connection may send before they are read.
 const CONNECTION: (usize, usize) = (CALL as usize, 1 << 20);
 
-/// How long the rest of a refused call is read: until its client must have learned of that.
+/// How long the rest of a call is read that was refused or ended: until its client must have learned of that.
 const WAIT: Duration = Duration::from_secs(1);
 
 /// Bytes that a client may send before they are read.
@@ -74,7 +74,16 @@ enum Left {
     /// The service has dropped the body before its end.
     Unread(Incoming),
     /// The answer has begun. If the call is a stream, its body is still read.
-    Answered(Arc<OpenCallCount>),
+    Answered(ReadCall),
+}
+
+/// What a call holds of its connection while its body is read.
+#[derive(Clone)]
+pub(crate) struct ReadCall {
+    /// Ends before `excluded`, so that the connection knows whether this call has kept it open.
+    pub open: Arc<OpenCallCount>,
+    /// `None` for a call that keeps its connection open.
+    pub excluded: Option<Arc<ExcludedCall>>,
 }
 
 impl Body {
@@ -111,7 +120,7 @@ impl Drop for Body {
         let Some(body) = self.body.take().filter(|body| !body.is_end_stream()) else { return };
         let mut left = self.left.lock().even_poisoned();
         match std::mem::take(&mut *left) {
-            Left::Answered(open) => spawn_read(body, open),
+            Left::Answered(call) => spawn_read(body, call),
             Left::Neither | Left::Unread(_) => *left = Left::Unread(body),
         }
     }
@@ -123,26 +132,26 @@ pub(crate) struct Rest(Arc<Mutex<Left>>);
 impl Rest {
     /// Reads and drops what the service has not read, or will not have read when it ends, while the answer
     /// leaves. Meanwhile the call is open.
-    pub(crate) fn read(&self, cx: &mut Context<'_>, open: &Arc<OpenCallCount>) {
+    pub(crate) fn read(&self, cx: &mut Context<'_>, call: ReadCall) {
         let mut left = self.0.lock().even_poisoned();
-        let Left::Unread(mut body) = std::mem::replace(&mut *left, Left::Answered(open.clone())) else {
+        let Left::Unread(mut body) = std::mem::replace(&mut *left, Left::Answered(call.clone())) else {
             return;
         };
         // Mostly it has arrived.
         if poll_end(&mut body, cx).is_pending() {
-            spawn_read(body, open.clone());
+            spawn_read(body, call);
         }
     }
 }
 
 /// Reads and drops a body up to its end, for a limited time.
-fn spawn_read(mut body: Incoming, open: Arc<OpenCallCount>) {
+fn spawn_read(mut body: Incoming, call: ReadCall) {
     // Without a runtime the server has ended, and its connections too.
     let Ok(runtime) = Handle::try_current() else { return };
     runtime.spawn(async move {
         // If it does not end, the client is told to stop when the body is dropped.
         let _ = timeout(WAIT, poll_fn(|cx| poll_end(&mut body, cx))).await;
-        drop(open);
+        drop(call);
     });
 }
 

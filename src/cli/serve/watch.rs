@@ -131,14 +131,16 @@ impl Watcher {
         while !self.stops() {
             // A new interval wakes this thread.
             let every = self.adder.loader.live.watch();
-            let wait =
-                every.map_or(IDLE_SLEEP, |every| (last + every).saturating_duration_since(Instant::now()));
+            let wait = (last + every.unwrap_or(IDLE_SLEEP)).saturating_duration_since(Instant::now());
             match woken.recv_timeout(wait) {
                 Ok(WatchCommand::Stop) | Err(RecvTimeoutError::Disconnected) => return,
                 Ok(ask) => unless_it_panics(|| self.do_command(ask)).unwrap_or(()),
-                Err(RecvTimeoutError::Timeout) if every.is_none() => self.adder.registry.retry_learn_logs(),
                 Err(RecvTimeoutError::Timeout) => {
-                    unless_it_panics(|| self.look()).unwrap_or(());
+                    let work = || match every {
+                        Some(_) => self.look(),
+                        None => self.adder.registry.retry_learn_logs(),
+                    };
+                    unless_it_panics(work).unwrap_or(());
                     last = Instant::now();
                 }
             }
