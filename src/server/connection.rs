@@ -224,7 +224,7 @@ impl Future for Answering {
         self.new = None;
         let response = ready!(self.answer.as_mut().poll(cx))?;
         let excluded = response.extensions().get().cloned();
-        self.rest.read(cx, ReadCall { open: self.open.clone(), excluded });
+        self.rest.read(cx, ReadCall::new(self.open.clone(), excluded));
         Poll::Ready(Ok(Answer::of(response, self.state.clone(), self.open.clone())))
     }
 }

@@ -80,10 +80,16 @@ enum Left {
 /// What a call holds of its connection while its body is read.
 #[derive(Clone)]
 pub(crate) struct ReadCall {
-    /// Ends before `excluded`, so that the connection knows whether this call has kept it open.
-    pub open: Arc<OpenCallCount>,
-    /// `None` for a call that keeps its connection open.
-    pub excluded: Option<Arc<ExcludedCall>>,
+    /// Ends before `_excluded`, so that the connection knows whether this call has kept it open.
+    _open: Arc<OpenCallCount>,
+    _excluded: Option<Arc<ExcludedCall>>,
+}
+
+impl ReadCall {
+    /// `excluded` is `None` for a call that keeps its connection open.
+    pub(crate) fn new(open: Arc<OpenCallCount>, excluded: Option<Arc<ExcludedCall>>) -> Self {
+        Self { _open: open, _excluded: excluded }
+    }
 }
 
 impl Body {
