@@ -68,6 +68,28 @@ async fn a_connection_with_nothing_but_a_health_watch_is_closed_when_it_is_idle(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn health_and_reflection_calls_that_the_server_ends_keep_no_connection_open() {
+    let running = Running::start_with(|parts| {
+        parts.server.grpc_idle = Some(Duration::from_secs(3));
+        parts.server.handshake = Duration::from_secs(3);
+        parts.server.body = Duration::from_millis(300);
+        parts.server.stream_idle = Duration::from_millis(300);
+    })
+    .await;
+    let mut raw = connect(running.grpc, 65_535).await;
+    // Their bodies do not end, so the server reads them for a while after its answers.
+    let calls = async {
+        for path in [REFLECTION, CHECK].into_iter().cycle() {
+            let Ok((answer, _body)) = raw.send_request(head_of(path), false) else { return };
+            let Ok(answer) = answer.await else { return };
+            let mut answers = answer.into_body();
+            while answers.data().await.is_some() {}
+        }
+    };
+    tokio::time::timeout(LIMIT, calls).await.expect("closed in time");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_open_health_calls_of_a_connection_have_a_limit() {
     let running = Running::start().await;
     let mut raw = connect(running.grpc, 65_535).await;
