@@ -199,8 +199,8 @@ impl Charge {
         // The service refuses unknown models.
         let Some(model) = self.state.models.get(&name) else { return };
         let named = NamedModel { name, pressure: model.pressure().clone() };
-        // A message may name its model twice. The decoder takes the last name; the charge stays with the first
-        // one that was read.
+        // A message may name its model twice. The decoder takes the last name; the charge stays with the
+        // first one that was read.
         if self.model.set(named).is_ok()
             && let Some(model) = self.model()
         {

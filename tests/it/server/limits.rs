@@ -79,7 +79,7 @@ async fn more_calls_than_the_limit_are_refused() {
     until(async || running.model.begun() == 1).await;
     let status = running.send(request(1, 2).0).await.unwrap().unwrap_err();
     assert_eq!(status.code(), Code::ResourceExhausted);
-    assert!(status.message().contains("limit 1 (server.max_requests)"), "{status}");
+    assert!(status.message().contains("limit 2 (twice server.max_requests)"), "{status}");
     running.model.release();
     assert_eq!(first.await.unwrap().unwrap(), scores);
 }
