@@ -15,16 +15,14 @@ use tonic::codegen::http::Response;
 
 use super::ServerState;
 use super::charge::Charge;
-use super::connection_state::{ExcludedCall, OpenCallCount};
+use super::connection_state::CountedCall;
 
 /// A call of a connection, until the last byte of its answer has left.
 struct OpenCall {
     state: Arc<ServerState>,
-    /// Ends before `_excluded`, so that the connection knows whether this call has kept it open.
-    open: Arc<OpenCallCount>,
+    counted: CountedCall,
     /// `None` if the gate did not admit the call.
     _charge: Option<Arc<Charge>>,
-    _excluded: Option<Arc<ExcludedCall>>,
 }
 
 /// The body of an answer.
@@ -39,10 +37,9 @@ impl Answer {
     pub(super) fn of(
         mut response: Response<Body>,
         state: Arc<ServerState>,
-        open: Arc<OpenCallCount>,
+        counted: CountedCall,
     ) -> Response<Self> {
-        let held = response.extensions_mut();
-        let call = Arc::new(OpenCall { state, open, _charge: held.remove(), _excluded: held.remove() });
+        let call = Arc::new(OpenCall { state, counted, _charge: response.extensions_mut().remove() });
         response.map(|body| Self { body, call: Some(call) })
     }
 
@@ -100,7 +97,7 @@ struct Unsent {
 impl Unsent {
     fn new(bytes: Bytes, call: Arc<OpenCall>) -> Self {
         call.state.in_flight_bytes.fetch_add(bytes.len(), Ordering::AcqRel);
-        let number = call.open.connection().begin_send(bytes.len());
+        let number = call.counted.connection().begin_send(bytes.len());
         Self { bytes, number, call }
     }
 }
@@ -114,6 +111,6 @@ impl AsRef<[u8]> for Unsent {
 impl Drop for Unsent {
     fn drop(&mut self) {
         self.call.state.in_flight_bytes.fetch_sub(self.bytes.len(), Ordering::AcqRel);
-        self.call.open.connection().end_send(self.number, self.bytes.len());
+        self.call.counted.connection().end_send(self.number, self.bytes.len());
     }
 }

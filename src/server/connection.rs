@@ -29,11 +29,11 @@ use tonic::codegen::BoxFuture;
 use tonic::codegen::http::{Request, Response};
 
 use super::answer::Answer;
-use super::connection_state::{ClientState, ConnectionState, NewCall, OpenCallCount};
+use super::connection_state::{ClientState, ConnectionState, CountedCall, NewCall, OpenCallCount};
 use super::listener::{Connection, Limited, Permit};
 use super::route::GrpcService;
 use super::socket::Socket;
-use super::unread::{self, ReadCall, Rest, Windows};
+use super::unread::{self, Rest, Windows};
 use super::{ServerState, stopped};
 use crate::config::ServerConfig;
 
@@ -222,10 +222,10 @@ impl Future for Answering {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         self.new = None;
-        let response = ready!(self.answer.as_mut().poll(cx))?;
-        let excluded = response.extensions().get().cloned();
-        self.rest.read(cx, ReadCall::new(self.open.clone(), excluded));
-        Poll::Ready(Ok(Answer::of(response, self.state.clone(), self.open.clone())))
+        let mut response = ready!(self.answer.as_mut().poll(cx))?;
+        let counted = CountedCall::new(self.open.clone(), response.extensions_mut().remove());
+        self.rest.read(cx, counted.clone());
+        Poll::Ready(Ok(Answer::of(response, self.state.clone(), counted)))
     }
 }
 

@@ -185,10 +185,6 @@ impl OpenCallCount {
         connection.change(|activity| activity.calls += 1);
         Self(connection)
     }
-
-    pub(super) fn connection(&self) -> &ConnectionState {
-        &self.0
-    }
 }
 
 impl Drop for OpenCallCount {
@@ -199,6 +195,25 @@ impl Drop for OpenCallCount {
             }
             activity.calls -= 1;
         });
+    }
+}
+
+/// How a call counts for its connection, until this is dropped.
+#[derive(Clone)]
+pub(crate) struct CountedCall {
+    /// Ends before `_excluded`, so that the connection knows whether this call has kept it open.
+    open: Arc<OpenCallCount>,
+    _excluded: Option<Arc<ExcludedCall>>,
+}
+
+impl CountedCall {
+    /// `excluded` is `None` for a call that keeps its connection open.
+    pub(super) fn new(open: Arc<OpenCallCount>, excluded: Option<Arc<ExcludedCall>>) -> Self {
+        Self { open, _excluded: excluded }
+    }
+
+    pub(super) fn connection(&self) -> &ConnectionState {
+        &self.open.0
     }
 }
 

@@ -22,7 +22,7 @@ use prost::bytes::Bytes;
 use tokio::runtime::Handle;
 use tokio::time::timeout;
 
-use super::connection_state::{ExcludedCall, OpenCallCount};
+use super::connection_state::CountedCall;
 use crate::config::ServerConfig;
 use crate::sync::EvenPoisoned;
 
@@ -74,22 +74,7 @@ enum Left {
     /// The service has dropped the body before its end.
     Unread(Incoming),
     /// The answer has begun. If the call is a stream, its body is still read.
-    Answered(ReadCall),
-}
-
-/// What a call holds of its connection while its body is read.
-#[derive(Clone)]
-pub(crate) struct ReadCall {
-    /// Ends before `_excluded`, so that the connection knows whether this call has kept it open.
-    _open: Arc<OpenCallCount>,
-    _excluded: Option<Arc<ExcludedCall>>,
-}
-
-impl ReadCall {
-    /// `excluded` is `None` for a call that keeps its connection open.
-    pub(crate) fn new(open: Arc<OpenCallCount>, excluded: Option<Arc<ExcludedCall>>) -> Self {
-        Self { _open: open, _excluded: excluded }
-    }
+    Answered(CountedCall),
 }
 
 impl Body {
@@ -138,7 +123,7 @@ pub(crate) struct Rest(Arc<Mutex<Left>>);
 impl Rest {
     /// Reads and drops what the service has not read, or will not have read when it ends, while the answer
     /// leaves. Meanwhile the call is open.
-    pub(crate) fn read(&self, cx: &mut Context<'_>, call: ReadCall) {
+    pub(crate) fn read(&self, cx: &mut Context<'_>, call: CountedCall) {
         let mut left = self.0.lock().even_poisoned();
         let Left::Unread(mut body) = std::mem::replace(&mut *left, Left::Answered(call.clone())) else {
             return;
@@ -151,7 +136,7 @@ impl Rest {
 }
 
 /// Reads and drops a body up to its end, for a limited time.
-fn spawn_read(mut body: Incoming, call: ReadCall) {
+fn spawn_read(mut body: Incoming, call: CountedCall) {
     // Without a runtime the server has ended, and its connections too.
     let Ok(runtime) = Handle::try_current() else { return };
     runtime.spawn(async move {

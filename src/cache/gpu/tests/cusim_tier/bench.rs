@@ -134,3 +134,9 @@ pub(super) fn host_rows(bench: &Bench, first: f32) -> Arc<PinnedMemory<SimDriver
     memory.get_mut(rows).iter_mut().enumerate().for_each(|(i, row)| *row = first + i as f32);
     Arc::new(memory)
 }
+
+/// Gives each missed row of the last probe the value -1, which no stored row has.
+pub(super) fn mark_misses(context: &mut LookupContext<SimDriver>) {
+    let (misses, words) = context.staged_mut().unwrap();
+    misses.iter().for_each(|miss| words[miss.word] = (-1.0_f32).to_bits());
+}

@@ -4,7 +4,7 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use super::bench::{BASE, Bench, IDS, batch_of, host_rows, some_ids};
+use super::bench::{BASE, Bench, IDS, batch_of, host_rows, mark_misses, some_ids};
 use crate::cache::gpu::args::{JobKind, LinkResult};
 use crate::cache::gpu::overlay::{ChangedRow, OverlayTable};
 use crate::cache::gpu::table::{IndexJob, JobRow, Jobs};
@@ -67,8 +67,7 @@ fn a_key_that_returns_to_its_slot_is_found_with_its_new_row() {
             }
             let ids: Vec<u64> = (0..256).map(|i| i % 2).collect();
             context.probe(5, None, &batch_of(&ids)).unwrap();
-            let (misses, words) = context.staged_mut().unwrap();
-            misses.iter().for_each(|miss| words[miss.word] = (-1.0_f32).to_bits());
+            mark_misses(&mut context);
             context.pool().unwrap();
             context.settle().unwrap();
             for (&id, &value) in ids.iter().zip(context.out()) {
@@ -168,8 +167,7 @@ fn a_batch_searches_its_own_overlay_before_the_index() {
             let misses = context.probe(2 + round, asks.then_some(&overlay), &batch_of(&ids)).unwrap();
             let missing: HashSet<u64> = context.misses().iter().map(|miss| miss.id).collect();
             assert_eq!(missing.len(), misses);
-            let (misses, words) = context.staged_mut().unwrap();
-            misses.iter().for_each(|miss| words[miss.word] = (-1.0_f32).to_bits());
+            mark_misses(&mut context);
             context.pool().unwrap();
             context.settle().unwrap();
             for (&id, &value) in ids.iter().zip(context.out()) {

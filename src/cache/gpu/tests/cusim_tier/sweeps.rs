@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::bench::{BASE, Bench, batch_of, host_rows};
+use super::bench::{BASE, Bench, batch_of, host_rows, mark_misses};
 use crate::cache::gpu::args::{JobKind, Pointable};
 use crate::cache::gpu::sweeper::{Stretch, Sweeper, Victims};
 
@@ -74,8 +74,7 @@ fn a_sweep_makes_pointers_up_to_the_limit_during_probes() {
                 for now in 10..16 {
                     context.probe(now, None, &batch_of(&ids)).unwrap();
                     let missing: HashSet<u64> = context.misses().iter().map(|miss| miss.id).collect();
-                    let (misses, words) = context.staged_mut().unwrap();
-                    misses.iter().for_each(|miss| words[miss.word] = (-1.0_f32).to_bits());
+                    mark_misses(&mut context);
                     context.pool().unwrap();
                     context.settle().unwrap();
                     for (&id, &value) in ids.iter().zip(context.out()) {

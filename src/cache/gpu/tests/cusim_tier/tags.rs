@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::bench::{BASE, Bench, IDS, batch_of, some_ids};
+use super::bench::{BASE, Bench, IDS, batch_of, mark_misses, some_ids};
 use crate::cache::gpu::args::{JobKind, LinkResult, MayReplace, NarrowColumn};
 use crate::cache::gpu::context::LookupContext;
 use crate::cache::gpu::lister::{Lister, Look};
@@ -142,8 +142,7 @@ fn a_reused_slot_is_not_found_by_its_old_tag() {
             let ids: Vec<u64> = (0..256).map(|i| i % IDS).collect();
             context.probe(now, None, &batch_of(&ids)).unwrap();
             collided += context.collided()[0];
-            let (misses, words) = context.staged_mut().unwrap();
-            misses.iter().for_each(|miss| words[miss.word] = (-1.0_f32).to_bits());
+            mark_misses(&mut context);
             context.pool().unwrap();
             context.settle().unwrap();
             for (&id, &value) in ids.iter().zip(context.out()) {
