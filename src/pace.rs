@@ -1,13 +1,16 @@
-//! Rests of a thread that works in the background.
+//! Threads that work in the background of requests: their rests, and their [`priority`].
 //!
 //! Opening a version and taking it over read and write much memory. Requests that are computed meanwhile take
 //! longer, also if the work has a processor only when no request has it: they share the memory and its
-//! caches, and a processor that is never idle does not help another one. So such a thread works for a
-//! fraction of a millisecond, and then rests as long. `docs/benchmarks.md` (Publishing) has p99 with these
-//! rests. Without them it was 2.2 times that at rest.
+//! caches. So such a thread works for about a millisecond, and then rests. `docs/benchmarks.md` (Publishing)
+//! has p99 of requests meanwhile. Shorter work with shorter rests made it higher: each rest wakes a
+//! processor.
 //!
 //! A rest that helps no request only makes the version older. So a thread rests only if a batch of requests
 //! was computed since its last rest.
+
+#[cfg(target_os = "linux")]
+pub(crate) mod priority;
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,7 +18,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 /// How long a thread works before it rests.
-const WORK: Duration = Duration::from_micros(200);
+const WORK: Duration = Duration::from_millis(1);
 
 /// The longest rest. A thread that has worked longer has waited for something, and rested then.
 const LONGEST: Duration = Duration::from_millis(2);
@@ -32,12 +35,15 @@ struct Rested {
 }
 
 thread_local! {
-    /// `Some` on threads that rest.
+    /// `Some` on background threads.
     static RESTED: Cell<Option<Rested>> = const { Cell::new(None) };
 }
 
-/// From now on, [`rest`] rests on this thread.
+/// Makes this thread a background thread: from now on, [`rest`] rests, and requests come first. Threads that
+/// it starts inherit the priority that it has at that moment.
 pub(crate) fn begin() {
+    #[cfg(target_os = "linux")]
+    priority::begin();
     RESTED.set(Some(Rested { end: Instant::now(), batches: BATCHES.load(Ordering::Relaxed) }));
 }
 
@@ -46,16 +52,29 @@ pub(crate) fn count_batch() {
     BATCHES.fetch_add(1, Ordering::Relaxed);
 }
 
-/// Rests if this thread is one that rests, has worked for a while, and requests were computed meanwhile. Long
-/// loops call it about every 50 microseconds. It costs nearly nothing on other threads.
+/// Rests if this is a background thread, it has worked for a while, and requests were computed meanwhile.
+/// Long loops call it about every 50 microseconds. It costs nearly nothing on other threads.
 pub(crate) fn rest() {
     let Some(rested) = RESTED.get() else { return };
-    let Some(rest) = after(rested.end.elapsed()) else { return };
+    let worked = rested.end.elapsed();
+    if worked < WORK {
+        return;
+    }
+    let is_idle = is_idle();
     let batches = BATCHES.load(Ordering::Relaxed);
     if batches != rested.batches {
-        sleep(rest);
+        sleep(after(worked, is_idle));
     }
     RESTED.set(Some(Rested { end: Instant::now(), batches }));
+}
+
+/// Whether this thread runs only when a processor is free.
+fn is_idle() -> bool {
+    #[cfg(target_os = "linux")]
+    let is_idle = priority::renew() == Some(priority::Priority::Idle);
+    #[cfg(not(target_os = "linux"))]
+    let is_idle = false;
+    is_idle
 }
 
 /// Items that are handled between two rests of [`rested`].
@@ -71,9 +90,10 @@ pub(crate) fn rested<T>(items: impl IntoIterator<Item = T>) -> impl Iterator<Ite
     })
 }
 
-/// How long to rest after working for this long.
-fn after(worked: Duration) -> Option<Duration> {
-    (worked >= WORK).then(|| worked.min(LONGEST))
+/// How long to rest after working for this long: half as long if requests get the processor at once anyway.
+fn after(worked: Duration, is_idle: bool) -> Duration {
+    let rest = if is_idle { worked / 2 } else { worked };
+    rest.min(LONGEST)
 }
 
 #[cfg(test)]
@@ -81,10 +101,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_rest_is_as_long_as_the_work_before_it_but_not_longer_than_its_limit() {
-        assert_eq!(after(Duration::from_micros(199)), None);
-        assert_eq!(after(Duration::from_micros(300)), Some(Duration::from_micros(300)));
-        assert_eq!(after(Duration::from_secs(5)), Some(Duration::from_millis(2)));
+    fn a_rest_is_as_long_as_the_work_before_it_or_half_as_long_but_not_longer_than_its_limit() {
+        let worked = Duration::from_micros(1300);
+        assert_eq!([false, true].map(|is_idle| after(worked, is_idle)), [worked, worked / 2]);
+        assert_eq!([false, true].map(|is_idle| after(Duration::from_secs(5), is_idle)), [LONGEST; 2]);
     }
 
     #[test]

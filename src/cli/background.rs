@@ -1,7 +1,7 @@
 //! Work that may wait. Training and shadow scoring beside a server run only when a processor is free: they
-//! take the time that requests leave. New versions are opened and taken over at a low priority, and with
-//! rests ([`pace`]). So they also have some time on a machine whose processors are never free, and requests
-//! get new weights there too.
+//! take the time that requests leave. New versions are opened and taken over by background threads
+//! ([`pace`]), which also have some time on a machine whose processors are never free, so requests get new
+//! weights there too.
 
 use anyhow::Context;
 
@@ -9,54 +9,21 @@ use crate::pace;
 
 /// Lets this thread, and the threads that it starts from now on, run only when a processor is free. `what` is
 /// said in the log if the system refuses. Does nothing on systems other than Linux.
-///
-/// A low priority (`nice`) does not suffice: a thread of low priority that runs keeps its processor for some
-/// milliseconds when a request arrives. One of the policy `SCHED_IDLE` gives it up at once.
 pub(crate) fn only_when_idle(what: &str) {
     #[cfg(target_os = "linux")]
-    {
-        use thread_priority::unix::{NormalThreadSchedulePolicy, ThreadSchedulePolicy};
-        use thread_priority::{ThreadPriority, set_thread_priority_and_policy, thread_native_id};
-
-        let policy = ThreadSchedulePolicy::Normal(NormalThreadSchedulePolicy::Idle);
-        let set = set_thread_priority_and_policy(thread_native_id(), ThreadPriority::Min, policy);
-        if let Err(error) = set {
-            tracing::warn!(?error, "{what} at the priority of requests");
-        }
+    if let Err(error) = pace::priority::make_idle() {
+        tracing::warn!(%error, "{what} at the priority of requests");
     }
     #[cfg(not(target_os = "linux"))]
     let _ = what;
 }
 
-/// How much greater the `nice` value of a low priority is. Such a thread gets a ninth of the time of a thread
-/// of requests, if both always need the processor.
-#[cfg(target_os = "linux")]
-const LOWER: i32 = 10;
-
-#[cfg(target_os = "linux")]
-const LOWEST: i32 = 19;
-
-/// Gives this thread a low priority, which threads that it starts inherit, and rests. Leaves the priority as
-/// it is on systems other than Linux, where it belongs to the process.
-pub(crate) fn low_priority() {
-    pace::begin();
-    #[cfg(target_os = "linux")]
-    {
-        use rustix::process::{getpriority_process, setpriority_process};
-
-        let lower = |nice: i32| setpriority_process(None, (nice + LOWER).min(LOWEST));
-        if let Err(error) = getpriority_process(None).and_then(lower) {
-            tracing::warn!(%error, "new versions are opened at the priority of requests");
-        }
-    }
-}
-
-/// Threads of low priority that rest, one a processor.
+/// Background threads, one a processor.
 ///
 /// # Errors
 /// When the system cannot start a thread.
-pub(crate) fn low_priority_pool(name: &'static str) -> anyhow::Result<rayon::ThreadPool> {
-    build(named(name, 0).start_handler(|_| low_priority()))
+pub(crate) fn background_pool(name: &'static str) -> anyhow::Result<rayon::ThreadPool> {
+    build(named(name, 0).start_handler(|_| pace::begin()))
 }
 
 /// Threads for parallel work of this thread, with its policy. `name` is that of the threads, with a number.
@@ -97,13 +64,5 @@ mod tests {
         });
         assert_eq!(thread.join().unwrap(), (SCHED_IDLE.to_owned(), SCHED_IDLE.to_owned()));
         assert_eq!(policy(), "0");
-    }
-
-    #[test]
-    fn threads_that_open_versions_have_a_low_priority() {
-        let nice = || rustix::process::getpriority_process(None).unwrap();
-        let before = nice();
-        assert_eq!(low_priority_pool("test").unwrap().install(nice), (before + LOWER).min(LOWEST));
-        assert_eq!(nice(), before);
     }
 }

@@ -102,7 +102,7 @@ struct LookContext {
     registry: Registry,
     /// Wakes the thread that makes all changes when a switch has ended.
     wake: SyncSender<WatchCommand>,
-    /// Threads of low priority that open versions.
+    /// Background threads that open versions.
     opening: rayon::ThreadPool,
 }
 
@@ -114,7 +114,7 @@ impl ServedVersions {
         registry: &Registry,
         wake: SyncSender<WatchCommand>,
     ) -> anyhow::Result<Self> {
-        let opening = background::low_priority_pool("open")?;
+        let opening = background::background_pool("open")?;
         let context = LookContext { loader: loader.clone(), registry: registry.clone(), wake, opening };
         Ok(Self { context, known: HashMap::new() })
     }

@@ -39,7 +39,7 @@ pub const IMPORTS: &[(&str, &[&str])] = &[
     // Only for tests.
     ("fuzz", &[]),
     ("types", &[]),
-    ("pace", &[]),
+    ("pace", &["sync"]),
     ("mem", &["pace"]),
     ("sync", &[]),
     ("bounded_thread", &["sync"]),
@@ -135,6 +135,7 @@ pub const UNSAFE_HOMES: &[&str] = &[
     "mem/arenas",
     "mem/pages",
     "mem/prefetch",
+    "pace/priority",
     "trainer/pipeline/slots",
     "trainer/pipeline/gpu/",
 ];

@@ -8,11 +8,11 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use super::{Settling, VersionRefusal, refusal};
-use crate::cli::background;
 use crate::cli::serve::stamps::Stamper;
 use crate::cli::serve::watch::{WatchCommand, unless_it_panics};
 use crate::engine::switch::{NextVersion, SwitchError, SwitchReport};
 use crate::metrics::EventKind;
+use crate::pace;
 use crate::types::Version;
 
 /// How long other models wait for a switch that no client has asked for. Nearly all end in this time.
@@ -61,7 +61,7 @@ impl Settling<'_> {
         let (wake, woken) = (self.context.wake.clone(), self.name.to_owned());
         let switch = move || {
             if !urgent {
-                background::low_priority();
+                pace::begin();
             }
             let result = unless_it_panics(|| engine.switch(next()));
             drop(engine);
