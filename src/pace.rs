@@ -13,7 +13,7 @@
 pub(crate) mod priority;
 
 use std::cell::Cell;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -45,6 +45,27 @@ pub(crate) fn begin() {
     #[cfg(target_os = "linux")]
     priority::begin();
     RESTED.set(Some(Rested { end: Instant::now(), batches: BATCHES.load(Ordering::Relaxed) }));
+}
+
+/// Whether other threads take all the time that requests leave.
+static FREE_TIME_TAKEN: AtomicBool = AtomicBool::new(false);
+
+/// While it exists, background threads do not wait for a free processor: training in this process takes all
+/// the time that requests leave.
+pub(crate) struct FreeTimeTaken(());
+
+impl FreeTimeTaken {
+    /// One at a time.
+    pub(crate) fn begin() -> Self {
+        FREE_TIME_TAKEN.store(true, Ordering::Relaxed);
+        Self(())
+    }
+}
+
+impl Drop for FreeTimeTaken {
+    fn drop(&mut self) {
+        FREE_TIME_TAKEN.store(false, Ordering::Relaxed);
+    }
 }
 
 /// Counts a batch of requests.

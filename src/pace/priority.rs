@@ -7,7 +7,8 @@
 //!   the processor of another request: to the scheduler, none is free.
 //!
 //! So a background thread is idle until it has waited for a processor so long that it would have had more
-//! time with the low priority. Then all of them have the low priority for a while.
+//! time with the low priority. Then all of them have the low priority for a while. They also have it while
+//! training in the same process takes the time that requests leave, because new versions come before that.
 //!
 //! Whether a thread may leave the idle policy again depends on its rights: it needs `CAP_SYS_NICE`, or a
 //! limit of `nice` (`RLIMIT_NICE`) that allows the low priority. Without them, background threads always have
@@ -16,12 +17,14 @@
 
 use std::cell::Cell;
 use std::mem::MaybeUninit;
+use std::sync::atomic::Ordering;
 use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 use std::{fs, io};
 
 use rustix::process::{getpriority_process, setpriority_process};
 
+use super::FREE_TIME_TAKEN;
 use crate::sync::EvenPoisoned;
 
 /// How much greater the `nice` value of the low priority is. Such a thread gets a ninth of the time of a
@@ -151,7 +154,8 @@ impl RunTime {
 /// The priority that background threads should have at this time.
 fn wanted(now: Instant) -> Priority {
     let starved = *STARVED.lock().even_poisoned();
-    match starved.is_some_and(|at| now.saturating_duration_since(at) < LOW_FOR) {
+    let is_starved = starved.is_some_and(|at| now.saturating_duration_since(at) < LOW_FOR);
+    match is_starved || FREE_TIME_TAKEN.load(Ordering::Relaxed) {
         true => Priority::Low,
         false => Priority::Idle,
     }
@@ -231,11 +235,14 @@ mod tests {
                 (priority, policy_and_nice())
             };
             let now = Instant::now();
-            (first, after(Some(now)), now.checked_sub(LOW_FOR).map(|long_ago| after(Some(long_ago))))
+            let starved = after(Some(now));
+            let later = now.checked_sub(LOW_FOR).map(|long_ago| after(Some(long_ago)));
+            let _training = super::super::FreeTimeTaken::begin();
+            (first, [starved, after(None)], later)
         });
         starved_at(None);
-        let (first, starved, later) = seen;
-        assert_eq!(starved, (Priority::Low, low));
+        let (first, starved_and_training, later) = seen;
+        assert_eq!(starved_and_training, [(Priority::Low, low); 2]);
         let (priority, first_as) = if idle_can_end() { (Priority::Idle, idle) } else { (Priority::Low, low) };
         assert_eq!(first, first_as);
         assert!(later.is_none_or(|later| later == (priority, first_as)));

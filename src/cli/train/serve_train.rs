@@ -24,6 +24,7 @@ use crate::config::Config;
 use crate::dataset::{Feed, Stop};
 use crate::learnlog::LogError;
 use crate::metrics::{EventKind, TrainingState};
+use crate::pace;
 use crate::store::retention::chain_bytes;
 use crate::store::{StoreError, check_name, versions};
 use crate::trainer::cursor::CursorError;
@@ -129,6 +130,7 @@ impl TrainingThread {
     /// Prepares the model, waits until the server answers, trains, and reports the end.
     fn run(self, server: Server, end: &Sender<Result<(), String>>) {
         background::only_when_idle("training runs");
+        let _taken = pace::FreeTimeTaken::begin();
         let trained = match background::pool("train", self.threads) {
             Ok(pool) => {
                 let train = || pool.install(|| self.prepare_and_train(server));
