@@ -129,8 +129,9 @@ struct TrainingThread {
 impl TrainingThread {
     /// Prepares the model, waits until the server answers, trains, and reports the end.
     fn run(self, server: Server, end: &Sender<Result<(), String>>) {
-        background::only_when_idle("training runs");
+        // First, because from then on this thread may wait long for a processor.
         let _taken = pace::FreeTimeTaken::begin();
+        background::only_when_idle("training runs");
         let trained = match background::pool("train", self.threads) {
             Ok(pool) => {
                 let train = || pool.install(|| self.prepare_and_train(server));
