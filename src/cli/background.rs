@@ -47,22 +47,15 @@ fn build(pool: rayon::ThreadPoolBuilder) -> anyhow::Result<rayon::ThreadPool> {
 #[cfg(all(target_os = "linux", not(flechette_loom)))]
 mod tests {
     use super::*;
-
-    /// The policy of a thread: field 41 of its `stat` (proc_pid_stat(5)).
-    fn policy() -> String {
-        let stat = std::fs::read_to_string("/proc/thread-self/stat").unwrap();
-        // The name of the thread is in brackets, and may have spaces.
-        stat.rsplit_once(')').unwrap().1.split_whitespace().nth(38).unwrap().to_owned()
-    }
+    use crate::pace::priority::tests::policy;
 
     #[test]
     fn threads_in_the_background_and_those_that_they_start_have_the_idle_policy() {
-        const SCHED_IDLE: &str = "5";
         let thread = std::thread::spawn(|| {
             only_when_idle("this test runs");
             (policy(), pool("test", 1).unwrap().install(policy))
         });
-        assert_eq!(thread.join().unwrap(), (SCHED_IDLE.to_owned(), SCHED_IDLE.to_owned()));
-        assert_eq!(policy(), "0");
+        assert_eq!(thread.join().unwrap(), (libc::SCHED_IDLE, libc::SCHED_IDLE));
+        assert_eq!(policy(), libc::SCHED_OTHER);
     }
 }

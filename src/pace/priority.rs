@@ -17,7 +17,7 @@
 
 use std::cell::Cell;
 use std::mem::MaybeUninit;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 use std::{fs, io};
@@ -45,14 +45,21 @@ const MEASURED_EVERY: Duration = Duration::from_millis(100);
 /// How long background threads have the low priority after one was starved.
 const LOW_FOR: Duration = Duration::from_secs(300);
 
-/// When a thread was starved.
-static STARVED: Mutex<Option<Instant>> = Mutex::new(None);
+/// That of this process.
+static WANTED: Wanted = Wanted { starved: Mutex::new(None), free_time_taken: &FREE_TIME_TAKEN };
 
 /// The priority of a background thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Priority {
     Idle,
     Low,
+}
+
+/// Decides the priority that background threads should have.
+struct Wanted {
+    /// When a thread was starved.
+    starved: Mutex<Option<Instant>>,
+    free_time_taken: &'static AtomicBool,
 }
 
 /// The time that a thread ran, and the time that it waited for a processor.
@@ -77,6 +84,10 @@ thread_local! {
 
 /// Makes this thread a background thread. Threads that it starts inherit its priority of that moment.
 pub(super) fn begin() {
+    begin_with(&WANTED);
+}
+
+fn begin_with(wanted: &Wanted) {
     // Tried at the priority that threads of requests have.
     let idle_can_end = idle_can_end();
     if let Err(error) = lower() {
@@ -86,25 +97,29 @@ pub(super) fn begin() {
     let (at, time) = (Instant::now(), RunTime::of_thread().unwrap_or_default());
     let mut measured = Measured { priority: Priority::Low, at, time };
     if idle_can_end {
-        measured.take(wanted(at));
+        measured.take(wanted.at(at));
     }
     MEASURED.set(Some(measured));
 }
 
 /// The priority of this thread from now on; `None` if it is no background thread.
 pub(super) fn renew() -> Option<Priority> {
+    renew_with(&WANTED)
+}
+
+fn renew_with(wanted: &Wanted) -> Option<Priority> {
     let mut measured = MEASURED.get()?;
     let now = Instant::now();
     if idle_can_end() && now - measured.at >= MEASURED_EVERY {
         let time = RunTime::of_thread()?;
-        let was_idle = measured.priority == Priority::Idle && wanted(now) == Priority::Idle;
+        let was_idle = measured.priority == Priority::Idle && wanted.at(now) == Priority::Idle;
         if was_idle && time.is_starved_since(measured.time) {
-            *STARVED.lock().even_poisoned() = Some(now);
+            *wanted.starved.lock().even_poisoned() = Some(now);
             let seconds = LOW_FOR.as_secs();
             tracing::info!("the processors are busy: new versions have a low priority for {seconds} s");
         }
         (measured.at, measured.time) = (now, time);
-        measured.take(wanted(now));
+        measured.take(wanted.at(now));
         MEASURED.set(Some(measured));
     }
     Some(measured.priority)
@@ -116,6 +131,17 @@ pub(super) fn renew() -> Option<Priority> {
 /// When the system refuses.
 pub(crate) fn make_idle() -> io::Result<()> {
     set_policy(libc::SCHED_IDLE)
+}
+
+impl Wanted {
+    fn at(&self, now: Instant) -> Priority {
+        let starved = *self.starved.lock().even_poisoned();
+        let is_starved = starved.is_some_and(|at| now.saturating_duration_since(at) < LOW_FOR);
+        match is_starved || self.free_time_taken.load(Ordering::Relaxed) {
+            true => Priority::Low,
+            false => Priority::Idle,
+        }
+    }
 }
 
 impl Measured {
@@ -148,16 +174,6 @@ impl RunTime {
     fn is_starved_since(self, earlier: Self) -> bool {
         let waited = self.waited.saturating_sub(earlier.waited);
         waited > SHORT_WAIT && waited > self.ran.saturating_sub(earlier.ran) * MOST_WAIT
-    }
-}
-
-/// The priority that background threads should have at this time.
-fn wanted(now: Instant) -> Priority {
-    let starved = *STARVED.lock().even_poisoned();
-    let is_starved = starved.is_some_and(|at| now.saturating_duration_since(at) < LOW_FOR);
-    match is_starved || FREE_TIME_TAKEN.load(Ordering::Relaxed) {
-        true => Priority::Low,
-        false => Priority::Idle,
     }
 }
 
@@ -195,15 +211,18 @@ fn set_policy(policy: libc::c_int) -> io::Result<()> {
 
 #[cfg(test)]
 #[cfg(not(flechette_loom))]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
-    /// The policy of this thread (field 41 of its `stat`, proc_pid_stat(5)), and its `nice` value.
-    fn policy_and_nice() -> [i32; 2] {
+    /// The policy of this thread: field 41 of its `stat` (proc_pid_stat(5)).
+    pub(crate) fn policy() -> i32 {
         let stat = fs::read_to_string("/proc/thread-self/stat").unwrap();
         // The name of the thread is in brackets, and may have spaces.
-        let policy = stat.rsplit_once(')').unwrap().1.split_whitespace().nth(38).unwrap();
-        [policy.parse().unwrap(), getpriority_process(None).unwrap()]
+        stat.rsplit_once(')').unwrap().1.split_whitespace().nth(38).unwrap().parse().unwrap()
+    }
+
+    fn policy_and_nice() -> [i32; 2] {
+        [policy(), getpriority_process(None).unwrap()]
     }
 
     fn on_a_thread<T: Send>(run: impl FnOnce() -> T + Send) -> T {
@@ -221,26 +240,27 @@ mod tests {
 
     #[test]
     fn background_threads_are_idle_until_one_is_starved_and_then_have_the_low_priority_for_a_while() {
+        // Background threads of other tests may be starved at any time.
+        static TAKEN: AtomicBool = AtomicBool::new(false);
+        static WANTED: Wanted = Wanted { starved: Mutex::new(None), free_time_taken: &TAKEN };
         let before = policy_and_nice();
         let nice = (before[1] + LOWER).min(LOWEST);
         let [low, idle] = [libc::SCHED_OTHER, libc::SCHED_IDLE].map(|policy| [policy, nice]);
-        let starved_at = |at: Option<Instant>| *STARVED.lock().unwrap() = at;
         let seen = on_a_thread(|| {
-            begin();
+            begin_with(&WANTED);
             let first = policy_and_nice();
             let after = |at| {
-                starved_at(at);
+                *WANTED.starved.lock().unwrap() = at;
                 std::thread::sleep(MEASURED_EVERY);
-                let priority = renew().unwrap();
+                let priority = renew_with(&WANTED).unwrap();
                 (priority, policy_and_nice())
             };
             let now = Instant::now();
             let starved = after(Some(now));
             let later = now.checked_sub(LOW_FOR).map(|long_ago| after(Some(long_ago)));
-            let _training = super::super::FreeTimeTaken::begin();
+            TAKEN.store(true, Ordering::Relaxed);
             (first, [starved, after(None)], later)
         });
-        starved_at(None);
         let (first, starved_and_training, later) = seen;
         assert_eq!(starved_and_training, [(Priority::Low, low); 2]);
         let (priority, first_as) = if idle_can_end() { (Priority::Idle, idle) } else { (Priority::Low, low) };
