@@ -18,6 +18,9 @@ use crate::switching::{answer, requests, wait};
 
 type Answers = BTreeMap<(u64, usize), Vec<f32>>;
 
+/// How long a client waits between two requests. Training has the time that requests leave.
+const PAUSE: Duration = Duration::from_millis(2);
+
 /// Sends requests until `stop` is set. Every request must succeed, and no answer may be of an older version
 /// than the one before.
 async fn score(served: SocketAddr, requests: Vec<PredictRequest>, stop: Arc<AtomicBool>) -> Answers {
@@ -32,6 +35,7 @@ async fn score(served: SocketAddr, requests: Vec<PredictRequest>, stop: Arc<Atom
         last = answer.version;
         let first = answers.entry((last, number)).or_insert_with(|| answer.scores.clone());
         assert!(*first == answer.scores, "version {last}, request {number}: two answers");
+        tokio::time::sleep(PAUSE).await;
     }
     answers
 }
