@@ -13,7 +13,7 @@
 pub(crate) mod priority;
 
 use std::cell::Cell;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -68,6 +68,31 @@ impl Drop for FreeTimeTaken {
     }
 }
 
+/// The clients that wait for what begins when background threads have ended their work.
+static CLIENTS_WAIT: AtomicUsize = AtomicUsize::new(0);
+
+/// While one exists, background threads neither rest nor wait for a free processor: a client waits for them.
+pub(crate) struct ClientWaits(());
+
+impl ClientWaits {
+    pub(crate) fn begin() -> Self {
+        CLIENTS_WAIT.fetch_add(1, Ordering::Relaxed);
+        Self(())
+    }
+}
+
+impl Drop for ClientWaits {
+    fn drop(&mut self) {
+        CLIENTS_WAIT.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Whether background threads should not wait for a free processor now.
+#[cfg_attr(not(target_os = "linux"), allow(dead_code))]
+fn are_urgent() -> bool {
+    FREE_TIME_TAKEN.load(Ordering::Relaxed) || CLIENTS_WAIT.load(Ordering::Relaxed) > 0
+}
+
 /// Counts a batch of requests.
 pub(crate) fn count_batch() {
     BATCHES.fetch_add(1, Ordering::Relaxed);
@@ -83,10 +108,23 @@ pub(crate) fn rest() {
     }
     let is_idle = is_idle();
     let batches = BATCHES.load(Ordering::Relaxed);
-    if batches != rested.batches {
+    if is_needed(rested.batches, batches) {
         sleep(after(worked, is_idle));
     }
     RESTED.set(Some(Rested { end: Instant::now(), batches }));
+}
+
+/// Whether a rest is needed if so many batches were computed before the last rest, and so many until now.
+fn is_needed(before: u64, now: u64) -> bool {
+    now != before && CLIENTS_WAIT.load(Ordering::Relaxed) == 0
+}
+
+/// Does work that takes locks of requests: meanwhile this thread does not wait for a free processor, because
+/// a request could wait for the lock as long.
+pub(crate) fn with_locks<T>(work: impl FnOnce() -> T) -> T {
+    #[cfg(target_os = "linux")]
+    let work = || priority::not_idle(work);
+    work()
 }
 
 /// Whether this thread runs only when a processor is free.
@@ -126,6 +164,13 @@ mod tests {
         let worked = Duration::from_micros(1300);
         assert_eq!([false, true].map(|is_idle| after(worked, is_idle)), [worked, worked / 2]);
         assert_eq!([false, true].map(|is_idle| after(Duration::from_secs(5), is_idle)), [LONGEST; 2]);
+    }
+
+    #[test]
+    fn no_thread_rests_while_a_client_waits_or_if_nothing_was_computed() {
+        let _waits = ClientWaits::begin();
+        assert!(!is_needed(3, 4) && !is_needed(4, 4));
+        assert!(are_urgent());
     }
 
     #[test]

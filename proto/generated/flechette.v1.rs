@@ -199,6 +199,9 @@ pub struct SetLabelResponse {
     /// Why the change is lost at a restart: the file of the labels cannot be written. Empty: it is kept.
     #[prost(string, tag = "2")]
     pub not_kept: ::prost::alloc::string::String,
+    /// Whether the label follows the highest good version, as `latest` does.
+    #[prost(bool, tag = "3")]
+    pub latest: bool,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct DenseInput {

@@ -65,14 +65,14 @@ async fn ask(args: Args) -> anyhow::Result<String> {
             if json { listed_json(&model) } else { listed(&model) }
         }
         Some(change) => {
-            let SetLabelRequest { label, version: asked, remove, .. } = change.clone();
+            let SetLabelRequest { label, remove, .. } = change.clone();
             let answer = whole(TIMEOUT, ctr.set_label(call(change, token.as_ref()))).await;
-            let SetLabelResponse { version, not_kept } = answer.map_err(failed)?.into_inner();
+            let SetLabelResponse { version, not_kept, latest } = answer.map_err(failed)?.into_inner();
             if !not_kept.is_empty() {
                 note(&format!("warning: the change is lost at a restart of the server: {not_kept}"));
             }
             let removed = remove && version == 0;
-            let set = Label { label, version, latest: !remove && asked == 0 };
+            let set = Label { label, version, latest };
             match (json, removed) {
                 (true, true) => format!("{}\n", json!({"labels": {set.label: null}})),
                 (true, false) => format!("{}\n", json!({"labels": labels_json(&[set])})),

@@ -9,11 +9,11 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use super::Stoppable;
 use super::delimited::Delimited;
 use super::held_out::{DataPart, HeldOut, OnePart};
 use super::learned::{Learned, LearnedReader};
 use super::shuffle::{Shuffle, Shuffled};
-use super::stoppable::Stoppable;
 use super::{
     DatasetError, Files, FollowedDir, Format, Input, ReadOptions, Reader, Stop, in_line, open_input,
 };

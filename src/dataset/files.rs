@@ -244,6 +244,11 @@ impl FollowedDir {
     }
 }
 
+/// Whether a file of a followed directory may have this name and be trained on.
+pub(crate) fn can_be_followed(name: &str) -> bool {
+    !name.is_empty() && !name.contains('/') && !is_incomplete(OsStr::new(name))
+}
+
 /// Whether a writer has not finished the file of this name.
 fn is_incomplete(name: &OsStr) -> bool {
     let name = name.as_encoded_bytes();

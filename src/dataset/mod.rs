@@ -31,7 +31,7 @@ pub mod synthetic;
 
 use delimited::Delimited;
 pub(crate) use feed::{DataPosition, Feed, FeedFiles, FileAt};
-pub(crate) use files::{Files, FollowedDir};
+pub(crate) use files::{Files, FollowedDir, can_be_followed};
 pub(crate) use header::column_names;
 pub(crate) use held_out::HeldOut;
 pub use layout::FieldOptions;
@@ -39,6 +39,7 @@ pub(crate) use layout::{has_name, label_of, listed};
 pub(crate) use learned::{Learned, Shortage};
 pub(crate) use shuffle::Shuffle;
 pub use stop::Stop;
+pub(crate) use stoppable::Stoppable;
 
 use std::error::Error;
 use std::io;

@@ -122,19 +122,21 @@ impl Engine {
         if from == to {
             return Err(SwitchError::Current(to));
         }
-        self.versions.begin(to, new.clone());
+        pace::with_locks(|| self.versions.begin(to, new.clone()));
         let old = self.versions.current();
         let mut rows = NextRows { old: &old, new: &new, left: switch_bytes, offered: Vec::new() };
         let switched = match self.switch_cache(to, &changes, &mut rows) {
             Ok(switched) => switched,
             Err(error) => {
-                self.versions.give_up();
+                pace::with_locks(|| self.versions.give_up());
                 return Err(error.into());
             }
         };
-        self.versions.end();
         let offered = std::mem::take(&mut rows.offered);
-        let refilled = self.refill(switched, offered);
+        let refilled = pace::with_locks(|| {
+            self.versions.end();
+            self.refill(switched, offered)
+        });
         let carried = switched.carried + refilled;
         let taken = SwitchReport { from, to, carried, dropped: switched.changed.saturating_sub(carried) };
         self.metrics.version.set(to.0 as f64);
@@ -170,7 +172,7 @@ impl Engine {
         }
         let rows =
             offered.into_iter().filter_map(|NewRow { row, bytes }| Some(WarmRow { row, bytes: bytes? }));
-        self.lookup_tier.warm(rows).stored
+        self.lookup_tier.warm(pace::rested(rows)).stored
     }
 }
 

@@ -58,9 +58,13 @@ impl LogDisk for StuckDisk {
 
 /// A learner on a disk that may hang.
 fn learner_on(disk: &'static StuckDisk, dir: &Path) -> Learner {
+    measured_learner_on(disk, dir, &Metrics::new().unwrap())
+}
+
+fn measured_learner_on(disk: &'static StuckDisk, dir: &Path, metrics: &Metrics) -> Learner {
     let log = Log::open(disk, dir, u64::MAX).unwrap();
     let options = LearnerOptions { dir: dir.to_owned(), max_bytes: 400 << 10, segment_bytes: 1 };
-    Learner::with_log(log, options, Metrics::new().unwrap().model("m", &schema())).unwrap()
+    Learner::with_log(log, options, metrics.model("m", &schema())).unwrap()
 }
 
 #[test]
@@ -92,10 +96,11 @@ fn requests_that_wait_for_a_sync_together_share_the_next_one() {
 }
 
 #[test]
-fn a_request_does_not_wait_for_ever_for_a_disk_that_does_not_answer() {
+fn a_request_does_not_wait_for_ever_for_a_disk_that_does_not_answer_and_counts_as_refused() {
     static DISK: StuckDisk = StuckDisk::new();
     let dir = dir_in_memory();
-    let learner = learner_on(&DISK, dir.path());
+    let metrics = Metrics::new().unwrap();
+    let learner = measured_learner_on(&DISK, dir.path(), &metrics);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     let learn = |number, most| {
         let most = Duration::from_millis(most);
@@ -107,6 +112,15 @@ fn a_request_does_not_wait_for_ever_for_a_disk_that_does_not_answer() {
     let text =
         format!("not on disk after 0.1 s, so they may be stored later, or never: {}", dir.path().display());
     assert!(error.contains(&text), "{error}");
+    // The deadline of its call comes first.
+    let mut ended = Box::pin(learner.learn(numbered(0..7), LONG));
+    runtime.block_on(poll_fn(|context| {
+        assert!(ended.as_mut().poll(context).is_pending());
+        Poll::Ready(())
+    }));
+    drop(ended);
+    let refused = "flechette_learn_refused_total{model=\"m\"} 8";
+    assert!(metrics.render().contains(refused), "{}", metrics.render());
     DISK.set_stuck(false);
     learn(3, 600_000).unwrap();
     assert_eq!(numbers(dir.path()).unwrap(), [1, 2, 3]);

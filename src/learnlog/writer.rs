@@ -101,6 +101,18 @@ struct Waiting {
     reply: oneshot::Sender<Result<Position, LearnError>>,
 }
 
+/// Samples that are counted as refused at its end, also if the client or its deadline ends the call.
+struct Refused<'m> {
+    metrics: &'m ModelMetrics,
+    samples: u64,
+}
+
+impl Drop for Refused<'_> {
+    fn drop(&mut self) {
+        self.metrics.learn.refused.increment(self.samples);
+    }
+}
+
 impl Learner {
     /// Opens the log and starts its thread.
     ///
@@ -133,7 +145,7 @@ impl Learner {
     /// # Errors
     /// [`LearnError`]. The samples are not stored, except that after [`LearnError::Slow`] they may be.
     pub(crate) async fn learn(&self, record: Record, most: Duration) -> Result<Position, LearnError> {
-        let samples = u64::from(record.samples);
+        let mut refused = Refused { metrics: &self.room.metrics, samples: record.samples.into() };
         let stored = tokio::time::timeout(most, async {
             // The thread answers every request, unless it panicked.
             self.submit(record).await?.await.unwrap_or(Err(LearnError::Failed))
@@ -141,9 +153,8 @@ impl Learner {
         let stored = stored
             .await
             .unwrap_or_else(|_| Err(LearnError::Slow { log: self.room.options.dir.clone(), after: most }));
-        // The thread counts those that it could not store.
-        if !matches!(stored, Ok(_) | Err(LearnError::Log(_))) {
-            self.room.metrics.learn.refused.increment(samples);
+        if stored.is_ok() {
+            refused.samples = 0;
         }
         stored
     }
@@ -293,10 +304,9 @@ impl Writer {
         if !records.is_empty() {
             self.room.metrics.learn.sync_seconds.record(began.elapsed());
         }
-        let (kept, lost) = records.split_at(positions.len());
-        let samples = |records: &[Record]| records.iter().map(|record| u64::from(record.samples)).sum();
-        self.room.metrics.learn.samples.increment(samples(kept));
-        self.room.metrics.learn.refused.increment(samples(lost));
+        let kept = &records[..positions.len()];
+        let samples = kept.iter().map(|record| u64::from(record.samples)).sum();
+        self.room.metrics.learn.samples.increment(samples);
         let stored = kept.iter().map(Record::bytes).sum();
         self.room.leave(size, stored);
         // The old file `full` is removed before requests that found room are answered.

@@ -159,7 +159,7 @@ series! {
     dense_seconds: Seconds, "flechette_dense_seconds",
         "Thread-seconds of the dense layers of one batch, summed over the threads that shared it.";
     batch_samples: Samples, "flechette_batch_samples", "Samples in one merged batch.";
-    queue_samples: Gauge, "flechette_queue_samples", "Samples that wait for a worker now.";
+    queue_samples: Gauge, "flechette_queue_samples", "Samples that wait for the main version now.";
     panics: Counter, "flechette_batch_panics_total",
         "Panics of the model or of the batcher. The requests concerned got an error, or were computed again.";
 }

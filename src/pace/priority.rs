@@ -8,7 +8,8 @@
 //!
 //! So a background thread is idle until it has waited for a processor so long that it would have had more
 //! time with the low priority. Then all of them have the low priority for a while. They also have it while
-//! training in the same process takes the time that requests leave, because new versions come before that.
+//! training in the same process takes the time that requests leave, because new versions come before that,
+//! and while a client waits for them. And a thread has it while it takes locks of requests ([`not_idle`]).
 //!
 //! Whether a thread may leave the idle policy again depends on its rights: it needs `CAP_SYS_NICE`, or a
 //! limit of `nice` (`RLIMIT_NICE`) that allows the low priority. Without them, background threads always have
@@ -17,14 +18,12 @@
 
 use std::cell::Cell;
 use std::mem::MaybeUninit;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 use std::{fs, io};
 
 use rustix::process::{getpriority_process, setpriority_process};
 
-use super::FREE_TIME_TAKEN;
 use crate::sync::EvenPoisoned;
 
 /// How much greater the `nice` value of the low priority is. Such a thread gets a ninth of the time of a
@@ -46,7 +45,7 @@ const MEASURED_EVERY: Duration = Duration::from_millis(100);
 const LOW_FOR: Duration = Duration::from_secs(300);
 
 /// That of this process.
-static WANTED: Wanted = Wanted { starved: Mutex::new(None), free_time_taken: &FREE_TIME_TAKEN };
+static WANTED: Wanted = Wanted { starved: Mutex::new(None), are_urgent: super::are_urgent };
 
 /// The priority of a background thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,7 +58,8 @@ pub(super) enum Priority {
 struct Wanted {
     /// When a thread was starved.
     starved: Mutex<Option<Instant>>,
-    free_time_taken: &'static AtomicBool,
+    /// Whether background threads should not wait for a free processor now.
+    are_urgent: fn() -> bool,
 }
 
 /// The time that a thread ran, and the time that it waited for a processor.
@@ -73,6 +73,8 @@ struct RunTime {
 #[derive(Clone, Copy)]
 struct Measured {
     priority: Priority,
+    /// Whether it must not be idle now.
+    has_locks: bool,
     at: Instant,
     time: RunTime,
 }
@@ -95,7 +97,7 @@ fn begin_with(wanted: &Wanted) {
         return;
     }
     let (at, time) = (Instant::now(), RunTime::of_thread().unwrap_or_default());
-    let mut measured = Measured { priority: Priority::Low, at, time };
+    let mut measured = Measured { priority: Priority::Low, has_locks: false, at, time };
     if idle_can_end {
         measured.take(wanted.at(at));
     }
@@ -113,16 +115,38 @@ fn renew_with(wanted: &Wanted) -> Option<Priority> {
     if idle_can_end() && now - measured.at >= MEASURED_EVERY {
         let time = RunTime::of_thread()?;
         let was_idle = measured.priority == Priority::Idle && wanted.at(now) == Priority::Idle;
-        if was_idle && time.is_starved_since(measured.time) {
+        let is_starved = was_idle && time.is_starved_since(measured.time);
+        if is_starved {
             *wanted.starved.lock().even_poisoned() = Some(now);
-            let seconds = LOW_FOR.as_secs();
-            tracing::info!("the processors are busy: new versions have a low priority for {seconds} s");
         }
         (measured.at, measured.time) = (now, time);
         measured.take(wanted.at(now));
         MEASURED.set(Some(measured));
+        // Only now, because the log has a lock.
+        if is_starved {
+            let seconds = LOW_FOR.as_secs();
+            tracing::info!("the processors are busy: new versions have a low priority for {seconds} s");
+        }
     }
     Some(measured.priority)
+}
+
+/// Does work, during which this thread is not idle.
+pub(super) fn not_idle<T>(work: impl FnOnce() -> T) -> T {
+    not_idle_with(&WANTED, work)
+}
+
+fn not_idle_with<T>(wanted: &Wanted, work: impl FnOnce() -> T) -> T {
+    let set = |has_locks| {
+        let Some(mut measured) = MEASURED.get() else { return };
+        measured.has_locks = has_locks;
+        measured.take(wanted.at(Instant::now()));
+        MEASURED.set(Some(measured));
+    };
+    set(true);
+    let result = work();
+    set(false);
+    result
 }
 
 /// Lets this thread, and the threads that it starts from now on, run only when a processor is free.
@@ -137,7 +161,7 @@ impl Wanted {
     fn at(&self, now: Instant) -> Priority {
         let starved = *self.starved.lock().even_poisoned();
         let is_starved = starved.is_some_and(|at| now.saturating_duration_since(at) < LOW_FOR);
-        match is_starved || self.free_time_taken.load(Ordering::Relaxed) {
+        match is_starved || (self.are_urgent)() {
             true => Priority::Low,
             false => Priority::Idle,
         }
@@ -145,7 +169,8 @@ impl Wanted {
 }
 
 impl Measured {
-    fn take(&mut self, priority: Priority) {
+    fn take(&mut self, wanted: Priority) {
+        let priority = if self.has_locks { Priority::Low } else { wanted };
         if priority == self.priority {
             return;
         }
@@ -212,6 +237,8 @@ fn set_policy(policy: libc::c_int) -> io::Result<()> {
 #[cfg(test)]
 #[cfg(not(flechette_loom))]
 pub(crate) mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
     use super::*;
 
     /// The policy of this thread: field 41 of its `stat` (proc_pid_stat(5)).
@@ -241,27 +268,30 @@ pub(crate) mod tests {
     #[test]
     fn background_threads_are_idle_until_one_is_starved_and_then_have_the_low_priority_for_a_while() {
         // Background threads of other tests may be starved at any time.
-        static TAKEN: AtomicBool = AtomicBool::new(false);
-        static WANTED: Wanted = Wanted { starved: Mutex::new(None), free_time_taken: &TAKEN };
+        static TRAINS: AtomicBool = AtomicBool::new(false);
+        let trains = || TRAINS.load(Ordering::Relaxed);
+        let wanted = Wanted { starved: Mutex::new(None), are_urgent: trains };
         let before = policy_and_nice();
         let nice = (before[1] + LOWER).min(LOWEST);
         let [low, idle] = [libc::SCHED_OTHER, libc::SCHED_IDLE].map(|policy| [policy, nice]);
         let seen = on_a_thread(|| {
-            begin_with(&WANTED);
+            begin_with(&wanted);
             let first = policy_and_nice();
+            let with_locks = not_idle_with(&wanted, policy_and_nice);
             let after = |at| {
-                *WANTED.starved.lock().unwrap() = at;
+                *wanted.starved.lock().unwrap() = at;
                 std::thread::sleep(MEASURED_EVERY);
-                let priority = renew_with(&WANTED).unwrap();
+                let priority = renew_with(&wanted).unwrap();
                 (priority, policy_and_nice())
             };
             let now = Instant::now();
             let starved = after(Some(now));
             let later = now.checked_sub(LOW_FOR).map(|long_ago| after(Some(long_ago)));
-            TAKEN.store(true, Ordering::Relaxed);
-            (first, [starved, after(None)], later)
+            TRAINS.store(true, Ordering::Relaxed);
+            (first, with_locks, [starved, after(None)], later)
         });
-        let (first, starved_and_training, later) = seen;
+        let (first, with_locks, starved_and_training, later) = seen;
+        assert_eq!(with_locks, low);
         assert_eq!(starved_and_training, [(Priority::Low, low); 2]);
         let (priority, first_as) = if idle_can_end() { (Priority::Idle, idle) } else { (Priority::Low, low) };
         assert_eq!(first, first_as);

@@ -218,7 +218,10 @@ impl Charge {
             return Ok(());
         }
         let (place, _) = self.take_place(Some(priority))?;
-        self.model().map_or(Ok(()), |model| model.admit(priority, self.deadline))?;
+        // A call to learn waits for the disk, and not for what scores.
+        if self.kind != CallKind::Learn {
+            self.model().map_or(Ok(()), |model| model.admit(priority, self.deadline))?;
+        }
         *self.place() = Some(place);
         Ok(())
     }

@@ -110,7 +110,7 @@ impl ServingEngine {
         let Some(log) = &self.learn_log else {
             return Err(CallError::NoLearning { model: self.predict.describe().model });
         };
-        let learner = log.learner()?;
+        let learner = log.learner().inspect_err(|_| log.count_refused(request.head.samples))?;
         // The batch shows that the samples can be trained on. The log keeps the values before hashing.
         let record = self.inputs.record(request, &mut self.batcher.spare())?;
         let samples = record.samples;
@@ -200,8 +200,8 @@ impl Ctr for CtrService {
             let code = changed.as_ref().map_or_else(CallError::code, |_| Code::Ok);
             model.main().metrics.requests.count(code as i32);
         }
-        let Changed { version, not_kept } = changed?;
+        let Changed { version, latest, not_kept } = changed?;
         let version = version.map_or(0, |version| version.0);
-        Ok(Response::new(SetLabelResponse { version, not_kept: not_kept.unwrap_or_default() }))
+        Ok(Response::new(SetLabelResponse { version, not_kept: not_kept.unwrap_or_default(), latest }))
     }
 }

@@ -28,6 +28,8 @@ const DISK_WAIT: Duration = Duration::from_secs(if cfg!(test) { 60 } else { 5 })
 pub(crate) struct Changed {
     /// The version that the label names now.
     pub version: Option<Version>,
+    /// Whether it names the highest good version.
+    pub latest: bool,
     /// Why the change is lost at a restart.
     pub not_kept: Option<String>,
 }
@@ -67,21 +69,26 @@ pub(crate) async fn set(
         repository.look(&model);
     }
     if named.is_some() {
-        return Ok(Changed { version: named, not_kept });
+        return Ok(Changed { version: named, latest: false, not_kept });
     }
     let loaded = state.models.get(&model);
-    let version = loaded.and_then(|loaded| loaded.shown_labels().find(|shown| shown.label == label)?.version);
-    Ok(Changed { version, not_kept })
+    let shown = loaded.as_ref().and_then(|loaded| loaded.shown_labels().find(|shown| shown.label == label));
+    let latest = shown.as_ref().is_some_and(|shown| shown.target == VersionSelector::Latest);
+    Ok(Changed { version: shown.and_then(|shown| shown.version), latest, not_kept })
 }
 
 /// What the label shall name; `None` if it shall be forgotten.
 ///
 /// # Errors
-/// When the label has no valid name, or shall be forgotten and the model does not have it.
+/// When the label has no valid name, or shall be forgotten and the model does not have it or a version is
+/// given.
 fn target_of(state: &ServerState, request: &SetLabelRequest) -> Result<Option<VersionSelector>, CallError> {
     let SetLabelRequest { model, label, version, remove } = request;
     if !is_label(label) {
         return Err(CallError::LabelName { got: clip(label.clone()) });
+    }
+    if *remove && *version != 0 {
+        return Err(CallError::VersionToRemove { got: *version });
     }
     // The repository's thread checks that too, but may be busy for long.
     if *remove

@@ -108,6 +108,11 @@ impl LearnLog {
         }
     }
 
+    /// Counts samples that were sent while the log was not open.
+    pub(crate) fn count_refused(&self, samples: u32) {
+        self.metrics.learn.refused.increment(samples.into());
+    }
+
     /// Refuses further samples, and waits until the queued ones are on disk.
     pub(crate) fn close(&self) {
         let state = {

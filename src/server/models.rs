@@ -143,12 +143,16 @@ impl Models {
 
     /// Changes the limits and the delay of every queue.
     pub(crate) fn set_batchers(&self, batchers: Batchers) {
-        let mut known = self.batchers();
-        *known = batchers;
-        for model in &self.served {
-            let config = known.of(model.key());
-            model.engines().iter().for_each(|engine| engine.batcher.set_queue(config));
-            model.shadow().iter().for_each(|shadow| shadow.set_queue(config));
+        *self.batchers() = batchers.clone();
+        // No lock is held while this waits for those of the queues: the one of a shadow may be held for long.
+        let served: Vec<_> = self
+            .served
+            .iter()
+            .map(|model| (batchers.of(model.key()).clone(), model.value().clone()))
+            .collect();
+        for (config, model) in served {
+            model.engines().iter().for_each(|engine| engine.batcher.set_queue(&config));
+            model.shadow().iter().for_each(|shadow| shadow.set_queue(&config));
         }
     }
 

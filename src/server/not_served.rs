@@ -29,9 +29,16 @@ impl NotServed {
         self.locked().insert(model.to_owned(), reason);
     }
 
-    /// A model begins to load. One that could not be loaded before keeps its reason until it is loaded.
+    /// A model begins to load. One that could not be loaded before keeps its reason until it is served.
     pub(crate) fn begin(&self, model: &str) {
         self.locked().entry(model.to_owned()).or_insert(Reason::Loading { at_start: false });
+    }
+
+    /// A model is served from now on, but further versions of it load.
+    pub(crate) fn serves(&self, model: &str) {
+        if let Some(reason @ Reason::Refused(_)) = self.locked().get_mut(model) {
+            *reason = Reason::Loading { at_start: false };
+        }
     }
 
     /// A model that has begun to load does so no more.

@@ -37,7 +37,10 @@ impl Registry {
     /// # Errors
     /// As [`super::models::Models::add`].
     pub(crate) fn add(&self, model: Arc<dyn Predict>) -> Result<(), ServerError> {
-        self.0.models.add(model)
+        let name = model.describe().model;
+        self.0.models.add(model)?;
+        self.0.not_served.serves(&name);
+        Ok(())
     }
 
     /// All wanted versions of a model that was added were tried.
@@ -111,6 +114,11 @@ impl Registry {
     pub(crate) fn refuse(&self, model: &str, reason: String) {
         self.0.metrics.events.record(EventKind::Refused, model, format!("not served: {reason}"));
         self.0.not_served.set(model, Reason::Refused(reason));
+    }
+
+    /// Whether a model could not be loaded.
+    pub(crate) fn has_refused(&self, model: &str) -> bool {
+        matches!(self.0.not_served.get(model), Some(Reason::Refused(_)))
     }
 
     /// The model has left the directory before it could be served.

@@ -41,6 +41,8 @@ pub(crate) enum CallError {
     Both { label: String },
     #[error("label: expected {LABEL_FORM}, got {got:?}")]
     LabelName { got: String },
+    #[error("version: expected 0 to remove a label, got {got}")]
+    VersionToRemove { got: u64 },
     #[error("parameters: label: expected a string")]
     LabelParameter,
     #[error("model_version: expected a number, or nothing for the version that serves, got {got:?}")]
@@ -91,6 +93,7 @@ impl CallError {
             | Self::VersionText { .. }
             | Self::Both { .. }
             | Self::LabelName { .. }
+            | Self::VersionToRemove { .. }
             | Self::LabelParameter
             | Self::Priority { .. }
             | Self::Timeout { .. }

@@ -83,16 +83,16 @@ impl EncodedAccesses {
 }
 
 impl Recorder {
-    /// Creates the folder and starts the writing thread.
+    /// Starts the writing thread, which creates the folder. If it cannot, it drops and counts accesses.
     ///
     /// # Errors
-    /// When the folder or the thread cannot be created.
+    /// When the thread cannot be created.
     pub(crate) fn start(
         schema: &Schema,
         options: &RecorderOptions,
         metrics: Arc<ModelMetrics>,
     ) -> io::Result<Self> {
-        let files = RecordingFiles::open(options, Header::of(schema, options.rate).bytes())?;
+        let files = RecordingFiles::new(options, Header::of(schema, options.rate).bytes());
         let waiting = Arc::new(AtomicUsize::new(0));
         let (sender, receiver) = mpsc::channel();
         let mut writer = Writer::new(files, metrics.clone());
@@ -245,14 +245,17 @@ struct OpenFile {
 }
 
 impl RecordingFiles {
-    fn open(options: &RecorderOptions, header: Vec<u8>) -> io::Result<Self> {
-        fs::create_dir_all(&options.folder)?;
-        let (folder, max_bytes) = (options.folder.clone(), options.max_bytes);
-        Ok(Self { folder, header, max_bytes, open: None })
+    fn new(options: &RecorderOptions, header: Vec<u8>) -> Self {
+        Self { folder: options.folder.clone(), header, max_bytes: options.max_bytes, open: None }
     }
 
-    /// Begins the next file. First removes the oldest files until a file of full size fits the limit.
+    /// Begins the next file. First removes the oldest files until a file of full size fits the limit. Creates
+    /// the folder, but not the model's directory: the model may have been removed.
     fn begin(&self) -> io::Result<OpenFile> {
+        match fs::create_dir(&self.folder) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+            _ => {}
+        }
         let mut numbered = numbered(&self.folder)?;
         let mut bytes: u64 = numbered.iter().map(|file| file.bytes).sum();
         let next = numbered.last().map_or(1, |file| file.number + 1);

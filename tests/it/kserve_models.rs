@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::Path;
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -213,6 +214,19 @@ fn a_client_takes_over_versions_and_adds_models_where_the_directory_is_not_watch
     fs::write(&config, "[models]\nwatch_seconds = 0\n[models.dlrm]\nlabels = { canary = 1 }\n").unwrap();
     served.signal("-HUP");
     wait("the model is forgotten", || !served.get("/readyz").1.contains("model bad"));
+    // A change of settings takes over nothing that no client has asked for.
+    let unwanted = Path::new(&workshop.models).join("unwanted");
+    Command::new("cp")
+        .arg("-r")
+        .args([&Path::new(&workshop.models).join(MODEL), &unwanted])
+        .status()
+        .unwrap();
+    publish_all_changed(&workshop.models, 4);
+    fs::write(&config, "[models]\nwatch_seconds = 0\n[models.dlrm]\nlabels = { canary = 2 }\n").unwrap();
+    served.signal("-HUP");
+    wait("the label has another version", || served.get("/status.json").1.contains("\"follows\":2"));
+    assert_eq!(version(&served), 3);
+    assert!(!repository.ready("unwanted"));
 }
 
 #[test]

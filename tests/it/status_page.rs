@@ -218,7 +218,7 @@ fn assert_figure(figure: &Value, before: &BTreeMap<&str, f64>, after: &BTreeMap<
 fn assert_rate(found: &Value, [before, after]: [f64; 2]) {
     let section = format!("Model {MODEL}");
     let figures = found["figures"].as_array().unwrap();
-    let figure = figures.iter().find(|figure| figure["section"] == section && figure["title"] == "Scored");
+    let figure = figures.iter().find(|figure| figure["section"] == section && figure["title"] == "Served");
     let figure = figure.unwrap_or_else(|| panic!("{figures:#?}"));
     let value: f64 = figure["value"].as_str().unwrap().parse().unwrap();
     let range = 0.9 * before.min(after)..=1.1 * before.max(after);

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from conftest import MODEL, Scripted
 
@@ -65,6 +66,17 @@ def test_wrong_labels_are_named(scripted: tuple[Scripted, str], labels: Any, mes
     assert refused.value.learned == 0
     with pytest.raises(InputError, match=message):
         asynchronous(address, lambda client: client.learn(MODEL, SAMPLES, labels))
+    assert servicer.calls == 0
+
+
+def test_a_masked_array_is_refused(scripted: tuple[Scripted, str]) -> None:
+    servicer, address = scripted
+    masked = np.ma.array([1, 3], mask=[False, True])
+    with Client(address) as client:
+        with pytest.raises(InputError, match="column 'item': expected an array without a mask"):
+            client.predict(MODEL, {"item": masked})
+        with pytest.raises(InputError, match="labels: expected an array without a mask"):
+            client.learn(MODEL, SAMPLES, masked)
     assert servicer.calls == 0
 
 

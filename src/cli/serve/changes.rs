@@ -14,6 +14,7 @@ use tokio::sync::oneshot;
 use super::versions::{NotSettled, SettleOptions};
 use super::warm;
 use super::watch::{WatchCommand, Watcher, unless_it_panics};
+use crate::pace::ClientWaits;
 use crate::server::{Change, ChangeError, LabelChange, Labels, NotChanged, Repository, Requested};
 use crate::store;
 use crate::sync::EvenPoisoned;
@@ -28,6 +29,8 @@ pub(crate) struct ChangeRequest {
     /// Gets a message when the change begins. Closed if the client is gone before.
     begun: oneshot::Sender<()>,
     reply: oneshot::Sender<Result<(), ChangeError>>,
+    /// What is done before should not take long.
+    waits: ClientWaits,
 }
 
 /// The model that the thread works on; `None` before its first one.
@@ -48,6 +51,7 @@ impl ModelInProgress {
 pub(crate) struct LabelsChanged {
     model: String,
     waiting: Arc<Mutex<BTreeSet<String>>>,
+    _waits: ClientWaits,
 }
 
 impl LabelsChanged {
@@ -90,7 +94,8 @@ impl Repository for CommandSender {
 
     fn look(&self, model: &str) {
         if self.waiting.lock().even_poisoned().insert(model.to_owned()) {
-            let look = LabelsChanged { model: model.to_owned(), waiting: self.waiting.clone() };
+            let (model, waiting) = (model.to_owned(), self.waiting.clone());
+            let look = LabelsChanged { model, waiting, _waits: ClientWaits::begin() };
             // It fails if the thread has ended, or has so much to do that the next look comes later.
             let _ = self.wake.try_send(WatchCommand::Labels(look));
         }
@@ -99,11 +104,10 @@ impl Repository for CommandSender {
     fn change(&self, change: Change, model: String, id: String) -> Requested {
         let (begins, begun) = oneshot::channel();
         let (reply, answer) = oneshot::channel();
+        let request = ChangeRequest { change, model, id, begun: begins, reply, waits: ClientWaits::begin() };
         // If the thread has ended, the reply is dropped, and the answer says so.
-        if let Err(TrySendError::Full(WatchCommand::Change(ChangeRequest { reply, .. }))) = self
-            .wake
-            .try_send(WatchCommand::Change(ChangeRequest { change, model, id, begun: begins, reply }))
-        {
+        let sent = self.wake.try_send(WatchCommand::Change(request));
+        if let Err(TrySendError::Full(WatchCommand::Change(ChangeRequest { reply, .. }))) = sent {
             let _ = reply.send(Err(ChangeError::Busy));
         }
         Requested { begun, answer }
@@ -132,7 +136,8 @@ fn words(change: &Change) -> String {
 impl ChangeRequest {
     /// Makes the change, unless its client is gone, and answers the client.
     fn settle(self, make: impl FnOnce(&Change, &str, &str) -> Result<(), ChangeError>) {
-        let Self { change, model, id, begun, reply } = self;
+        let Self { change, model, id, begun, reply, waits } = self;
+        drop(waits);
         // Either it fails, or whoever waits knows that the change is made, also if it goes now.
         if begun.send(()).is_err() {
             return;

@@ -186,8 +186,7 @@ fn recorder_of(
     let folder = folder.join(STATE);
     let options = RecorderOptions { folder, rate: config.rate, max_bytes: config.max_bytes };
     let recorder = Recorder::start(schema, &options, metrics.clone());
-    let failed = || format!("trace.rate: cannot record in {}", options.folder.display());
-    Ok(Some(recorder.with_context(failed)?))
+    Ok(Some(recorder.context("trace.rate: threads")?))
 }
 
 #[cfg(test)]

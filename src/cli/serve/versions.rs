@@ -69,7 +69,7 @@ impl From<String> for NotSettled {
 /// What to look for.
 #[derive(Clone, Copy)]
 pub(crate) struct SettleOptions<'l> {
-    /// Whether versions that are not loaded are looked for, besides those that labels name.
+    /// Whether versions above the loaded ones are looked for, besides those that labels name.
     pub new: bool,
     /// A label that will be set if its version can be loaded. The main engine keeps its version.
     pub label: Option<LabelChange<'l>>,
@@ -82,6 +82,8 @@ pub(crate) struct SettleOptions<'l> {
 impl SettleOptions<'_> {
     /// For new versions.
     pub(crate) const NEW: Self = Self { new: true, label: None, urgent: false, asked: false };
+    /// For no new versions.
+    pub(crate) const LOADED: Self = Self { new: false, ..Self::NEW };
     /// For new versions, when a client wants the newest one.
     pub(crate) const LOAD: Self = Self { asked: true, ..Self::NEW };
     /// For all versions of a model that was loaded.
@@ -173,8 +175,12 @@ impl Settling<'_> {
         match self.end_switch(Duration::ZERO) {
             SwitchOutcome::Done => {}
             SwitchOutcome::Refused(reason) => failed = Some(reason),
-            SwitchOutcome::Running(reason) => return Err(NotSettled::Switching(reason)),
+            SwitchOutcome::Running(reason) => {
+                self.known.new_later |= self.options.new;
+                return Err(NotSettled::Switching(reason));
+            }
         }
+        self.options.new |= std::mem::take(&mut self.known.new_later);
         for _ in 0..TRIES {
             // After a failed switch, no other version is opened in vain: its switch would wait as long.
             self.options.new &= failed.is_none();

@@ -137,7 +137,7 @@ impl Watcher {
                 Ok(ask) => unless_it_panics(|| self.do_command(ask)).unwrap_or(()),
                 Err(RecvTimeoutError::Timeout) => {
                     let work = || match every {
-                        Some(_) => self.look(),
+                        Some(_) => self.look(SettleOptions::NEW),
                         None => self.adder.registry.retry_learn_logs(),
                     };
                     unless_it_panics(work).unwrap_or(());
@@ -149,10 +149,10 @@ impl Watcher {
 
     fn do_command(&mut self, ask: WatchCommand) {
         match ask {
-            WatchCommand::Look(new) => self.look_at_named(&new.model),
+            WatchCommand::Look(new) => self.look_at_named(&new.model, SettleOptions::NEW),
             WatchCommand::Labels(look) => self.look_at_labels(&look.begin()),
             WatchCommand::Switched(name) if self.adder.versions.is_switching(&name) => {
-                self.look_at_named(&name)
+                self.look_at_named(&name, SettleOptions::LOADED)
             }
             WatchCommand::Traffic => self.look_again(),
             WatchCommand::Change(requested) => self.change(requested),
@@ -160,12 +160,12 @@ impl Watcher {
         }
     }
 
-    fn look_at_named(&mut self, name: &str) {
+    fn look_at_named(&mut self, name: &str, options: SettleOptions<'_>) {
         self.now.set(name);
         match self.adder.served.find(name) {
             Some(model) => {
                 // The reason is in the log.
-                let _ = self.adder.versions.settle(&model, SettleOptions::NEW);
+                let _ = self.adder.versions.settle(&model, options);
             }
             // It has its first good version.
             None if !self.unloaded.contains(name) => self.add(name),
@@ -181,13 +181,17 @@ impl Watcher {
         }
     }
 
-    /// Looks at all models, also at those that were refused.
+    /// Looks at all models, also at those that were refused, because their settings have changed. If the
+    /// directory is not read at intervals, what is new there waits for a client that asks for it.
     fn look_again(&mut self) {
         self.adder.forget_all_refused();
-        self.look();
+        self.look(match self.adder.loader.live.watch() {
+            Some(_) => SettleOptions::NEW,
+            None => SettleOptions::LOADED,
+        });
     }
 
-    fn look(&mut self) {
+    fn look(&mut self, options: SettleOptions<'_>) {
         let served = self.adder.served.all();
         for model in &served {
             if self.stops() {
@@ -195,7 +199,7 @@ impl Watcher {
             }
             self.now.set(&model.engine.describe().model);
             // The reason is in the log.
-            let _ = self.adder.versions.settle(model, SettleOptions::NEW);
+            let _ = self.adder.versions.settle(model, options);
         }
         self.adder.registry.retry_learn_logs();
         let names = match store::models(&self.adder.loader.models) {
@@ -213,7 +217,7 @@ impl Watcher {
             if self.stops() {
                 return;
             }
-            if !self.unloaded.contains(name) {
+            if !self.unloaded.contains(name) && (options.new || self.adder.registry.has_refused(name)) {
                 self.add(name);
             }
         }

@@ -1,7 +1,7 @@
 //! The data flags of `train`: what is trained on, in which order, and what is held out.
 
 use std::fs::File;
-use std::io::Read;
+use std::io::{self, BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -11,7 +11,9 @@ use super::Args;
 use crate::cli::InputError;
 use crate::cli::flags::whole;
 use crate::cli::training::{data_path, is_pipe, no_samples, readable_twice};
-use crate::dataset::{Feed, FeedFiles, FieldOptions, FileAt, FollowedDir, HeldOut, Learned, Shuffle, Stop};
+use crate::dataset::{
+    Feed, FeedFiles, FieldOptions, FileAt, FollowedDir, HeldOut, Learned, Shuffle, Stop, can_be_followed,
+};
 use crate::learnlog;
 use crate::schema::Schema;
 use crate::store::format::Checksum;
@@ -255,6 +257,12 @@ impl Args {
         if self.data.learned_until_end && !self.data.learned {
             return Err(InputError(anyhow!("--learned-until-end: used only with --learned")));
         }
+        // Otherwise no file is the last one, and training would not end.
+        if let Some(name) = self.data.follow_until.as_ref().filter(|name| !can_be_followed(name)) {
+            let expected = "expected the name of a file in the directory, which does not begin with \".\" or \
+                            end with \".tmp\" or \".part\"";
+            return Err(InputError(anyhow!("--follow-until: {expected}, got {name:?}")));
+        }
         match self.data.follow.as_ref().filter(|dir| !dir.is_dir()) {
             Some(dir) => Err(InputError(anyhow!("--follow: {}: not a directory", dir.display()))),
             None => Ok(()),
@@ -318,15 +326,24 @@ impl Args {
 }
 
 /// A checksum of the first bytes of a file; no text for what is not a file. Short, because a file may grow
-/// until a run continues.
+/// until a run continues. If the first line is longer, for example because it names many columns, as many
+/// bytes after it count too.
 fn begin_sum(flag: &str, path: &Path) -> anyhow::Result<String> {
     const BYTES: u64 = 4096;
+    const LONGEST_LINE: u64 = 1 << 20;
     if !path.is_file() {
         return Ok(String::new());
     }
-    let mut begin = Vec::new();
-    let read = File::open(path).and_then(|file| file.take(BYTES).read_to_end(&mut begin));
-    read.map_err(|e| InputError(anyhow!("{flag}: {}: {e}", path.display())))?;
+    let read = || {
+        let (mut file, mut begin) = (BufReader::new(File::open(path)?), Vec::new());
+        file.by_ref().take(BYTES).read_to_end(&mut begin)?;
+        if begin.len() as u64 == BYTES && !begin.contains(&b'\n') {
+            file.by_ref().take(LONGEST_LINE).read_until(b'\n', &mut begin)?;
+            file.take(BYTES).read_to_end(&mut begin)?;
+        }
+        io::Result::Ok(begin)
+    };
+    let begin = read().map_err(|e| InputError(anyhow!("{flag}: {}: {e}", path.display())))?;
     Ok(Checksum::of(&begin).to_string())
 }
 
@@ -334,6 +351,21 @@ fn begin_sum(flag: &str, path: &Path) -> anyhow::Result<String> {
 #[cfg(not(flechette_loom))]
 mod tests {
     use super::*;
+
+    #[test]
+    fn files_differ_after_a_long_first_line_or_in_their_first_bytes() {
+        let dir = tempfile::tempdir().unwrap();
+        let sum = |text: String| {
+            let path = dir.path().join("data");
+            std::fs::write(&path, text).unwrap();
+            begin_sum("--data", &path).unwrap()
+        };
+        let header = vec!["column"; 1000].join(",");
+        assert_ne!(sum(format!("{header}\n1")), sum(format!("{header}\n2")));
+        assert_ne!(sum("1\n".to_owned()), sum("2\n".to_owned()));
+        let rows = "1,2,3\n".repeat(1000);
+        assert_eq!(sum(format!("{rows}4\n")), sum(rows), "it has grown");
+    }
 
     #[test]
     fn a_source_is_a_followed_directory_files_or_learned_samples() {

@@ -1,18 +1,22 @@
-//! The loop over epochs: train, validate, keep the best version (`epochs/validation.rs`), stop early or at a
-//! signal. It always knows the cursor of the last step.
+//! The loop over epochs: train, validate, keep the best version (`epochs/validation.rs`), stop early, at a
+//! signal or at data that cannot be read. It always knows the cursor of the last step.
 
 mod validation;
+mod whole_batches;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+use whole_batches::WholeBatches;
 
 use super::Args;
 use super::meter::{Meter, shown, until_next_measure};
 use super::publishing::WrittenVersions;
 use super::run::RunMetrics;
 use super::trained::Trained;
-use crate::dataset::{DataFile, DataPosition, Feed, FeedFiles, FileAt, in_line};
+use crate::cli::training::is_pipe;
+use crate::dataset::{DataFile, DataPosition, Feed, FeedFiles, FileAt, Reader, in_line};
 use crate::store::StoreError;
 use crate::trainer::cursor::{Cursor, RunIdentity, Validation};
 use crate::trainer::eval::Quality;
@@ -38,6 +42,8 @@ pub(crate) struct Epochs<'a> {
     pub epoch_samples: u64,
     /// The last epoch that was trained to its end.
     pub epochs_trained: u32,
+    /// Why data or validation data could not be read, at which training has ended.
+    pub failed: Option<anyhow::Error>,
     /// Steps of the model before this run.
     pub steps_before: u64,
     /// The id of the log with the samples, once it is known.
@@ -78,6 +84,7 @@ impl<'a> Epochs<'a> {
             skipped: 0,
             epoch_samples: 0,
             epochs_trained: 0,
+            failed: None,
             steps_before: 0,
             log: None,
             of_file: None,
@@ -147,6 +154,12 @@ impl<'a> Epochs<'a> {
             self.run.validating.clone_from(&cursor.run.validating);
         }
         (self.position, self.validation) = (cursor.position(), cursor.validation_of(version));
+        // Standard input of `train --resume` has the samples of before again. What a server reads from a pipe
+        // after a restart is new.
+        if !self.args.alone && self.args.data.data.iter().any(|path| is_pipe(path)) {
+            tracing::info!(model = self.args.name, "training begins at the first sample of the pipe");
+            self.position = DataPosition::begin(1);
+        }
         if let (FeedFiles::Learned(learned), Some(file)) = (&self.feed.files, &cursor.file) {
             match learned.lacks(file, cursor.log.as_deref())? {
                 None => self.log.clone_from(&cursor.log),
@@ -162,10 +175,11 @@ impl<'a> Epochs<'a> {
         Ok(self)
     }
 
-    /// Trains the epochs from the present position on. Returns early at an interrupt, at a batch boundary.
+    /// Trains the epochs from the present position on. Returns early, after a whole batch, at an interrupt
+    /// and when data cannot be read ([`Self::failed`]). The present state may be written after both.
     ///
     /// # Errors
-    /// Errors of training and validation.
+    /// Other errors of training and validation.
     pub(crate) fn train(
         &mut self,
         model: &mut Trained,
@@ -173,7 +187,7 @@ impl<'a> Epochs<'a> {
     ) -> anyhow::Result<()> {
         while !self.is_complete() {
             self.epoch(model, versions)?;
-            if self.feed.stop.interrupted() {
+            if self.feed.stop.interrupted() || self.failed.is_some() {
                 break;
             }
             self.epoch_samples = self.position.samples;
@@ -187,6 +201,9 @@ impl<'a> Epochs<'a> {
             self.position = DataPosition::begin(epoch + 1);
             if trained {
                 self.validate(epoch, model, versions)?;
+            }
+            if self.failed.is_some() {
+                break;
             }
         }
         self.end_file(None);
@@ -207,18 +224,25 @@ impl<'a> Epochs<'a> {
         self.position.epoch > self.args.epochs || self.args.early_stop.is_some_and(|limit| bad >= limit)
     }
 
-    /// Trains to the end of the epoch, or to an interrupt.
+    /// Trains to the end of the epoch, to an interrupt, or to data that cannot be read.
     fn epoch(&mut self, model: &mut Trained, versions: &mut WrittenVersions<'_>) -> anyhow::Result<()> {
-        let mut reader = self.feed.open(&self.position)?;
+        let mut reader = match self.feed.open(&self.position) {
+            Ok(reader) => WholeBatches::new(reader),
+            Err(error) => {
+                self.failed = Some(error.into());
+                return Ok(());
+            }
+        };
         let before = self.position.samples;
         self.meter.begin(self.position.epoch, before);
         let data =
-            Data { reader: &mut *reader, batch: self.args.run.training.batch as usize, steps: u64::MAX };
+            Data { reader: &mut reader, batch: self.args.run.training.batch as usize, steps: u64::MAX };
         let stop = self.feed.stop.clone();
         let control = RunControl { observer: &mut AfterSamples { epochs: self, before }, stop: &stop };
         let samples = versions.train(model, data, control)?;
         self.meter.end(samples);
         self.skipped = reader.skipped();
+        self.failed = reader.failed.map(anyhow::Error::from);
         Ok(())
     }
 

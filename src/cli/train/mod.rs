@@ -254,6 +254,10 @@ fn train(args: &Args, stop: &Stop, checked: Checked, mut context: RunContext<'_>
         return print(&no_news(args, continued));
     };
     run.train()?;
+    if let Some(error) = run.epochs.failed.take() {
+        write_trained(&mut run);
+        return Err(error);
+    }
     if run.epochs.meter.samples() == 0
         && let Some(ended) = without_sample(args, &run, continued, stop.interrupted())
     {
@@ -315,6 +319,22 @@ fn write_last(run: &mut Run<'_>, stop: &Stop) -> anyhow::Result<Version> {
         }
         written => written,
     }
+}
+
+/// Writes a version of what was trained before data could not be read, and says how the run is continued.
+fn write_trained(run: &mut Run<'_>) {
+    if run.epochs.meter.samples() == 0 {
+        return;
+    }
+    let written = run.epochs.check_gate().map_err(|reason| not_published(&reason, run, false));
+    let text = match written.and_then(|()| run.write()) {
+        Ok(version) => {
+            let dir = run.epochs.args.shown_dir(version);
+            format!("wrote {dir} with what was trained before the error; {}", outlook(run))
+        }
+        Err(error) => not_written(&error, run),
+    };
+    note(&text);
 }
 
 /// Evaluates the last version on the validation data, and says how the run ended.

@@ -208,7 +208,9 @@ impl<'a> Run<'a> {
                     remove_trained_samples(args, &opened);
                 }
                 if epochs.is_complete() {
-                    epochs.meter.print(&format!("the run is complete: {}", args.shown_dir(version)));
+                    let dir = args.shown_dir(version);
+                    let other = "other data in files of the same names needs the command without --resume";
+                    epochs.meter.print(&format!("the run is complete: {dir}; {other}"));
                     return Ok(None);
                 }
                 let (model, epoch, samples) = (&args.name, cursor.epoch, cursor.samples);
@@ -217,7 +219,7 @@ impl<'a> Run<'a> {
             }
         };
         let base = from.as_ref().map(|opened| base_of(args, opened)).transpose()?.flatten();
-        let model = Trained::begin(args, &feed.schema, from.map(|opened| *opened), device)?;
+        let model = Trained::begin(args, feed, from.map(|opened| *opened), device)?;
         epochs.steps_before = model.state().steps;
         let context = PublishContext { from: base, metrics: metrics.as_ref(), lock };
         let mut versions = WrittenVersions::new(args, config, &model, context)?;

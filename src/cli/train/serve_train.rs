@@ -228,10 +228,30 @@ impl TrainingThread {
 
     /// Trains to the end of the data or to a signal, and publishes what was trained.
     fn train(&self, run: &mut Run<'_>) -> anyhow::Result<()> {
-        let model = &self.args.name;
         run.train()?;
+        let failed = run.epochs.failed.take();
+        let why = match (&failed, self.stop.interrupted()) {
+            (Some(_), _) => "at data that cannot be read",
+            (None, true) => "at a signal",
+            (None, false) => "at the end of the data",
+        };
+        let written = self.write_last(run, why);
+        match failed {
+            Some(error) => {
+                if let Err(reason) = written {
+                    let (model, reason) = (&self.args.name, error_line(reason.as_ref()));
+                    tracing::warn!(model, reason, "what was trained before is not written");
+                }
+                Err(error)
+            }
+            None => written,
+        }
+    }
+
+    /// Publishes what was trained, if the gate lets it through.
+    fn write_last(&self, run: &mut Run<'_>, why: &str) -> anyhow::Result<()> {
+        let model = &self.args.name;
         let samples = run.epochs.meter.samples();
-        let why = if self.stop.interrupted() { "at a signal" } else { "at the end of the data" };
         // A version that was cut at the last step does not say that the run is complete; the next one does.
         if samples == 0 && !run.epochs.is_complete() && self.has_version() {
             tracing::info!(model, "training has ended {why}; it took no step");

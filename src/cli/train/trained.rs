@@ -6,9 +6,11 @@ use std::time::Duration;
 
 use anyhow::{Context, anyhow};
 
-use super::Args;
+use super::interrupt::Interrupted;
+use super::{Args, NO_STEP};
 use crate::cli::InputError;
 use crate::cli::scratchpad::{SizeFlag, orders, pipeline_on, working_dir};
+use crate::dataset::{Feed, Reader, Stoppable};
 use crate::device::cuda::Nvidia;
 use crate::rowlog::{RowOrder, read_orders, write_orders};
 use crate::schema::{Schema, TableSchema};
@@ -32,10 +34,11 @@ impl Trained {
     /// or on disk.
     pub(crate) fn begin(
         args: &Args,
-        schema: &Schema,
+        feed: &Feed,
         from: Option<Opened>,
         device: Option<Arc<Nvidia>>,
     ) -> anyhow::Result<Self> {
+        let schema = &feed.schema;
         let (optimizer, seed) = (args.run.training.optimizer()?, args.run.training.seed);
         if let Some(opened) = &from {
             super::from::log(&args.name, opened, optimizer);
@@ -45,7 +48,7 @@ impl Trained {
         let flags = args.run.pipeline.settings(ScratchpadSize::Fraction(1.0), seed);
         let settings = PipelineSettings { replicas, lambda, ..flags };
         settings.check()?;
-        let slots = match args.run.scratchpad.map(|size| slots(args, schema, size)).transpose()?.flatten() {
+        let slots = match args.run.scratchpad.map(|size| slots(args, feed, size)).transpose()?.flatten() {
             // Replicas and a device need a scratchpad, even if it holds all rows.
             None if args.run.replicas != 1 || device.is_some() => Some(ScratchpadSize::Fraction(1.0)),
             slots => slots.map(ScratchpadSize::Slots),
@@ -159,16 +162,25 @@ impl Trained {
 }
 
 /// The slots of a scratchpad of this size, by size of a row with its optimizer state; `None` if all rows fit.
-fn slots(args: &Args, schema: &Schema, size: SizeFlag) -> anyhow::Result<Option<Vec<usize>>> {
+fn slots(args: &Args, feed: &Feed, size: SizeFlag) -> anyhow::Result<Option<Vec<usize>>> {
+    let Feed { schema, stop, .. } = feed;
     let sizes = Sizes::of(schema, args.run.training.optimizer);
     let before = || match args.data.follows() {
-        false => args.run.training.open_before("--scratchpad min", &args.data.data, schema),
+        false => {
+            let reader = args.run.training.open_before("--scratchpad min", &args.data.data, schema)?;
+            let reader: Box<dyn Reader + Send> = Box::new(Stoppable::new(reader, stop.clone()));
+            Ok(reader)
+        }
         true => {
             let reason = "reads the data twice, so not with --follow or learned samples";
             Err(InputError(anyhow!("--scratchpad min: {reason}")).into())
         }
     };
     let size = size.resolve(&sizes, schema, before, u64::MAX)?;
+    if stop.interrupted() {
+        // Not all data may have been read.
+        return Err(Interrupted(NO_STEP.to_owned()).into());
+    }
     let counts = sizes.counts(&size);
     Ok((!sizes.hold_all(&counts)).then_some(counts))
 }

@@ -116,19 +116,17 @@ pub(crate) fn of_stream(
     answered: Result<ModelInferResponse, CallError>,
     id: String,
 ) -> ModelStreamInferResponse {
-    match answered {
-        Ok(mut response) => {
-            // Clients of streams may ask which answer to a request is the last one. There is only one.
-            let last = InferParameter { parameter_choice: Some(ParameterChoice::BoolParam(true)) };
-            response.parameters.insert("triton_final_response".to_owned(), last);
-            ModelStreamInferResponse { error_message: String::new(), infer_response: Some(response) }
-        }
+    let (error_message, mut response) = match answered {
+        Ok(response) => (String::new(), response),
         Err(error) => {
-            let error_message = Status::from(error).message().to_owned();
             let failed = ModelInferResponse { id, ..ModelInferResponse::default() };
-            ModelStreamInferResponse { error_message, infer_response: Some(failed) }
+            (Status::from(error).message().to_owned(), failed)
         }
-    }
+    };
+    // Clients of streams may ask which answer to a request is the last one. There is only one.
+    let last = InferParameter { parameter_choice: Some(ParameterChoice::BoolParam(true)) };
+    response.parameters.insert("triton_final_response".to_owned(), last);
+    ModelStreamInferResponse { error_message, infer_response: Some(response) }
 }
 
 /// Describes the server.

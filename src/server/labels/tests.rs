@@ -179,7 +179,7 @@ fn calls_that_set_labels_on_a_disk_that_hangs_share_the_write_that_waits() {
     });
     world.repository.set_stuck(false);
     for call in calls {
-        let Changed { version, not_kept } = world.end(call).unwrap();
+        let Changed { version, not_kept, .. } = world.end(call).unwrap();
         assert_eq!((version, not_kept), (Some(Version(7)), None));
     }
     assert_eq!(world.end(first).unwrap().unwrap().not_kept, None);

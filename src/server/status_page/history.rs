@@ -40,7 +40,7 @@ pub(crate) struct PlottedModel {
 /// Counters of a model at one time.
 #[derive(Clone, Debug, Default)]
 struct Totals {
-    scored: f64,
+    served: f64,
     /// Requests that were answered with any other code.
     failed: f64,
     samples: f64,
@@ -65,7 +65,7 @@ impl Totals {
             get("flechette_request_seconds_bucket", &[("le", &le)])
         };
         Self {
-            scored: of_code("OK"),
+            served: of_code("OK"),
             failed: CODES.iter().filter(|code| **code != "OK").map(|code| of_code(code)).sum(),
             samples: get("flechette_batch_samples_sum", &[]),
             hits: of_tables("flechette_cache_hits_total"),
@@ -96,7 +96,7 @@ impl Rates {
         let (hits, misses) = (grown(|totals| totals.hits), grown(|totals| totals.misses));
         let took: [f64; SECONDS.len() + 1] = std::array::from_fn(|at| now.took[at] - then.took[at]);
         Self {
-            requests_per_second: rate(|totals| totals.scored),
+            requests_per_second: rate(|totals| totals.served),
             failed_per_second: rate(|totals| totals.failed),
             samples_per_second: rate(|totals| totals.samples),
             p50_seconds: quantile(&took, 0.5),

@@ -92,6 +92,10 @@ struct ModelStatus {
     missing: Vec<String>,
     /// Versions that are newer than all that can be served: why they are refused.
     newer_refused: Vec<String>,
+    /// Versions of which a call does not end.
+    stuck: Vec<u64>,
+    /// Why it takes no learned samples.
+    no_learning: Option<String>,
     /// The version of requests that name none.
     serving: u64,
     training: Option<&'static str>,
@@ -169,6 +173,8 @@ fn status(model: &Model) -> ModelStatus {
         labels: labels.collect(),
         missing: model.missing().iter().map(|missing| missing.text.clone()).collect(),
         newer_refused: model.newer_refused().values().cloned().collect(),
+        stuck: model.stuck_versions().into_iter().map(|version| version.0).collect(),
+        no_learning: model.main().learn_log.as_ref().and_then(|log| log.failure()),
         serving: model.stable_version().0,
         training: None,
         overloaded: model.pressure().overloaded(),

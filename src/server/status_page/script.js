@@ -404,7 +404,7 @@ function modelTitle(model) {
   );
 }
 
-const REQUESTS = [["scored", "requests_per_second", perSecond], ["failed", "failed_per_second", perSecond]];
+const REQUESTS = [["served", "requests_per_second", perSecond], ["failed", "failed_per_second", perSecond]];
 const LATENCY = [["p50", "p50_seconds", duration], ["p99", "p99_seconds", duration]];
 const HIT_RATE = [["hit rate", "hit_rate", share]];
 
@@ -417,7 +417,7 @@ function servedModel(model, { cache, training, plots }) {
     { class: "groups" },
     group(
       "Last minute",
-      ["Scored", minute("requests_per_second", perSecond)],
+      ["Served", minute("requests_per_second", perSecond)],
       ["Failed", minute("failed_per_second", perSecond)],
       ["Samples", minute("samples_per_second", perSecond)],
       ["p50 latency", minute("p50_seconds", duration)],
@@ -551,11 +551,17 @@ function problems(stale) {
   if (now?.not_ready) found.push(`The server is not ready: ${now.not_ready}`);
   for (const model of now?.models ?? []) {
     const { name, state, reason, missing, newer_refused, serving, training, overloaded } = model;
+    const { stuck, no_learning } = model;
     if (state === "refused") found.push(`Model ${name} is not served: ${reason}`);
     found.push(...missing.map((reason) => `Model ${name}: not loaded: ${reason}`));
     if (newer_refused.length) {
       found.push(`Model ${name} serves an older version, ${serving}: ${newer_refused.join("; ")}`);
     }
+    // If the served version is stuck, the server is not ready, and says so.
+    for (const version of stuck.filter((version) => version !== serving)) {
+      found.push(`Model ${name}: a call of version ${version} does not end.`);
+    }
+    if (no_learning) found.push(`Model ${name} takes no learned samples: ${no_learning}`);
     if (overloaded) found.push(`Model ${name} refuses requests because of load.`);
     if (value("device_lost", { model: name })) {
       found.push(`Model ${name}: the device has failed; the host computes.`);

@@ -35,6 +35,11 @@ fn a_log_that_cannot_be_opened_keeps_no_model_from_being_served_and_is_tried_aga
     let status = learn().unwrap_err();
     assert_eq!(status.code(), Code::Unavailable, "{status}");
     assert!(status.message().contains("another process writes this log"), "{status}");
+    assert_eq!(served.metric("flechette_learn_refused_total", &["model=\"log\""]), 1.0);
+    let status = served.status();
+    let model = status["models"].as_array().unwrap().iter().find(|model| model["name"] == "log");
+    let reason = &model.unwrap()["no_learning"];
+    assert!(reason.as_str().unwrap().contains("another process writes this log"), "{reason}");
     drop(lock);
     wait("the log is open", || !served.get("/readyz").1.contains(line));
     // Now the message is checked.

@@ -84,6 +84,11 @@ fn flags_of_training_that_cannot_be_used_are_refused_by_name() {
         (format!("--train m={incoming} --format criteo-tsv"), "--model-config: missing"),
         (format!("--train m={incoming}/none {flags}"), "none"),
         (format!("--train m={incoming}/none {flags} --follow-until 3"), "--follow-until: used only with"),
+        (
+            format!("--train m={incoming} {flags} --follow-until incoming/3"),
+            "--follow-until: expected the name",
+        ),
+        (format!("--train m={incoming} {flags} --follow-until 3.part"), "--follow-until: expected the name"),
         (format!("--train m={incoming} --train n={incoming} {flags}"), "--train: given twice"),
         (format!("--train m={incoming} {flags} --epochs 2"), "--epochs: only for data files"),
         (format!("--train m=learn {flags} --shuffle 10"), "--shuffle: only for data files"),

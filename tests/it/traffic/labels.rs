@@ -45,6 +45,8 @@ fn a_label_names_a_version_or_the_latest_and_survives_new_versions_and_a_restart
     assert_eq!(client.label(""), "old: 1\nstable: 2\nloaded: 1, 2, 4\n");
     assert_eq!(client.remove_label("old").unwrap(), 0);
     wait("the version is unloaded", || client.loaded() == "2, 4");
+    assert_eq!(client.label("stable none"), "stable: 4 (latest)\n");
+    assert_eq!(client.label("stable 2"), "stable: 2\n");
     assert_eq!(client.label("stable latest"), "stable: 4 (latest)\n");
     wait("the old version is unloaded", || client.label("") == "stable: 4 (latest)\nloaded: 4\n");
     publish_other(&world.workshop.models, 5);
@@ -143,6 +145,8 @@ fn wrong_labels_and_versions_are_refused_and_change_nothing() {
     let both = client.scored_by(&world, |request| (request.version, request.label) = (1, "stable".into()));
     refused(both, Code::InvalidArgument, "expected a version or a label, got both");
     refused(client.set_label("stable", 9), Code::FailedPrecondition, "version 9 is refused: ");
+    let both = SetLabelRequest { model: MODEL.into(), label: "stable".into(), version: 1, remove: true };
+    refused(client.change(both), Code::InvalidArgument, "version: expected 0 to remove a label, got 1");
     refused(client.set_label("Stable", 1), Code::InvalidArgument, "expected 1 to 32 lowercase letters");
     let request =
         SetLabelRequest { model: "nobody".into(), label: "stable".into(), ..SetLabelRequest::default() };

@@ -42,18 +42,21 @@ class Retries:
 
     The wait before a try is random, at most `first_wait` seconds, which doubles with each try up to
     `longest_wait`. If the server says when to come back, that time is waited besides. No try begins after
-    the deadline of the call.
+    the deadline of the call. For a stream that has had an answer only the deadline counts: the server may
+    be restarting, and load models for long.
     """
 
     tries: int = 10
     first_wait: float = 0.05
     longest_wait: float = 2.0
 
-    def wait(self, failed: int, error: ServerError, deadline: Deadline) -> float:
+    def wait(
+        self, failed: int, error: ServerError, deadline: Deadline, *, was_answered: bool = False
+    ) -> float:
         """Compute the wait in seconds after so many failed tries, or raise the error after the last one."""
         longest = min(self.first_wait * 2.0 ** min(failed - 1, 60), self.longest_wait)
         wait = (error.retry_after or 0.0) + random.uniform(0.0, longest)
-        if failed >= self.tries or wait >= deadline.rest():
+        if (failed >= self.tries and not was_answered) or wait >= deadline.rest():
             raise error
         return wait
 
@@ -129,6 +132,12 @@ def options() -> list[tuple[str, int]]:
         # Without this a client that has lost its server waits a second before it connects again.
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.max_reconnect_backoff_ms", 5000),
+        # Otherwise every call on a connection whose peer has vanished fails until TCP gives up, for many
+        # minutes. The last one is the limit of grpc's own ping, which may be the one that gets no answer.
+        ("grpc.keepalive_time_ms", 30_000),
+        ("grpc.keepalive_timeout_ms", 10_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.ping_timeout_ms", 10_000),
     ]
 
 

@@ -230,8 +230,9 @@ class Client:
         with Stream(start, self._retries) as stream:
             while True:
                 while len(stream.pending) < window and (columns := next(source, None)) is not None:
-                    request = self._described(model, self._deadline(timeout), partial(ask.request, columns))
-                    request.timeout_ms = self._deadline(timeout).milliseconds()
+                    limit = self._deadline(timeout)
+                    encode = partial(ask.request, columns, timeout_ms=limit.milliseconds())
+                    request = self._described(model, limit, encode)
                     stream.send(Batch(request, columns))
                     # The next batch may come late.
                     if stream.has_answer():

@@ -72,21 +72,23 @@ class Ask:
             with expecting(name, "text"):
                 getattr(self, name).encode()
 
-    def requests(self, columns: Columns, model: GetModelResponse) -> Iterator[PredictRequest]:
+    def requests(
+        self, columns: Columns, model: GetModelResponse, *, timeout_ms: int = 0
+    ) -> Iterator[PredictRequest]:
         """Make the requests for all samples."""
         samples = encode(model, columns)
 
         def make(begin: int, end: int) -> PredictRequest:
             request = PredictRequest(model=self.model, version=self.version, logits=self.logits)
             request.label, request.request_id = self.label, self.request_id
-            request.priority = PRIORITIES[self.priority]
+            request.priority, request.timeout_ms = PRIORITIES[self.priority], timeout_ms
             return samples.write(begin, end, request)
 
         return requests(model, samples.count, make)
 
-    def request(self, columns: Columns, model: GetModelResponse) -> PredictRequest:
+    def request(self, columns: Columns, model: GetModelResponse, *, timeout_ms: int) -> PredictRequest:
         """Make the only request for all samples."""
-        request, *others = self.requests(columns, model)
+        request, *others = self.requests(columns, model, timeout_ms=timeout_ms)
         if others:
             limits, count = model.limits, request.samples + sum(other.samples for other in others)
             raise InputError(

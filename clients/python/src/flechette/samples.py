@@ -155,6 +155,7 @@ def _is_series(column: object) -> bool:
 def numbers(name: str, column: Any) -> NDArray[np.float32]:
     """Take numbers. A missing number of a Series is NaN."""
     with expecting(name, "numbers"):
+        _unmasked(name, column)
         given = column if _is_series(column) else np.asarray(column)
         dtype = getattr(given.dtype, "categories", given).dtype
         # The numbers of dates and durations depend on their unit, and complex numbers lose a part.
@@ -180,11 +181,13 @@ def _feature(feature: CategoricalInput, column: Any) -> Feature:
     if isinstance(column, Bags):
         raise InputError(f"column {name!r}: expected one value for each sample, got Bags")
     with expecting(f"column {name!r}", "integers or strings"):
+        _unmasked(f"column {name!r}", column)
         return Feature(name, _values(feature, _array(column)), None)
 
 
 def _multi_hot(feature: CategoricalInput, column: Any) -> Feature:
     name = feature.name
+    _unmasked(f"column {name!r}", column.values if isinstance(column, Bags) else column)
     if isinstance(column, Bags):
         given, values = np.asarray(column.lengths), _array(column.values)
         lengths = given.astype(np.int64)
@@ -228,6 +231,11 @@ def _array(column: Any) -> NDArray[Any]:
     By itself numpy makes strings of a list with both strings and numbers, and cuts NULs off their ends.
     """
     return np.asarray(column, None if hasattr(column, "dtype") else object)
+
+
+def _unmasked(name: str, column: Any) -> None:
+    if isinstance(column, np.ma.MaskedArray):
+        raise InputError(f"{name}: expected an array without a mask; its filled() has one value for all masked")
 
 
 def _values(feature: CategoricalInput, values: NDArray[Any]) -> NDArray[np.uint64] | list[bytes]:

@@ -60,6 +60,7 @@ class Stream:
         self._start = start
         self._retries = retries
         self._failed = 0
+        self._was_answered = False
         self._call: Call | None = None
         self._outbox: Outbox = queue.SimpleQueue()
         self._inbox: Inbox = queue.SimpleQueue()
@@ -92,13 +93,14 @@ class Stream:
             except queue.Empty:
                 raise deadline.error() from None
             if not isinstance(answer, ServerError):
-                self._failed = 0
+                self._failed, self._was_answered = 0, True
                 return self.pending.popleft(), result(answer)
             self._close()
             if not isinstance(answer, TRANSIENT):
                 raise answer
             self._failed += 1
-            time.sleep(self._retries.wait(self._failed, answer, deadline))
+            wait = self._retries.wait(self._failed, answer, deadline, was_answered=self._was_answered)
+            time.sleep(wait)
 
     def _open(self) -> None:
         self._outbox, self._inbox = queue.SimpleQueue(), queue.SimpleQueue()

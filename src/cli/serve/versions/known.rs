@@ -34,6 +34,8 @@ pub(super) struct KnownVersions {
     pub shadow: Option<(Version, Arc<dyn Predict>)>,
     /// The switch of the main engine that has not ended.
     pub switching: Option<Switching>,
+    /// Whether new versions were asked for during the switch, and are looked for after it.
+    pub new_later: bool,
     /// What was reported to the server last.
     pub reported: Option<Reported>,
     /// Whether it is reported again, because it may have kept versions for labels that were set meanwhile.

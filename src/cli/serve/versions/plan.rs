@@ -218,9 +218,9 @@ impl Settling<'_> {
             VersionPolicy::Latest(count) => {
                 let mut candidates: BTreeSet<Version> = self.known.secondary.keys().copied().collect();
                 candidates.insert(self.model.engine.version());
-                if self.options.new {
-                    candidates.extend(on_disk);
-                }
+                let loaded = candidates.last().copied();
+                let is_new = |version: &&Version| Some(**version) > loaded;
+                candidates.extend(on_disk.iter().filter(|version| self.options.new || !is_new(version)));
                 for version in candidates.into_iter().rev() {
                     let first = !self.known.refused.contains_key(&version);
                     match self.load(version) {

@@ -59,7 +59,7 @@ fn trained(args: &Args, from: Option<(&Cursor, Version)>) -> Value {
     let feed = args.feed(&schema(), &Stop::default());
     let opened = from
         .map(|(_, version)| store::open(&args.models, &args.name, version, store::Purpose::Train).unwrap());
-    let mut model = Trained::begin(args, &schema(), opened, None).unwrap();
+    let mut model = Trained::begin(args, &feed, opened, None).unwrap();
     let mut epochs = Epochs::new(args, &feed).unwrap();
     if let Some((cursor, version)) = from {
         epochs = epochs.at(cursor, version).unwrap();
@@ -75,7 +75,7 @@ fn trained(args: &Args, from: Option<(&Cursor, Version)>) -> Value {
 /// Trains `steps` steps of an epoch, and returns the cursor, which was written and read, and the version.
 fn stopped(args: &Args, epoch: u32, steps: u64) -> (Cursor, Version) {
     let feed = args.feed(&schema(), &Stop::default());
-    let mut model = Trained::begin(args, &schema(), None, None).unwrap();
+    let mut model = Trained::begin(args, &feed, None, None).unwrap();
     let mut epochs = Epochs::new(args, &feed).unwrap();
     while epochs.position.epoch < epoch {
         let (now, mut versions) = (epochs.position.epoch, versions(args, &model));
@@ -100,7 +100,7 @@ fn a_best_version_that_cannot_be_written_does_not_end_training() {
     let flags = format!("--data {} --epochs 2 --valid-ratio 0.2 --save-best", data.display());
     let args = args(dir.path(), &flags);
     let feed = args.feed(&schema(), &Stop::default());
-    let mut model = Trained::begin(&args, &schema(), None, None).unwrap();
+    let mut model = Trained::begin(&args, &feed, None, None).unwrap();
     let mut epochs = Epochs::new(&args, &feed).unwrap();
     let mut versions = versions(&args, &model);
     // The directory of the model cannot be made.
@@ -119,7 +119,7 @@ fn only_the_weights_of_the_end_of_an_epoch_have_the_quality_of_its_validation() 
     let flags = format!("--data {} --epochs 2 --valid-ratio 0.2", data.display());
     let args = args(dir.path(), &flags);
     let feed = args.feed(&schema(), &Stop::default());
-    let mut model = Trained::begin(&args, &schema(), None, None).unwrap();
+    let mut model = Trained::begin(&args, &feed, None, None).unwrap();
     let mut epochs = Epochs::new(&args, &feed).unwrap();
     let mut versions = versions(&args, &model);
     let quality = |epochs: &Epochs<'_>, model: &Trained| (epochs.cut_notes(model.state()).quality)();
@@ -143,7 +143,7 @@ fn the_version_of_a_best_epoch_replaces_those_that_the_run_wrote_before() {
     let dir = tempfile::tempdir().unwrap();
     let args = args(dir.path(), "--data none --epochs 9 --valid-ratio 0.2 --save-best");
     let feed = args.feed(&schema(), &Stop::default());
-    let mut model = Trained::begin(&args, &schema(), None, None).unwrap();
+    let mut model = Trained::begin(&args, &feed, None, None).unwrap();
     assert_eq!(saved(&args, &mut model), Version(1), "from before the run");
     let mut epochs = Epochs::new(&args, &feed).unwrap();
     let mut versions = versions(&args, &model);
@@ -189,4 +189,62 @@ fn a_run_that_continues_at_a_cursor_writes_the_bytes_of_a_run_that_did_not_stop(
         assert_eq!((cursor.epoch, cursor.file.is_some()), (epoch, flags.contains("--follow ")), "{flags}");
         assert_eq!(trained(&args, Some((&cursor, version))), whole, "{flags}");
     }
+}
+
+#[test]
+fn training_ends_at_data_that_cannot_be_read_and_goes_on_when_it_is_mended() {
+    let malformed = "no sample\n".repeat(150);
+    for more in ["", "--scratchpad 0.5"] {
+        let dir = tempfile::tempdir().unwrap();
+        let (data, valid) = (dir.path().join("data"), dir.path().join("valid"));
+        let mut rows = Vec::new();
+        write_criteo_tsv(300, 1, &mut rows).unwrap();
+        let rows = String::from_utf8(rows).unwrap();
+        let first = |count| rows.split_inclusive('\n').take(count).collect::<String>();
+        let (shown_data, shown_valid) = (data.display(), valid.display());
+        let flags = format!("--data {shown_data} --valid {shown_valid} --epochs 2 --early-stop 2 {more}");
+        let args = args(dir.path(), &flags);
+        let write = |path: &Path, text: &str| std::fs::write(path, text).unwrap();
+        write(&data, &rows);
+        write(&valid, &first(100));
+        let whole = trained(&args, None);
+        let ends_at = |samples| {
+            let feed = args.feed(&schema(), &Stop::default());
+            let mut model = Trained::begin(&args, &feed, None, None).unwrap();
+            let mut epochs = Epochs::new(&args, &feed).unwrap();
+            let mut versions = versions(&args, &model);
+            epochs.train(&mut model, &mut versions).unwrap();
+            assert_eq!(epochs.position, DataPosition { samples, ..DataPosition::begin(1) });
+            let failed = epochs.failed.take().unwrap().to_string();
+            assert!(failed.contains("malformed"), "{failed}");
+            let cursor = epochs.cursor(model.state());
+            (cursor, saved(&args, &mut model))
+        };
+        write(&data, &(first(200) + &malformed));
+        let (cursor, version) = ends_at(192);
+        write(&data, &rows);
+        assert_eq!(trained(&args, Some((&cursor, version))), whole, "{more}");
+        write(&valid, &(first(50) + &malformed));
+        let (cursor, version) = ends_at(300);
+        write(&valid, &first(100));
+        assert_eq!(trained(&args, Some((&cursor, version))), whole, "{more}");
+    }
+}
+
+#[test]
+fn a_server_trains_on_all_that_a_pipe_has_after_a_restart() {
+    let dir = tempfile::tempdir().unwrap();
+    // As a pipe, it is read only once.
+    let mut args = args(dir.path(), "--data /dev/null");
+    let feed = args.feed(&schema(), &Stop::default());
+    let mut model = Trained::begin(&args, &feed, None, None).unwrap();
+    let version = saved(&args, &mut model);
+    let ended = |args: &Args| {
+        let mut cursor = Epochs::new(args, &feed).unwrap().cursor(model.state());
+        (cursor.epoch, cursor.samples) = (2, 0);
+        Epochs::new(args, &feed).unwrap().at(&cursor, version).unwrap().is_complete()
+    };
+    assert!(ended(&args));
+    args.alone = false;
+    assert!(!ended(&args));
 }

@@ -22,12 +22,19 @@ impl Epochs<'_> {
         if epochs == 1 && early_stop.is_none() && !save_best {
             return Ok(());
         }
-        let Some(quality) = evaluate::trained(self.args, self.feed, model)? else { return Ok(()) };
-        if self.feed.stop.interrupted() {
+        let quality = evaluate::trained(self.args, self.feed, model);
+        if self.feed.stop.interrupted() || quality.is_err() {
             // The epoch is validated when the run continues.
             self.position = DataPosition { samples: self.epoch_samples, ..DataPosition::begin(epoch) };
-            return Ok(());
         }
+        let quality = match quality {
+            Ok(Some(quality)) if !self.feed.stop.interrupted() => quality,
+            Ok(_) => return Ok(()),
+            Err(error) => {
+                self.failed = Some(error);
+                return Ok(());
+            }
+        };
         let better = self.validation.add(epoch, quality.log_loss);
         let auc = or_dash(quality.auc, 4);
         let best = if better { " (best so far)" } else { "" };

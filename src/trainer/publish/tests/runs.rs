@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::dataset::Stop;
-use crate::dataset::stoppable::Stoppable;
+use crate::dataset::Stoppable;
 use crate::store::crash::dir_in_memory;
 use crate::trainer::in_memory::{AroundSteps, run_around};
 use crate::trainer::pipeline::policy::ScratchpadPolicy;

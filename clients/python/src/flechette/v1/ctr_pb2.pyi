@@ -476,19 +476,23 @@ class SetLabelResponse(_message.Message):
 
     VERSION_FIELD_NUMBER: _builtins.int
     NOT_KEPT_FIELD_NUMBER: _builtins.int
+    LATEST_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     """The version that the label names now. 0 if it names none."""
     not_kept: _builtins.str
     """Why the change is lost at a restart: the file of the labels cannot be written. Empty: it is kept."""
+    latest: _builtins.bool
+    """Whether the label follows the highest good version, as `latest` does."""
     def __init__(
         self,
         *,
         version: _builtins.int = ...,
         not_kept: _builtins.str = ...,
+        latest: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["not_kept", b"not_kept", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["latest", b"latest", "not_kept", b"not_kept", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
