@@ -138,7 +138,7 @@ pub(super) fn not_idle<T>(work: impl FnOnce() -> T) -> T {
 
 fn not_idle_with<T>(wanted: &Wanted, work: impl FnOnce() -> T) -> T {
     let set = |has_locks| {
-        let Some(mut measured) = MEASURED.get() else { return };
+        let Some(mut measured) = MEASURED.get().filter(|_| idle_can_end()) else { return };
         measured.has_locks = has_locks;
         measured.take(wanted.at(Instant::now()));
         MEASURED.set(Some(measured));
