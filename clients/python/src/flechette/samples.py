@@ -235,7 +235,7 @@ def _array(column: Any) -> NDArray[Any]:
 
 def _unmasked(name: str, column: Any) -> None:
     if isinstance(column, np.ma.MaskedArray):
-        raise InputError(f"{name}: expected an array without a mask; its filled() has one value for all masked")
+        raise InputError(f"{name}: expected an array without a mask, such as its filled()")
 
 
 def _values(feature: CategoricalInput, values: NDArray[Any]) -> NDArray[np.uint64] | list[bytes]:
