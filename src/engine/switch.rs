@@ -17,9 +17,10 @@ use std::time::{Duration, Instant};
 use super::versions::{LoadedVersion, SharedVersion};
 use super::{Engine, LookupTier, WARM_CHUNK, read_weights};
 use crate::cache::{CacheError, FlatCache, NewRow, Switched, WarmRow};
+use crate::mem::prefetch::prefetch;
 use crate::model::WeightsError;
 use crate::pace;
-use crate::store::{EmbeddingStore, Opened};
+use crate::store::{EmbeddingStore, LastDeltaRows, Opened};
 use crate::sync::{EvenPoisoned, wait_until};
 use crate::types::{RowId, Version};
 
@@ -124,7 +125,8 @@ impl Engine {
         }
         pace::with_locks(|| self.versions.begin(to, new.clone()));
         let old = self.versions.current();
-        let mut rows = NextRows { old: &old, new: &new, left: switch_bytes, offered: Vec::new() };
+        let (last_delta, offered) = (LastDeltaRows::new(&new.store), Vec::new());
+        let mut rows = NextRows { old: &old, new: &new, left: switch_bytes, last_delta, offered };
         let switched = match self.switch_cache(to, &changes, &mut rows) {
             Ok(switched) => switched,
             Err(error) => {
@@ -197,6 +199,7 @@ pub(crate) struct NextRows<'r> {
     new: &'r LoadedVersion,
     /// Bytes of changed rows that may still be taken over.
     left: u64,
+    last_delta: LastDeltaRows<'r>,
     /// The changed rows that were given to the cache with their bytes, if it lists its rows.
     offered: Vec<NewRow<'r>>,
 }
@@ -225,11 +228,17 @@ impl<'r> NextRows<'r> {
 
     /// Rows that are known to have changed. The cache copies only the bytes of those that it holds, as far as
     /// it has room.
-    pub(crate) fn known(&self, changed: &[RowId]) -> Vec<NewRow<'r>> {
-        let store = self.store();
-        store.prefetch(changed);
-        let new = |&row: &RowId| NewRow { row, bytes: store.row(row.table(), row.row()) };
-        changed.iter().map(new).collect()
+    pub(crate) fn known(&mut self, changed: &[RowId]) -> Vec<NewRow<'r>> {
+        let mut new: Vec<_> =
+            changed.iter().map(|&row| NewRow { row, bytes: self.last_delta.row(row) }).collect();
+        new.iter().filter_map(|new| new.bytes).for_each(prefetch);
+        // Those of earlier deltas, and those that an older version has in its base.
+        let others = new.iter().filter(|new| new.bytes.is_none());
+        self.new.store.prefetch(&others.map(|new| new.row).collect::<Vec<_>>());
+        for NewRow { row, bytes } in &mut new {
+            *bytes = bytes.or_else(|| self.new.store.row(row.table(), row.row()));
+        }
+        new
     }
 
     /// Counts a row towards `cache.switch_bytes`. Returns whether it fits.

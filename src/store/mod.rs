@@ -11,7 +11,7 @@
 //!   a version, and the tensors of table files.
 //! - `snapshot`: checking and opening a version; `chain`: with those that it builds on; `link` and
 //!   `table_reader`: the files of one of them; `finite`: whether their rows are finite; `overlay`: the rows
-//!   that deltas changed.
+//!   that deltas changed; `last_delta`: those of the last one, in order.
 //! - `error`: why a version cannot be read or written.
 //! - `version_files`: the names of versions and of their files; `highest_version`: the highest number that a
 //!   version has had.
@@ -50,6 +50,7 @@ pub(crate) mod format;
 mod highest_version;
 pub(crate) mod hot_rows;
 pub(crate) mod labels;
+mod last_delta;
 mod link;
 pub(crate) mod listing;
 mod new_file;
@@ -72,6 +73,7 @@ pub(crate) use contents::{Checkpoint, DenseTensor, RowSource, SourceShape, Table
 pub use contents::{Contents, Numbering};
 pub use error::{Refusal, StoreError};
 pub(crate) use format::{Base, Training};
+pub(crate) use last_delta::LastDeltaRows;
 pub(crate) use link::cursor;
 pub use record::{RecordLayout, StateShape};
 pub(crate) use retention::{base_of, check_base};

@@ -302,7 +302,7 @@ impl Table {
         }
     }
 
-    fn row_bytes(&self) -> usize {
+    pub(super) fn row_bytes(&self) -> usize {
         self.element.row_bytes(self.dim)
     }
 

@@ -12,10 +12,10 @@ use crate::config::TableMemory;
 use crate::rowlog::{First, WorkingFile, WorkingTable};
 use crate::store::disk::SystemDisk;
 use crate::store::{
-    self, Base, Checkpoint, Contents, DenseTensor, Numbering, Opened, PlainMemory, Purpose, RecordLayout,
-    RowBytes, StateShape, StoreError, TableRows,
+    self, Base, Checkpoint, Contents, DenseTensor, LastDeltaRows, Numbering, Opened, PlainMemory, Purpose,
+    RecordLayout, RowBytes, StateShape, StoreError, TableRows,
 };
-use crate::types::{Element, TableId, Version};
+use crate::types::{Element, RowId, TableId, Version};
 use proptest::prelude::*;
 
 /// The rows that a delta changes, by table.
@@ -213,6 +213,31 @@ fn a_later_version_shares_the_base_rows_of_the_served_one() {
     assert!(open(dir.path(), 3).is_err());
     let third = store::open_beside(dir.path(), "m", Version(3), &[&first.store]).unwrap();
     samples[2].assert_is(&third);
+}
+
+#[test]
+fn rows_of_the_last_delta_are_found_in_any_order_and_no_others() {
+    let (dir, _) = chain();
+    for version in 1..4 {
+        let store = open(dir.path(), version).unwrap().store;
+        let rows_of =
+            |t: usize| (0..store.tables()[t].rows() + 2).map(move |row| RowId::new(TableId(t as u32), row));
+        let ascending: Vec<_> = (0..store.tables().len()).flat_map(rows_of).collect();
+        let descending = ascending.iter().rev().copied().collect();
+        let twice = ascending.iter().chain(&ascending).copied().collect();
+        let far = ascending.iter().step_by(3).chain(ascending.iter().step_by(2)).copied().collect();
+        for rows in [ascending.clone(), descending, twice, far] {
+            let (mut last, mut found) = (LastDeltaRows::new(&store), 0);
+            for row in rows {
+                let changed = store.tables()[row.table().index()].deltas().last();
+                let changed = changed.is_some_and(|delta| delta.keys().contains(&row.row()));
+                let expected = store.row(row.table(), row.row()).filter(|_| changed);
+                assert_eq!(last.row(row), expected, "version {version}, {row:?}");
+                found += u32::from(changed);
+            }
+            assert_eq!(found > 0, version > 1);
+        }
+    }
 }
 
 #[test]
