@@ -118,6 +118,7 @@ fn a_request_does_not_wait_for_ever_for_a_disk_that_does_not_answer_and_counts_a
         assert!(ended.as_mut().poll(context).is_pending());
         Poll::Ready(())
     }));
+    sleep(Duration::from_millis(50));
     drop(ended);
     let refused = "flechette_learn_refused_total{model=\"m\"} 8";
     assert!(metrics.render().contains(refused), "{}", metrics.render());

@@ -88,6 +88,9 @@ pub(crate) struct Learner {
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
+/// A disk that takes longer is slow.
+const SLOW: Duration = Duration::from_millis(if cfg!(test) { 20 } else { 1000 });
+
 /// What the thread is asked to do.
 enum Job {
     Store(Waiting),
@@ -101,15 +104,20 @@ struct Waiting {
     reply: oneshot::Sender<Result<Position, LearnError>>,
 }
 
-/// Samples that are counted as refused at its end, also if the client or its deadline ends the call.
-struct Refused<'m> {
+/// A call whose samples are not known to be durable. Counts them as refused at its end, also if the client or
+/// a deadline ends the call after the disk was slow.
+struct LearnCall<'m> {
     metrics: &'m ModelMetrics,
     samples: u64,
+    began: Instant,
+    failed: bool,
 }
 
-impl Drop for Refused<'_> {
+impl Drop for LearnCall<'_> {
     fn drop(&mut self) {
-        self.metrics.learn.refused.increment(self.samples);
+        if self.failed || self.began.elapsed() >= SLOW {
+            self.metrics.learn.refused.increment(self.samples);
+        }
     }
 }
 
@@ -145,7 +153,8 @@ impl Learner {
     /// # Errors
     /// [`LearnError`]. The samples are not stored, except that after [`LearnError::Slow`] they may be.
     pub(crate) async fn learn(&self, record: Record, most: Duration) -> Result<Position, LearnError> {
-        let mut refused = Refused { metrics: &self.room.metrics, samples: record.samples.into() };
+        let (samples, began) = (record.samples.into(), Instant::now());
+        let mut call = LearnCall { metrics: &self.room.metrics, samples, began, failed: false };
         let stored = tokio::time::timeout(most, async {
             // The thread answers every request, unless it panicked.
             self.submit(record).await?.await.unwrap_or(Err(LearnError::Failed))
@@ -153,8 +162,9 @@ impl Learner {
         let stored = stored
             .await
             .unwrap_or_else(|_| Err(LearnError::Slow { log: self.room.options.dir.clone(), after: most }));
-        if stored.is_ok() {
-            refused.samples = 0;
+        match stored {
+            Ok(_) => call.samples = 0,
+            Err(_) => call.failed = true,
         }
         stored
     }

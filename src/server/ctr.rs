@@ -110,7 +110,7 @@ impl ServingEngine {
         let Some(log) = &self.learn_log else {
             return Err(CallError::NoLearning { model: self.predict.describe().model });
         };
-        let learner = log.learner().inspect_err(|_| log.count_refused(request.head.samples))?;
+        let learner = log.learner().inspect_err(|_| log.count_refused(request.head.labels.len()))?;
         // The batch shows that the samples can be trained on. The log keeps the values before hashing.
         let record = self.inputs.record(request, &mut self.batcher.spare())?;
         let samples = record.samples;

@@ -109,8 +109,8 @@ impl LearnLog {
     }
 
     /// Counts samples that were sent while the log was not open.
-    pub(crate) fn count_refused(&self, samples: u32) {
-        self.metrics.learn.refused.increment(samples.into());
+    pub(crate) fn count_refused(&self, samples: usize) {
+        self.metrics.learn.refused.increment(samples as u64);
     }
 
     /// Refuses further samples, and waits until the queued ones are on disk.

@@ -137,7 +137,8 @@ impl ChangeRequest {
     /// Makes the change, unless its client is gone, and answers the client.
     fn settle(self, make: impl FnOnce(&Change, &str, &str) -> Result<(), ChangeError>) {
         let Self { change, model, id, begun, reply, waits } = self;
-        drop(waits);
+        // A label waits for the model's switch, too, if one is running.
+        let _waits = matches!(change, Change::Label { .. }).then_some(waits);
         // Either it fails, or whoever waits knows that the change is made, also if it goes now.
         if begun.send(()).is_err() {
             return;

@@ -209,7 +209,7 @@ impl<'a> Run<'a> {
                 }
                 if epochs.is_complete() {
                     let dir = args.shown_dir(version);
-                    let other = "other data in files of the same names needs the command without --resume";
+                    let other = "new data needs files of other names";
                     epochs.meter.print(&format!("the run is complete: {dir}; {other}"));
                     return Ok(None);
                 }

@@ -19,6 +19,7 @@ use super::run::{Run, RunContext, RunMetrics, Start};
 use super::serve_flags::ServeTrainFlags;
 use super::{Args, Checked, check};
 use crate::cli::background;
+use crate::cli::training::is_pipe;
 use crate::cli::{InputError, error_line};
 use crate::config::Config;
 use crate::dataset::{Feed, Stop};
@@ -253,7 +254,9 @@ impl TrainingThread {
         let model = &self.args.name;
         let samples = run.epochs.meter.samples();
         // A version that was cut at the last step does not say that the run is complete; the next one does.
-        if samples == 0 && !run.epochs.is_complete() && self.has_version() {
+        // Of a pipe that is read anew, there may be no samples at every start.
+        let complete = run.epochs.is_complete() && !self.args.data.data.iter().any(|path| is_pipe(path));
+        if samples == 0 && !complete && self.has_version() {
             tracing::info!(model, "training has ended {why}; it took no step");
             return Ok(());
         }

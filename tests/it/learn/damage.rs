@@ -29,7 +29,8 @@ fn a_log_that_cannot_be_opened_keeps_no_model_from_being_served_and_is_tried_aga
     assert!(code == 200 && text.contains(line), "{text}");
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let learn = || {
-        let message = LearnRequest { model: "log".to_owned(), samples: 1, ..LearnRequest::default() };
+        let labels = vec![1.0];
+        let message = LearnRequest { model: "log".to_owned(), samples: 1, labels, ..LearnRequest::default() };
         runtime.block_on(async { CtrClient::new(channel(served.grpc).await).learn(message).await })
     };
     let status = learn().unwrap_err();

@@ -42,8 +42,8 @@ class Retries:
 
     The wait before a try is random, at most `first_wait` seconds, which doubles with each try up to
     `longest_wait`. If the server says when to come back, that time is waited besides. No try begins after
-    the deadline of the call. For a stream that has had an answer only the deadline counts: the server may
-    be restarting, and load models for long.
+    the deadline of the call. For a stream that has had an answer only the deadline counts, except under
+    overload: the server may be restarting, and load models for long.
     """
 
     tries: int = 10
@@ -56,7 +56,8 @@ class Retries:
         """Compute the wait in seconds after so many failed tries, or raise the error after the last one."""
         longest = min(self.first_wait * 2.0 ** min(failed - 1, 60), self.longest_wait)
         wait = (error.retry_after or 0.0) + random.uniform(0.0, longest)
-        if (failed >= self.tries and not was_answered) or wait >= deadline.rest():
+        counts = not (was_answered and isinstance(error, UnavailableError))
+        if (counts and failed >= self.tries) or wait >= deadline.rest():
             raise error
         return wait
 
@@ -160,6 +161,7 @@ def retried(
     retries: Retries,
     transient: tuple[type[ServerError], ...] = TRANSIENT,
     failed: ServerError | None = None,
+    was_answered: bool = False,
 ) -> Answer:
     """Send a request until it succeeds. `send` gets its timeout; `failed` is the error of the first try."""
     tries = 0
@@ -172,5 +174,5 @@ def retried(
         tries += 1
         if not isinstance(failed, transient):
             raise failed
-        time.sleep(retries.wait(tries, failed, deadline))
+        time.sleep(retries.wait(tries, failed, deadline, was_answered=was_answered))
         failed = None

@@ -244,7 +244,7 @@ class Client:
                     deadline = self._deadline(timeout)
                     batch, answer = stream.receive(deadline)
                     if isinstance(answer, ServerError):
-                        answer = self._again(batch.request, deadline, answer)
+                        answer = self._again(batch.request, deadline, answer, was_answered=True)
                 except OUTDATED:
                     # The batch is not encoded again: its arrays may have other contents by now.
                     self._models.pop(model, None)
@@ -327,8 +327,10 @@ class Client:
         except grpc.RpcError as error:
             return self._again(request, deadline, of_call(error))
 
-    def _again(self, request: PredictRequest, deadline: Deadline, failed: ServerError) -> PredictResponse:
-        return self._call(self._stub.Predict, request, deadline, failed=failed)
+    def _again(
+        self, request: PredictRequest, deadline: Deadline, failed: ServerError, *, was_answered: bool = False
+    ) -> PredictResponse:
+        return self._call(self._stub.Predict, request, deadline, failed=failed, was_answered=was_answered)
 
     def _call(
         self,
@@ -337,11 +339,12 @@ class Client:
         deadline: Deadline,
         transient: tuple[type[ServerError], ...] = TRANSIENT,
         failed: ServerError | None = None,
+        was_answered: bool = False,
     ) -> Answer:
         def send(rest: float) -> Answer:
             return begin(method, request, timeout=rest, metadata=self._metadata)
 
-        return retried(send, deadline, self._retries, transient, failed)
+        return retried(send, deadline, self._retries, transient, failed, was_answered)
 
 
 def labels_of(columns: Columns, labels: Any, count: int) -> NDArray[np.float32]:

@@ -219,8 +219,11 @@ impl Settling<'_> {
                 let mut candidates: BTreeSet<Version> = self.known.secondary.keys().copied().collect();
                 candidates.insert(self.model.engine.version());
                 let loaded = candidates.last().copied();
-                let is_new = |version: &&Version| Some(**version) > loaded;
-                candidates.extend(on_disk.iter().filter(|version| self.options.new || !is_new(version)));
+                let is_old = |version: &Version| Some(*version) <= loaded;
+                // A client that sets a label does not wait for others.
+                let old = self.options.label.is_none();
+                let wanted = |version: &&Version| self.options.new || (old && is_old(version));
+                candidates.extend(on_disk.iter().filter(wanted));
                 for version in candidates.into_iter().rev() {
                     let first = !self.known.refused.contains_key(&version);
                     match self.load(version) {
