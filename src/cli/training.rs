@@ -82,11 +82,9 @@ impl TrainingFlags {
     /// # Errors
     /// When a number is out of range, or the optimizer does not use a flag.
     pub(crate) fn optimizer(&self) -> anyhow::Result<Optimizer> {
-        // Steps are computed in f32.
-        let end = self.lr_end.unwrap_or(0.0);
-        if !(self.lr as f32).is_normal() || !(end as f32).is_finite() {
-            let (flag, got) = if (end as f32).is_finite() { ("--lr", self.lr) } else { ("--lr-end", end) };
-            return Err(InputError(anyhow!("{flag}: expected a number that f32 can hold, got {got}")).into());
+        // Steps are computed in f32. A rate that is too large for it is reported by the first step.
+        if self.lr as f32 == 0.0 {
+            return Err(InputError(anyhow!("--lr: expected a positive f32, got {}", self.lr)).into());
         }
         let mut optimizer = Optimizer::new(self.optimizer, self.lr);
         if let Some(eps) = self.eps {

@@ -52,7 +52,7 @@ fn truncated(workshop: &Workshop) -> [String; 2] {
 }
 
 #[test]
-fn data_that_cannot_be_trained_on_is_an_input_error_and_leaves_no_version() {
+fn data_that_cannot_be_trained_on_is_an_input_error_and_only_what_was_trained_before_is_written() {
     let (workshop, config) = workshop();
     let train = fs::read_to_string(&workshop.train).unwrap();
     let [gzip, zstd] = truncated(&workshop);
@@ -71,23 +71,38 @@ fn data_that_cannot_be_trained_on_is_an_input_error_and_leaves_no_version() {
     let (hash, _) = hash.split_at(hash.find("hash").unwrap());
     let hashless = file("hashless.toml", [before, hash, "\n", after].concat());
     let good = &workshop.train;
-    for (config, data, words) in [
-        (&config, broken.as_str(), ["broken.tsv: line 40", "more than 100 malformed"]),
-        (&config, &short, ["short.tsv: line 101: expected 40 fields with the label, got 39", "malformed"]),
-        (&config, &format!("{good} {gzip}"), ["half.gz: cannot be read after line", ""]),
-        (&config, &zstd, ["half.zst: cannot be read after line", "zstd"]),
-        (&config, &unlabelled, ["unlabelled.tsv: line 101: expected 40 fields with the label, got 39", ""]),
+    for (config, data, words, trains) in [
+        (&config, broken.as_str(), ["broken.tsv: line 40", "more than 100 malformed"], true),
+        (
+            &config,
+            &short,
+            ["short.tsv: line 101: expected 40 fields with the label, got 39", "malformed"],
+            false,
+        ),
+        (&config, &format!("{good} {gzip}"), ["half.gz: cannot be read after line", ""], true),
+        (&config, &zstd, ["half.zst: cannot be read after line", "zstd"], false),
+        (
+            &config,
+            &unlabelled,
+            ["unlabelled.tsv: line 101: expected 40 fields with the label, got 39", ""],
+            false,
+        ),
         (
             &config,
             &format!("{good} {unlabelled}"),
             ["unlabelled.tsv: line 101: expected 40 fields with the label, got 39", ""],
+            true,
         ),
-        (&hashless, good, ["feature \"C7\"", "no hash"]),
+        (&hashless, good, ["feature \"C7\"", "no hash"], false),
     ] {
         let line = Line { config, data, name: "m", more: "" }.text(&workshop.models);
         let error = run_failing(2, &line);
         assert!(words.iter().all(|words| error.contains(words)), "{words:?}: {error}");
-        assert!(!Path::new(&workshop.models).join("m").exists(), "{error}");
+        let model = Path::new(&workshop.models).join("m");
+        assert_eq!(model.join("1").exists(), trains, "{error}");
+        if trains {
+            fs::remove_dir_all(model).unwrap();
+        }
     }
 }
 

