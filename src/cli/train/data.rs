@@ -292,6 +292,11 @@ impl Args {
         Ok(())
     }
 
+    /// Whether data can be read only once.
+    pub(crate) fn reads_pipe(&self) -> bool {
+        self.data.data.iter().any(|path| is_pipe(path))
+    }
+
     /// What is read more than once is no pipe.
     fn check_read_again(&self) -> anyhow::Result<()> {
         let (data, valid) = (&self.data.data, &self.valid);

@@ -15,7 +15,6 @@ use super::meter::{Meter, shown, until_next_measure};
 use super::publishing::WrittenVersions;
 use super::run::RunMetrics;
 use super::trained::Trained;
-use crate::cli::training::is_pipe;
 use crate::dataset::{DataFile, DataPosition, Feed, FeedFiles, FileAt, Reader, in_line};
 use crate::store::StoreError;
 use crate::trainer::cursor::{Cursor, RunIdentity, Validation};
@@ -156,7 +155,7 @@ impl<'a> Epochs<'a> {
         (self.position, self.validation) = (cursor.position(), cursor.validation_of(version));
         // Standard input of `train --resume` has the samples of before again. What a server reads from a pipe
         // after a restart is new.
-        if !self.args.alone && self.args.data.data.iter().any(|path| is_pipe(path)) {
+        if !self.args.alone && self.args.reads_pipe() {
             tracing::info!(model = self.args.name, "training begins at the first sample of the pipe");
             self.position = DataPosition::begin(1);
         }

@@ -19,7 +19,6 @@ use super::run::{Run, RunContext, RunMetrics, Start};
 use super::serve_flags::ServeTrainFlags;
 use super::{Args, Checked, check};
 use crate::cli::background;
-use crate::cli::training::is_pipe;
 use crate::cli::{InputError, error_line};
 use crate::config::Config;
 use crate::dataset::{Feed, Stop};
@@ -255,7 +254,7 @@ impl TrainingThread {
         let samples = run.epochs.meter.samples();
         // A version that was cut at the last step does not say that the run is complete; the next one does.
         // Of a pipe that is read anew, there may be no samples at every start.
-        let complete = run.epochs.is_complete() && !self.args.data.data.iter().any(|path| is_pipe(path));
+        let complete = run.epochs.is_complete() && !self.args.reads_pipe();
         if samples == 0 && !complete && self.has_version() {
             tracing::info!(model, "training has ended {why}; it took no step");
             return Ok(());

@@ -22,16 +22,13 @@ impl Epochs<'_> {
         if epochs == 1 && early_stop.is_none() && !save_best {
             return Ok(());
         }
-        let quality = evaluate::trained(self.args, self.feed, model);
-        if self.feed.stop.interrupted() || quality.is_err() {
-            // The epoch is validated when the run continues.
-            self.position = DataPosition { samples: self.epoch_samples, ..DataPosition::begin(epoch) };
-        }
-        let quality = match quality {
+        let quality = match evaluate::trained(self.args, self.feed, model) {
+            Ok(None) => return Ok(()),
             Ok(Some(quality)) if !self.feed.stop.interrupted() => quality,
-            Ok(_) => return Ok(()),
-            Err(error) => {
-                self.failed = Some(error);
+            unusable => {
+                // The epoch is validated when the run continues.
+                self.position = DataPosition { samples: self.epoch_samples, ..DataPosition::begin(epoch) };
+                self.failed = unusable.err();
                 return Ok(());
             }
         };
