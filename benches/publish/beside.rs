@@ -9,6 +9,7 @@ use crate::figures::Figures;
 use crate::in_turn;
 use crate::program::{BATCH, Bench, ENDLESS, MODEL, Published, data, start_train};
 use crate::server::Server;
+use crate::spinner;
 
 /// How often `train` publishes for a server in another process.
 const ACROSS: Duration = Duration::from_secs(1);
@@ -31,26 +32,33 @@ pub fn measure(bench: &Bench, figures: &mut Figures) -> anyhow::Result<()> {
 
 fn latency(bench: &Bench, figures: &mut Figures) -> anyhow::Result<()> {
     let models = bench.first_version("alone")?;
-    let (mut rates, mut ratios, mut alones, mut besides) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let (mut rates, mut alones, mut spun, mut besides) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for round in 0..bench.rounds {
         // The capacity is measured again before each pair, because the speed of the machine drifts.
         let rate = Server::start(&models, "")?.capacity(bench.every.as_secs())? / 2.0;
         let alone = || {
             let server = Server::start(&models, "")?;
             server.p99(rate, bench.every)?;
-            server.p99(rate, bench.window)
+            let alone = server.p99(rate, bench.window)?;
+            let _spinner = spinner::ALWAYS.start()?;
+            Ok((alone, server.p99(rate, bench.window)?))
         };
-        let (a, b) = in_turn(round, alone, || beside(bench, rate, round))?;
+        let ((alone, beside_spinner), beside) = in_turn(round, alone, || beside(bench, rate, round))?;
         rates.push(rate);
-        ratios.push(b.p99_us / a);
-        alones.push(a);
-        besides.push(b);
+        alones.push(alone);
+        spun.push(beside_spinner);
+        besides.push(beside);
     }
+    let to = |of: &[f64]| -> Vec<f64> {
+        besides.iter().zip(of).map(|(beside, p99_us)| beside.p99_us / p99_us).collect()
+    };
     let of = |read: fn(&Beside) -> f64| besides.iter().map(read).collect::<Vec<_>>();
     let all = |read: fn(&Beside) -> &Vec<f64>| besides.iter().flat_map(read).copied().collect::<Vec<_>>();
     figures.add("half of the capacity of version 1, requests/s", "", &rates);
-    figures.add("p99 of serve --train, to serve of the same version", "<= 1.5", &ratios);
+    figures.add("p99 of serve --train, to serve of the same version", "<= 1.5", &to(&alones));
+    figures.add("the same to serve beside threads that spin", "", &to(&spun));
     figures.add("p99 of serve, us", "", &alones);
+    figures.add("p99 of serve beside threads that spin, us", "", &spun);
     figures.add("p99 of serve --train, us", "", &of(|beside| beside.p99_us));
     figures.add("samples/s of serve --train", "", &of(|beside| beside.samples_per_s));
     figures.add("rows of a version of serve --train", "", &all(|beside| &beside.rows));

@@ -8,6 +8,8 @@
 //! - `training.rs`: samples per second with versions at an interval, against none; and the longest wait of a
 //!   step for each version, in units of the mean step. With rows in memory, and with a scratchpad.
 //!
+//! Each p99 is also measured beside threads that only spin in the time that requests leave (`spinner.rs`).
+//!
 //! Both sides of a ratio run in turn, and the first side alternates. Every version but the first is a delta
 //! (`versions.compact_at` is 100), except the last one of `serving.rs`, which has all rows.
 //!
@@ -23,14 +25,19 @@ mod harness;
 mod program;
 mod server;
 mod serving;
+mod spinner;
 mod training;
 
 use figures::Figures;
 use harness::Options;
 use program::Bench;
+use spinner::Pattern;
 
 fn main() -> anyhow::Result<()> {
     let options = Options::read(0);
+    if let Some(pattern) = options.value("--spin") {
+        pattern.parse::<Pattern>()?.spin();
+    }
     let bench = Bench::new(&options)?;
     let mut figures = Figures::new(&bench);
     for (name, part) in [

@@ -13,6 +13,7 @@ use crate::harness::program::output;
 use crate::in_turn;
 use crate::program::{BATCH, Bench, MODEL, data, program};
 use crate::server::Server;
+use crate::spinner;
 
 /// How long after the first request of a load a version is renamed.
 const RENAMED_AFTER: Duration = Duration::from_millis(500);
@@ -102,16 +103,18 @@ fn publish(bench: &Bench, server: &Server, from: &Path) -> anyhow::Result<Durati
     Ok(begun.elapsed())
 }
 
-/// A window at rest, and one of the same length in which versions are taken over.
+/// A window at rest, one of the same length in which versions are taken over, and one with threads that spin
+/// as long instead.
 struct Windows {
     rest_us: f64,
     during_us: f64,
+    spun_us: f64,
     /// From the rename of each version until it is served.
     served_s: Vec<f64>,
 }
 
 impl Windows {
-    /// Measures both, in turn. Before, the capacity is measured again: the speed of the machine drifts, and
+    /// Measures all, the first two in turn. Before, the capacity is measured again: the speed of the machine drifts, and
     /// half of the capacity of a minute ago may be most of it now.
     fn measure(
         bench: &Bench,
@@ -123,22 +126,48 @@ impl Windows {
         let mut served_s = Vec::new();
         let at_rest = || server.p99(rate, time);
         let with_versions = || {
-            std::thread::scope(|scope| {
-                let load = server.open_loop(rate, time);
-                let load = scope.spawn(|| load.run());
-                server.wait_for_requests()?;
+            meanwhile(server, (rate, time), || {
                 for from in versions {
                     let took = publish(bench, server, from)?;
-                    anyhow::ensure!(!load.is_finished(), "the window ended before a version was served");
                     served_s.push(took.as_secs_f64());
                     sleep(bench.every.saturating_sub(took));
                 }
-                load.join().map_err(|_| anyhow::anyhow!("load panicked"))?
+                Ok(())
             })
         };
         let (rest_us, during_us) = in_turn(round, at_rest, with_versions)?;
-        Ok(Self { rest_us, during_us, served_s })
+        let spun_us = meanwhile(server, (rate, time), || {
+            for took in served_s.iter().copied().map(Duration::from_secs_f64) {
+                let spinner = spinner::WITH_RESTS.start()?;
+                sleep(took);
+                drop(spinner);
+                sleep(bench.every.saturating_sub(took));
+            }
+            Ok(())
+        })?;
+        Ok(Self { rest_us, during_us, spun_us, served_s })
     }
+
+    /// The ratio of each window with versions to another one of its pair.
+    fn ratios(pairs: &[Self], to: fn(&Self) -> f64) -> Vec<f64> {
+        pairs.iter().map(|pair| pair.during_us / to(pair)).collect()
+    }
+}
+
+/// p99 of requests at a rate for some time, while something else runs that ends before.
+fn meanwhile(
+    server: &Server,
+    (rate, time): (f64, Duration),
+    work: impl FnOnce() -> anyhow::Result<()>,
+) -> anyhow::Result<f64> {
+    std::thread::scope(|scope| {
+        let load = server.open_loop(rate, time);
+        let load = scope.spawn(|| load.run());
+        server.wait_for_requests()?;
+        work()?;
+        anyhow::ensure!(!load.is_finished(), "the window ended before a version was served");
+        load.join().map_err(|_| anyhow::anyhow!("load panicked"))?
+    })
 }
 
 /// p99 of windows with versions at an interval, and of windows at rest, in turn.
@@ -157,9 +186,15 @@ fn latency(
     figures.add(
         "p99 while versions are taken over, to p99 at rest",
         "<= 1.2",
-        &of(|pair| pair.during_us / pair.rest_us),
+        &Windows::ratios(&pairs, |pair| pair.rest_us),
+    );
+    figures.add(
+        "the same to p99 beside threads that spin",
+        "",
+        &Windows::ratios(&pairs, |pair| pair.spun_us),
     );
     figures.add("p99 at rest, us", "", &of(|pair| pair.rest_us));
+    figures.add("p99 beside threads that spin, us", "", &of(|pair| pair.spun_us));
     figures.add("p99 while versions are taken over, us", "", &of(|pair| pair.during_us));
     figures.add("from the rename of a version until it is served, s", "", &served);
     Ok(())
@@ -169,14 +204,15 @@ fn latency(
 /// compared.
 fn full(bench: &Bench, figures: &mut Figures, server: &Server, versions: &[PathBuf]) -> anyhow::Result<()> {
     let time = FULL_WINDOW.min(8 * bench.every);
-    let pair = Windows::measure(bench, server, time, (0, versions))?;
+    let pair = [Windows::measure(bench, server, time, (0, versions))?];
     figures.add(
         "p99 while a full version is taken over, to p99 at rest",
         "",
-        &[pair.during_us / pair.rest_us],
+        &Windows::ratios(&pair, |pair| pair.rest_us),
     );
-    figures.add("p99 while a full version is taken over, us", "", &[pair.during_us]);
-    figures.add("from the rename of a full version until it is served, s", "", &pair.served_s);
+    let [Windows { during_us, served_s, .. }] = pair;
+    figures.add("p99 while a full version is taken over, us", "", &[during_us]);
+    figures.add("from the rename of a full version until it is served, s", "", &served_s);
     Ok(())
 }
 
