@@ -3,7 +3,7 @@
 //! The contents are compared, not the times of change, so links that point elsewhere are noticed too. If the
 //! new contents cannot be used, the value stays as it is, and each later check tries them again. Files that
 //! belong together are often replaced one after the other, so a reason is logged only when two checks in a
-//! row have found it.
+//! row have found it, with the same contents.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -78,8 +78,17 @@ struct Seen {
 }
 
 struct RefusedContents {
+    /// `None` if they cannot be read.
+    digest: Option<Digest>,
     reason: FileError,
     logged: bool,
+}
+
+impl RefusedContents {
+    fn is_of(&self, digest: Option<Digest>, reason: &FileError) -> bool {
+        let [own, other] = [self.digest, digest].map(|digest| digest.map(|digest| digest.as_ref().to_vec()));
+        own == other && self.reason == *reason
+    }
 }
 
 impl<T> Watched<T> {
@@ -104,16 +113,19 @@ impl<T> Watched<T> {
     /// the result, which then is logged at once.
     pub(crate) fn check(&self, asked: bool) -> Option<Arc<T>> {
         let mut seen = self.seen.lock().even_poisoned();
-        let changed = read(&self.files).and_then(|(digest, contents)| {
-            let same = digest.as_ref() == seen.digest.as_ref();
-            if same { Ok(None) } else { Ok(Some((digest, (self.parse)(&contents)?))) }
-        });
-        match changed {
-            Ok(None) => {
-                seen.refused = None;
-                None
+        let (digest, contents) = match read(&self.files) {
+            Ok(read) => read,
+            Err(reason) => {
+                seen.refuse(None, reason, asked);
+                return None;
             }
-            Ok(Some((digest, value))) => {
+        };
+        if digest.as_ref() == seen.digest.as_ref() {
+            seen.refused = None;
+            return None;
+        }
+        match (self.parse)(&contents) {
+            Ok(value) => {
                 let settings: Vec<&str> = self.files.iter().map(|file| file.setting).collect();
                 tracing::info!(settings = settings.join(", "), "new files are used from now on");
                 let value = Arc::new(value);
@@ -122,7 +134,7 @@ impl<T> Watched<T> {
                 Some(value)
             }
             Err(reason) => {
-                seen.refuse(reason, asked);
+                seen.refuse(Some(digest), reason, asked);
                 None
             }
         }
@@ -130,14 +142,14 @@ impl<T> Watched<T> {
 }
 
 impl Seen {
-    fn refuse(&mut self, reason: FileError, asked: bool) {
-        let before = self.refused.take().filter(|before| before.reason == reason);
+    fn refuse(&mut self, digest: Option<Digest>, reason: FileError, asked: bool) {
+        let before = self.refused.take().filter(|before| before.is_of(digest, &reason));
         let logged = before.as_ref().is_some_and(|before| before.logged);
         let log = asked || before.is_some() && !logged;
         if log {
             tracing::error!("{reason}; the old contents stay in use");
         }
-        self.refused = Some(RefusedContents { reason, logged: logged || log });
+        self.refused = Some(RefusedContents { digest, reason, logged: logged || log });
     }
 }
 

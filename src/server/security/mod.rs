@@ -31,12 +31,7 @@ const CHECK: Duration = Duration::from_secs(2);
 /// Reads all files once, as a start does, and returns what is wrong with them.
 pub(crate) fn unusable_files(tls: Option<&TlsConfig>, auth: &AuthConfig) -> Vec<FileError> {
     let tls = tls.and_then(|tls| Watched::open(tls::files(tls), tls::read).err());
-    tls.into_iter().chain(open_tokens(auth).err()).collect()
-}
-
-fn open_tokens(auth: &AuthConfig) -> Result<Option<Watched<Tokens>>, FileError> {
-    let files = tokens::files(auth);
-    (!files.is_empty()).then(|| Watched::open(files, tokens::read)).transpose()
+    tls.into_iter().chain(tokens::open(auth).filter_map(Result::err)).collect()
 }
 
 /// What secures the ports.
@@ -45,7 +40,7 @@ pub(crate) struct Security {
     /// Whether the HTTP port uses TLS.
     http: bool,
     expiry: Option<Gauge>,
-    tokens: Option<Watched<Tokens>>,
+    tokens: Tokens,
     /// Which calls are served at all.
     reflection: bool,
     admin: bool,
@@ -66,7 +61,7 @@ impl Security {
             tls: tls.map(|tls| Watched::open(tls::files(tls), tls::read)).transpose()?,
             http: tls.is_some_and(|tls| tls.http),
             expiry: tls.map(|_| metrics.certificate_expiry()),
-            tokens: open_tokens(auth)?,
+            tokens: Tokens::open(auth)?,
             reflection: server.reflection,
             admin: server.admin,
         };
@@ -93,7 +88,7 @@ impl Security {
     /// # Errors
     /// When the role needs a token, and the headers do not have one of it.
     pub(crate) fn allow(&self, role: Role, headers: &HeaderMap) -> Result<(), Refusal> {
-        self.tokens.as_ref().map_or(Ok(()), |tokens| tokens.value().allow(role, headers))
+        self.tokens.allow(role, headers)
     }
 
     /// Reads the files again. `asked` is whether an operator waits for the result.
@@ -101,14 +96,12 @@ impl Security {
         if self.tls.as_ref().and_then(|tls| tls.check(asked)).is_some() {
             self.show_expiry();
         }
-        if let Some(tokens) = &self.tokens {
-            tokens.check(asked);
-        }
+        self.tokens.check(asked);
     }
 
     /// Reads the files again and again.
     pub(crate) async fn watch(self: Arc<Self>) {
-        while self.tls.is_some() || self.tokens.is_some() {
+        while self.tls.is_some() || self.tokens.are_needed() {
             tokio::time::sleep(CHECK).await;
             let security = self.clone();
             // It fails only when the runtime ends.

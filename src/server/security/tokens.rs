@@ -3,17 +3,17 @@
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use ring::digest::{SHA256, digest};
-use subtle::{Choice, ConditionallySelectable, ConstantTimeEq};
+use subtle::{Choice, ConstantTimeEq};
 use tonic::codegen::http::HeaderMap;
 use tonic::codegen::http::header::AUTHORIZATION;
 
-use super::files::{Contents, FileError, SettingFile};
+use super::files::{Contents, FileError, SettingFile, Watched};
 use crate::config::AuthConfig;
 
 /// Bytes of a token. A short one could be guessed.
 const TOKEN_BYTES: std::ops::RangeInclusive<usize> = 16..=512;
 
-/// Most tokens of all files. Every call is compared with each of them.
+/// Most tokens of a file. A call is compared with each of them.
 const TOKENS: usize = 256;
 
 /// What a client may do. A token has the roles of all files that contain it.
@@ -26,10 +26,6 @@ pub(crate) enum Role {
 
 impl Role {
     const ALL: [Self; 3] = [Self::Predict, Self::Admin, Self::Metrics];
-
-    fn bit(self) -> u8 {
-        1 << self as u8
-    }
 
     /// The setting that names its file.
     pub(crate) fn setting(self) -> &'static str {
@@ -55,41 +51,48 @@ pub(crate) enum Refusal {
 /// A SHA-256 digest. Words are compared in constant time much faster than bytes.
 type Words = [u64; 4];
 
-struct Token {
-    digest: Words,
-    roles: u8,
+/// The tokens that calls of a role need.
+pub(crate) struct TokenFile {
+    role: Role,
+    digests: Watched<Vec<Words>>,
 }
 
-/// The tokens of all files.
-pub(crate) struct Tokens {
-    tokens: Vec<Token>,
-    /// The roles that have a file.
-    guarded: u8,
+impl TokenFile {
+    /// Whether it contains a token. The time depends only on the number of tokens.
+    fn has(&self, digest: &Words) -> bool {
+        let equal = |known: &Words| {
+            let words = known.iter().zip(digest);
+            words.fold(Choice::from(1), |equal, (own, other)| equal & own.ct_eq(other))
+        };
+        self.digests.value().iter().fold(Choice::from(0), |found, known| found | equal(known)).into()
+    }
 }
 
-/// The files of [`read`].
-pub(crate) fn files(config: &AuthConfig) -> Vec<SettingFile> {
+/// The tokens of all roles that need one. Each file is read again by itself: one that cannot be used must not
+/// keep a token valid that was removed from another one.
+pub(crate) struct Tokens(Vec<TokenFile>);
+
+/// Reads the file of each role that has one.
+pub(crate) fn open(config: &AuthConfig) -> impl Iterator<Item = Result<TokenFile, FileError>> {
     let paths = [&config.predict, &config.admin, &config.metrics];
-    let files = Role::ALL.into_iter().zip(paths);
-    files
-        .filter_map(|(role, path)| Some(SettingFile { setting: role.setting(), path: path.clone()? }))
-        .collect()
+    let files = Role::ALL.into_iter().zip(paths).filter_map(|(role, path)| Some((role, path.clone()?)));
+    files.map(|(role, path)| {
+        let file = SettingFile { setting: role.setting(), path };
+        Ok(TokenFile { role, digests: Watched::open(vec![file], read)? })
+    })
 }
 
 /// # Errors
-/// When a file has no tokens, too many, or a line that is no token.
-pub(crate) fn read(files: &[Contents]) -> Result<Tokens, FileError> {
-    let mut all = Tokens { tokens: Vec::new(), guarded: 0 };
-    for role in Role::ALL {
-        let Some(file) = files.iter().find(|file| file.setting == role.setting()) else { continue };
-        all.guarded |= role.bit();
-        let tokens = lines(&file.bytes).map_err(|wrong| file.wrong(wrong))?;
-        tokens.for_each(|token| all.add(token, role));
-        if all.tokens.len() > TOKENS {
-            return Err(file.wrong(format!("limit {TOKENS} tokens in all files, got more")));
+/// When the file has no tokens, too many, or a line that is no token.
+fn read(files: &[Contents]) -> Result<Vec<Words>, FileError> {
+    let mut digests = Vec::new();
+    for file in files {
+        digests.extend(lines(&file.bytes).map_err(|wrong| file.wrong(wrong))?.map(sha256));
+        if digests.len() > TOKENS {
+            return Err(file.wrong(format!("limit {TOKENS} tokens, got {}", digests.len())));
         }
     }
-    Ok(all)
+    Ok(digests)
 }
 
 /// The tokens of a file: one on each line. Empty lines and those that begin with # do not count.
@@ -115,39 +118,35 @@ pub(crate) fn lines(file: &[u8]) -> Result<impl Iterator<Item = &[u8]>, String> 
 }
 
 impl Tokens {
-    fn add(&mut self, token: &[u8], role: Role) {
-        let digest = sha256(token);
-        match self.tokens.iter_mut().find(|known| known.digest == digest) {
-            Some(known) => known.roles |= role.bit(),
-            None => self.tokens.push(Token { digest, roles: role.bit() }),
-        }
+    /// # Errors
+    /// When a file cannot be used.
+    pub(crate) fn open(config: &AuthConfig) -> Result<Self, FileError> {
+        open(config).collect::<Result<_, _>>().map(Self)
+    }
+
+    /// Whether any role needs a token.
+    pub(crate) fn are_needed(&self) -> bool {
+        !self.0.is_empty()
+    }
+
+    /// Reads the files again, as [`Watched::check`].
+    pub(crate) fn check(&self, asked: bool) {
+        self.0.iter().for_each(|file| drop(file.digests.check(asked)));
     }
 
     /// # Errors
     /// When the role needs a token, and the headers do not have one of it.
     pub(crate) fn allow(&self, role: Role, headers: &HeaderMap) -> Result<(), Refusal> {
-        if self.guarded & role.bit() == 0 {
-            return Ok(());
-        }
+        let Some(own) = self.0.iter().find(|file| file.role == role) else { return Ok(()) };
         let value = headers.get(AUTHORIZATION).map_or(&[][..], |value| value.as_bytes());
         let password = (role == Role::Metrics).then(|| password(value)).flatten();
         let token = password.as_deref().or_else(|| bearer(value));
-        let roles = self.roles(token.ok_or(Refusal::Missing(role))?);
-        match (roles, roles & role.bit()) {
-            (0, _) => Err(Refusal::Unknown(role)),
-            (_, 0) => Err(Refusal::OtherRole(role)),
-            _ => Ok(()),
+        let digest = sha256(token.ok_or(Refusal::Missing(role))?);
+        if own.has(&digest) {
+            return Ok(());
         }
-    }
-
-    /// The roles of a token. The time depends on its length and the number of known tokens only.
-    fn roles(&self, token: &[u8]) -> u8 {
-        let digest = sha256(token);
-        self.tokens.iter().fold(0, |roles, known| {
-            let words = known.digest.iter().zip(&digest);
-            let equal = words.fold(Choice::from(1), |equal, (own, other)| equal & own.ct_eq(other));
-            roles | u8::conditional_select(&0, &known.roles, equal)
-        })
+        let roles = self.0.iter().filter(|file| file.has(&digest)).count();
+        Err(if roles > 0 { Refusal::OtherRole(role) } else { Refusal::Unknown(role) })
     }
 }
 

@@ -1,7 +1,7 @@
 use std::fs;
-use std::sync::Arc;
 
-use super::super::files::Watched;
+use tempfile::TempDir;
+
 use super::*;
 
 const PREDICT: &str = "predict-0123456789abcdef";
@@ -13,14 +13,30 @@ fn headers(value: &str) -> HeaderMap {
 }
 
 /// Reads files of the roles predict and admin.
-fn open(predict: &str, admin: &str) -> Result<Arc<Tokens>, FileError> {
-    let folder = tempfile::tempdir().unwrap();
+fn open(predict: &str, admin: &str) -> Result<Tokens, FileError> {
+    open_in(&tempfile::tempdir().unwrap(), predict, admin)
+}
+
+fn open_in(folder: &TempDir, predict: &str, admin: &str) -> Result<Tokens, FileError> {
     let file = |name: &str, text: &str| {
         fs::write(folder.path().join(name), text).unwrap();
         Some(folder.path().join(name))
     };
-    let config = AuthConfig { predict: file("p", predict), admin: file("a", admin), metrics: None };
-    Ok(Watched::open(files(&config), read)?.value())
+    Tokens::open(&AuthConfig { predict: file("p", predict), admin: file("a", admin), metrics: None })
+}
+
+#[test]
+fn a_token_is_removed_while_the_file_of_another_role_cannot_be_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let tokens = open_in(&folder, &format!("{PREDICT}\n{BOTH}"), ADMIN).unwrap();
+    let allowed = |token| tokens.allow(Role::Predict, &headers(&format!("Bearer {token}")));
+    fs::remove_file(folder.path().join("a")).unwrap();
+    tokens.check(false);
+    assert_eq!(allowed(BOTH), Ok(()));
+    fs::write(folder.path().join("p"), PREDICT).unwrap();
+    tokens.check(false);
+    assert_eq!([PREDICT, BOTH].map(allowed), [Ok(()), Err(Refusal::Unknown(Role::Predict))]);
+    assert_eq!(tokens.allow(Role::Admin, &headers(&format!("Bearer {ADMIN}"))), Ok(()));
 }
 
 #[test]

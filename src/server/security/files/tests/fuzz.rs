@@ -8,6 +8,7 @@ use tonic::codegen::http::header::{AUTHORIZATION, HeaderMap};
 
 use super::super::super::{tls, tokens};
 use super::*;
+use crate::config::AuthConfig;
 use crate::fuzz::bytes::{Input, mutated};
 use crate::fuzz::run;
 use proptest::prelude::*;
@@ -26,8 +27,17 @@ fn tokens_and_the_header_of_a_call() {
     let words = &["Bearer ", "basic ", " ", "=", TOKEN];
     let role = prop::sample::select(vec![tokens::Role::Predict, tokens::Role::Metrics]);
     let inputs = (mutated([seed], &["\n", "# ", TOKEN, "\u{e9}"]), mutated(headers, words), role);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("tokens");
     run(inputs, |(Input(text), Input(header), role)| {
-        let tokens = match tokens::read(&[file(role.setting(), text.clone())]) {
+        fs::write(&path, &text).unwrap();
+        let of = |named| (named == role).then(|| path.clone());
+        let auth = AuthConfig {
+            predict: of(tokens::Role::Predict),
+            metrics: of(tokens::Role::Metrics),
+            ..AuthConfig::default()
+        };
+        let tokens = match tokens::Tokens::open(&auth) {
             Ok(tokens) => tokens,
             Err(error) => {
                 let lines = text.split(|byte| *byte == b'\n').filter(|line| line.len() > 10);
