@@ -48,6 +48,8 @@ impl ScoreRequest for PredictMessage {
     type Response = PredictResponse;
     type Answer = PredictStreamResponse;
 
+    const TIMEOUT_FIELD: &'static str = "timeout_ms";
+
     fn take_model(&mut self) -> String {
         std::mem::take(&mut self.head.model)
     }
@@ -155,7 +157,7 @@ impl Ctr for CtrService {
         let mut account = LearnAccount::new(model.clone(), sender, &call, message.head.samples);
         // The gate's timer drops this future at the deadline.
         let result = match call.deadline {
-            Some(deadline) if deadline <= Instant::now() => Err(CallError::Late),
+            Some(deadline) if deadline <= Instant::now() => Err(call.arrival.late(deadline)),
             _ => model.main().learn(message).await,
         };
         account.ended(&result);

@@ -34,6 +34,7 @@ use super::meter::{Layout, Metered};
 use super::methods::Method;
 use super::origin::Origin;
 use super::report::{self, Instants, Report};
+use super::status::CallError;
 
 /// Most bytes of a method in the log. Those of the services are shorter.
 const METHOD_BYTES: usize = 128;
@@ -72,6 +73,11 @@ impl Arrival {
             counted: AtomicBool::new(false),
             reported: AtomicBool::new(false),
         }
+    }
+
+    /// The error of a call whose own deadline has passed.
+    pub(crate) fn late(&self, deadline: Instant) -> CallError {
+        CallError::Late { field: "grpc-timeout", limit: deadline.saturating_duration_since(self.at) }
     }
 
     /// The service and the method, as the client has written them, but not all of a long text.
@@ -196,7 +202,7 @@ async fn unary(
         None => answer.await?,
         Some(deadline) => match tokio::time::timeout_at(deadline.into(), answer).await {
             Ok(response) => response?,
-            Err(_) => Status::deadline_exceeded("deadline passed before the answer").into_http(),
+            Err(_) => Status::from(passage.arrival.late(deadline)).into_http(),
         },
     };
     // tonic answers `INTERNAL` then, as if the server had failed.

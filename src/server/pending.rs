@@ -27,6 +27,9 @@ pub(crate) trait ScoreRequest: Sized + Send + 'static {
     /// The message of a stream with a response or an error.
     type Answer: Send + Unpin + 'static;
 
+    /// The field of the request's own time, in errors.
+    const TIMEOUT_FIELD: &'static str;
+
     /// Takes the name of the model out of the request.
     fn take_model(&mut self) -> String;
 
@@ -58,6 +61,20 @@ pub(crate) struct Pending<R: ScoreRequest> {
     due: Option<Due>,
 }
 
+/// The time that a request gives itself.
+struct OwnTime {
+    end: Instant,
+    field: &'static str,
+    limit: Duration,
+}
+
+impl OwnTime {
+    fn of<R: ScoreRequest>(request: &R, arrived: Instant) -> Option<Self> {
+        let limit = request.timeout()?;
+        Some(Self { end: arrived.checked_add(limit)?, field: R::TIMEOUT_FIELD, limit })
+    }
+}
+
 /// The end of a wait.
 struct Due {
     at: Instant,
@@ -67,9 +84,11 @@ struct Due {
 impl Due {
     /// The end of the request's own time, or the most time of a request that has no deadline: if the model is
     /// stuck, its scores never come.
-    fn of(own: Option<Instant>, deadline: Option<Instant>, model: &Model, queued: &Queued) -> Option<Self> {
+    fn of(own: Option<OwnTime>, deadline: Option<Instant>, model: &Model, queued: &Queued) -> Option<Self> {
         match (own, deadline) {
-            (Some(at), deadline) => (own == deadline).then_some(Self { at, error: CallError::Late }),
+            (Some(OwnTime { end, field, limit }), deadline) => {
+                (Some(end) == deadline).then_some(Self { at: end, error: CallError::Late { field, limit } })
+            }
             (None, Some(_)) => None,
             (None, None) => {
                 let limit = model.engine(queued.engine).batcher.patience();
@@ -89,8 +108,8 @@ impl<R: ScoreRequest> Pending<R> {
         call.reported();
         let model = state.find(request.take_model()).inspect_err(|error| sender.refused(error))?;
         call.count();
-        let own = request.timeout().and_then(|timeout| sender.arrived().checked_add(timeout));
-        let deadline = call.deadline.into_iter().chain(own).min();
+        let own = OwnTime::of(&request, sender.arrived());
+        let deadline = call.deadline.into_iter().chain(own.as_ref().map(|own| own.end)).min();
         let priority = too_long.map_or_else(|| request.priority(), Err);
         let terms = Terms { deadline, priority: priority.as_ref().copied().unwrap_or_default() };
         let mut account = Account::new(model, sender, terms);

@@ -55,8 +55,8 @@ pub(crate) enum CallError {
     UnknownPriority { got: i32 },
     #[error("request id: limit {limit} bytes, got {got}")]
     Id { limit: usize, got: usize },
-    #[error("deadline passed before the answer")]
-    Late,
+    #[error("deadline passed before the answer: {limit:?} ({field})")]
+    Late { field: &'static str, limit: Duration },
     #[error("no scores after {} s, the most for a request without a deadline", .limit.as_secs_f64())]
     NoScores { limit: Duration },
     #[error(transparent)]
@@ -118,7 +118,7 @@ impl CallError {
             Self::Batch(
                 BatchError::Closed | BatchError::Stuck { .. } | BatchError::VersionChanged { .. },
             ) => Code::Unavailable,
-            Self::Late | Self::Batch(BatchError::Expired { .. }) => Code::DeadlineExceeded,
+            Self::Late { .. } | Self::Batch(BatchError::Expired { .. }) => Code::DeadlineExceeded,
             Self::Batch(BatchError::Failed(_)) => Code::Internal,
         }
     }

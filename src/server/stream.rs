@@ -110,7 +110,10 @@ impl<R: ScoreRequest> Answers<R> {
         self.pending.clear();
         // A stream that has failed keeps its status.
         if !matches!(self.end, Some(Err(_))) {
-            self.end(Status::deadline_exceeded("deadline passed before the end of the stream"));
+            let limit = self.call.deadline.map(|at| at.saturating_duration_since(self.call.arrival.at));
+            let limit = limit.unwrap_or_default();
+            let text = format!("deadline passed before the end of the stream: {limit:?} (grpc-timeout)");
+            self.end(Status::deadline_exceeded(text));
         }
     }
 

@@ -147,7 +147,7 @@ async fn a_request_whose_own_time_is_over_is_answered_at_once_and_not_computed()
     let late = PredictRequest { timeout_ms: 50, ..request(1, 2).0 };
     let status = running.client.predict(late.clone()).await.unwrap_err();
     assert_eq!(status.code(), Code::DeadlineExceeded);
-    assert_eq!(status.message(), "deadline passed before the answer");
+    assert_eq!(status.message(), "deadline passed before the answer: 50ms (timeout_ms)");
     let mut open = Open::new(&running).await;
     open.send(late).await;
     open.send(PredictRequest { timeout_ms: 600_000, ..request(1, 3).0 }).await;

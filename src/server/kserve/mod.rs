@@ -63,6 +63,8 @@ impl ScoreRequest for InferRequest {
     type Response = ModelInferResponse;
     type Answer = ModelStreamInferResponse;
 
+    const TIMEOUT_FIELD: &'static str = "parameters: timeout";
+
     fn take_model(&mut self) -> String {
         std::mem::take(&mut self.head.model_name)
     }

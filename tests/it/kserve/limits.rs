@@ -35,6 +35,7 @@ async fn limits_and_deadlines_are_those_of_native_calls() {
     let path = "inference.GRPCInferenceService/ModelInfer";
     let answer = raw.call_path(path, frame(&right().encode_to_vec()), &[("grpc-timeout", "6S")]).await;
     assert_eq!(answer.code, Code::DeadlineExceeded, "{}", answer.message);
+    assert_eq!(answer.message, "deadline passed before the answer: 6s (grpc-timeout)");
     running.until_metric("flechette_requests_total{model=\"ads\",code=\"DEADLINE_EXCEEDED\"} 1").await;
     // A limit of the request's own, in microseconds.
     let mut late = right();
@@ -42,7 +43,7 @@ async fn limits_and_deadlines_are_those_of_native_calls() {
     late.parameters.insert("timeout".to_owned(), micros);
     let status = client.model_infer(late).await.unwrap_err();
     assert_eq!(status.code(), Code::DeadlineExceeded);
-    assert_eq!(status.message(), "deadline passed before the answer");
+    assert_eq!(status.message(), "deadline passed before the answer: 2ms (parameters: timeout)");
     running.until_metric("flechette_queue_samples{model=\"ads\"} 0").await;
     running.model.release();
     first.await.unwrap().unwrap();
