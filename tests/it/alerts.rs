@@ -143,6 +143,19 @@ fn narrow(workshop: &Workshop) -> Case {
     Case::new(served, &["FlechetteShedding"]).keep(load)
 }
 
+/// Its clients do not have the token that it has now.
+fn with_a_new_token(workshop: &Workshop) -> Case {
+    let token = workshop.path("token");
+    fs::write(&token, "predict-0123456789abcdef\n").unwrap();
+    let text = format!("[auth]\npredict = \"{token}\"\n");
+    let served = Served::start(&workshop.models, &config(workshop, "auth.toml", &text));
+    let (program, url, file) = (env!("CARGO_BIN_EXE_flechette"), served.url(), &workshop.valid);
+    let call = format!("{program} score --addr {url} --model {MODEL} --format criteo-tsv {file}");
+    let calls = format!("for n in $(seq 1000); do {call}; sleep 0.2; done");
+    Case::new(served, &["FlechetteClientsRefused"])
+        .then(move |_| Background::start(Command::new("sh").args(["-c", &calls])))
+}
+
 /// First clients send the same ten samples, which are cached, and then samples of random ids.
 fn with_other_ids(workshop: &Workshop) -> Case {
     let (same, random) = (workshop.path("same.tsv"), workshop.path("random.tsv"));
@@ -289,6 +302,7 @@ fn every_alert_fires_for_a_server_that_fails_in_that_way_and_for_no_other() {
         overloaded,
         with_impatient_clients,
         narrow,
+        with_a_new_token,
         with_other_ids,
         with_a_damaged_version,
         training,
