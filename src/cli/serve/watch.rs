@@ -132,7 +132,12 @@ impl Watcher {
             // A new interval wakes this thread.
             let every = self.adder.loader.live.watch();
             let wait = (last + every.unwrap_or(IDLE_SLEEP)).saturating_duration_since(Instant::now());
-            match woken.recv_timeout(wait) {
+            // Models are looked at also if commands come faster than they are done.
+            let next = match every {
+                Some(_) if wait.is_zero() => Err(RecvTimeoutError::Timeout),
+                _ => woken.recv_timeout(wait),
+            };
+            match next {
                 Ok(WatchCommand::Stop) | Err(RecvTimeoutError::Disconnected) => return,
                 Ok(ask) => unless_it_panics(|| self.do_command(ask)).unwrap_or(()),
                 Err(RecvTimeoutError::Timeout) => {
@@ -149,7 +154,10 @@ impl Watcher {
 
     fn do_command(&mut self, ask: WatchCommand) {
         match ask {
-            WatchCommand::Look(new) => self.look_at_named(&new.model, SettleOptions::NEW),
+            WatchCommand::Look(new) => {
+                let looking = new.begin();
+                self.look_at_named(&looking.model, SettleOptions::NEW);
+            }
             WatchCommand::Labels(look) => self.look_at_labels(&look.begin()),
             WatchCommand::Switched(name) if self.adder.versions.is_switching(&name) => {
                 self.look_at_named(&name, SettleOptions::LOADED)

@@ -89,19 +89,53 @@ pub(crate) struct RunMetrics {
 #[derive(Clone)]
 struct ToServer {
     wake: SyncSender<WatchCommand>,
-    /// Whether the server was asked to look for a version and has not finished.
-    looks: Arc<AtomicBool>,
+    looks: Arc<Looks>,
 }
 
-/// A model that may have a new version. The server drops this when it has looked.
+/// How far the server is with the last versions.
+#[derive(Default)]
+struct Looks {
+    /// It was asked to look for them, and has not begun.
+    asked: AtomicBool,
+    begun: AtomicBool,
+}
+
+/// Asks the server to look at a model that may have a new version. When the server begins, this is dropped,
+/// and the next version asks again. Otherwise versions that come faster than they are opened would fill the
+/// channel.
 pub(crate) struct NewVersion {
-    pub model: String,
-    looks: Arc<AtomicBool>,
+    model: String,
+    looks: Arc<Looks>,
+}
+
+impl NewVersion {
+    /// `None` if the server was asked already.
+    fn ask(model: &str, looks: &Arc<Looks>) -> Option<Self> {
+        let asked = looks.asked.swap(true, Ordering::AcqRel);
+        (!asked).then(|| Self { model: model.to_owned(), looks: looks.clone() })
+    }
+
+    pub(crate) fn begin(self) -> Looking {
+        self.looks.begun.store(true, Ordering::Release);
+        Looking { model: self.model.clone(), looks: self.looks.clone() }
+    }
 }
 
 impl Drop for NewVersion {
     fn drop(&mut self) {
-        self.looks.store(false, Ordering::Release);
+        self.looks.asked.store(false, Ordering::Release);
+    }
+}
+
+/// A look that has begun. It has ended when this is dropped.
+pub(crate) struct Looking {
+    pub model: String,
+    looks: Arc<Looks>,
+}
+
+impl Drop for Looking {
+    fn drop(&mut self) {
+        self.looks.begun.store(false, Ordering::Release);
     }
 }
 
@@ -122,7 +156,8 @@ impl RunMetrics {
 
     /// Whether the server looks at the last version, or takes it over.
     pub(crate) fn server_looks(&self) -> bool {
-        self.server.as_ref().is_some_and(|server| server.looks.load(Ordering::Acquire))
+        let looks = |of: &Looks| of.asked.load(Ordering::Acquire) || of.begun.load(Ordering::Acquire);
+        self.server.as_ref().is_some_and(|server| looks(&server.looks))
     }
 
     /// A step was taken.
@@ -159,11 +194,11 @@ impl RunMetrics {
         series.publish_bytes.increment(published.bytes);
         series.publish_rows.increment(published.rows);
         let Some(ToServer { wake, looks }) = &self.server else { return };
-        looks.store(true, Ordering::Release);
-        let look = NewVersion { model: model.to_owned(), looks: looks.clone() };
         // Without a receiver the server has ended. If many changes of models wait, the next look finds the
         // version.
-        let _ = wake.try_send(WatchCommand::Look(look));
+        if let Some(look) = NewVersion::ask(model, looks) {
+            let _ = wake.try_send(WatchCommand::Look(look));
+        }
     }
 }
 
@@ -255,5 +290,27 @@ impl<'a> Run<'a> {
     pub(crate) fn write(&mut self) -> anyhow::Result<Version> {
         let notes = self.epochs.cut_notes(self.model.state());
         self.versions.write(&mut self.model, &notes)
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(flechette_loom))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_server_is_asked_again_only_when_it_has_begun_to_look() {
+        let looks = Arc::default();
+        let ask = || NewVersion::ask("ads", &looks);
+        let first = ask().unwrap();
+        assert!(ask().is_none());
+        let looking = first.begin();
+        let second = ask().unwrap();
+        assert!(ask().is_none());
+        drop(looking);
+        assert!(looks.asked.load(Ordering::Acquire) && !looks.begun.load(Ordering::Acquire));
+        // The channel had no room.
+        drop(second);
+        assert!(ask().is_some());
     }
 }
