@@ -195,6 +195,25 @@ impl Models {
         Ok(version)
     }
 
+    /// Shares out the requests of a model as new settings say, without a wait: the share of the canary, and
+    /// the labels of the settings if all that they name is loaded. [`Self::set_versions`] does the rest.
+    pub(crate) fn set_traffic(&self, name: &str, traffic: &TrafficConfig) {
+        let _changing = self.changing.lock().even_poisoned();
+        let Some(old) = self.get(name) else { return };
+        let mut parts = old.parts().clone();
+        let TrafficConfig { canary_share, sticky, labels, .. } = traffic;
+        (parts.traffic.canary_share, parts.traffic.sticky) = (*canary_share, sticky.clone());
+        if let Some(of_model) = &mut parts.labels {
+            let new = Labels { settings: labels.clone(), set: of_model.set.clone() };
+            if new.all().values().all(|target| old.settled(*target).is_some()) {
+                (*of_model, parts.traffic.labels) = (new, labels.clone());
+            }
+        }
+        if parts.traffic != old.parts().traffic {
+            self.replace(name, parts);
+        }
+    }
+
     /// What tells a model whose labels can be set from one that is loaded later under its name.
     pub(crate) fn labelled(&self, name: &str) -> Option<Arc<Pressure>> {
         let model = self.get(name)?;

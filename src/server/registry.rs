@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::not_served::Reason;
 use super::{LabelChange, Labels, LoadedVersions, NotChanged, Repository, ServerError, ServerState};
-use crate::config::Batchers;
+use crate::config::{Batchers, TrafficConfig};
 use crate::metrics::EventKind;
 use crate::predict::Predict;
 use crate::types::Version;
@@ -86,6 +86,13 @@ impl Registry {
     /// As [`super::models::Models::set_versions`].
     pub(crate) fn set_versions(&self, model: &str, loaded: LoadedVersions) -> Result<(), NotChanged> {
         self.0.models.set_versions(model, loaded)
+    }
+
+    /// As [`super::models::Models::set_traffic`], for all models.
+    pub(crate) fn set_traffic(&self, of: impl Fn(&str) -> TrafficConfig) {
+        for model in self.0.models.all() {
+            self.0.models.set_traffic(model.name(), &of(model.name()));
+        }
     }
 
     /// As [`super::models::Models::remove`]. The model does not count as one that could not be served.

@@ -123,6 +123,10 @@ impl Reloader {
         };
         self.layers = layers;
         let traffic = self.live.set(&config);
+        if traffic {
+            // Who takes the requests from a bad version does not wait until others are opened.
+            self.registry.set_traffic(|model| self.live.traffic(model));
+        }
         self.registry.set_batchers(config.batchers.clone());
         self.registry.set_slow(config.log.slow);
         // It also fails if the thread has ended.

@@ -43,7 +43,7 @@ pub(crate) use known::{VersionRefusal, refusal};
 use plan::VersionPlan;
 use switching::{SwitchOutcome, SwitchTarget, WAIT};
 
-/// How often a model is looked at again when its labels are set at the same time.
+/// How often a model is looked at again when its labels or settings change at the same time.
 const TRIES: usize = 5;
 
 /// How long to wait before a version is tried again, if the main engine could not take it over or the reason
@@ -185,6 +185,10 @@ impl Settling<'_> {
             // After a failed switch, no other version is opened in vain: its switch would wait as long.
             self.options.new &= failed.is_none();
             let plan = self.plan()?;
+            // The settings were read again while versions were opened.
+            if plan.traffic != self.context.loader.live.traffic(self.name) {
+                continue;
+            }
             let (refused, latest) = (plan.refused.clone(), plan.latest);
             match self.apply(plan) {
                 Ok(SwitchOutcome::Done) => {

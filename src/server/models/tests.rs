@@ -84,6 +84,28 @@ fn the_main_engine_leaves_a_version_when_also_the_calls_before_the_last_label_ar
 }
 
 #[test]
+fn new_settings_share_out_requests_as_far_as_versions_are_loaded() {
+    let (models, secondary) = served();
+    let named = |label: &str, version| (label.to_owned(), VersionSelector::Version(Version(version)));
+    let traffic = |canary_share, labels: &[(String, VersionSelector)]| TrafficConfig {
+        canary_share,
+        labels: labels.iter().cloned().collect(),
+        ..TrafficConfig::default()
+    };
+    let first = traffic(1.0, &[named("stable", 2), named("canary", 4)]);
+    let loaded = LoadedVersions { traffic: first.clone(), ..leaves_version_2(secondary) };
+    models.set_versions(NAME, loaded).unwrap();
+    let share = || models.get(NAME).unwrap().parts().traffic.canary_share;
+    let stable = || models.get(NAME).unwrap().labels().unwrap().stable();
+    assert_eq!(share(), 1.0);
+    models.set_traffic(NAME, &TrafficConfig { canary_share: 0.0, ..first.clone() });
+    assert_eq!(share(), 0.0);
+    models.set_traffic(NAME, &traffic(0.0, &[named("stable", 9)]));
+    assert_eq!(stable(), VersionSelector::Version(Version(2)), "version 9 is not loaded");
+    models.set_traffic("other", &first);
+}
+
+#[test]
 fn a_model_ends_when_also_the_calls_before_the_last_label_are_answered() {
     let (models, _) = served();
     let call = models.get(NAME).unwrap();
