@@ -114,8 +114,8 @@ struct Windows {
 }
 
 impl Windows {
-    /// Measures all, the first two in turn. Before, the capacity is measured again: the speed of the machine drifts, and
-    /// half of the capacity of a minute ago may be most of it now.
+    /// Measures all, the first two in turn. Before, the capacity is measured again: the speed of the machine
+    /// drifts, and half of the capacity of a minute ago may be most of it now.
     fn measure(
         bench: &Bench,
         server: &Server,

@@ -25,6 +25,7 @@ use crate::cache::gpu::{ContextShape, GpuCache, GpuCacheError, LookupContext};
 use crate::cache::{CacheError, CacheOptions, CacheShape, CacheStats, Switched, WarmRow, Warmed};
 use crate::device::cuda::Driver;
 use crate::model::Tape;
+use crate::pace;
 use crate::predict::PredictError;
 use crate::schema::{Lookup, Schema};
 use crate::store::EmbeddingStore;
@@ -188,7 +189,8 @@ impl GpuLookupTier {
             }
         };
         if self.points {
-            self.pool.point_at(rows.store());
+            // It takes locks of batches.
+            pace::with_locks(|| self.pool.point_at(rows.store()));
         }
         Ok(switched)
     }

@@ -3,6 +3,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
 use axum::extract::State;
@@ -15,7 +16,7 @@ use super::http_port::{self, AnswerTimes, HttpPort};
 use super::listener::ConnectionLimit;
 use super::security::Security;
 use super::{ServerError, bound, listen, web};
-use crate::config::Config;
+use crate::config::{AuthConfig, Config};
 use crate::metrics::Metrics;
 
 /// The flag that gives the address.
@@ -23,6 +24,9 @@ const FLAG: &str = "--metrics-http";
 
 /// Most connections: Prometheus has one, and a few people may look too.
 const CONNECTIONS: usize = 64;
+
+/// How often metrics are read that nobody asks for.
+const READ_EVERY: Duration = Duration::from_secs(10);
 
 /// A port that is bound.
 pub(crate) struct MetricsPort {
@@ -43,7 +47,13 @@ impl MetricsPort {
         metrics: Arc<Metrics>,
     ) -> Result<Self, ServerError> {
         let Config { server, tls, auth, .. } = config;
-        let security = Arc::new(Security::open(server, tls.as_ref(), auth, &metrics)?);
+        // The other files may be readable for the server alone, or not valid any more.
+        let tls = tls.as_ref().filter(|tls| tls.http);
+        let auth = AuthConfig { predict: None, admin: None, metrics: auth.metrics.clone() };
+        if auth.metrics.is_some() && tls.is_none() && !address.ip().is_loopback() {
+            tracing::warn!("auth.metrics: its tokens are not encrypted on the network: tls.http is off");
+        }
+        let security = Arc::new(Security::open(server, tls, &auth, &metrics)?);
         let times = AnswerTimes::of(server);
         let listener = listen(FLAG, address).await?;
         // It is no server: the alert of one that is not ready must not fire.
@@ -63,6 +73,7 @@ impl MetricsPort {
     pub(crate) async fn serve(self) {
         let Self { listener, times, security, metrics } = self;
         let watching = tokio::spawn(security.clone().watch());
+        let reading = tokio::spawn(read_regularly(metrics.clone()));
         let limit = ConnectionLimit::new(CONNECTIONS, metrics.connections("http"));
         let page = get(async |State(metrics): State<Arc<Metrics>>| web::metrics_page(metrics.render()));
         let routes = Router::new()
@@ -73,5 +84,17 @@ impl MetricsPort {
         let port = http_port::connections(FLAG, listener, security, limit);
         HttpPort::new(port, times, routes).serve(never.subscribe()).await;
         watching.abort();
+        reading.abort();
+    }
+}
+
+/// Renders the metrics regularly, also if nobody asks for them: what histograms have recorded takes memory
+/// until then.
+async fn read_regularly(metrics: Arc<Metrics>) {
+    loop {
+        tokio::time::sleep(READ_EVERY).await;
+        let metrics = metrics.clone();
+        // It fails only when the runtime ends.
+        let _ = tokio::task::spawn_blocking(move || metrics.render()).await;
     }
 }

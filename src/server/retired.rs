@@ -35,33 +35,26 @@ impl RetiredEngines {
         let closing = (!logs.is_empty()).then(|| {
             BoundedThread::start("close-learn-logs", move || logs.iter().for_each(|log| log.close()))
         });
-        let joining = BoundedThread::start("end-engines", move || {
-            self.engines.iter().for_each(|engine| engine.batcher.close());
-            self.engines.iter().for_each(|engine| engine.batcher.join());
-            self.shadow.iter().for_each(|shadow| shadow.end());
-            let mut pause = FIRST_PAUSE;
-            while self.is_used() {
-                std::thread::sleep(pause);
-                pause = (2 * pause).min(MAX_PAUSE);
-            }
-            // Before the end of the wait: who unloads a model wants its memory back.
-            drop(self);
-        });
+        // The shadow has one, too: neither waits for a call of the other that does not end.
+        let Self { engines, shadow } = self;
+        let shadow = shadow.map(|shadow| BoundedThread::start("end-shadow", move || end_shadow(shadow)));
+        let engines = BoundedThread::start("end-engines", move || end_engines(engines));
         let seconds = limit.as_secs();
-        let in_time = match joining.map(|mut joining| joining.wait(limit)) {
-            Ok(true) => true,
-            Ok(false) => {
-                tracing::warn!(
+        let mut in_time = true;
+        for ending in shadow.into_iter().chain([engines]) {
+            let left = until.saturating_duration_since(Instant::now());
+            match ending.map(|mut ending| ending.wait(left)) {
+                Ok(true) => continue,
+                Ok(false) => tracing::warn!(
                     model,
                     "a call of the model has not ended after {seconds} s: its memory stays"
-                );
-                false
+                ),
+                Err(error) => {
+                    tracing::warn!(model, %error, "a thread that ends engines of the model cannot start");
+                }
             }
-            Err(error) => {
-                tracing::warn!(model, %error, "the thread that ends the engines of the model cannot start");
-                false
-            }
-        };
+            in_time = false;
+        }
         let left = until.saturating_duration_since(Instant::now());
         if closing.is_some_and(|closing| !closing.is_ok_and(|mut closing| closing.wait(left))) {
             tracing::warn!(
@@ -71,12 +64,27 @@ impl RetiredEngines {
         }
         in_time
     }
+}
 
-    /// Whether a call still has one of them. No call finds them any more, so this does not become true again.
-    fn is_used(&self) -> bool {
-        let engine =
-            |engine: &Arc<ServingEngine>| Arc::strong_count(engine) > 1 || engine.batcher.is_awaited();
-        let shadow = |shadow: &Arc<Shadowing>| Arc::strong_count(shadow) > 1 || shadow.is_awaited();
-        self.engines.iter().any(engine) || self.shadow.iter().any(shadow)
+/// Ends engines and releases their memory, when no call has one any more. No call finds them, so it does not
+/// get one later.
+fn end_engines(engines: Vec<Arc<ServingEngine>>) {
+    engines.iter().for_each(|engine| engine.batcher.close());
+    engines.iter().for_each(|engine| engine.batcher.join());
+    let is_used = |engine: &Arc<ServingEngine>| Arc::strong_count(engine) > 1 || engine.batcher.is_awaited();
+    wait_while(|| engines.iter().any(is_used));
+}
+
+/// Does the same for a shadow.
+fn end_shadow(shadow: Arc<Shadowing>) {
+    shadow.end();
+    wait_while(|| Arc::strong_count(&shadow) > 1 || shadow.is_awaited());
+}
+
+fn wait_while(is_used: impl Fn() -> bool) {
+    let mut pause = FIRST_PAUSE;
+    while is_used() {
+        std::thread::sleep(pause);
+        pause = (2 * pause).min(MAX_PAUSE);
     }
 }

@@ -41,6 +41,9 @@ const BATCH: usize = 512;
 const SEND_EVERY: Duration = Duration::from_secs(1);
 const SEND: Duration = Duration::from_secs(5);
 
+/// How often a silent collector is asked whether it is there.
+const KEEP_ALIVE: Duration = Duration::from_secs(30);
+
 /// How long the last spans may take when the server ends.
 const FLUSH: Duration = Duration::from_secs(2);
 
@@ -119,7 +122,9 @@ fn collector(config: &OtelConfig) -> Result<SpanExporter, ServerError> {
         let tls = ClientTlsConfig::new().with_enabled_roots();
         endpoint = endpoint.tls_config(tls).map_err(|error| wrong(&error))?;
     }
-    let channel = endpoint.connect_timeout(SEND).connect_lazy();
+    // Without these, messages to a collector that vanished would be lost until TCP gives up.
+    let endpoint = endpoint.http2_keep_alive_interval(KEEP_ALIVE).keep_alive_timeout(SEND);
+    let channel = endpoint.keep_alive_while_idle(true).connect_timeout(SEND).connect_lazy();
     let exporter = SpanExporter::builder().with_tonic().with_channel(channel).with_timeout(SEND);
     exporter.build().map_err(|error| wrong(&error))
 }

@@ -45,7 +45,7 @@ use crate::engine::Engine;
 use crate::metrics::Metrics;
 use crate::predict::Predict;
 use crate::server::{Drained, Learning, Server, ServerError, ServerParts, terminated};
-use crate::store;
+use crate::store::{self, StoreError};
 use crate::sync::EvenPoisoned;
 use crate::types::Version;
 use add::Adder;
@@ -114,9 +114,22 @@ fn models_dir(config: &Config, trains: bool) -> anyhow::Result<PathBuf> {
     let models = config.server.models.clone();
     let models = models.ok_or_else(|| InputError(anyhow!("server.models: missing: give --models DIR")))?;
     if !trains {
-        store::models(&models).map_err(|e| InputError(e.into())).context("server.models")?;
+        model_names(&models)?;
     }
     Ok(models)
+}
+
+/// The models of the directory.
+///
+/// # Errors
+/// When the directory cannot be read. That is a wrong setting, unless the disk has failed: then a restart may
+/// help.
+fn model_names(models: &Path) -> anyhow::Result<Vec<String>> {
+    let error = |error| match error {
+        StoreError::Io { .. } => anyhow::Error::from(error),
+        _ => InputError(error.into()).into(),
+    };
+    store::models(models).map_err(error).context("server.models")
 }
 
 /// Serves until `terminated`, and ends what `starting` has started by then.
@@ -268,7 +281,7 @@ impl Serving {
     pub fn load(config: &Config, models: &Path) -> anyhow::Result<Self> {
         let metrics = Arc::new(Metrics::new().context("metrics")?);
         let serving = Self::new(Loader::new(config, models, metrics, LiveSettings::new(config))?);
-        let names = store::models(models).map_err(|e| InputError(e.into())).context("server.models")?;
+        let names = model_names(models)?;
         if names.is_empty() {
             return Err(InputError(anyhow!("server.models: no model in {}", models.display())).into());
         }

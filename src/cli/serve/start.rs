@@ -12,8 +12,7 @@ use tokio::sync::oneshot;
 
 use super::add::Adder;
 use super::watch::{WatchChannel, Watching};
-use super::{LiveSettings, Loader, Saving, Serving};
-use crate::cli::InputError;
+use super::{LiveSettings, Loader, Saving, Serving, model_names};
 use crate::cli::train::run::RunMetrics;
 use crate::cli::train::serve_flags::ServeTrainFlags;
 use crate::cli::train::serve_train::ServeTrain;
@@ -113,7 +112,7 @@ fn warn_of_no_model(config: &Config, models: &Path) {
 /// setting or the machine is at fault, and waiting does not help.
 fn load_all(adder: &mut Adder) -> anyhow::Result<()> {
     let models = &adder.loader.models;
-    let names = store::models(models).map_err(|e| InputError(e.into())).context("server.models")?;
+    let names = model_names(models)?;
     let mut fault = None;
     for name in &names {
         let Err(error) = adder.add(name) else { continue };

@@ -155,8 +155,11 @@ pub(crate) async fn wait_for<T, E>(
     model: String,
     requested: Requested<impl Future<Output = Result<Result<T, ChangeError>, E>>>,
 ) -> Result<T, CallError> {
-    let Requested { begun, answer } = requested;
-    if tokio::time::timeout(BEGIN_WAIT, begun).await.is_err() {
+    let Requested { mut begun, answer } = requested;
+    let in_time = tokio::time::timeout(BEGIN_WAIT, &mut begun).await.is_ok();
+    // From here on it cannot begin. It may have, just now.
+    begun.close();
+    if !in_time && begun.try_recv().is_err() {
         let (seconds, now) = (BEGIN_WAIT.as_secs(), repository.changes_now());
         return Err(ChangeError::NotBegun { model, seconds, now }.into());
     }
