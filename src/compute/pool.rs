@@ -52,13 +52,12 @@ pub(crate) fn pooling_code(pooling: Pooling) -> u32 {
     }
 }
 
-/// Checks and prefix sum of a gather-pool in host memory, for the simulator's launches.
-#[cfg(any(test, feature = "cusim"))]
-mod checked;
-#[cfg(any(test, feature = "cusim"))]
-pub(crate) use checked::Pool;
-#[cfg(feature = "cusim")]
-pub(crate) use checked::PoolError;
-
 #[cfg(test)]
-mod tests;
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lookup_has_the_size_of_the_kernels_struct() {
+        assert_eq!(size_of::<PoolLookup>(), 24);
+    }
+}

@@ -22,6 +22,7 @@ use std::ops::Range;
 use std::sync::{Mutex, RwLock, RwLockReadGuard};
 
 use super::bitmap::Bitmap;
+use super::region::PAGE_BYTES;
 use super::stripes::Stripes;
 use crate::mem::OutOfHostMemory;
 use crate::mem::prefetch::PREFETCH_AHEAD;
@@ -31,10 +32,9 @@ use crate::sync::EvenPoisoned;
 const SEGMENT_BYTES: usize = 1 << 20;
 /// Segments of small tables are smaller, so that there are at least this many.
 const FEWEST_SEGMENTS: u64 = 16;
-/// Alignment of index, rows and segments in the file. The index is initialised a page at a time.
-const PAGE_BYTES: u64 = 4096;
 /// Bytes of an entry of `index` and of `rows`.
 const WORD_BYTES: u64 = size_of::<u32>() as u64;
+/// The index is initialised a page at a time.
 const PAGE_PLACES: u64 = PAGE_BYTES / WORD_BYTES;
 
 /// The records of a table, in the order of their last writes.

@@ -11,8 +11,8 @@ use super::{First, WorkingError, WorkingTable};
 use crate::rowlog::RowOrder;
 use crate::store::RecordLayout;
 
-/// Each table begins at a multiple of this in the file.
-const PAGE_BYTES: u64 = 4096;
+/// Each table, and each part of one, begins at a multiple of this in the file.
+pub(crate) const PAGE_BYTES: u64 = 4096;
 /// Most bytes that one call reads, except that it reads at least one record.
 pub(crate) const READ_BYTES: usize = 1 << 20;
 /// Most bytes that one call writes, except that it writes at least one record. After a long write the kernel

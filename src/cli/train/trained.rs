@@ -152,11 +152,11 @@ impl Trained {
         let seconds =
             |(stage, time): (StageName, Duration)| (stage.name().to_owned(), time.as_secs_f64().into());
         let worked: serde_json::Map<_, _> = pipeline.worked().map(seconds).collect();
-        let PlanStats { hits, fills, evictions, bubbles, splits, shrinks, .. } = pipeline.stats();
+        let PlanStats { hits, fills, filled_before, evictions, bubbles, splits, shrinks } = pipeline.stats();
         serde_json::json!({
             "slots": pipeline.slots(), "exact": pipeline.settings().exact(), "bytes": pipeline.bytes(),
-            "hits": hits, "fills": fills, "evictions": evictions, "bubbles": bubbles, "splits": splits,
-            "shrinks": shrinks, "worked_s": worked,
+            "hits": hits, "fills": fills, "filled_before": filled_before, "evictions": evictions,
+            "bubbles": bubbles, "splits": splits, "shrinks": shrinks, "worked_s": worked,
         })
     }
 }

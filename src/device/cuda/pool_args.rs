@@ -9,11 +9,8 @@ use crate::compute::pool::PoolLookup;
 #[cfg(test)]
 mod tests;
 
-/// Kind of a place: a missed row. (A place says where the row of an occurrence is. It is a u64 with a kind in
-/// the upper three bits and a value in the others; here the value is the number of the miss.)
-#[cfg(feature = "cusim")]
-pub(crate) const AT_MISS: u64 = 1 << 61;
-/// Kind of a place: an absent row, which reads as zeros.
+/// Kind of a place: an absent row, which reads as zeros. (A place says where the row of an occurrence is. It
+/// is a u64 with a kind in the upper three bits and a value in the others.)
 pub(crate) const AT_NOTHING: u64 = 4 << 61;
 
 /// `BatchHeader` of common.cuh: written by the host before each batch, and read by all kernels of the batch.

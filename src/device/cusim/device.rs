@@ -124,10 +124,9 @@ impl Device {
         match self.advance(stream) {
             Ok(true) => drop(self.streams[stream].1.pop_front()),
             Ok(false) => {}
-            Err(SimError::Stopped { kernel, reason }) => {
+            Err(SimError { kernel, reason }) => {
                 self.failure = Some(DriverError::Stopped { kernel, reason });
             }
-            Err(other) => self.failure = Some(stopped("launch", &other.to_string())),
         }
         true
     }

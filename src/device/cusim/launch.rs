@@ -45,7 +45,7 @@ impl Running {
     /// Begins a launch.
     ///
     /// # Errors
-    /// [`SimError::Stopped`] if there is no such kernel, or if a block cannot have this size.
+    /// [`SimError`] if there is no such kernel, or if a block cannot have this size.
     ///
     /// # Safety
     /// `arguments` must be the kernel's parameters, in order and with the right types. While the launch is
@@ -59,7 +59,7 @@ impl Running {
         let arguments = arguments.to_vec();
         let mut parameters: Box<[*mut c_void]> =
             arguments.iter().map(|argument| argument.0.as_ptr().cast_mut().cast()).collect();
-        let stopped = |reason| SimError::Stopped { kernel: kernel.to_owned(), reason };
+        let stopped = |reason| SimError { kernel: kernel.to_owned(), reason };
         let name = CString::new(kernel).map_err(|_| stopped("the name contains a zero byte".to_owned()))?;
         let mut message = Message::default();
         // SAFETY: `name` ends with a zero, the two shapes have three numbers each, and `message` has the
@@ -84,7 +84,7 @@ impl Running {
     /// Takes at most `steps` steps. Returns whether the launch is done.
     ///
     /// # Errors
-    /// [`SimError::Stopped`] if the kernel deadlocks or breaks a rule of warp operations and barriers.
+    /// [`SimError`] if the kernel deadlocks or breaks a rule of warp operations and barriers.
     pub(crate) fn advance(&mut self, steps: u64) -> Result<bool, SimError> {
         let mut message = Message::default();
         // SAFETY: the launch lives until `drop`, and `Self` is not `Send`, so this is the thread that began
@@ -96,7 +96,7 @@ impl Running {
         match code {
             RUNNING => Ok(false),
             DONE => Ok(true),
-            _ => Err(SimError::Stopped { kernel: self.kernel.clone(), reason: message.text() }),
+            _ => Err(SimError { kernel: self.kernel.clone(), reason: message.text() }),
         }
     }
 }

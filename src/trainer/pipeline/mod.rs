@@ -216,13 +216,6 @@ impl Pipeline {
         StageName::ALL.into_iter().map(|stage| (stage, self.clocks.of(stage)))
     }
 
-    /// Whether [`StepObserver::rows`] gets the current records of all rows that a step has changed. With
-    /// several replicas, an average also changes rows of earlier steps.
-    #[must_use]
-    pub(crate) fn shows_current_rows(&self) -> bool {
-        self.settings.replicas == 1 || self.settings.lambda == 1
-    }
-
     #[must_use]
     pub(crate) fn settings(&self) -> &PipelineSettings {
         &self.settings
