@@ -9,8 +9,8 @@
 //! server ([`refusing`]), and from it the goodput of a server with such refusals: in a second of its core,
 //! `scored / capacity + refused x cost = 1`.
 //!
-//! `--rows N` per table (700,000; 26 tables of dim 16), `--batch N` samples of a request (64), `--seconds S`
-//! of a load (5), `--rounds N` (3), `--json`.
+//! `--arch NAME` (dlrm), `--rows N` per table (700,000; 26 tables of dim 16), `--batch N` samples of a request
+//! (64), `--seconds S` of a load (5), `--rounds N` (3), `--json`.
 
 #[path = "../harness/bare.rs"]
 mod bare;
@@ -44,8 +44,9 @@ fn main() -> anyhow::Result<()> {
     }
     let number = |flag, default| options.number(flag, default).max(1);
     let (rows, batch, seconds) = (number("--rows", 700_000), number("--batch", 64), number("--seconds", 5));
+    let arch = options.value("--arch").unwrap_or_else(|| "dlrm".to_owned());
     println!("overload: {}", harness::place());
-    println!("{TABLES} tables of {rows} rows, {batch} samples a request, loads of {seconds} s");
+    println!("{arch}, {TABLES} tables of {rows} rows, {batch} samples a request, loads of {seconds} s");
     println!(
         "{:<34} {:>10} {:>20} {:>20} {:>14}",
         "timeout, rate to the capacity", "goodput", "to the peak", "of bare tonic", "p99 to peak's"
@@ -54,7 +55,7 @@ fn main() -> anyhow::Result<()> {
     let models = dir.path().join("models").display().to_string();
     let config = dir.path().join("model.toml");
     let init =
-        format!("init --dataset synthetic --arch dlrm --dim 16 --rows {rows} --tables {TABLES} --dense 13");
+        format!("init --dataset synthetic --arch {arch} --dim 16 --rows {rows} --tables {TABLES} --dense 13");
     std::fs::write(&config, output(program(&init))?)?;
     let train = format!("--model-config {} --data rows=1024,seed=1,skew=1.2", config.display());
     let train = format!("train --format synthetic --batch 128 --models {models} --name m {train}");

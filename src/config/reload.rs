@@ -43,8 +43,11 @@ impl Layers {
         let mut layers = self.clone();
         // Also those that have not changed: a setting of a model may now give what was the common value.
         reloads.iter().for_each(|(key, _)| layers.take(key, new));
-        let config = layers.clone().config()?;
         let keys = |settings: Vec<(&str, _)>| settings.iter().map(|(key, _)| (*key).to_owned()).collect();
-        Ok(Reloaded { layers, config, changed: keys(changed), restart: keys(restart) })
+        let (changed, restart): (_, Vec<String>) = (keys(changed), keys(restart));
+        match layers.clone().config() {
+            Ok(config) => Ok(Reloaded { layers, config, changed, restart }),
+            Err(error) => Err(ConfigError::NeedsRestart { error: Box::new(error), stay: restart }),
+        }
     }
 }
