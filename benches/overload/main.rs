@@ -9,8 +9,8 @@
 //! server ([`refusing`]), and from it the goodput of a server with such refusals: in a second of its core,
 //! `scored / capacity + refused x cost = 1`.
 //!
-//! `--arch NAME` (dlrm), `--rows N` per table (700,000; 26 tables of dim 16), `--batch N` samples of a request
-//! (64), `--seconds S` of a load (5), `--rounds N` (3), `--json`.
+//! `--arch NAME` (dlrm), `--rows N` per table (700,000; 26 tables of dim 16), `--batch N` samples of a
+//! request (64), `--seconds S` of a load (5), `--rounds N` (3), `--json`.
 
 #[path = "../harness/bare.rs"]
 mod bare;
