@@ -165,7 +165,7 @@ fn meanwhile(
         let load = scope.spawn(|| load.run());
         server.wait_for_requests()?;
         work()?;
-        anyhow::ensure!(!load.is_finished(), "the window ended before a version was served");
+        anyhow::ensure!(!load.is_finished(), "the load ended before the work beside it");
         load.join().map_err(|_| anyhow::anyhow!("load panicked"))?
     })
 }
@@ -210,6 +210,7 @@ fn full(bench: &Bench, figures: &mut Figures, server: &Server, versions: &[PathB
         "",
         &Windows::ratios(&pair, |pair| pair.rest_us),
     );
+    figures.add("the same to p99 beside threads that spin", "", &Windows::ratios(&pair, |pair| pair.spun_us));
     let [Windows { during_us, served_s, .. }] = pair;
     figures.add("p99 while a full version is taken over, us", "", &[during_us]);
     figures.add("from the rename of a full version until it is served, s", "", &served_s);

@@ -1,7 +1,7 @@
 //! Threads that take the time that requests leave, and do nothing with it.
 //!
 //! A machine may be slower as soon as its processors are never idle: a virtual one loses them to others for
-//! milliseconds then. No program that uses the free time can avoid that. So p99 beside these threads is the
+//! milliseconds then, which no program that uses the free time can avoid. So p99 beside these threads is the
 //! second baseline of what training, or a version that is taken over, costs the requests. They have the idle
 //! policy (by `chrt`) and run in a process of their own, this program with `--spin`.
 
@@ -23,7 +23,8 @@ pub struct Pattern {
 /// As training: always.
 pub const ALWAYS: Pattern = Pattern { work: Duration::from_millis(1), rest: Duration::ZERO };
 
-/// As threads that open a version while requests are computed (`src/pace.rs`).
+/// Much as threads that open a version while requests are computed (`src/pace.rs`). These take more time of
+/// the processors: they rest no longer after they had to wait, and all spin until the version is served.
 pub const WITH_RESTS: Pattern = Pattern { work: Duration::from_millis(1), rest: Duration::from_micros(500) };
 
 impl Pattern {

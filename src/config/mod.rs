@@ -159,7 +159,9 @@ pub enum ConfigError {
     Value { key: String, source_of: SettingSource, expected: String, got: String },
     #[error("{key}: missing, but needed by {wanted_by} = {got} ({source_of})")]
     Missing { key: &'static str, wanted_by: &'static str, got: String, source_of: SettingSource },
-    #[error("{error}; it is valid only with the new values of {}, which need a restart", stay.join(", "))]
+    #[error(
+        "{error}; the file is valid after a restart, which also applies the new values of {}", stay.join(", ")
+    )]
     NeedsRestart { error: Box<Self>, stay: Vec<String> },
     #[error("{first} ({first_source}) and {second} ({second_source}): give one of the two, not both")]
     Both {

@@ -28,7 +28,7 @@ use crate::learnlog::{self, LearnerOptions};
 use crate::metrics::{EventKind, Metrics, ModelMetrics};
 use crate::predict::Predict;
 use crate::sync::{EvenPoisoned, wait_until};
-use crate::types::Version;
+use crate::types::{Version, VersionSelector};
 pub(crate) use versions::{LoadedVersions, MissingVersion, RefusedVersions};
 
 /// How long the removal of a model or a version waits for calls in flight, before its batcher refuses what
@@ -43,6 +43,8 @@ pub(crate) enum NotChanged {
     NotServed,
     #[error("a label names a version that is not loaded")]
     NotLoaded,
+    #[error("the settings were read again meanwhile")]
+    OldSettings,
     #[error(transparent)]
     Label(#[from] LabelError),
     #[error(transparent)]
@@ -196,7 +198,8 @@ impl Models {
     }
 
     /// Shares out the requests of a model as new settings say, without a wait: the share of the canary, and
-    /// the labels of the settings if all that they name is loaded. [`Self::set_versions`] does the rest.
+    /// the labels of the settings if the versions are loaded that changed ones name.
+    /// [`Self::set_versions`] does the rest.
     pub(crate) fn set_traffic(&self, name: &str, traffic: &TrafficConfig) {
         let _changing = self.changing.lock().even_poisoned();
         let Some(old) = self.get(name) else { return };
@@ -205,7 +208,9 @@ impl Models {
         (parts.traffic.canary_share, parts.traffic.sticky) = (*canary_share, sticky.clone());
         if let Some(of_model) = &mut parts.labels {
             let new = Labels { settings: labels.clone(), set: of_model.set.clone() };
-            if new.all().values().all(|target| old.settled(*target).is_some()) {
+            let before = of_model.all();
+            let changed = |(label, target): &(String, VersionSelector)| before.get(label) != Some(target);
+            if new.all().into_iter().filter(changed).all(|(_, target)| old.settled(target).is_some()) {
                 (*of_model, parts.traffic.labels) = (new, labels.clone());
             }
         }

@@ -41,8 +41,10 @@ const BATCH: usize = 512;
 const SEND_EVERY: Duration = Duration::from_secs(1);
 const SEND: Duration = Duration::from_secs(5);
 
-/// How often a silent collector is asked whether it is there.
-const KEEP_ALIVE: Duration = Duration::from_secs(30);
+/// How often a collector that does not answer is asked whether it is there, and how long that answer may
+/// take. Both pass within [`SEND`]. Without spans on their way it is not asked: collectors close such
+/// connections.
+const KEEP_ALIVE: Duration = Duration::from_secs(2);
 
 /// How long the last spans may take when the server ends.
 const FLUSH: Duration = Duration::from_secs(2);
@@ -123,8 +125,8 @@ fn collector(config: &OtelConfig) -> Result<SpanExporter, ServerError> {
         endpoint = endpoint.tls_config(tls).map_err(|error| wrong(&error))?;
     }
     // Without these, messages to a collector that vanished would be lost until TCP gives up.
-    let endpoint = endpoint.http2_keep_alive_interval(KEEP_ALIVE).keep_alive_timeout(SEND);
-    let channel = endpoint.keep_alive_while_idle(true).connect_timeout(SEND).connect_lazy();
+    let endpoint = endpoint.http2_keep_alive_interval(KEEP_ALIVE).keep_alive_timeout(KEEP_ALIVE);
+    let channel = endpoint.connect_timeout(SEND).connect_lazy();
     let exporter = SpanExporter::builder().with_tonic().with_channel(channel).with_timeout(SEND);
     exporter.build().map_err(|error| wrong(&error))
 }

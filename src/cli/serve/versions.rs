@@ -134,6 +134,11 @@ impl ServedVersions {
         }
     }
 
+    /// Reports to the server again what is loaded: it has changed what it knew, for new settings.
+    pub(crate) fn report_again(&mut self) {
+        self.known.values_mut().for_each(|known| known.report_again = true);
+    }
+
     /// Releases the versions of a model that is not served any more.
     pub(crate) fn remove(&mut self, name: &str) {
         self.known.remove(name);
@@ -154,7 +159,7 @@ impl ServedVersions {
         let known = known.entry(name.clone()).or_insert_with(|| KnownVersions::at_load(model));
         known.report_again |= !options.new;
         let stamper = Stamper::new(&context.loader.models, &name);
-        Settling { context, model, name: &name, options, known, stamper }.settle()
+        Settling { context, model, name: &name, options, known, stamper, last_try: false }.settle()
     }
 }
 
@@ -167,11 +172,13 @@ struct Settling<'s> {
     known: &'s mut KnownVersions,
     /// The files as the present plan has found them.
     stamper: Stamper<'s>,
+    /// Whether the present plan is applied even if it is of old settings.
+    last_try: bool,
 }
 
 impl Settling<'_> {
     fn settle(mut self) -> Result<(), NotSettled> {
-        let mut failed = None;
+        let (mut failed, mut refused) = (None, None);
         match self.end_switch(Duration::ZERO) {
             SwitchOutcome::Done => {}
             SwitchOutcome::Refused(reason) => failed = Some(reason),
@@ -181,15 +188,13 @@ impl Settling<'_> {
             }
         }
         self.options.new |= std::mem::take(&mut self.known.new_later);
-        for _ in 0..TRIES {
+        for tries_left in (0..TRIES).rev() {
             // After a failed switch, no other version is opened in vain: its switch would wait as long.
             self.options.new &= failed.is_none();
+            self.last_try = tries_left == 0;
             let plan = self.plan()?;
-            // The settings were read again while versions were opened.
-            if plan.traffic != self.context.loader.live.traffic(self.name) {
-                continue;
-            }
-            let (refused, latest) = (plan.refused.clone(), plan.latest);
+            let latest = plan.latest;
+            refused = plan.refused.clone().or(refused);
             match self.apply(plan) {
                 Ok(SwitchOutcome::Done) => {
                     let newer = self.known.refused.keys().filter(|version| **version > latest);
@@ -201,15 +206,15 @@ impl Settling<'_> {
                     tracing::debug!(model = self.name, "{reason}");
                     return Err(NotSettled::Switching(reason));
                 }
-                // A label was set meanwhile.
-                Err(NotChanged::NotLoaded) => {}
+                // A label was set meanwhile, or the settings were read again.
+                Err(NotChanged::NotLoaded | NotChanged::OldSettings) => {}
                 Err(error) => {
                     tracing::warn!(model = self.name, %error, "the loaded versions stay as they are");
                     return Err(error.to_string().into());
                 }
             }
         }
-        failed.map_or(Ok(()), |reason| Err(reason.into()))
+        failed.or(refused).map_or(Ok(()), |reason| Err(reason.into()))
     }
 
     /// Tells the server what is loaded, and lets the main engine switch. After a switch that fails another
@@ -272,6 +277,10 @@ impl Settling<'_> {
 
     /// Tells the server what is loaded, unless it knows that.
     fn tell(&mut self, reported: Reported) -> Result<(), NotChanged> {
+        // Versions may have been opened for minutes since the plan began.
+        if !self.last_try && reported.traffic != self.context.loader.live.traffic(self.name) {
+            return Err(NotChanged::OldSettings);
+        }
         if self.known.reported.as_ref() == Some(&reported) && !self.known.report_again {
             return Ok(());
         }

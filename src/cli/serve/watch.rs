@@ -133,10 +133,7 @@ impl Watcher {
             let every = self.adder.loader.live.watch();
             let wait = (last + every.unwrap_or(IDLE_SLEEP)).saturating_duration_since(Instant::now());
             // Models are looked at also if commands come faster than they are done.
-            let next = match every {
-                Some(_) if wait.is_zero() => Err(RecvTimeoutError::Timeout),
-                _ => woken.recv_timeout(wait),
-            };
+            let next = if wait.is_zero() { Err(RecvTimeoutError::Timeout) } else { woken.recv_timeout(wait) };
             match next {
                 Ok(WatchCommand::Stop) | Err(RecvTimeoutError::Disconnected) => return,
                 Ok(ask) => unless_it_panics(|| self.do_command(ask)).unwrap_or(()),
@@ -193,6 +190,7 @@ impl Watcher {
     /// directory is not read at intervals, what is new there waits for a client that asks for it.
     fn look_again(&mut self) {
         self.adder.forget_all_refused();
+        self.adder.versions.report_again();
         self.look(match self.adder.loader.live.watch() {
             Some(_) => SettleOptions::NEW,
             None => SettleOptions::LOADED,

@@ -93,8 +93,8 @@ fn new_settings_share_out_requests_as_far_as_versions_are_loaded() {
         ..TrafficConfig::default()
     };
     let first = traffic(1.0, &[named("stable", 2), named("canary", 4)]);
-    let loaded = LoadedVersions { traffic: first.clone(), ..leaves_version_2(secondary) };
-    models.set_versions(NAME, loaded).unwrap();
+    let leaves = |traffic| LoadedVersions { traffic, ..leaves_version_2(secondary.clone()) };
+    models.set_versions(NAME, leaves(first.clone())).unwrap();
     let share = || models.get(NAME).unwrap().parts().traffic.canary_share;
     let stable = || models.get(NAME).unwrap().labels().unwrap().stable();
     assert_eq!(share(), 1.0);
@@ -102,6 +102,11 @@ fn new_settings_share_out_requests_as_far_as_versions_are_loaded() {
     assert_eq!(share(), 0.0);
     models.set_traffic(NAME, &traffic(0.0, &[named("stable", 9)]));
     assert_eq!(stable(), VersionSelector::Version(Version(2)), "version 9 is not loaded");
+    // A label that names no loaded version does not keep another one from changing.
+    let gone = named("old", 9);
+    models.set_versions(NAME, leaves(traffic(1.0, &[named("stable", 2), gone.clone()]))).unwrap();
+    models.set_traffic(NAME, &traffic(1.0, &[named("stable", 2), named("canary", 2), gone]));
+    assert_eq!(models.get(NAME).unwrap().labels().unwrap().settings.get("canary"), Some(&named("", 2).1));
     models.set_traffic("other", &first);
 }
 

@@ -145,7 +145,7 @@ impl Tokens {
         if own.has(&digest) {
             return Ok(());
         }
-        let roles = self.0.iter().filter(|file| file.has(&digest)).count();
+        let roles = self.0.iter().filter(|file| file.role != role && file.has(&digest)).count();
         Err(if roles > 0 { Refusal::OtherRole(role) } else { Refusal::Unknown(role) })
     }
 }
