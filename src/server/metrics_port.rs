@@ -25,7 +25,7 @@ const FLAG: &str = "--metrics-http";
 /// Most connections: Prometheus has one, and a few people may look too.
 const CONNECTIONS: usize = 64;
 
-/// How often metrics are read that nobody asks for.
+/// How often metrics are read without a request.
 const READ_EVERY: Duration = Duration::from_secs(10);
 
 /// A port that is bound.
@@ -49,7 +49,7 @@ impl MetricsPort {
         let Config { server, tls, auth, .. } = config;
         // The other files may be readable for the server alone, or not valid any more.
         let tls = tls.as_ref().filter(|tls| tls.http);
-        let auth = AuthConfig { predict: None, admin: None, metrics: auth.metrics.clone() };
+        let auth = AuthConfig { metrics: auth.metrics.clone(), ..AuthConfig::default() };
         if auth.metrics.is_some() && tls.is_none() && !address.ip().is_loopback() {
             tracing::warn!("auth.metrics: its tokens are not encrypted on the network: tls.http is off");
         }
@@ -88,8 +88,8 @@ impl MetricsPort {
     }
 }
 
-/// Renders the metrics regularly, also if nobody asks for them: what histograms have recorded takes memory
-/// until then.
+/// Renders the metrics regularly, also without requests: what histograms have recorded takes memory until
+/// then.
 async fn read_regularly(metrics: Arc<Metrics>) {
     loop {
         tokio::time::sleep(READ_EVERY).await;

@@ -86,8 +86,11 @@ struct RefusedContents {
 
 impl RefusedContents {
     fn is_of(&self, digest: Option<Digest>, reason: &FileError) -> bool {
-        let [own, other] = [self.digest, digest].map(|digest| digest.map(|digest| digest.as_ref().to_vec()));
-        own == other && self.reason == *reason
+        let same = match (&self.digest, &digest) {
+            (Some(own), Some(other)) => own.as_ref() == other.as_ref(),
+            (own, other) => own.is_none() && other.is_none(),
+        };
+        same && self.reason == *reason
     }
 }
 
