@@ -134,6 +134,11 @@ series! {
         "Most open connections of a port: server.max_connections, or fewer if few files may be open.";
     refused: Counter, "flechette_connections_refused_total",
         "Connections that were closed at once, because the port had its most.";
+    handshakes_failed: Counter, "flechette_tls_handshakes_failed_total",
+        "TLS handshakes that failed, for example because the client does not trust the certificate, and \
+         those that began on a port without TLS; but not clients that only closed.";
+    overdue: Counter, "flechette_connections_overdue_total",
+        "gRPC connections that were closed because of server.handshake_seconds or server.write_seconds.";
 }
 
 series! {

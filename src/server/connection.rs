@@ -119,6 +119,7 @@ impl<S: GrpcService> GrpcPort<S> {
         http2: &http2::Builder<TokioExecutor>,
     ) -> impl Future<Output = ()> + Send + 'static + use<S> {
         let connection_state = Arc::new(ConnectionState::new(self.http2.max_streams as usize));
+        let metrics = permit.metrics.clone();
         let stream = TokioIo::new(Connection::grpc(stream, permit, connection_state.clone()));
         let calls = Calls {
             service: self.service.clone(),
@@ -156,6 +157,7 @@ impl<S: GrpcService> GrpcPort<S> {
                         ClientState::Idle => return,
                         ClientState::Overdue(setting) => {
                             tracing::debug!("{setting}: a gRPC connection is closed");
+                            metrics.overdue.increment(1);
                             return;
                         }
                     },

@@ -16,7 +16,6 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use metrics::Gauge;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio::time::{Instant, Sleep};
@@ -42,13 +41,13 @@ pub(crate) type NextTls = Box<dyn Fn() -> Option<Arc<rustls::ServerConfig>> + Se
 pub(crate) struct ConnectionLimit {
     permits: Arc<Semaphore>,
     connections: usize,
-    metrics: ConnectionMetrics,
+    metrics: Arc<ConnectionMetrics>,
 }
 
 impl ConnectionLimit {
     pub(crate) fn new(connections: usize, metrics: ConnectionMetrics) -> Self {
         metrics.most.set(connections as f64);
-        Self { permits: Arc::new(Semaphore::new(connections)), connections, metrics }
+        Self { permits: Arc::new(Semaphore::new(connections)), connections, metrics: Arc::new(metrics) }
     }
 
     /// A permit, or `None` if all are taken.
@@ -58,19 +57,19 @@ impl ConnectionLimit {
             return None;
         };
         self.metrics.open.increment(1.0);
-        Some(Permit { open: self.metrics.open.clone(), _permit: permit })
+        Some(Permit { metrics: self.metrics.clone(), _permit: permit })
     }
 }
 
 /// Counts as an open connection until it is dropped.
 pub(crate) struct Permit {
-    open: Gauge,
+    pub metrics: Arc<ConnectionMetrics>,
     _permit: OwnedSemaphorePermit,
 }
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        self.open.decrement(1.0);
+        self.metrics.open.decrement(1.0);
     }
 }
 
@@ -127,7 +126,7 @@ impl Limited {
                 Some(Ok(tcp)) => {
                     self.accepts();
                     let Some(permit) = self.permit() else { continue };
-                    if let Ok(stream) = Socket::new(self.key, tcp, (self.tls)()) {
+                    if let Ok(stream) = Socket::new(self.key, tcp, (self.tls)(), permit.metrics.clone()) {
                         return (stream, permit);
                     }
                 }

@@ -14,6 +14,8 @@ use tokio::net::TcpStream;
 use tokio_rustls::server::TlsStream;
 use tokio_rustls::{FallibleAccept, TlsAcceptor};
 
+use crate::metrics::ConnectionMetrics;
+
 /// Most encrypted bytes that wait for the socket. They no longer count as bytes of an answer.
 const ENCRYPTED: usize = 32 << 10;
 
@@ -25,6 +27,7 @@ pub(crate) struct Socket {
     /// The setting of the port.
     port: &'static str,
     peer: SocketAddr,
+    metrics: Arc<ConnectionMetrics>,
     state: State,
 }
 
@@ -53,6 +56,7 @@ impl Socket {
         port: &'static str,
         tcp: TcpStream,
         tls: Option<Arc<rustls::ServerConfig>>,
+        metrics: Arc<ConnectionMetrics>,
     ) -> io::Result<Self> {
         let peer = tcp.peer_addr()?;
         let state = match tls {
@@ -64,7 +68,7 @@ impl Socket {
                 State::Handshake(Box::new(accept.into_fallible()))
             }
         };
-        Ok(Self { port, peer, state })
+        Ok(Self { port, peer, metrics, state })
     }
 
     /// The stream of bytes, after the handshake.
@@ -75,6 +79,10 @@ impl Socket {
                 Err((error, _)) => {
                     let (port, peer) = (self.port, self.peer);
                     tracing::debug!(port, %peer, %error, "a TLS handshake has failed");
+                    // A client that only closes may be a probe of a load balancer.
+                    if error.kind() == io::ErrorKind::InvalidData {
+                        self.metrics.handshakes_failed.increment(1);
+                    }
                     State::Failed
                 }
             };
@@ -95,6 +103,7 @@ impl Socket {
         }
         let (port, peer) = (self.port, self.peer);
         tracing::debug!(port, %peer, "a client begins with TLS, which this port does not use");
+        self.metrics.handshakes_failed.increment(1);
         Err(io::ErrorKind::InvalidData.into())
     }
 }

@@ -64,12 +64,16 @@ async fn a_client_that_trusts_the_authority_is_served_and_others_are_not() {
     score(endpoint(running.grpc, &authority, None)).await.unwrap();
     let error = score(endpoint(running.grpc, &Authority::new(), None)).await.unwrap_err();
     assert!(error.contains("InvalidCertificate"), "{error}");
+    running.until_metric("flechette_tls_handshakes_failed_total{port=\"grpc\"} 1").await;
+    // As a load balancer probes the port.
+    drop(TcpStream::connect(running.grpc).await.unwrap());
     // The other port stays plain.
     assert_eq!(running.get("/healthz").await.0, 200);
     // 2090-12-31.
     running.until_metric("flechette_tls_certificate_expiry_seconds 3818361600").await;
     let error = tls_stream(running.grpc, &authority, "http/1.1").await.unwrap_err().to_string();
     assert!(error.contains("NoApplicationProtocol"), "{error}");
+    running.until_metric("flechette_tls_handshakes_failed_total{port=\"grpc\"} 2").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -134,6 +138,13 @@ async fn a_client_of_the_other_kind_is_closed_at_once() {
         let mut stream = TcpStream::connect(port).await.unwrap();
         stream.write_all(first).await.unwrap();
         assert!(closed(stream, LIMIT).await, "{port}");
+    }
+    let stream = tls_stream(encrypted.http, &authority, "http/1.1").await.unwrap();
+    let page = http_get_on(stream, "/metrics", "").await.1;
+    for port in ["grpc", "http"] {
+        let one = format!("flechette_tls_handshakes_failed_total{{port=\"{port}\"}} 1");
+        assert!(page.lines().any(|line| line == one), "{page}");
+        plain.until_metric(&one).await;
     }
     score(endpoint(encrypted.grpc, &authority, None)).await.unwrap();
     plain.send(request(1, 3).0).await.unwrap().unwrap();

@@ -24,6 +24,7 @@ async fn connections_without_a_preface_are_closed_and_make_room() {
         (TcpStream::connect(running.grpc).await.unwrap(), TcpStream::connect(running.grpc).await.unwrap());
     slow.write_all(&PREFACE[..10]).await.unwrap();
     assert!(closed(&mut silent).await && closed(&mut slow).await);
+    running.until_metric("flechette_connections_overdue_total{port=\"grpc\"} 2").await;
     running.until_metric("flechette_connections{port=\"grpc\"} 1").await;
     let mut late = TcpStream::connect(running.grpc).await.unwrap();
     late.write_all(PREFACE).await.unwrap();
