@@ -2,9 +2,10 @@
 //!
 //! A queue that runs empty now and then absorbs bursts. A queue that does not is a standing queue: it makes
 //! every request late and no request faster. The difference is the idea of CoDel (Nichols and Jacobson, ACM
-//! Queue 2012). So only while the queue has not been empty for [`STANDING`], a request is refused at once if
-//! the requests before it would take more than a share of the time that its client waits. The share is small,
-//! because the request has aged on its way: in the buffers of the network, which are longest under overload.
+//! Queue 2012). So only if the queue was never empty in the last [`STANDING`], a request is refused at once
+//! when the requests before it would take more than a share of the time that its client waits. The share is
+//! small, because the request has aged on its way: in the buffers of the network, which are longest under
+//! overload.
 //!
 //! How long the requests before it take follows from the measured time per sample. A request waits only for
 //! those of its own priority and of higher ones, so only they count, and only they form its standing queue.
@@ -19,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use super::queue::{Priority, QueueLimits, Terms};
 
-/// A queue that has not been empty for this long is a standing queue.
+/// A queue that was never empty for this long is a standing queue.
 const STANDING: Duration = Duration::from_millis(100);
 
 /// In a standing queue, a request may wait for its client's time divided by this.

@@ -49,8 +49,8 @@ pub(crate) enum LearnError {
     #[error("learned samples: limit {limit} bytes that wait for the disk, {queued} wait, request has {size}")]
     Behind { limit: u64, queued: u64, size: u64 },
     #[error(
-        "learned samples: limit {limit} bytes of a stored request (half of learn.max_bytes without \
-         learn.segment_bytes), got {size}"
+        "learned samples: limit {limit} bytes of a stored request \
+         ((learn.max_bytes - learn.segment_bytes) / 2, and less than 4 GiB), got {size}"
     )]
     TooLarge { limit: u64, size: u64 },
     #[error("learned samples: the log is closed, because the server drains or begins the log again")]

@@ -133,7 +133,7 @@ series! {
     most: Gauge, "flechette_connections_max",
         "Most open connections of a port: server.max_connections, or fewer if few files may be open.";
     refused: Counter, "flechette_connections_refused_total",
-        "Connections that were closed at once, because the port had its most.";
+        "Connections that were closed at once, because the port had reached its maximum.";
     handshakes_failed: Counter, "flechette_tls_handshakes_failed_total",
         "TLS handshakes that failed, for example because the client does not trust the certificate, and \
          those that began on a port without TLS; but not clients that only closed.";
@@ -164,7 +164,8 @@ series! {
     dense_seconds: Seconds, "flechette_dense_seconds",
         "Thread-seconds of the dense layers of one batch, summed over the threads that shared it.";
     batch_samples: Samples, "flechette_batch_samples", "Samples in one merged batch.";
-    queue_samples: Gauge, "flechette_queue_samples", "Samples that wait for the main version now.";
+    queue_samples: Gauge, "flechette_queue_samples",
+        "Samples that wait now for the version that stable names.";
     panics: Counter, "flechette_batch_panics_total",
         "Panics of the model or of the batcher. The requests concerned got an error, or were computed again.";
 }
@@ -178,7 +179,7 @@ series! {
     refused_now: Gauge, "flechette_newer_versions_refused",
         "Refused versions that are newer than the latest one that could be loaded.";
     seconds: Seconds, "flechette_switch_seconds",
-        "Time to take over an opened version, including the wait for batches of the old one.";
+        "Time to switch to an opened version, including the wait for batches of the old one.";
     carried: Counter, "flechette_switch_rows_carried_total",
         "Cached rows that a new version changed and that stayed cached, with their new values.";
     dropped: Counter, "flechette_switch_rows_dropped_total",

@@ -6,10 +6,11 @@
 //! - **Low** (`nice`): the thread always gets some time. But a request that wakes meanwhile may have to share
 //!   the processor of another request: to the scheduler, none is free.
 //!
-//! So a background thread is idle until it has waited for a processor so long that it would have had more
-//! time with the low priority. Then all of them have the low priority for a while. They also have it while
-//! training in the same process takes the time that requests leave, because new versions come before that,
-//! and while a client waits for them. And a thread has it while it takes locks of requests ([`not_idle`]).
+//! So a background thread has the idle policy until it has waited for a processor so long that the low
+//! priority would have given it more time. Then all background threads have the low priority for a while.
+//! They also have it while training in the same process takes the time that requests leave, because new
+//! versions come before that, and while a client waits for them. And a thread has it while it takes locks of
+//! requests ([`not_idle`]).
 //!
 //! Whether a thread may leave the idle policy again depends on its rights: it needs `CAP_SYS_NICE`, or a
 //! limit of `nice` (`RLIMIT_NICE`) that allows the low priority. Without them, background threads always have

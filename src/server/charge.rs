@@ -1,15 +1,18 @@
 //! What a call takes while it is in flight: a part of what its connection may have, a place while it is
 //! computed, and the memory of its messages.
 //!
-//! **Places.** All calls together have `server.max_requests` places and `server.max_inflight_bytes`. A model
-//! gets at most [`MAX_HELD_PER_FREE`] times what is free of them, so clients of one model cannot take them
-//! from another one: whatever they send, a quarter stays free, and the more models need places, the closer
-//! each comes to an equal part. If only one model is served, it gets all. A call has a place from the end of
-//! its body to its answer. So neither a body that does not end nor an answer that is not read holds one.
-//! Learn calls wait for the disk, so they get at most half of the places. A stream has a place from its
-//! beginning to its end, and its place and memory belong to no model, because it has requests for any. Those
-//! of a call that describes or changes a model belong to none either, so that this works while it is
-//! overloaded, and for changes a few places are kept ([`KEPT_FOR_CHANGES`]).
+//! **Places.** All calls together have `server.max_requests` places and `server.max_inflight_bytes`.
+//!
+//! - A call has a place from the end of its body to its answer, so neither a body that does not end nor an
+//!   answer that is not read holds one.
+//! - A model gets at most [`MAX_HELD_PER_FREE`] times what is free. So clients of one model cannot take
+//!   everything from another one: a quarter stays free, and the more models need places, the closer each
+//!   comes to an equal part. If only one model is served, it gets all.
+//! - Learn calls wait for the disk, so they get at most half of the places.
+//! - A stream has a place from its beginning to its end. It has requests for any model, so its place and its
+//!   memory belong to none.
+//! - A call that describes or changes a model belongs to none either, so that it works while the model is
+//!   overloaded. A few places are kept for changes ([`KEPT_FOR_CHANGES`]).
 //!
 //! **Memory.** A call is charged with its message until it is answered (`charge/memory.rs`). The messages of
 //! a stream are released one by one (`charge/stream.rs`).

@@ -1,8 +1,9 @@
 //! Bytes that a client has sent and the server has not read: the windows of HTTP/2, and the messages of calls
 //! that the server has refused or ended.
 //!
-//! Of each unread DATA frame shorter than 256 bytes, h2 also counts the bytes that it lacks. It closes a
-//! connection, with all of its calls, when their sum is more than half of the connection's window. So:
+//! For each unread DATA frame shorter than 256 bytes, h2 also counts the bytes that the frame lacks to 256.
+//! If the sum of these bytes is more than half of the connection's window, h2 closes the connection with all
+//! of its calls. So:
 //!
 //! * The windows have room for small frames ([`Windows`]).
 //! * h2 0.4.20 goes on counting a frame that arrives after the body of its call was dropped. A call that is

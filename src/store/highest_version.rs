@@ -1,9 +1,9 @@
 //! The highest number that a version of a model has had, so that no number is used twice.
 //!
-//! The next number is above those of all versions on disk. If the highest version is deleted by hand, they no
-//! longer tell its number, and a server that has it loaded would take a new version of that number for the
-//! one that it has. So the file `models/<model>/state/highest_version` keeps the number, as a line of decimal
-//! text.
+//! The next number is above those of all versions on disk. If the highest version is deleted by hand, the
+//! directory no longer shows its number. A server that has loaded it would then mistake a new version of that
+//! number for the loaded one. So the file `models/<model>/state/highest_version` keeps the number, as a line
+//! of decimal text.
 //!
 //! It is written without a sync and after the version, because it matters only once that version is gone. A
 //! file that is lost or damaged is ignored.

@@ -8,7 +8,7 @@
 //! samples are counted ([`Quality::infinite`]).
 //!
 //! Labels are from 0 to 1. A sample with label y counts as y of a click, and as 1 - y of a sample without
-//! one, as in the loss that training minimizes.
+//! one, as in the loss that training minimises.
 
 use crate::model::loss::{binary_cross_entropy, sigmoid};
 

@@ -1,8 +1,7 @@
 //! `flechette serve`: serves every model of a directory over gRPC until SIGTERM or SIGINT.
 //!
 //! The ports are bound first, so a port in use is reported at once, and `/healthz` and `/readyz` answer while
-//! a thread loads the models (`start`). A model that cannot be loaded does not keep the others from being
-//! served.
+//! a thread loads the models (`start`). If a model cannot be loaded, the others are served.
 //!
 //! - `start`: what happens between the binding of the ports and the last model that is loaded;
 //! - `loader`: loads a model; `cache`: the lookup tier of a model;

@@ -64,8 +64,8 @@ pub(crate) struct Args {
     /// dense weights and optimizer state
     #[arg(long, value_name = "V", value_parser = from::parse)]
     from: Option<VersionSelector>,
-    /// Continues an interrupted run of this command from the last version that it wrote, to the bit. If it
-    /// wrote none, it starts at the beginning
+    /// Continues an interrupted run of this command from the last version that it wrote, to the bit. If the
+    /// run wrote none, training starts at the beginning
     #[arg(long)]
     resume: bool,
     #[command(flatten)]
@@ -94,7 +94,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", requires = "validation", conflicts_with = "follow")]
     #[arg(value_parser = whole::<u32>(1, u64::from(u32::MAX)))]
     early_stop: Option<u32>,
-    /// Writes a version after each epoch with the least log loss so far; the best one is the last at the end
+    /// Writes a version after each epoch whose log loss is the lowest so far; at the end the best version is
+    /// the latest one
     #[arg(long, requires = "validation", conflicts_with = "follow")]
     save_best: bool,
     /// Address of the metrics of this run for Prometheus (/metrics), such as 127.0.0.1:9090. The settings of

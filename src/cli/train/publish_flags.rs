@@ -17,8 +17,8 @@ pub(crate) struct PublishFlags {
     /// rows that changed take a sixteenth of the tables and 64 MiB. `serve --train` has the default 5s
     #[arg(long, value_name = "INTERVAL")]
     pub(super) publish_every: Option<Interval>,
-    /// Publishes no version whose progressive AUC is less, or log loss is more, than a bound, or whose log
-    /// loss is not finite: auc=0.7 or logloss=0.5
+    /// Refuses to publish a version whose progressive AUC is below the bound, or whose log loss is above it
+    /// or not finite: auc=0.7 or logloss=0.5
     #[arg(long, value_name = "BOUND")]
     publish_gate: Option<Gate>,
     /// Samples before the cut that --publish-gate looks at; at most --window

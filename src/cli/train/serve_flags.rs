@@ -23,8 +23,8 @@ const PUBLISH_EVERY: Duration = Duration::from_secs(5);
 /// The flags of `serve --train` as they are given.
 #[derive(Debug, clap::Args)]
 struct GivenFlags {
-    /// Trains one model, of this name, while it is served. SOURCE is a directory (or follow:DIR), whose files
-    /// are trained in the order of their names as they are renamed into it, or data files, or `learn`: the
+    /// Trains the model NAME while it is served. SOURCE is a directory (or follow:DIR), whose files are
+    /// trained in the order of their names as they are renamed into it, or data files, or `learn`: the
     /// samples that clients send with Learn
     #[arg(long, value_name = "NAME=SOURCE", num_args = 1..)]
     train: Vec<String>,

@@ -83,7 +83,7 @@ pub(super) const SERVER: Section = Section {
         setting(
             "server.stream_idle_seconds",
             Text("300"),
-            "A stream is ended if no request of it is without an answer, and for this long none has come \
+            "A stream is ended if all of its requests are answered, and for this long no request has come \
              and no answer was sent. A reflection stream is ended after this time in any case",
         ),
         setting("server.max_streams", Text("1024"), "Most concurrent calls of one gRPC connection"),
@@ -103,7 +103,11 @@ pub(super) const SERVER: Section = Section {
             "After SIGTERM, `/readyz` answers 503 for this long before connections and calls are \
              refused, so that clients can choose another server. 5 suits Kubernetes",
         ),
-        setting("server.drain_seconds", Text("30"), "After that, calls in flight have this long to finish"),
+        setting(
+            "server.drain_seconds",
+            Text("30"),
+            "After `server.drain_delay_seconds`, calls in flight have this long to finish",
+        ),
     ],
 };
 
@@ -143,7 +147,7 @@ pub(super) const AUTH: Section = Section {
         setting(
             "auth.predict",
             Words("none"),
-            "Tokens for the calls of both protocols that score, teach and describe models",
+            "Tokens for the calls of both protocols that score, describe models, and send samples (`Learn`)",
         ),
         setting(
             "auth.admin",

@@ -25,8 +25,8 @@ pub(super) const LEARN: Section = Section {
         setting(
             "learn.max_bytes",
             Text("8GiB"),
-            "Most bytes of a model's stored samples; further ones are refused. A file of them is removed \
-             when a version was trained on all of it, except the last one. A request \
+            "Most bytes of a model's stored samples; further ones are refused. A file of samples is \
+             removed when a version was trained on all of it; the last file always stays. A request \
              may take (`learn.max_bytes` − `learn.segment_bytes`) / 2, and less than 4 GiB",
         ),
         setting(

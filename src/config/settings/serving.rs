@@ -57,8 +57,9 @@ pub(super) const BATCHER: Section = Section {
             "batcher.default_deadline_ms",
             Text("10000"),
             "The assumed deadline of a request that has none. While requests come faster than they are \
-             computed, a request is refused at once if it would wait longer than 1/20 of its time. Without \
-             a deadline it waits for its scores for at most six times as long",
+             computed, a request is refused at once if it would wait longer than 1/20 of the time until \
+             its deadline. A request without a deadline waits for its scores for at most six times this \
+             value",
         )
         .reloads(),
     ],
@@ -220,8 +221,8 @@ pub(crate) const MODEL_SECTION: Section = Section {
         setting(
             "models.NAME.sticky",
             Text("request_id"),
-            "What keeps a user at one of the two: `request_id`, or `feature:NAME`, the ids of a feature of \
-             the first sample. Requests without it are shared out at random",
+            "What keeps a user at either `stable` or `canary`: `request_id`, or `feature:NAME`, the ids of \
+             a feature of the first sample. Requests without it are shared out at random",
         )
         .reloads(),
         setting(
@@ -230,7 +231,11 @@ pub(crate) const MODEL_SECTION: Section = Section {
             "A number, `latest` or a label: the version that scores requests a second time, for comparison",
         )
         .reloads(),
-        setting("models.NAME.shadow_share", Text("0.1"), "Share of the requests that it scores, 0 to 1")
-            .reloads(),
+        setting(
+            "models.NAME.shadow_share",
+            Text("0.1"),
+            "Share of the requests that the shadow scores, 0 to 1",
+        )
+        .reloads(),
     ],
 };

@@ -4,9 +4,9 @@
 //! file, so they could not be copied after a cut. Instead, Train copies the records that a step has updated
 //! right after the step. At a cut the image is complete, and Train goes on with an empty one.
 //!
-//! A record is copied over an older record of the same row if that is found in a small table, which forgets.
-//! So rows that are updated often take little memory. Other rows may occur several times in the image; only
-//! the last record counts ([`RowImage::sort`]).
+//! A small table has the places of some rows. If it still has the place of an older record of the same row,
+//! the new record overwrites that one. So rows that are updated often take little memory. Other rows may
+//! occur several times in the image; only the last record counts ([`RowImage::sort`]).
 //!
 //! The threads that train copy the records, a table each, while these are still in the processor's caches.
 
