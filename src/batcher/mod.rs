@@ -92,7 +92,7 @@ impl Drop for Ticket {
         if self.answer.is_terminated() {
             return;
         }
-        self.state.cancel(self.turns);
+        self.state.remove(self.turns);
     }
 }
 
@@ -181,13 +181,6 @@ impl Batcher {
     pub(crate) fn submit(&self, batch: Batch, terms: Terms) -> Result<Ticket, BatchError> {
         let request = self.request(batch, terms);
         self.push(request, self.state.lock_queue())
-    }
-
-    /// As [`Self::submit`]; `None` also if another thread has the queue. So the caller never waits for a
-    /// worker that only runs when a processor is free.
-    pub(crate) fn try_submit(&self, batch: Batch, terms: Terms) -> Option<Ticket> {
-        let request = self.request(batch, terms);
-        self.push(request, self.state.try_lock_queue()?).ok()
     }
 
     fn request(&self, batch: Batch, terms: Terms) -> NewRequest {

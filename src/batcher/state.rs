@@ -2,7 +2,7 @@
 //! caller cancels them.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, TryLockError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
 use tokio::runtime::Handle;
@@ -100,22 +100,9 @@ impl BatcherState {
         }
     }
 
-    /// Removes the entries of a request that is not awaited any more.
-    pub(super) fn cancel(&self, turns: Turns) {
-        // A worker that only runs when a processor is free may hold the lock for long. It skips the request,
-        // because its answer cannot be sent.
-        let queue = if self.cores.is_some() { Some(self.lock_queue()) } else { self.try_lock_queue() };
-        if let Some(queue) = queue {
-            self.remove_from(queue, turns);
-        }
-    }
-
     /// Removes the entries of a request from the queue.
     pub(super) fn remove(&self, turns: Turns) {
-        self.remove_from(self.lock_queue(), turns);
-    }
-
-    fn remove_from(&self, mut queue: MutexGuard<'_, QueueState>, turns: Turns) {
+        let mut queue = self.lock_queue();
         let removed = queue.jobs.remove_all(turns);
         self.set_queue_samples(&queue);
         drop(queue);
@@ -134,14 +121,5 @@ impl BatcherState {
     pub(super) fn lock_queue(&self) -> MutexGuard<'_, QueueState> {
         // No code panics while it holds the lock, so the queue is consistent.
         self.queue.lock().even_poisoned()
-    }
-
-    /// `None` while another thread holds the lock.
-    pub(super) fn try_lock_queue(&self) -> Option<MutexGuard<'_, QueueState>> {
-        match self.queue.try_lock() {
-            Ok(queue) => Some(queue),
-            Err(TryLockError::Poisoned(queue)) => Some(queue.into_inner()),
-            Err(TryLockError::WouldBlock) => None,
-        }
     }
 }

@@ -99,6 +99,8 @@ fn expire(state: &BatcherState, entry: Entry<Job>, now: Instant) {
 
 /// Answers every entry of a batch and leaves it empty.
 fn compute(state: &BatcherState, batch: &mut Vec<Entry<Job>>, merged: &mut Batch) {
+    // A part that was queued again may be one of a request that has ended since.
+    batch.retain(|entry| !entry.item.is_over());
     match batch.len() {
         0 => {}
         1 => compute_one_by_one(state, batch, merged),

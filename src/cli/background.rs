@@ -26,6 +26,19 @@ pub(crate) fn background_pool(name: &'static str) -> anyhow::Result<rayon::Threa
     build(named(name, 0).start_handler(|_| pace::begin()))
 }
 
+/// Threads that run only when a processor is free. `name` is that of the threads, with a number; `what` is
+/// said in the log if the system refuses.
+///
+/// # Errors
+/// When the system cannot start a thread.
+pub(crate) fn idle_pool(
+    name: &'static str,
+    threads: usize,
+    what: &'static str,
+) -> anyhow::Result<rayon::ThreadPool> {
+    build(named(name, threads).start_handler(move |_| only_when_idle(what)))
+}
+
 /// Threads for parallel work of this thread, with its policy. `name` is that of the threads, with a number.
 ///
 /// # Errors
@@ -52,10 +65,13 @@ mod tests {
     #[test]
     fn threads_in_the_background_and_those_that_they_start_have_the_idle_policy() {
         let thread = std::thread::spawn(|| {
+            let pools = [pool("test", 1), idle_pool("test", 1, "this test runs")];
+            let before = pools.map(|pool| pool.unwrap().install(policy));
             only_when_idle("this test runs");
-            (policy(), pool("test", 1).unwrap().install(policy))
+            (before, policy(), pool("test", 1).unwrap().install(policy))
         });
-        assert_eq!(thread.join().unwrap(), (libc::SCHED_IDLE, libc::SCHED_IDLE));
+        let (idle, other) = (libc::SCHED_IDLE, libc::SCHED_OTHER);
+        assert_eq!(thread.join().unwrap(), ([other, idle], idle, idle));
         assert_eq!(policy(), libc::SCHED_OTHER);
     }
 }

@@ -83,6 +83,9 @@ pub(crate) struct EngineParts {
 
 /// One model, ready to score.
 pub struct Engine {
+    /// Records every batch that is scored. Dropped first: at the end of the process there may be no time left
+    /// after the tables.
+    recorder: Option<Recorder>,
     name: String,
     schema: Arc<Schema>,
     lookups: Vec<Lookup>,
@@ -98,8 +101,6 @@ pub struct Engine {
     metrics: Arc<ModelMetrics>,
     threads: Arc<rayon::ThreadPool>,
     max_samples: usize,
-    /// Records every batch that is scored.
-    recorder: Option<Recorder>,
     /// Idle buffers. Each running batch takes one.
     scratches: Pool<LookupScratch>,
     /// Idle tapes. Each running chunk takes one, so the memory depends on the number of threads and not on

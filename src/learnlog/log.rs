@@ -8,15 +8,19 @@ use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use super::format::{HEADER_BYTES, Record, header};
 use super::id::identify;
 use super::{Checksum, Durable, LogError, Position, Segment, name_of, segments};
-use crate::store::disk::{Disk, SystemDisk, is_at};
+use crate::store::disk::{Disk, SystemDisk, is_at, lock_until};
 use crate::store::make_dirs;
 
 /// The file that the writer locks.
 const LOCK: &str = "lock";
+
+/// How long another process may have the log: one that only repairs it has it for a moment.
+const LOCK_WAIT: Duration = Duration::from_secs(1);
 
 /// The directories up to that of the models.
 const PARENTS: usize = 3;
@@ -84,12 +88,22 @@ impl Log {
     /// # Errors
     /// [`LogError`], also when another process writes the log, or the last segment is damaged.
     pub(crate) fn open(disk: &'static dyn LogDisk, dir: &Path, segment_bytes: u64) -> Result<Self, LogError> {
+        Self::open_within(LOCK_WAIT, disk, dir, segment_bytes)
+    }
+
+    /// As [`Self::open`], after a wait of at most `wait` for another process.
+    fn open_within(
+        wait: Duration,
+        disk: &'static dyn LogDisk,
+        dir: &Path,
+        segment_bytes: u64,
+    ) -> Result<Self, LogError> {
         make_dirs(disk, dir)?;
         // Another process may have made a directory without syncing its entry.
         for parent in dir.ancestors().skip(1).take(PARENTS) {
             disk.sync_dir(parent).map_err(|e| LogError::io(parent, e))?;
         }
-        let lock = lock(dir)?;
+        let lock = lock(dir, wait)?;
         let durable = Durable::create(dir)?;
         let mut log = Self { disk, dir: dir.to_owned(), segment_bytes, tail: None, next: 1, durable, lock };
         let last = segments(dir)?.last().copied();
@@ -290,11 +304,11 @@ fn check_is_at(file: &File, path: &Path) -> Result<(), LogError> {
     }
 }
 
-fn lock(dir: &Path) -> Result<File, LogError> {
+fn lock(dir: &Path, wait: Duration) -> Result<File, LogError> {
     let path = dir.join(LOCK);
     let opened = OpenOptions::new().write(true).create(true).truncate(false).open(&path);
     let file = opened.map_err(|e| LogError::io(&path, e))?;
-    match file.try_lock() {
+    match lock_until(&file, Instant::now() + wait) {
         Ok(()) => Ok(file),
         Err(fs::TryLockError::WouldBlock) => Err(LogError::Locked { path: dir.to_owned() }),
         Err(fs::TryLockError::Error(error)) => Err(LogError::io(&path, error)),
@@ -307,7 +321,7 @@ fn lock(dir: &Path) -> Result<File, LogError> {
 /// # Errors
 /// As [`Log::open`].
 pub(crate) fn repair(dir: &Path) -> Result<(), LogError> {
-    match Log::open(&SystemDisk, dir, u64::MAX) {
+    match Log::open_within(Duration::ZERO, &SystemDisk, dir, u64::MAX) {
         Ok(_) | Err(LogError::Locked { .. }) => Ok(()),
         Err(error) => Err(error),
     }

@@ -60,8 +60,9 @@ impl Drain<'_> {
             move || {
                 let engines = || models.iter().flat_map(|model| model.engines());
                 engines().for_each(|engine| engine.batcher.close());
-                models.iter().filter_map(|model| model.shadow()).for_each(|shadow| shadow.end());
                 engines().for_each(|engine| engine.batcher.join());
+                // Last, because nothing waits for its scores.
+                models.iter().filter_map(|model| model.shadow()).for_each(|shadow| shadow.end());
                 // Before the answer, which may end the process: the end of a model writes its recorded
                 // accesses.
                 drop((models, state));

@@ -57,10 +57,10 @@ pub(crate) async fn set(
         Some(_) => Kept::begin(state, repository, &model, set_on),
         None => {
             let change = Change::Label { label: label.clone(), target };
-            let Requested { begun, answer } = repository.change(change, model.clone(), id.to_owned());
+            let Requested { begun, answer, waits } = repository.change(change, model.clone(), id.to_owned());
             // Whoever drops this future drops `begun`, so a change that has not begun is not made.
             let answer = tokio::spawn(keep_when_made(state.clone(), model.clone(), answer));
-            kserve::wait_for(&**repository, model.clone(), Requested { begun, answer }).await?
+            kserve::wait_for(&**repository, model.clone(), Requested { begun, answer, waits }).await?
         }
     };
     let not_kept = kept.end(&model, &label).await.err();

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use tokio::sync::oneshot;
 use tonic::Code;
 
+use crate::pace::ClientWaits;
 use crate::types::VersionSelector;
 
 /// A change of the set of served models and versions.
@@ -31,6 +32,8 @@ pub(crate) struct Requested<A = oneshot::Receiver<Result<(), ChangeError>>> {
     /// Gets a message when the change begins, and is closed if it will not be made.
     pub begun: oneshot::Receiver<()>,
     pub answer: A,
+    /// Ends when the change begins, or the client is gone: what the thread does before should not take long.
+    pub waits: ClientWaits,
 }
 
 /// Where models are loaded from.

@@ -2,8 +2,8 @@
 //!
 //! It has a queue of its own, which is small: what does not fit is dropped and counted. A request gives it a
 //! copy of its batch, and is answered whether or not the shadow ever scores it. The difference is recorded
-//! when both have scored. The model is given by the caller, and its thread should run only when a processor
-//! is free.
+//! when both have scored. The model is given by the caller, and should compute only when a processor is
+//! free.
 
 use std::sync::{Arc, Mutex};
 
@@ -99,11 +99,13 @@ impl Shadowing {
     /// Queues a copy, or drops it if the shadow is busy.
     pub(crate) fn submit(self: &Arc<Self>, batch: Batch) -> Option<Compare> {
         // Without the deadline and the priority of the request, which does not wait for it.
-        let ticket = self.batcher.try_submit(batch, Terms::default());
-        if ticket.is_none() {
-            self.metrics.dropped.increment(1);
+        match self.batcher.submit(batch, Terms::default()) {
+            Ok(ticket) => Some(Compare { shadow: self.clone(), ticket }),
+            Err(_) => {
+                self.metrics.dropped.increment(1);
+                None
+            }
         }
-        Some(Compare { shadow: self.clone(), ticket: ticket? })
     }
 
     /// Drops what waits, and ends the thread. Blocks.

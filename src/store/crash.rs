@@ -13,6 +13,7 @@ use std::sync::Mutex;
 
 use super::disk::{Disk, SystemDisk};
 use super::link::read_manifest;
+use super::version_files::MANIFEST;
 use super::{
     Base, Checkpoint, Contents, DenseTensor, Numbering, Opened, PlainMemory, Purpose, RowSource, SourceShape,
     StateShape, StoreError, Table, TableRows, TakeChunk, open, open_latest, publish, versions,
@@ -226,6 +227,12 @@ impl Disk for RecordingDisk {
     }
 
     fn sync_dir(&self, path: &Path) -> io::Result<()> {
+        // A sync may take long. Meanwhile readers can open the new version.
+        for version in fs::read_dir(path)?.map(|entry| entry.unwrap().path().join(MANIFEST)) {
+            if let Some(dir) = version.parent().filter(|_| version.is_file()) {
+                File::open(dir)?.try_lock_shared().unwrap();
+            }
+        }
         self.step(Op::SyncDir(path.to_owned()), || Ok(()))
     }
 

@@ -5,6 +5,8 @@ use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
 
 /// The file system calls of a writer. Data and names survive a crash only after a sync.
 pub(crate) trait Disk: Sync {
@@ -72,6 +74,19 @@ pub(crate) fn is_at(file: &File, path: &Path) -> io::Result<bool> {
 /// a file system without locks it is always free.
 pub(crate) fn lock_if_free(file: &File) -> bool {
     !matches!(file.try_lock(), Err(TryLockError::WouldBlock))
+}
+
+/// How often [`lock_until`] tries.
+const LOCK_RETRY: Duration = Duration::from_millis(5);
+
+/// As [`File::try_lock`], and again while another reader or writer has locked the file, until this time.
+pub(crate) fn lock_until(file: &File, until: Instant) -> Result<(), TryLockError> {
+    loop {
+        match file.try_lock() {
+            Err(TryLockError::WouldBlock) if Instant::now() < until => thread::sleep(LOCK_RETRY),
+            result => return result,
+        }
+    }
 }
 
 #[cfg(test)]

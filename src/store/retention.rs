@@ -94,13 +94,22 @@ pub(crate) fn retain(models: &Path, name: &str, keep: usize) -> Result<Vec<Versi
     let Some(oldest_kept) = all.iter().rev().filter(is_full).nth(keep.max(1) - 1) else {
         return Ok(Vec::new());
     };
-    let named = named(models, name)?;
+    let (mut kept, mut removed) = (named(models, name)?, Vec::new());
     // A directory without a manifest is not one that a trainer wrote.
     let is_ours = |version: &Version| version_dir(&model, *version).join(MANIFEST).is_file();
-    let before = all.iter().copied().filter(|version| version < oldest_kept && !named.contains(version));
-    let before = before.filter(is_ours);
+    let before = all.iter().copied().filter(|version| version < oldest_kept).filter(is_ours);
     // The newest first, so that no delta stays without its base if the process is killed meanwhile.
-    let mut removed: Vec<_> = before.rev().filter(|&version| remove(&model, version)).collect();
+    for version in before.rev() {
+        if kept.contains(&version) {
+            continue;
+        }
+        if remove(&model, version) {
+            removed.push(version);
+        } else {
+            // A reader that has locked it may not have locked its base yet.
+            keep_chain(models, name, version, &mut kept);
+        }
+    }
     removed.reverse();
     Ok(removed)
 }
@@ -129,15 +138,19 @@ fn named(models: &Path, name: &str) -> Result<BTreeSet<Version>, StoreError> {
     let mut kept = BTreeSet::new();
     let (labels, settings) = (labels::load(models, name)?, labels::load_settings(models, name)?);
     for target in labels.into_values().chain(settings.into_values()) {
-        let mut next = match target {
-            VersionSelector::Version(version) => Some(version),
-            VersionSelector::Latest => None,
-        };
-        while let Some(version) = next.filter(|version| kept.insert(*version)) {
-            next = base_of(models, name, version).map(|base| base.version);
+        if let VersionSelector::Version(version) = target {
+            keep_chain(models, name, version, &mut kept);
         }
     }
     Ok(kept)
+}
+
+/// Adds a version and those that it builds on.
+fn keep_chain(models: &Path, name: &str, version: Version, kept: &mut BTreeSet<Version>) {
+    let mut next = Some(version);
+    while let Some(version) = next.filter(|version| kept.insert(*version)) {
+        next = base_of(models, name, version).map(|base| base.version);
+    }
 }
 
 /// Removes a version, unless a reader or another process uses it.

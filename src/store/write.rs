@@ -133,10 +133,9 @@ struct Staging<'a> {
     disk: &'a dyn Disk,
     path: PathBuf,
     manifest: Manifest,
-    /// Set by the rename: from then on `path` may belong to another writer.
-    published: bool,
-    /// Held as long as this writer uses the directory, so that other writers do not remove it.
-    _lock: File,
+    /// Keeps other writers from removing the directory. `None` when it is renamed: then it is a version that
+    /// readers lock, and `path` may belong to another writer.
+    lock: Option<File>,
 }
 
 impl<'a> Staging<'a> {
@@ -150,7 +149,7 @@ impl<'a> Staging<'a> {
                 Ok(()) => {}
             }
             if let Some(lock) = lock(&path).map_err(|e| StoreError::at(&path, e))? {
-                return Ok(Self { disk, path, manifest: Manifest::default(), published: false, _lock: lock });
+                return Ok(Self { disk, path, manifest: Manifest::default(), lock: Some(lock) });
             }
         }
         Err(StoreError::NumbersExhausted { path: models.join(name) })
@@ -294,7 +293,7 @@ impl<'a> Staging<'a> {
                 // renamed it and lost the answer, which is an error.)
                 Err(_) if path.symlink_metadata().is_ok() && self.path.is_dir() => continue,
                 Err(e) => return Err(StoreError::at(&path, e)),
-                Ok(()) => self.published = true,
+                Ok(()) => self.lock = None,
             }
             self.disk.sync_dir(&model).map_err(|e| StoreError::at(&model, e))?;
             highest_version::raise(&model, version);
@@ -305,7 +304,7 @@ impl<'a> Staging<'a> {
 
 impl Drop for Staging<'_> {
     fn drop(&mut self) {
-        if !self.published {
+        if self.lock.is_some() {
             // If this fails, the sweep of the next write removes the files.
             let _ = fs::remove_dir_all(&self.path);
         }

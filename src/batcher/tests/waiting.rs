@@ -68,23 +68,6 @@ async fn the_queue_is_bounded_in_samples_and_in_bytes() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_queue_that_a_worker_has_is_not_waited_for() {
-    let model = Fake::new();
-    let batcher = start(&model, |_| {});
-    let state = batcher.state.lock_queue();
-    assert!(batcher.try_submit(batch(1, 0).0, ANY).is_none());
-    drop(state);
-    // The worker may look at the queue just then.
-    let ticket = loop {
-        if let Some(ticket) = batcher.try_submit(batch(1, 0).0, ANY) {
-            break ticket;
-        }
-        tokio::task::yield_now().await;
-    };
-    assert_eq!(ticket.await.unwrap().probabilities, batch(1, 0).1);
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn new_limits_apply_to_later_requests_and_a_new_delay_to_those_that_wait() {
     let model = Fake::new();
     let long = |config: &mut BatcherConfig| {

@@ -7,12 +7,11 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
 
 use super::stamps::{Stamper, Stamps};
 use super::versions::{ServedVersions, SettleOptions};
-use super::watch::WatchCommand;
+use super::watch::Wake;
 use super::{LoadedModels, Loader};
 use crate::cli::error_line;
 use crate::server::Registry;
@@ -64,7 +63,7 @@ impl Adder {
         loader: &Arc<Loader>,
         served: &LoadedModels,
         registry: Registry,
-        wake: SyncSender<WatchCommand>,
+        wake: Wake,
     ) -> anyhow::Result<Self> {
         let versions = ServedVersions::new(loader, &registry, wake)?;
         let (loader, served) = (loader.clone(), served.clone());

@@ -6,14 +6,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{SyncSender, TrySendError};
 use std::sync::{Arc, Mutex};
 
 use tokio::sync::oneshot;
 
 use super::versions::{NotSettled, SettleOptions};
 use super::warm;
-use super::watch::{WatchCommand, Watcher, unless_it_panics};
+use super::watch::{NoRoom, Wake, WatchCommand, Watcher, unless_it_panics};
 use crate::pace::ClientWaits;
 use crate::server::{Change, ChangeError, LabelChange, Labels, NotChanged, Repository, Requested};
 use crate::store;
@@ -29,8 +28,6 @@ pub(crate) struct ChangeRequest {
     /// Gets a message when the change begins. Closed if the client is gone before.
     begun: oneshot::Sender<()>,
     reply: oneshot::Sender<Result<(), ChangeError>>,
-    /// What is done before should not take long.
-    waits: ClientWaits,
 }
 
 /// The model that the thread works on; `None` before its first one.
@@ -71,14 +68,14 @@ impl Drop for LabelsChanged {
 pub(crate) struct CommandSender {
     /// The directory of the models.
     models: PathBuf,
-    wake: SyncSender<WatchCommand>,
+    wake: Wake,
     now: ModelInProgress,
     /// The models that wait for a look.
     waiting: Arc<Mutex<BTreeSet<String>>>,
 }
 
 impl CommandSender {
-    pub(crate) fn new(models: &Path, wake: SyncSender<WatchCommand>, now: ModelInProgress) -> Self {
+    pub(crate) fn new(models: &Path, wake: Wake, now: ModelInProgress) -> Self {
         Self { models: models.to_owned(), wake, now, waiting: Arc::default() }
     }
 }
@@ -96,21 +93,21 @@ impl Repository for CommandSender {
         if self.waiting.lock().even_poisoned().insert(model.to_owned()) {
             let (model, waiting) = (model.to_owned(), self.waiting.clone());
             let look = LabelsChanged { model, waiting, _waits: ClientWaits::begin() };
-            // It fails if the thread has ended, or has so much to do that the next look comes later.
-            let _ = self.wake.try_send(WatchCommand::Labels(look));
+            let _ = self.wake.send(WatchCommand::Labels(look));
         }
     }
 
     fn change(&self, change: Change, model: String, id: String) -> Requested {
         let (begins, begun) = oneshot::channel();
         let (reply, answer) = oneshot::channel();
-        let request = ChangeRequest { change, model, id, begun: begins, reply, waits: ClientWaits::begin() };
+        let request = ChangeRequest { change, model, id, begun: begins, reply };
         // If the thread has ended, the reply is dropped, and the answer says so.
-        let sent = self.wake.try_send(WatchCommand::Change(request));
-        if let Err(TrySendError::Full(WatchCommand::Change(ChangeRequest { reply, .. }))) = sent {
+        if let Err(NoRoom(WatchCommand::Change(ChangeRequest { reply, .. }))) =
+            self.wake.send(WatchCommand::Change(request))
+        {
             let _ = reply.send(Err(ChangeError::Busy));
         }
-        Requested { begun, answer }
+        Requested { begun, answer, waits: ClientWaits::begin() }
     }
 
     fn changes_now(&self) -> Option<String> {
@@ -136,9 +133,9 @@ fn words(change: &Change) -> String {
 impl ChangeRequest {
     /// Makes the change, unless its client is gone, and answers the client.
     fn settle(self, make: impl FnOnce(&Change, &str, &str) -> Result<(), ChangeError>) {
-        let Self { change, model, id, begun, reply, waits } = self;
+        let Self { change, model, id, begun, reply } = self;
         // A label waits for the model's switch, too, if one is running.
-        let _waits = matches!(change, Change::Label { .. }).then_some(waits);
+        let _waits = matches!(change, Change::Label { .. }).then(ClientWaits::begin);
         // Either it fails, or whoever waits knows that the change is made, also if it goes now.
         if begun.send(()).is_err() {
             return;
@@ -278,7 +275,7 @@ impl Watcher {
 #[cfg(test)]
 #[cfg(not(flechette_loom))]
 mod tests {
-    use std::sync::mpsc::sync_channel;
+    use std::sync::mpsc::{SyncSender, sync_channel};
 
     use tokio::sync::oneshot::error::TryRecvError;
 
@@ -286,7 +283,7 @@ mod tests {
     use crate::types::Version;
 
     fn sender(wake: SyncSender<WatchCommand>) -> CommandSender {
-        CommandSender::new(Path::new("models"), wake, ModelInProgress::default())
+        CommandSender::new(Path::new("models"), Wake::of(wake), ModelInProgress::default())
     }
 
     fn load(sender: &CommandSender) -> Requested {
@@ -296,7 +293,7 @@ mod tests {
     #[test]
     fn a_change_that_panics_is_answered_and_the_thread_goes_on() {
         let (wake, woken) = sync_channel(2);
-        let Requested { mut answer, begun: _begun } = load(&sender(wake));
+        let Requested { mut answer, begun: _begun, .. } = load(&sender(wake));
         let Ok(WatchCommand::Change(requested)) = woken.try_recv() else { panic!("no change") };
         requested.settle(|_, _, _| panic!("on purpose"));
         let error = answer.try_recv().unwrap().unwrap_err();
@@ -315,11 +312,11 @@ mod tests {
                 Ok(())
             });
         };
-        let Requested { begun, mut answer } = load(&sender);
+        let Requested { begun, mut answer, .. } = load(&sender);
         drop(begun);
         settle();
         assert!(matches!(answer.try_recv(), Err(TryRecvError::Closed)), "it is not made");
-        let Requested { mut begun, mut answer } = load(&sender);
+        let Requested { mut begun, mut answer, .. } = load(&sender);
         settle();
         assert_eq!(begun.try_recv(), Ok(()));
         drop(begun);

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use anyhow::Context;
 
@@ -46,8 +46,6 @@ pub(crate) struct Loader {
     pub metrics: Arc<Metrics>,
     pub live: Arc<LiveSettings>,
     tiers: TierBuilder,
-    /// Started for the first shadow.
-    shadow_threads: OnceLock<Option<Arc<rayon::ThreadPool>>>,
 }
 
 impl Loader {
@@ -67,17 +65,7 @@ impl Loader {
             counts: cache::counts(&config.cache)?,
             config: config.clone(),
         };
-        let (models, shadow_threads) = (models.to_owned(), OnceLock::new());
-        Ok(Self { config, models, metrics, live, tiers, shadow_threads })
-    }
-
-    /// A pool of one thread, so that an engine computes on the thread that calls it.
-    pub(crate) fn shadow_threads(&self) -> Option<Arc<rayon::ThreadPool>> {
-        let start = || {
-            let pool = background::pool("shadow", 1);
-            pool.map(Arc::new).inspect_err(|error| tracing::warn!(%error, "no shadow")).ok()
-        };
-        self.shadow_threads.get_or_init(start).clone()
+        Ok(Self { config, models: models.to_owned(), metrics, live, tiers })
     }
 
     /// How versions are opened, so that their rows are where `store.memory` says.

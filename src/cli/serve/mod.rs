@@ -56,7 +56,7 @@ use start::{Start, Started};
 use versions::VersionRefusal;
 pub(crate) use warm::Saving;
 use watch::WatchChannel;
-pub(crate) use watch::{WatchCommand, Watching};
+pub(crate) use watch::{Wake, WatchCommand, Watching};
 
 /// How long the end of the server waits for blocking tasks.
 const RUNTIME_WAIT: Duration = Duration::from_secs(1);

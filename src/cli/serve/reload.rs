@@ -5,7 +5,6 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::{SyncSender, TrySendError};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -14,7 +13,7 @@ use signal_hook::consts::SIGHUP;
 use signal_hook::flag::register;
 use tokio::signal::unix::Signal;
 
-use super::watch::WatchCommand;
+use super::watch::{Wake, WatchCommand};
 use crate::cli::logging;
 use crate::config::{Config, Layers, Reloaded, TrafficConfig};
 use crate::server::Registry;
@@ -86,7 +85,7 @@ pub(crate) struct Reloader {
     pub live: Arc<LiveSettings>,
     pub registry: Registry,
     /// Wakes the thread that watches the models, so that it waits for its new interval.
-    pub wake: SyncSender<WatchCommand>,
+    pub wake: Wake,
 }
 
 impl Reloader {
@@ -129,12 +128,8 @@ impl Reloader {
         }
         self.registry.set_batchers(config.batchers.clone());
         self.registry.set_slow(config.log.slow);
-        // It also fails if the thread has ended.
-        if let Err(TrySendError::Full(_)) =
-            self.wake.try_send(if traffic { WatchCommand::Traffic } else { WatchCommand::Interval })
-        {
-            tracing::warn!("SIGHUP: many changes of models wait, so the settings of models are used later");
-        }
+        // Without room, all models are looked at, and the settings used then.
+        let _ = self.wake.send(if traffic { WatchCommand::Traffic } else { WatchCommand::Interval });
         // The configuration has checked the level.
         let _ = logging::set_level(&config.log.level);
         match changed.as_slice() {

@@ -1,33 +1,38 @@
-//! The engine of a shadow: its thread runs only when a processor is free.
+//! The engine of a shadow, which computes only when a processor is free.
 
-use std::cell::Cell;
+use std::sync::Arc;
 
 use crate::cli::background;
 use crate::engine::Engine;
 use crate::predict::{Description, Predict, PredictError};
 use crate::types::{Batch, Scores};
 
-/// An engine whose callers are threads of the shadow, which call nothing else. It must compute on the calling
-/// thread alone.
-pub(crate) struct Background(pub Engine);
+/// An engine with a thread of its own. Only that thread waits for a free processor: its caller has locks that
+/// requests need, too.
+pub(crate) struct Background {
+    engine: Engine,
+    thread: Arc<rayon::ThreadPool>,
+}
 
-thread_local! {
-    static IS_IDLE: Cell<bool> = const { Cell::new(false) };
+impl Background {
+    /// # Errors
+    /// When the system cannot start a thread.
+    pub(crate) fn new(engine: Engine) -> anyhow::Result<Self> {
+        let thread = Arc::new(background::idle_pool("shadow", 1, "the shadow computes")?);
+        Ok(Self { engine: engine.with_threads(thread.clone()), thread })
+    }
 }
 
 impl Predict for Background {
     fn predict(&self, batch: &Batch) -> Result<Scores, PredictError> {
-        if !IS_IDLE.replace(true) {
-            background::only_when_idle("the shadow computes");
-        }
-        self.0.predict(batch)
+        self.thread.install(|| self.engine.predict(batch))
     }
 
     fn describe(&self) -> Description {
-        self.0.describe()
+        self.engine.describe()
     }
 
     fn ready(&self) -> bool {
-        self.0.ready()
+        self.engine.ready()
     }
 }

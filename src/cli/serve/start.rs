@@ -6,6 +6,7 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context;
 use tokio::sync::oneshot;
@@ -20,6 +21,12 @@ use crate::config::{Config, TableMemory};
 use crate::metrics::Metrics;
 use crate::server::Registry;
 use crate::store::{self, StoreError};
+
+/// How long all models wait for the one that is trained.
+const PREPARE_WAIT: Duration = Duration::from_secs(5);
+
+/// How often the log says that the model that is trained cannot be served yet.
+const SAID_EVERY: Duration = Duration::from_secs(60);
 
 /// What the thread needs.
 pub(crate) struct Start {
@@ -68,9 +75,13 @@ impl Start {
         let Self { mut config, models, metrics, training, registry, live, channel } = self;
         let prepare = |flags: ServeTrainFlags| {
             let metrics = RunMetrics::beside_server(metrics.training(flags.name()), channel.wake.clone());
-            ServeTrain::prepare(flags, &config, &models, metrics)
+            ServeTrain::start(flags, &config, &models, metrics)
         };
         let mut training = training.map(prepare).transpose()?;
+        if let Some(training) = &mut training {
+            // Most errors are found by then. Otherwise the other models do not wait for it.
+            training.is_prepared_within(PREPARE_WAIT)?;
+        }
         if training.is_some() && config.memory == TableMemory::Auto {
             // Training has its own copy of the rows, and publishes a full version every so often.
             tracing::info!(
@@ -81,7 +92,7 @@ impl Start {
         let serving = Serving::new(Loader::new(&config, &models, metrics.clone(), live)?);
         let wake = channel.wake.clone();
         let mut adder = Adder::new(&serving.loader, &serving.models, registry.clone(), wake)?;
-        load_all(&mut adder)?;
+        load_all(&mut adder, training.as_mut())?;
         warn_of_no_model(&config, &models);
         registry.tried_all();
         let served = serving.engines().len();
@@ -105,20 +116,34 @@ fn warn_of_no_model(config: &Config, models: &Path) {
     }
 }
 
-/// Tries every model of the directory. A model whose versions are all bad waits for a good one.
+/// Tries every model of the directory, last the one that is trained, when it is prepared. A model whose
+/// versions are all bad waits for a good one.
 ///
 /// # Errors
-/// When the directory cannot be read; or when no model is served, and the reason is not its versions: then a
-/// setting or the machine is at fault, and waiting does not help.
-fn load_all(adder: &mut Adder) -> anyhow::Result<()> {
+/// When the directory cannot be read, or the model that is trained cannot be prepared; or when no model is
+/// served, and the reason is not its versions: then a setting or the machine is at fault, and waiting does
+/// not help.
+fn load_all(adder: &mut Adder, training: Option<&mut ServeTrain>) -> anyhow::Result<()> {
     let models = &adder.loader.models;
-    let names = model_names(models)?;
+    // Training makes the directory.
+    let names = if training.is_some() && !models.exists() { Vec::new() } else { model_names(models)? };
+    let trained = training.as_ref().map(|training| training.name.clone());
     let mut fault = None;
-    for name in &names {
-        let Err(error) = adder.add(name) else { continue };
+    let mut add = |name: &str| {
+        let Err(error) = adder.add(name) else { return };
         if !error.chain().any(|cause| cause.is::<StoreError>()) {
-            fault = fault.or(Some(error.context(format!("model {name:?}"))));
+            fault = fault.take().or(Some(error.context(format!("model {name:?}"))));
         }
+    };
+    names.iter().filter(|&name| Some(name) != trained.as_ref()).for_each(|name| add(name));
+    if let Some(training) = training {
+        while !training.is_prepared_within(SAID_EVERY)? {
+            tracing::warn!(
+                model = training.name,
+                "training is still being prepared; the other models are served"
+            );
+        }
+        add(&training.name);
     }
     match fault {
         Some(error) if adder.served.all().is_empty() => Err(error),

@@ -23,12 +23,11 @@ mod switching;
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
-use std::sync::mpsc::SyncSender;
 use std::time::Duration;
 
 use super::shadow::Background;
 use super::stamps::Stamper;
-use super::watch::WatchCommand;
+use super::watch::Wake;
 use super::{LoadedModel, Loader};
 use crate::cli::background;
 use crate::config::Sticky;
@@ -103,7 +102,7 @@ struct LookContext {
     loader: Arc<Loader>,
     registry: Registry,
     /// Wakes the thread that makes all changes when a switch has ended.
-    wake: SyncSender<WatchCommand>,
+    wake: Wake,
     /// Background threads that open versions.
     opening: rayon::ThreadPool,
 }
@@ -111,11 +110,7 @@ struct LookContext {
 impl ServedVersions {
     /// # Errors
     /// When the system cannot start a thread.
-    pub(crate) fn new(
-        loader: &Arc<Loader>,
-        registry: &Registry,
-        wake: SyncSender<WatchCommand>,
-    ) -> anyhow::Result<Self> {
+    pub(crate) fn new(loader: &Arc<Loader>, registry: &Registry, wake: Wake) -> anyhow::Result<Self> {
         let opening = background::background_pool("open")?;
         let context = LookContext { loader: loader.clone(), registry: registry.clone(), wake, opening };
         Ok(Self { context, known: HashMap::new() })
@@ -332,9 +327,9 @@ impl Settling<'_> {
             let secondary = self.known.secondary.get(&version).map(|engine| engine.served());
             let loaded = secondary.unwrap_or_else(|| main.served());
             let metrics = Metrics::hidden(self.name, &main.describe().schema);
-            let threads = self.context.loader.shadow_threads()?;
-            let engine = main.secondary(loaded, metrics).with_threads(threads);
-            Some((version, Arc::new(Background(engine)) as Arc<dyn Predict>))
+            let engine = Background::new(main.secondary(loaded, metrics));
+            let engine = engine.inspect_err(|error| tracing::warn!(%error, "no shadow")).ok()?;
+            Some((version, Arc::new(engine) as Arc<dyn Predict>))
         });
     }
 }

@@ -21,7 +21,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender, TrySendError};
 use std::time::{Duration, Instant};
 
 use super::add::Adder;
@@ -61,17 +61,47 @@ pub(crate) enum WatchCommand {
     Stop,
 }
 
-/// Both ends of the channel to the thread. A command that finds no room is not sent.
+/// Sends commands to the thread.
+#[derive(Clone)]
+pub(crate) struct Wake {
+    commands: SyncSender<WatchCommand>,
+    /// Whether a command found no room. Then the thread looks at all models.
+    missed: Arc<AtomicBool>,
+}
+
+/// A command that is not sent, because [`MOST_COMMANDS`] wait.
+pub(crate) struct NoRoom(pub WatchCommand);
+
+impl Wake {
+    pub(crate) fn of(commands: SyncSender<WatchCommand>) -> Self {
+        Self { commands, missed: Arc::default() }
+    }
+
+    /// Sends a command. If the thread has ended, nothing happens.
+    ///
+    /// # Errors
+    /// The command, if it finds no room.
+    pub(crate) fn send(&self, command: WatchCommand) -> Result<(), NoRoom> {
+        let Err(TrySendError::Full(command)) = self.commands.try_send(command) else { return Ok(()) };
+        // A client is told so.
+        if !matches!(command, WatchCommand::Change(_)) {
+            self.missed.store(true, Ordering::Release);
+        }
+        Err(NoRoom(command))
+    }
+}
+
+/// Both ends of the channel to the thread.
 pub(crate) struct WatchChannel {
-    pub wake: SyncSender<WatchCommand>,
+    pub wake: Wake,
     woken: Receiver<WatchCommand>,
     now: ModelInProgress,
 }
 
 impl WatchChannel {
     pub(crate) fn new() -> Self {
-        let (wake, woken) = mpsc::sync_channel(MOST_COMMANDS);
-        Self { wake, woken, now: ModelInProgress::default() }
+        let (commands, woken) = mpsc::sync_channel(MOST_COMMANDS);
+        Self { wake: Wake::of(commands), woken, now: ModelInProgress::default() }
     }
 
     /// Lets clients load and unload the models of a directory. What they ask for waits for the thread.
@@ -83,8 +113,7 @@ impl WatchChannel {
 /// A thread that watches the directory of the models until this is dropped.
 pub struct Watching {
     stop: Arc<AtomicBool>,
-    /// Wakes the thread.
-    wake: SyncSender<WatchCommand>,
+    wake: Wake,
     thread: BoundedThread,
 }
 
@@ -97,7 +126,8 @@ impl Watching {
         let WatchChannel { wake, woken, now } = channel;
         let stop = Arc::new(AtomicBool::new(false));
         let unloaded = HashSet::new();
-        let mut watcher = Watcher { adder, stop: stop.clone(), unloaded, now, unreadable: false };
+        let missed = wake.missed.clone();
+        let mut watcher = Watcher { adder, stop: stop.clone(), unloaded, now, missed, unreadable: false };
         let thread = BoundedThread::start("watch-models", move || watcher.watch(&woken))?;
         Ok(Self { stop, wake, thread })
     }
@@ -106,8 +136,8 @@ impl Watching {
 impl Drop for Watching {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::SeqCst);
-        // It fails if the thread has ended, or has so much to do that it will see that it stops.
-        let _ = self.wake.try_send(WatchCommand::Stop);
+        // Without room, the thread has so much to do that it will see that it stops.
+        let _ = self.wake.send(WatchCommand::Stop);
         // Opening a large version takes long, and its result is not needed any more.
         self.thread.wait(END_WAIT);
     }
@@ -120,6 +150,8 @@ pub(crate) struct Watcher {
     pub unloaded: HashSet<String>,
     pub now: ModelInProgress,
     stop: Arc<AtomicBool>,
+    /// That of [`Wake`].
+    missed: Arc<AtomicBool>,
     /// Whether the directory could not be read at the last look.
     unreadable: bool,
 }
@@ -145,6 +177,9 @@ impl Watcher {
                     unless_it_panics(work).unwrap_or(());
                     last = Instant::now();
                 }
+            }
+            if self.missed.swap(false, Ordering::AcqRel) {
+                unless_it_panics(|| self.look_again()).unwrap_or(());
             }
         }
     }

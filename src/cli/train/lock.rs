@@ -3,12 +3,13 @@
 use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
 
 use super::Args;
 use crate::cli::error_line;
-use crate::store::disk::is_at;
+use crate::store::disk::{is_at, lock_until};
 use crate::store::hot_rows::STATE;
 use crate::sync::EvenPoisoned;
 
@@ -81,6 +82,10 @@ fn lock_path(models: &Path, name: &str) -> PathBuf {
 /// How often a lock is taken whose file was removed meanwhile.
 const LOCK_TRIES: usize = 100;
 
+/// How long another process may have the lock: one that only checks it ([`check_no_other`]) has it for an
+/// instant.
+const LOCK_WAIT: Duration = Duration::from_millis(500);
+
 /// Locks a model, so that no trainer publishes versions of it; `None` on a file system without locks.
 ///
 /// # Errors
@@ -88,10 +93,11 @@ const LOCK_TRIES: usize = 100;
 pub(crate) fn lock_model(models: &Path, name: &str) -> anyhow::Result<Option<File>> {
     let path = lock_path(models, name);
     let at = || format!("{}", path.display());
+    let until = Instant::now() + LOCK_WAIT;
     for _ in 0..LOCK_TRIES {
         fs::create_dir_all(models.join(name).join(STATE)).with_context(at)?;
         let file = File::create(&path).with_context(at)?;
-        match file.try_lock() {
+        match lock_until(&file, until) {
             Err(TryLockError::WouldBlock) => return Err(locked_by_other(name, &path)),
             // Without locks on the file system, a second trainer is found when its version has a taken
             // number.
@@ -130,7 +136,7 @@ mod tests {
             });
             // It fails while the other thread has the lock.
             let is_held = |file: File| is_at(&file, &path).is_ok_and(|at| at);
-            let held = (0..5000).filter_map(|_| lock_model(models, "m").ok().flatten()).all(is_held);
+            let held = (0..500).filter_map(|_| lock_model(models, "m").ok().flatten()).all(is_held);
             ended.store(true, Ordering::SeqCst);
             assert!(held);
         });

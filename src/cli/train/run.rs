@@ -3,7 +3,6 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::SyncSender;
 
 use super::Args;
 use super::epochs::Epochs;
@@ -13,7 +12,7 @@ use super::publishing::{PublishContext, WrittenVersions, base_of};
 use super::resume;
 use super::trained::Trained;
 use crate::cli::error_line;
-use crate::cli::serve::WatchCommand;
+use crate::cli::serve::{Wake, WatchCommand};
 use crate::config::Config;
 use crate::dataset::{Feed, FeedFiles, Stop};
 use crate::device::cuda::Nvidia;
@@ -88,7 +87,7 @@ pub(crate) struct RunMetrics {
 /// A server in this process.
 #[derive(Clone)]
 struct ToServer {
-    wake: SyncSender<WatchCommand>,
+    wake: Wake,
     looks: Arc<Looks>,
 }
 
@@ -146,7 +145,7 @@ impl RunMetrics {
     }
 
     /// Those of a process whose server is woken by each version.
-    pub(crate) fn beside_server(training: Arc<Training>, wake: SyncSender<WatchCommand>) -> Self {
+    pub(crate) fn beside_server(training: Arc<Training>, wake: Wake) -> Self {
         Self { training, server: Some(ToServer { wake, looks: Arc::default() }) }
     }
 
@@ -194,10 +193,9 @@ impl RunMetrics {
         series.publish_bytes.increment(published.bytes);
         series.publish_rows.increment(published.rows);
         let Some(ToServer { wake, looks }) = &self.server else { return };
-        // Without a receiver the server has ended. If many changes of models wait, the next look finds the
-        // version.
         if let Some(look) = NewVersion::ask(model, looks) {
-            let _ = wake.try_send(WatchCommand::Look(look));
+            // Without room, all models are looked at.
+            let _ = wake.send(WatchCommand::Look(look));
         }
     }
 }

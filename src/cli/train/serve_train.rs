@@ -31,6 +31,10 @@ use crate::trainer::cursor::CursorError;
 
 /// Training beside a server.
 pub(crate) struct ServeTrain {
+    /// The model that is trained.
+    pub name: String,
+    /// Gets whether the model can be served; `None` when it can.
+    prepared: Option<Receiver<anyhow::Result<()>>>,
     stop: Stop,
     /// Lets the thread begin to train.
     begin: Option<Sender<()>>,
@@ -42,17 +46,17 @@ pub(crate) struct ServeTrain {
 }
 
 impl ServeTrain {
-    /// Starts the thread, and waits until the model can be served.
+    /// Starts the thread, which prepares the model.
     ///
     /// # Errors
-    /// When flags or data are wrong, or the model's last version cannot be continued.
-    pub(crate) fn prepare(
+    /// When a flag is wrong, or the system cannot start a thread.
+    pub(crate) fn start(
         flags: ServeTrainFlags,
         config: &Config,
         models: &Path,
         metrics: RunMetrics,
     ) -> anyhow::Result<Self> {
-        let last_version = flags.last_version();
+        let (name, last_version) = (flags.name().to_owned(), flags.last_version());
         let threads = flags.threads().unwrap_or(config.threads.compute);
         let args = flags.into_args(models)?;
         let stop = Stop::default();
@@ -60,9 +64,24 @@ impl ServeTrain {
         let thread = TrainingThread { args, config: config.clone(), stop: stop.clone(), metrics, threads };
         let spawned = std::thread::Builder::new().name("train".to_owned());
         spawned.spawn(move || thread.run(Server { ready, begun }, &end)).context("--train: thread")?;
-        // The thread answers, or drops its end. The time depends on the size of the model.
-        prepared.recv().context("--train: the thread has ended")?.context("--train")?;
-        Ok(Self { stop, begin: Some(begin), ended, on_signal: None, last_version })
+        let (begin, prepared) = (Some(begin), Some(prepared));
+        Ok(Self { name, prepared, stop, begin, ended, on_signal: None, last_version })
+    }
+
+    /// Waits until the model can be served, at most for `limit`. Returns whether it can. The time depends on
+    /// the size of the model.
+    ///
+    /// # Errors
+    /// When flags or data are wrong, or the model's last version cannot be continued.
+    pub(crate) fn is_prepared_within(&mut self, limit: Duration) -> anyhow::Result<bool> {
+        let Some(prepared) = &self.prepared else { return Ok(true) };
+        match prepared.recv_timeout(limit) {
+            Ok(prepared) => prepared.context("--train")?,
+            Err(RecvTimeoutError::Timeout) => return Ok(false),
+            Err(RecvTimeoutError::Disconnected) => anyhow::bail!("--train: the thread has ended"),
+        }
+        self.prepared = None;
+        Ok(true)
     }
 
     /// Lets training begin. From now on the first signal stops it, and a second one ends the process.

@@ -155,8 +155,9 @@ pub(crate) async fn wait_for<T, E>(
     model: String,
     requested: Requested<impl Future<Output = Result<Result<T, ChangeError>, E>>>,
 ) -> Result<T, CallError> {
-    let Requested { mut begun, answer } = requested;
+    let Requested { mut begun, answer, waits } = requested;
     let in_time = tokio::time::timeout(BEGIN_WAIT, &mut begun).await.is_ok();
+    drop(waits);
     // From here on it cannot begin. It may have, just now.
     begun.close();
     if !in_time && begun.try_recv().is_err() {
@@ -180,6 +181,7 @@ mod tests {
     use tokio::sync::oneshot;
 
     use super::*;
+    use crate::pace::ClientWaits;
     use crate::types::VersionSelector;
 
     /// A repository on a disk that does not answer while this is locked, and how often it was asked.
@@ -200,7 +202,8 @@ mod tests {
         fn look(&self, _: &str) {}
 
         fn change(&self, _: Change, _: String, _: String) -> Requested {
-            Requested { begun: oneshot::channel().1, answer: oneshot::channel().1 }
+            let (begun, answer) = (oneshot::channel().1, oneshot::channel().1);
+            Requested { begun, answer, waits: ClientWaits::begin() }
         }
 
         fn changes_now(&self) -> Option<String> {

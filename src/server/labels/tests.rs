@@ -6,6 +6,7 @@ use std::task::Poll;
 use tokio::runtime::Runtime;
 
 use super::*;
+use crate::pace::ClientWaits;
 use crate::server::Server;
 use crate::server::fuzz::parts_of;
 use crate::server::traffic::Labels;
@@ -51,7 +52,7 @@ impl Repository for Changes {
     fn change(&self, _: Change, _: String, _: String) -> Requested {
         let ((begins, begun), (reply, answer)) = (oneshot::channel(), oneshot::channel());
         self.requested.send(Asked { begun: begins, reply }).unwrap();
-        Requested { begun, answer }
+        Requested { begun, answer, waits: ClientWaits::begin() }
     }
 
     fn changes_now(&self) -> Option<String> {

@@ -34,6 +34,20 @@ fn a_version_that_a_reader_has_open_is_not_removed() {
 }
 
 #[test]
+fn what_a_version_builds_on_stays_while_a_reader_is_opening_it() {
+    let (dir, _) = chain::chain();
+    let models = dir.path();
+    // A reader locks the newest version of a chain first.
+    let newest = File::open(models.join("m/3")).unwrap();
+    newest.lock_shared().unwrap();
+    compact(models, "m", Version(3), Version(3)).unwrap();
+    assert_eq!(retain(models, "m", 1).unwrap(), []);
+    open(models, "m", Version(3), Purpose::Serve).unwrap();
+    drop(newest);
+    assert_eq!(retain(models, "m", 1).unwrap(), [1, 2, 3].map(Version));
+}
+
+#[test]
 fn a_version_whose_tables_are_read_without_their_store_is_not_removed() {
     let (dir, _) = chain::chain();
     let models = dir.path();

@@ -68,9 +68,8 @@ impl Settling<'_> {
             // There is no receiver if the model was unloaded meanwhile.
             result.into_iter().for_each(|result| drop(end.send(result)));
             drop(end);
-            // It fails if the thread that makes all changes has ended, or so much waits for it that the model
-            // is looked at later.
-            let _ = wake.try_send(WatchCommand::Switched(woken));
+            // Without room, all models are looked at.
+            let _ = wake.send(WatchCommand::Switched(woken));
         };
         if let Err(error) = std::thread::Builder::new().name("switch".to_owned()).spawn(switch) {
             tracing::warn!(model = self.name, %error, "no thread for a switch");
