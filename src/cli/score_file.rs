@@ -71,6 +71,7 @@ impl ScoreFile {
         let mut finish = || -> io::Result<()> {
             self.file.flush()?;
             if let Some(temporary) = &self.temporary {
+                self.file.get_ref().sync_all()?;
                 fs::rename(temporary, &self.path)?;
                 self.temporary = None;
             }

@@ -1,6 +1,7 @@
 //! `flechette versions`: lists the versions of a model, writes one of them as a full version, or removes old
 //! ones.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -64,11 +65,19 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let check = if args.quick { Check::Manifests } else { Check::Files };
     // A model that cannot be read does not hide the others.
     let (mut models, mut ended) = (Vec::new(), Ok(()));
+    let mut fails = |error| match ended {
+        Ok(()) => ended = Err(wrong(error)),
+        Err(_) => note(&format!("--models: {error}")),
+    };
     for name in &names {
-        match list(&args.models, name, check) {
+        // Without its labels, a model has versions still.
+        let named = store::labels::load(&args.models, name).unwrap_or_else(|error| {
+            fails(error);
+            BTreeMap::new()
+        });
+        match list(&args.models, name, &named, check) {
             Ok(listed) => models.push((name, listed)),
-            Err(error) if ended.is_ok() => ended = Err(wrong(error)),
-            Err(error) => note(&format!("--models: {error}")),
+            Err(error) => fails(error),
         }
     }
     let text = if args.json {

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::fields::{Division, Row, listed_name, shown_name};
 use super::{DatasetError, Format, Labels, ReadOptions, in_line};
 use crate::schema::preset::{CRITEO_DENSE, CRITEO_FEATURES};
-use crate::schema::{Arity, Feature, Schema, Transform};
+use crate::schema::{Arity, Feature, Schema, TrainableRange};
 
 /// A column of this name is not read.
 const NO_NAME: &str = "_";
@@ -71,8 +71,8 @@ pub(crate) struct Columns {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct DenseField {
     pub index: usize,
-    /// For data to train on, which must have no value that a model cannot be trained on.
-    pub trained: Option<Transform>,
+    /// For data to train on.
+    pub trained: Option<TrainableRange>,
 }
 
 /// The field of a categorical feature.
@@ -111,7 +111,7 @@ pub(crate) struct Layout {
     pub division: Division,
     label: String,
     labels: Labels,
-    dense: Vec<(String, Option<Transform>)>,
+    dense: Vec<(String, Option<TrainableRange>)>,
     features: Vec<(String, Option<List>)>,
     /// `None`: the first line of each file names its columns.
     named: Option<Named>,
@@ -169,8 +169,8 @@ impl Layout {
             let reason = "the schema has no feature with several ids (arity = { multi_hot = ... })";
             return wrong("--separator", reason.to_owned());
         }
-        let trained = |transform| (*labels == Labels::Required).then_some(transform);
-        let dense = schema.dense.iter().map(|d| (d.name.clone(), trained(d.transform))).collect();
+        let trained = |column| (*labels == Labels::Required).then(|| schema.trainable(column));
+        let dense = schema.dense.iter().map(|column| (column.name.clone(), trained(column))).collect();
         let mut layout =
             Self { division: division(format), label, labels: *labels, dense, features, named: None };
         layout.named = match (&fields.columns, format) {

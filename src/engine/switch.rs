@@ -66,7 +66,10 @@ pub(crate) struct SwitchReport {
 pub(crate) enum SwitchError {
     #[error("version {0}: expected another one than the served version")]
     Current(Version),
-    #[error("not the schema of the served version: {0}; a restart serves it")]
+    #[error(
+        "not the schema of the served version: {0}; to serve it, let stable name it, and restart or unload \
+         and load the model"
+    )]
     Schema(String),
     #[error(transparent)]
     Weights(#[from] WeightsError),

@@ -43,8 +43,8 @@ impl WorkingFile {
         Ok(())
     }
 
-    /// The lowest-numbered row that was ever written and has a weight that is not finite; `None` if there is
-    /// none. No row of the table may be written during the call.
+    /// The lowest-numbered row that was ever written and has a weight or a state that is not finite; `None` if
+    /// there is none. No row of the table may be written during the call.
     ///
     /// # Errors
     /// Those of [`Self::for_each_chunk`].
@@ -65,7 +65,7 @@ impl WorkingFile {
             }
             records.resize(chunk.len() * width, 0.0);
             self.read_placed(rows, &mut placed, &mut records, GAP_BYTES)?;
-            let bad = |record: &[f32]| !record[..rows.record().dim].iter().all(|x| x.is_finite());
+            let bad = |record: &[f32]| !record.iter().all(|x| x.is_finite());
             let records = records.par_chunks_exact(width).with_min_len(PIECE_ELEMENTS.div_ceil(width));
             if let Some(at) = records.position_first(bad) {
                 return Ok(Some(chunk[at]));

@@ -48,6 +48,25 @@ pub enum Architecture {
     },
 }
 
+/// How much smaller than the largest number the square of a product of inputs must be: the products are
+/// multiplied by weights, and summed.
+const TRAINABLE_MARGIN: f64 = 1024.0;
+
+impl Architecture {
+    /// The largest input that a model can be trained on.
+    ///
+    /// A cross layer multiplies its input by that of the first one, and optimizers square gradients, which
+    /// have such products as factors. So one larger input can make a loss, a weight or a state of the
+    /// optimizer that is not finite, which ends the training.
+    pub(super) fn largest_trainable(&self) -> f32 {
+        let factors = match self {
+            Self::Dcn { cross_layers, .. } | Self::Dcnv2 { cross_layers, .. } => cross_layers + 1,
+            Self::Dlrm { .. } | Self::Deepfm { .. } | Self::WideDeep { .. } => 1,
+        };
+        (f64::from(f32::MAX) / TRAINABLE_MARGIN).powf(0.5 / factors as f64) as f32
+    }
+}
+
 /// The widths of a model's input, which determine the number of dense weights.
 pub(super) struct InputWidths {
     /// Elements of the input row.

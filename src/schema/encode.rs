@@ -4,7 +4,7 @@
 //! A [`RawBatch`] is untrusted: every offset and length is checked before it is used, so that no value can
 //! cause a panic.
 
-use super::{AbsentDefault, Arity, Feature, Schema};
+use super::{AbsentDefault, Arity, DenseFeature, Feature, Schema, TrainableRange};
 use crate::types::{Batch, Jagged, RawBatch, RawFeature, RawValues};
 
 /// Why a raw batch cannot be encoded.
@@ -18,10 +18,10 @@ pub enum EncodeError {
     #[error("dense feature {feature:?}, sample {sample}: {value} is not finite after its transform")]
     TransformOverflow { feature: String, sample: usize, value: f32 },
     #[error(
-        "dense feature {feature:?}, sample {sample}: {value} is too large to train on: expected a finite \
-         square after its transform"
+        "dense feature {feature:?}, sample {sample}: {value} is too large to train on: limit {limit:.1e} after \
+         its transform"
     )]
-    TooLarge { feature: String, sample: usize, value: f32 },
+    TooLarge { feature: String, sample: usize, value: f32, limit: f32 },
     #[error("features: expected {expected} columns, got {got}")]
     FeatureCount { expected: usize, got: usize },
     #[error("feature {feature:?}: expected an offset for each of {samples} samples and one more, got {got}")]
@@ -113,15 +113,21 @@ impl Schema {
         Ok(())
     }
 
-    /// Checks that a model can train on the dense values of a sample, which are those before transforms
-    /// ([`super::Transform::is_trainable`]).
+    /// The raw values of a dense feature that a model can be trained on.
+    pub(crate) fn trainable(&self, column: &DenseFeature) -> TrainableRange {
+        TrainableRange { transform: column.transform, limit: self.architecture.largest_trainable() }
+    }
+
+    /// Checks that a model can train on the dense values of a sample, which are those before transforms.
     ///
     /// # Errors
     /// [`EncodeError::TooLarge`] for the first such value.
     pub(crate) fn check_trainable(&self, sample: usize, dense: &[f32]) -> Result<(), EncodeError> {
         for (&value, column) in dense.iter().zip(&self.dense) {
-            if !column.transform.is_trainable(value) {
-                return Err(EncodeError::TooLarge { feature: column.name.clone(), sample, value });
+            let range = self.trainable(column);
+            if !range.has(value) {
+                let (feature, limit) = (column.name.clone(), range.limit);
+                return Err(EncodeError::TooLarge { feature, sample, value, limit });
             }
         }
         Ok(())

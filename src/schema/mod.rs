@@ -101,15 +101,19 @@ impl Transform {
             Self::Standardize { mean, std } => (raw - mean) / std,
         }
     }
+}
 
-    /// Whether a model can be trained on a raw value: the square of the input must be finite.
-    ///
-    /// Layers multiply values with each other, and optimizers square gradients, which have them as factors.
-    /// So whatever the weights are, one larger value can make a loss or a weight that is not finite, which
-    /// ends the training.
-    pub(crate) fn is_trainable(self, raw: f32) -> bool {
-        let input = self.apply(raw);
-        (input * input).is_finite()
+/// The raw values of a dense feature that a model can be trained on.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct TrainableRange {
+    transform: Transform,
+    /// Of the model's input.
+    pub limit: f32,
+}
+
+impl TrainableRange {
+    pub(crate) fn has(self, raw: f32) -> bool {
+        self.transform.apply(raw).abs() <= self.limit
     }
 }
 

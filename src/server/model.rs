@@ -181,8 +181,9 @@ impl Model {
     pub(crate) fn refused_versions(&self) -> BTreeMap<Version, String> {
         let RefusedVersions { missing, newer } = &self.parts.refused;
         let mut refused = newer.clone();
-        for MissingVersion { version, text } in missing {
-            let reasons = refused.entry(*version).or_default();
+        let numbered = missing.iter().filter_map(|missing| Some((missing.version?, &missing.text)));
+        for (version, text) in numbered {
+            let reasons = refused.entry(version).or_default();
             *reasons += if reasons.is_empty() { "" } else { "; " };
             *reasons += text;
         }

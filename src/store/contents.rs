@@ -97,7 +97,7 @@ pub trait RowSource: fmt::Debug + Sync {
     /// [`StoreError::Working`] when the table does not exist, errors of the file system, and those of `take`.
     fn for_each_chunk(&self, table: TableId, take: &mut TakeChunk<'_>) -> Result<(), StoreError>;
 
-    /// The first row with a weight that is not finite.
+    /// The first row with a weight or a state that is not finite.
     ///
     /// # Errors
     /// [`StoreError::Working`] when the table does not exist, and errors of the file system.

@@ -93,12 +93,12 @@ impl StoreError {
         }
     }
 
-    /// Whether the cause may end although no file of a version changes: the system had no memory or no free
-    /// descriptor, or could not read; or the file of the labels is damaged.
+    /// Whether the cause may end although no file changes: the system had no memory or no free descriptor, or
+    /// could not read.
     pub(crate) fn may_pass(&self) -> bool {
         match self {
             Self::Memory(_) | Self::Io { .. } | Self::Permission { .. } => true,
-            Self::Removing { .. } | Self::Labels { .. } => true,
+            Self::Removing { .. } => true,
             Self::Base { source, .. } => source.may_pass(),
             Self::NoGoodVersion { refused, .. } => refused.iter().any(|refusal| refusal.reason.may_pass()),
             _ => false,

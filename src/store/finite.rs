@@ -4,6 +4,11 @@
 //! would be refused as if its own values were wrong. A first check of many rows at once costs little beside
 //! the checksum, and may suspect a good row. Then each row is decoded.
 
+use std::path::Path;
+
+use rayon::prelude::*;
+
+use super::StoreError;
 use super::format::{WEIGHT, parse_header};
 use super::record::RowFormat;
 use super::table::BadRow;
@@ -13,6 +18,26 @@ use crate::types::{Element, RowError};
 /// The exponent bits of an f32 and of an f16. Only numbers that are not finite have all of them.
 const F32_EXPONENT: u32 = 0x7f80_0000;
 const F16_EXPONENT: u16 = 0x7c00;
+
+/// Values that one thread checks at a time.
+const CHECKED: usize = 1 << 16;
+
+/// Whether all of these values are finite.
+pub(crate) fn all_finite(values: &[f32]) -> bool {
+    values.par_chunks(CHECKED).all(|values| {
+        values.iter().fold(0, |most, value| most.max(value.to_bits() & F32_EXPONENT)) != F32_EXPONENT
+    })
+}
+
+/// The error for a state of the optimizer from which training could not continue.
+pub(super) fn state_not_finite(path: &Path, name: &str) -> StoreError {
+    StoreError::Tensor {
+        path: path.to_owned(),
+        tensor: name.to_owned(),
+        expected: "finite values".to_owned(),
+        got: "NaN or infinity".to_owned(),
+    }
+}
 
 /// Checks the rows of a file. It gets the bytes of the whole file in pieces.
 pub(crate) struct RowCheck {

@@ -27,7 +27,8 @@ pub(crate) fn read(model: &Path) -> Option<Version> {
     // Opening a pipe would wait for a writer.
     let file = path.is_file().then(|| File::open(path).ok()).flatten()?;
     file.take(MAX_BYTES).read_to_string(&mut text).ok()?;
-    text.trim_end().parse().ok().map(Version)
+    // After the highest of all numbers there is none, so no writer has given it.
+    text.trim_end().parse().ok().filter(|&number| number < u64::MAX).map(Version)
 }
 
 /// Writes the number of a version, if the file has none or a lower one. A failure is logged.
@@ -60,11 +61,11 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let model = dir.path();
         assert_eq!(read(model), None);
-        for (written, highest) in [(3, 3), (12, 12), (5, 12), (u64::MAX, u64::MAX)] {
+        for (written, highest) in [(3, 3), (12, 12), (5, 12), (u64::MAX - 1, u64::MAX - 1)] {
             raise(model, Version(written));
             assert_eq!(read(model), Some(Version(highest)));
         }
-        for damaged in ["", "x", "-1", "184467440737095516160", "7 8", "\u{feff}7"] {
+        for damaged in ["", "x", "-1", "18446744073709551615", "184467440737095516160", "7 8", "\u{feff}7"] {
             fs::write(path(model), damaged).unwrap();
             assert_eq!(read(model), None, "{damaged:?}");
         }

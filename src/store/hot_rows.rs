@@ -30,8 +30,8 @@ const VERSION: u32 = 1;
 const HEAD_BYTES: usize = 24;
 const ROW_BYTES: usize = 12;
 const SUM_BYTES: usize = 16;
-/// The length field of a name has 16 bits.
-const MAX_NAME_BYTES: usize = u16::MAX as usize;
+/// As of any name in a schema ([`super::check_name`]).
+const MAX_NAME_BYTES: usize = 128;
 const MAX_BYTES: u64 =
     (HEAD_BYTES + MAX_TABLES * (2 + MAX_NAME_BYTES) + MAX_ROWS * ROW_BYTES + SUM_BYTES) as u64;
 /// Bytes written at a time.

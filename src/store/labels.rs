@@ -19,14 +19,17 @@ use crate::types::VersionSelector;
 /// Most bytes of the file.
 const MAX_BYTES: u64 = 64 << 10;
 
-/// The file of the labels that clients have set.
 const SET: &str = "labels.json";
-
-/// The file of what the settings name.
 const SETTINGS: &str = "settings.json";
 
-fn path(models: &Path, name: &str, file: &str) -> PathBuf {
-    models.join(name).join(STATE).join(file)
+/// The file of the labels that clients have set.
+pub(crate) fn path(models: &Path, name: &str) -> PathBuf {
+    models.join(name).join(STATE).join(SET)
+}
+
+/// The file of what the settings name.
+fn settings_path(models: &Path, name: &str) -> PathBuf {
+    models.join(name).join(STATE).join(SETTINGS)
 }
 
 /// The labels of a model; none if none were set.
@@ -34,7 +37,7 @@ fn path(models: &Path, name: &str, file: &str) -> PathBuf {
 /// # Errors
 /// [`StoreError`] when the file cannot be read or is damaged.
 pub(crate) fn load(models: &Path, name: &str) -> Result<BTreeMap<String, VersionSelector>, StoreError> {
-    load_from(&path(models, name, SET))
+    load_from(&path(models, name))
 }
 
 /// What the settings of the last server name, by label or by setting.
@@ -45,7 +48,7 @@ pub(crate) fn load_settings(
     models: &Path,
     name: &str,
 ) -> Result<BTreeMap<String, VersionSelector>, StoreError> {
-    load_from(&path(models, name, SETTINGS))
+    load_from(&settings_path(models, name))
 }
 
 fn load_from(path: &Path) -> Result<BTreeMap<String, VersionSelector>, StoreError> {
@@ -85,7 +88,7 @@ pub(crate) fn save(
     name: &str,
     labels: &BTreeMap<String, VersionSelector>,
 ) -> Result<(), StoreError> {
-    save_on(&SystemDisk, &path(models, name, SET), labels)
+    save_on(&SystemDisk, &path(models, name), labels)
 }
 
 /// Replaces what the settings name.
@@ -97,7 +100,7 @@ pub(crate) fn save_settings(
     name: &str,
     named: &BTreeMap<String, VersionSelector>,
 ) -> Result<(), StoreError> {
-    save_on(&SystemDisk, &path(models, name, SETTINGS), named)
+    save_on(&SystemDisk, &settings_path(models, name), named)
 }
 
 fn save_on(
@@ -139,7 +142,7 @@ mod tests {
         assert_eq!(load().unwrap(), labels(3));
         for damaged in ["", "{", "[1]", "{\"stable\": -1}", "{\"stable\": \"newest\"}", "{\"stable\": null}"]
         {
-            std::fs::write(path(models.path(), "ctr", SET), damaged).unwrap();
+            std::fs::write(path(models.path(), "ctr"), damaged).unwrap();
             assert!(load().unwrap_err().to_string().contains("labels.json: damaged: "), "{damaged}");
         }
     }
@@ -149,7 +152,7 @@ mod tests {
         let models = tempfile::tempdir().unwrap();
         save(models.path(), "ctr", &labels(1)).unwrap();
         for at in 0.. {
-            let saved = save_on(&Failing::at(at), &path(models.path(), "ctr", SET), &labels(2));
+            let saved = save_on(&Failing::at(at), &path(models.path(), "ctr"), &labels(2));
             let found = load(models.path(), "ctr").unwrap();
             assert!([1, 2].map(labels).contains(&found), "{found:?}");
             if saved.is_ok() {
@@ -168,7 +171,7 @@ mod tests {
         fn labels_of_versions() {
             let models = tempfile::tempdir().unwrap();
             save(models.path(), "ctr", &labels(3)).unwrap();
-            let file = path(models.path(), "ctr", SET);
+            let file = path(models.path(), "ctr");
             let seed = std::fs::read(&file).unwrap();
             run(mutated([seed], &["latest", "canary", "null", "\"a\": 1,", "[]", "1.5"]), |Input(text)| {
                 std::fs::write(&file, text).unwrap();

@@ -16,7 +16,7 @@ use xxhash_rust::xxh3::Xxh3;
 
 use super::bytes::{FileBytes, open_regular};
 use super::disk::{is_at, lock_if_free};
-use super::finite::RowCheck;
+use super::finite::{RowCheck, all_finite, state_not_finite};
 use super::format::{self, Base, Checksum, Dtype, FileEntry, Manifest};
 use super::record::RowFormat;
 use super::snapshot::{Dense, Purpose, parse_schema};
@@ -158,9 +158,16 @@ impl Link {
     /// The optimizer state of the dense weights; empty if the version has none.
     ///
     /// # Errors
-    /// As [`Self::dense`].
+    /// As [`Self::dense`], and for a state that is not finite, from which training could not continue.
     pub(crate) fn dense_states(&self) -> Result<BTreeMap<String, Dense>, StoreError> {
-        if self.has(DENSE_STATES) { self.dense_tensors(DENSE_STATES) } else { Ok(BTreeMap::new()) }
+        if !self.has(DENSE_STATES) {
+            return Ok(BTreeMap::new());
+        }
+        let states = self.dense_tensors(DENSE_STATES)?;
+        match states.iter().find(|(_, state)| !all_finite(state.values())) {
+            Some((name, _)) => Err(state_not_finite(&self.dir().join(DENSE_STATES), name)),
+            None => Ok(states),
+        }
     }
 
     fn dense_tensors(&self, file: &str) -> Result<BTreeMap<String, Dense>, StoreError> {

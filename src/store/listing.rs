@@ -7,7 +7,7 @@ use super::format::{Base, Training};
 use super::link::{check_checkpoint, is_served, read_manifest};
 use super::snapshot::{Opened, open_beside};
 use super::version_files::{MANIFEST, version_dir, versions};
-use super::{EmbeddingStore, StoreError, base_of, check_base, labels};
+use super::{EmbeddingStore, StoreError, base_of, check_base};
 use crate::types::{Version, VersionSelector};
 
 /// What a listing reads.
@@ -46,12 +46,16 @@ pub(crate) struct Summary {
     pub bytes: u64,
 }
 
-/// The versions of a model, ascending. The files of a chain are read once.
+/// The versions of a model, ascending, with the labels of `named`. The files of a chain are read once.
 ///
 /// # Errors
 /// [`StoreError`] when the directory of the model cannot be read.
-pub(crate) fn list(models: &Path, name: &str, check: Check) -> Result<Vec<Listed>, StoreError> {
-    let named = labels::load(models, name)?;
+pub(crate) fn list(
+    models: &Path,
+    name: &str,
+    named: &BTreeMap<String, VersionSelector>,
+    check: Check,
+) -> Result<Vec<Listed>, StoreError> {
     let mut before: Option<EmbeddingStore> = None;
     let mut listed = Vec::new();
     for version in versions(models, name)? {

@@ -72,6 +72,7 @@ pub use bytes::PlainMemory;
 pub(crate) use contents::{Checkpoint, DenseTensor, RowSource, SourceShape, TableRows, TakeChunk};
 pub use contents::{Contents, Numbering};
 pub use error::{Refusal, StoreError};
+pub(crate) use finite::all_finite;
 pub(crate) use format::{Base, Training};
 pub(crate) use last_delta::LastDeltaRows;
 pub(crate) use link::cursor;

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use super::StoreError;
 use super::bytes::{Bytes, FileBytes};
 use super::contents::check_ascending;
+use super::finite::{all_finite, state_not_finite};
 use super::format::{self, Dtype, FormatError, KEYS, WEIGHT};
 use super::snapshot::Purpose;
 use super::table::State;
@@ -73,7 +74,7 @@ impl<'a> TableReader<'a> {
             match tensor.name.as_str() {
                 KEYS => self.read_keys(&path, &data, &tensor, part)?,
                 WEIGHT => self.read_weight(&path, &data, tensor, part)?,
-                _ => self.read_state(&path, &data, tensor)?,
+                _ => self.read_state(&path, &data, tensor, part)?,
             }
         }
         Ok(())
@@ -142,11 +143,17 @@ impl<'a> TableReader<'a> {
         path: &Path,
         data: &FileBytes,
         tensor: format::Tensor,
+        part: TableFile,
     ) -> Result<(), StoreError> {
         expect_dtype(path, &tensor, Dtype::F32)?;
         let width = self.expect_shape(path, &tensor, &[self.declared.dim as u64, 1])?;
         let data = floats(path, data, &tensor)?;
-        self.states.push(State::new(tensor.name, width as usize, data));
+        let state = State::new(tensor.name, width as usize, data);
+        // In format 1 it may not be read to train.
+        if part == TableFile::Checkpoint && !all_finite(state.as_slice()) {
+            return Err(state_not_finite(path, state.shape().name));
+        }
+        self.states.push(state);
         Ok(())
     }
 

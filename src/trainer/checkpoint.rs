@@ -7,8 +7,6 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use rayon::prelude::*;
-
 use super::TrainError;
 use super::optim::{Betas, Optimizer, OptimizerKind};
 use super::reference::ReferenceTrainer;
@@ -16,11 +14,10 @@ use super::train_state::TrainState;
 use crate::model::Parameter;
 use crate::schema::Schema;
 use crate::store::disk::{Disk, SystemDisk};
-use crate::store::{Checkpoint, Contents, DenseTensor, Numbering, TableRows, Training, Written, publish};
+use crate::store::{
+    Checkpoint, Contents, DenseTensor, Numbering, TableRows, Training, Written, all_finite, publish,
+};
 use crate::types::Version;
-
-/// Values that one thread checks at a time.
-const CHECKED: usize = 1 << 16;
 
 /// The name that the state of a dense tensor has in a version.
 pub(crate) fn state_name(state: &str, tensor: &str) -> String {
@@ -58,8 +55,8 @@ impl DenseCheckpoint {
     /// Writes a version.
     ///
     /// # Errors
-    /// [`TrainError::NotFinite`] for rows that are not finite, and [`TrainError::Store`]. Earlier versions
-    /// are untouched.
+    /// [`TrainError::NotFinite`] for rows or optimizer state that are not finite, because training could not
+    /// continue from them, and [`TrainError::Store`]. Earlier versions are untouched.
     pub(crate) fn publish(
         &self,
         disk: &dyn Disk,
@@ -67,21 +64,23 @@ impl DenseCheckpoint {
         name: &str,
         parts: VersionParts<'_>,
     ) -> Result<Written, TrainError> {
+        let bad = |what| not_finite(what, self.training.steps, self.optimizer);
         for (shape, rows) in self.schema.tables.iter().zip(&parts.rows) {
             let finite = match *rows {
-                // The base rows behind deltas were checked when their version was published.
-                TableRows::Table(table) => {
-                    table.values().into_iter().chain(table.delta_values()).all(all_finite)
-                }
+                // What is behind deltas was checked when its version was published.
+                TableRows::Table(table) => table.newest_floats().all(all_finite),
                 TableRows::Source(source, table) | TableRows::Changed(_, source, table) => {
                     source.first_not_finite(table)?.is_none()
                 }
             };
             if !finite {
-                return Err(not_finite(&shape.name, self.training.steps, self.optimizer));
+                return Err(bad(format!("table {:?}: a row or its optimizer state", shape.name)));
             }
         }
         let (weights, states) = (self.weight_tensors(), self.state_tensors());
+        if let Some((name, ..)) = states.iter().find(|(_, _, values)| !all_finite(values)) {
+            return Err(bad(format!("{name:?}")));
+        }
         let contents = Contents {
             model_toml: &self.schema.to_toml(),
             numbering: parts.numbering,
@@ -152,8 +151,8 @@ impl TrainState {
         let (parameters, weights) = (self.model.parameters(), &self.weights.values);
         if !all_finite(weights) {
             let bad = parameters.iter().find(|p| !all_finite(&p.read(weights)));
-            let name = bad.map_or("dense weights", |parameter| &parameter.name);
-            return Err(not_finite(name, self.steps, self.optimizer));
+            let what = bad.map_or("a dense weight".to_owned(), |p| format!("weights: {:?}", p.name));
+            return Err(not_finite(what, self.steps, self.optimizer));
         }
         Ok(DenseCheckpoint {
             schema: self.schema.clone(),
@@ -170,10 +169,6 @@ impl TrainState {
     }
 }
 
-fn all_finite(values: &[f32]) -> bool {
-    values.par_chunks(CHECKED).all(|values| values.iter().all(|value| value.is_finite()))
-}
-
-fn not_finite(tensor: &str, steps: u64, optimizer: Optimizer) -> TrainError {
-    TrainError::NotFinite { tensor: tensor.to_owned(), steps, lr: optimizer.lr }
+fn not_finite(what: String, steps: u64, optimizer: Optimizer) -> TrainError {
+    TrainError::NotFinite { what, steps, lr: optimizer.lr }
 }

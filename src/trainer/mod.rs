@@ -73,17 +73,15 @@ pub enum TrainError {
     Batch(#[from] PredictError),
     #[error("data: training needs labels, and sample {sample} has none")]
     NoLabels { sample: u64 },
-    #[error("loss: not finite at step {step}{place}; {}a smaller lr than {lr} may help", suspect(*finite))]
+    #[error("loss: not finite at step {step}{place}; a smaller lr than {lr} may help")]
     Diverged {
         step: u64,
         lr: f64,
         /// The files and the samples of the batch.
         place: String,
-        /// Whether all dense weights were finite.
-        finite: bool,
     },
-    #[error("weights: {tensor:?} is not finite after step {steps}; a smaller lr than {lr} may help")]
-    NotFinite { tensor: String, steps: u64, lr: f64 },
+    #[error("{what} is not finite after step {steps}; a smaller lr than {lr} may help")]
+    NotFinite { what: String, steps: u64, lr: f64 },
     #[error(transparent)]
     Memory(#[from] OutOfHostMemory),
     #[error(
@@ -155,14 +153,6 @@ impl fmt::Display for BatchPosition {
 }
 
 /// What is likely to be wrong when the loss of a batch is not finite.
-fn suspect(weights_are_finite: bool) -> &'static str {
-    if weights_are_finite {
-        "the weights were finite, so an input value of these samples is probably too large; otherwise "
-    } else {
-        ""
-    }
-}
-
 /// What a step reports.
 #[derive(Clone, Copy, Debug)]
 pub struct Progress<'a> {
@@ -202,8 +192,7 @@ impl<'a> Progress<'a> {
     ) -> Result<Self, TrainError> {
         if !loss.is_finite() {
             let (step, lr) = (state.steps + 1, state.optimizer.lr);
-            let finite = state.weights.values.iter().all(|weight| weight.is_finite());
-            return Err(TrainError::Diverged { step, lr, place: position.to_string(), finite });
+            return Err(TrainError::Diverged { step, lr, place: position.to_string() });
         }
         Ok(Self { samples, position, loss: loss / labels.len() as f64, logits, labels, casting })
     }

@@ -451,7 +451,8 @@ fn a_version_with_another_schema_waits_for_a_restart() {
     served.terminate();
     let (_, log) = served.ended();
     assert!(
-        log.contains("not the schema of the served version: ") && log.contains("a restart serves it"),
+        log.contains("not the schema of the served version: ")
+            && log.contains("to serve it, let stable name it"),
         "{log}"
     );
     let served = Served::start(models, "");

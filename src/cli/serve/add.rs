@@ -78,7 +78,7 @@ impl Adder {
     pub(crate) fn add(&mut self, name: &str) -> anyhow::Result<bool> {
         let versions = store::versions(&self.loader.models, name).unwrap_or_default();
         // Read before the model is opened, so that later changes are noticed.
-        let now = Stamper::new(&self.loader.models, name).of(&versions);
+        let now = Stamper::new(&self.loader.models, name).of_model(&versions);
         if self.refused.get(name).is_some_and(|refused| refused.stays(&now)) {
             return Ok(false);
         }
@@ -144,7 +144,7 @@ mod tests {
     fn a_refused_model_is_tried_again_only_if_its_files_changed_or_the_reason_may_have_passed() {
         let models = tempfile::tempdir().unwrap();
         std::fs::create_dir_all(models.path().join("m/1")).unwrap();
-        let stamps = || Stamper::new(models.path(), "m").of(&[crate::types::Version(1)]);
+        let stamps = || Stamper::new(models.path(), "m").of_model(&[crate::types::Version(1)]);
         let (before, path) = (stamps(), models.path().to_owned());
         let damaged = StoreError::MissingFile { path: path.clone() };
         let unreadable = StoreError::Io { path: path.clone(), source: io::Error::other("") };

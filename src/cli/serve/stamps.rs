@@ -17,15 +17,15 @@ use crate::types::Version;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Stamp(u64);
 
-/// The stamps of some versions of a model.
+/// The stamps of some versions of a model. `None` is the file of its labels.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Stamps(Vec<(Version, Stamp)>);
+pub(crate) struct Stamps(Vec<(Option<Version>, Stamp)>);
 
 /// Reads the stamps of a model's versions, of each version once.
 pub(crate) struct Stamper<'m> {
     models: &'m Path,
     name: &'m str,
-    read: BTreeMap<Version, Stamp>,
+    read: BTreeMap<Option<Version>, Stamp>,
     /// What each version builds on.
     bases: BTreeMap<Version, Option<Base>>,
 }
@@ -37,7 +37,14 @@ impl<'m> Stamper<'m> {
 
     /// The stamps of these versions.
     pub(crate) fn of(&mut self, versions: &[Version]) -> Stamps {
-        Stamps(versions.iter().map(|version| (*version, self.stamp(*version))).collect())
+        Stamps(versions.iter().map(|version| (Some(*version), self.stamp(Some(*version)))).collect())
+    }
+
+    /// The stamps of all that decides whether a model with these versions can be loaded.
+    pub(crate) fn of_model(&mut self, versions: &[Version]) -> Stamps {
+        let Stamps(mut stamps) = self.of(versions);
+        stamps.push((None, self.stamp(None)));
+        Stamps(stamps)
     }
 
     /// The stamps of the versions whose files are read to open a version: itself, and those that it builds
@@ -46,7 +53,7 @@ impl<'m> Stamper<'m> {
         let (mut chain, mut next) = (Vec::new(), Some(version));
         while let Some(version) = next {
             // Read before the manifest, so that a later change of the manifest is noticed.
-            chain.push((version, self.stamp(version)));
+            chain.push((Some(version), self.stamp(Some(version))));
             let base =
                 *self.bases.entry(version).or_insert_with(|| store::base_of(self.models, self.name, version));
             // A damaged manifest may name any base.
@@ -61,13 +68,17 @@ impl<'m> Stamper<'m> {
         stamps.iter().all(|(version, stamp)| self.stamp(*version) == *stamp)
     }
 
-    /// The stamp of a version, which may be missing.
-    fn stamp(&mut self, version: Version) -> Stamp {
+    /// The stamp of a version or of the labels, which may be missing.
+    fn stamp(&mut self, version: Option<Version>) -> Stamp {
         let (models, name) = (self.models, self.name);
         *self.read.entry(version).or_insert_with(|| {
             // Sorted, because a directory is listed in any order.
             let mut files = BTreeMap::new();
-            add_files(&version_dir(&models.join(name), version), 2, &mut files);
+            let path = match version {
+                Some(version) => version_dir(&models.join(name), version),
+                None => store::labels::path(models, name),
+            };
+            add_files(&path, 2, &mut files);
             let mut hasher = DefaultHasher::new();
             files.hash(&mut hasher);
             Stamp(hasher.finish())

@@ -250,7 +250,7 @@ impl Settling<'_> {
 
     /// Why the versions above the latest one are refused, unless `missing` says it already.
     fn newer(&self, plan: &VersionPlan) -> BTreeMap<Version, String> {
-        let missing = |version| plan.missing.iter().any(|missing| missing.version == version);
+        let missing = |version| plan.missing.iter().any(|missing| missing.version == Some(version));
         let refused = self.known.refused.iter();
         let newer = refused.filter(|(version, _)| **version > plan.latest && !missing(**version));
         newer.map(|(version, refusal)| (*version, refusal.reason.clone())).collect()

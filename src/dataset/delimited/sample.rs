@@ -33,8 +33,12 @@ pub(super) fn append(
         let value = match number(text) {
             None if is_number(text) => Err(refused("a finite number up to 3.4e38")),
             None => Err(refused("a number")),
-            Some(value) if trained.is_none_or(|transform| transform.is_trainable(value)) => Ok(value),
-            Some(_) => Err(refused("a number whose square is finite after the transform")),
+            Some(value) => match trained.filter(|range| !range.has(value)) {
+                None => Ok(value),
+                Some(range) => {
+                    Err(refused(&format!("a number up to {:.1e} after the transform", range.limit)))
+                }
+            },
         };
         let value = value.inspect_err(|_| out.dense.truncate(before))?;
         out.dense.push(value);

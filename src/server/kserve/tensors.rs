@@ -162,7 +162,7 @@ impl<'m> Tensors<'m> {
         // A schema has at least one feature, and none is missing.
         let Some(tensor) = self.dense.as_ref().or(per_sample) else { return Ok(0) };
         let name = || tensor.name.to_owned();
-        let Some(&got) = tensor.shape.first().filter(|size| **size >= 0) else {
+        let Some(&got) = tensor.shape.first() else {
             let expected = match &self.dense {
                 Some(_) => vec![-1, inputs.schema.dense_width() as i64],
                 None => vec![-1; tensor.shape.len().max(1)],
@@ -170,8 +170,8 @@ impl<'m> Tensors<'m> {
             let got = Dims::of(&tensor.shape);
             return Err(TensorError::Shape { name: name(), expected: Dims(expected), got });
         };
-        if got == 0 {
-            return Err(TensorError::NoSamples { name: name() });
+        if got <= 0 {
+            return Err(TensorError::NoSamples { name: name(), got });
         }
         let limit = inputs.max_samples;
         match usize::try_from(got).ok().filter(|got| *got <= limit) {

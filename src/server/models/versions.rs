@@ -18,7 +18,8 @@ use crate::types::{Version, VersionSelector};
 /// A version that is wanted and cannot be loaded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct MissingVersion {
-    pub version: Version,
+    /// `None` if it is named by a label that the model does not have.
+    pub version: Option<Version>,
     /// Who wants it, and why it is refused.
     pub text: String,
 }

@@ -89,9 +89,15 @@ impl Table {
         self.overlay.as_deref().map_or(&[], Overlay::deltas)
     }
 
-    /// The elements of the changed rows of each delta in front of the base; none when they are not f32.
-    pub(crate) fn delta_values(&self) -> impl Iterator<Item = &[f32]> {
-        let deltas = if self.element == Element::F32 { self.deltas() } else { &[] };
-        deltas.iter().map(|delta| delta.weight.floats())
+    /// The elements of the rows that no delta is in front of, or of the deltas in front of them; and their
+    /// states. Rows that are not f32 are left out.
+    pub(crate) fn newest_floats(&self) -> impl Iterator<Item = &[f32]> {
+        let base = self.overlay.is_none().then_some((&*self.weight, &**self.states));
+        let deltas = self.deltas().iter().map(|delta| (&delta.weight, &*delta.states));
+        let is_f32 = self.element == Element::F32;
+        base.into_iter().chain(deltas).flat_map(move |(weight, states)| {
+            let weight = is_f32.then(|| weight.floats());
+            weight.into_iter().chain(states.iter().map(State::as_slice))
+        })
     }
 }

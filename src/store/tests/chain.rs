@@ -1,6 +1,6 @@
 //! Chains of a full version and deltas: they read like full versions, and a damaged link is refused by name.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -308,7 +308,9 @@ fn a_missing_or_damaged_link_makes_every_later_version_unusable() {
         damage(&model);
         let error = open(dir.path(), 3).unwrap_err().to_string();
         assert!(error.contains(what), "{error}");
-        let listed = store::listing::list(dir.path(), "m", store::listing::Check::Manifests).unwrap();
+        let listed =
+            store::listing::list(dir.path(), "m", &BTreeMap::new(), store::listing::Check::Manifests)
+                .unwrap();
         let last = listed.last().and_then(|last| last.refusal.as_ref());
         assert!(last.is_none_or(|refusal| refusal.to_string() == error), "{last:?}: {error}");
         let refused = listed.iter().filter(|listed| listed.refusal.is_some());

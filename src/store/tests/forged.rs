@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
+use super::chain;
 use super::two_versions::{assert_refused_by_name, two_versions};
 use crate::store::format::Dtype;
 use crate::store::{self, Purpose, StoreError};
@@ -40,6 +41,23 @@ fn table_bytes(dtype: Dtype, tensors: &[(&str, &[u64])]) -> Vec<u8> {
     };
     bytes.resize(bytes.len() + elements as usize * width, 0);
     bytes
+}
+
+#[test]
+fn a_version_with_optimizer_state_that_is_not_finite_is_served_but_not_continued() {
+    for file in ["checkpoint/dense.safetensors", "checkpoint/tables/t1.safetensors"] {
+        let (dir, _) = chain::chain();
+        forge(&dir.path().join("m/3"), |files| {
+            let bytes = files.get_mut(file).unwrap();
+            let end = bytes.len() - 4;
+            bytes[end..].copy_from_slice(&f32::INFINITY.to_le_bytes());
+        });
+        store::open(dir.path(), "m", Version(3), Purpose::Serve).unwrap();
+        let error = store::open(dir.path(), "m", Version(3), Purpose::Train).unwrap_err().to_string();
+        assert!(error.ends_with("expected finite values, got NaN or infinity"), "{error}");
+        let continued = store::open_to_continue(dir.path(), "m", Purpose::Train).unwrap();
+        assert_eq!(continued.store.version(), Version(2));
+    }
 }
 
 #[test]

@@ -278,7 +278,7 @@ impl RowSource for RowImage {
     fn first_not_finite(&self, table: TableId) -> Result<Option<u64>, StoreError> {
         let image = self.table(table)?;
         let mut records = image.rows.iter().zip(image.records.chunks_exact(image.record.width().max(1)));
-        let bad = records.find(|(_, record)| !record[..image.record.dim].iter().all(|x| x.is_finite()));
+        let bad = records.find(|(_, record)| !record.iter().all(|x| x.is_finite()));
         Ok(bad.map(|(&row, _)| row))
     }
 }

@@ -106,13 +106,20 @@ impl Settling<'_> {
         let shadow = match &traffic.shadow {
             None => None,
             Some(Shadow::Target(target)) => Some(*target),
-            Some(Shadow::Label(label)) => labels.all().get(label).copied(),
+            Some(Shadow::Label(label)) => {
+                let target = labels.all().get(label).copied();
+                if target.is_none() {
+                    let text = format!("shadow: the model has no label {label:?}");
+                    missing.push(MissingVersion { version: None, text });
+                }
+                target
+            }
         };
         let shadow = shadow.map(|target| target.version(latest));
         let shadow = shadow.filter(|version| match self.load(*version) {
             Ok(()) => true,
             Err(reason) => {
-                missing.push(MissingVersion { version: *version, text: format!("shadow: {reason}") });
+                missing.push(MissingVersion { version: Some(*version), text: format!("shadow: {reason}") });
                 false
             }
         });
@@ -211,7 +218,7 @@ impl Settling<'_> {
                 for &version in versions {
                     match self.load(version) {
                         Ok(()) => drop(of.good.insert(version)),
-                        Err(text) => of.missing.push(MissingVersion { version, text }),
+                        Err(text) => of.missing.push(MissingVersion { version: Some(version), text }),
                     }
                 }
             }
@@ -264,7 +271,8 @@ impl Settling<'_> {
                     if label == STABLE {
                         of.stable = self.model.engine.version();
                     }
-                    missing.push(MissingVersion { version, text: format!("label {label}: {reason}") });
+                    let text = format!("label {label}: {reason}");
+                    missing.push(MissingVersion { version: Some(version), text });
                 }
             }
         }

@@ -23,8 +23,8 @@ pub(crate) enum TensorError {
     Datatype { name: String, expected: OneOf, got: String },
     #[error("input {name:?}: shape: expected {expected}, got {got}")]
     Shape { name: String, expected: Dims, got: Dims },
-    #[error("input {name:?}: shape: expected at least 1 sample, got 0")]
-    NoSamples { name: String },
+    #[error("input {name:?}: shape: expected at least 1 sample, got {got}")]
+    NoSamples { name: String, got: i64 },
     #[error("input {name:?}: shape: limit {limit} samples (server.max_samples), got {got}")]
     TooManySamples { name: String, limit: usize, got: i64 },
     #[error("raw_input_contents: expected {inputs} entries, one per input, got {got}")]
