@@ -2,11 +2,12 @@
 //!
 //! The files that the settings name may be on another machine, so they are read only with `--files`.
 
+use anyhow::anyhow;
 use serde_json::json;
 
 use crate::cli::{InputError, error_line, note, print, print_and_end};
 use crate::config::{Flags, Layers};
-use crate::server;
+use crate::{server, store};
 
 /// Flags of `config`.
 #[derive(Debug, clap::Args)]
@@ -27,7 +28,8 @@ enum Action {
 struct Check {
     #[command(flatten)]
     flags: Flags,
-    /// Also reads the files of certificates, keys and tokens that the settings name
+    /// Also reads the files of certificates, keys and tokens, and the directory of models, that the settings
+    /// name
     #[arg(long)]
     files: bool,
     /// Prints one line of JSON at the end: valid, errors, warnings
@@ -63,6 +65,8 @@ pub(crate) fn run(args: &Args, flags: &Flags) -> anyhow::Result<()> {
     let config = layers.clone().config().map_err(|e| InputError(e.into()))?;
     if matches!(&args.action, Action::Check(Check { files: true, .. })) {
         refuse(server::unusable_files(config.tls.as_ref(), &config.auth), json)?;
+        let models = config.server.models.as_ref().and_then(|models| store::models(models).err());
+        refuse(models.map(|e| InputError(anyhow!("server.models: {e}"))).into_iter().collect(), json)?;
     }
     let missing = "server.models: missing, but serve needs it".to_owned();
     let missing = config.server.models.is_none().then_some(missing);

@@ -67,9 +67,10 @@ impl Layers {
         let seconds = |key, least| self.whole(key, least, 86_400).map(Duration::from_secs);
         let least = message_bytes(max_bytes);
         let inflight = self.optional("server.max_inflight_bytes", |key| self.room(key, least, max_bytes))?;
+        let grpc = self.address("server.grpc")?;
         Ok(ServerConfig {
-            grpc: self.address("server.grpc")?,
-            http: self.address("server.http")?,
+            grpc,
+            http: self.address_besides("server.http", "server.grpc", grpc)?,
             metrics: self.choice("server.metrics", SWITCH)?,
             models: self.text("server.models").map(PathBuf::from),
             max_samples: count("server.max_samples")?,

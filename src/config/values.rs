@@ -78,6 +78,21 @@ impl Layers {
         self.parse(key, || format!("host:port, such as 127.0.0.1:8001{reason}"), |_| found)
     }
 
+    /// An address that can be listened on besides another one.
+    pub(super) fn address_besides(
+        &self,
+        key: &'static str,
+        other_key: &'static str,
+        other: SocketAddr,
+    ) -> Result<SocketAddr, ConfigError> {
+        let address = self.address(key)?;
+        let covers = |a: SocketAddr, b: SocketAddr| a.ip() == b.ip() || a.ip().is_unspecified();
+        let is_taken = address.port() == other.port()
+            && address.port() != 0
+            && (covers(address, other) || covers(other, address));
+        self.parse(key, || format!("another address than {other_key}"), |_| (!is_taken).then_some(address))
+    }
+
     pub(crate) fn choice<T: Copy>(&self, key: &'static str, choices: &[(&str, T)]) -> Result<T, ConfigError> {
         let expected = || choices.iter().map(|c| c.0).collect::<Vec<_>>().join(", ");
         self.parse(key, expected, |text| choices.iter().find(|c| c.0 == text).map(|c| c.1))

@@ -252,7 +252,7 @@ series! {
     LearnMetrics:
     samples: Counter, "flechette_learn_samples_total", "Samples of Learn calls that were made durable.";
     refused: Counter, "flechette_learn_refused_total",
-        "Samples of Learn calls that were refused or failed, or that clients gave up after a second.";
+        "Samples of valid Learn calls that were refused or failed, or that clients gave up after a second.";
     bytes: Gauge, "flechette_learn_bytes", "Bytes of the log of learned samples, at most 5 seconds ago.";
     sync_seconds: Seconds, "flechette_learn_sync_seconds",
         "Time to write and sync the samples of the Learn calls that waited together.";

@@ -22,7 +22,8 @@ fn differ(path: &str, expected: &Value, got: &Value) -> Option<String> {
     match (expected, got) {
         (Value::Table(a), Value::Table(b)) => {
             let mut keys: Vec<_> = a.keys().chain(b.keys()).collect();
-            keys.sort_unstable();
+            // The kind decides which other keys there are.
+            keys.sort_unstable_by_key(|key| (key.as_str() != "kind", key.as_str()));
             keys.dedup();
             let dot = if path.is_empty() { "" } else { "." };
             keys.into_iter().find_map(|key| pair(&format!("{path}{dot}{key}"), a.get(key), b.get(key)))

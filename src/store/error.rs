@@ -87,7 +87,7 @@ impl StoreError {
         let path = path.to_owned();
         match source.kind() {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Self::DiskFull { path },
-            io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => Self::Permission { path },
+            io::ErrorKind::PermissionDenied => Self::Permission { path },
             io::ErrorKind::NotADirectory => Self::NotADirectory { path },
             _ => Self::Io { path, source },
         }

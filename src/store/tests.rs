@@ -4,7 +4,7 @@
 pub(crate) mod chain;
 mod damage;
 pub(crate) mod footprint;
-mod forged;
+pub(crate) mod forged;
 pub(crate) mod fuzz;
 mod names;
 mod sample;

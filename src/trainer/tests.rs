@@ -15,10 +15,12 @@ use crate::metrics::Metrics;
 use crate::model::Model;
 use crate::predict::{Predict, PredictError, finite};
 use crate::schema::Schema;
+use crate::store::tests::entries;
+use crate::store::tests::forged::forge_infinity;
 use crate::store::{self, Purpose};
 use crate::trainer::optim::{Optimizer, OptimizerKind};
 use crate::trainer::{self, ReferenceTrainer, TrainError};
-use crate::types::{AbsentId, Batch, Element, RawBatch};
+use crate::types::{AbsentId, Batch, Element, RawBatch, Version};
 
 use naive::Naive;
 use samples::{ARCHITECTURES, ODD, generate, odd_schema, raw, schema};
@@ -414,18 +416,22 @@ fn weights_that_are_not_finite_are_not_saved() {
 }
 
 #[test]
-fn optimizer_state_that_is_not_finite_is_not_saved() {
+fn optimizer_state_that_is_not_finite_is_neither_saved_nor_continued() {
     let models = tempfile::tempdir().unwrap();
     let schema = schema("kind = \"dcnv2\"\ncross_layers = 2\ndeep = [8]");
     let mut reference = trainer::initialise(&schema, optimizer(OptimizerKind::Adam), 0).unwrap();
     let (mut batch, labels) = generate(&schema, 70, 0);
+    reference.save(models.path(), "m").unwrap();
+    forge_infinity(&models.path().join("m/1"), "checkpoint/dense.safetensors");
+    let error = store::open(models.path(), "m", Version(1), Purpose::Train).unwrap_err().to_string();
+    assert!(error.ends_with("expected finite values, got NaN or infinity"), "{error}");
     // The loss and the weights stay finite, but not the squares of the gradients.
     batch.dense.iter_mut().for_each(|value| *value = 1e8);
     let loss = reference.step(&batch, &labels, &mut Vec::new()).unwrap();
     assert!(loss.is_finite(), "{loss}");
     let error = reference.save(models.path(), "m").unwrap_err().to_string();
     assert!(error.contains("optimizer.exp_avg_sq."), "{error}");
-    assert_eq!(models.path().read_dir().unwrap().count(), 0);
+    assert_eq!(entries(models.path()), 1);
 }
 
 #[test]

@@ -172,8 +172,16 @@ mod tests {
     }
 
     #[test]
-    fn a_model_whose_labels_are_damaged_is_tried_again() {
-        let (path, reason) = (std::path::PathBuf::new(), String::new());
-        assert!(StoreError::Labels { path, reason }.may_pass());
+    fn a_model_that_was_refused_because_of_its_labels_is_tried_again_if_they_have_changed() {
+        let models = tempfile::tempdir().unwrap();
+        let labels = models.path().join("m/state/labels.json");
+        std::fs::create_dir_all(labels.parent().unwrap()).unwrap();
+        std::fs::write(&labels, "{").unwrap();
+        let stamps = || Stamper::new(models.path(), "m").of_model(&[]);
+        let damaged = crate::store::labels::load(models.path(), "m").unwrap_err();
+        let refused = ModelRefusal::after(None, stamps(), &damaged.into());
+        assert!(refused.again.is_none() && refused.stays(&stamps()));
+        std::fs::remove_file(&labels).unwrap();
+        assert!(!refused.stays(&stamps()));
     }
 }

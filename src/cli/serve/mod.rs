@@ -142,6 +142,10 @@ async fn run_server(
 ) -> anyhow::Result<()> {
     let (grpc, http) = (server.grpc_addr(), server.http_addr());
     let mut started = None;
+    let terminated = async {
+        terminated.await;
+        tracing::info!("SIGTERM or SIGINT: the server drains; a second signal ends it");
+    };
     let drained = server.run(async {
         tokio::pin!(terminated);
         tokio::select! {

@@ -23,8 +23,8 @@ fn settings_page() -> String {
          names the nearest known one.\n\n\
          `flechette config check` reads the settings as `serve` does, and prints what is wrong: unknown\n\
          keys, and the first wrong value of each section. With `--files` it also reads the files of\n\
-         certificates, keys and tokens. Without the flag it does not, because they may be on another\n\
-         machine.\n\
+         certificates, keys and tokens, and the directory of models. Without the flag it does not, because\n\
+         they may be on another machine.\n\
          `flechette config print` prints every setting with its value and where the value comes from: a\n\
          flag, a variable, a line of the file, or the default. Both take the flags of `serve` and open no\n\
          port, device or model.\n\n\

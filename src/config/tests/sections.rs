@@ -116,3 +116,24 @@ fn a_server_whose_models_everyone_can_change_has_a_warning() {
         assert_eq!(warning(closed), None, "{closed}");
     }
 }
+
+#[test]
+fn both_ports_cannot_have_one_address() {
+    let refused = |grpc: &str, http: &str| {
+        let file = format!("[server]\ngrpc = \"{grpc}\"\nhttp = \"{http}\"\n");
+        resolve(&Flags::default(), &[], &file).err().map(|error| error.to_string())
+    };
+    for (grpc, http) in
+        [("127.0.0.1:7", "127.0.0.1:7"), ("0.0.0.0:7", "127.0.0.1:7"), ("127.0.0.1:7", "0.0.0.0:7")]
+    {
+        let error = refused(grpc, http).unwrap();
+        let expected =
+            format!("server.http (file :3): expected another address than server.grpc, got \"{http}\"");
+        assert_eq!(error, expected);
+    }
+    for (grpc, http) in
+        [("127.0.0.1:0", "127.0.0.1:0"), ("127.0.0.1:7", "127.0.0.2:7"), ("127.0.0.1:7", "127.0.0.1:8")]
+    {
+        assert_eq!(refused(grpc, http), None);
+    }
+}

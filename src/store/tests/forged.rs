@@ -45,19 +45,22 @@ fn table_bytes(dtype: Dtype, tensors: &[(&str, &[u64])]) -> Vec<u8> {
 
 #[test]
 fn a_version_with_optimizer_state_that_is_not_finite_is_served_but_not_continued() {
-    for file in ["checkpoint/dense.safetensors", "checkpoint/tables/t1.safetensors"] {
-        let (dir, _) = chain::chain();
-        forge(&dir.path().join("m/3"), |files| {
-            let bytes = files.get_mut(file).unwrap();
-            let end = bytes.len() - 4;
-            bytes[end..].copy_from_slice(&f32::INFINITY.to_le_bytes());
-        });
-        store::open(dir.path(), "m", Version(3), Purpose::Serve).unwrap();
-        let error = store::open(dir.path(), "m", Version(3), Purpose::Train).unwrap_err().to_string();
-        assert!(error.ends_with("expected finite values, got NaN or infinity"), "{error}");
-        let continued = store::open_to_continue(dir.path(), "m", Purpose::Train).unwrap();
-        assert_eq!(continued.store.version(), Version(2));
-    }
+    let (dir, _) = chain::chain();
+    forge_infinity(&dir.path().join("m/3"), "checkpoint/tables/t1.safetensors");
+    store::open(dir.path(), "m", Version(3), Purpose::Serve).unwrap();
+    let error = store::open(dir.path(), "m", Version(3), Purpose::Train).unwrap_err().to_string();
+    assert!(error.ends_with("expected finite values, got NaN or infinity"), "{error}");
+    let continued = store::open_to_continue(dir.path(), "m", Purpose::Train).unwrap();
+    assert_eq!(continued.store.version(), Version(2));
+}
+
+/// Makes the last value of a file infinite.
+pub(crate) fn forge_infinity(version: &Path, file: &str) {
+    forge(version, |files| {
+        let bytes = files.get_mut(file).unwrap();
+        let end = bytes.len() - 4;
+        bytes[end..].copy_from_slice(&f32::INFINITY.to_le_bytes());
+    });
 }
 
 #[test]

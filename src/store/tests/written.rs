@@ -42,7 +42,11 @@ fn any_sample() -> impl Strategy<Value = Sample> {
                     // Readers refuse other rows.
                     rows.iter_mut().filter(|x| !x.is_finite()).for_each(|x| *x = -0.0);
                 }
-                states.iter_mut().for_each(|state| fill(state.rows_mut().unwrap()));
+                for state in states {
+                    let values = state.rows_mut().unwrap();
+                    fill(values);
+                    values.iter_mut().filter(|x| !x.is_finite()).for_each(|x| *x = -0.0);
+                }
             }
             for (name, shape) in &shapes {
                 let mut values = vec![0.0; shape.iter().product()];

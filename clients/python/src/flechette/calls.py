@@ -119,9 +119,11 @@ class Connection:
         """Make the metadata of every call."""
         if self.token is None:
             return ()
-        if not (self.token.isascii() and self.token.isprintable()):
+        # A file of one token ends with a line end.
+        token = self.token.strip()
+        if not (token.isascii() and token.isprintable()):
             raise InputError("token: expected printable ASCII")
-        return (("authorization", f"Bearer {self.token}"),)
+        return (("authorization", f"Bearer {token}"),)
 
 
 def options() -> list[tuple[str, int]]:

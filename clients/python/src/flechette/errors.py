@@ -61,7 +61,7 @@ class DeadlineError(ServerError, TimeoutError):
 
 
 class AccessError(ServerError):
-    """The token or the certificate is missing or not accepted."""
+    """The token is missing or not accepted."""
 
 
 _CLASSES: dict[grpc.StatusCode, type[ServerError]] = {

@@ -275,6 +275,32 @@ fn a_named_version_that_is_not_on_disk_is_refused_once_and_served_when_it_appear
 }
 
 #[test]
+fn a_shadow_that_names_a_label_which_the_model_does_not_have_is_shown_until_it_has_it() {
+    let mut world = World::new(Writer::Everything);
+    world.publish();
+    let running = Running::start(&world, "shadow = \"old\"");
+    let missing = "ready\nnot loaded: model ctr: shadow: the model has no label \"old\"\n";
+    wait("the label is missing", || running.get("/readyz") == missing);
+    running.set_label(MODEL, "old", 1).unwrap();
+    wait("nothing is missing", || running.get("/readyz") == "ready\n");
+}
+
+#[test]
+fn a_model_whose_labels_are_damaged_is_loaded_when_they_are_repaired() {
+    let mut world = World::new(Writer::Everything);
+    world.publish();
+    let running = Running::start(&world, "");
+    running.unload(MODEL).unwrap();
+    let labels = world.models().join(MODEL).join("state/labels.json");
+    fs::create_dir_all(labels.parent().unwrap()).unwrap();
+    fs::write(&labels, "{").unwrap();
+    assert!(running.load(MODEL).unwrap_err().message().contains("labels.json: damaged"));
+    fs::remove_file(&labels).unwrap();
+    running.load(MODEL).unwrap();
+    assert_eq!(running.scored_by(0).unwrap(), 1);
+}
+
+#[test]
 fn a_model_is_loaded_with_its_newest_good_version_and_a_bad_one_is_refused_once() {
     let mut world = World::new(Writer::Everything);
     world.publish();
