@@ -26,7 +26,7 @@ use flechette::schema::{Architecture, Lookup, Schema};
 use flechette::store::Table;
 use flechette::trainer::casting::{Casting, RadixSort, RowOccurrence};
 use flechette::trainer::optim::{self, Optimizer};
-use flechette::trainer::update::{RowUpdate, TableRows};
+use flechette::trainer::update::{RowUpdate, RowsInMemory};
 use flechette::types::Batch;
 use harness::replay;
 use harness::{Draw, Options, Report};
@@ -145,7 +145,7 @@ impl Case {
 
     fn gather_reduce(&mut self) {
         let update = RowUpdate::new(&self.tapes, self.optimizer, 1);
-        update.tables(self.ours.iter_mut().map(TableRows::of), &self.casting);
+        update.tables(self.ours.iter_mut().map(RowsInMemory::of), &self.casting);
     }
 
     fn expand_coalesce(&mut self) {

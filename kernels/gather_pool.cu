@@ -15,12 +15,12 @@
 // are misses. It does nothing unless the number of staged rows equals the number of misses. So a batch
 // without misses needs a copy, two launches and one wait.
 //
-// The two structs below equal `PoolLookup` of src/compute/pool.rs and `PoolArgs` of
+// The two structs below equal `KernelLookup` of src/compute/pool.rs and `PoolArgs` of
 // src/device/cuda/pool_args.rs, field by field. The host checks every offset, index and width before the
 // launch.
 #include "common.cuh"
 
-struct PoolLookup {
+struct KernelLookup {
     u32 offsets_at;      // the bag of sample s is [offsets[offsets_at + s], offsets[offsets_at + s + 1])
     u32 occurrences_at;  // index of its first occurrence, added to a bag's bounds
     u32 dim;             // elements of a row
@@ -32,7 +32,7 @@ struct PoolLookup {
 struct PoolArgs {
     const BatchHeader* header;
     const BatchState* state;
-    const PoolLookup* lookups;  // lookup_count elements
+    const KernelLookup* lookups;  // lookup_count elements
     const u32* scan;            // lookup_count + 2 elements: prefix sum of the segments' warps
     const u32* offsets;
     const u64* places;          // by occurrence
@@ -91,7 +91,7 @@ __device__ __forceinline__ const u32* row_at(const PoolArgs& args, u32 occurrenc
 
 // One element of one sample's pooled bag. The sum starts with the first row and not with +0, as on the host,
 // so that a bag of one row equals that row to the bit, including -0.
-__device__ __forceinline__ float pooled(const PoolArgs& args, const PoolLookup& lookup, u32 sample,
+__device__ __forceinline__ float pooled(const PoolArgs& args, const KernelLookup& lookup, u32 sample,
                                         u32 element) {
     const u32* bounds = args.offsets + lookup.offsets_at + sample;
     const u32 begin = bounds[0], end = bounds[1];
@@ -127,7 +127,7 @@ extern "C" __global__ void gather_pool(PoolArgs args) {
         if (dense) {
             row[element] = args.dense[static_cast<u64>(sample) * width + element];
         } else {
-            const PoolLookup& lookup = args.lookups[segment];
+            const KernelLookup& lookup = args.lookups[segment];
             row[lookup.column + element] = pooled(args, lookup, sample, element);
         }
     }

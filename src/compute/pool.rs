@@ -6,7 +6,7 @@
 //!
 //! On a device one launch pools all lookups of a batch, by self-identified fusion (FLECHE section 3.2). Each
 //! lookup is a segment of `samples x dim` threads, rounded up to whole warps. A warp finds its segment in the
-//! prefix sum of the segments' warps. [`PoolLookup`] is read by the kernel, so its fields equal those in
+//! prefix sum of the segments' warps. [`KernelLookup`] is read by the kernel, so its fields equal those in
 //! `kernels/gather_pool.cu`.
 //!
 //! Every implementation gives the same bits, those of [`super::gather_pool::gather_pool`]. The sum of a bag
@@ -28,7 +28,7 @@ pub(crate) const MAX_LOOKUPS: usize = 8_190;
 /// One lookup, in the layout that the kernel reads.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
-pub(crate) struct PoolLookup {
+pub(crate) struct KernelLookup {
     /// Index of its first bag bound among those of the batch. A lookup has `samples + 1` bounds.
     pub offsets_at: u32,
     /// Index of its first occurrence among those of the batch. Bag bounds count from this occurrence.
@@ -58,6 +58,6 @@ mod tests {
 
     #[test]
     fn a_lookup_has_the_size_of_the_kernels_struct() {
-        assert_eq!(size_of::<PoolLookup>(), 24);
+        assert_eq!(size_of::<KernelLookup>(), 24);
     }
 }

@@ -327,10 +327,6 @@ impl Reader for LearnedReader {
         Ok(samples - left)
     }
 
-    fn skipped(&self) -> u64 {
-        0
-    }
-
     fn runs(&self) -> &[FileRun] {
         &self.runs
     }

@@ -109,13 +109,21 @@ pub trait Reader {
     /// content of `out` are then unusable.
     fn read(&mut self, max_samples: usize, out: &mut RawBatch) -> Result<usize, DatasetError>;
 
+    /// The reader whose samples this one hands on, if it hands on all of them in the same batches. Then it
+    /// answers the questions below as that reader does, unless it has answers of its own.
+    fn inner(&self) -> Option<&dyn Reader> {
+        None
+    }
+
     /// Malformed lines that were skipped so far.
-    fn skipped(&self) -> u64;
+    fn skipped(&self) -> u64 {
+        self.inner().map_or(0, |inner| inner.skipped())
+    }
 
     /// The lines that the last call of [`Reader::read`] skipped: for each, the number of samples in the batch
     /// before it.
     fn skips(&self) -> &[usize] {
-        &[]
+        self.inner().map_or(&[], |inner| inner.skips())
     }
 
     /// Skips the next samples and returns their number, which is less than `samples` only at the end. The
@@ -138,22 +146,22 @@ pub trait Reader {
     /// The files of the samples of the last [`Reader::read`], in order. Empty if samples do not follow each
     /// other as in files.
     fn runs(&self) -> &[FileRun] {
-        &[]
+        self.inner().map_or(&[], |inner| inner.runs())
     }
 
     /// Whether the reader may wait long for the next samples. Then each batch must be handed on at once.
     fn may_wait(&self) -> bool {
-        false
+        self.inner().is_some_and(|inner| inner.may_wait())
     }
 
     /// What ends a wait of the reader from another thread; `None` if it never waits.
     fn stop(&self) -> Option<Stop> {
-        None
+        self.inner()?.stop()
     }
 
     /// The share of the input that was read, from 0 to 1, by bytes on disk; `None` if its size is not known.
     fn share(&self) -> Option<f64> {
-        None
+        self.inner()?.share()
     }
 }
 

@@ -1,6 +1,6 @@
 //! A reader that hands out no more batches once it is told to stop.
 
-use super::{DatasetError, FileRun, Reader, Stop};
+use super::{DatasetError, Reader, Stop};
 use crate::types::RawBatch;
 
 /// A reader and its flag.
@@ -25,31 +25,15 @@ impl Reader for Stoppable {
         Ok(if self.stop.interrupted() { 0 } else { read })
     }
 
-    fn skipped(&self) -> u64 {
-        self.inner.skipped()
-    }
-
-    fn skips(&self) -> &[usize] {
-        self.inner.skips()
+    fn inner(&self) -> Option<&dyn Reader> {
+        Some(&*self.inner)
     }
 
     fn skip(&mut self, samples: u64) -> Result<u64, DatasetError> {
         self.inner.skip(samples)
     }
 
-    fn runs(&self) -> &[FileRun] {
-        self.inner.runs()
-    }
-
-    fn may_wait(&self) -> bool {
-        self.inner.may_wait()
-    }
-
     fn stop(&self) -> Option<Stop> {
         Some(self.stop.clone())
-    }
-
-    fn share(&self) -> Option<f64> {
-        self.inner.share()
     }
 }

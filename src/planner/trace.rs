@@ -79,7 +79,7 @@ impl Trace {
 pub struct TraceBuilder {
     schema: Schema,
     row_accesses: RowAccesses,
-    tables: Vec<TableRows>,
+    tables: Vec<DistinctRows>,
     /// Temporary keys, numbered in the order of first access over all tables. [`TraceBuilder::finish`]
     /// renumbers them table after table.
     accesses: Vec<u32>,
@@ -98,7 +98,7 @@ struct TableRow {
 
 /// The distinct rows of a table.
 #[derive(Debug, Default)]
-struct TableRows {
+struct DistinctRows {
     /// The temporary key of each row.
     keys: NumberMap<u64, u32>,
     /// In the order of first access.
@@ -112,7 +112,7 @@ impl TraceBuilder {
     pub fn new(schema: &Schema) -> Self {
         Self {
             row_accesses: RowAccesses::new(schema),
-            tables: schema.tables.iter().map(|_| TableRows::default()).collect(),
+            tables: schema.tables.iter().map(|_| DistinctRows::default()).collect(),
             schema: schema.clone(),
             accesses: Vec::new(),
             keys: Vec::new(),

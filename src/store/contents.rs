@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
 
-use super::format::{Base, KEYS, Training, WEIGHT};
+use super::format::{Base, KEYS, TrainingTotals, WEIGHT};
 use super::snapshot::parse_schema;
 use super::version_files::{DENSE, MODEL, table_file};
 use super::{RecordLayout, StateShape, StoreError, Table, check_name};
@@ -27,7 +27,7 @@ pub struct Contents<'a> {
     /// where encoding rounds them.
     pub checkpoint: Option<Checkpoint<'a>>,
     /// How far training has come.
-    pub training: Option<Training>,
+    pub training: Option<TrainingTotals>,
     /// Figures of training or validation, by name. Those that are not finite are left out.
     pub quality: BTreeMap<String, f64>,
     /// Notes of the writer, such as the optimizer.

@@ -97,7 +97,7 @@ use std::fmt;
 use serde::de::{Deserializer, MapAccess, Visitor};
 use serde::{Deserialize, Serialize};
 
-pub(crate) use manifest::{Base, Checksum, FileEntry, Manifest, Training};
+pub(crate) use manifest::{Base, Checksum, FileEntry, Manifest, TrainingTotals};
 
 use crate::types::{Element, named};
 use manifest::FORMAT;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use super::format::{Base, Training};
+use super::format::{Base, TrainingTotals};
 use super::link::{check_checkpoint, is_served, read_manifest};
 use super::snapshot::{Opened, open_beside};
 use super::version_files::{MANIFEST, version_dir, versions};
@@ -40,7 +40,7 @@ pub(crate) struct Listed {
 pub(crate) struct Summary {
     /// `None` for a full version.
     pub base: Option<Base>,
-    pub training: Option<Training>,
+    pub training: Option<TrainingTotals>,
     pub quality: BTreeMap<String, f64>,
     /// Bytes of all files.
     pub bytes: u64,

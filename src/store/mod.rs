@@ -73,7 +73,7 @@ pub(crate) use contents::{Checkpoint, DenseTensor, RowSource, SourceShape, Table
 pub use contents::{Contents, Numbering};
 pub use error::{Refusal, StoreError};
 pub(crate) use finite::all_finite;
-pub(crate) use format::{Base, Training};
+pub(crate) use format::{Base, TrainingTotals};
 pub(crate) use last_delta::LastDeltaRows;
 pub(crate) use link::cursor;
 pub use record::{RecordLayout, StateShape};

@@ -16,7 +16,7 @@ use std::path::Path;
 
 use super::bytes::Bytes;
 use super::chain::Chain;
-use super::format::{Manifest, Training};
+use super::format::{Manifest, TrainingTotals};
 use super::version_files::versions;
 use super::{EmbeddingStore, Refusal, StoreError};
 use crate::config::TableMemory;
@@ -59,7 +59,7 @@ pub struct Opened {
     /// The rows, and the number of the version.
     pub store: EmbeddingStore,
     /// How far training had come, if the version was trained by this program.
-    pub training: Option<Training>,
+    pub training: Option<TrainingTotals>,
     /// Figures of training or validation, by name.
     pub quality: BTreeMap<String, f64>,
     /// The position of training in its data, as JSON. Only for training.

@@ -15,7 +15,7 @@ use crate::model::Parameter;
 use crate::schema::Schema;
 use crate::store::disk::{Disk, SystemDisk};
 use crate::store::{
-    Checkpoint, Contents, DenseTensor, Numbering, TableRows, Training, Written, all_finite, publish,
+    Checkpoint, Contents, DenseTensor, Numbering, TableRows, TrainingTotals, Written, all_finite, publish,
 };
 use crate::types::Version;
 
@@ -32,7 +32,7 @@ pub(crate) struct DenseCheckpoint {
     weights: Vec<f32>,
     /// One vector per state of the dense optimizer.
     states: Vec<Vec<f32>>,
-    pub training: Training,
+    pub training: TrainingTotals,
     optimizer: Optimizer,
 }
 
@@ -159,7 +159,7 @@ impl TrainState {
             parameters: parameters.to_vec(),
             weights: weights.to_vec(),
             states: self.dense_states.clone(),
-            training: Training {
+            training: TrainingTotals {
                 steps: self.steps,
                 samples: self.samples,
                 last_batch_unix_ms: self.last_batch_unix_ms,

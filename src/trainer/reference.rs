@@ -3,7 +3,7 @@
 use super::casting::Casting;
 use super::read_ahead::{ReadAhead, WAITING_GROUPS};
 use super::train_state::{Labelled, TrainState, TrainStateParts};
-use super::update::TableRows;
+use super::update::RowsInMemory;
 use super::{Data, Progress, StepResult, TrainError};
 use crate::dataset::Reader;
 use crate::model::Weights;
@@ -96,7 +96,7 @@ impl ReferenceTrainer {
         let loss = state.gather_and_learn(labelled, batch.samples, rows);
         state.read_logits(logits);
         if state.counts_step(loss, batch.samples) {
-            state.update(|update| update.tables(tables.iter_mut().map(TableRows::of), casting));
+            state.update(|update| update.tables(tables.iter_mut().map(RowsInMemory::of), casting));
         }
         loss
     }

@@ -166,10 +166,6 @@ impl Reader for Batches {
         *out = self.0.remove(0);
         Ok(out.samples)
     }
-
-    fn skipped(&self) -> u64 {
-        0
-    }
 }
 
 #[test]
@@ -235,9 +231,6 @@ impl Reader for InFile {
         Ok(samples)
     }
 
-    fn skipped(&self) -> u64 {
-        0
-    }
 
     fn runs(&self) -> &[FileRun] {
         &self.1

@@ -188,7 +188,7 @@ fn split_pieces<'a>(
 }
 
 /// The rows of a table in memory.
-pub struct TableRows<'a> {
+pub struct RowsInMemory<'a> {
     dim: usize,
     weights: &'a mut [f32],
     /// For each state, its elements per row and its values for all rows.
@@ -196,7 +196,7 @@ pub struct TableRows<'a> {
     count: usize,
 }
 
-impl<'a> TableRows<'a> {
+impl<'a> RowsInMemory<'a> {
     /// All rows of a trainer's table, which must be f32 in owned memory. Any other table gives no rows.
     pub fn of(table: &'a mut Table) -> Self {
         let dim = table.dim();
@@ -212,7 +212,7 @@ impl<'a> TableRows<'a> {
     }
 }
 
-impl Records for TableRows<'_> {
+impl Records for RowsInMemory<'_> {
     #[inline(always)]
     fn record(&mut self, _: usize, row: u64) -> Record<'_> {
         let row = row as usize;

@@ -7,7 +7,7 @@ use super::trained::Trained;
 use crate::cli::score_file::ScoreFile;
 use crate::cli::training::is_pipe;
 use crate::cli::{InputError, output};
-use crate::dataset::{DatasetError, Feed, Reader, Stop};
+use crate::dataset::{DatasetError, Feed, Reader};
 use crate::store;
 use crate::trainer::eval::Quality;
 use crate::trainer::{self};
@@ -103,16 +103,8 @@ impl Reader for SkipsOf {
         Ok(read)
     }
 
-    fn skipped(&self) -> u64 {
-        self.inner.skipped()
-    }
-
-    fn may_wait(&self) -> bool {
-        self.inner.may_wait()
-    }
-
-    fn stop(&self) -> Option<Stop> {
-        self.inner.stop()
+    fn inner(&self) -> Option<&dyn Reader> {
+        Some(&*self.inner)
     }
 }
 

@@ -129,10 +129,6 @@ impl Reader for Synthetic {
         Ok(out.samples)
     }
 
-    fn skipped(&self) -> u64 {
-        0
-    }
-
     /// Takes no time, because a sample does not depend on the samples before it.
     fn skip(&mut self, samples: u64) -> Result<u64, DatasetError> {
         let mut left = samples;

@@ -122,7 +122,7 @@ impl fmt::Display for Probe {
 /// Looks for CUDA devices. Never panics, whatever is installed.
 #[must_use]
 pub(crate) fn probe() -> Probe {
-    match Driver::load().and_then(|driver| driver.devices()) {
+    match ProbeFunctions::load().and_then(|driver| driver.devices()) {
         Ok(devices) if devices.is_empty() => Probe::NoDevice,
         Ok(devices) => Probe::Found(devices),
         Err(found) => found,
@@ -150,7 +150,7 @@ pub(crate) fn usable(ordinal: usize) -> Result<DeviceInfo, CudaError> {
 }
 
 /// The driver's functions, with the types of cuda.h: CUresult and CUdevice are ints.
-struct Driver {
+struct ProbeFunctions {
     init: unsafe extern "C" fn(c_uint) -> c_int,
     version: unsafe extern "C" fn(*mut c_int) -> c_int,
     count: unsafe extern "C" fn(*mut c_int) -> c_int,
@@ -177,7 +177,7 @@ fn checked(code: c_int) -> Result<(), Probe> {
     }
 }
 
-impl Driver {
+impl ProbeFunctions {
     fn load() -> Result<Self, Probe> {
         if !driver_is_present() {
             return Err(Probe::NoDriver);

@@ -4,7 +4,7 @@
 use bytemuck::{Pod, Zeroable};
 
 #[cfg(doc)]
-use crate::compute::pool::PoolLookup;
+use crate::compute::pool::KernelLookup;
 
 #[cfg(test)]
 mod tests;
@@ -56,7 +56,7 @@ pub(crate) struct PoolArgs {
     pub header: u64,
     /// [`BatchState`].
     pub state: u64,
-    /// `lookup_count` elements of [`PoolLookup`].
+    /// `lookup_count` elements of [`KernelLookup`].
     pub lookups: u64,
     /// `lookup_count + 2` u32: the exclusive prefix sum of the segments' warps. It has an entry for each
     /// lookup, one for the dense values, and the total.

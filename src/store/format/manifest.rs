@@ -74,7 +74,7 @@ pub struct Base {
 /// How far the training of a version has come.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Training {
+pub struct TrainingTotals {
     /// Steps of the optimizer.
     pub steps: u64,
     /// Samples trained.
@@ -88,7 +88,7 @@ pub struct Training {
 pub(crate) struct Manifest {
     /// `None` for a full version.
     pub base: Option<Base>,
-    pub training: Option<Training>,
+    pub training: Option<TrainingTotals>,
     /// Finite figures by name, such as `auc`.
     pub quality: BTreeMap<String, f64>,
     /// By the path in the version, with `/` between its parts.
@@ -115,7 +115,7 @@ struct ManifestText {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     base: Option<Base>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    training: Option<Training>,
+    training: Option<TrainingTotals>,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     quality: BTreeMap<String, f64>,
     files: BTreeMap<String, FileEntry>,

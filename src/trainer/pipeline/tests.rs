@@ -102,10 +102,6 @@ impl Reader for Samples {
         *out = RawBatch { samples, dense, features, labels: Some(labels) };
         Ok(samples)
     }
-
-    fn skipped(&self) -> u64 {
-        0
-    }
 }
 
 #[derive(Clone, Debug)]

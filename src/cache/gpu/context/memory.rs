@@ -17,7 +17,7 @@ use super::{ContextBytes, LookupRow, PerKernel};
 use crate::cache::gpu::args::{CopyArgs, NarrowColumn, ProbeArgs, ProbeColumn};
 use crate::cache::gpu::overlay::OverlayTable;
 use crate::cache::gpu::table::GpuTable;
-use crate::compute::pool::{PoolLookup, WARP_LANES, pooling_code};
+use crate::compute::pool::{KernelLookup, WARP_LANES, pooling_code};
 use crate::device::cuda::memory::{Array, DeviceMemory, MemoryPlan, Mirrored, PinnedMemory};
 use crate::device::cuda::pool_args::{BatchHeader, BatchState, PoolArgs};
 use crate::device::cuda::{Driver, DriverError};
@@ -30,7 +30,7 @@ struct LayoutArrays {
     columns: Array<ProbeColumn>,
     narrow: Array<NarrowColumn>,
     probe_scan: Array<u32>,
-    lookups: Array<PoolLookup>,
+    lookups: Array<KernelLookup>,
     pool_scan: Array<u32>,
     /// For each feature one more than the batch's samples. The last array, so that only these are copied.
     offsets: Array<u32>,
@@ -248,7 +248,7 @@ impl<D: Driver> BatchMemory<D> {
                 ids,
                 row_words: self.shape.row_words(i) as u32,
             };
-            self.layout.host.get_mut(self.layout_arrays.lookups)[i] = PoolLookup {
+            self.layout.host.get_mut(self.layout_arrays.lookups)[i] = KernelLookup {
                 offsets_at: (lookup.feature * (batch.samples + 1)) as u32,
                 occurrences_at: occurrences,
                 dim: lookup.dim as u32,

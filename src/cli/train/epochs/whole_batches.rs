@@ -1,7 +1,7 @@
 //! A reader that ends at an error of its data, so that training ends after the last whole batch as at a
 //! signal. Its state can then be written.
 
-use crate::dataset::{DatasetError, FileRun, Reader, Stop};
+use crate::dataset::{DatasetError, Reader};
 use crate::types::RawBatch;
 
 pub(super) struct WholeBatches {
@@ -27,27 +27,7 @@ impl Reader for WholeBatches {
         }))
     }
 
-    fn skipped(&self) -> u64 {
-        self.inner.skipped()
-    }
-
-    fn skips(&self) -> &[usize] {
-        self.inner.skips()
-    }
-
-    fn runs(&self) -> &[FileRun] {
-        self.inner.runs()
-    }
-
-    fn may_wait(&self) -> bool {
-        self.inner.may_wait()
-    }
-
-    fn stop(&self) -> Option<Stop> {
-        self.inner.stop()
-    }
-
-    fn share(&self) -> Option<f64> {
-        self.inner.share()
+    fn inner(&self) -> Option<&dyn Reader> {
+        Some(&*self.inner)
     }
 }

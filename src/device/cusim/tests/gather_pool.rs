@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::SEEDS;
 use crate::compute::gather_pool as host;
-use crate::compute::pool::{PoolLookup, WARP_LANES, pooling_code};
+use crate::compute::pool::{KernelLookup, WARP_LANES, pooling_code};
 use crate::device::cuda::pool_args::{BatchHeader, BatchState, PoolArgs};
 use crate::device::cusim::{Argument, Launch, launch};
 use crate::mem::SplitMix64;
@@ -24,7 +24,7 @@ struct Pool<'a> {
     /// Elements from one output row to the next. Columns that belong to no lookup keep their values.
     stride: usize,
     /// The lookups. Their columns must not overlap.
-    lookups: &'a [PoolLookup],
+    lookups: &'a [KernelLookup],
     /// Bag bounds. Lookups of one feature may share them.
     offsets: &'a [u32],
     /// The unique row of each occurrence.
@@ -90,7 +90,7 @@ impl Pool<'_> {
 
 #[test]
 fn the_scan_rounds_each_segment_up_to_whole_warps() {
-    let lookup = |dim, column| PoolLookup { dim, column, ..PoolLookup::zeroed() };
+    let lookup = |dim, column| KernelLookup { dim, column, ..KernelLookup::zeroed() };
     let lookups = [lookup(17, 1), lookup(4, 18)];
     let pool = Pool {
         samples: 2,
@@ -159,7 +159,7 @@ struct Case {
     samples: usize,
     dense_width: usize,
     stride: usize,
-    lookups: Vec<PoolLookup>,
+    lookups: Vec<KernelLookup>,
     offsets: Vec<u32>,
     occurrences: Vec<u32>,
     rows: Vec<Vec<u32>>,
@@ -207,7 +207,7 @@ impl Case {
         let column = (self.stride + gap) as u32;
         self.stride += gap + dim;
         let (dim, element) = (dim as u32, element.code());
-        self.lookups.push(PoolLookup { offsets_at, occurrences_at, dim, column, pooling, element });
+        self.lookups.push(KernelLookup { offsets_at, occurrences_at, dim, column, pooling, element });
     }
 
     fn push_bags(&mut self, shape: Shape, draw: &mut Draw) -> u32 {
@@ -317,7 +317,7 @@ fn gather_pool_equals_the_host_for_many_table_counts_and_every_dim_up_to_256() {
 #[test]
 fn every_f16_is_decoded_as_on_the_host() {
     let halves: Vec<u16> = (0..=u16::MAX).collect();
-    let lookup = PoolLookup {
+    let lookup = KernelLookup {
         offsets_at: 0,
         occurrences_at: 0,
         dim: 256,

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use super::args::{UpdateArgs, UpdateTable, lanes_of};
 use super::kernels;
 use super::scratchpad::{SharedScratchpad, SlotArray, check_slots, limit, shape};
-use crate::compute::pool::{MAX_LOOKUPS, PoolLookup, WARP_LANES};
+use crate::compute::pool::{MAX_LOOKUPS, KernelLookup, WARP_LANES};
 use crate::device::cuda::launch::{blocks, gather_pool};
 use crate::device::cuda::memory::{Array, MemoryPlan, Mirrored};
 use crate::device::cuda::pool_args::PoolArgs;
@@ -41,7 +41,7 @@ pub(crate) struct CudaStepper<D: Driver> {
 struct GatherArrays {
     header: Array<BatchHeader>,
     state: Array<BatchState>,
-    lookups: Array<PoolLookup>,
+    lookups: Array<KernelLookup>,
     scan: Array<u32>,
     offsets: Array<u32>,
     places: Array<u64>,
@@ -92,7 +92,7 @@ impl<D: Driver> CudaStepper<D> {
             let offsets_at = i * (gather.samples + 1);
             host.get_mut(arrays.offsets)[offsets_at..][..lookup.offsets.len()]
                 .copy_from_slice(lookup.offsets);
-            host.get_mut(arrays.lookups)[i] = PoolLookup {
+            host.get_mut(arrays.lookups)[i] = KernelLookup {
                 offsets_at: offsets_at as u32,
                 occurrences_at: occurrences as u32,
                 dim: table.dim as u32,

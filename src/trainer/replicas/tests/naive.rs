@@ -11,7 +11,7 @@ use crate::trainer::optim::Optimizer;
 use crate::trainer::pipeline::scratchpad::Sizes;
 use crate::trainer::pipeline::tests::{Case, schema};
 use crate::trainer::train_state::Labelled;
-use crate::trainer::update::{Records, TableRows};
+use crate::trainer::update::{Records, RowsInMemory};
 use crate::trainer::{ReferenceTrainer, initialise};
 use crate::types::{Batch, RawBatch};
 
@@ -202,6 +202,6 @@ fn update(reference: &mut ReferenceTrainer, dense: &[f32], rows: &Grads) {
     state.model.transpose(&mut state.weights);
     let step = state.optimizer.step(state.steps);
     for ((t, row), grad) in rows {
-        TableRows::of(&mut tables[*t]).record(0, *row).update(&step, grad);
+        RowsInMemory::of(&mut tables[*t]).record(0, *row).update(&step, grad);
     }
 }
