@@ -173,7 +173,7 @@ impl Servers {
 pub fn forward(options: &Options) -> anyhow::Result<()> {
     let flags = Flags { cache_mode: Some("off".into()), ..Flags::default() };
     let (models, name) = (options.value("--models"), options.value("--model"));
-    let serving = Loaded::load(&Config::load(&flags)?, Path::new(&models.context("--models")?))?;
+    let serving = Loaded::load(&Config::resolve(&flags, [], None)?, Path::new(&models.context("--models")?))?;
     let engines = serving.engines();
     let engine = engines.iter().find(|engine| Some(engine.describe().model) == name).context("--model")?;
     let batch = messages::batch(&engine.describe().schema, options.number("--samples", 1));

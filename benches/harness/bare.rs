@@ -24,7 +24,7 @@ pub struct Bare {
 impl Bare {
     /// In a child process: prints `grpc=` and the address, and serves until standard input ends.
     pub fn serve(self) -> anyhow::Result<()> {
-        let config = Config::load(&Flags::default())?;
+        let config = Config::resolve(&Flags::default(), [], None)?;
         flechette::cli::serve::runtime(&config)?.block_on(async {
             let described = match self.described {
                 Some(of) => Some(CtrClient::connect(format!("http://{of}")).await?),

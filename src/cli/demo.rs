@@ -16,7 +16,7 @@ use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 
 use crate::cli::flags::whole;
-use crate::cli::serve::{self, Serving};
+use crate::cli::serve::{self, Serving, Watching};
 use crate::cli::{Cli, InputError, print, run as run_cli};
 use crate::config::{Config, Flags};
 use crate::dataset::synthetic::write_criteo_tsv;
@@ -120,6 +120,8 @@ struct Running {
     http: SocketAddr,
     stop: Arc<Notify>,
     server: JoinHandle<anyhow::Result<()>>,
+    /// As `serve` does, it takes over new versions.
+    _watching: Watching,
 }
 
 impl Running {
@@ -144,13 +146,14 @@ impl Running {
             runtime.block_on(serving.bind(&config))
         })?;
         let (grpc, http) = (bound.grpc_addr(), bound.http_addr());
+        let watching = serving.watch(&bound)?;
         let stop = Arc::new(Notify::new());
         let stopped = stop.clone();
         let server = runtime.spawn(async move {
             bound.run(async move { stopped.notified().await }).await?;
             anyhow::Ok(())
         });
-        Ok(Self { runtime, engine, grpc, http, stop, server })
+        Ok(Self { runtime, engine, grpc, http, stop, server, _watching: watching })
     }
 
     fn print_hits(&self) -> anyhow::Result<()> {

@@ -174,10 +174,8 @@ impl Args {
 
 fn parse_sizes(text: &str) -> Result<Vec<f64>, InputError> {
     let size = |part: &str| {
-        let size = part.trim().parse().ok().filter(|&size| size > 0.0 && size <= 1.0);
-        size.ok_or_else(|| {
-            InputError(anyhow!("--sizes: expected fractions above 0, at most 1, got {part:?}"))
-        })
+        let size = part.trim().parse().ok().filter(|size| (0.0..=1.0).contains(size));
+        size.ok_or_else(|| InputError(anyhow!("--sizes: expected fractions from 0 to 1, got {part:?}")))
     };
     text.split(',').map(size).collect()
 }

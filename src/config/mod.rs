@@ -177,18 +177,10 @@ fn did_you_mean(nearest: Option<&str>) -> String {
 }
 
 impl Config {
-    /// Reads the file that the flags name, and the environment, and validates everything.
+    /// The settings of these flags, of an environment and of the text of a file.
     ///
     /// # Errors
     /// [`ConfigError`], which names the key and the source of its value.
-    pub fn load(flags: &Flags) -> Result<Self, ConfigError> {
-        Layers::load(flags)?.config()
-    }
-
-    /// [`Config::load`] with the environment and the text of the file as arguments.
-    ///
-    /// # Errors
-    /// As [`Config::load`].
     pub fn resolve(
         flags: &Flags,
         environment: impl IntoIterator<Item = (OsString, OsString)>,

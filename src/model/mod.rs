@@ -19,8 +19,6 @@ pub(crate) mod tape;
 mod weights;
 mod wide_deep;
 
-use std::ops::Range;
-
 pub use input::InputRows;
 pub(crate) use input::{check_length, check_shape};
 pub use layer::Weights;
@@ -70,11 +68,20 @@ pub struct Model<T> {
     dense_width: usize,
     layers: Vec<Box<dyn Layer<T>>>,
     parameters: Vec<Parameter>,
-    /// The layer, the piece within the layer, and its position in the weights, in order.
-    pieces: Vec<(usize, usize, Range<usize>)>,
+    /// In the order of the weights.
+    pieces: Vec<Piece>,
     values: usize,
     transposed: usize,
     logit: View,
+}
+
+/// A piece of the weights, whose gradient is computed at once.
+struct Piece {
+    /// The index of its layer, and that of the piece within it.
+    layer: usize,
+    part: usize,
+    /// Values.
+    len: usize,
 }
 
 impl<T: Real> Model<T> {
@@ -104,7 +111,7 @@ impl<T: Real> Model<T> {
         let mut at = 0;
         for (i, layer) in net.layers.iter().enumerate() {
             for (p, len) in layer.pieces().into_iter().enumerate() {
-                pieces.push((i, p, at..at + len));
+                pieces.push(Piece { layer: i, part: p, len });
                 at += len;
             }
         }
@@ -151,7 +158,7 @@ impl<T: Real> Model<T> {
 
     /// Lengths of the pieces of the weights, in order. Their gradients are independent.
     pub fn pieces(&self) -> impl ExactSizeIterator<Item = usize> + '_ {
-        self.pieces.iter().map(|(_, _, at)| at.len())
+        self.pieces.iter().map(|piece| piece.len)
     }
 
     /// Computes logits from input rows (buffer 0 of the tape).
@@ -183,8 +190,8 @@ impl<T: Real> Model<T> {
 
     /// Computes the gradient of one piece of the weights, summed over the tapes in order.
     pub fn gradient(&self, piece: usize, tapes: &[Tape<T>], out: &mut [T]) {
-        let (layer, part, _) = &self.pieces[piece];
-        self.layers[*layer].gradient(*part, tapes, out);
+        let Piece { layer, part, .. } = self.pieces[piece];
+        self.layers[layer].gradient(part, tapes, out);
     }
 
     /// Updates the transposed weights, which [`Model::backward`] reads.

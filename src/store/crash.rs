@@ -491,7 +491,7 @@ fn after_a_crash_anywhere_readers_see_the_old_version_or_the_whole_new_one() {
             disk.crash(0, after.path(), &mut fate);
             let models = after.path().join("models");
             assert!(is_seed(&open(&models, "m", Version(1), Purpose::Serve).unwrap(), 1), "{what}");
-            let latest = open_latest(&models, "m", Purpose::Serve, |_| Ok(())).unwrap();
+            let latest = open_latest(&models, "m", Purpose::Serve).unwrap();
             // The writer syncs before it renames, so a version that is found is complete.
             assert!(latest.refused.is_empty(), "{what}: {:?}", latest.refused);
             let version = latest.opened.store.version().0;

@@ -144,19 +144,13 @@ fn open_chain(name: &str, mut chain: Chain, purpose: Purpose) -> Result<Opened, 
     Ok(Opened { schema, model_toml, dense, dense_states, store, training, quality, cursor, metadata })
 }
 
-/// Opens the highest good version. Each refused version is logged with its reason. `accept` can also refuse a
-/// version, for reasons that the store cannot check, such as the shapes of dense weights.
+/// Opens the highest good version. Each refused version is logged with its reason.
 ///
 /// # Errors
 /// [`StoreError::NoGoodVersion`] with all refusals, or the error of reading the directory.
-pub(crate) fn open_latest(
-    models: &Path,
-    name: &str,
-    purpose: Purpose,
-    accept: impl Fn(&Opened) -> Result<(), String>,
-) -> Result<Latest, StoreError> {
+pub(crate) fn open_latest(models: &Path, name: &str, purpose: Purpose) -> Result<Latest, StoreError> {
     let versions = versions(models, name)?;
-    open_highest(Candidates { models, name, versions: &versions }, purpose, accept)
+    open_highest(Candidates { models, name, versions: &versions }, purpose, |_| Ok(()))
 }
 
 /// Opens the highest good version for work whose result hides all others: training that continues from it, or
@@ -165,7 +159,7 @@ pub(crate) fn open_latest(
 /// # Errors
 /// As [`open_latest`], and that of such a version.
 pub(crate) fn open_to_continue(models: &Path, name: &str, purpose: Purpose) -> Result<Opened, StoreError> {
-    let Latest { opened, refused } = open_latest(models, name, purpose, |_| Ok(()))?;
+    let Latest { opened, refused } = open_latest(models, name, purpose)?;
     match refused.into_iter().find(|refusal| refusal.reason.may_pass()) {
         Some(Refusal { reason, .. }) => Err(reason),
         None => Ok(opened),
@@ -181,7 +175,8 @@ pub(crate) struct Candidates<'c> {
     pub versions: &'c [Version],
 }
 
-/// As [`open_latest`], of these versions.
+/// As [`open_latest`], of these versions. `accept` can also refuse a version, for reasons that the store cannot
+/// check, such as the shapes of dense weights.
 ///
 /// # Errors
 /// [`StoreError::NoGoodVersion`] with all refusals.

@@ -231,7 +231,6 @@ impl Reader for InFile {
         Ok(samples)
     }
 
-
     fn runs(&self) -> &[FileRun] {
         &self.1
     }
@@ -241,7 +240,7 @@ impl Reader for InFile {
 pub(crate) fn engines(models: &std::path::Path, name: &str) -> Vec<Engine> {
     let metrics = Metrics::new().unwrap();
     let engine = |fraction: Option<f64>| {
-        let opened = store::open_latest(models, name, Purpose::Serve, |_| Ok(())).unwrap().opened;
+        let opened = store::open_latest(models, name, Purpose::Serve).unwrap().opened;
         let shapes =
             opened.schema.tables.iter().map(|t| TableShape { rows: t.rows, row_bytes: t.row_bytes() });
         let shape = |fraction| CacheShape::from_fraction(fraction, shapes.clone().collect());

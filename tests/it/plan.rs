@@ -221,7 +221,7 @@ fn invalid_flags_and_files_are_refused_by_name() {
     let with = |flags: &str| plan(&format!("--format criteo-tsv --data {train} {flags}"));
     for sizes in ["1.5", "0.1,,0.2", "-0.1", "NaN", "some"] {
         let error = with(&format!("--sizes={sizes}"));
-        assert!(error.contains("--sizes: expected fractions above 0, at most 1"), "{error}");
+        assert!(error.contains("--sizes: expected fractions from 0 to 1"), "{error}");
     }
     for (flags, words) in [
         ("--scores-per-s 1M", "required arguments"),

@@ -10,13 +10,14 @@ use super::super::evictor::EvictStep;
 use super::super::index::{Location, Unlinked};
 use super::super::policy::threshold;
 use super::super::shared::MAX_WAITING;
+use super::Shared;
 use super::rank::Withdrawals;
-use super::{Shared, lock};
 use crate::cache::gpu::args::{EMPTY_KEY, SLOTS};
 use crate::cache::gpu::lister::Lister;
 use crate::cache::gpu::sweeper::{Stretch, Sweeper, Victims};
 use crate::cache::gpu::table::GpuTable;
 use crate::device::cuda::{Driver, DriverError};
+use crate::sync::EvenPoisoned;
 use crate::types::FlatKey;
 
 /// Buckets per step: 2 MiB of the index.
@@ -69,7 +70,7 @@ impl<D: Driver> Sweep<D> {
 
 impl<D: Driver> Shared<D> {
     pub(crate) fn evict_step(&self) -> Result<EvictStep, DriverError> {
-        let sweep = &mut *lock(&self.sweep);
+        let sweep = &mut *self.sweep.lock().even_poisoned();
         self.clear_pointers_if_due(sweep)?;
         let waiting = self.tidy_up()?;
         sweep.plan.choose(self, &self.fill_level(), &self.slots, waiting);
@@ -136,7 +137,7 @@ impl<D: Driver> Shared<D> {
         let evicted = sweep.sweeper.sweep(now, stretch)?;
         // Earlier jobs on the same stream have ended too. The sweep may have evicted rows that they linked,
         // so their rows are counted before the evicted entries are subtracted.
-        self.harvest_ended(&mut lock(&self.replacer))?;
+        self.harvest_ended(&mut self.replacer.lock().even_poisoned())?;
         for entry in evicted.iter().filter(|entry| entry.key != EMPTY_KEY) {
             let unlinked = Unlinked::withdrawn(FlatKey(entry.key), Location::from_bits(entry.location));
             if entry.moved > 0 {

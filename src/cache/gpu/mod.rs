@@ -43,7 +43,7 @@ mod warm;
 
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use super::common::Common;
@@ -61,7 +61,6 @@ use crate::cache::gpu::table::{GpuTable, GpuTableShape};
 use crate::device::cuda::memory::PinnedMemory;
 use crate::device::cuda::{Driver, DriverError};
 use crate::mem::WORD_BYTES;
-use crate::sync::EvenPoisoned;
 use crate::types::{TableId, Version};
 pub use context::{ContextShape, LookupContext};
 pub use embed::MissingRows;
@@ -243,10 +242,6 @@ impl<D: Driver> Shared<D> {
     fn fill_level(&self) -> Fill {
         self.fill_with(self.entries.load(Ordering::Relaxed))
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().even_poisoned()
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@
 //! (`version`). The other pointers stay valid while the old memory exists. After the switch, the caller
 //! registers the new version's memory and drops the old [`GpuHostRows`].
 //!
-//! **Releasing memory.** `release` takes the sweep's lock, under which all pointers are made. It first stops
+//! **Releasing memory.** `release` takes the sweep's under which all pointers are made. It first stops
 //! new pointers into the memory, and then sweeps the whole index to remove the existing ones. It unlocks the
 //! sweep and waits for earlier batches, and for their jobs, which may copy rows from that memory into the
 //! pool. Only then is the memory unregistered. After a driver error it stays registered as long as the cache
@@ -21,12 +21,13 @@ use std::sync::atomic::Ordering;
 
 use super::super::CacheError;
 use super::evict::Sweep;
-use super::{GpuCacheError, Shared, lock};
+use super::{GpuCacheError, Shared};
 use crate::cache::gpu::args::Pointable;
 use crate::cache::gpu::sweeper::{Stretch, Victims};
 use crate::device::cuda::memory::PinnedMemory;
 use crate::device::cuda::{Driver, DriverError};
 use crate::mem::WORD_BYTES;
+use crate::sync::EvenPoisoned;
 use crate::types::{FlatKey, TableId, Version};
 
 /// Buckets per sweep when pointers are removed.
@@ -44,13 +45,13 @@ impl<D: Driver> Shared<D> {
     /// The pointer to the row of an entry with this key. `None` if its table is not registered.
     pub(crate) fn pointer_of(&self, key: FlatKey) -> Option<RowPointer> {
         let (table, id) = self.keys.index_keys().decode(key)?;
-        let words = lock(&self.pointable)[table.index()]?.words as usize;
+        let words = self.pointable.lock().even_poisoned()[table.index()]?.words as usize;
         Some(RowPointer { location: self.pointer(table, id)?, words })
     }
 
     /// The bits of a row's location in host memory, if its table is registered.
     pub(crate) fn pointer(&self, table: TableId, id: u64) -> Option<u64> {
-        let pointable = lock(&self.pointable)[table.index()]?;
+        let pointable = self.pointable.lock().even_poisoned()[table.index()]?;
         (id < pointable.rows).then(|| pointable.location(id))
     }
 
@@ -67,7 +68,7 @@ impl<D: Driver> Shared<D> {
         rows: Arc<PinnedMemory<D>>,
     ) -> Result<GpuHostRows<D>, GpuCacheError> {
         // The rows belong to the current version, which must not change meanwhile.
-        let _no_switch = lock(&self.switching);
+        let _no_switch = self.switching.lock().even_poisoned();
         let current = self.current.read().version;
         if version != current {
             return Err(CacheError::NotCurrent { got: version, current }.into());
@@ -87,17 +88,19 @@ impl<D: Driver> Shared<D> {
         let first = self.gpu_table.register(rows).ok_or(out_of_reach)?;
         let words = (row_bytes / WORD_BYTES) as u64;
         let pointable = Pointable { base: code.base().0, rows: code.rows(), first, words };
-        self.change_tables(&mut lock(&self.sweep), |tables| tables[table.index()] = Some(pointable));
+        self.change_tables(&mut self.sweep.lock().even_poisoned(), |tables| {
+            tables[table.index()] = Some(pointable)
+        });
         Ok(GpuHostRows { shared: self.clone(), pointable })
     }
 
     /// Stops making pointers until tables are registered again.
     pub(crate) fn stop_pointing(&self) {
-        self.change_tables(&mut lock(&self.sweep), |tables| tables.fill(None));
+        self.change_tables(&mut self.sweep.lock().even_poisoned(), |tables| tables.fill(None));
     }
 
     fn change_tables(&self, sweep: &mut Sweep<D>, change: impl FnOnce(&mut [Option<Pointable>])) {
-        let mut tables = lock(&self.pointable);
+        let mut tables = self.pointable.lock().even_poisoned();
         change(&mut tables);
         sweep.sweeper.point_at(tables.iter().flatten().copied());
     }
@@ -132,7 +135,7 @@ impl<D: Driver> Shared<D> {
     /// Removes the pointers into `memory`, waits for its readers, and unregisters it.
     fn release(&self, memory: &Pointable) -> Result<(), DriverError> {
         {
-            let sweep = &mut *lock(&self.sweep);
+            let sweep = &mut *self.sweep.lock().even_poisoned();
             let is_in = |table: &Option<Pointable>| table.is_some_and(|table| table.first == memory.first);
             self.change_tables(sweep, |tables| {
                 tables.iter_mut().filter(|t| is_in(t)).for_each(|t| *t = None)

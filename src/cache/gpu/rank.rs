@@ -13,15 +13,16 @@ use std::sync::Arc;
 use super::super::evictor::EvictStep;
 use super::super::index::{Location, Unlinked};
 use super::super::policy::threshold;
+use super::Shared;
 use super::evict::Sweep;
 use super::pointers::RowPointer;
 use super::replace::JOBS;
-use super::{Shared, lock};
 use crate::cache::gpu::args::{JobKind, LinkResult, Listed, MayReplace};
 use crate::cache::gpu::lister::Look;
 use crate::cache::gpu::table::{GpuTable, IndexJob, JobRow, Jobs};
 use crate::device::cuda::memory::Staging;
 use crate::device::cuda::{Driver, DriverError};
+use crate::sync::EvenPoisoned;
 use crate::types::FlatKey;
 
 /// Jobs that remove entries from the index, or turn them into pointers to host memory.
@@ -86,7 +87,7 @@ impl<D: Driver> Shared<D> {
         launched?;
         // Earlier jobs on the same stream have ended too. These jobs may have removed rows that they linked,
         // so their rows are counted before the removed entries are subtracted.
-        self.harvest_ended(&mut lock(&self.replacer))?;
+        self.harvest_ended(&mut self.replacer.lock().even_poisoned())?;
         for outcome in outcomes {
             let unlinked =
                 || Unlinked::withdrawn(FlatKey(outcome.key), Location::from_bits(outcome.location));

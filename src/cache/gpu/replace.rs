@@ -24,12 +24,13 @@ use super::super::index::{Location, Unlinked};
 use super::super::policy::Missed;
 use super::super::shared::MAX_WAITING;
 use super::super::slabs::Slot;
-use super::{GpuCacheError, Shared, lock};
+use super::{GpuCacheError, Shared};
 use crate::cache::gpu::args::{EMPTY_KEY, JobKind, LinkResult, MayReplace, Outcome};
 use crate::cache::gpu::table::{GpuTable, IndexJob, JobRow, Jobs};
 use crate::device::cuda::memory::Staging;
 use crate::device::cuda::{Driver, DriverError};
 use crate::mem::WORD_BYTES;
+use crate::sync::EvenPoisoned;
 use crate::types::{FlatKey, RowId, TableId};
 
 /// Jobs per block.
@@ -101,7 +102,7 @@ impl<D: Driver> Shared<D> {
         staging: &mut Staging<D>,
         offers: impl Iterator<Item = Offer>,
     ) -> Result<(), GpuCacheError> {
-        let replacer = &mut *lock(&self.replacer);
+        let replacer = &mut *self.replacer.lock().even_poisoned();
         self.harvest_ended(replacer)?;
         let mut offers = offers.peekable();
         while offers.peek().is_some() {
@@ -311,7 +312,7 @@ impl<D: Driver> Shared<D> {
 
     /// Waits for all jobs, reads their outcomes and frees the retired slots that no batch can read.
     pub(crate) fn settle(&self) -> Result<(), DriverError> {
-        let replacer = &mut *lock(&self.replacer);
+        let replacer = &mut *self.replacer.lock().even_poisoned();
         self.harvest_all(replacer)?;
         self.reclaim(replacer).map(|_| ())
     }
@@ -319,7 +320,7 @@ impl<D: Driver> Shared<D> {
     /// Reads the outcomes of launches that have ended, then reclaims. Locks the replacer. Returns how many
     /// retired slots still wait.
     pub(crate) fn tidy_up(&self) -> Result<usize, DriverError> {
-        let replacer = &mut *lock(&self.replacer);
+        let replacer = &mut *self.replacer.lock().even_poisoned();
         self.harvest_ended(replacer)?;
         self.reclaim(replacer)
     }

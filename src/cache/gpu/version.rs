@@ -31,13 +31,14 @@ use super::super::index::Location;
 use super::super::slabs::Slot;
 use super::super::version::{ByKey, Changed, NewRow, Switched, VersionOverlay};
 use super::replace::{JOBS, JobBlock, JobSlot, JobTarget, Launch};
-use super::{GpuCacheError, Shared, lock};
+use super::{GpuCacheError, Shared};
 use crate::cache::gpu::args::{JobKind, LinkResult, MayReplace};
 use crate::cache::gpu::overlay::{ChangedRow, OverlayTable};
 use crate::cache::gpu::table::{IndexJob, JobRow, Jobs};
 use crate::device::cuda::memory::Staging;
 use crate::device::cuda::{Driver, DriverError};
 use crate::mem::{NumberMap, WORD_BYTES};
+use crate::sync::EvenPoisoned;
 use crate::types::{FlatKey, RowId, TableId, Version};
 
 /// Bytes of the staging buffer, unless one row is longer.
@@ -102,7 +103,7 @@ impl<D: Driver> Shared<D> {
     where
         C: IntoIterator<Item = NewRow<'r>>,
     {
-        let current_overlay = &mut *lock(&self.switching);
+        let current_overlay = &mut *self.switching.lock().even_poisoned();
         self.check_other(current_overlay, version)?;
         let _paused = self.pause_admission();
         // The jobs of these batches are on the cache's stream, so the kernels of the switch run after them.
@@ -157,7 +158,7 @@ impl<D: Driver> Shared<D> {
         let mut later = Vec::new();
         while !rows.is_empty() {
             // Unlocked after each block, so that batches can offer rows.
-            let replacer = &mut *lock(&self.replacer);
+            let replacer = &mut *self.replacer.lock().even_poisoned();
             let mut block = JobBlock { jobs: self.free_jobs(replacer)?, rows: Vec::new() };
             for (own, changed) in rows.drain(rows.len().saturating_sub(JOBS)..) {
                 let Changed { table, location } = changed;

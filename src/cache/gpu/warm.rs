@@ -7,13 +7,14 @@
 
 use super::super::warm::{STAMPS, WarmRow, Warmed};
 use super::replace::{JOBS, JobSlot, JobTarget};
-use super::{GpuCache, GpuCacheError, Shared, lock};
+use super::{GpuCache, GpuCacheError, Shared};
 use crate::cache::gpu::args::{JobKind, LinkResult, Listed, MayReplace};
 use crate::cache::gpu::lister::Look;
 use crate::cache::gpu::table::{IndexJob, JobRow, Jobs};
 use crate::device::cuda::memory::Staging;
 use crate::device::cuda::{Driver, DriverError};
 use crate::mem::WORD_BYTES;
+use crate::sync::EvenPoisoned;
 use crate::types::{FlatKey, RowId};
 
 /// Words of the staging buffer (1 MiB), unless one row is longer.
@@ -30,7 +31,7 @@ impl<D: Driver> GpuCache<D> {
     ) -> Result<Warmed, GpuCacheError> {
         let shared = &*self.shared;
         // The rows belong to the current version, which must not change meanwhile.
-        let overlay = lock(&shared.switching);
+        let overlay = shared.switching.lock().even_poisoned();
         if overlay.is_some() {
             return Err(GpuCacheError::SwitchFailed);
         }
@@ -70,7 +71,7 @@ impl<D: Driver> Shared<D> {
         let mut from = 0;
         while from < buckets {
             // The lock is released after each call, so that the evictor can run in between.
-            let lister = &mut lock(&self.sweep).lister;
+            let lister = &mut self.sweep.lock().even_poisoned().lister;
             let row =
                 |entry: &Listed| Some((entry.age, self.row_of(FlatKey(entry.key), || Some(entry.tag))?));
             rows.extend(
@@ -129,7 +130,7 @@ impl<'c, D: Driver> Filling<'c, D> {
         let Self { shared, staging, .. } = self;
         let table = row.table();
         let own = shared.own_key(row, row_bytes.len())?;
-        let Some(slot) = shared.take(&mut lock(&shared.replacer), table)? else {
+        let Some(slot) = shared.take(&mut shared.replacer.lock().even_poisoned(), table)? else {
             self.warmed.passed_over += 1;
             return Ok(());
         };
@@ -160,7 +161,7 @@ impl<'c, D: Driver> Filling<'c, D> {
             return Ok(());
         }
         // No other thread may remove these rows from the counts before they are added.
-        let _uncounted = lock(&shared.replacer);
+        let _uncounted = shared.replacer.lock().even_poisoned();
         jobs.launch(self.newest, MayReplace::Nothing, Some(staging))?;
         for (outcome, target) in jobs.finish()?.iter().zip(targets.drain(..)) {
             shared.count_linked(outcome, &target);

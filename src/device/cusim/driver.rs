@@ -14,7 +14,7 @@ use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::collections::HashMap;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, mpsc};
+use std::sync::{Arc, Mutex, OnceLock, mpsc};
 use std::thread::JoinHandle;
 
 use super::Argument;
@@ -89,7 +89,7 @@ impl SimDriver {
     #[must_use]
     #[cfg(test)]
     pub(crate) fn used_bytes(&self) -> u64 {
-        lock(&self.memory).used
+        self.memory.lock().even_poisoned().used
     }
 
     fn name(&self) -> u64 {
@@ -98,7 +98,7 @@ impl SimDriver {
 
     /// Queues an operation. Returns true if it was captured instead.
     fn enqueue(&self, stream: &SimStream, operation: Operation) -> bool {
-        if let Some(recording) = &mut *lock(&stream.recording) {
+        if let Some(recording) = &mut *stream.recording.lock().even_poisoned() {
             recording.push(operation);
             return true;
         }
@@ -115,7 +115,7 @@ impl SimDriver {
     }
 
     fn reserve(&self, what: &'static str, bytes: usize) -> Result<NonNull<u8>, DriverError> {
-        let mut memory = lock(&self.memory);
+        let mut memory = self.memory.lock().even_poisoned();
         let free = memory.total - memory.used;
         let refused = DriverError::OutOfMemory { what, bytes, free, total: memory.total };
         let Ok(layout) = Layout::from_size_align(bytes.max(1), ALIGNMENT) else { return Err(refused) };
@@ -133,7 +133,7 @@ impl SimDriver {
         if self.end.get().is_some() {
             return;
         }
-        let mut memory = lock(&self.memory);
+        let mut memory = self.memory.lock().even_poisoned();
         let Some(layout) = memory.live.remove(&at) else { return };
         memory.used -= layout.size() as u64;
         memory.freed.push((at, layout));
@@ -152,7 +152,7 @@ impl Drop for SimDriver {
         {
             tracing::error!("the simulator's thread panicked");
         }
-        let memory = std::mem::take(&mut *lock(&self.memory));
+        let memory = std::mem::take(&mut *self.memory.lock().even_poisoned());
         for (at, layout) in memory.live.into_iter().chain(memory.freed) {
             // SAFETY: allocated by `reserve` with this layout, and freed once. The device's thread has ended,
             // so no operation is running.
@@ -199,7 +199,7 @@ unsafe impl Driver for SimDriver {
         bytes: usize,
     ) -> Result<(), DriverError> {
         if !self.enqueue(stream, Operation::Copy { from: from.0, to: to.0, bytes }) {
-            lock(&self.work).copies += 1;
+            self.work.lock().even_poisoned().copies += 1;
         }
         Ok(())
     }
@@ -213,7 +213,7 @@ unsafe impl Driver for SimDriver {
     ) -> Result<(), DriverError> {
         let argument = Arc::new(Argument::bytes(args));
         if !self.enqueue(stream, Operation::Kernel { name, shape, argument }) {
-            lock(&self.work).launches += 1;
+            self.work.lock().even_poisoned().launches += 1;
         }
         Ok(())
     }
@@ -247,9 +247,9 @@ unsafe impl Driver for SimDriver {
         stream: &SimStream,
         fill: &mut dyn FnMut() -> Result<(), DriverError>,
     ) -> Result<SimGraph, DriverError> {
-        *lock(&stream.recording) = Some(Vec::new());
+        *stream.recording.lock().even_poisoned() = Some(Vec::new());
         let filled = fill();
-        let recorded = lock(&stream.recording).take().unwrap_or_default();
+        let recorded = stream.recording.lock().even_poisoned().take().unwrap_or_default();
         filled.map(|()| SimGraph(recorded))
     }
 
@@ -257,19 +257,15 @@ unsafe impl Driver for SimDriver {
         for operation in &graph.0 {
             self.enqueue(stream, operation.clone());
         }
-        lock(&self.work).graph_nodes += graph.0.len() as u64;
+        self.work.lock().even_poisoned().graph_nodes += graph.0.len() as u64;
         Ok(())
     }
 
     fn work(&self) -> OperationCounts {
-        *lock(&self.work)
+        *self.work.lock().even_poisoned()
     }
 
     fn multiprocessors(&self) -> u32 {
         2
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().even_poisoned()
 }

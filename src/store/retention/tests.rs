@@ -114,7 +114,7 @@ fn a_compacted_version_has_the_contents_of_the_chain_and_its_files_do_not_need_i
     assert_eq!(chain_bytes(models, "m", Version(4)).unwrap().deltas, 0);
     retain(models, "m", 1).unwrap();
     samples[2].assert_is_at(models, "m", Version(4));
-    samples[2].assert_is(&open_latest(models, "m", Purpose::Serve, |_| Ok(())).unwrap().opened);
+    samples[2].assert_is(&open_latest(models, "m", Purpose::Serve).unwrap().opened);
 }
 
 #[test]

@@ -321,7 +321,7 @@ fn a_missing_or_damaged_link_makes_every_later_version_unusable() {
         );
         if what.starts_with('2') {
             assert!(error.starts_with(&*model.join("3/MANIFEST.json").to_string_lossy()), "{error}");
-            let latest = store::open_latest(dir.path(), "m", Purpose::Serve, |_| Ok(())).unwrap();
+            let latest = store::open_latest(dir.path(), "m", Purpose::Serve).unwrap();
             samples[0].assert_is(&latest.opened);
         }
     }
@@ -451,7 +451,7 @@ fn nothing_continues_below_a_version_that_only_could_not_be_read_now() {
     let being_removed = fs::File::open(models.join("m/3")).unwrap();
     being_removed.lock().unwrap();
     assert!(matches!(highest().unwrap_err(), StoreError::Removing { .. }));
-    let latest = store::open_latest(models, "m", Purpose::Serve, |_| Ok(())).unwrap();
+    let latest = store::open_latest(models, "m", Purpose::Serve).unwrap();
     assert_eq!(latest.opened.store.version(), Version(2), "it is served meanwhile");
     drop(being_removed);
     // A damaged version does not come back.

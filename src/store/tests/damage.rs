@@ -4,7 +4,7 @@ use std::fs;
 
 use super::Sample;
 use super::two_versions::{assert_refused_by_name, files_of, replace, two_versions};
-use crate::store::{self, Purpose, StoreError};
+use crate::store::{self, Candidates, Purpose, StoreError, open_highest};
 use crate::types::Version;
 
 #[test]
@@ -24,7 +24,7 @@ fn a_version_with_any_flipped_byte_is_refused_and_the_version_before_is_used() {
         replace(&path, &good);
     }
     assert_eq!(
-        store::open_latest(dir.path(), "m", Purpose::Serve, |_| Ok(())).unwrap().opened.store.version(),
+        store::open_latest(dir.path(), "m", Purpose::Serve).unwrap().opened.store.version(),
         Version(2)
     );
 }
@@ -49,7 +49,7 @@ fn a_version_with_a_file_of_another_length_is_refused_and_the_version_before_is_
         fs::write(&path, &good).unwrap();
     }
     assert_eq!(
-        store::open_latest(dir.path(), "m", Purpose::Serve, |_| Ok(())).unwrap().opened.store.version(),
+        store::open_latest(dir.path(), "m", Purpose::Serve).unwrap().opened.store.version(),
         Version(2)
     );
 }
@@ -80,7 +80,7 @@ fn without_a_good_version_the_error_lists_every_refusal() {
     fs::remove_file(dir.path().join("m/2/MANIFEST.json")).unwrap();
     fs::write(dir.path().join("m/3"), "a file").unwrap();
     fs::create_dir(dir.path().join("m/7")).unwrap();
-    let error = store::open_latest(dir.path(), "m", Purpose::Serve, |_| Ok(())).unwrap_err().to_string();
+    let error = store::open_latest(dir.path(), "m", Purpose::Serve).unwrap_err().to_string();
     for part in
         ["version 7", "version 3", "m/3: not a directory", "m/2/MANIFEST.json: missing file", "m/1/dense"]
     {
@@ -89,7 +89,7 @@ fn without_a_good_version_the_error_lists_every_refusal() {
     // The next number is above all existing ones, good or not.
     assert_eq!(Sample::of(3).write(dir.path(), "m").unwrap(), Version(8));
     assert_eq!(
-        store::open_latest(dir.path(), "m", Purpose::Serve, |_| Ok(())).unwrap().opened.store.version(),
+        store::open_latest(dir.path(), "m", Purpose::Serve).unwrap().opened.store.version(),
         Version(8)
     );
 }
@@ -97,9 +97,9 @@ fn without_a_good_version_the_error_lists_every_refusal() {
 #[test]
 fn a_version_that_the_caller_does_not_accept_is_skipped() {
     let (dir, first) = two_versions();
-    let latest = store::open_latest(dir.path(), "m", Purpose::Serve, |opened| match opened.metadata["seed"]
-        .as_str()
-    {
+    let versions = store::versions(dir.path(), "m").unwrap();
+    let candidates = Candidates { models: dir.path(), name: "m", versions: &versions };
+    let latest = open_highest(candidates, Purpose::Serve, |opened| match opened.metadata["seed"].as_str() {
         "2" => Err("deep.0.weight: expected [3, 6], got [3, 5]".to_owned()),
         _ => Ok(()),
     });

@@ -37,7 +37,7 @@ fn a_missing_directory_and_a_file_in_its_place_are_errors_with_the_path() {
     assert!(matches!(store::models(&nowhere), Err(StoreError::MissingDirectory { path }) if path == nowhere));
     assert!(matches!(store::versions(dir.path(), "x"), Err(StoreError::MissingDirectory { .. })));
     assert!(matches!(
-        store::open_latest(dir.path(), "x", Purpose::Serve, |_| Ok(())),
+        store::open_latest(dir.path(), "x", Purpose::Serve),
         Err(StoreError::MissingDirectory { .. })
     ));
     assert!(matches!(

@@ -31,7 +31,7 @@ pub(super) fn two_versions() -> (tempfile::TempDir, Sample) {
 
 /// Asserts that version 2 is refused with an error that names `file`, and that version 1 is opened.
 pub(super) fn assert_refused_by_name(models: &Path, first: &Sample, file: &Path, what: &str) {
-    let latest = store::open_latest(models, "m", Purpose::Serve, |_| Ok(())).unwrap();
+    let latest = store::open_latest(models, "m", Purpose::Serve).unwrap();
     assert_eq!(latest.opened.store.version(), Version(1), "{what}");
     first.assert_is(&latest.opened);
     assert_eq!(latest.refused.len(), 1);

@@ -74,7 +74,7 @@ fn every_acknowledged_version_survives_kill_9_of_its_writer() {
         assert!(acknowledged.iter().all(|version| versions.contains(version)));
     }
     eprintln!("{} versions acknowledged, {interrupted} writes interrupted", acknowledged.len());
-    let latest = store::open_latest(dir.path(), "m", Purpose::Serve, |_| Ok(())).unwrap();
+    let latest = store::open_latest(dir.path(), "m", Purpose::Serve).unwrap();
     assert!(latest.refused.is_empty());
     // The next write removes what the killed writer left.
     Sample::of(0).write(dir.path(), "m").unwrap();

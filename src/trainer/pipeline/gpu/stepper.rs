@@ -15,7 +15,7 @@ use std::sync::Arc;
 use super::args::{UpdateArgs, UpdateTable, lanes_of};
 use super::kernels;
 use super::scratchpad::{SharedScratchpad, SlotArray, check_slots, limit, shape};
-use crate::compute::pool::{MAX_LOOKUPS, KernelLookup, WARP_LANES};
+use crate::compute::pool::{KernelLookup, MAX_LOOKUPS, WARP_LANES};
 use crate::device::cuda::launch::{blocks, gather_pool};
 use crate::device::cuda::memory::{Array, MemoryPlan, Mirrored};
 use crate::device::cuda::pool_args::PoolArgs;
