@@ -21,7 +21,7 @@ use flechette::config::TableMemory;
 use flechette::model::{InputRows, Model, Tape};
 use flechette::schema::preset::{ArchKind, SyntheticShape, synthetic};
 use flechette::schema::{Lookup, Schema};
-use flechette::store::{self, Contents, EmbeddingStore, PlainMemory, Purpose, Table, rows_of};
+use flechette::store::{self, Contents, PlainMemory, Purpose, Table, rows_of};
 use flechette::types::{Batch, Element, Version};
 use harness::{Draw, Options, Report};
 use rayon::prelude::*;
@@ -49,12 +49,12 @@ fn main() -> anyhow::Result<()> {
             continue;
         }
         let rows = (gib << 30) / (element.row_bytes(dim) * TABLES);
-        let store = store(rows as u64, dim, element)?;
+        let tables = tables(rows as u64, dim, element)?;
         for (setting, hot, threads) in wanted {
             let shape =
                 SyntheticShape { tables: TABLES, rows: rows as u64, dense: 13, multi_hot: Some(*hot as u32) };
             let schema = synthetic(ArchKind::WideDeep, dim, shape).stored_as(element);
-            let bench = Bench::new(schema, &store, *hot);
+            let bench = Bench::new(schema, &tables, *hot);
             let pool = rayon::ThreadPoolBuilder::new().num_threads(*threads).build()?;
             let pairs = pool.install(|| bench.compare(&options));
             report.add(setting.clone(), &pairs, (element == Element::F32).then_some(0.7));
@@ -72,8 +72,8 @@ fn compare_memories(options: &Options, gib: usize) -> anyhow::Result<()> {
         let rows = ((gib << 30) / (Element::F32.row_bytes(dim) * TABLES)) as u64;
         let shape = SyntheticShape { tables: TABLES, rows, dense: 13, multi_hot: Some(hot as u32) };
         let schema = synthetic(ArchKind::Dcn, dim, shape);
-        let written = store(rows, dim, Element::F32)?;
-        let tables = written.tables().iter().map(Into::into).collect();
+        let written = tables(rows, dim, Element::F32)?;
+        let tables = written.iter().map(Into::into).collect();
         let contents = Contents { model_toml: &schema.to_toml(), tables, ..Contents::default() };
         let _ = std::fs::remove_dir_all(&folder);
         std::fs::create_dir_all(&folder)?;
@@ -85,7 +85,8 @@ fn compare_memories(options: &Options, gib: usize) -> anyhow::Result<()> {
         let pages =
             mapped.tables().iter().filter_map(Table::as_bytes).flat_map(|bytes| bytes.iter().step_by(4096));
         std::hint::black_box(pages.map(|&byte| u64::from(byte)).sum::<u64>());
-        let (ram, mapped) = (Bench::new(schema.clone(), &ram, hot), Bench::new(schema, &mapped, hot));
+        let (ram, mapped) =
+            (Bench::new(schema.clone(), ram.tables(), hot), Bench::new(schema, mapped.tables(), hot));
         for threads in [1, 2] {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build()?;
             let pairs = pool.install(|| {
@@ -104,8 +105,8 @@ fn compare_memories(options: &Options, gib: usize) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A store of tables whose pages are all written, and so backed by memory.
-fn store(rows: u64, dim: usize, element: Element) -> anyhow::Result<EmbeddingStore> {
+/// Tables whose pages are all written, and so backed by memory.
+fn tables(rows: u64, dim: usize, element: Element) -> anyhow::Result<Vec<Table>> {
     let table = |t: usize| {
         let mut table = Table::zeroed(&PlainMemory, rows, dim, &[])?;
         if let Some(values) = table.rows_mut() {
@@ -115,21 +116,20 @@ fn store(rows: u64, dim: usize, element: Element) -> anyhow::Result<EmbeddingSto
         }
         Ok(if element == Element::F32 { table } else { table.encoded(element, &PlainMemory)? })
     };
-    let tables = (0..TABLES).map(table).collect::<anyhow::Result<_>>()?;
-    Ok(EmbeddingStore::new(Version(1), tables))
+    (0..TABLES).map(table).collect()
 }
 
 struct Bench<'a> {
     schema: Schema,
     lookups: Vec<Lookup>,
     model: Model<f32>,
-    store: &'a EmbeddingStore,
+    tables: &'a [Table],
     batches: Vec<Batch>,
     rows_per_batch: u64,
 }
 
 impl<'a> Bench<'a> {
-    fn new(schema: Schema, store: &'a EmbeddingStore, hot: usize) -> Self {
+    fn new(schema: Schema, tables: &'a [Table], hot: usize) -> Self {
         let mut draw = Draw::new(hot as u64);
         let (rows, row_bytes) = (schema.tables[0].rows, schema.tables[0].row_bytes());
         let batch = |_| {
@@ -150,7 +150,7 @@ impl<'a> Bench<'a> {
             lookups: schema.lookups().into_iter().take(TABLES).collect(),
             model: Model::new(&schema),
             schema,
-            store,
+            tables,
             rows_per_batch: (SAMPLES * TABLES * hot) as u64,
         }
     }
@@ -186,7 +186,7 @@ impl<'a> Bench<'a> {
             let mut tape = taken.unwrap_or_else(|| self.model.scoring_tape());
             tape.samples = size.min(SAMPLES - chunk * size);
             inputs.write(chunk * size, &mut tape, |l| {
-                rows_of(self.store.tables(), &self.schema, &self.lookups[l], batch)
+                rows_of(self.tables, &self.schema, &self.lookups[l], batch)
             });
             std::hint::black_box(&mut tape);
             tapes.lock().unwrap_or_else(PoisonError::into_inner).push(tape);
@@ -208,7 +208,7 @@ impl<'a> Bench<'a> {
                 let column = &batch.features[lookup.feature];
                 let (first, end) = (column.offsets[chunk * size], column.offsets[end]);
                 let ids = &column.ids[first as usize..end as usize];
-                let Some(table) = self.store.table(lookup.table) else { continue };
+                let Some(table) = self.tables.get(lookup.table.index()) else { continue };
                 match (table.values(), lookup.dim) {
                     (Some(rows), 16) => sum::<16>(rows, ids),
                     (Some(rows), 32) => sum::<32>(rows, ids),

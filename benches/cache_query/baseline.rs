@@ -78,7 +78,7 @@ pub fn copied(
                 Source::Miss(m) => {
                     let miss = found.misses()[m];
                     let table = if *alone { layer.lookups[lookups[0]].table } else { miss.table };
-                    let row = layer.store.row(table, miss.id).unwrap_or(&[]);
+                    let row = layer.row(table, miss.id).unwrap_or(&[]);
                     copies.extend_from_slice(row);
                     let _ = pin.insert(&miss, row);
                 }

@@ -5,7 +5,7 @@ use std::time::Instant;
 use flechette::cache::{CacheOptions, CacheShape, FlatCache, HostRows, Query, Source};
 use flechette::model::{InputRows, Model, Tape};
 use flechette::schema::Lookup;
-use flechette::store::EmbeddingStore;
+use flechette::store::Table;
 use flechette::types::{Batch, TableId};
 
 use crate::baseline::{self, Group, PerTable, Scratch};
@@ -32,7 +32,7 @@ pub struct Layer {
     pub traffic: Traffic,
     pub lookups: Vec<Lookup>,
     pub model: Model<f32>,
-    pub store: EmbeddingStore,
+    pub tables: Vec<Table>,
     batches: Vec<Batch>,
     cache: Cache,
 }
@@ -43,6 +43,11 @@ enum Cache {
 }
 
 impl Layer {
+    /// A row of the tables in memory.
+    pub fn row(&self, table: TableId, id: u64) -> Option<&[u8]> {
+        self.tables[table.index()].row(id)
+    }
+
     /// As in the engine, with a cache for this share of the rows.
     pub fn flat(traffic: &Traffic, fraction: f64) -> anyhow::Result<Self> {
         Self::over(traffic, fraction, Way::Flat, false)
@@ -85,7 +90,7 @@ impl Layer {
             traffic: *traffic,
             lookups: schema.lookups(),
             model: Model::new(&schema),
-            store: traffic.store()?,
+            tables: traffic.tables()?,
             batches: traffic.batches(BATCHES),
             cache,
         };
@@ -154,15 +159,15 @@ fn flat(layer: &Layer, cache: &FlatCache, batch: &Batch, query: &mut Query, tape
     let pin = cache.pin();
     let Ok(found) = pin.lookup(query) else { unreachable!("ids are below the tables' rows") };
     for miss in found.misses() {
-        if let Some(row) = layer.store.row(miss.table, miss.id) {
+        if let Some(row) = layer.row(miss.table, miss.id) {
             let _ = pin.insert(miss, row);
         }
     }
     let uniques = found.uniques();
     write(layer, batch, tape, |l, i| match found.source(uniques[starts[l] + i]) {
         Source::Row(row) => Some(row),
-        Source::Pointer(p) => layer.store.row(found.pointed()[p].table, found.pointed()[p].id),
-        Source::Miss(m) => layer.store.row(found.misses()[m].table, found.misses()[m].id),
+        Source::Pointer(p) => layer.row(found.pointed()[p].table, found.pointed()[p].id),
+        Source::Miss(m) => layer.row(found.misses()[m].table, found.misses()[m].id),
     });
 }
 

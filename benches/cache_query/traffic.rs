@@ -3,8 +3,8 @@
 use flechette::cache::TableShape;
 use flechette::schema::Schema;
 use flechette::schema::preset::{ArchKind, SyntheticShape, synthetic};
-use flechette::store::{EmbeddingStore, PlainMemory, Table};
-use flechette::types::{Batch, Version};
+use flechette::store::{PlainMemory, Table};
+use flechette::types::Batch;
 
 use crate::harness::{Draw, PowerLaw};
 
@@ -53,15 +53,14 @@ impl Traffic {
     }
 
     /// The tables' rows, in memory.
-    pub fn store(&self) -> anyhow::Result<EmbeddingStore> {
+    pub fn tables(&self) -> anyhow::Result<Vec<Table>> {
         let table = |t: usize| -> anyhow::Result<Table> {
             let mut table = Table::zeroed(&PlainMemory, self.rows, self.dim, &[])?;
             let values = table.rows_mut().into_iter().flatten().enumerate();
             values.for_each(|(i, x)| *x = ((i + t) % 97) as f32 * 0.01);
             Ok(table)
         };
-        let tables = (0..self.tables).map(table).collect::<anyhow::Result<_>>()?;
-        Ok(EmbeddingStore::new(Version(1), tables))
+        (0..self.tables).map(table).collect()
     }
 
     /// Bytes moved per id: its row is read, and as many bytes of output are written.

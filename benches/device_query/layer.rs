@@ -8,7 +8,7 @@ use flechette::cache::{CacheOptions, CacheShape, TableShape};
 use flechette::device::cuda::Driver;
 use flechette::device::cuda::memory::DeviceMemory;
 use flechette::schema::Lookup;
-use flechette::store::EmbeddingStore;
+use flechette::store::Table;
 use flechette::types::{Batch, TableId};
 
 use crate::harness::Options;
@@ -46,7 +46,7 @@ struct Query<D: Driver> {
 /// A layer whose caches are warm.
 pub struct Layer<D: Driver> {
     queries: Vec<Query<D>>,
-    store: EmbeddingStore,
+    tables: Vec<Table>,
     threads: usize,
     ids: u64,
     next: usize,
@@ -96,7 +96,7 @@ impl<D: Driver> Layer<D> {
             }
         };
         let ids = (traffic.samples * traffic.tables) as u64;
-        let mut layer = Self { queries, store: traffic.store()?, threads, ids, next: 0 };
+        let mut layer = Self { queries, tables: traffic.tables()?, threads, ids, next: 0 };
         for _ in 0..WARMING * BATCHES {
             layer.next();
         }
@@ -105,15 +105,15 @@ impl<D: Driver> Layer<D> {
 
     /// Runs the next batch. Returns its number of ids.
     pub fn next(&mut self) -> u64 {
-        let (b, store) = (self.next % BATCHES, &self.store);
+        let (b, tables) = (self.next % BATCHES, &self.tables);
         self.next += 1;
         let share = self.queries.len().div_ceil(self.threads);
         if self.threads == 1 || self.queries.len() == 1 {
-            self.queries.iter_mut().for_each(|query| query.run(b, store));
+            self.queries.iter_mut().for_each(|query| query.run(b, tables));
         } else {
             std::thread::scope(|scope| {
                 for queries in self.queries.chunks_mut(share) {
-                    scope.spawn(move || queries.iter_mut().for_each(|query| query.run(b, store)));
+                    scope.spawn(move || queries.iter_mut().for_each(|query| query.run(b, tables)));
                 }
             });
         }
@@ -122,9 +122,9 @@ impl<D: Driver> Layer<D> {
 }
 
 impl<D: Driver> Query<D> {
-    fn run(&mut self, batch: usize, store: &EmbeddingStore) {
+    fn run(&mut self, batch: usize, tables: &[Table]) {
         let first = self.first;
-        let row = |table: TableId, id| store.row(TableId(first + table.0), id).ok_or((table, id));
+        let row = |table: TableId, id| tables[(first + table.0) as usize].row(id).ok_or((table, id));
         let fetch = |missing: &mut MissingRows<'_>| {
             missing.fill(row).unwrap_or_else(|row| unreachable!("a row of the traffic: {row:?}"));
             Ok::<_, GpuCacheError>(())

@@ -43,8 +43,8 @@ impl WorkingFile {
         Ok(())
     }
 
-    /// The lowest-numbered row that was ever written and has a weight or a state that is not finite; `None` if
-    /// there is none. No row of the table may be written during the call.
+    /// The lowest-numbered row that was ever written and has a weight or a state that is not finite; `None`
+    /// if there is none. No row of the table may be written during the call.
     ///
     /// # Errors
     /// Those of [`Self::for_each_chunk`].

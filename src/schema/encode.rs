@@ -18,8 +18,8 @@ pub enum EncodeError {
     #[error("dense feature {feature:?}, sample {sample}: {value} is not finite after its transform")]
     TransformOverflow { feature: String, sample: usize, value: f32 },
     #[error(
-        "dense feature {feature:?}, sample {sample}: {value} is too large to train on: limit {limit:.1e} after \
-         its transform"
+        "dense feature {feature:?}, sample {sample}: {value} is too large to train on: limit {limit:.1e} \
+         after its transform"
     )]
     TooLarge { feature: String, sample: usize, value: f32, limit: f32 },
     #[error("features: expected {expected} columns, got {got}")]

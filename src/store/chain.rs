@@ -90,9 +90,8 @@ impl Chain {
     /// # Errors
     /// [`StoreError::Schema`] with the first difference.
     pub(super) fn check_schemas(&self, schema: &Schema) -> Result<(), StoreError> {
-        let shared = self.shared.as_ref().and_then(|store| Some((store.version, store.schema.as_ref()?)));
-        if let Some((base, of_base)) = shared {
-            self.newest.check_same_schema(schema, base, of_base)?;
+        if let Some(shared) = &self.shared {
+            self.newest.check_same_schema(schema, shared.version, &shared.schema)?;
         }
         let mut earlier = self.earlier.iter();
         earlier.try_for_each(|link| self.newest.check_same_schema(schema, link.version(), &link.schema()?.1))
@@ -168,7 +167,7 @@ impl Chain {
             tables,
             links: older.chain([&self.newest.hold]).cloned().collect(),
             merged: shared.map_or(1, |store| store.merged),
-            schema: Some(schema.clone().into()),
+            schema: schema.clone().into(),
             on_disk: shared.is_some_and(|store| store.on_disk),
             memory,
         }

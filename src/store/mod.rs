@@ -100,8 +100,8 @@ pub struct EmbeddingStore {
     /// How many of them, from the first, are in the tables' own rows. The deltas in front of those rows are
     /// of the others.
     merged: usize,
-    /// The schema of all of them; `None` for rows that are not of a version on disk.
-    schema: Option<Arc<Schema>>,
+    /// The schema of all of them.
+    schema: Arc<Schema>,
     /// Whether reading a row may wait for the disk.
     on_disk: bool,
     /// Where the rows of later versions are to be.
@@ -118,13 +118,6 @@ pub(crate) struct RowBytes {
 }
 
 impl EmbeddingStore {
-    /// `tables` must be in the order of the schema.
-    #[must_use]
-    pub fn new(version: Version, tables: Vec<Table>) -> Self {
-        let (links, memory) = (Vec::new(), TableMemory::Mapped);
-        Self { version, tables, links, merged: 0, schema: None, on_disk: false, memory }
-    }
-
     /// The version of the model that the rows belong to.
     #[must_use]
     pub(crate) fn version(&self) -> Version {

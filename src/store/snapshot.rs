@@ -175,8 +175,8 @@ pub(crate) struct Candidates<'c> {
     pub versions: &'c [Version],
 }
 
-/// As [`open_latest`], of these versions. `accept` can also refuse a version, for reasons that the store cannot
-/// check, such as the shapes of dense weights.
+/// As [`open_latest`], of these versions. `accept` can also refuse a version, for reasons that the store
+/// cannot check, such as the shapes of dense weights.
 ///
 /// # Errors
 /// [`StoreError::NoGoodVersion`] with all refusals.

@@ -307,8 +307,8 @@ impl Serving {
     }
 
     /// Until the result is dropped: takes over new versions, and serves new models, every
-    /// `models.watch_seconds` unless that is 0; loads and unloads models for clients. (`serve` lets clients in
-    /// before the models are loaded: `start`.)
+    /// `models.watch_seconds` unless that is 0; loads and unloads models for clients. (`serve` lets clients
+    /// in before the models are loaded: `start`.)
     ///
     /// # Errors
     /// When the system cannot start a thread.
