@@ -1,5 +1,6 @@
 //! Value parsers of flags. Their errors say what is accepted.
 
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::time::Duration;
 
 use crate::config::{BYTES_FORM, parse_bytes};
@@ -17,6 +18,12 @@ pub(crate) fn whole<T: TryFrom<u64>>(
             most => format!("expected a whole number from {least} to {most}, digits only"),
         })
     }
+}
+
+/// Parses an address to listen on; a name is resolved.
+pub(crate) fn address(text: &str) -> Result<SocketAddr, String> {
+    let found = text.to_socket_addrs().ok().and_then(|mut found| found.next());
+    found.ok_or_else(|| "expected host:port, such as 127.0.0.1:9090".to_owned())
 }
 
 /// Parses a number from `least` to `most`.

@@ -41,7 +41,8 @@ use report::{Report, Tally};
 pub(crate) struct Args {
     #[command(flatten)]
     target: Target,
-    /// File with the samples of the requests; - is standard input
+    /// File with the samples of the requests; - is standard input. With --format synthetic a
+    /// description, such as rows=100000,seed=1
     #[arg(value_parser = data_path)]
     file: PathBuf,
     /// Samples per request

@@ -20,7 +20,8 @@ pub(crate) struct Args {
     /// The model.toml that `init` wrote
     #[arg(long, value_name = "FILE")]
     model_config: PathBuf,
-    /// Files to train on, read in this order; - is standard input
+    /// Files to train on, read in this order; - is standard input. With --format synthetic a
+    /// description, such as rows=100000,seed=1
     #[arg(long, value_name = "FILE", num_args = 1.., required = true, value_parser = data_path)]
     data: Vec<PathBuf>,
     #[command(flatten)]

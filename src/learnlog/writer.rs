@@ -208,7 +208,12 @@ impl Learner {
     /// Why nothing can be stored any more; `None` as far as is known. The log can be opened again, after
     /// [`Self::join`].
     pub(crate) fn gone(&self) -> Option<&str> {
-        self.room.gone.get().map(String::as_str)
+        // The thread ends only with this, or if it panics.
+        let ended = || self.thread.lock().even_poisoned().as_ref().is_some_and(JoinHandle::is_finished);
+        match self.room.gone.get() {
+            Some(reason) => Some(reason),
+            None => ended().then_some("the thread that writes the log has panicked"),
+        }
     }
 
     fn send(&self, job: Job) -> Result<(), LearnError> {

@@ -178,8 +178,8 @@ pub enum ServerError {
     Otel(String),
     #[error("reflection: {0}")]
     Reflection(#[from] tonic_reflection::server::Error),
-    #[error("gRPC server: {0}")]
-    Grpc(String),
+    #[error("{task} ended by itself: {reason}")]
+    Ended { task: &'static str, reason: String },
 }
 
 /// How a drain ended.
@@ -274,9 +274,9 @@ impl Server {
         let ready = state.ready();
         set_health(&health, ready).await;
         let services = services(&state, health_service)?;
-        let updating = tokio::spawn(update_status(state.clone(), health.clone(), ready));
+        let mut updating = tokio::spawn(update_status(state.clone(), health.clone(), ready));
         let watching = tokio::spawn(state.security.clone().watch());
-        let web = tokio::spawn(http_port(&state, http, shares.http).serve(stop_http.subscribe()));
+        let mut web = tokio::spawn(http_port(&state, http, shares.http).serve(stop_http.subscribe()));
         let calls = GrpcPort {
             state: state.clone(),
             service: services,
@@ -285,11 +285,15 @@ impl Server {
             stop: state.closing.subscribe(),
         };
         let mut calls = tokio::spawn(calls.serve(grpc_connections(&state, grpc, shares.grpc)));
-        tokio::select! {
-            () = shutdown => {}
-            ended = &mut calls => {
-                return Err(ServerError::Grpc(format!("{ended:?}")));
-            }
+        // Without one of these a server would only seem to work.
+        let (task, ended) = tokio::select! {
+            () = shutdown => ("", Ok(())),
+            ended = &mut calls => ("the gRPC port", ended),
+            ended = &mut web => ("the HTTP port", ended),
+            ended = &mut updating => ("the health of the server", ended),
+        };
+        if !task.is_empty() {
+            return Err(ServerError::Ended { task, reason: format!("{ended:?}") });
         }
 
         // Without readiness no client was sent here.

@@ -23,7 +23,8 @@ use crate::types::RawBatch;
 /// Flags of the data.
 #[derive(Debug, clap::Args)]
 pub(crate) struct DataFlags {
-    /// Files to train on, read in this order; - is standard input
+    /// Files to train on, read in this order; - is standard input. With --format synthetic a
+    /// description, such as rows=100000,seed=1
     #[arg(long, value_name = "FILE", num_args = 1.., required_unless_present_any = ["follow", "learned"])]
     #[arg(value_parser = data_path)]
     pub data: Vec<PathBuf>,

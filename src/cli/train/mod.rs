@@ -35,7 +35,7 @@ use std::time::Duration;
 use anyhow::{Context, anyhow, bail};
 use serde_json::json;
 
-use crate::cli::flags::whole;
+use crate::cli::flags::{address, whole};
 use crate::cli::scratchpad::{PipelineFlags, SizeFlag, training_device};
 use crate::cli::training::{ComputeFlags, TrainingFlags, compute_threads};
 use crate::cli::{InputError, error_line, note, print, print_and_end};
@@ -100,7 +100,7 @@ pub(crate) struct Args {
     save_best: bool,
     /// Address of the metrics of this run for Prometheus (/metrics), such as 127.0.0.1:9090. The settings of
     /// tokens and TLS hold as for server.http
-    #[arg(long, value_name = "ADDR")]
+    #[arg(long, value_name = "ADDR", value_parser = address)]
     metrics_http: Option<SocketAddr>,
     /// Whether training has a process of its own. `serve --train` has no flags of validation, and its server
     /// opens the log of learned samples.
@@ -157,7 +157,7 @@ impl Args {
 /// When flags or data are wrong, or the version cannot be written.
 pub(crate) fn run(args: Args, config: &Config) -> anyhow::Result<()> {
     args.run.training.optimizer()?;
-    args.run.publish.check_needs()?;
+    args.run.publish.check_needs(args.run.window)?;
     check_name("model", &args.name).map_err(|e| InputError(anyhow!("--name: {e}")))?;
     let stop = Stop::default();
     let _on_signal = OnSignal::set(&stop)?.and_hangup(&stop)?;

@@ -21,11 +21,15 @@ pub(crate) struct PublishFlags {
     /// or not finite: auc=0.7 or logloss=0.5
     #[arg(long, value_name = "BOUND")]
     publish_gate: Option<Gate>,
-    /// Samples before the cut that --publish-gate looks at; at most --window
-    #[arg(long, value_name = "N", requires = "publish_gate", default_value_t = 10_000)]
+    /// Samples before the version that --publish-gate looks at; at most --window [default: 10000, or --window
+    /// if that is less]
+    #[arg(long, value_name = "N", requires = "publish_gate")]
     #[arg(value_parser = whole::<usize>(1, 1 << 30))]
-    gate_samples: usize,
+    gate_samples: Option<usize>,
 }
+
+/// The default of `--gate-samples`.
+const GATE_SAMPLES: usize = 10_000;
 
 /// The value of `--publish-every`.
 #[derive(Clone, Copy, Debug)]
@@ -74,11 +78,14 @@ impl PublishFlags {
         self
     }
 
-    /// Checks that no flag is given without the flag that it needs. `serve --train` always has an interval.
+    /// Checks what the flags need of each other. `window` is that of the progressive validation.
     ///
     /// # Errors
-    /// For a gate without an interval.
-    pub(crate) fn check_needs(&self) -> anyhow::Result<()> {
+    /// For a gate without an interval, or of more samples than the window has.
+    pub(crate) fn check_needs(&self, window: usize) -> anyhow::Result<()> {
+        if let Some(got) = self.gate_samples.filter(|&got| got > window) {
+            return Err(InputError(anyhow!("--gate-samples: limit {window} (--window), got {got}")).into());
+        }
         if self.publish_gate.is_some() && self.publish_every.is_none() {
             return Err(InputError(anyhow!("--publish-gate: used only with --publish-every")).into());
         }
@@ -97,7 +104,7 @@ impl PublishFlags {
     pub(crate) fn check(&self, progressive: &Progressive) -> Result<(), String> {
         let Some(gate) = self.publish_gate else { return Ok(()) };
         let refused = |what: &str| Err(format!("--publish-gate: {what}"));
-        let Some(last) = progressive.last(self.gate_samples) else {
+        let Some(last) = progressive.last(self.gate_samples.unwrap_or(GATE_SAMPLES)) else {
             return refused("no sample was trained");
         };
         let (samples, quality) = (last.quality.samples, last.quality);
@@ -144,11 +151,23 @@ mod tests {
     }
 
     #[test]
+    fn a_gate_looks_at_no_more_samples_than_the_window_has() {
+        let flags = |gate_samples| PublishFlags {
+            publish_every: Some(Interval(Every::Steps(1))),
+            publish_gate: Some(Gate::Auc(0.5)),
+            gate_samples,
+        };
+        assert!(flags(None).check_needs(10).is_ok() && flags(Some(10)).check_needs(10).is_ok());
+        let error = flags(Some(11)).check_needs(10).unwrap_err().to_string();
+        assert_eq!(error, "--gate-samples: limit 10 (--window), got 11");
+    }
+
+    #[test]
     fn a_gate_refuses_what_is_worse_than_its_bound_or_not_finite() {
         let flags = |gate: &str| PublishFlags {
             publish_every: None,
             publish_gate: Some(gate.parse().unwrap()),
-            gate_samples: 4,
+            gate_samples: Some(4),
         };
         let refusal = |gate: &str, logits: [f32; 4], labels: [f32; 4]| {
             let mut last = Progressive::new(10);

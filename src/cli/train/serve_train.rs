@@ -234,6 +234,7 @@ impl TrainingThread {
     fn check(&self) -> anyhow::Result<Checked> {
         let Self { args, stop, .. } = self;
         args.run.training.optimizer()?;
+        args.run.publish.check_needs(args.run.window)?;
         check_name("model", &args.name).map_err(|e| InputError(anyhow!("{e}")))?;
         check(args, stop)
     }
