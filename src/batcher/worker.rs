@@ -20,6 +20,8 @@ pub(crate) fn run(state: &BatcherState) {
     let mut merged = Batch::default();
     let mut computed = None;
     while wait_for_batch(state, computed, &mut taken) {
+        // A part that was queued again may be one of a request that has ended since.
+        taken.batch.retain(|entry| !entry.item.is_over());
         let samples = taken.batch.iter().map(|entry| entry.size.samples).sum();
         let begun = Instant::now();
         let computing = state.cores.map(|cores| cores.compute(state.patience()));
@@ -99,8 +101,6 @@ fn expire(state: &BatcherState, entry: Entry<Job>, now: Instant) {
 
 /// Answers every entry of a batch and leaves it empty.
 fn compute(state: &BatcherState, batch: &mut Vec<Entry<Job>>, merged: &mut Batch) {
-    // A part that was queued again may be one of a request that has ended since.
-    batch.retain(|entry| !entry.item.is_over());
     match batch.len() {
         0 => {}
         1 => compute_one_by_one(state, batch, merged),

@@ -7,7 +7,8 @@ use serde_json::json;
 
 use crate::cli::{InputError, error_line, note, print, print_and_end};
 use crate::config::{Flags, Layers};
-use crate::{server, store};
+use crate::server;
+use crate::store::{self, StoreError};
 
 /// Flags of `config`.
 #[derive(Debug, clap::Args)]
@@ -63,14 +64,23 @@ pub(crate) fn run(args: &Args, flags: &Flags) -> anyhow::Result<()> {
     refuse(problems, json)?;
     let layers = Layers::load(flags).map_err(|e| InputError(e.into()))?;
     let config = layers.clone().config().map_err(|e| InputError(e.into()))?;
+    let mut no_models = None;
     if matches!(&args.action, Action::Check(Check { files: true, .. })) {
         refuse(server::unusable_files(config.tls.as_ref(), &config.auth), json)?;
         let models = config.server.models.as_ref().and_then(|models| store::models(models).err());
-        refuse(models.map(|e| InputError(anyhow!("server.models: {e}"))).into_iter().collect(), json)?;
+        match models {
+            // `serve --train` makes it.
+            Some(error @ StoreError::MissingDirectory { .. }) => {
+                no_models = Some(format!("server.models: {error}; serve needs it, without --train"));
+            }
+            Some(error) => refuse(vec![InputError(anyhow!("server.models: {error}"))], json)?,
+            None => {}
+        }
     }
     let missing = "server.models: missing, but serve needs it".to_owned();
     let missing = config.server.models.is_none().then_some(missing);
-    let warnings = config.warnings.iter().cloned().chain(config.open_administration()).chain(missing);
+    let warnings =
+        config.warnings.iter().cloned().chain(config.open_administration()).chain(missing).chain(no_models);
     let warnings: Vec<String> = warnings.collect();
     warnings.iter().for_each(|warning| note(&format!("warning: {warning}")));
     match args.action {

@@ -86,7 +86,10 @@ impl Layers {
         other: SocketAddr,
     ) -> Result<SocketAddr, ConfigError> {
         let address = self.address(key)?;
-        let covers = |a: SocketAddr, b: SocketAddr| a.ip() == b.ip() || a.ip().is_unspecified();
+        // An IPv6 socket for all addresses takes those of IPv4 too.
+        let covers = |a: SocketAddr, b: SocketAddr| {
+            a.ip() == b.ip() || a.ip().is_unspecified() && (a.is_ipv6() || b.is_ipv4())
+        };
         let is_taken = address.port() == other.port()
             && address.port() != 0
             && (covers(address, other) || covers(other, address));

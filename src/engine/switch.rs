@@ -67,8 +67,8 @@ pub(crate) enum SwitchError {
     #[error("version {0}: expected another one than the served version")]
     Current(Version),
     #[error(
-        "not the schema of the served version: {0}; to serve it, let stable name it, and restart or unload \
-         and load the model"
+        "not the schema of the served version: {0}; a restart, or unloading and loading the model, \
+         serves it if stable names it"
     )]
     Schema(String),
     #[error(transparent)]

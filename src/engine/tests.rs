@@ -425,8 +425,8 @@ fn a_version_that_does_not_fit_is_refused_and_the_served_one_goes_on() {
     assert!(matches!(switch(world.open(1)), SwitchError::Current(Version(1))));
     world.write(2, &world.schema.to_toml().replace("deep = [6]", "deep = [7]"));
     let error = switch(world.open(2)).to_string();
-    let expected = "not the schema of the served version: architecture.deep[0]: expected 6, got 7; to serve \
-                    it, let stable name it, and restart or unload and load the model";
+    let expected = "not the schema of the served version: architecture.deep[0]: expected 6, got 7; a \
+                    restart, or unloading and loading the model, serves it if stable names it";
     assert_eq!(error, expected);
     let mut opened = world.open(2);
     opened.schema = world.schema.clone();

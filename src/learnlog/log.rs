@@ -19,9 +19,6 @@ use crate::store::make_dirs;
 /// The file that the writer locks.
 const LOCK: &str = "lock";
 
-/// How long another process may have the log: one that only repairs it has it for a moment.
-const LOCK_WAIT: Duration = Duration::from_secs(1);
-
 /// The directories up to that of the models.
 const PARENTS: usize = 3;
 
@@ -88,11 +85,11 @@ impl Log {
     /// # Errors
     /// [`LogError`], also when another process writes the log, or the last segment is damaged.
     pub(crate) fn open(disk: &'static dyn LogDisk, dir: &Path, segment_bytes: u64) -> Result<Self, LogError> {
-        Self::open_within(LOCK_WAIT, disk, dir, segment_bytes)
+        Self::open_within(Duration::ZERO, disk, dir, segment_bytes)
     }
 
     /// As [`Self::open`], after a wait of at most `wait` for another process.
-    fn open_within(
+    pub(crate) fn open_within(
         wait: Duration,
         disk: &'static dyn LogDisk,
         dir: &Path,
@@ -321,7 +318,7 @@ fn lock(dir: &Path, wait: Duration) -> Result<File, LogError> {
 /// # Errors
 /// As [`Log::open`].
 pub(crate) fn repair(dir: &Path) -> Result<(), LogError> {
-    match Log::open_within(Duration::ZERO, &SystemDisk, dir, u64::MAX) {
+    match Log::open(&SystemDisk, dir, u64::MAX) {
         Ok(_) | Err(LogError::Locked { .. }) => Ok(()),
         Err(error) => Err(error),
     }

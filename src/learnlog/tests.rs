@@ -215,7 +215,7 @@ pub(super) const LONG: Duration = Duration::from_secs(600);
 fn learner(dir: &Path, max_bytes: u64) -> (Arc<Learner>, Arc<crate::metrics::ModelMetrics>) {
     let metrics = Metrics::new().unwrap().model("m", &schema());
     let options = LearnerOptions { dir: dir.to_owned(), max_bytes, segment_bytes: 1000 };
-    (Arc::new(Learner::start(options, metrics.clone()).unwrap()), metrics)
+    (Arc::new(Learner::start(options, metrics.clone(), Duration::ZERO).unwrap()), metrics)
 }
 
 #[test]

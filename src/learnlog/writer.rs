@@ -122,12 +122,16 @@ impl Drop for LearnCall<'_> {
 }
 
 impl Learner {
-    /// Opens the log and starts its thread.
+    /// Opens the log, after a wait of at most `wait` for another process, and starts its thread.
     ///
     /// # Errors
     /// As [`Log::open`], and when the thread cannot be started.
-    pub(crate) fn start(options: LearnerOptions, metrics: Arc<ModelMetrics>) -> Result<Self, LogError> {
-        let log = Log::open(&SystemDisk, &options.dir, options.segment_bytes)?;
+    pub(crate) fn start(
+        options: LearnerOptions,
+        metrics: Arc<ModelMetrics>,
+        wait: Duration,
+    ) -> Result<Self, LogError> {
+        let log = Log::open_within(wait, &SystemDisk, &options.dir, options.segment_bytes)?;
         Self::with_log(log, options, metrics)
     }
 

@@ -52,6 +52,9 @@ pub enum Architecture {
 /// multiplied by weights, and summed.
 const TRAINABLE_MARGIN: f64 = 1024.0;
 
+/// Inputs up to this may always be trained on: logarithms and standardised numbers are rarely larger.
+const LEAST_LIMIT: f64 = 100.0;
+
 impl Architecture {
     /// The largest input that a model can be trained on.
     ///
@@ -63,7 +66,10 @@ impl Architecture {
             Self::Dcn { cross_layers, .. } | Self::Dcnv2 { cross_layers, .. } => cross_layers + 1,
             Self::Dlrm { .. } | Self::Deepfm { .. } | Self::WideDeep { .. } => 1,
         };
-        (f64::from(f32::MAX) / TRAINABLE_MARGIN).powf(0.5 / factors as f64) as f32
+        let limit = (f64::from(f32::MAX) / TRAINABLE_MARGIN).powf(0.5 / factors as f64);
+        // As errors show it.
+        let digit = 10_f64.powf(limit.log10().floor() - 1.0);
+        ((limit / digit).floor() * digit).max(LEAST_LIMIT) as f32
     }
 }
 
@@ -200,3 +206,22 @@ named! {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("unknown architecture {0:?}, expected {names}", names = ArchKind::names())]
 pub struct UnknownArchitecture(pub String);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_largest_input_depends_on_how_often_it_is_multiplied_with_itself() {
+        let deep = vec![4];
+        let cross = |cross_layers| Architecture::Dcnv2 { cross_layers, rank: None, deep: deep.clone() };
+        let plain = Architecture::WideDeep { deep: deep.clone() }.largest_trainable();
+        assert_eq!(plain, 5.7e17);
+        assert_eq!(
+            [1, 3, 10, 64].map(|layers| cross(layers).largest_trainable()),
+            [7.5e8, 2.7e4, 100.0, 100.0]
+        );
+        // The squares of the products that a step computes.
+        assert!((plain * plain).is_finite() && cross(3).largest_trainable().powi(8).is_finite());
+    }
+}

@@ -123,11 +123,10 @@ impl Schema {
     /// # Errors
     /// [`EncodeError::TooLarge`] for the first such value.
     pub(crate) fn check_trainable(&self, sample: usize, dense: &[f32]) -> Result<(), EncodeError> {
+        let limit = self.architecture.largest_trainable();
         for (&value, column) in dense.iter().zip(&self.dense) {
-            let range = self.trainable(column);
-            if !range.has(value) {
-                let (feature, limit) = (column.name.clone(), range.limit);
-                return Err(EncodeError::TooLarge { feature, sample, value, limit });
+            if !(TrainableRange { transform: column.transform, limit }).has(value) {
+                return Err(EncodeError::TooLarge { feature: column.name.clone(), sample, value, limit });
             }
         }
         Ok(())

@@ -11,6 +11,9 @@ use crate::metrics::ModelMetrics;
 use crate::sync::EvenPoisoned;
 
 /// How often it is tried to open the log. That costs the read of its last segment.
+/// How long the first opening waits for another process: one that repairs the log has it for a moment.
+const REPAIR_WAIT: Duration = Duration::from_millis(300);
+
 const RETRY_AFTER: Duration = Duration::from_secs(10);
 
 /// The log of a model that takes samples.
@@ -37,7 +40,7 @@ struct Failure {
 impl LearnLog {
     /// Opens the log. A failure is logged.
     pub(crate) fn open(model: &str, options: LearnerOptions, metrics: Arc<ModelMetrics>) -> Self {
-        let state = match Learner::start(options.clone(), metrics.clone()) {
+        let state = match Learner::start(options.clone(), metrics.clone(), REPAIR_WAIT) {
             Ok(learner) => State::Open(Arc::new(learner)),
             Err(error) => State::Failed(failure(model, error.to_string(), None)),
         };
@@ -52,7 +55,7 @@ impl LearnLog {
             _ => return,
         };
         // Not under the lock, for which requests would wait.
-        let opened = Learner::start(self.options.clone(), self.metrics.clone());
+        let opened = Learner::start(self.options.clone(), self.metrics.clone(), Duration::ZERO);
         let mut state = self.state.write().even_poisoned();
         if matches!(*state, State::Closed) {
             return;

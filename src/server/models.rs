@@ -146,7 +146,7 @@ impl Models {
     /// Changes the limits and the delay of every queue.
     pub(crate) fn set_batchers(&self, batchers: Batchers) {
         *self.batchers() = batchers.clone();
-        // No lock is held while this waits for those of the queues: the one of a shadow may be held for long.
+        // No lock is held while this waits for those of the queues.
         let served: Vec<_> = self
             .served
             .iter()

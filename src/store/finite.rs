@@ -29,8 +29,8 @@ pub(crate) fn all_finite(values: &[f32]) -> bool {
     })
 }
 
-/// The error for a state of the optimizer from which training could not continue.
-pub(super) fn state_not_finite(path: &Path, name: &str) -> StoreError {
+/// The error for a tensor from which training could not continue.
+pub(super) fn not_finite(path: &Path, name: &str) -> StoreError {
     StoreError::Tensor {
         path: path.to_owned(),
         tensor: name.to_owned(),

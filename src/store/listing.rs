@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use super::format::{Base, TrainingTotals};
-use super::link::{check_checkpoint, is_served, read_manifest};
+use super::link::{Link, is_served, read_manifest};
 use super::snapshot::{Opened, open_beside};
 use super::version_files::{MANIFEST, version_dir, versions};
 use super::{EmbeddingStore, StoreError, base_of, check_base};
@@ -70,8 +70,9 @@ pub(crate) fn list(
                 Ok(Opened { store, .. }) => before = Some(store),
                 Err(error) => refusal = Some(error),
             }
-            let good = manifest.as_ref().ok().filter(|_| refusal.is_none());
-            checkpoint = good.and_then(|(manifest, _)| check_checkpoint(&dir, manifest).err());
+            if refusal.is_none() {
+                checkpoint = Link::open(dir, version).and_then(|link| link.check_checkpoint()).err();
+            }
         }
         let summary = match manifest {
             Ok((manifest, _)) => Some(Summary {

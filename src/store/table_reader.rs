@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use super::StoreError;
 use super::bytes::{Bytes, FileBytes};
 use super::contents::check_ascending;
-use super::finite::{all_finite, state_not_finite};
+use super::finite::{all_finite, not_finite};
 use super::format::{self, Dtype, FormatError, KEYS, WEIGHT};
 use super::snapshot::Purpose;
 use super::table::State;
@@ -48,6 +48,8 @@ pub(super) struct TableReader<'a> {
     delta: bool,
     /// The served file, for errors about missing tensors.
     pub path: PathBuf,
+    /// The file that was read last.
+    last: PathBuf,
     rows: u64,
     keys: Option<Bytes>,
     served: Option<Bytes>,
@@ -59,7 +61,8 @@ pub(super) struct TableReader<'a> {
 impl<'a> TableReader<'a> {
     pub(super) fn new(declared: &'a schema::TableSchema, delta: bool, path: PathBuf) -> Self {
         let rows = declared.stored_rows();
-        Self { declared, delta, path, rows, keys: None, served: None, trained: None, states: Vec::new() }
+        let (last, states) = (path.clone(), Vec::new());
+        Self { declared, delta, path, last, rows, keys: None, served: None, trained: None, states }
     }
 
     /// Reads a file, the served one first.
@@ -74,9 +77,10 @@ impl<'a> TableReader<'a> {
             match tensor.name.as_str() {
                 KEYS => self.read_keys(&path, &data, &tensor, part)?,
                 WEIGHT => self.read_weight(&path, &data, tensor, part)?,
-                _ => self.read_state(&path, &data, tensor, part)?,
+                _ => self.read_state(&path, &data, tensor)?,
             }
         }
+        self.last = path;
         Ok(())
     }
 
@@ -143,17 +147,11 @@ impl<'a> TableReader<'a> {
         path: &Path,
         data: &FileBytes,
         tensor: format::Tensor,
-        part: TableFile,
     ) -> Result<(), StoreError> {
         expect_dtype(path, &tensor, Dtype::F32)?;
         let width = self.expect_shape(path, &tensor, &[self.declared.dim as u64, 1])?;
         let data = floats(path, data, &tensor)?;
-        let state = State::new(tensor.name, width as usize, data);
-        // In format 1 it may not be read to train.
-        if part == TableFile::Checkpoint && !all_finite(state.as_slice()) {
-            return Err(state_not_finite(path, state.shape().name));
-        }
-        self.states.push(state);
+        self.states.push(State::new(tensor.name, width as usize, data));
         Ok(())
     }
 
@@ -188,12 +186,21 @@ impl<'a> TableReader<'a> {
             return Err(missing(&self.path, KEYS));
         }
         let served = self.served.ok_or_else(|| missing(&self.path, WEIGHT))?;
+        let is_trained = self.trained.is_some();
         let (element, weight) = match self.trained {
             Some(trained) => (Element::F32, trained),
             None => (self.declared.element, served),
         };
         // In format 1, the served file has the states.
         let states = if purpose == Purpose::Train { self.states } else { Vec::new() };
+        let bad = states.iter().find(|state| !all_finite(state.as_slice()));
+        if let Some(bad) = bad {
+            return Err(not_finite(&self.last, bad.shape().name));
+        }
+        // Served rows were checked with the bytes of their file.
+        if is_trained && !all_finite(weight.floats()) {
+            return Err(not_finite(&self.last, WEIGHT));
+        }
         Ok(TableParts { keys: self.keys, element, weight, states })
     }
 }

@@ -55,8 +55,8 @@ impl DenseCheckpoint {
     /// Writes a version.
     ///
     /// # Errors
-    /// [`TrainError::NotFinite`] for rows or optimizer state that are not finite, because training could not
-    /// continue from them, and [`TrainError::Store`]. Earlier versions are untouched.
+    /// [`TrainError::NotFinite`] for rows that are not finite, or whose optimizer state is not, because
+    /// training could not continue from them; and [`TrainError::Store`]. Earlier versions are untouched.
     pub(crate) fn publish(
         &self,
         disk: &dyn Disk,
@@ -64,7 +64,6 @@ impl DenseCheckpoint {
         name: &str,
         parts: VersionParts<'_>,
     ) -> Result<Written, TrainError> {
-        let bad = |what| not_finite(what, self.training.steps, self.optimizer);
         for (shape, rows) in self.schema.tables.iter().zip(&parts.rows) {
             let finite = match *rows {
                 // What is behind deltas was checked when its version was published.
@@ -74,13 +73,11 @@ impl DenseCheckpoint {
                 }
             };
             if !finite {
-                return Err(bad(format!("table {:?}: a row or its optimizer state", shape.name)));
+                let what = format!("table {:?}: a row or its optimizer state", shape.name);
+                return Err(not_finite(what, self.training.steps, self.optimizer));
             }
         }
         let (weights, states) = (self.weight_tensors(), self.state_tensors());
-        if let Some((name, ..)) = states.iter().find(|(_, _, values)| !all_finite(values)) {
-            return Err(bad(format!("{name:?}")));
-        }
         let contents = Contents {
             model_toml: &self.schema.to_toml(),
             numbering: parts.numbering,
@@ -145,13 +142,18 @@ impl TrainState {
     /// Copies the dense weights and their optimizer state.
     ///
     /// # Errors
-    /// [`TrainError::NotFinite`] for weights that are not finite. (A step checks only the loss, which it
-    /// computes before its update.)
+    /// [`TrainError::NotFinite`] for weights or optimizer state that are not finite. (A step checks only the
+    /// loss, which it computes before its update.)
     pub(crate) fn checkpoint(&self) -> Result<DenseCheckpoint, TrainError> {
         let (parameters, weights) = (self.model.parameters(), &self.weights.values);
         if !all_finite(weights) {
             let bad = parameters.iter().find(|p| !all_finite(&p.read(weights)));
             let what = bad.map_or("a dense weight".to_owned(), |p| format!("weights: {:?}", p.name));
+            return Err(not_finite(what, self.steps, self.optimizer));
+        }
+        let kinds = self.optimizer.kind.dense().row_states();
+        if let Some((kind, _)) = kinds.iter().zip(&self.dense_states).find(|(_, state)| !all_finite(state)) {
+            let what = format!("a dense weight's {}", state_name(kind.name, "*"));
             return Err(not_finite(what, self.steps, self.optimizer));
         }
         Ok(DenseCheckpoint {

@@ -152,7 +152,6 @@ impl fmt::Display for BatchPosition {
     }
 }
 
-/// What is likely to be wrong when the loss of a batch is not finite.
 /// What a step reports.
 #[derive(Clone, Copy, Debug)]
 pub struct Progress<'a> {

@@ -422,7 +422,7 @@ fn optimizer_state_that_is_not_finite_is_neither_saved_nor_continued() {
     let loss = reference.step(&batch, &labels, &mut Vec::new()).unwrap();
     assert!(loss.is_finite(), "{loss}");
     let error = reference.save(models.path(), "m").unwrap_err().to_string();
-    assert!(error.contains("optimizer.exp_avg_sq."), "{error}");
+    assert!(error.contains("optimizer.exp_avg_sq.* is not finite after step 1"), "{error}");
     assert_eq!(entries(models.path()), 1);
 }
 

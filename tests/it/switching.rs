@@ -452,7 +452,7 @@ fn a_version_with_another_schema_waits_for_a_restart() {
     let (_, log) = served.ended();
     assert!(
         log.contains("not the schema of the served version: ")
-            && log.contains("to serve it, let stable name it"),
+            && log.contains("serves it if stable names it"),
         "{log}"
     );
     let served = Served::start(models, "");

@@ -9,7 +9,7 @@
 //! (`version`). The other pointers stay valid while the old memory exists. After the switch, the caller
 //! registers the new version's memory and drops the old [`GpuHostRows`].
 //!
-//! **Releasing memory.** `release` takes the sweep's under which all pointers are made. It first stops
+//! **Releasing memory.** `release` takes the sweep's lock, under which all pointers are made. It first stops
 //! new pointers into the memory, and then sweeps the whole index to remove the existing ones. It unlocks the
 //! sweep and waits for earlier batches, and for their jobs, which may copy rows from that memory into the
 //! pool. Only then is the memory unregistered. After a driver error it stays registered as long as the cache

@@ -194,7 +194,7 @@ impl RunMetrics {
         series.publish_rows.increment(published.rows);
         let Some(ToServer { wake, looks }) = &self.server else { return };
         if let Some(look) = NewVersion::ask(model, looks) {
-            // Without room, all models are looked at.
+            // Without room, the next version asks again, and a look at all models may find this one.
             let _ = wake.send(WatchCommand::Look(look));
         }
     }

@@ -228,14 +228,15 @@ impl Publisher {
     /// After a step on tables in memory: begins a cut if one is due, or copies some rows of the present one.
     ///
     /// # Errors
-    /// [`TrainError::NotFinite`] for dense weights. A version that cannot be written is no error here.
+    /// [`TrainError::NotFinite`], also of the rows of the last version, because no later one could be written
+    /// either. A version that cannot be written for another reason is no error here.
     fn after_step(
         &mut self,
         state: &TrainState,
         tables: &[Table],
         notes: impl FnOnce() -> Result<CutNotes, String>,
     ) -> Result<(), TrainError> {
-        self.poll();
+        self.poll()?;
         let begun = Instant::now();
         let step = begun.saturating_duration_since(self.returned);
         if let Some(cut) = &mut self.cut {
@@ -263,7 +264,7 @@ impl Publisher {
         state: &TrainState,
         notes: impl FnOnce() -> Result<CutNotes, String>,
     ) -> Result<(), TrainError> {
-        self.poll();
+        self.poll()?;
         // The capture may have ended. Then the next cut reads its rows from the file.
         if self.changed.capture.is_some() && self.may_cut(state.steps) {
             self.try_cut(state, notes, |publisher, start| publisher.cut_captured(state, start))?;
@@ -322,13 +323,20 @@ impl Publisher {
 
     /// Takes the writer's outcome if there is one. Waits for it, once, if the changed rows take their share
     /// of memory. With captured rows, it must be called after every step.
-    fn poll(&mut self) {
-        self.collect(Duration::ZERO);
+    ///
+    /// # Errors
+    /// [`TrainError::NotFinite`].
+    fn poll(&mut self) -> Result<(), TrainError> {
+        let mut failed = self.collect(Duration::ZERO);
         if self.writer.in_flight && !self.writer.waited && self.changed.reach_early_cut() {
             self.writer.waited = true;
-            self.collect(self.slow_write);
+            failed = self.collect(self.slow_write);
         }
         self.changed.bound_capture();
+        match failed {
+            Some(error @ TrainError::NotFinite { .. }) => Err(error),
+            _ => Ok(()),
+        }
     }
 
     /// Takes the writer's outcome, waiting for it at most this long. Returns why writing failed.

@@ -118,7 +118,7 @@ impl Publisher {
         if self.changed.capture.is_some() {
             return self.after_captured(state, notes);
         }
-        self.poll();
+        self.poll()?;
         // Steps were taken while the pipeline was drained, so no step has waited for this cut yet.
         let begun = Instant::now();
         // Asked once: a cut that becomes due after the flush was left out would read old rows.
@@ -185,7 +185,7 @@ impl StepObserver for Cutting<'_> {
         if publisher.changed.capture.is_some() {
             publisher.after_captured(state, || observer.notes(state))?;
         } else {
-            publisher.poll();
+            publisher.poll()?;
             if publisher.may_cut(state.steps) {
                 watch.stop.pause();
             }

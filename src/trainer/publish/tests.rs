@@ -242,7 +242,11 @@ fn a_chain_with_a_row_that_is_not_finite_is_not_merged_into_a_full_version_and_t
     let ReferenceTrainer { state, tables, .. } = &*reference;
     publisher.begin_cut(state, tables, CutStart::now(notes(state).unwrap())).unwrap();
     publisher.settle(state, tables, || notes(state)).unwrap();
-    let refused = publisher.collect(SLOW_WRITE);
+    let refused = std::iter::repeat_with(|| {
+        std::thread::sleep(Duration::from_millis(1));
+        publisher.poll().err()
+    });
+    let refused = refused.take(60_000).find_map(|refused| refused);
     let name = &reference.state.schema.tables[0].name;
     assert!(
         matches!(&refused, Some(TrainError::NotFinite { what, .. }) if what.contains(name)),

@@ -63,7 +63,7 @@ const WRONG: [(Change, Code, &str); 37] = [
     (
         |r| r.inputs[0].shape = vec![-3, 2],
         Code::InvalidArgument,
-        "input \"dense\": shape: expected [-1, 2], got [-3, 2]",
+        "input \"dense\": shape: expected at least 1 sample, got -3",
     ),
     (
         |r| r.inputs[1].shape = vec![1; 20],
