@@ -7,12 +7,12 @@ use flate2::write::GzEncoder;
 use proptest::prelude::*;
 use ruzstd::encoding::{CompressionLevel, compress_to_vec};
 
-use super::synthetic::{write_avazu_csv, write_criteo_tsv};
+use super::synthetic::write_criteo_tsv;
 use super::*;
 use crate::fuzz::bytes::{Input, mutated};
 use crate::fuzz::run;
 use crate::schema::Arity;
-use crate::schema::preset::{self, ArchKind, OwnColumns};
+use crate::schema::preset::{self, AVAZU_FEATURES, ArchKind, OwnColumns};
 use crate::types::Batch;
 
 const WORDS: &[&str] = &[
@@ -101,9 +101,9 @@ fn criteo_tsv() {
 
 #[test]
 fn avazu_csv() {
-    let mut text = Vec::new();
-    write_avazu_csv(6, 1, &mut text).unwrap();
-    check(Format::AvazuCsv, &preset::avazu(ArchKind::Dlrm, 4, 1000), mutated([text], WORDS));
+    let line = |n: u32| format!("{n},{}{}\n", n % 2, format!(",{n:08x}").repeat(AVAZU_FEATURES.len()));
+    let text = format!("id,click,{}\n{}", AVAZU_FEATURES.join(","), (0..6).map(line).collect::<String>());
+    check(Format::AvazuCsv, &preset::avazu(ArchKind::Dlrm, 4, 1000), mutated([text.into_bytes()], WORDS));
 }
 
 /// A feature with one id, one with at most three, and a dense input.

@@ -5,8 +5,8 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::dataset::Labels;
-use crate::dataset::synthetic::{write_avazu_csv, write_criteo_tsv};
-use crate::schema::preset::{self, ArchKind};
+use crate::dataset::synthetic::write_criteo_tsv;
+use crate::schema::preset::{self, AVAZU_FEATURES, ArchKind};
 use crate::types::{RawBatch, RawValues};
 
 /// A sample in a form that can be compared.
@@ -38,6 +38,16 @@ fn sample(batch: &RawBatch, s: usize) -> Sample {
     (dense, batch.features.iter().map(value).collect(), label)
 }
 
+/// Lines in Avazu's format. A value is different in each file, line and column.
+fn avazu_csv(rows: u64, file: u64) -> Vec<u8> {
+    let mut text = format!("id,click,{}\n", AVAZU_FEATURES.join(","));
+    for row in 0..rows {
+        let values: Vec<_> = (0..22).map(|i| format!("{file:02x}{:06x}", row * 22 + i)).collect();
+        text += &format!("{row},{},{}\n", row % 2, values.join(","));
+    }
+    text.into_bytes()
+}
+
 /// Files of a format: the second one is compressed, and all have malformed lines.
 fn files(dir: &Path, format: Format, rows: u64) -> Vec<PathBuf> {
     if format == Format::Synthetic {
@@ -49,7 +59,7 @@ fn files(dir: &Path, format: Format, rows: u64) -> Vec<PathBuf> {
         let mut text = Vec::new();
         match format {
             Format::CriteoTsv => write_criteo_tsv(rows / (n + 1), n, &mut text).unwrap(),
-            _ => write_avazu_csv(rows / (n + 1), n, &mut text).unwrap(),
+            _ => text = avazu_csv(rows / (n + 1), n),
         }
         let lines = text.split_inclusive(|&b| b == b'\n').enumerate();
         let spoiled =

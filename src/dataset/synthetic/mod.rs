@@ -28,7 +28,7 @@ use skew::IdSampler;
 pub use skew::Skew;
 pub(crate) use truth::Truth;
 use truth::{LOG_DEVIATION, LOG_MEAN, sigmoid};
-pub use write::{write_avazu_csv, write_criteo_tsv};
+pub use write::write_criteo_tsv;
 
 /// A description of generated samples.
 #[derive(Clone, Copy, Debug, PartialEq)]

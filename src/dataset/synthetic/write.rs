@@ -1,13 +1,13 @@
-//! Writes generated data in the format of the real files, for tests and for `flechette demo`. It has the
-//! columns of Criteo Kaggle and Avazu, their published numbers of distinct values, and their notation of ids.
-//! All values are generated.
+//! Writes generated data in the format of Criteo Kaggle, for tests and for `flechette demo`. It has the columns
+//! of the real file, their published numbers of distinct values, and their notation of ids. All values are
+//! generated.
 
 use std::io::{self, Write};
 
 use super::random::{Purpose, Stream};
 use super::{Description, Generator, Lengths, Skew};
 use crate::schema::Schema;
-use crate::schema::preset::{self, AVAZU_FEATURES, ArchKind};
+use crate::schema::preset::{self, ArchKind};
 use crate::types::{RawBatch, RawValues};
 
 /// Distinct values of `C1` to `C26` of Criteo Kaggle, as public DLRM code lists them.
@@ -16,16 +16,8 @@ const CRITEO_VALUES: [u64; 26] = [
     5_461_306, 10, 5652, 2173, 4, 7_046_547, 18, 15, 286_181, 105, 142_572,
 ];
 
-/// Distinct values of [`AVAZU_FEATURES`].
-const AVAZU_VALUES: [u64; 22] = [
-    240, 7, 7, 4737, 7745, 26, 8552, 559, 36, 2_686_408, 6_729_486, 8251, 5, 4, 2626, 8, 9, 435, 4, 68, 172,
-    60,
-];
-
 /// The seed of a truth with Criteo's click rate, about a quarter.
 const CRITEO_TRUTH: u64 = 15;
-/// The seed of a truth with Avazu's click rate, about 17 %.
-const AVAZU_TRUTH: u64 = 1;
 
 /// Samples of one batch.
 const CHUNK: usize = 1024;
@@ -52,30 +44,6 @@ pub fn write_criteo_tsv(rows: u64, seed: u64, mut out: impl Write) -> io::Result
                 write!(out, "\t")?;
             } else {
                 write!(out, "\t{:08x}", text_word(i, id))?;
-            }
-        }
-        writeln!(out)
-    })?;
-    out.flush()
-}
-
-/// Writes a header and `rows` lines in Avazu's format. Different seeds give different samples of the same
-/// truth. Unlike in the real file, lines are not ordered by `hour`.
-///
-/// # Errors
-/// Errors of the writer.
-pub fn write_avazu_csv(rows: u64, seed: u64, mut out: impl Write) -> io::Result<()> {
-    let schema = sized(preset::avazu(ArchKind::Dcn, 1, 1), &AVAZU_VALUES);
-    writeln!(out, "id,click,{}", AVAZU_FEATURES.join(","))?;
-    for_each_row(&schema, description(rows, seed, AVAZU_TRUTH), |sample, number| {
-        write!(out, "{},{}", Stream::new(seed, Purpose::Text, u64::MAX).word(number), sample.label)?;
-        for (i, (&id, name)) in sample.ids.iter().zip(AVAZU_FEATURES).enumerate() {
-            match name {
-                "hour" => write!(out, ",1410{:02}{:02}", 21 + id / 24, id % 24)?,
-                // C1, C14 to C21, positions and types are written as numbers, the other columns in hex.
-                name if name.starts_with('C') => write!(out, ",{}", 100 + id)?,
-                "banner_pos" | "device_type" | "device_conn_type" => write!(out, ",{id}")?,
-                _ => write!(out, ",{:08x}", text_word(i, id))?,
             }
         }
         writeln!(out)
