@@ -27,6 +27,7 @@ pub(crate) mod train;
 
 use super::slot_flags::{HeldSlots, SlotFlags};
 use crate::device::cuda::DriverError;
+use crate::schema::Pooling;
 use crate::trainer::casting::GradientSource;
 use crate::trainer::optim::Moments;
 
@@ -110,8 +111,7 @@ pub(crate) struct TableSlots<'a> {
 pub(crate) struct GatherLookup<'a> {
     /// Index of the table.
     pub table: usize,
-    /// Whether the sum is divided by the bag's size.
-    pub mean: bool,
+    pub pooling: Pooling,
     /// Bounds of the samples' bags among the occurrences; `samples + 1` numbers.
     pub offsets: &'a [u32],
     /// For each occurrence, the index of its row's slot in the table's [`TableSlots`]. An index past the end

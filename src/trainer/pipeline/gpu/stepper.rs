@@ -15,7 +15,7 @@ use std::sync::Arc;
 use super::args::{UpdateArgs, UpdateTable, lanes_of};
 use super::kernels;
 use super::scratchpad::{SharedScratchpad, SlotArray, check_slots, limit, shape};
-use crate::compute::pool::{KernelLookup, MAX_LOOKUPS, WARP_LANES};
+use crate::compute::pool::{KernelLookup, MAX_LOOKUPS, WARP_LANES, pooling_code};
 use crate::device::cuda::launch::{blocks, gather_pool};
 use crate::device::cuda::memory::{Array, MemoryPlan, Mirrored};
 use crate::device::cuda::pool_args::PoolArgs;
@@ -27,6 +27,7 @@ use crate::trainer::pipeline::gpu::{
     Gather, GatherLookup, ScratchError, Stepper, TableSlots, Update, UpdateRows,
 };
 use crate::trainer::pipeline::slot_flags::NO_SLOT;
+use crate::types::Element;
 
 /// The limit for numbers of threads, warps and elements, so that kernels can count them in 32 bits.
 const MAX_NUMBER: u64 = (u32::MAX >> 2) as u64;
@@ -97,8 +98,8 @@ impl<D: Driver> CudaStepper<D> {
                 occurrences_at: occurrences as u32,
                 dim: table.dim as u32,
                 column,
-                pooling: u32::from(lookup.mean),
-                element: 0,
+                pooling: pooling_code(lookup.pooling),
+                element: Element::F32.code(),
             };
             let list = table.run.held.list();
             let place = |&place: &u32| match list.get(place as usize) {

@@ -14,7 +14,7 @@ use super::super::item::{PreparedBatch, SampleGroup, TablePart};
 use super::super::scratchpad::SlotLayout;
 use super::super::train::{Train, UpdatedRows};
 use crate::model::{Tape, View};
-use crate::schema::{Lookup, Pooling, Schema};
+use crate::schema::{Lookup, Schema};
 use crate::trainer::TrainError;
 use crate::trainer::casting::Casting;
 use crate::trainer::pipeline::gpu::{
@@ -184,7 +184,7 @@ impl ModelShape<'_> {
     ) -> Result<&'s [f32], ScratchError> {
         let lookups = self.lookups.iter().enumerate().map(|(l, lookup)| GatherLookup {
             table: lookup.table.index(),
-            mean: lookup.pooling == Pooling::Mean,
+            pooling: lookup.pooling,
             offsets: &batch.features[lookup.feature].offsets,
             places: casting.places(l, lookup),
         });

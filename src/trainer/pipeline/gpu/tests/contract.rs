@@ -7,6 +7,7 @@ use crate::compute::gather_pool as host;
 use crate::compute::gather_pool::PoolLookup;
 use crate::device::cuda::Driver;
 use crate::mem::SplitMix64;
+use crate::schema::Pooling;
 use crate::trainer::casting::GradientSource;
 use crate::trainer::optim::{Optimizer, OptimizerKind};
 use crate::trainer::pipeline::gpu::scratchpad::CudaScratch;
@@ -206,7 +207,7 @@ pub(crate) fn input_rows_are_pooled_as_on_the_host<D: Driver>(driver: &Arc<D>, s
             .iter()
             .map(|(table, mean, (offsets, places))| GatherLookup {
                 table: *table,
-                mean: *mean,
+                pooling: if *mean { Pooling::Mean } else { Pooling::Sum },
                 offsets,
                 places,
             })
@@ -322,7 +323,7 @@ pub(crate) fn invalid_arguments_are_refused_with_a_message<D: Driver>(driver: &A
 
     let mut stepper = scratch.stepper().unwrap();
     let tables = [TableSlots { run, dim: 2 }];
-    let lookup = GatherLookup { table: 0, mean: false, offsets: &[0, 1, 2], places: &[0, 1] };
+    let lookup = GatherLookup { table: 0, pooling: Pooling::Sum, offsets: &[0, 1, 2], places: &[0, 1] };
     let mut gather = |samples, lookup, dim| {
         let tables = [TableSlots { run, dim }];
         let result = stepper.gather(&Gather { samples, tables: &tables, lookups: &[lookup] });
@@ -374,7 +375,7 @@ pub(crate) fn a_step_takes_five_operations_whatever_the_table_count<D: Driver>(d
         let mut stepper = world.scratch.stepper().unwrap();
         world.held(|tables| {
             let lookups: Vec<_> = (0..tables.len())
-                .map(|table| GatherLookup { table, mean: false, offsets: &[0, 1], places: &[0] })
+                .map(|table| GatherLookup { table, pooling: Pooling::Sum, offsets: &[0, 1], places: &[0] })
                 .collect();
             let source = [GradientSource { sample: 0, column: 0, divisor: 1.0 }];
             let rows = tables.iter().map(|&rows| UpdateRows { rows, sources: &source, ends: &[1], first: 0 });
