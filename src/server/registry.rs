@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::not_served::Reason;
+use super::security::Asker;
 use super::{LabelChange, Labels, LoadedVersions, NotChanged, Repository, ServerError, ServerState};
 use crate::config::{Batchers, TrafficConfig};
 use crate::metrics::EventKind;
@@ -150,7 +151,7 @@ impl Registry {
 
     /// Reads the files of certificates and tokens again. An operator waits for the result, in the log.
     pub(crate) fn check_files(&self) {
-        self.0.security.check(true);
+        self.0.security.check(Asker::Operator);
     }
 
     /// Every model of the directory was tried that was in it at the start.

@@ -69,6 +69,14 @@ pub(crate) struct Watched<T> {
     seen: Mutex<Seen>,
 }
 
+/// Who lets files be read again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Asker {
+    /// With SIGHUP: the result is logged at once.
+    Operator,
+    Timer,
+}
+
 /// What the last check has found.
 struct Seen {
     /// Digest of the contents in use.
@@ -112,14 +120,13 @@ impl<T> Watched<T> {
         self.value.read().even_poisoned().clone()
     }
 
-    /// Reads the files again. Returns a new value if they have changed. `asked` is whether somebody waits for
-    /// the result, which then is logged at once.
-    pub(crate) fn check(&self, asked: bool) -> Option<Arc<T>> {
+    /// Reads the files again. Returns a new value if they have changed.
+    pub(crate) fn check(&self, asker: Asker) -> Option<Arc<T>> {
         let mut seen = self.seen.lock().even_poisoned();
         let (digest, contents) = match read(&self.files) {
             Ok(read) => read,
             Err(reason) => {
-                seen.refuse(None, reason, asked);
+                seen.refuse(None, reason, asker);
                 return None;
             }
         };
@@ -137,7 +144,7 @@ impl<T> Watched<T> {
                 Some(value)
             }
             Err(reason) => {
-                seen.refuse(Some(digest), reason, asked);
+                seen.refuse(Some(digest), reason, asker);
                 None
             }
         }
@@ -145,10 +152,10 @@ impl<T> Watched<T> {
 }
 
 impl Seen {
-    fn refuse(&mut self, digest: Option<Digest>, reason: FileError, asked: bool) {
+    fn refuse(&mut self, digest: Option<Digest>, reason: FileError, asker: Asker) {
         let before = self.refused.take().filter(|before| before.is_of(digest, &reason));
         let logged = before.as_ref().is_some_and(|before| before.logged);
-        let log = asked || before.is_some() && !logged;
+        let log = asker == Asker::Operator || before.is_some() && !logged;
         if log {
             tracing::error!("{reason}; the old contents stay in use");
         }

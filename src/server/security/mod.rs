@@ -21,6 +21,7 @@ use files::Watched;
 use tls::Tls;
 use tokens::Tokens;
 
+pub(crate) use files::Asker;
 pub use files::FileError;
 pub(crate) use guard::Guard;
 pub(crate) use tokens::{Refusal, Role, lines as token_lines};
@@ -91,12 +92,12 @@ impl Security {
         self.tokens.allow(role, headers)
     }
 
-    /// Reads the files again. `asked` is whether an operator waits for the result.
-    pub(crate) fn check(&self, asked: bool) {
-        if self.tls.as_ref().and_then(|tls| tls.check(asked)).is_some() {
+    /// Reads the files again.
+    pub(crate) fn check(&self, asker: Asker) {
+        if self.tls.as_ref().and_then(|tls| tls.check(asker)).is_some() {
             self.show_expiry();
         }
-        self.tokens.check(asked);
+        self.tokens.check(asker);
     }
 
     /// Reads the files again and again.
@@ -105,7 +106,7 @@ impl Security {
             tokio::time::sleep(CHECK).await;
             let security = self.clone();
             // It fails only when the runtime ends.
-            let _ = tokio::task::spawn_blocking(move || security.check(false)).await;
+            let _ = tokio::task::spawn_blocking(move || security.check(Asker::Timer)).await;
         }
     }
 }

@@ -7,7 +7,7 @@ use subtle::{Choice, ConstantTimeEq};
 use tonic::codegen::http::HeaderMap;
 use tonic::codegen::http::header::AUTHORIZATION;
 
-use super::files::{Contents, FileError, SettingFile, Watched};
+use super::files::{Asker, Contents, FileError, SettingFile, Watched};
 use crate::config::AuthConfig;
 
 /// Bytes of a token. A short one could be guessed.
@@ -130,8 +130,8 @@ impl Tokens {
     }
 
     /// Reads the files again, as [`Watched::check`].
-    pub(crate) fn check(&self, asked: bool) {
-        self.0.iter().for_each(|file| drop(file.digests.check(asked)));
+    pub(crate) fn check(&self, asker: Asker) {
+        self.0.iter().for_each(|file| drop(file.digests.check(asker)));
     }
 
     /// # Errors

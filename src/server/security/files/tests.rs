@@ -30,12 +30,12 @@ fn files_that_belong_together_are_taken_over_when_both_have_changed() {
     let path = folder.path();
     NAMES.iter().for_each(|name| write(path, name, "old"));
     let pair = pair(path);
-    assert!(pair.check(false).is_none() && pair.check(true).is_none());
+    assert!(pair.check(Asker::Timer).is_none() && pair.check(Asker::Operator).is_none());
     write(path, "a", "new");
-    assert!(pair.check(false).is_none());
+    assert!(pair.check(Asker::Timer).is_none());
     assert_eq!((pair.value().as_str(), logged(&pair).unwrap().1), ("old", false));
     write(path, "b", "new");
-    assert_eq!(pair.check(false).unwrap().as_str(), "new");
+    assert_eq!(pair.check(Asker::Timer).unwrap().as_str(), "new");
     assert_eq!((pair.value().as_str(), logged(&pair)), ("new", None));
 }
 
@@ -48,22 +48,22 @@ fn a_bad_file_is_logged_once_and_the_old_value_stays() {
     write(path, "b", "bad");
     let reason = format!("b: {}: not equal to a", path.join("b").display());
     for expected in [false, true, true] {
-        assert!(pair.check(false).is_none());
+        assert!(pair.check(Asker::Timer).is_none());
         assert_eq!(logged(&pair), Some((reason.clone(), expected)));
     }
     // Who has changed the file would not know that the change has no effect.
     write(path, "b", "bad too");
     for expected in [false, true] {
-        assert!(pair.check(false).is_none());
+        assert!(pair.check(Asker::Timer).is_none());
         assert_eq!(logged(&pair), Some((reason.clone(), expected)));
     }
     fs::remove_file(path.join("b")).unwrap();
-    assert!(pair.check(true).is_none());
+    assert!(pair.check(Asker::Operator).is_none());
     let (reason, logged_at_once) = logged(&pair).unwrap();
     assert!(reason.contains("No such file") && logged_at_once, "{reason}");
     assert_eq!(pair.value().as_str(), "old");
     write(path, "b", "old");
-    assert!(pair.check(false).is_none() && logged(&pair).is_none());
+    assert!(pair.check(Asker::Timer).is_none() && logged(&pair).is_none());
 }
 
 #[test]

@@ -31,10 +31,10 @@ fn a_token_is_removed_while_the_file_of_another_role_cannot_be_read() {
     let tokens = open_in(&folder, &format!("{PREDICT}\n{BOTH}"), ADMIN).unwrap();
     let allowed = |token| tokens.allow(Role::Predict, &headers(&format!("Bearer {token}")));
     fs::remove_file(folder.path().join("a")).unwrap();
-    tokens.check(false);
+    tokens.check(Asker::Timer);
     assert_eq!(allowed(BOTH), Ok(()));
     fs::write(folder.path().join("p"), PREDICT).unwrap();
-    tokens.check(false);
+    tokens.check(Asker::Timer);
     assert_eq!([PREDICT, BOTH].map(allowed), [Ok(()), Err(Refusal::Unknown(Role::Predict))]);
     assert_eq!(tokens.allow(Role::Admin, &headers(&format!("Bearer {ADMIN}"))), Ok(()));
 }
