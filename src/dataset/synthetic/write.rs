@@ -1,6 +1,6 @@
-//! Writes generated data in the format of Criteo Kaggle, for tests and for `flechette demo`. It has the columns
-//! of the real file, their published numbers of distinct values, and their notation of ids. All values are
-//! generated.
+//! Writes generated data in the format of Criteo Kaggle, for tests and for `flechette demo`. It has the
+//! columns of the real file, their published numbers of distinct values, and their notation of ids. All
+//! values are generated.
 
 use std::io::{self, Write};
 
