@@ -196,4 +196,4 @@ impl Feed {
 
 #[cfg(test)]
 #[cfg(not(flechette_loom))]
-mod tests;
+pub(crate) mod tests;

@@ -12,7 +12,7 @@ use super::*;
 use crate::fuzz::bytes::{Input, mutated};
 use crate::fuzz::run;
 use crate::schema::Arity;
-use crate::schema::preset::{self, AVAZU_FEATURES, ArchKind, OwnColumns};
+use crate::schema::preset::{self, ArchKind, OwnColumns};
 use crate::types::Batch;
 
 const WORDS: &[&str] = &[
@@ -101,9 +101,8 @@ fn criteo_tsv() {
 
 #[test]
 fn avazu_csv() {
-    let line = |n: u32| format!("{n},{}{}\n", n % 2, format!(",{n:08x}").repeat(AVAZU_FEATURES.len()));
-    let text = format!("id,click,{}\n{}", AVAZU_FEATURES.join(","), (0..6).map(line).collect::<String>());
-    check(Format::AvazuCsv, &preset::avazu(ArchKind::Dlrm, 4, 1000), mutated([text.into_bytes()], WORDS));
+    let text = feed::tests::avazu_csv(6, 1);
+    check(Format::AvazuCsv, &preset::avazu(ArchKind::Dlrm, 4, 1000), mutated([text], WORDS));
 }
 
 /// A feature with one id, one with at most three, and a dense input.

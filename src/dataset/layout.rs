@@ -169,8 +169,9 @@ impl Layout {
             let reason = "the schema has no feature with several ids (arity = { multi_hot = ... })";
             return wrong("--separator", reason.to_owned());
         }
-        let trained = |column| (*labels == Labels::Required).then(|| schema.trainable(column));
-        let dense = schema.dense.iter().map(|column| (column.name.clone(), trained(column))).collect();
+        let trained = |range| (*labels == Labels::Required).then_some(range);
+        let dense = schema.dense.iter().zip(schema.trainable_ranges());
+        let dense = dense.map(|(column, range)| (column.name.clone(), trained(range))).collect();
         let mut layout =
             Self { division: division(format), label, labels: *labels, dense, features, named: None };
         layout.named = match (&fields.columns, format) {

@@ -305,7 +305,7 @@ fn lock(dir: &Path, wait: Duration) -> Result<File, LogError> {
     let path = dir.join(LOCK);
     let opened = OpenOptions::new().write(true).create(true).truncate(false).open(&path);
     let file = opened.map_err(|e| LogError::io(&path, e))?;
-    match lock_until(&file, Instant::now() + wait) {
+    match lock_until(Instant::now() + wait, || file.try_lock()) {
         Ok(()) => Ok(file),
         Err(fs::TryLockError::WouldBlock) => Err(LogError::Locked { path: dir.to_owned() }),
         Err(fs::TryLockError::Error(error)) => Err(LogError::io(&path, error)),

@@ -4,7 +4,7 @@
 //! A [`RawBatch`] is untrusted: every offset and length is checked before it is used, so that no value can
 //! cause a panic.
 
-use super::{AbsentDefault, Arity, DenseFeature, Feature, Schema, TrainableRange};
+use super::{AbsentDefault, Arity, Feature, Schema, TrainableRange};
 use crate::types::{Batch, Jagged, RawBatch, RawFeature, RawValues};
 
 /// Why a raw batch cannot be encoded.
@@ -113,9 +113,10 @@ impl Schema {
         Ok(())
     }
 
-    /// The raw values of a dense feature that a model can be trained on.
-    pub(crate) fn trainable(&self, column: &DenseFeature) -> TrainableRange {
-        TrainableRange { transform: column.transform, limit: self.architecture.largest_trainable() }
+    /// The raw values of each dense feature that a model can be trained on.
+    pub(crate) fn trainable_ranges(&self) -> impl Iterator<Item = TrainableRange> + '_ {
+        let limit = self.architecture.largest_trainable();
+        self.dense.iter().map(move |column| TrainableRange { transform: column.transform, limit })
     }
 
     /// Checks that a model can train on the dense values of a sample, which are those before transforms.
@@ -123,10 +124,10 @@ impl Schema {
     /// # Errors
     /// [`EncodeError::TooLarge`] for the first such value.
     pub(crate) fn check_trainable(&self, sample: usize, dense: &[f32]) -> Result<(), EncodeError> {
-        let limit = self.architecture.largest_trainable();
-        for (&value, column) in dense.iter().zip(&self.dense) {
-            if !(TrainableRange { transform: column.transform, limit }).has(value) {
-                return Err(EncodeError::TooLarge { feature: column.name.clone(), sample, value, limit });
+        for ((&value, column), range) in dense.iter().zip(&self.dense).zip(self.trainable_ranges()) {
+            if !range.has(value) {
+                let (feature, limit) = (column.name.clone(), range.limit);
+                return Err(EncodeError::TooLarge { feature, sample, value, limit });
             }
         }
         Ok(())

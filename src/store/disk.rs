@@ -79,10 +79,13 @@ pub(crate) fn lock_if_free(file: &File) -> bool {
 /// How often [`lock_until`] tries.
 const LOCK_RETRY: Duration = Duration::from_millis(5);
 
-/// As [`File::try_lock`], and again while another reader or writer has locked the file, until this time.
-pub(crate) fn lock_until(file: &File, until: Instant) -> Result<(), TryLockError> {
+/// Tries a lock, and again while another reader or writer has locked the file, until this time.
+pub(crate) fn lock_until(
+    until: Instant,
+    try_lock: impl Fn() -> Result<(), TryLockError>,
+) -> Result<(), TryLockError> {
     loop {
-        match file.try_lock() {
+        match try_lock() {
             Err(TryLockError::WouldBlock) if Instant::now() < until => thread::sleep(LOCK_RETRY),
             result => return result,
         }

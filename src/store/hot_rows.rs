@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
 use super::disk::{Disk, SystemDisk};
-use super::{StoreError, atomic_write};
+use super::{MAX_NAME_BYTES, StoreError, atomic_write};
 
 /// Subdirectory of a model for hot rows, traces and the order of rows.
 pub(crate) const STATE: &str = "state";
@@ -30,8 +30,6 @@ const VERSION: u32 = 1;
 const HEAD_BYTES: usize = 24;
 const ROW_BYTES: usize = 12;
 const SUM_BYTES: usize = 16;
-/// As of any name in a schema ([`super::check_name`]).
-const MAX_NAME_BYTES: usize = 128;
 const MAX_BYTES: u64 =
     (HEAD_BYTES + MAX_TABLES * (2 + MAX_NAME_BYTES) + MAX_ROWS * ROW_BYTES + SUM_BYTES) as u64;
 /// Bytes written at a time.

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use xxhash_rust::xxh3::Xxh3;
 
 use super::bytes::{FileBytes, open_regular};
-use super::disk::{is_at, lock_if_free};
+use super::disk::{is_at, lock_if_free, lock_until};
 use super::finite::{RowCheck, all_finite, not_finite};
 use super::format::{self, Base, Checksum, Dtype, FileEntry, Manifest};
 use super::record::RowFormat;
@@ -345,14 +345,10 @@ struct Held;
 
 /// Locks a file for reading. Returns false on a file system without locks.
 fn lock_shared(file: &File) -> Result<bool, Held> {
-    let limit = Instant::now() + LOCK_WAIT;
-    loop {
-        match file.try_lock_shared() {
-            Ok(()) => return Ok(true),
-            Err(fs::TryLockError::WouldBlock) if Instant::now() < limit => thread::sleep(LOCK_RETRY),
-            Err(fs::TryLockError::WouldBlock) => return Err(Held),
-            Err(fs::TryLockError::Error(_)) => return Ok(false),
-        }
+    match lock_until(Instant::now() + LOCK_WAIT, || file.try_lock_shared()) {
+        Ok(()) => Ok(true),
+        Err(fs::TryLockError::WouldBlock) => Err(Held),
+        Err(fs::TryLockError::Error(_)) => Ok(false),
     }
 }
 

@@ -280,6 +280,9 @@ impl EmbeddingStore {
     }
 }
 
+/// Most bytes of a name that is one of a file or directory.
+const MAX_NAME_BYTES: usize = 128;
+
 /// Checks that `name` can be the name of a file or directory and cannot refer to another directory.
 ///
 /// # Errors
@@ -287,7 +290,7 @@ impl EmbeddingStore {
 pub(crate) fn check_name(what: &'static str, name: &str) -> Result<(), StoreError> {
     let reason = match name {
         "" => "is empty",
-        _ if name.len() > 128 => "is longer than 128 bytes",
+        _ if name.len() > MAX_NAME_BYTES => "is longer than 128 bytes",
         _ if name.starts_with('.') => "starts with a dot",
         _ if name.contains(['/', '\\']) => "has a path separator",
         _ if name.chars().any(char::is_control) => "has a control character",

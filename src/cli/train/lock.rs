@@ -97,7 +97,7 @@ pub(crate) fn lock_model(models: &Path, name: &str) -> anyhow::Result<Option<Fil
     for _ in 0..LOCK_TRIES {
         fs::create_dir_all(models.join(name).join(STATE)).with_context(at)?;
         let file = File::create(&path).with_context(at)?;
-        match lock_until(&file, until) {
+        match lock_until(until, || file.try_lock()) {
             Err(TryLockError::WouldBlock) => return Err(locked_by_other(name, &path)),
             // Without locks on the file system, a second trainer is found when its version has a taken
             // number.

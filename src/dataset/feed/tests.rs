@@ -39,7 +39,7 @@ fn sample(batch: &RawBatch, s: usize) -> Sample {
 }
 
 /// Lines in Avazu's format. A value is different in each file, line and column.
-fn avazu_csv(rows: u64, file: u64) -> Vec<u8> {
+pub(crate) fn avazu_csv(rows: u64, file: u64) -> Vec<u8> {
     let mut text = format!("id,click,{}\n", AVAZU_FEATURES.join(","));
     for row in 0..rows {
         let values: Vec<_> = (0..22).map(|i| format!("{file:02x}{:06x}", row * 22 + i)).collect();
