@@ -134,12 +134,13 @@ impl ModelMetrics {
     /// Sets the gauges of a model that is no longer loaded.
     fn unloaded(&self) {
         let (cache, device, store) = (&self.cache, &self.device, &self.store);
-        let sizes = [&cache.used_bytes, &cache.capacity_bytes, &cache.entries, &cache.pointers];
+        let bytes = [&cache.used_bytes, &cache.pool_bytes, &cache.capacity_bytes];
+        let entries = [&cache.entries, &cache.entries_max, &cache.pointers];
         let memory = [&device.lost, &device.worker_bytes, &device.pinned_bytes];
         let tables = [&store.ram_bytes, &store.mapped_bytes];
         let switches = [&self.switches.age_seconds, &self.switches.refused_now];
         let others = [&self.version, &self.batches.queue_samples].into_iter().chain(switches);
-        for gauge in sizes.into_iter().chain(memory).chain(tables).chain(others) {
+        for gauge in bytes.into_iter().chain(entries).chain(memory).chain(tables).chain(others) {
             gauge.set(0.0);
         }
         self.switches.freshness_seconds.set(f64::NAN);

@@ -1,4 +1,5 @@
-//! When the network waits for the models.
+//! Under overload, threads that read messages wait until a core is free, so that they do not interrupt
+//! batches.
 //!
 //! While a batch is computed on every core, a thread that reads a message takes its core from a model, and
 //! the request of the message waits for the end of a batch anyway. Below the capacity this does not matter.

@@ -3,6 +3,8 @@
 //! ([`pace`]), which also have some time on a machine whose processors are never free, so requests get new
 //! weights there too.
 
+use std::error::Error as _;
+
 use anyhow::Context;
 
 use crate::pace;
@@ -45,6 +47,19 @@ pub(crate) fn idle_pool(
 /// When the system cannot start a thread.
 pub(crate) fn pool(name: &'static str, threads: usize) -> anyhow::Result<rayon::ThreadPool> {
     build(named(name, threads))
+}
+
+/// Starts the threads that rayon shares between all other threads, one a processor. Otherwise it would start
+/// them when they are first used, and panic if the system refuses.
+///
+/// # Errors
+/// When the system cannot start a thread.
+pub(crate) fn start_shared_pool() -> anyhow::Result<()> {
+    match named("shared", 0).build_global() {
+        // Without a source, they run already.
+        Err(error) if error.source().is_some() => Err(error).context("threads"),
+        _ => Ok(()),
+    }
 }
 
 fn named(name: &'static str, threads: usize) -> rayon::ThreadPoolBuilder {

@@ -95,7 +95,8 @@ pub(crate) struct Client {
     max_bytes: usize,
 }
 
-const DESCRIBE_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long the description of a model may take.
+pub(crate) const DESCRIBE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How long the rest of an answer may take after the timeout of a call, which tonic applies to the headers of
 /// the answer only.

@@ -5,6 +5,7 @@
 use anyhow::anyhow;
 use serde_json::json;
 
+use crate::cli::serve::models_not_there;
 use crate::cli::{InputError, error_line, note, print, print_and_end};
 use crate::config::{Flags, Layers};
 use crate::server;
@@ -64,23 +65,24 @@ pub(crate) fn run(args: &Args, flags: &Flags) -> anyhow::Result<()> {
     refuse(problems, json)?;
     let layers = Layers::load(flags).map_err(|e| InputError(e.into()))?;
     let config = layers.clone().config().map_err(|e| InputError(e.into()))?;
-    let mut no_models = None;
+    let mut of_models = Vec::new();
     if matches!(&args.action, Action::Check(Check { files: true, .. })) {
         refuse(server::unusable_files(config.tls.as_ref(), &config.auth), json)?;
-        let models = config.server.models.as_ref().and_then(|models| store::models(models).err());
-        match models {
-            // `serve --train` makes it.
-            Some(error @ StoreError::MissingDirectory { .. }) => {
-                no_models = Some(format!("server.models: {error}; serve needs it, without --train"));
+        if let Some(models) = &config.server.models {
+            match store::models(models) {
+                Ok(_) => of_models = models_not_there(&config, models),
+                // `serve --train` makes it.
+                Err(error @ StoreError::MissingDirectory { .. }) => {
+                    of_models = vec![format!("server.models: {error}; serve needs it, without --train")];
+                }
+                Err(error) => refuse(vec![InputError(anyhow!("server.models: {error}"))], json)?,
             }
-            Some(error) => refuse(vec![InputError(anyhow!("server.models: {error}"))], json)?,
-            None => {}
         }
     }
     let missing = "server.models: missing, but serve needs it".to_owned();
     let missing = config.server.models.is_none().then_some(missing);
     let warnings =
-        config.warnings.iter().cloned().chain(config.open_administration()).chain(missing).chain(no_models);
+        config.warnings.iter().cloned().chain(config.open_administration()).chain(missing).chain(of_models);
     let warnings: Vec<String> = warnings.collect();
     warnings.iter().for_each(|warning| note(&format!("warning: {warning}")));
     match args.action {

@@ -1,9 +1,9 @@
 //! Value parsers of flags. Their errors say what is accepted.
 
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::SocketAddr;
 use std::time::Duration;
 
-use crate::config::{BYTES_FORM, parse_bytes};
+use crate::config::{BYTES_FORM, parse_address, parse_bytes};
 
 /// Parses a whole number from `least` to `most`.
 pub(crate) fn whole<T: TryFrom<u64>>(
@@ -22,8 +22,7 @@ pub(crate) fn whole<T: TryFrom<u64>>(
 
 /// Parses an address to listen on; a name is resolved.
 pub(crate) fn address(text: &str) -> Result<SocketAddr, String> {
-    let found = text.to_socket_addrs().ok().and_then(|mut found| found.next());
-    found.ok_or_else(|| "expected host:port, such as 127.0.0.1:9090".to_owned())
+    parse_address(text).map_err(|form| format!("expected {form}"))
 }
 
 /// Parses a number from `least` to `most`.

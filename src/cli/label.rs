@@ -6,13 +6,13 @@ use anyhow::anyhow;
 use serde_json::{Map, Value, json};
 use tonic::{Code, Request, Status};
 
-use crate::cli::client::{ANSWER_BYTES, Connect, Token, status_text, whole};
+use crate::cli::client::{ANSWER_BYTES, Connect, DESCRIBE_TIMEOUT, Token, status_text, whole};
 use crate::cli::{InputError, note, print};
 use crate::server::proto::ctr_client::CtrClient;
 use crate::server::proto::{GetModelRequest, GetModelResponse, Label, SetLabelRequest, SetLabelResponse};
 use crate::types::{Version, VersionSelector};
 
-/// How long an answer may take. A version that is not loaded is opened and checked first.
+/// How long a change may take. A version that is not loaded is opened and checked first.
 const TIMEOUT: Duration = Duration::from_secs(3600);
 
 /// The version that removes a label.
@@ -60,13 +60,14 @@ async fn ask(args: Args) -> anyhow::Result<String> {
     // A token for changes may not be one for GetModel.
     Ok(match change {
         None => {
-            let answer = whole(TIMEOUT, ctr.get_model(call(GetModelRequest { model }, token.as_ref()))).await;
+            let request = call(GetModelRequest { model }, DESCRIBE_TIMEOUT, token.as_ref());
+            let answer = whole(DESCRIBE_TIMEOUT, ctr.get_model(request)).await;
             let model = answer.map_err(failed)?.into_inner();
             if json { listed_json(&model) } else { listed(&model) }
         }
         Some(change) => {
             let SetLabelRequest { label, remove, .. } = change.clone();
-            let answer = whole(TIMEOUT, ctr.set_label(call(change, token.as_ref()))).await;
+            let answer = whole(TIMEOUT, ctr.set_label(call(change, TIMEOUT, token.as_ref()))).await;
             let SetLabelResponse { version, not_kept, latest } = answer.map_err(failed)?.into_inner();
             if !not_kept.is_empty() {
                 note(&format!("warning: the change is lost at a restart of the server: {not_kept}"));
@@ -83,9 +84,9 @@ async fn ask(args: Args) -> anyhow::Result<String> {
     })
 }
 
-fn call<T>(message: T, token: Option<&Token>) -> Request<T> {
+fn call<T>(message: T, timeout: Duration, token: Option<&Token>) -> Request<T> {
     let mut request = Request::new(message);
-    request.set_timeout(TIMEOUT);
+    request.set_timeout(timeout);
     token.iter().for_each(|token| token.add_to(&mut request));
     request
 }

@@ -29,7 +29,7 @@ use tonic::Status;
 use crate::cli::client::{Client, Target};
 use crate::cli::flags::{number, seconds, whole};
 use crate::cli::training::data_path;
-use crate::cli::{InputError, print_and_end};
+use crate::cli::{InputError, print_and_end, runtime};
 use crate::server::proto::PredictResponse;
 use crate::sync::EvenPoisoned;
 use crate::types::RawBatch;
@@ -94,7 +94,8 @@ const AFTER_ERROR: Duration = Duration::from_millis(5);
 /// # Errors
 /// When flags or data are wrong, the server cannot be reached, or any request fails.
 pub(crate) fn run(args: Args) -> anyhow::Result<()> {
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("runtime")?;
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let runtime = runtime::with_threads(cores, || ()).context("threads")?;
     let driver = runtime.block_on(connect(&args))?;
     if let Some(limit) = args.find_p99 {
         return find::run(limit, &args, |pace, seconds| {

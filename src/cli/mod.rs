@@ -19,6 +19,7 @@ pub(crate) mod logging;
 pub(crate) mod man;
 mod output;
 pub(crate) mod plan;
+pub(crate) mod runtime;
 pub(crate) mod score;
 mod score_file;
 pub(crate) mod scratchpad;
@@ -92,6 +93,27 @@ enum Command {
     Completions(man::CompletionsArgs),
 }
 
+impl Command {
+    /// Whether it reads models or data in parallel.
+    const fn reads_models(&self) -> bool {
+        match self {
+            Self::Train(_)
+            | Self::Serve(_)
+            | Self::Plan(_)
+            | Self::Versions(_)
+            | Self::Verify(_)
+            | Self::Demo(_) => true,
+            Self::Init(_)
+            | Self::Config(_)
+            | Self::Label(_)
+            | Self::Score(_)
+            | Self::Load(_)
+            | Self::Man(_)
+            | Self::Completions(_) => false,
+        }
+    }
+}
+
 /// Parses the command line of this process. Ends the process on a usage error, `--help` or `--version`.
 #[must_use]
 pub fn parse() -> Cli {
@@ -141,6 +163,9 @@ pub fn run(cli: Cli) -> anyhow::Result<()> {
     #[cfg(target_os = "linux")]
     if let Err(error) = cut_file::report() {
         tracing::warn!(%error, "if a mapped file is cut short, the process ends without a word");
+    }
+    if cli.command.reads_models() {
+        background::start_shared_pool()?;
     }
     let result = match cli.command {
         Command::Init(args) => init::run(args),

@@ -85,10 +85,11 @@ async fn score(args: &Args) -> anyhow::Result<Summary> {
     let mut out = args.out.as_deref().map(create_out).transpose()?;
     let start = Instant::now();
     let (sender, mut encoded) = mpsc::channel(READ_AHEAD);
-    let reading = std::thread::spawn({
+    let reading = std::thread::Builder::new().name("read-data".into()).spawn({
         let (client, shape) = (client.clone(), RequestShape { batch, logits: args.logits });
         move || read(&client, reader, shape, &sender)
     });
+    let reading = reading.context("the thread that reads the file")?;
     let mut summary = Summary::new()?;
     let mut in_flight = VecDeque::new();
     loop {

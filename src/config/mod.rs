@@ -42,7 +42,7 @@ pub(crate) use server::message_bytes;
 pub(crate) use traffic::{
     CANARY, LABEL_FORM, MAX_LABELS, STABLE, Shadow, Sticky, TrafficConfig, VersionPolicy, is_label,
 };
-pub(crate) use values::{BYTES_FORM, parse_bytes};
+pub(crate) use values::{BYTES_FORM, parse_address, parse_bytes};
 
 /// The texts of the flags that set a key; `None` if a flag is not given. `serve` has all of them.
 #[allow(missing_docs)] // settings/ has the meaning of each key
@@ -241,6 +241,7 @@ impl Layers {
         let mut problems = Problems(std::mem::take(&mut self.errors));
         let server = problems.keep(self.server());
         let tls = problems.keep(self.tls());
+        let auth = problems.keep(self.auth());
         if let (Some(server), Some(tls)) = (&server, &tls) {
             self.warn_of_tokens(server, tls.as_ref());
         }
@@ -261,7 +262,7 @@ impl Layers {
             Some(Config {
                 server: server?,
                 tls: tls?,
-                auth: self.auth(),
+                auth: auth?,
                 watch: watch?,
                 traffic: traffic?,
                 batchers: batchers?,

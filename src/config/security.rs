@@ -51,7 +51,6 @@ const TOKENS: [&str; 3] = ["auth.predict", "auth.admin", "auth.metrics"];
 impl Layers {
     /// `None` without `tls.certificate`.
     pub(super) fn tls(&self) -> Result<Option<TlsConfig>, ConfigError> {
-        let path = |key| self.text(key).map(PathBuf::from);
         let http = self.choice("tls.http", SWITCH)?;
         for key in ["tls.key", "tls.client_ca"] {
             self.require(key, "tls.certificate")?;
@@ -60,19 +59,14 @@ impl Layers {
             self.require("tls.http", "tls.certificate")?;
         }
         self.require("tls.certificate", "tls.key")?;
-        let files = path("tls.certificate").zip(path("tls.key"));
-        Ok(files.map(|(certificate, key)| TlsConfig {
-            certificate,
-            key,
-            client_ca: path("tls.client_ca"),
-            http,
-        }))
+        let client_ca = self.path("tls.client_ca")?;
+        let files = self.path("tls.certificate")?.zip(self.path("tls.key")?);
+        Ok(files.map(|(certificate, key)| TlsConfig { certificate, key, client_ca, http }))
     }
 
-    pub(super) fn auth(&self) -> AuthConfig {
-        let path = |key| self.text(key).map(PathBuf::from);
-        let [predict, admin, metrics] = TOKENS.map(path);
-        AuthConfig { predict, admin, metrics }
+    pub(super) fn auth(&self) -> Result<AuthConfig, ConfigError> {
+        let [predict, admin, metrics] = TOKENS.map(|key| self.path(key));
+        Ok(AuthConfig { predict: predict?, admin: admin?, metrics: metrics? })
     }
 
     /// Whether the calls of a switch are served. If any token is needed, they need one of `auth.admin`.

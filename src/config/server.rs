@@ -72,7 +72,7 @@ impl Layers {
             grpc,
             http: self.address_besides("server.http", "server.grpc", grpc)?,
             metrics: self.choice("server.metrics", SWITCH)?,
-            models: self.text("server.models").map(PathBuf::from),
+            models: self.path("server.models")?,
             max_samples: count("server.max_samples")?,
             max_bytes: max_bytes as usize,
             max_requests: count("server.max_requests")?,

@@ -1,6 +1,7 @@
 //! From the text of a key to a value: numbers, bytes, addresses, choices.
 
 use std::net::{SocketAddr, ToSocketAddrs};
+use std::path::PathBuf;
 
 use super::layers::Layers;
 use super::{ConfigError, SettingSource};
@@ -69,13 +70,19 @@ impl Layers {
         self.parse(key, expected, |text| text.parse().ok().filter(|f| *f > 0.0 && *f <= most))
     }
 
+    /// The path of a file or a directory.
+    pub(super) fn path(&self, key: &'static str) -> Result<Option<PathBuf>, ConfigError> {
+        let read = |text: &str| (!text.is_empty()).then(|| PathBuf::from(text));
+        self.optional(key, |key| self.parse(key, || "a path".to_owned(), read))
+    }
+
     pub(super) fn address(&self, key: &'static str) -> Result<SocketAddr, ConfigError> {
-        let (found, reason) = match self.text(key).map(ToSocketAddrs::to_socket_addrs) {
-            Some(Ok(mut found)) => (found.next(), String::new()),
-            Some(Err(error)) => (None, format!(" ({error})")),
-            None => (None, String::new()),
+        let (found, form) = match self.text(key).map(parse_address) {
+            Some(Ok(address)) => (Some(address), String::new()),
+            Some(Err(form)) => (None, form),
+            None => (None, ADDRESS_FORM.to_owned()),
         };
-        self.parse(key, || format!("host:port, such as 127.0.0.1:8001{reason}"), |_| found)
+        self.parse(key, || form, |_| found)
     }
 
     /// An address that can be listened on besides another one.
@@ -107,6 +114,18 @@ impl Layers {
             0 => std::thread::available_parallelism().map_or(1, usize::from),
             count => count as usize,
         })
+    }
+}
+
+/// The words of error messages for an address.
+const ADDRESS_FORM: &str = "host:port, such as 127.0.0.1:8001";
+
+/// Reads an address to listen on; a name is resolved. The error is what was expected, and why the name has no
+/// address.
+pub(crate) fn parse_address(text: &str) -> Result<SocketAddr, String> {
+    match text.to_socket_addrs() {
+        Ok(mut found) => found.next().ok_or_else(|| ADDRESS_FORM.to_owned()),
+        Err(error) => Err(format!("{ADDRESS_FORM} ({error})")),
     }
 }
 

@@ -125,9 +125,14 @@ impl FollowedDir {
         let exists = self.known.contains(name);
         // Which of them an earlier run trained on is not known, because a cursor has only the last name.
         let before = self.known.len() - usize::from(exists);
-        if before > 0 {
-            let dir = self.dir.display();
-            tracing::info!("{dir}: {before} files before {name:?} are taken as trained on, and not read");
+        let (dir, taken) = (self.dir.display(), format!("files before {name:?} are taken as trained on"));
+        match (before, exists) {
+            (0, _) => {}
+            (_, true) => tracing::info!("{dir}: {before} {taken}, and not read"),
+            (_, false) => tracing::warn!(
+                "{dir}: {before} {taken}, although that file is not here: if it was in another directory of \
+                 this name, give this one another name"
+            ),
         }
         Ok(exists)
     }

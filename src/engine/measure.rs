@@ -33,11 +33,14 @@ impl Engine {
             table.collisions.increment(now.collisions - before.collisions);
         }
         let total = &self.metrics.cache;
+        total.inserted.increment(now.inserted - counted.inserted);
         total.not_admitted.increment(now.not_admitted - counted.not_admitted);
         total.rejected.increment(now.rejected_full - counted.rejected_full);
         total.used_bytes.set(now.pool_used_bytes as f64);
         total.capacity_bytes.set(now.total_bytes as f64);
+        total.pool_bytes.set(now.pool_bytes as f64);
         total.entries.set(now.entries as f64);
+        total.entries_max.set(now.entry_capacity as f64);
         total.pointers.set(now.pointers as f64);
         *counted = now;
     }

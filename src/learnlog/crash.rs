@@ -152,7 +152,7 @@ fn while_the_disk_hangs_requests_are_refused_at_a_limit_and_wait_without_a_threa
     DISK.set_stuck(false);
     // The queue is taken at once.
     assert!((0..1000).any(|_| learn(LONG).inspect_err(|_| sleep(Duration::from_millis(5))).is_ok()));
-    // Requests that were given up are not stored, but for those that the thread had taken before.
+    // A request that was given up is stored only if the thread had already taken it.
     assert!(numbers(dir.path()).unwrap().len() <= 400);
     let large = || runtime.block_on(learner.learn(numbered(0..25_500), LONG));
     large().unwrap();

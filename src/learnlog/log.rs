@@ -116,6 +116,9 @@ impl Log {
     fn open_last(&mut self, number: u64) -> Result<(), LogError> {
         self.next = number;
         let path = self.dir.join(name_of(number));
+        let Some(next) = number.checked_add(1) else {
+            return Err(LogError::Damaged { path, at: 0, reason: "no segment can have a greater number" });
+        };
         let known = Durable::read(&self.dir)?.filter(|known| known.segment == number && known.bytes > 0);
         let mut segment = match Segment::open(&self.dir, number) {
             Ok(segment) => segment,
@@ -159,7 +162,7 @@ impl Log {
         // The records after the last sync of a process that was killed are kept, so they must become durable.
         self.disk.sync(&tail.file, &path).map_err(at)?;
         self.disk.sync_dir(&self.dir).map_err(|e| LogError::io(&self.dir, e))?;
-        self.next = number + 1;
+        self.next = next;
         Ok(())
     }
 

@@ -82,7 +82,11 @@ pub(crate) enum LogError {
     Foreign { path: PathBuf },
     #[error("{}: format version: expected {expected}, got {got}", path.display())]
     Version { path: PathBuf, expected: u32, got: u32 },
-    #[error("{}: samples of another schema: expected checksum {expected}, got {got}", path.display())]
+    #[error(
+        "{}: samples of another schema: expected checksum {expected}, got {got}; train them from a version of \
+         their schema, or remove the segments up to this one while no server runs",
+        path.display()
+    )]
     Schema { path: PathBuf, expected: Checksum, got: Checksum },
     #[error("{}: damaged at byte {at}: {reason}", path.display())]
     Damaged { path: PathBuf, at: u64, reason: &'static str },

@@ -101,7 +101,7 @@ impl Room {
         Ok(())
     }
 
-    /// Gives back the bytes of requests that left the queue, of which `stored` bytes are in the log now.
+    /// Releases `size` bytes of requests that left the queue. `stored` bytes of them are in the log now.
     pub(super) fn leave(&self, size: u64, stored: u64) {
         let mut used = self.used();
         used.queued -= size;

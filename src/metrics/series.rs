@@ -196,8 +196,8 @@ series! {
         "Requests that a label's version was asked to score: because they named the label, or because they \
          named neither a version nor a label.";
     failures: Counter, "flechette_label_failures_total",
-        "Requests that a label's version was asked to score, and that were refused because of load, or were \
-         queued and got no scores.";
+        "Requests that a label's version was asked to score, and that were refused because of load after they \
+         were decoded, or were queued and got no scores.";
     seconds: Seconds, "flechette_label_request_seconds",
         "Time from a decoded request for a label's version to its scores.";
     version: Gauge, "flechette_label_version",
@@ -271,11 +271,15 @@ series! {
     /// Series of the cache of a model.
     CacheMetrics:
     used_bytes: Gauge, "flechette_cache_used_bytes", "Bytes of the cache's pool that hold rows.";
+    pool_bytes: Gauge, "flechette_cache_pool_bytes", "Bytes of the cache's pool, which holds rows.";
     capacity_bytes: Gauge, "flechette_cache_capacity_bytes",
         "Bytes that the cache may use, index and pool.";
     entries: Gauge, "flechette_cache_entries", "Entries of the cache now: rows and pointers.";
+    entries_max: Gauge, "flechette_cache_entries_max",
+        "Entries of the cache when its index is full.";
     pointers: Gauge, "flechette_cache_pointers",
         "Entries of the cache that are pointers into the store's memory now.";
+    inserted: Counter, "flechette_cache_inserted_total", "Rows that were put into the cache.";
     not_admitted: Counter, "flechette_cache_not_admitted_total",
         "Missed rows that the admission policy did not admit to the cache.";
     rejected: Counter, "flechette_cache_rejected_total",

@@ -127,8 +127,8 @@ struct Extent {
 /// sure that no row is written while another thread reads or writes it.
 #[derive(Debug)]
 pub struct WorkingFile {
-    /// The path in error messages.
-    dir: PathBuf,
+    /// What error messages name: the file has no name.
+    path: PathBuf,
     stripes: Stripes,
     tables: Vec<WorkingRows>,
     /// The present sampling interval, within [`SAMPLED_RUNS`].
@@ -148,9 +148,10 @@ impl WorkingFile {
             let rows = WorkingRows::new(wanted, begin).map_err(|source| source.of(table))?;
             placed.push(rows);
         }
+        let path = dir.join("(working file)");
         let stripes = Stripes::create(dir, placed.last().map_or(0, WorkingRows::end))?;
         let sampled = AtomicUsize::new(*SAMPLED_RUNS.start());
-        Ok(Self { dir: dir.to_owned(), stripes, tables: placed, sampled })
+        Ok(Self { path, stripes, tables: placed, sampled })
     }
 
     /// In the order given to [`Self::create`].
@@ -211,7 +212,7 @@ impl WorkingFile {
             staging.resize(span(run), 0.0);
             let first = run[0].place;
             let read = self.stripes.read(bytemuck::cast_slice_mut(&mut staging), of.offset(first));
-            read.map_err(|e| StoreError::at(&self.dir, e))?;
+            read.map_err(|e| StoreError::at(&self.path, e))?;
             for row in *run {
                 let from = (row.place - first) as usize * width;
                 records[row.index * width..][..width].copy_from_slice(&staging[from..from + width]);
@@ -253,7 +254,7 @@ impl WorkingFile {
                     .try_for_each(|run| self.write_run(of, written, run, RowRecords { rows, records }))
             }
         };
-        written.map_err(|e| StoreError::at(&self.dir, e))
+        written.map_err(|e| StoreError::at(&self.path, e))
     }
 
     /// Writes the records of a run of rows with fixed places.

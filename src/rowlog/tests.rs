@@ -422,7 +422,8 @@ fn fill_disk(disk: &SmallDisk, table: WorkingTable) {
     for rows in all.chunks(100) {
         let written: Vec<f32> = rows.iter().flat_map(|&row| [row as f32; 15]).collect();
         if let Err(error) = file.write(T, rows, &written) {
-            assert!(matches!(&error, StoreError::DiskFull { path } if path == disk.0.path()), "{error}");
+            let place = disk.0.path().join("(working file)");
+            assert!(matches!(&error, StoreError::DiskFull { path } if *path == place), "{error}");
             full += 1;
         }
     }

@@ -80,11 +80,16 @@ impl Arrival {
         CallError::Late { field: "grpc-timeout", limit: deadline.saturating_duration_since(self.at) }
     }
 
-    /// The service and the method, as the client has written them, but not all of a long text.
+    /// The service and the method, as the client has written them.
     pub(crate) fn method(&self) -> &str {
-        let path = self.path.as_ref().map_or("", |path| path.path().trim_start_matches('/'));
-        path.get(..METHOD_BYTES).unwrap_or(path)
+        method(self.path.as_ref().map_or("", PathAndQuery::path))
     }
+}
+
+/// The service and the method of a path, but not all of a long text.
+pub(crate) fn method(path: &str) -> &str {
+    let path = path.trim_start_matches('/');
+    path.get(..METHOD_BYTES).unwrap_or(path)
 }
 
 impl Call {

@@ -81,6 +81,8 @@ pub(crate) struct Limited {
     limit: ConnectionLimit,
     /// The last time that no connection could be accepted, until accepting works again.
     failed: Option<Instant>,
+    /// The last time that a connection was closed at once because of the limit.
+    full: Option<Instant>,
 }
 
 impl Limited {
@@ -90,7 +92,7 @@ impl Limited {
         tls: NextTls,
         limit: ConnectionLimit,
     ) -> Self {
-        Self { key, incoming, tls, limit, failed: None }
+        Self { key, incoming, tls, limit, failed: None, full: None }
     }
 
     /// Accepts connections until `stop` is set, and ends when the task of each of them has ended.
@@ -157,11 +159,19 @@ impl Limited {
     }
 
     /// A permit, or `None` if all are taken.
-    fn permit(&self) -> Option<Permit> {
+    fn permit(&mut self) -> Option<Permit> {
         let permit = self.limit.permit();
         if permit.is_none() {
-            let (port, limit) = (self.key, self.limit.connections);
-            tracing::warn!(port, limit, "server.max_connections reached: new connections are closed at once");
+            let last = self.full.replace(Instant::now());
+            if last.is_none_or(|last| last.elapsed() >= RECOVERED) {
+                let (port, limit) = (self.key, self.limit.connections);
+                tracing::warn!(
+                    port,
+                    limit,
+                    "as many connections are open as server.max_connections and the limit of open files allow: \
+                     further ones are closed at once"
+                );
+            }
         }
         permit
     }

@@ -84,6 +84,7 @@ use crate::metrics::Metrics;
 use crate::predict::Predict;
 
 use connection::GrpcPort;
+pub(crate) use convert::clip;
 use drain::Drain;
 use http_port::{AnswerTimes, HttpPort};
 use listener::{ConnectionLimit, Limited};
@@ -98,7 +99,7 @@ use route::GrpcService;
 use security::{Guard, Security};
 use spans::Spans;
 use state::ServerState;
-pub(crate) use traffic::{LabelChange, Labels};
+pub(crate) use traffic::{LabelChange, LabelTargets, Labels};
 use ungated::{MessageTime, Ungated};
 use updates::{set_health, update_status};
 
@@ -379,13 +380,13 @@ fn services(
     };
     let message = MessageTime { time: config.body, setting: "server.body_seconds" };
     let stream = MessageTime { time: config.stream_idle, setting: "server.stream_idle_seconds" };
-    let kserve = route::Apart::new(
+    let kserve = route::Route::within(
         |path| Method::of(path).is_some_and(|method| method.kind().is_none()),
         Ungated::new(kserve(SMALL_MESSAGE), message),
         gate::Gate::new(kserve(config.max_bytes), state.clone(), &meter::KSERVE),
     );
     let old = reflection().build_v1alpha()?.max_decoding_message_size(SMALL_MESSAGE);
-    let chain = route::Unknown
+    let chain = route::Unknown(state.clone())
         .or(Ungated::new(old, stream))
         .or(Ungated::new(reflection().build_v1()?.max_decoding_message_size(SMALL_MESSAGE), stream))
         .or(Ungated::new(health.max_decoding_message_size(SMALL_MESSAGE), message))

@@ -76,7 +76,7 @@ struct LabelledVersion {
     target: VersionSelector,
     /// `None` if its version is not loaded.
     engine: Option<EngineIndex>,
-    metrics: Option<Arc<LabelMetrics>>,
+    metrics: Arc<LabelMetrics>,
 }
 
 /// The engine of `canary`, and the requests that it gets.
@@ -104,13 +104,11 @@ impl Model {
         let all = parts.labels.clone().unwrap_or_default().all();
         let name = name.to_owned();
         let mut model = Self { name, parts, named: Vec::new(), stable: EngineIndex::MAIN, canary: None };
-        // A model without labels needs no series of them.
-        let shown = all.len() > 1 || all.get(STABLE) != Some(&VersionSelector::Latest);
         let named = all.into_iter().map(|(label, target)| {
-            let metrics = shown.then(|| Arc::new(metrics.label(&model.name, &label)));
+            let metrics = Arc::new(metrics.label(&model.name, &label));
             let engine = model.engine_of(target);
             let version = engine.map_or(0.0, |engine| model.version_of(engine).0 as f64);
-            metrics.iter().for_each(|metrics| metrics.version.set(version));
+            metrics.version.set(version);
             LabelledVersion { label, target, engine, metrics }
         });
         model.named = named.collect();
@@ -127,11 +125,11 @@ impl Model {
         model
     }
 
-    /// Exports 0 for the labels that the next model in its place does not show.
+    /// Exports 0 for the labels that the next model in its place does not have.
     pub(crate) fn clear_labels_not_in(&self, next: &Self) {
-        let shown = |label| next.named.iter().any(|named| named.label == label && named.metrics.is_some());
-        let gone = self.named.iter().filter(|named| !shown(named.label.as_str()));
-        gone.filter_map(|named| named.metrics.as_ref()).for_each(|metrics| metrics.version.set(0.0));
+        let stays = |label: &str| next.named.iter().any(|named| named.label == label);
+        let gone = self.named.iter().filter(|named| !stays(&named.label));
+        gone.for_each(|named| named.metrics.version.set(0.0));
     }
 
     pub(crate) fn parts(&self) -> &ModelParts {
@@ -151,7 +149,7 @@ impl Model {
         &self.parts.engines[0]
     }
 
-    /// The engine of requests that name neither a version nor a label, but for the canary's share.
+    /// The engine of requests without a version and without a label. The canary gets its share of them.
     pub(crate) fn stable(&self) -> &Arc<ServingEngine> {
         self.engine(self.stable)
     }
@@ -206,7 +204,7 @@ impl Model {
         self.parts.main
     }
 
-    /// The version of requests that name neither a version nor a label, but for the canary's share.
+    /// The version of requests without a version and without a label. The canary gets its share of them.
     pub(crate) fn stable_version(&self) -> Version {
         self.stable().predict.describe().version
     }

@@ -14,7 +14,7 @@ use tonic::Status;
 use tonic::codec::{Codec, DecodeBuf, Decoder};
 use tonic_prost::ProstEncoder;
 
-/// A request of which `H` has some fields, the head.
+/// A request. `H`, its head, has the decoded fields.
 #[derive(Debug)]
 pub(crate) struct Received<H> {
     pub head: H,

@@ -8,11 +8,13 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use tonic::Code;
+use tonic::codegen::http;
+use tonic::{Code, Status};
 use tracing::{Level, field};
 
 use super::ServerState;
-use super::gate::Arrival;
+use super::gate::{self, Arrival};
+use super::origin::Origin;
 use crate::types::{Times, Version};
 
 /// Where the time of a request went. The parts add up to all of it.
@@ -165,6 +167,17 @@ macro_rules! line {
             $text
         )
     };
+}
+
+/// Writes the line of a call that no service has taken.
+pub(crate) fn refused<B>(request: &http::Request<B>, status: &Status) {
+    tracing::debug!(
+        id = &*Origin::of(request.headers()).id(""),
+        method = gate::method(request.uri().path()),
+        code = ?status.code(),
+        error = status.message(),
+        "request refused"
+    );
 }
 
 impl Report<'_> {

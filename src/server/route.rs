@@ -4,6 +4,7 @@
 //! dependencies need not be built.
 
 use std::convert::Infallible;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use tonic::Status;
@@ -11,6 +12,8 @@ use tonic::body::Body;
 use tonic::codegen::http::{Request, Response};
 use tonic::codegen::{BoxFuture, Service};
 use tonic::server::NamedService;
+
+use super::{ServerState, report};
 
 /// The trait bounds that tonic's generated services satisfy.
 pub(crate) trait GrpcService:
@@ -40,26 +43,43 @@ impl<S> GrpcService for S where
 /// A gRPC service, and the rest of the chain.
 #[derive(Clone)]
 pub(crate) struct Route<S, Rest> {
+    /// Whether a path is one of this service.
+    is_own: fn(&str) -> bool,
     service: S,
     rest: Rest,
 }
 
 /// The end of the chain: the service is unknown.
 #[derive(Clone)]
-pub(crate) struct Unknown;
+pub(crate) struct Unknown(pub Arc<ServerState>);
 
 impl Unknown {
     /// Adds a service.
     pub(crate) fn or<S: NamedService>(self, service: S) -> Route<S, Self> {
-        Route { service, rest: self }
+        Route { is_own: is_of::<S>, service, rest: self }
     }
 }
 
 impl<S, Rest> Route<S, Rest> {
     /// Adds a service to the front of the chain: the service that was added last is compared first.
     pub(crate) fn or<T: NamedService>(self, service: T) -> Route<T, Self> {
-        Route { service, rest: self }
+        Route { is_own: is_of::<T>, service, rest: self }
     }
+
+    /// Two instances of one gRPC service: `service` serves the paths that are its own, and `rest` all others.
+    pub(crate) fn within(is_own: fn(&str) -> bool, service: S, rest: Rest) -> Self {
+        Self { is_own, service, rest }
+    }
+}
+
+impl<S, Rest: NamedService> NamedService for Route<S, Rest> {
+    const NAME: &'static str = Rest::NAME;
+}
+
+/// Whether a path is `/SERVICE/METHOD` of this service.
+fn is_of<S: NamedService>(path: &str) -> bool {
+    let method = path.strip_prefix('/').and_then(|path| path.strip_prefix(S::NAME));
+    method.is_some_and(|method| method.starts_with('/'))
 }
 
 impl Service<Request<Body>> for Unknown {
@@ -71,8 +91,11 @@ impl Service<Request<Body>> for Unknown {
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, _: Request<Body>) -> Self::Future {
-        Box::pin(async { Ok(Status::unimplemented("no such service or method").into_http()) })
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        let status = Status::unimplemented("no such service or method");
+        self.0.metrics.no_model.count(status.code() as i32);
+        report::refused(&request, &status);
+        Box::pin(async { Ok(status.into_http()) })
     }
 }
 
@@ -88,11 +111,7 @@ fn poll_both(
     }
 }
 
-impl<S, Rest> Service<Request<Body>> for Route<S, Rest>
-where
-    S: GrpcService + NamedService,
-    Rest: GrpcService,
-{
+impl<S: GrpcService, Rest: GrpcService> Service<Request<Body>> for Route<S, Rest> {
     type Response = Response<Body>;
     type Error = Infallible;
     type Future = BoxFuture<Response<Body>, Infallible>;
@@ -102,42 +121,7 @@ where
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
-        let path = request.uri().path().strip_prefix('/').unwrap_or_default();
-        let own = path.strip_prefix(S::NAME).is_some_and(|method| method.starts_with('/'));
-        if own { self.service.call(request) } else { self.rest.call(request) }
-    }
-}
-
-/// A gRPC service of which another instance serves some methods.
-#[derive(Clone)]
-pub(crate) struct Apart<S, Rest> {
-    /// Whether a path is that of such a method.
-    is_apart: fn(&str) -> bool,
-    service: S,
-    rest: Rest,
-}
-
-impl<S, Rest> Apart<S, Rest> {
-    pub(crate) fn new(is_apart: fn(&str) -> bool, service: S, rest: Rest) -> Self {
-        Self { is_apart, service, rest }
-    }
-}
-
-impl<S, Rest: NamedService> NamedService for Apart<S, Rest> {
-    const NAME: &'static str = Rest::NAME;
-}
-
-impl<S: GrpcService, Rest: GrpcService> Service<Request<Body>> for Apart<S, Rest> {
-    type Response = Response<Body>;
-    type Error = Infallible;
-    type Future = BoxFuture<Response<Body>, Infallible>;
-
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        poll_both(&mut self.service, &mut self.rest, cx)
-    }
-
-    fn call(&mut self, request: Request<Body>) -> Self::Future {
-        let is_apart = (self.is_apart)(request.uri().path());
-        if is_apart { self.service.call(request) } else { self.rest.call(request) }
+        let is_own = (self.is_own)(request.uri().path());
+        if is_own { self.service.call(request) } else { self.rest.call(request) }
     }
 }

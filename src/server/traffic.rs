@@ -42,6 +42,14 @@ pub(crate) struct Labels {
     pub set: BTreeMap<String, VersionSelector>,
 }
 
+/// What a label names twice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct LabelTargets {
+    /// As a client has set it, which holds.
+    pub set: VersionSelector,
+    pub settings: VersionSelector,
+}
+
 impl Labels {
     /// All labels. `stable` is always one of them.
     pub(crate) fn all(&self) -> BTreeMap<String, VersionSelector> {
@@ -49,6 +57,14 @@ impl Labels {
         all.entry(STABLE.to_owned()).or_insert(VersionSelector::Latest);
         all.extend(self.set.iter().map(|(label, target)| (label.clone(), *target)));
         all
+    }
+
+    /// The labels of the settings that name something else than what a client has set.
+    pub(crate) fn overridden(&self) -> impl Iterator<Item = (String, LabelTargets)> {
+        self.settings.iter().filter_map(|(label, &settings)| {
+            let set = *self.set.get(label).filter(|set| **set != settings)?;
+            Some((label.clone(), LabelTargets { set, settings }))
+        })
     }
 
     /// What `stable` names.

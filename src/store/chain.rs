@@ -77,9 +77,13 @@ impl Chain {
         self.earlier.iter().chain(newest)
     }
 
+    fn table_bytes(&self) -> u64 {
+        self.links().map(Link::table_bytes).fold(0, u64::saturating_add)
+    }
+
     /// Chooses whether the files of tables are read into memory or mapped.
     pub(super) fn locate_tables(&mut self, memory: TableMemory) -> TableLocation {
-        let location = TableLocation::choose(memory, self.links().map(Link::table_bytes).sum());
+        let location = TableLocation::choose(memory, self.table_bytes());
         let links = self.earlier.iter_mut().chain([&mut self.newest]);
         links.for_each(|link| link.in_ram = location.in_ram);
         location

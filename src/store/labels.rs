@@ -13,6 +13,7 @@ use serde_json::Value;
 
 use super::disk::{Disk, SystemDisk};
 use super::hot_rows::STATE;
+use super::version_files::require_dir;
 use super::{StoreError, atomic_write, bytes};
 use crate::types::VersionSelector;
 
@@ -88,10 +89,10 @@ pub(crate) fn save(
     name: &str,
     labels: &BTreeMap<String, VersionSelector>,
 ) -> Result<(), StoreError> {
-    save_on(&SystemDisk, &path(models, name), labels)
+    save_of(models, name, &path(models, name), labels)
 }
 
-/// Replaces what the settings name.
+/// Replaces what the settings name, of a model whose directory must exist.
 ///
 /// # Errors
 /// As [`save`].
@@ -100,7 +101,18 @@ pub(crate) fn save_settings(
     name: &str,
     named: &BTreeMap<String, VersionSelector>,
 ) -> Result<(), StoreError> {
-    save_on(&SystemDisk, &settings_path(models, name), named)
+    save_of(models, name, &settings_path(models, name), named)
+}
+
+fn save_of(
+    models: &Path,
+    name: &str,
+    path: &Path,
+    labels: &BTreeMap<String, VersionSelector>,
+) -> Result<(), StoreError> {
+    // Otherwise it would be made: where the disk with the models is not mounted, for example.
+    require_dir(&models.join(name))?;
+    save_on(&SystemDisk, path, labels)
 }
 
 fn save_on(
@@ -133,9 +145,27 @@ mod tests {
         .into()
     }
 
+    /// A directory with a model.
+    fn models() -> tempfile::TempDir {
+        let models = tempfile::tempdir().unwrap();
+        std::fs::create_dir(models.path().join("ctr")).unwrap();
+        models
+    }
+
+    #[test]
+    fn labels_of_a_model_that_is_not_there_are_not_saved() {
+        let models = models();
+        std::fs::rename(models.path().join("ctr"), models.path().join("moved")).unwrap();
+        for saved in [save(models.path(), "ctr", &labels(3)), save_settings(models.path(), "ctr", &labels(3))]
+        {
+            assert!(matches!(saved, Err(StoreError::MissingDirectory { .. })), "{saved:?}");
+        }
+        assert!(!models.path().join("ctr").exists());
+    }
+
     #[test]
     fn saved_labels_are_loaded_and_damaged_ones_are_refused() {
-        let models = tempfile::tempdir().unwrap();
+        let models = models();
         let load = || load(models.path(), "ctr");
         assert!(load().unwrap().is_empty());
         save(models.path(), "ctr", &labels(3)).unwrap();
@@ -149,7 +179,7 @@ mod tests {
 
     #[test]
     fn whatever_fails_there_are_old_or_new_labels() {
-        let models = tempfile::tempdir().unwrap();
+        let models = models();
         save(models.path(), "ctr", &labels(1)).unwrap();
         for at in 0.. {
             let saved = save_on(&Failing::at(at), &path(models.path(), "ctr"), &labels(2));
@@ -169,7 +199,7 @@ mod tests {
 
         #[test]
         fn labels_of_versions() {
-            let models = tempfile::tempdir().unwrap();
+            let models = models();
             save(models.path(), "ctr", &labels(3)).unwrap();
             let file = path(models.path(), "ctr");
             let seed = std::fs::read(&file).unwrap();

@@ -1,4 +1,5 @@
-//! Reads rows of a version's last delta, most of which are given in ascending order, without a search.
+//! Reads rows of a version's last delta. Rows that are requested in ascending order are found without a
+//! search.
 //!
 //! The rows that change at a switch are the keys of the last delta, one table after the other. The overlay
 //! finds a row in a hash table, which misses the caches of the processor: that took more than half of a

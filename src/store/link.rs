@@ -110,7 +110,7 @@ impl Link {
     /// The bytes of the files with the served rows.
     pub(crate) fn table_bytes(&self) -> u64 {
         let tables = self.manifest.files.iter().filter(|(file, _)| file.starts_with(TABLES));
-        tables.map(|(_, entry)| entry.bytes).sum()
+        tables.map(|(_, entry)| entry.bytes).fold(0, u64::saturating_add)
     }
 
     /// The path of the manifest, for errors about the base that it names.

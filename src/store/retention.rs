@@ -71,7 +71,7 @@ pub(crate) fn chain_bytes(models: &Path, name: &str, version: Version) -> Result
         let own = manifest.bytes();
         match manifest.base {
             Some(base) if base.version < version => {
-                bytes.deltas += own;
+                bytes.deltas = bytes.deltas.saturating_add(own);
                 bytes.length += 1;
                 (version, expected) = (base.version, Some(base.xxh3_128));
             }

@@ -258,7 +258,8 @@ impl RecordingFiles {
         }
         let mut numbered = numbered(&self.folder)?;
         let mut bytes: u64 = numbered.iter().map(|file| file.bytes).sum();
-        let next = numbered.last().map_or(1, |file| file.number + 1);
+        let next = numbered.last().map_or(Some(1), |file| file.number.checked_add(1));
+        let next = next.ok_or_else(|| io::Error::other("the number of the last trace is the greatest"))?;
         numbered.reverse();
         while let Some(oldest) = numbered.pop_if(|_| bytes + self.file_bytes() > self.max_bytes) {
             fs::remove_file(&oldest.path)?;

@@ -62,6 +62,12 @@ fn this_format() -> u64 {
     FORMAT
 }
 
+/// The most epochs of a run.
+pub(crate) const MAX_EPOCHS: u32 = 1_000_000_000;
+
+/// The most samples of an epoch: JSON programs read greater numbers inexactly.
+const MAX_SAMPLES: u64 = (1 << 53) - 1;
+
 /// Why a cursor cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CursorError {
@@ -69,6 +75,8 @@ pub(crate) enum CursorError {
     Format { expected: u64, got: u64 },
     #[error(transparent)]
     Json(#[from] serde_json::Error),
+    #[error("{field}: expected {least} to {most}, got {got}")]
+    Range { field: &'static str, least: u64, most: u64, got: u64 },
 }
 
 /// Where a training run is.
@@ -216,7 +224,20 @@ impl Cursor {
         if got != FORMAT {
             return Err(CursorError::Format { expected: FORMAT, got });
         }
-        Ok(serde_json::from_str(text)?)
+        let cursor: Self = serde_json::from_str(text)?;
+        let bad_epochs = cursor.validation.bad_epochs;
+        // Training adds to each.
+        for (field, got, least, most) in [
+            // That of a complete run is the next one.
+            ("epoch", cursor.epoch.into(), 1, u64::from(MAX_EPOCHS) + 1),
+            ("samples", cursor.samples, 0, MAX_SAMPLES),
+            ("bad_epochs", bad_epochs.into(), 0, MAX_EPOCHS.into()),
+        ] {
+            if !(least..=most).contains(&got) {
+                return Err(CursorError::Range { field, least, most, got });
+            }
+        }
+        Ok(cursor)
     }
 
     /// The results of validation at the cursor of this version.
@@ -244,10 +265,6 @@ impl RunIdentity {
     /// # Errors
     /// The flag of the first difference.
     pub(crate) fn check(&self, other: &Self) -> Result<(), OtherRun> {
-        fn same<T: PartialEq + Debug>(flag: &'static str, expected: &T, got: &T) -> Result<(), OtherRun> {
-            let differs = || OtherRun { flag, expected: shown(expected), got: shown(got) };
-            if expected == got { Ok(()) } else { Err(differs()) }
-        }
         // Learned samples have neither lines nor fields. Cursors of earlier programs have those of the flags.
         if !(self.learned && other.learned) {
             same("--format", &self.format, &other.format)?;
@@ -270,11 +287,16 @@ impl RunIdentity {
         }
         same("--batch", &self.batch, &other.batch)?;
         same("--seed", &self.seed, &other.seed)?;
-        same("--shuffle", &self.shuffle, &other.shuffle)?;
-        same("--valid-ratio", &self.held_out, &other.held_out)?;
+        let shuffled = |run: &Self| run.shuffle.map(|shuffle| shuffle.samples);
+        same("--shuffle", &shuffled(self), &shuffled(other))?;
+        let ratio = |run: &Self| run.held_out.map(|held_out| held_out.ratio);
+        same("--valid-ratio", &ratio(self), &ratio(other))?;
+        let shuffled = |run: &Self| run.shuffle.map(|shuffle| shuffle.seed);
+        same("--data-seed", &shuffled(self), &shuffled(other))?;
+        let held_out = |run: &Self| run.held_out.map(|held_out| held_out.seed);
+        same("--data-seed", &held_out(self), &held_out(other))?;
         same("--lr", &self.lr, &other.lr)?;
-        same("--lr-warmup", &self.schedule.warmup, &other.schedule.warmup)?;
-        same("--lr-decay", &self.schedule.decay, &other.schedule.decay)?;
+        self.schedule.check(&other.schedule)?;
         // What is not known may be anything.
         let counts = [("--replicas", self.replicas, other.replicas), ("--lambda", self.lambda, other.lambda)];
         for (flag, own, other) in counts.iter().filter(|(_, own, other)| own.is_some() && other.is_some()) {
@@ -289,6 +311,24 @@ impl RunIdentity {
         same("--early-stop", &own.early_stop, &other.early_stop)?;
         same("--save-best", &own.save_best, &other.save_best)
     }
+}
+
+impl Schedule {
+    /// Checks that another run has the same one.
+    fn check(&self, other: &Self) -> Result<(), OtherRun> {
+        same("--lr-warmup", &self.warmup, &other.warmup)?;
+        let (own, other) = (self.decay, other.decay);
+        same("--lr-decay", &own.map(|decay| decay.curve), &other.map(|decay| decay.curve))?;
+        let (Some(own), Some(other)) = (own, other) else { return Ok(()) };
+        same("--lr-decay-start", &own.start, &other.start)?;
+        same("--lr-decay-steps", &own.steps, &other.steps)?;
+        same("--lr-end", &own.end, &other.end)
+    }
+}
+
+fn same<T: PartialEq + Debug>(flag: &'static str, expected: &T, got: &T) -> Result<(), OtherRun> {
+    let differs = || OtherRun { flag, expected: shown(expected), got: shown(got) };
+    if expected == got { Ok(()) } else { Err(differs()) }
 }
 
 /// The value of a flag, which may not be given.

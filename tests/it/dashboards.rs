@@ -25,6 +25,8 @@ const CONSTANT: &[&str] = &[
     "flechette_batch_panics_total",
     "flechette_build_info",
     "flechette_cache_capacity_bytes",
+    "flechette_cache_entries_max",
+    "flechette_cache_pool_bytes",
     "flechette_connections_max",
     "flechette_connections_overdue_total",
     "flechette_connections_refused_total",

@@ -94,6 +94,7 @@ fn data_that_cannot_be_trained_on_is_an_input_error_and_only_what_was_trained_be
             true,
         ),
         (&hashless, good, ["feature \"C7\"", "no hash"], false),
+        (&config, &format!("{good} --data-seed 7"), ["--data-seed: used only with --shuffle", ""], false),
     ] {
         let line = Line { config, data, name: "m", more: "" }.text(&workshop.models);
         let error = run_failing(2, &line);

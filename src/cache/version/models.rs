@@ -50,7 +50,7 @@ fn batch(cache: &FlatCache, ids: &[u64]) -> Version {
     pin.version()
 }
 
-/// Switches to the new version, of which the changed row is known, as it is of a delta.
+/// Switches to the new version. The changed row is known, as for a delta.
 fn switch(cache: &FlatCache) -> Switched {
     let new = row(CHANGED, NEW);
     let rows = |cached: Cached<'_>| {

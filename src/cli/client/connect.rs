@@ -16,6 +16,11 @@ use crate::server::token_lines;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// While a call waits, the server is asked this often whether it is still there, and must answer in this time.
+/// Some calls may take an hour.
+const PING_EVERY: Duration = Duration::from_secs(20);
+const PING_TIMEOUT: Duration = Duration::from_secs(20);
+
 /// Flags of a connection.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Connect {
@@ -54,7 +59,11 @@ impl Connect {
         if uri.host().is_none_or(str::is_empty) {
             return Err(wrong().into());
         }
-        let mut endpoint = Endpoint::from(uri).connect_timeout(CONNECT_TIMEOUT).tcp_nodelay(true);
+        let mut endpoint = Endpoint::from(uri)
+            .connect_timeout(CONNECT_TIMEOUT)
+            .tcp_nodelay(true)
+            .http2_keep_alive_interval(PING_EVERY)
+            .keep_alive_timeout(PING_TIMEOUT);
         match encrypted {
             true => endpoint = endpoint.tls_config(self.tls()?).map_err(|error| self.unreachable(&error))?,
             false => self.no_files_of_tls()?,

@@ -1,6 +1,6 @@
 //! How the requests of a run ended, and the report of it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::sync::Mutex;
 use std::time::Duration;
@@ -23,7 +23,7 @@ pub(super) struct Tally {
     pub ok: u64,
     pub samples: u64,
     pub absent: u64,
-    pub version: u64,
+    pub versions: BTreeSet<u64>,
     pub errors: BTreeMap<&'static str, u64>,
     pub first_error: Option<Status>,
     /// Open loop: requests that were due while too many had no answer.
@@ -38,7 +38,7 @@ impl Tally {
             ok: 0,
             samples: 0,
             absent: 0,
-            version: 0,
+            versions: BTreeSet::new(),
             errors: BTreeMap::new(),
             first_error: None,
             unsent: 0,
@@ -51,8 +51,9 @@ impl Tally {
             Ok(response) => {
                 self.ok += 1;
                 self.samples += response.scores.len() as u64;
-                self.absent += response.absent.iter().map(|absent| absent.count).sum::<u64>();
-                self.version = self.version.max(response.version);
+                let absent = response.absent.iter().map(|absent| absent.count);
+                self.absent = absent.fold(self.absent, u64::saturating_add);
+                self.versions.insert(response.version);
                 // A histogram that resizes itself accepts every value.
                 let _ = self.latency_us.record(took.as_micros() as u64);
             }
@@ -145,7 +146,8 @@ impl Report {
             "samples_per_s": self.samples_per_s(),
             "rows": tally.samples,
             "absent": tally.absent,
-            "version": tally.version,
+            "version": tally.versions.last(),
+            "versions": tally.versions,
             "p50_us": self.us(0.5),
             "p90_us": self.us(0.9),
             "p99_us": self.us(0.99),
@@ -180,7 +182,9 @@ impl Report {
             );
         }
         let (requests, samples) = (self.requests_per_s(), self.samples_per_s());
-        let _ = writeln!(text, "{requests:.1} requests/s, {samples:.0} samples/s, version {}", tally.version);
+        let versions: Vec<String> = tally.versions.iter().map(u64::to_string).collect();
+        let versions = versions.join(" and ");
+        let _ = writeln!(text, "{requests:.1} requests/s, {samples:.0} samples/s, version {versions}");
         let goodput = self.goodput_per_s();
         let _ = writeln!(text, "goodput: {goodput:.1} requests/s were scored within --timeout");
         let from = if self.rate.is_some() { "the due time" } else { "the send" };

@@ -60,7 +60,8 @@ impl Summary {
             self.versions.push(response.version);
         }
         for absent in response.absent {
-            *self.absent.entry(absent.feature).or_default() += absent.count;
+            let sum = self.absent.entry(absent.feature).or_default();
+            *sum = sum.saturating_add(absent.count);
         }
         self.latency_us.record(took.as_micros() as u64)?;
         Ok(())
@@ -68,6 +69,10 @@ impl Summary {
 
     fn quality(&self) -> Option<Quality> {
         self.labelled.as_ref().map(|(scores, labels)| Quality::of(scores, labels))
+    }
+
+    fn all_absent(&self) -> u64 {
+        self.absent.values().copied().fold(0, u64::saturating_add)
     }
 
     pub(super) fn json(&self) -> serde_json::Value {
@@ -85,7 +90,7 @@ impl Summary {
             "requests": self.requests,
             "version": self.versions.last(),
             "versions": self.versions,
-            "absent": self.absent.values().sum::<u64>(),
+            "absent": self.all_absent(),
             "absent_by_feature": self.absent,
             "p50_us": us(0.5),
             "p90_us": us(0.9),
@@ -130,7 +135,7 @@ impl Summary {
             us(0.99),
             self.latency_us.max(),
         );
-        let absent: u64 = self.absent.values().sum();
+        let absent = self.all_absent();
         let _ =
             writeln!(text, "{absent} absent ids{}", if absent > 0 { ", which took a default:" } else { "" });
         for (feature, count) in &self.absent {

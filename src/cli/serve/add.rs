@@ -9,9 +9,11 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use anyhow::anyhow;
+
 use super::stamps::{Stamper, Stamps};
 use super::versions::{ServedVersions, SettleOptions};
-use super::watch::Wake;
+use super::watch::{Wake, unless_it_panics};
 use super::{LoadedModels, Loader};
 use crate::cli::error_line;
 use crate::server::Registry;
@@ -83,15 +85,8 @@ impl Adder {
             return Ok(false);
         }
         let _loads = self.registry.loads(name);
-        let added = self.loader.load(name).and_then(|model| {
-            self.registry.add(model.engine.clone())?;
-            self.served.add(model.clone());
-            // The reason is in the log.
-            let _ = self.versions.settle(&model, SettleOptions::FIRST);
-            self.registry.loaded(name);
-            Ok(())
-        });
-        match added {
+        let added = unless_it_panics(|| self.load(name));
+        match added.unwrap_or_else(|| Err(anyhow!("loading it panicked: the log has the reason"))) {
             Ok(()) => {
                 self.refused.remove(name);
                 Ok(true)
@@ -111,6 +106,16 @@ impl Adder {
                 Err(error)
             }
         }
+    }
+
+    fn load(&mut self, name: &str) -> anyhow::Result<()> {
+        let model = self.loader.load(name)?;
+        self.registry.add(model.engine.clone())?;
+        self.served.add(model.clone());
+        // The reason is in the log.
+        let _ = self.versions.settle(&model, SettleOptions::FIRST);
+        self.registry.loaded(name);
+        Ok(())
     }
 
     /// Tries a model again that was refused, even if it has not changed.

@@ -14,7 +14,7 @@ use super::versions::{NotSettled, SettleOptions};
 use super::warm;
 use super::watch::{NoRoom, Wake, WatchCommand, Watcher, unless_it_panics};
 use crate::pace::ClientWaits;
-use crate::server::{Change, ChangeError, LabelChange, Labels, NotChanged, Repository, Requested};
+use crate::server::{Change, ChangeError, LabelChange, Labels, NotChanged, Repository, Requested, clip};
 use crate::store;
 use crate::sync::EvenPoisoned;
 use crate::types::VersionSelector;
@@ -100,6 +100,13 @@ impl Repository for CommandSender {
     fn change(&self, change: Change, model: String, id: String) -> Requested {
         let (begins, begun) = oneshot::channel();
         let (reply, answer) = oneshot::channel();
+        let waits = ClientWaits::begin();
+        if store::check_name("model", &model).is_err() {
+            // Such a name may be as long as a message, and the log would have it.
+            let model = clip(model);
+            let _ = reply.send(Err(ChangeError::Unknown { model }));
+            return Requested { begun, answer, waits };
+        }
         let request = ChangeRequest { change, model, id, begun: begins, reply };
         // If the thread has ended, the reply is dropped, and the answer says so.
         if let Err(NoRoom(WatchCommand::Change(ChangeRequest { reply, .. }))) =
@@ -107,7 +114,7 @@ impl Repository for CommandSender {
         {
             let _ = reply.send(Err(ChangeError::Busy));
         }
-        Requested { begun, answer, waits: ClientWaits::begin() }
+        Requested { begun, answer, waits }
     }
 
     fn changes_now(&self) -> Option<String> {
@@ -184,7 +191,10 @@ impl Watcher {
         self.check_known(name)?;
         let refused = |reason| ChangeError::Refused { model: name.to_owned(), reason };
         let Some(model) = self.adder.served.find(name) else {
-            return self.set_label_of_refused(name, change).map_err(refused);
+            self.set_label_of_refused(name, change).map_err(refused)?;
+            let target = change.target.map(|target| target.to_string());
+            tracing::info!(model = name, label = change.label, target, id, "label set by a client");
+            return Ok(());
         };
         self.forget_refused(name);
         // It also fails if only other versions than the label's are refused.

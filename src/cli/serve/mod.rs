@@ -35,10 +35,10 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 
 use crate::batcher::CORES;
-use crate::cli::InputError;
 use crate::cli::train::interrupt::OnSignal;
 use crate::cli::train::serve_flags::{OptionalServeTrain, ServeTrainFlags};
 use crate::cli::train::serve_train::ServeTrain;
+use crate::cli::{InputError, runtime};
 use crate::config::{Config, Flags, Layers};
 use crate::engine::Engine;
 use crate::metrics::Metrics;
@@ -52,6 +52,7 @@ use cache::RowMemory;
 use loader::Loader;
 pub(crate) use reload::EarlyHangup;
 use reload::{LiveSettings, Reloader};
+pub(crate) use start::models_not_there;
 use start::{Start, Started};
 use versions::VersionRefusal;
 pub(crate) use warm::Saving;
@@ -226,11 +227,10 @@ async fn bind(
 /// # Errors
 /// When the system cannot start a thread.
 pub fn runtime(config: &Config) -> anyhow::Result<tokio::runtime::Runtime> {
-    let mut builder = tokio::runtime::Builder::new_multi_thread();
-    builder.worker_threads(config.threads.io).on_thread_park(|| {
+    let before_sleep = || {
         CORES.wait_for_one();
-    });
-    builder.enable_all().build().context("threads.io")
+    };
+    runtime::with_threads(config.threads.io, before_sleep).context("threads.io")
 }
 
 /// Loaded models, ready to be served.

@@ -13,6 +13,7 @@ use signal_hook::consts::SIGHUP;
 use signal_hook::flag::register;
 use tokio::signal::unix::Signal;
 
+use super::start::models_not_there;
 use super::watch::{Wake, WatchCommand};
 use crate::cli::logging;
 use crate::config::{Config, Layers, Reloaded, TrafficConfig};
@@ -130,11 +131,22 @@ impl Reloader {
         self.registry.set_slow(config.log.slow);
         // Without room, all models are looked at, and the settings used then.
         let _ = self.wake.send(if traffic { WatchCommand::Traffic } else { WatchCommand::Interval });
-        // The configuration has checked the level.
-        let _ = logging::set_level(&config.log.level);
-        match changed.as_slice() {
+        let say = || match changed.as_slice() {
             [] => tracing::info!("SIGHUP: no setting that can change while the server runs has changed"),
             changed => tracing::info!(changed = changed.join(", "), "SIGHUP: settings changed"),
+        };
+        // The level may hide it before or after.
+        let now = tracing::enabled!(tracing::Level::INFO);
+        if now {
+            say();
+        }
+        // The configuration has checked the level.
+        let _ = logging::set_level(&config.log.level);
+        if !now {
+            say();
+        }
+        if let Some(models) = &config.server.models {
+            models_not_there(&config, models).iter().for_each(|warning| tracing::warn!("SIGHUP: {warning}"));
         }
         if !restart.is_empty() {
             let settings = restart.join(", ");

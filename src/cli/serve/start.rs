@@ -93,7 +93,7 @@ impl Start {
         let wake = channel.wake.clone();
         let mut adder = Adder::new(&serving.loader, &serving.models, registry.clone(), wake)?;
         load_all(&mut adder, training.as_mut())?;
-        warn_of_no_model(&config, &models);
+        models_not_there(&config, &models).iter().for_each(|warning| tracing::warn!("{warning}"));
         registry.tried_all();
         let served = serving.engines().len();
         if served == 0 {
@@ -106,14 +106,13 @@ impl Start {
     }
 }
 
-/// Warns of settings for models that are not in the directory. They may be added later.
-fn warn_of_no_model(config: &Config, models: &Path) {
+/// Warnings of settings for models that are not in the directory. They may be added later.
+pub(crate) fn models_not_there(config: &Config, models: &Path) -> Vec<String> {
     let names = store::models(models).unwrap_or_default();
     let with_settings: BTreeSet<&String> =
         config.traffic.keys().chain(config.batchers.models.keys()).collect();
-    for model in with_settings.into_iter().filter(|model| !names.contains(model)) {
-        tracing::warn!("models.{model}: there is no model {model:?} in server.models yet");
-    }
+    let missing = with_settings.into_iter().filter(|model| !names.contains(model));
+    missing.map(|model| format!("models.{model}: there is no model {model:?} in server.models yet")).collect()
 }
 
 /// Tries every model of the directory, last the one that is trained, when it is prepared. A model whose

@@ -83,7 +83,7 @@ impl Wake {
     /// The command, if it finds no room.
     pub(crate) fn send(&self, command: WatchCommand) -> Result<(), NoRoom> {
         let Err(TrySendError::Full(command)) = self.commands.try_send(command) else { return Ok(()) };
-        // A client is told so.
+        // The client of a change gets the error.
         if !matches!(command, WatchCommand::Change(_)) {
             self.missed.store(true, Ordering::Release);
         }

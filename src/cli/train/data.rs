@@ -258,6 +258,10 @@ impl Args {
         if self.data.learned_until_end && !self.data.learned {
             return Err(InputError(anyhow!("--learned-until-end: used only with --learned")));
         }
+        let order = &self.data.order;
+        if order.data_seed.is_some() && order.shuffle.is_none() && self.data.valid_ratio.is_none() {
+            return Err(InputError(anyhow!("--data-seed: used only with --shuffle or --valid-ratio")));
+        }
         // Otherwise no file is the last one, and training would not end.
         if let Some(name) = self.data.follow_until.as_ref().filter(|name| !can_be_followed(name)) {
             let expected = "expected the name of a file in the directory, which does not begin with \".\" or \

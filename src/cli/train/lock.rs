@@ -5,10 +5,11 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, anyhow};
+use anyhow::anyhow;
 
 use super::Args;
 use crate::cli::error_line;
+use crate::store::StoreError;
 use crate::store::disk::{is_at, lock_until};
 use crate::store::hot_rows::STATE;
 use crate::sync::EvenPoisoned;
@@ -89,21 +90,21 @@ const LOCK_WAIT: Duration = Duration::from_millis(500);
 /// Locks a model, so that no trainer publishes versions of it; `None` on a file system without locks.
 ///
 /// # Errors
-/// When another process publishes versions of the model.
+/// When another process publishes versions of the model; [`StoreError`] when the file cannot be made.
 pub(crate) fn lock_model(models: &Path, name: &str) -> anyhow::Result<Option<File>> {
     let path = lock_path(models, name);
-    let at = || format!("{}", path.display());
+    let at = |error| StoreError::at(&path, error);
     let until = Instant::now() + LOCK_WAIT;
     for _ in 0..LOCK_TRIES {
-        fs::create_dir_all(models.join(name).join(STATE)).with_context(at)?;
-        let file = File::create(&path).with_context(at)?;
+        fs::create_dir_all(models.join(name).join(STATE)).map_err(at)?;
+        let file = File::create(&path).map_err(at)?;
         match lock_until(until, || file.try_lock()) {
             Err(TryLockError::WouldBlock) => return Err(locked_by_other(name, &path)),
             // Without locks on the file system, a second trainer is found when its version has a taken
             // number.
             Err(TryLockError::Error(_)) => return Ok(None),
             // Otherwise it was removed before it was locked, and others lock another file.
-            Ok(()) if is_at(&file, &path).with_context(at)? => return Ok(Some(file)),
+            Ok(()) if is_at(&file, &path).map_err(at)? => return Ok(Some(file)),
             Ok(()) => {}
         }
     }

@@ -44,6 +44,7 @@ use crate::dataset::{Feed, Stop};
 use crate::schema::Schema;
 use crate::store::{StoreError, check_name, check_writable};
 use crate::trainer::TrainError;
+use crate::trainer::cursor::MAX_EPOCHS;
 use crate::types::{Version, VersionSelector};
 use data::DataFlags;
 use epochs::is_of_version;
@@ -87,12 +88,12 @@ pub(crate) struct Args {
     #[arg(long)]
     name: String,
     /// How many times to train on the data
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = whole::<u32>(1, u64::from(u32::MAX)))]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = whole::<u32>(1, u64::from(MAX_EPOCHS)))]
     #[arg(conflicts_with = "follow")]
     epochs: u32,
     /// Ends training after this many epochs without a smaller log loss of the validation data
     #[arg(long, value_name = "N", requires = "validation", conflicts_with = "follow")]
-    #[arg(value_parser = whole::<u32>(1, u64::from(u32::MAX)))]
+    #[arg(value_parser = whole::<u32>(1, u64::from(MAX_EPOCHS)))]
     early_stop: Option<u32>,
     /// Writes a version after each epoch whose log loss is the lowest so far; at the end the best version is
     /// the latest one
@@ -254,7 +255,12 @@ fn train(args: &Args, stop: &Stop, checked: Checked, mut context: RunContext<'_>
     let Some(mut run) = Run::begin(args, &feed, start, context)? else {
         return print(&no_news(args, continued));
     };
-    run.train()?;
+    if let Err(error) = run.train() {
+        if args.run.publish.publishes() {
+            note(&outlook(&run));
+        }
+        return Err(error);
+    }
     if let Some(error) = run.epochs.failed.take() {
         write_trained(&mut run);
         return Err(error);
@@ -284,7 +290,10 @@ fn without_sample(
     let before = args.shown_dir(version);
     // The version that is there has all that was trained.
     if interrupted {
-        let how = format!("no step was taken since {before}; {}", outlook(run));
+        let how = match run.epochs.is_complete() {
+            true => format!("the run is complete: {before}; it was not evaluated"),
+            false => format!("no step was taken since {before}; {}", outlook(run)),
+        };
         return Some(print_and_end(&no_news(args, Some(version)), Err(Interrupted(how).into())));
     }
     // Data that is followed is never complete, so that a run may continue when there is more of it.
@@ -304,7 +313,8 @@ fn write_last(run: &mut Run<'_>, stop: &Stop) -> anyhow::Result<Version> {
     // After an interrupt the trained state is needed to continue, not the best one.
     if !interrupted || run.epochs.is_complete() {
         if let Some(best) = run.epochs.best_version() {
-            return run.versions.make_latest(best);
+            let latest = run.versions.make_latest(best);
+            return latest.map_err(|error| anyhow!(not_written(&error, run)));
         }
         if let Some(best) = run.epochs.unwritten_best() {
             tracing::warn!(
@@ -315,9 +325,7 @@ fn write_last(run: &mut Run<'_>, stop: &Stop) -> anyhow::Result<Version> {
     run.epochs.check_gate().map_err(|reason| not_published(&reason, run, interrupted))?;
     match run.write() {
         Err(error) if stop.interrupted() => Err(Interrupted(not_written(&error, run)).into()),
-        Err(error) if run.epochs.args.run.publish.publishes() && is_of_version(&error) => {
-            Err(anyhow!(not_written(&error, run)))
-        }
+        Err(error) if is_of_version(&error) => Err(anyhow!(not_written(&error, run))),
         written => written,
     }
 }

@@ -16,7 +16,7 @@ use crate::types::{Version, VersionSelector};
 /// # Errors
 /// When the last version belongs to another run, which is named by its first difference, or cannot be read.
 pub(crate) fn find(args: &Args, stop: &Stop) -> anyhow::Result<Option<Start>> {
-    let Some(latest) = open_last(args)? else { return Ok(beginning(args, "no version")) };
+    let Some(latest) = open_last(args)? else { return Ok(beginning(args, NO_VERSION)) };
     let version = latest.store.version();
     let run = args.cursor_run(&args.feed(&latest.schema, stop))?;
     let reason = match cursor_of_run(args, &latest, &run)? {
@@ -63,10 +63,17 @@ fn cursor_of_run(args: &Args, latest: &Opened, run: &RunIdentity) -> anyhow::Res
     })
 }
 
+const NO_VERSION: &str = "no version";
+
 /// Logs that the run starts at the beginning.
 fn beginning(args: &Args, reason: &str) -> Option<Start> {
-    let begin = "it starts at the beginning of its data";
-    tracing::info!(model = args.name, "this run has published nothing yet ({reason}): {begin}");
+    let text =
+        format!("this run has published nothing yet ({reason}): it starts at the beginning of its data");
+    match args.alone || reason == NO_VERSION {
+        true => tracing::info!(model = args.name, "{text}"),
+        // Perhaps only a flag was changed, and the data should not be trained on again.
+        false => tracing::warn!(model = args.name, "{text}"),
+    }
     None
 }
 

@@ -276,6 +276,8 @@ impl<'a> Run<'a> {
     pub(crate) fn train(&mut self) -> anyhow::Result<()> {
         let trained = self.epochs.train(&mut self.model, &mut self.versions);
         if trained.is_err() {
+            // The version in flight is reported too.
+            self.versions.end();
             self.epochs.meter.finish();
         }
         trained

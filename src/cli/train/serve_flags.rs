@@ -12,9 +12,8 @@ use super::{Args, RunFlags};
 use crate::cli::InputError;
 use crate::cli::flags::whole;
 use crate::cli::training::ComputeFlags;
-use crate::learnlog;
-use crate::store::disk::SystemDisk;
-use crate::store::{make_dirs, versions};
+use crate::store::versions;
+use crate::trainer::cursor::MAX_EPOCHS;
 use crate::types::VersionSelector;
 
 /// How often versions are published without `--publish-every`.
@@ -38,7 +37,7 @@ struct GivenFlags {
     #[arg(long, value_name = "NAME")]
     follow_until: Option<String>,
     /// How many times to train on the data files
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = whole::<u32>(1, u64::from(u32::MAX)))]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = whole::<u32>(1, u64::from(MAX_EPOCHS)))]
     epochs: u32,
     #[command(flatten)]
     order: OrderFlags,
@@ -164,11 +163,6 @@ impl ServeTrainFlags {
         if model_config.is_none() && !from {
             let error = anyhow!("--model-config: missing, and model {name:?} has no version yet");
             return Err(InputError(error).into());
-        }
-        if source == SampleSource::Learned {
-            // No client has sent a sample yet.
-            let log = learnlog::folder(models, &name);
-            make_dirs(&SystemDisk, &log)?;
         }
         Ok(Args {
             model_config,

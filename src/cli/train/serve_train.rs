@@ -22,11 +22,12 @@ use crate::cli::background;
 use crate::cli::{InputError, error_line};
 use crate::config::Config;
 use crate::dataset::{Feed, Stop};
-use crate::learnlog::LogError;
+use crate::learnlog::{self, LogError};
 use crate::metrics::{EventKind, TrainingState};
 use crate::pace;
+use crate::store::disk::SystemDisk;
 use crate::store::retention::chain_bytes;
-use crate::store::{StoreError, check_name, versions};
+use crate::store::{StoreError, check_name, make_dirs, versions};
 use crate::trainer::cursor::CursorError;
 
 /// Training beside a server.
@@ -236,6 +237,10 @@ impl TrainingThread {
         args.run.training.optimizer()?;
         args.run.publish.check_needs(args.run.window)?;
         check_name("model", &args.name).map_err(|e| InputError(anyhow!("{e}")))?;
+        if args.data.learned {
+            // No client has sent a sample yet.
+            make_dirs(&SystemDisk, &learnlog::folder(&args.models, &args.name))?;
+        }
         check(args, stop)
     }
 

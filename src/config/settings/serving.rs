@@ -10,8 +10,8 @@ pub(super) const MODELS: Section = Section {
     settings: &[setting(
         "models.watch_seconds",
         Text("1"),
-        "How often the directory of the models is read; 0 means only at start and when a client loads a \
-         model",
+        "How often the directory of the models is read; 0 means only at start, and of one model when a \
+         client loads it or sets a label",
     )
     .reloads()],
 };

@@ -207,7 +207,7 @@ fn a_few_connections_leave_a_part_to_a_new_one() {
         assert!(held[0].1.ends_with("of them of this connection; the rest is for others"), "{}", held[0].1);
         assert!(!all(|| bound.enter(&connection(), kind)).0.is_empty());
     }
-    // As for memory, of which a connection may always have that of one call.
+    // The same holds for memory. A connection may always hold the memory of one call.
     let [call, second] = [(); 2].map(|()| bound.enter(&connections[0], CallKind::Use).unwrap());
     call.add(1_000_000).unwrap();
     let status = second.add(2000).unwrap_err();

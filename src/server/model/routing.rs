@@ -95,7 +95,7 @@ impl Model {
             "" => STABLE,
             label => label,
         };
-        self.named.iter().find(|named| named.label == label)?.metrics.as_ref()
+        self.named.iter().find(|named| named.label == label).map(|named| &named.metrics)
     }
 
     /// Awaits the scores of a queued request.

@@ -193,7 +193,7 @@ fn a_label_that_is_not_shown_any_more_exports_0() {
     models.set_label(NAME, label("old", Some(target))).unwrap();
     assert_eq!(["stable", "old"].map(exported), ["2", "2"]);
     models.set_label(NAME, label("old", None)).unwrap();
-    assert_eq!(["stable", "old"].map(exported), ["0", "0"]);
+    assert_eq!(["stable", "old"].map(exported), ["2", "0"]);
     let settings = BTreeMap::from([("canary".to_owned(), target), ("old".to_owned(), target)]);
     models.set_labels(NAME, Labels { settings, ..Labels::default() });
     assert_eq!(["stable", "canary", "old"].map(exported), ["2", "2", "2"]);

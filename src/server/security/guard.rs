@@ -11,10 +11,10 @@ use tonic::codegen::http::{HeaderMap, Request, Response};
 use tonic::codegen::{BoxFuture, Service};
 
 use super::{Refusal, Role, Security};
-use crate::server::ServerState;
 use crate::server::charge::CallKind;
 use crate::server::methods::Method;
 use crate::server::route::GrpcService;
+use crate::server::{ServerState, report};
 
 /// The role that a call needs, by its path; `None`: none. A method that is not listed needs the highest.
 fn role(path: &str) -> Option<Role> {
@@ -75,6 +75,7 @@ impl<S: GrpcService> Service<Request<Body>> for Guard<S> {
             None => self.services.call(request),
             Some(status) => {
                 self.state.metrics.no_model.count(status.code() as i32);
+                report::refused(&request, &status);
                 Box::pin(async move { Ok(status.into_http()) })
             }
         }

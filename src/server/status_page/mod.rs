@@ -71,7 +71,7 @@ struct Document<'d> {
     models: Vec<ModelStatus>,
     plots: Plots,
     events: Vec<Event>,
-    /// The series of `/metrics`, but for the buckets of histograms.
+    /// The series of `/metrics`, without the buckets of histograms.
     series: BTreeMap<&'d str, Option<f64>>,
 }
 

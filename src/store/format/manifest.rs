@@ -128,13 +128,16 @@ struct ManifestFormat {
     format: u32,
 }
 
+/// The most steps or samples: JSON programs read greater numbers inexactly.
+const MAX_TRAINED: u64 = (1 << 53) - 1;
+
 /// The bytes of a manifest that follow its checksum's digits.
 const AFTER_CHECKSUM: &[u8] = b"\"\n}\n";
 
 impl Manifest {
     /// The bytes of all files that it lists.
     pub(crate) fn bytes(&self) -> u64 {
-        self.files.values().map(|file| file.bytes).sum()
+        self.files.values().map(|file| file.bytes).fold(0, u64::saturating_add)
     }
 
     /// The bytes on disk, and the checksum in them.
@@ -186,6 +189,13 @@ impl Manifest {
             return Err(json("a delta has a base, and a full version has none".to_owned()));
         }
         let ManifestText { base, training, quality, files, metadata, .. } = text;
+        // Training adds to these numbers.
+        let TrainingTotals { steps, samples, .. } = training.unwrap_or_default();
+        if steps.max(samples) > MAX_TRAINED {
+            return Err(json(format!(
+                "training: steps, samples: limit {MAX_TRAINED}, got {steps}, {samples}"
+            )));
+        }
         Ok((Self { base, training, quality, files, metadata }, got))
     }
 }

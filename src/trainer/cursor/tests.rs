@@ -45,6 +45,20 @@ fn a_cursor_is_the_same_after_it_was_written_and_read() {
 }
 
 #[test]
+fn a_cursor_with_numbers_to_which_training_cannot_add_is_refused() {
+    let refused = |change: &dyn Fn(&mut Cursor)| {
+        let mut cursor = cursor();
+        change(&mut cursor);
+        Cursor::parse(&serde_json::to_string(&cursor).unwrap()).unwrap_err().to_string()
+    };
+    assert_eq!(refused(&|cursor| cursor.epoch = 0), "epoch: expected 1 to 1000000001, got 0");
+    assert!(
+        refused(&|cursor| cursor.samples = u64::MAX).starts_with("samples: expected 0 to 9007199254740991")
+    );
+    assert!(refused(&|cursor| cursor.validation.bad_epochs = u32::MAX).starts_with("bad_epochs: "));
+}
+
+#[test]
 fn a_file_that_is_not_known_to_be_complete_is_written_as_by_earlier_programs() {
     let file = FileAt { name: "b".to_owned(), samples: 17, complete: false };
     let text = serde_json::to_string(&file).unwrap();
@@ -86,7 +100,15 @@ fn another_run_is_refused_by_the_flag_that_differs() {
     assert!(refused(&|run| run.seed = 1).starts_with("--seed: "));
     assert!(refused(&|run| run.held_out = None).starts_with("--valid-ratio: "));
     assert!(refused(&|run| run.schedule.warmup = 4).starts_with("--lr-warmup: expected 3"));
-    assert!(refused(&|run| run.schedule.decay = None).starts_with("--lr-decay: "));
+    let other = refused(&|run| run.schedule.decay = None);
+    assert_eq!(other, "--lr-decay: expected Poly2, as before, got none");
+    let decay = |change: &dyn Fn(&mut Decay)| refused(&|run| run.schedule.decay.iter_mut().for_each(change));
+    assert_eq!(decay(&|decay| decay.end = 0.5), "--lr-end: expected 1e-300, as before, got 0.5");
+    assert_eq!(decay(&|decay| decay.steps = 8), "--lr-decay-steps: expected 9, as before, got 8");
+    let other = refused(&|run| run.shuffle = Some(Shuffle { samples: 1000, seed: 5 }));
+    assert_eq!(other, "--data-seed: expected 3, as before, got 5");
+    let other = refused(&|run| run.held_out = Some(HeldOut { ratio: 0.1 + 0.2, seed: 5 }));
+    assert_eq!(other, "--data-seed: expected 4, as before, got 5");
 }
 
 #[test]

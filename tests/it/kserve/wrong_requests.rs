@@ -58,7 +58,7 @@ const WRONG: [(Change, Code, &str); 37] = [
     (
         |r| r.inputs[0].shape = vec![],
         Code::InvalidArgument,
-        "input \"dense\": shape: expected [-1, 2], got []",
+        "input \"dense\": shape: expected [n, 2], got []",
     ),
     (
         |r| r.inputs[0].shape = vec![-3, 2],
@@ -78,7 +78,7 @@ const WRONG: [(Change, Code, &str); 37] = [
     (
         |r| r.inputs[2].shape = vec![5, 1],
         Code::InvalidArgument,
-        "input \"tag\": shape: expected [-1], got [5, 1]",
+        "input \"tag\": shape: expected [n], got [5, 1]",
     ),
     (
         |r| r.inputs[3].shape = vec![2],

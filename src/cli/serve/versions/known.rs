@@ -12,7 +12,7 @@ use crate::cli::serve::stamps::Stamps;
 use crate::config::TrafficConfig;
 use crate::engine::Engine;
 use crate::predict::Predict;
-use crate::server::RefusedVersions;
+use crate::server::{LabelTargets, RefusedVersions};
 use crate::types::{Version, VersionSelector};
 
 /// What is known about the versions of a model.
@@ -24,10 +24,12 @@ pub(super) struct KnownVersions {
     pub named: Option<BTreeMap<String, VersionSelector>>,
     /// Whether it could not be written down at the last look.
     pub named_unsaved: bool,
+    /// The labels of the settings that had no effect at the last look.
+    pub overridden: BTreeMap<String, LabelTargets>,
     /// Whether its directory could not be read at the last look.
     pub unreadable: bool,
-    /// The loaded versions that were not on disk at the last look, or of which another one had the number,
-    /// and what was said of them.
+    /// Loaded versions that were missing on disk at the last look, or whose number another version had, with
+    /// the text that was logged.
     pub gone: BTreeMap<Version, &'static str>,
     /// The engines of the versions that the main engine does not have.
     pub secondary: BTreeMap<Version, Arc<Engine>>,

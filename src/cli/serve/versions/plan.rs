@@ -9,7 +9,7 @@ use crate::config::{STABLE, Shadow, TrafficConfig, VersionPolicy};
 use crate::engine::SharedVersion;
 use crate::metrics::EventKind;
 use crate::predict::Predict;
-use crate::server::{Labels, MissingVersion};
+use crate::server::{LabelTargets, Labels, MissingVersion};
 use crate::store::{self, StoreError};
 use crate::types::{Version, VersionSelector};
 
@@ -88,6 +88,7 @@ impl Settling<'_> {
         if let Some(change) = self.options.label {
             labels = labels.with(change);
         }
+        self.warn_of_overridden(&labels);
         self.keep_named(&traffic);
         let on_disk = self.on_disk()?;
         let wanted = named(&TrafficConfig { labels: labels.all(), ..traffic.clone() });
@@ -125,6 +126,22 @@ impl Settling<'_> {
         });
         let wanted = good.iter().chain(&pinned).chain(&shadow).chain([&stable]).copied().collect();
         Ok(VersionPlan { wanted, latest, stable, pinned, shadow, traffic, missing, refused })
+    }
+
+    /// Warns once of each label of the settings that has no effect, because a client has set the label.
+    fn warn_of_overridden(&mut self, labels: &Labels) {
+        let overridden: BTreeMap<String, LabelTargets> = labels.overridden().collect();
+        for (label, targets) in &overridden {
+            if self.known.overridden.get(label) != Some(targets) {
+                let LabelTargets { set, settings } = targets;
+                tracing::warn!(
+                    model = self.name,
+                    "label {label} is {set}, as a client has set it, and not {settings}, as in models.{}.labels",
+                    self.name
+                );
+            }
+        }
+        self.known.overridden = overridden;
     }
 
     /// Writes down which versions the settings name, so that no trainer removes them while no server has

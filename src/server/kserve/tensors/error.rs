@@ -21,7 +21,7 @@ pub(crate) enum TensorError {
     SharedMemory { name: String },
     #[error("input {name:?}: datatype: expected {expected}, got {got:?}")]
     Datatype { name: String, expected: OneOf, got: String },
-    #[error("input {name:?}: shape: expected {expected}, got {got}")]
+    #[error("input {name:?}: shape: expected {}, got {got}", .expected.pattern())]
     Shape { name: String, expected: Dims, got: Dims },
     #[error("input {name:?}: shape: expected at least 1 sample, got {got}")]
     NoSamples { name: String, got: i64 },
@@ -57,7 +57,7 @@ impl fmt::Display for OneOf {
     }
 }
 
-/// A shape in an error. -1 is any size.
+/// A shape in an error. Of an expected one, -1 is any size, and shown as `n`.
 #[derive(Debug)]
 pub(crate) struct Dims(pub Vec<i64>);
 
@@ -68,6 +68,11 @@ impl Dims {
     /// Enough of a client's shape for an error.
     pub(crate) fn of(shape: &[i64]) -> Self {
         Self(shape.iter().take(SHOWN + 1).copied().collect())
+    }
+
+    fn pattern(&self) -> String {
+        let shown = |size: &i64| if *size < 0 { "n".to_owned() } else { size.to_string() };
+        format!("[{}]", self.0.iter().map(shown).collect::<Vec<_>>().join(", "))
     }
 }
 
