@@ -144,7 +144,7 @@ impl Case {
     }
 
     fn gather_reduce(&mut self) {
-        let update = RowUpdate::new(&self.tapes, self.optimizer, 1);
+        let update = RowUpdate { tapes: &self.tapes, step: self.optimizer.step(1) };
         update.tables(self.ours.iter_mut().map(RowsInMemory::of), &self.casting);
     }
 

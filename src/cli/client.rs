@@ -22,7 +22,7 @@ use tonic::{Code, Request, Status};
 
 use crate::cli::InputError;
 use crate::cli::flags::whole as whole_number;
-use crate::cli::format::{FormatFlags, MalformedFlag};
+use crate::cli::format_flags::{FormatFlags, MalformedFlag};
 use crate::dataset::{self, Labels, ReadOptions, Reader};
 use crate::metrics::code_name;
 use crate::schema::Schema;

@@ -109,7 +109,10 @@ fn show(args: &Args, dir: &Path) -> anyhow::Result<()> {
         say(&format!("serving: gRPC {grpc}, http://{http}/ and http://{http}/metrics"))?;
         print("stop it with Ctrl-C\n")?;
     }
-    server.end(args.once)
+    if !args.once {
+        server.wait_for_signal()?;
+    }
+    server.end()
 }
 
 /// The server of the demo, in the background.
@@ -169,13 +172,18 @@ impl Running {
         ))
     }
 
-    /// Drains the server, at once if `now`, otherwise after SIGTERM or SIGINT.
-    fn end(self, now: bool) -> anyhow::Result<()> {
+    /// Waits for SIGTERM or SIGINT.
+    fn wait_for_signal(&self) -> anyhow::Result<()> {
+        self.runtime.block_on(async {
+            terminated()?.await;
+            Ok(())
+        })
+    }
+
+    /// Drains the server.
+    fn end(self) -> anyhow::Result<()> {
         let Self { runtime, stop, server, .. } = self;
         runtime.block_on(async move {
-            if !now {
-                terminated()?.await;
-            }
             stop.notify_one();
             server.await?
         })

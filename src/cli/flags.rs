@@ -42,11 +42,16 @@ pub(crate) fn seconds(
     most: f64,
 ) -> impl Fn(&str) -> Result<Duration, String> + Clone + Send + Sync + 'static {
     move |text| {
-        let number = |unit: &str| text.strip_suffix(unit)?.trim().parse::<f64>().ok();
-        let time = number("ms").map(|ms| ms / 1000.0).or_else(|| number("s"));
-        let time = time.filter(|time| (least..=most).contains(time)).map(Duration::from_secs_f64);
-        time.ok_or_else(|| format!("expected a time from {least}s to {most}s, such as 20ms or 1.5s"))
+        let time = seconds_of(text).filter(|time| (least..=most).contains(time));
+        time.map(Duration::from_secs_f64)
+            .ok_or_else(|| format!("expected a time from {least}s to {most}s, such as 20ms or 1.5s"))
     }
+}
+
+/// The seconds of a time such as `20ms` or `1.5s`.
+pub(crate) fn seconds_of(text: &str) -> Option<f64> {
+    let number = |unit: &str| text.strip_suffix(unit)?.trim().parse::<f64>().ok();
+    number("ms").map(|ms| ms / 1000.0).or_else(|| number("s"))
 }
 
 /// Parses a positive number.

@@ -28,7 +28,7 @@ use tonic::Status;
 
 use crate::cli::client::{Client, Target};
 use crate::cli::flags::{number, seconds, whole};
-use crate::cli::training::data_path;
+use crate::cli::training_flags::data_path;
 use crate::cli::{InputError, print_and_end, runtime};
 use crate::server::proto::PredictResponse;
 use crate::sync::EvenPoisoned;

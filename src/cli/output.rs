@@ -10,7 +10,7 @@ use anyhow::anyhow;
 
 use super::InputError;
 use super::terminal::ClosedOutput;
-use super::training::is_pipe;
+use super::training_flags::is_pipe;
 
 /// Checks that a file can be written, and that it is none of the files that the command reads. An existing
 /// file keeps its contents.

@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow};
 
-use crate::cli::format::{FieldFlags, MalformedFlag};
-use crate::cli::training::{compute_threads, data_path};
+use crate::cli::format_flags::{FieldFlags, MalformedFlag};
+use crate::cli::training_flags::{compute_threads, data_path};
 use crate::cli::{InputError, output, print, train::read_schema};
 use crate::config::{BYTES_FORM, Config, Flags, parse_bytes};
 use crate::dataset::{Format, Labels, ReadOptions};

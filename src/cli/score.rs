@@ -20,7 +20,7 @@ use tonic::{Code, Status};
 use crate::cli::client::{Client, Target, status_text};
 use crate::cli::flags::whole;
 use crate::cli::score_file::ScoreFile;
-use crate::cli::training::data_path;
+use crate::cli::training_flags::data_path;
 use crate::cli::{InputError, output, print};
 use crate::dataset::Reader;
 use crate::server::proto::PredictResponse;

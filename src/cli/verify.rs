@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::cli::flags::whole;
-use crate::cli::scratchpad::{PipelineFlags, SizeFlag, pipeline_on, training_device, working_dir};
+use crate::cli::pipeline_flags::{PipelineFlags, SizeFlag, pipeline_on, training_device, working_dir};
 use crate::cli::train::read_schema;
-use crate::cli::training::{ComputeFlags, TrainingFlags, compute_threads, data_path, no_samples};
+use crate::cli::training_flags::{ComputeFlags, TrainingFlags, compute_threads, data_path, no_samples};
 use crate::cli::{note, print_and_end};
 use crate::config::{Config, Flags};
 use crate::device::cuda::Nvidia;

@@ -83,8 +83,8 @@ pub(crate) enum LogError {
     #[error("{}: format version: expected {expected}, got {got}", path.display())]
     Version { path: PathBuf, expected: u32, got: u32 },
     #[error(
-        "{}: samples of another schema: expected checksum {expected}, got {got}; train them from a version of \
-         their schema, or remove the segments up to this one while no server runs",
+        "{}: samples of another schema: expected checksum {expected}, got {got}; train them from a version \
+         of their schema, or remove the segments up to this one while no server runs",
         path.display()
     )]
     Schema { path: PathBuf, expected: Checksum, got: Checksum },

@@ -196,8 +196,8 @@ series! {
         "Requests that a label's version was asked to score: because they named the label, or because they \
          named neither a version nor a label.";
     failures: Counter, "flechette_label_failures_total",
-        "Requests that a label's version was asked to score, and that were refused because of load after they \
-         were decoded, or were queued and got no scores.";
+        "Requests that a label's version was asked to score, and that were refused because of load after \
+         they were decoded, or were queued and got no scores.";
     seconds: Seconds, "flechette_label_request_seconds",
         "Time from a decoded request for a label's version to its scores.";
     version: Gauge, "flechette_label_version",

@@ -9,7 +9,7 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tonic_health::server::HealthReporter;
 
-use super::updates::HEALTH_NAMES;
+use super::periodic::HEALTH_NAMES;
 use super::{Drained, ServerState};
 
 /// How long clients have to close connections without calls, and batchers to end.

@@ -168,8 +168,8 @@ impl Limited {
                 tracing::warn!(
                     port,
                     limit,
-                    "as many connections are open as server.max_connections and the limit of open files allow: \
-                     further ones are closed at once"
+                    "as many connections are open as server.max_connections and the limit of open files \
+                     allow: further ones are closed at once"
                 );
             }
         }

@@ -180,7 +180,7 @@ impl Link {
                 self.cursor()?;
                 continue;
             }
-            let (path, data, tensors) = self.tensors(file, false)?;
+            let (path, data, tensors) = self.tensors(file)?;
             for tensor in tensors.iter().filter(|tensor| tensor.dtype == Dtype::F32) {
                 if !all_finite(floats(&path, &data, tensor)?.floats()) {
                     return Err(not_finite(&path, &tensor.name));
@@ -191,7 +191,7 @@ impl Link {
     }
 
     fn dense_tensors(&self, file: &str) -> Result<BTreeMap<String, Dense>, StoreError> {
-        let (path, data, tensors) = self.tensors(file, false)?;
+        let (path, data, tensors) = self.tensors(file)?;
         let dense = tensors.into_iter().map(|tensor| {
             let shape = tensor.shape.iter().map(|&axis| axis as usize).collect();
             expect_dtype(&path, &tensor, Dtype::F32)?;
@@ -235,7 +235,7 @@ impl Link {
         }
         let states = states_file(&declared.name);
         if purpose == Purpose::Train && self.has(&states) {
-            table.read(self.tensors(&states, false)?, TableFile::Checkpoint)?;
+            table.read(self.tensors(&states)?, TableFile::Checkpoint)?;
         }
         table.finish(purpose)
     }
@@ -292,8 +292,8 @@ impl Link {
         }
     }
 
-    fn tensors(&self, file: &str, in_ram: bool) -> Result<TensorFile, StoreError> {
-        parsed(self.checked(file, in_ram, None)?)
+    fn tensors(&self, file: &str) -> Result<TensorFile, StoreError> {
+        parsed(self.checked(file, false, None)?)
     }
 }
 

@@ -69,18 +69,13 @@ impl TrainState {
 
 /// The update of rows in one step: the gradients of its input rows, and the optimizer's factors.
 pub struct RowUpdate<'a> {
-    pub(crate) tapes: &'a [Tape<f32>],
-    pub(crate) step: Step<f32>,
+    /// The gradients are in buffer 0 of each. All tapes except the last are full.
+    pub tapes: &'a [Tape<f32>],
+    /// The factors of this step.
+    pub step: Step<f32>,
 }
 
-impl<'a> RowUpdate<'a> {
-    /// An update with the gradients in buffer 0 of these tapes. All tapes except the last must be full.
-    /// `step` counts from 1.
-    #[must_use]
-    pub fn new(tapes: &'a [Tape<f32>], optimizer: Optimizer, step: u64) -> Self {
-        Self { tapes, step: optimizer.step(step) }
-    }
-
+impl RowUpdate<'_> {
     /// Updates all rows of all tables, one table per job. `records` has the tables in the schema's order.
     pub fn tables<R: Records>(&self, records: impl Iterator<Item = R>, casting: &Casting) {
         let records: Vec<R> = records.collect();

@@ -16,8 +16,8 @@ use crate::server::token_lines;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// While a call waits, the server is asked this often whether it is still there, and must answer in this time.
-/// Some calls may take an hour.
+/// While a call waits, the server is asked this often whether it is still there, and must answer in this
+/// time. Some calls may take an hour.
 const PING_EVERY: Duration = Duration::from_secs(20);
 const PING_TIMEOUT: Duration = Duration::from_secs(20);
 

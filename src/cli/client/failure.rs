@@ -22,7 +22,9 @@ pub(crate) fn explained(status: Status, hint: Option<&'static str>) -> Status {
 pub(super) fn cause(error: &(dyn Error + 'static), otherwise: Option<&'static str>) -> String {
     let below = if error.is::<TransportError>() { error.source() } else { None };
     let line = error_line(below.unwrap_or(error));
-    match chain(error).find_map(tls_hint).or(otherwise) {
+    // In hyper's words.
+    let hangs = line.contains("keep-alive timed out").then_some("the server hangs, or the network is cut");
+    match chain(error).find_map(tls_hint).or(hangs).or(otherwise) {
         Some(hint) => format!("{line}: {hint}"),
         None => line,
     }

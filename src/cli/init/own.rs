@@ -7,8 +7,8 @@ use anyhow::anyhow;
 
 use super::Args;
 use crate::cli::InputError;
-use crate::cli::format::{NameFlags, name};
-use crate::cli::training::data_path;
+use crate::cli::format_flags::{NameFlags, name};
+use crate::cli::training_flags::data_path;
 use crate::dataset::{Format, column_names, has_name, label_of, listed};
 use crate::schema::Schema;
 use crate::schema::preset::{self, OwnColumns};

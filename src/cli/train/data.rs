@@ -10,7 +10,7 @@ use anyhow::anyhow;
 use super::Args;
 use crate::cli::InputError;
 use crate::cli::flags::whole;
-use crate::cli::training::{data_path, is_pipe, no_samples, readable_twice};
+use crate::cli::training_flags::{data_path, is_pipe, no_samples, readable_twice};
 use crate::dataset::{
     Feed, FeedFiles, FieldOptions, FileAt, FollowedDir, HeldOut, Learned, Shuffle, Stop, can_be_followed,
 };

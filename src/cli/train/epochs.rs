@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use whole_batches::WholeBatches;
 
 use super::Args;
-use super::meter::{Meter, shown, until_next_measure};
+use super::progress_line::{ProgressLine, shown, until_next_measure};
 use super::publishing::WrittenVersions;
 use super::run::RunMetrics;
 use super::trained::Trained;
@@ -29,7 +29,7 @@ pub(crate) struct Epochs<'a> {
     pub args: &'a Args,
     pub feed: &'a Feed,
     run: RunIdentity,
-    pub meter: Meter,
+    pub progress: ProgressLine,
     /// After the last step.
     pub position: DataPosition,
     pub validation: Validation,
@@ -76,7 +76,7 @@ impl<'a> Epochs<'a> {
             args,
             feed,
             run: args.cursor_run(feed)?,
-            meter: Meter::new(args.epochs, args.run.window),
+            progress: ProgressLine::new(args.epochs, args.run.window),
             position: DataPosition::begin(1),
             validation: Validation::default(),
             validated: Vec::new(),
@@ -97,7 +97,7 @@ impl<'a> Epochs<'a> {
     pub(crate) fn measured_by(mut self, metrics: Option<&RunMetrics>) -> Self {
         self.metrics = metrics.cloned();
         if metrics.is_some_and(RunMetrics::has_server) {
-            self.meter = self.meter.into_log(&self.args.name);
+            self.progress = self.progress.into_log(&self.args.name);
         }
         self
     }
@@ -117,7 +117,7 @@ impl<'a> Epochs<'a> {
     /// What a version after the last step has besides the model.
     #[must_use]
     pub(crate) fn cut_notes(&self, state: &TrainState) -> CutNotes {
-        let last = self.meter.progressive.clone();
+        let last = self.progress.progressive.clone();
         // Within an epoch the weights are not those that were validated after the epoch before.
         let validated = self.validated.last().filter(|_| self.position.samples == 0);
         let (validated, metrics) = (validated.map(|(_, quality)| *quality), self.metrics.clone());
@@ -206,12 +206,12 @@ impl<'a> Epochs<'a> {
             }
         }
         self.end_file(None);
-        self.meter.finish();
+        self.progress.finish();
         // Without a server, the report has it.
         if self.metrics.as_ref().is_some_and(RunMetrics::has_server)
-            && let Some(last) = self.meter.last_samples()
+            && let Some(last) = self.progress.last_samples()
         {
-            self.meter.print(&last);
+            self.progress.print(&last);
         }
         Ok(())
     }
@@ -233,20 +233,20 @@ impl<'a> Epochs<'a> {
             }
         };
         let before = self.position.samples;
-        self.meter.begin(self.position.epoch, before);
+        self.progress.begin(self.position.epoch, before);
         let data =
             Data { reader: &mut reader, batch: self.args.run.training.batch as usize, steps: u64::MAX };
         let stop = self.feed.stop.clone();
         let control = RunControl { observer: &mut AfterSamples { epochs: self, before }, stop: &stop };
         let samples = versions.train(model, data, control)?;
-        self.meter.end(samples);
+        self.progress.end(samples);
         self.skipped = reader.skipped();
         self.failed = reader.failed.map(anyhow::Error::from);
         Ok(())
     }
 
     fn step(&mut self, before: u64, progress: &Progress<'_>) {
-        self.meter.step(progress);
+        self.progress.step(progress);
         if let Some(metrics) = &self.metrics {
             metrics.stepped(progress.labels.len());
         }
@@ -278,7 +278,7 @@ impl<'a> Epochs<'a> {
         if begun < self.measure_at {
             return;
         }
-        if let Some(quality) = self.meter.progressive.quality() {
+        if let Some(quality) = self.progress.progressive.quality() {
             metrics.measured(&quality);
         }
         self.measure_at = Instant::now() + until_next_measure(MEASURE_EVERY, begun.elapsed());
@@ -296,7 +296,7 @@ impl<'a> Epochs<'a> {
             let of = if measured < samples { format!("the last {measured} ") } else { String::new() };
             let (name, quality) = (in_line(&file.name), shown(&quality));
             let text = format!("{name}: {samples} samples, {of}before training on them: {quality}");
-            self.meter.print(&text);
+            self.progress.print(&text);
         }
     }
 }
@@ -321,12 +321,12 @@ impl RunObserver for AfterSamples<'_, '_> {
     }
 
     fn notes(&mut self, state: &TrainState) -> Result<CutNotes, String> {
-        let Epochs { args, meter, metrics, .. } = &*self.epochs;
-        if let Err(reason) = args.run.publish.check(&meter.progressive) {
+        let Epochs { args, progress, metrics, .. } = &*self.epochs;
+        if let Err(reason) = args.run.publish.check(&progress.progressive) {
             // Metrics show also the quality of what is refused. That of a version is measured when it is
             // written.
             if let Some(metrics) = metrics
-                && let Some(quality) = meter.progressive.quality()
+                && let Some(quality) = progress.progressive.quality()
             {
                 metrics.measured(&quality);
             }

@@ -5,7 +5,7 @@ use anyhow::anyhow;
 use super::Args;
 use super::trained::Trained;
 use crate::cli::score_file::ScoreFile;
-use crate::cli::training::is_pipe;
+use crate::cli::training_flags::is_pipe;
 use crate::cli::{InputError, output};
 use crate::dataset::{DatasetError, Feed, Reader};
 use crate::store;

@@ -5,8 +5,8 @@
 //! - `run`: a run, which `train` and `serve_train` drive; `trained`: its model, with rows in memory or on
 //!   disk; `epochs`: its position in the data;
 //! - `publishing`: the versions that a run writes; `lock`: one trainer at a time publishes a model;
-//! - `evaluate`: validation; `meter` and `report`: what is shown during a run and at its end; `metrics_port`:
-//!   its metrics for Prometheus;
+//! - `evaluate`: validation; `progress_line` and `report`: what is shown during a run and at its end;
+//!   `metrics_port`: its metrics for Prometheus;
 //! - `interrupt`: signals.
 
 mod data;
@@ -15,8 +15,8 @@ mod evaluate;
 mod from;
 pub(crate) mod interrupt;
 pub(crate) mod lock;
-mod meter;
 mod metrics_port;
+mod progress_line;
 mod publish_flags;
 mod publishing;
 mod report;
@@ -36,8 +36,8 @@ use anyhow::{Context, anyhow, bail};
 use serde_json::json;
 
 use crate::cli::flags::{address, whole};
-use crate::cli::scratchpad::{PipelineFlags, SizeFlag, training_device};
-use crate::cli::training::{ComputeFlags, TrainingFlags, compute_threads};
+use crate::cli::pipeline_flags::{PipelineFlags, SizeFlag, training_device};
+use crate::cli::training_flags::{ComputeFlags, TrainingFlags, compute_threads};
 use crate::cli::{InputError, error_line, note, print, print_and_end};
 use crate::config::{Config, Flags};
 use crate::dataset::{Feed, Stop};
@@ -265,7 +265,7 @@ fn train(args: &Args, stop: &Stop, checked: Checked, mut context: RunContext<'_>
         write_trained(&mut run);
         return Err(error);
     }
-    if run.epochs.meter.samples() == 0
+    if run.epochs.progress.samples() == 0
         && let Some(ended) = without_sample(args, &run, continued, stop.interrupted())
     {
         return ended;
@@ -300,7 +300,7 @@ fn without_sample(
     if !args.data.follows() {
         return None;
     }
-    run.epochs.meter.print(&format!("no new samples since {before}"));
+    run.epochs.progress.print(&format!("no new samples since {before}"));
     Some(print_and_end(&no_news(args, Some(version)), Ok(())))
 }
 
@@ -332,7 +332,7 @@ fn write_last(run: &mut Run<'_>, stop: &Stop) -> anyhow::Result<Version> {
 
 /// Writes a version of what was trained before data could not be read, and says how the run is continued.
 fn write_trained(run: &mut Run<'_>) {
-    if run.epochs.meter.samples() == 0 {
+    if run.epochs.progress.samples() == 0 {
         return;
     }
     let written = run.epochs.check_gate().map_err(|reason| not_published(&reason, run, false));

@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::anyhow;
 
 use crate::cli::InputError;
-use crate::cli::flags::whole;
+use crate::cli::flags::{seconds_of, whole};
 use crate::trainer::progressive::Progressive;
 use crate::trainer::publish::Every;
 
@@ -31,6 +31,10 @@ pub(crate) struct PublishFlags {
 /// The default of `--gate-samples`.
 const GATE_SAMPLES: usize = 10_000;
 
+/// The least and the most seconds of `--publish-every`.
+const LEAST: f64 = 0.001;
+const MOST: f64 = 1e9;
+
 /// The value of `--publish-every`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Interval(pub(super) Every);
@@ -39,10 +43,12 @@ impl FromStr for Interval {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let number = |unit: &str| text.strip_suffix(unit)?.trim().parse::<u64>().ok().filter(|&n| n > 0);
-        let every = number("steps").map(Every::Steps);
-        let every = every.or_else(|| number("ms").map(|ms| Every::Time(Duration::from_millis(ms))));
-        let every = every.or_else(|| number("s").map(|s| Every::Time(Duration::from_secs(s))));
+        let steps = |text: &str| text.trim().parse::<u64>().ok().filter(|&steps| steps > 0).map(Every::Steps);
+        let time = |seconds: &f64| (LEAST..=MOST).contains(seconds);
+        let every = match text.strip_suffix("steps") {
+            Some(text) => steps(text),
+            None => seconds_of(text).filter(time).map(|time| Every::Time(Duration::from_secs_f64(time))),
+        };
         every
             .map(Self)
             .ok_or_else(|| "expected a number of steps or a time, such as 500steps or 5s".to_owned())

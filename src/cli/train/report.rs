@@ -30,7 +30,7 @@ impl Report<'_> {
         let validations = epochs.validated.iter().map(
             |(epoch, q)| json!({ "epoch": epoch, "rows": q.samples, "auc": q.auc, "logloss": q.log_loss }),
         );
-        let progressive = epochs.meter.progressive.quality().map(|progressive| {
+        let progressive = epochs.progress.progressive.quality().map(|progressive| {
             let q = progressive.quality;
             let calibration = progressive.calibration;
             json!({ "samples": q.samples, "auc": q.auc, "logloss": q.log_loss, "calibration": calibration })
@@ -38,7 +38,7 @@ impl Report<'_> {
         json!({
             "model": epochs.args.name, "version": self.version.0, "rows": self.rows(),
             "epochs": self.epoch(), "steps": model.state().steps, "skipped": epochs.skipped,
-            "samples_per_s": self.samples_per_s(), "seconds": epochs.meter.seconds(),
+            "samples_per_s": self.samples_per_s(), "seconds": epochs.progress.seconds(),
             "valid_rows": quality.map(|q| q.samples), "auc": quality.and_then(|q| q.auc),
             "logloss": quality.map(|q| q.log_loss),
             "normalized_entropy": quality.and_then(|q| q.normalized_entropy),
@@ -59,7 +59,7 @@ impl Report<'_> {
     }
 
     fn samples_per_s(&self) -> f64 {
-        self.epochs.meter.samples() as f64 / self.epochs.meter.seconds()
+        self.epochs.progress.samples() as f64 / self.epochs.progress.seconds()
     }
 
     pub(crate) fn text(&self) -> String {
@@ -73,11 +73,11 @@ impl Report<'_> {
         let trained = if self.complete {
             format!("trained {rows} rows x {epoch} epoch(s)")
         } else {
-            format!("trained {} samples up to epoch {epoch}", epochs.meter.samples())
+            format!("trained {} samples up to epoch {epoch}", epochs.progress.samples())
         };
         let mut text = format!("{trained}, {steps}, {samples_per_s:.0} samples/s, {skipped} lines skipped\n");
         // Writing to a string cannot fail.
-        if let Some(last) = epochs.meter.last_samples() {
+        if let Some(last) = epochs.progress.last_samples() {
             let _ = writeln!(text, "{last}");
         }
         if let Trained::OnDisk { pipeline, .. } = model {

@@ -243,7 +243,7 @@ impl<'a> Run<'a> {
                 if epochs.is_complete() {
                     let dir = args.shown_dir(version);
                     let other = "new data needs files of other names";
-                    epochs.meter.print(&format!("the run is complete: {dir}; {other}"));
+                    epochs.progress.print(&format!("the run is complete: {dir}; {other}"));
                     return Ok(None);
                 }
                 let (model, epoch, samples) = (&args.name, cursor.epoch, cursor.samples);
@@ -278,7 +278,7 @@ impl<'a> Run<'a> {
         if trained.is_err() {
             // The version in flight is reported too.
             self.versions.end();
-            self.epochs.meter.finish();
+            self.epochs.progress.finish();
         }
         trained
     }

@@ -11,7 +11,7 @@ use super::data::{OrderFlags, SampleSource};
 use super::{Args, RunFlags};
 use crate::cli::InputError;
 use crate::cli::flags::whole;
-use crate::cli::training::ComputeFlags;
+use crate::cli::training_flags::ComputeFlags;
 use crate::store::versions;
 use crate::trainer::cursor::MAX_EPOCHS;
 use crate::types::VersionSelector;

@@ -276,7 +276,7 @@ impl TrainingThread {
     /// Publishes what was trained, if the gate lets it through.
     fn write_last(&self, run: &mut Run<'_>, why: &str) -> anyhow::Result<()> {
         let model = &self.args.name;
-        let samples = run.epochs.meter.samples();
+        let samples = run.epochs.progress.samples();
         // A version that was cut at the last step does not say that the run is complete; the next one does.
         // Of a pipe that is read anew, there may be no samples at every start.
         let complete = run.epochs.is_complete() && !self.args.reads_pipe();

@@ -9,7 +9,7 @@ use anyhow::{Context, anyhow};
 use super::interrupt::Interrupted;
 use super::{Args, NO_STEP};
 use crate::cli::InputError;
-use crate::cli::scratchpad::{SizeFlag, orders, pipeline_on, working_dir};
+use crate::cli::pipeline_flags::{SizeFlag, orders, pipeline_on, working_dir};
 use crate::dataset::{Feed, Reader, Stoppable};
 use crate::device::cuda::Nvidia;
 use crate::rowlog::{RowOrder, read_orders, write_orders};

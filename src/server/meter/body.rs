@@ -67,17 +67,18 @@ impl Metered {
         self.charge.admit(self.meter.target.priority)
     }
 
-    /// Sets the limit of a stream's next message, if a part of it has arrived. `restart`: that part is its
-    /// first one, or the time until now does not count.
-    fn set_due(&mut self, restart: bool) {
-        let limit = self.charge.state.config.body;
-        let due = match self.due {
-            _ if self.meter.is_between() => None,
-            Some(due) if !restart => Some(due),
-            _ => Some(Instant::now() + limit),
-        };
-        if due != self.due {
-            (self.due, self.late) = (due, None);
+    /// Limits the time of a stream's next message from now on, if a part of it has arrived.
+    fn limit_anew(&mut self) {
+        (self.due, self.late) = (None, None);
+        self.limit();
+    }
+
+    /// Limits the time of a stream's next message, if a part of it has arrived and it has no limit yet.
+    fn limit(&mut self) {
+        if self.meter.is_between() {
+            (self.due, self.late) = (None, None);
+        } else if self.due.is_none() {
+            self.due = Some(Instant::now() + self.charge.state.config.body);
         }
     }
 }
@@ -89,7 +90,7 @@ impl http_body::Body for Metered {
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
         let this = self.get_mut();
         if this.charge.resumed() {
-            this.set_due(true);
+            this.limit_anew();
         }
         let polled = Pin::new(&mut this.body).poll_frame(cx);
         if polled.is_pending() {
@@ -110,7 +111,7 @@ impl http_body::Body for Metered {
         });
         let ended = this.messages > before;
         if this.charge.is_stream() {
-            this.set_due(ended);
+            if ended { this.limit_anew() } else { this.limit() }
         } else if this.messages > 1 || (this.messages == 1 && !this.meter.is_between()) {
             // The charge belongs to the model of the first message.
             let status = Status::invalid_argument("message: expected one, got another one after it");

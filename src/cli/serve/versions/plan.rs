@@ -134,10 +134,11 @@ impl Settling<'_> {
         for (label, targets) in &overridden {
             if self.known.overridden.get(label) != Some(targets) {
                 let LabelTargets { set, settings } = targets;
+                let model = self.name;
                 tracing::warn!(
-                    model = self.name,
-                    "label {label} is {set}, as a client has set it, and not {settings}, as in models.{}.labels",
-                    self.name
+                    model,
+                    "label {label} is {set}, as a client has set it, and not {settings}, as in \
+                     models.{model}.labels"
                 );
             }
         }

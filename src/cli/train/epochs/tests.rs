@@ -83,7 +83,7 @@ fn stopped(args: &Args, epoch: u32, steps: u64) -> (Cursor, Version) {
         epochs.position = DataPosition::begin(now + 1);
         epochs.validate(now, &mut model, &mut versions).unwrap();
     }
-    epochs.meter.begin(epoch, 0);
+    epochs.progress.begin(epoch, 0);
     let mut reader = feed.open(&epochs.position).unwrap();
     let data = Data { reader: &mut *reader, batch: 32, steps };
     model.epoch(data, |progress| epochs.step(0, progress)).unwrap();
@@ -127,7 +127,7 @@ fn only_the_weights_of_the_end_of_an_epoch_have_the_quality_of_its_validation() 
     epochs.position = DataPosition::begin(2);
     epochs.validate(1, &mut model, &mut versions).unwrap();
     assert_eq!(quality(&epochs, &model)["valid_log_loss"], epochs.validated[0].1.log_loss);
-    epochs.meter.begin(2, 0);
+    epochs.progress.begin(2, 0);
     let mut reader = feed.open(&epochs.position).unwrap();
     let data = Data { reader: &mut *reader, batch: 32, steps: 1 };
     model.epoch(data, |progress| epochs.step(0, progress)).unwrap();

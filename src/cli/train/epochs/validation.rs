@@ -36,7 +36,7 @@ impl Epochs<'_> {
         let auc = or_dash(quality.auc, 4);
         let best = if better { " (best so far)" } else { "" };
         let (samples, log_loss) = (quality.samples, quality.log_loss);
-        self.meter.print(&format!(
+        self.progress.print(&format!(
             "epoch {epoch} of {epochs}: validation: {samples} rows, AUC {auc}, log loss {log_loss:.4}{best}"
         ));
         self.validated.push((epoch, quality));
@@ -45,7 +45,7 @@ impl Epochs<'_> {
         }
         let bad = u64::from(self.validation.bad_epochs);
         if early_stop.is_some_and(|limit| bad >= u64::from(limit)) {
-            self.meter.print(&format!("early stop: {bad} epoch(s) without a smaller log loss"));
+            self.progress.print(&format!("early stop: {bad} epoch(s) without a smaller log loss"));
         }
         Ok(())
     }
@@ -56,7 +56,11 @@ impl Epochs<'_> {
     /// # Errors
     /// What the gate found.
     pub(crate) fn check_gate(&self) -> Result<(), String> {
-        if self.meter.samples() == 0 { Ok(()) } else { self.args.run.publish.check(&self.meter.progressive) }
+        if self.progress.samples() == 0 {
+            Ok(())
+        } else {
+            self.args.run.publish.check(&self.progress.progressive)
+        }
     }
 
     /// Writes a version of the epoch that is the best so far, if the gate lets it through.
@@ -66,7 +70,7 @@ impl Epochs<'_> {
         versions: &mut WrittenVersions<'_>,
     ) -> anyhow::Result<()> {
         if let Err(reason) = self.check_gate() {
-            self.meter.print(&format!("the best version so far is not published: {reason}"));
+            self.progress.print(&format!("the best version so far is not published: {reason}"));
             return Ok(());
         }
         self.best_is_in(Some(Best::THIS));
@@ -76,7 +80,7 @@ impl Epochs<'_> {
             Err(error) if is_of_version(&error) => {
                 self.best_is_in(None);
                 let reason = error_line(error.as_ref());
-                self.meter.print(&format!("the best version so far could not be written: {reason}"));
+                self.progress.print(&format!("the best version so far could not be written: {reason}"));
             }
             Err(error) => return Err(error),
         }

@@ -26,7 +26,7 @@ pub(crate) fn until_next_measure(least: Duration, took: Duration) -> Duration {
 }
 
 /// The samples and the time of training, and the line that shows them.
-pub(crate) struct Meter {
+pub(crate) struct ProgressLine {
     bar: Option<ProgressBar>,
     /// The model, if lines go to the log, without progress.
     in_log: Option<String>,
@@ -58,7 +58,7 @@ struct Done {
     seconds: f64,
 }
 
-impl Meter {
+impl ProgressLine {
     pub(crate) fn new(epochs: u32, window: usize) -> Self {
         let bar = stderr().is_terminal().then(ProgressBar::new_spinner);
         if let (Some(bar), Ok(style)) = (&bar, ProgressStyle::with_template("{spinner} {elapsed} {msg}")) {
@@ -208,9 +208,9 @@ mod tests {
 
     /// The line of a run in the second of two epochs, with these samples of it and of the run.
     fn line(first_share: f64, share: Option<f64>, of_epoch: u64, of_run: u64) -> String {
-        let mut meter = Meter::new(2, 10);
-        meter.begin(2, of_epoch);
-        meter.line(&Done { share, first_share, of_epoch, of_run, seconds: 30.0 })
+        let mut progress = ProgressLine::new(2, 10);
+        progress.begin(2, of_epoch);
+        progress.line(&Done { share, first_share, of_epoch, of_run, seconds: 30.0 })
     }
 
     #[test]
@@ -231,36 +231,36 @@ mod tests {
 
     #[test]
     fn the_second_epoch_counts_the_samples_and_the_time_of_both() {
-        let mut meter = Meter::new(2, 10).into_log("m");
-        let step = |meter: &mut Meter, samples: u64, share: f64| {
+        let mut line = ProgressLine::new(2, 10).into_log("m");
+        let step = |line: &mut ProgressLine, samples: u64, share: f64| {
             let position = BatchPosition { share: Some(share), ..BatchPosition::default() };
             let (labels, casting) = ([0.0; 50], Casting::default());
             let (logits, position, casting) = (&labels, &position, &casting);
             let progress = Progress { samples, position, loss: 0.5, logits, labels: &labels, casting };
-            meter.step(&progress);
-            meter.done(&progress)
+            line.step(&progress);
+            line.done(&progress)
         };
         // As if each epoch had begun this many seconds ago.
-        let begin = |meter: &mut Meter, epoch: u32, seconds: u64| {
-            meter.begin(epoch, 0);
-            meter.epoch_began -= Duration::from_secs(seconds);
+        let begin = |line: &mut ProgressLine, epoch: u32, seconds: u64| {
+            line.begin(epoch, 0);
+            line.epoch_began -= Duration::from_secs(seconds);
         };
-        begin(&mut meter, 1, 20);
-        let first = step(&mut meter, 50, 0.5);
+        begin(&mut line, 1, 20);
+        let first = step(&mut line, 50, 0.5);
         assert_eq!((first.share, first.of_epoch, first.of_run), (Some(0.25), 50, 50));
-        step(&mut meter, 100, 1.0);
-        meter.end(100);
-        assert!(meter.samples() == 100 && meter.seconds() >= 20.0);
-        begin(&mut meter, 2, 10);
-        let second = step(&mut meter, 50, 0.5);
+        step(&mut line, 100, 1.0);
+        line.end(100);
+        assert!(line.samples() == 100 && line.seconds() >= 20.0);
+        begin(&mut line, 2, 10);
+        let second = step(&mut line, 50, 0.5);
         assert!(second.seconds >= 30.0);
         assert_eq!(
-            meter.line(&Done { seconds: 30.0, ..second }),
+            line.line(&Done { seconds: 30.0, ..second }),
             "epoch 2 of 2, 75 %, 0 min 15 s left, 50 samples, 5 samples/s"
         );
-        step(&mut meter, 100, 1.0);
-        meter.end(100);
-        assert!(meter.samples() == 200 && meter.seconds() >= 30.0);
+        step(&mut line, 100, 1.0);
+        line.end(100);
+        assert!(line.samples() == 200 && line.seconds() >= 30.0);
     }
 
     #[test]

@@ -7,7 +7,7 @@ use anyhow::{Context, anyhow};
 
 use crate::cli::InputError;
 use crate::cli::flags::{number, positive, whole};
-use crate::cli::format::{FormatFlags, MalformedFlag};
+use crate::cli::format_flags::{FormatFlags, MalformedFlag};
 use crate::config::{Config, Flags};
 use crate::dataset::{self, Labels, ReadOptions, Reader};
 use crate::schema::Schema;
