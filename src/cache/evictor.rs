@@ -70,8 +70,8 @@ impl Shared {
         let now = Stamp::of(self.epochs.tag());
         // Evicting a pointer frees an entry but no slot, so pointers are evicted only if the index is too
         // full.
-        let entries_too = self.watermarks.excess(self.fill_level().entries) > 0.0;
-        self.sample(sweep, now, entries_too);
+        let pointers_too = self.watermarks.excess(self.fill_level().entries) > 0.0;
+        self.sample(sweep, now, pointers_too);
         let threshold = threshold(&mut sweep.sample, self.excess());
         for _ in 0..BUCKETS_PER_STEP.min(self.index.buckets()) {
             if self.excess() == 0.0 || self.retired.waiting() + SLOTS > MAX_WAITING {
@@ -81,8 +81,8 @@ impl Shared {
                 let cold = self.eviction.coldness(key, age) >= threshold && self.excess() > 0.0;
                 match pinned.location().is_pointer() {
                     _ if !cold => EntryDecision::Keep,
-                    true if !entries_too => EntryDecision::Keep,
-                    false if !entries_too => self.decide_on_victim(key, pinned),
+                    true if !pointers_too => EntryDecision::Keep,
+                    false if !pointers_too => self.decide_on_victim(key, pinned),
                     _ => EntryDecision::Unlink,
                 }
             };

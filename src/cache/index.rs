@@ -112,7 +112,7 @@ impl Index {
     /// The location of a key. Renews the key's stamp to `now`.
     #[inline]
     pub(crate) fn get<'p>(&self, key: FlatKey, now: Stamp, _pin: &'p Pin<'_>) -> Option<PinnedLocation<'p>> {
-        let (first, second) = self.pair(key);
+        let [first, second] = self.pair(key);
         loop {
             let mut conflict = false;
             for bucket in [first, second] {
@@ -133,7 +133,7 @@ impl Index {
     /// Prefetches a key's two buckets.
     #[inline]
     pub(crate) fn prefetch(&self, key: FlatKey) {
-        let (first, second) = self.pair(key);
+        let [first, second] = self.pair(key);
         for bucket in [first, second] {
             prefetch(std::slice::from_ref(&self.buckets.all()[bucket]));
         }
@@ -170,7 +170,7 @@ impl Index {
     ) -> LinkOutcome {
         let Entry { key, location, now } = entry;
         debug_assert!(key != EMPTY && key != TOMBSTONE);
-        let (first, second) = self.pair(key);
+        let [first, second] = self.pair(key);
         let locks = self.lock(first, second);
         let (first, second) = (&self.buckets.all()[first], &self.buckets.all()[second]);
         if let Some(slot) = first.find(key).or_else(|| second.find(key)) {
@@ -245,7 +245,7 @@ impl Index {
         key: FlatKey,
         victim: impl FnOnce(PinnedLocation<'_>) -> bool,
     ) -> Option<Unlinked> {
-        let (first, second) = self.pair(key);
+        let [first, second] = self.pair(key);
         let locks = self.lock(first, second);
         let (first, second) = (&self.buckets.all()[first], &self.buckets.all()[second]);
         let slot = first.find(key).or_else(|| second.find(key))?;
@@ -262,13 +262,13 @@ impl Index {
     /// that from before or after, and for one whose row just becomes a pointer it may be no.
     #[inline]
     pub(crate) fn has(&self, key: FlatKey) -> bool {
-        let (first, second) = self.pair(key);
+        let [first, second] = self.pair(key);
         [first, second].iter().any(|bucket| self.buckets.all()[*bucket].find(key).is_some())
     }
 
     /// Passes the location of a key to `look` if the key is linked. Does not renew its stamp.
     pub(crate) fn look<R>(&self, key: FlatKey, look: impl FnOnce(PinnedLocation<'_>) -> R) -> Option<R> {
-        let (first, second) = self.pair(key);
+        let [first, second] = self.pair(key);
         let locks = self.lock(first, second);
         let (first, second) = (&self.buckets.all()[first], &self.buckets.all()[second]);
         let slot = first.find(key).or_else(|| second.find(key))?;
@@ -289,10 +289,10 @@ impl Index {
     /// A key's two buckets, which may be the same. Each half of the hash is mapped to a bucket by
     /// multiplication, so the number of buckets need not be a power of two.
     #[inline]
-    fn pair(&self, key: FlatKey) -> (usize, usize) {
+    fn pair(&self, key: FlatKey) -> [usize; 2] {
         let (hash, buckets) = (hash_key(key), self.buckets.all().len() as u64);
         let (high, low) = (hash >> 32, hash & 0xFFFF_FFFF);
-        (((high * buckets) >> 32) as usize, ((low * buckets) >> 32) as usize)
+        [high, low].map(|half| ((half * buckets) >> 32) as usize)
     }
 
     fn lock(&self, a: usize, b: usize) -> BucketLocks<'_> {

@@ -103,15 +103,15 @@ impl<D: Driver> Sweeper<D> {
     }
 
     /// The ages at `now` of the entries of a sample of buckets, drawn with the seed `draw`. The age is
-    /// `u32::MAX` for empty slots and, if `pointers` is false, for pointers.
+    /// `u32::MAX` for empty slots and, unless `pointers_too`, for pointers.
     ///
     /// # Errors
     /// Driver errors.
-    pub(crate) fn sample(&mut self, now: u64, draw: u64, pointers: bool) -> Result<&[u32], DriverError> {
+    pub(crate) fn sample(&mut self, now: u64, draw: u64, pointers_too: bool) -> Result<&[u32], DriverError> {
         let buckets = self.gpu_table.shape().buckets;
         let count = buckets.min((self.ages.len() / SLOTS) as u64) as u32;
         let (index, ages) = (self.gpu_table.index(), self.memory.of(self.ages));
-        let args = SampleArgs { index, ages, buckets, now, draw, count, pointers: u32::from(pointers) };
+        let args = SampleArgs { index, ages, buckets, now, draw, count, pointers: u32::from(pointers_too) };
         let (driver, stream) = (self.gpu_table.driver(), self.gpu_table.stream());
         // SAFETY: `ages` has room for `count` buckets. The kernel has ended when `finish` succeeds. The host
         // reads `ages` only then, and never writes it. After a failed wait, the driver keeps the memory.

@@ -34,7 +34,7 @@ impl Cache {
     }
 
     /// The first `N` keys with this pair of buckets.
-    fn keys<const N: usize>(&self, pair: (usize, usize)) -> [u64; N] {
+    fn keys<const N: usize>(&self, pair: [usize; 2]) -> [u64; N] {
         let mut keys = (2..).filter(|&key| self.index.pair(FlatKey(key)) == pair);
         std::array::from_fn(|_| keys.next().unwrap())
     }
@@ -99,7 +99,7 @@ fn model(body: impl Fn() + Sync + Send + 'static) {
 fn a_reader_gets_its_keys_row_while_the_entry_is_replaced() {
     model(|| {
         let cache = Cache::new(2);
-        let [old, new] = cache.keys((0, 1));
+        let [old, new] = cache.keys([0, 1]);
         cache.insert(old, 0, false);
         let reader = reader(&cache, [old, new]);
         cache.evict(0);
@@ -115,7 +115,7 @@ fn a_reader_gets_its_keys_row_while_the_entry_is_replaced() {
 fn a_reader_gets_its_keys_row_though_the_key_left_and_returned() {
     model(|| {
         let cache = Cache::new(3);
-        let [key, other] = cache.keys((0, 1));
+        let [key, other] = cache.keys([0, 1]);
         cache.insert(key, 0, false);
         let reader = reader(&cache, [key]);
         cache.evict(0);
@@ -134,7 +134,7 @@ fn a_reader_gets_its_keys_row_though_the_key_left_and_returned() {
 fn a_reader_gets_its_keys_row_while_full_buckets_make_room() {
     model(|| {
         let cache = Cache::new(5);
-        let [a, b, c, d, new] = cache.keys((0, 1));
+        let [a, b, c, d, new] = cache.keys([0, 1]);
         for (row, key) in [a, b, c, d].into_iter().enumerate() {
             assert_eq!(cache.insert(key, row as u64, false), LinkOutcome::New);
         }
@@ -153,7 +153,7 @@ fn a_reader_gets_its_keys_row_while_full_buckets_make_room() {
 
 /// The key of the entry that an insert of `key` replaces. All entries are equally old, so it is the last one.
 fn victim(cache: &Cache, key: u64) -> Option<u64> {
-    let (_, second) = cache.index.pair(FlatKey(key));
+    let [_, second] = cache.index.pair(FlatKey(key));
     cache.index.ages(second, Stamp::of(1)).last().map(|entry| entry.key.0)
 }
 
@@ -162,7 +162,7 @@ fn victim(cache: &Cache, key: u64) -> Option<u64> {
 fn a_reader_gets_its_keys_row_while_the_row_moves() {
     model(|| {
         let cache = Cache::new(2);
-        let [key] = cache.keys((1, 0));
+        let [key] = cache.keys([1, 0]);
         cache.insert(key, 0, false);
         let reader = reader(&cache, [key]);
         cache.write(1, key);
@@ -181,7 +181,7 @@ fn a_reader_gets_its_keys_row_while_the_row_moves() {
 fn of_two_inserts_of_a_key_one_wins() {
     model(|| {
         let cache = Cache::new(2);
-        let [key] = cache.keys((0, 1));
+        let [key] = cache.keys([0, 1]);
         let other = {
             let cache = cache.clone();
             loom::thread::spawn(move || {
@@ -202,9 +202,9 @@ fn of_two_inserts_of_a_key_one_wins() {
 fn two_inserts_into_one_bucket_both_stay_and_do_not_deadlock() {
     model(|| {
         let cache = Cache::new(4);
-        let full: [u64; 2] = cache.keys((0, 0));
+        let full: [u64; 2] = cache.keys([0, 0]);
         (0..2).for_each(|row| assert_eq!(cache.insert(full[row], row as u64, false), LinkOutcome::New));
-        let ([mine], [others]) = (cache.keys((0, 1)), cache.keys((1, 0)));
+        let ([mine], [others]) = (cache.keys([0, 1]), cache.keys([1, 0]));
         let other = {
             let cache = cache.clone();
             loom::thread::spawn(move || assert_eq!(cache.insert(others, 3, false), LinkOutcome::New))
