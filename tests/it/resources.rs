@@ -189,6 +189,33 @@ fn a_run_with_a_scratchpad_whose_disk_filled_up_continues_to_the_bytes_of_one_ru
 }
 
 #[test]
+fn a_server_whose_disk_is_full_at_the_start_of_training_serves_what_is_there() {
+    let Some(disk) = SmallDisk::mount("8m,nr_inodes=400") else { return };
+    let workshop = Workshop::new(200, 1);
+    let (config, models) = (workshop.config(ArchKind::Dlrm, 4, 100), disk.path().to_str().unwrap());
+    let data = &workshop.train;
+    let line =
+        format!("train --model-config {config} --format criteo-tsv --data {data} --models {models} --name m");
+    assert!(run(&line).status.success());
+    fs::remove_dir_all(disk.path().join("m/state")).unwrap();
+    // A file without bytes takes one of the limited number of files.
+    let filled =
+        (0..).map(|n| disk.path().join(format!(".{n}"))).take_while(|path| fs::write(path, "").is_ok());
+    assert!(filled.count() > 100);
+    for (source, file) in [("learn", "m/state"), (data, "m/state/trainer.lock")] {
+        let served = Served::start(models, &format!("--train m={source} --format criteo-tsv"));
+        assert_eq!(served.score("m", &workshop.valid, "")["version"], 1);
+        wait("training has failed", || served.metric("flechette_training_state", &["model=\"m\""]) == -1.0);
+        served.terminate();
+        let (status, log) = served.ended();
+        assert_eq!(status.code(), Some(1), "{log}");
+        let last = log.lines().last().unwrap();
+        assert!(last.contains("training has failed") && last.contains(file), "{log}");
+        assert!(last.ends_with(": disk full"), "{log}");
+    }
+}
+
+#[test]
 fn a_full_disk_stops_train_in_one_line_and_leaves_the_older_versions_good() {
     let Some(disk) = SmallDisk::mount("4m") else { return };
     let workshop = Workshop::new(200, 1);

@@ -86,6 +86,16 @@ async fn call(running: &Running, path: &str, token: Option<&str>) -> Status {
     status(answer).await
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn calls_of_an_unknown_service_are_counted() {
+    let (_files, running) = start(|_| {}).await;
+    let status = refused(&running, "tensorflow.serving.PredictionService/Predict", Some(ADMIN)).await;
+    assert_eq!(status.message(), "no such service or method");
+    let page = page(&running, "/metrics", Some(METRICS)).await.1;
+    let counted = "flechette_requests_total{model=\"(none)\",code=\"UNIMPLEMENTED\"} 1";
+    assert!(page.contains(counted), "{page}");
+}
+
 /// Checks that a call is not refused for its token.
 async fn let_in(running: &Running, path: &str, token: Option<&str>) {
     let status = call(running, path, token).await;

@@ -325,7 +325,9 @@ fn write_last(run: &mut Run<'_>, stop: &Stop) -> anyhow::Result<Version> {
     run.epochs.check_gate().map_err(|reason| not_published(&reason, run, interrupted))?;
     match run.write() {
         Err(error) if stop.interrupted() => Err(Interrupted(not_written(&error, run)).into()),
-        Err(error) if is_of_version(&error) => Err(anyhow!(not_written(&error, run))),
+        Err(error) if run.epochs.args.run.publish.publishes() && is_of_version(&error) => {
+            Err(anyhow!(not_written(&error, run)))
+        }
         written => written,
     }
 }

@@ -29,10 +29,13 @@ fn a_hangup_reloads_the_settings_that_can_change_and_names_the_others() {
     fs::create_dir_all(&dcn).unwrap();
     let served = Served::start(&workshop.models, &format!("--config {config}"));
     served.said("model refused; models.watch_seconds is 0, so a client must load it", 1);
+    assert!(run(&format!("label --addr {} dlrm stable latest", served.url())).status.success());
     fs::remove_dir_all(dcn.parent().unwrap()).unwrap();
     workshop.train(ArchKind::Dlrm);
     let log = "[log]\nlevel = \"info,h2=off\"\nslow_seconds = 0\n";
-    let changed = format!("[models]\nwatch_seconds = 1\n[server]\nmax_samples = 7\n{log}");
+    let models = "[models]\nwatch_seconds = 1\n[models.dlrm]\nlabels = {stable = 1}\n\
+                  [models.dlmr]\ncanary_share = 1\n";
+    let changed = format!("{models}[server]\nmax_samples = 7\n{log}");
     fs::write(&config, &changed).unwrap();
     served.signal("-HUP");
     let version = || served.metric("flechette_serving_version", &["model=\"dlrm\""]);
@@ -46,7 +49,9 @@ fn a_hangup_reloads_the_settings_that_can_change_and_names_the_others() {
     let (status, log) = served.ended();
     assert!(status.success(), "{log}");
     for words in [
-        "SIGHUP: settings changed changed=\"models.watch_seconds, log.level, log.slow_seconds\"",
+        "SIGHUP: settings changed changed=\"models.watch_seconds, log.level, log.slow_seconds, ",
+        "SIGHUP: models.dlmr: there is no model \"dlmr\" in server.models yet",
+        "label stable is latest, as a client has set it, and not 1, as in models.dlrm.labels",
         "only a restart applies them settings=\"server.max_samples\"",
         "SIGHUP: the settings are wrong, so nothing changes",
         ":2: unknown key models.watch_second; did you mean models.watch_seconds?",

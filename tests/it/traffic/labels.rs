@@ -150,7 +150,10 @@ fn wrong_labels_and_versions_are_refused_and_change_nothing() {
     refused(client.set_label("Stable", 1), Code::InvalidArgument, "expected 1 to 32 lowercase letters");
     let request =
         SetLabelRequest { model: "nobody".into(), label: "stable".into(), ..SetLabelRequest::default() };
-    refused(client.change(request), Code::NotFound, "no model \"nobody\"");
+    refused(client.change(request.clone()), Code::NotFound, "no model \"nobody\"");
+    // The log must not have all of it either.
+    let long = client.change(SetLabelRequest { model: "m".repeat(100_000), ..request }).unwrap_err();
+    assert!(long.code() == Code::NotFound && long.message().len() < 200, "{long}");
     for label in 0..14 {
         client.set_label(&format!("l{label}"), 1).unwrap();
     }
