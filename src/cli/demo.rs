@@ -108,8 +108,6 @@ fn show(args: &Args, dir: &Path) -> anyhow::Result<()> {
         let (grpc, http) = (server.grpc, server.http);
         say(&format!("serving: gRPC {grpc}, http://{http}/ and http://{http}/metrics"))?;
         print("stop it with Ctrl-C\n")?;
-    }
-    if !args.once {
         server.wait_for_signal()?;
     }
     server.end()

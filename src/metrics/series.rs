@@ -276,7 +276,7 @@ series! {
         "Bytes that the cache may use, index and pool.";
     entries: Gauge, "flechette_cache_entries", "Entries of the cache now: rows and pointers.";
     entries_max: Gauge, "flechette_cache_entries_max",
-        "Entries of the cache when its index is full.";
+        "Entries of the cache above which eviction begins at the latest: 0.8 of the slots of its index.";
     pointers: Gauge, "flechette_cache_pointers",
         "Entries of the cache that are pointers into the store's memory now.";
     inserted: Counter, "flechette_cache_inserted_total", "Rows that were put into the cache.";

@@ -42,10 +42,9 @@ pub(crate) struct Labels {
     pub set: BTreeMap<String, VersionSelector>,
 }
 
-/// What a label names twice.
+/// The targets of a label: as a client has set it, which is used, and as the settings have it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LabelTargets {
-    /// As a client has set it, which holds.
     pub set: VersionSelector,
     pub settings: VersionSelector,
 }

@@ -44,7 +44,7 @@ use std::fmt::Debug;
 
 use serde::{Deserialize, Serialize};
 
-use super::schedule::Schedule;
+use super::schedule::{Decay, Schedule};
 use crate::dataset::{DataPosition, FieldOptions, FileAt, HeldOut, Shuffle};
 use crate::types::Version;
 
@@ -318,7 +318,8 @@ impl Schedule {
     fn check(&self, other: &Self) -> Result<(), OtherRun> {
         same("--lr-warmup", &self.warmup, &other.warmup)?;
         let (own, other) = (self.decay, other.decay);
-        same("--lr-decay", &own.map(|decay| decay.curve), &other.map(|decay| decay.curve))?;
+        let curve = |decay: Option<Decay>| decay.map(|decay| format!("{:?}", decay.curve).to_lowercase());
+        same("--lr-decay", &curve(own), &curve(other))?;
         let (Some(own), Some(other)) = (own, other) else { return Ok(()) };
         same("--lr-decay-start", &own.start, &other.start)?;
         same("--lr-decay-steps", &own.steps, &other.steps)?;

@@ -9,8 +9,6 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::anyhow;
-
 use super::stamps::{Stamper, Stamps};
 use super::versions::{ServedVersions, SettleOptions};
 use super::watch::{Wake, unless_it_panics};
@@ -31,6 +29,11 @@ pub(crate) struct Adder {
 /// The wait before a refused model is tried again although its files have not changed.
 const FIRST_WAIT: Duration = Duration::from_secs(60);
 const MAX_WAIT: Duration = Duration::from_secs(3600);
+
+/// A model was not loaded because of a mistake in this program.
+#[derive(Debug, thiserror::Error)]
+#[error("loading it panicked: the log has the reason")]
+pub(crate) struct LoadPanicked;
 
 /// A model that was refused.
 struct ModelRefusal {
@@ -85,8 +88,7 @@ impl Adder {
             return Ok(false);
         }
         let _loads = self.registry.loads(name);
-        let added = unless_it_panics(|| self.load(name));
-        match added.unwrap_or_else(|| Err(anyhow!("loading it panicked: the log has the reason"))) {
+        match self.load(name) {
             Ok(()) => {
                 self.refused.remove(name);
                 Ok(true)
@@ -109,11 +111,15 @@ impl Adder {
     }
 
     fn load(&mut self, name: &str) -> anyhow::Result<()> {
-        let model = self.loader.load(name)?;
-        self.registry.add(model.engine.clone())?;
+        let loaded = unless_it_panics(|| -> anyhow::Result<_> {
+            let model = self.loader.load(name)?;
+            self.registry.add(model.engine.clone())?;
+            Ok(model)
+        });
+        let model = loaded.unwrap_or_else(|| Err(LoadPanicked.into()))?;
         self.served.add(model.clone());
-        // The reason is in the log.
-        let _ = self.versions.settle(&model, SettleOptions::FIRST);
+        // The model is served from here on, whatever happens. The reason is in the log.
+        let _ = unless_it_panics(|| self.versions.settle(&model, SettleOptions::FIRST));
         self.registry.loaded(name);
         Ok(())
     }

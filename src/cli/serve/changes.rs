@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex};
 
 use tokio::sync::oneshot;
 
+use super::add::LoadPanicked;
 use super::versions::{NotSettled, SettleOptions};
 use super::warm;
 use super::watch::{NoRoom, Wake, WatchCommand, Watcher, unless_it_panics};
@@ -192,7 +193,7 @@ impl Watcher {
         let refused = |reason| ChangeError::Refused { model: name.to_owned(), reason };
         let Some(model) = self.adder.served.find(name) else {
             self.set_label_of_refused(name, change).map_err(refused)?;
-            let target = change.target.map(|target| target.to_string());
+            let target = change.target.map_or("none".to_owned(), |target| target.to_string());
             tracing::info!(model = name, label = change.label, target, id, "label set by a client");
             return Ok(());
         };
@@ -254,7 +255,10 @@ impl Watcher {
                 // It is still not served because a client wanted that.
                 self.adder.registry.forget(name);
             }
-            return Err(refused(format!("{reason:#}")));
+            return Err(match reason.is::<LoadPanicked>() {
+                true => ChangeError::Panicked { model: name.to_owned() },
+                false => refused(format!("{reason:#}")),
+            });
         }
         self.unloaded.remove(name);
         tracing::info!(model = name, id, "loaded for a client");

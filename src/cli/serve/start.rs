@@ -108,7 +108,8 @@ impl Start {
 
 /// Warnings of settings for models that are not in the directory. They may be added later.
 pub(crate) fn models_not_there(config: &Config, models: &Path) -> Vec<String> {
-    let names = store::models(models).unwrap_or_default();
+    // That it cannot be read is said elsewhere.
+    let Ok(names) = store::models(models) else { return Vec::new() };
     let with_settings: BTreeSet<&String> =
         config.traffic.keys().chain(config.batchers.models.keys()).collect();
     let missing = with_settings.into_iter().filter(|model| !names.contains(model));

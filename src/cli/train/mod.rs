@@ -314,7 +314,10 @@ fn write_last(run: &mut Run<'_>, stop: &Stop) -> anyhow::Result<Version> {
     if !interrupted || run.epochs.is_complete() {
         if let Some(best) = run.epochs.best_version() {
             let latest = run.versions.make_latest(best);
-            return latest.map_err(|error| anyhow!(not_written(&error, run)));
+            return latest.map_err(|error| {
+                let (reason, outlook) = (error_line(error.as_ref()), outlook(run));
+                anyhow!("version {best} of the best epoch could not be made the latest: {reason}; {outlook}")
+            });
         }
         if let Some(best) = run.epochs.unwritten_best() {
             tracing::warn!(

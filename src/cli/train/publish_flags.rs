@@ -49,9 +49,9 @@ impl FromStr for Interval {
             Some(text) => steps(text),
             None => seconds_of(text).filter(time).map(|time| Every::Time(Duration::from_secs_f64(time))),
         };
-        every
-            .map(Self)
-            .ok_or_else(|| "expected a number of steps or a time, such as 500steps or 5s".to_owned())
+        every.map(Self).ok_or_else(|| {
+            format!("expected a number of steps, such as 500steps, or a time from {LEAST}s to {MOST}s")
+        })
     }
 }
 
@@ -142,8 +142,10 @@ mod tests {
         assert_eq!(every("500steps"), Ok(Every::Steps(500)));
         assert_eq!(every("5s"), Ok(Every::Time(Duration::from_secs(5))));
         assert_eq!(every("200ms"), Ok(Every::Time(Duration::from_millis(200))));
-        for wrong in ["", "5", "0s", "-1s", "steps", "1.5s", "5m"] {
-            assert!(every(wrong).is_err(), "{wrong}");
+        assert_eq!(every("1.5s"), Ok(Every::Time(Duration::from_millis(1500))));
+        for wrong in ["", "5", "0s", "-1s", "steps", "0.5ms", "nans", "2e9s", "5m"] {
+            let error = every(wrong).unwrap_err();
+            assert!(error.ends_with("or a time from 0.001s to 1000000000s"), "{wrong}: {error}");
         }
     }
 

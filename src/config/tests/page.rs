@@ -23,14 +23,15 @@ fn settings_page() -> String {
          names the nearest known one.\n\n\
          `flechette config check` reads the settings as `serve` does, and prints what is wrong: unknown\n\
          keys, and the first wrong value of each section. With `--files` it also reads the files of\n\
-         certificates, keys and tokens, and the directory of models. Without the flag it does not, because\n\
-         they may be on another machine.\n\
+         certificates, keys and tokens, and the directory of models, and warns of settings for models that\n\
+         are not there. Without the flag it does not, because they may be on another machine.\n\
          `flechette config print` prints every setting with its value and where the value comes from: a\n\
          flag, a variable, a line of the file, or the default. Both take the flags of `serve` and open no\n\
          port, device or model.\n\n\
          At SIGHUP a running server reads the file again. A setting with ↻ then takes its new value. The\n\
          others are named in the log and need a restart. If anything is wrong, the log says what, and\n\
-         no setting changes. Files of certificates and tokens are read in any case.\n",
+         no setting changes. Files of certificates and tokens are read in any case. It also warns of\n\
+         settings for models that are not there.\n",
     );
     for section in SECTIONS.iter().flat_map(|section| {
         let own = (section.name == "models").then_some(&MODEL_SECTION);

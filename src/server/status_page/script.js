@@ -380,7 +380,7 @@ function cachePart(model) {
     ["Room for rows", () => series("cache_pool_bytes", own, bytes)],
     ["Limit, with the index", () => series("cache_capacity_bytes", own, bytes)],
     ["Entries", () => series("cache_entries", own, count)],
-    ["Most entries", () => series("cache_entries_max", own, count)],
+    ["Room for entries", () => series("cache_entries_max", own, count)],
     ["Pointers", () => series("cache_pointers", own, count)],
     ["Inserted", () => series("cache_inserted_total", own, count)],
     ["Not admitted", () => series("cache_not_admitted_total", own, count)],

@@ -101,7 +101,7 @@ fn another_run_is_refused_by_the_flag_that_differs() {
     assert!(refused(&|run| run.held_out = None).starts_with("--valid-ratio: "));
     assert!(refused(&|run| run.schedule.warmup = 4).starts_with("--lr-warmup: expected 3"));
     let other = refused(&|run| run.schedule.decay = None);
-    assert_eq!(other, "--lr-decay: expected Poly2, as before, got none");
+    assert_eq!(other, "--lr-decay: expected \"poly2\", as before, got none");
     let decay = |change: &dyn Fn(&mut Decay)| refused(&|run| run.schedule.decay.iter_mut().for_each(change));
     assert_eq!(decay(&|decay| decay.end = 0.5), "--lr-end: expected 1e-300, as before, got 0.5");
     assert_eq!(decay(&|decay| decay.steps = 8), "--lr-decay-steps: expected 9, as before, got 8");

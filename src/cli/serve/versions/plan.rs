@@ -85,10 +85,11 @@ impl Settling<'_> {
     pub(super) fn plan(&mut self) -> Result<VersionPlan, String> {
         let traffic = self.context.loader.live.traffic(self.name);
         let mut labels = self.labels(&traffic)?;
-        if let Some(change) = self.options.label {
-            labels = labels.with(change);
+        match self.options.label {
+            // It may be refused. The next look warns.
+            Some(change) => labels = labels.with(change),
+            None => self.warn_of_overridden(&labels),
         }
-        self.warn_of_overridden(&labels);
         self.keep_named(&traffic);
         let on_disk = self.on_disk()?;
         let wanted = named(&TrafficConfig { labels: labels.all(), ..traffic.clone() });

@@ -57,7 +57,7 @@ impl fmt::Display for OneOf {
     }
 }
 
-/// A shape in an error. Of an expected one, -1 is any size, and shown as `n`.
+/// A shape in an error. In an expected shape, -1 means any size and is shown as `n`.
 #[derive(Debug)]
 pub(crate) struct Dims(pub Vec<i64>);
 
