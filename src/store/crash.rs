@@ -10,8 +10,9 @@ use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
+use std::time::{Duration, Instant};
 
-use super::disk::{Disk, SystemDisk};
+use super::disk::{Disk, SystemDisk, lock_until};
 use super::link::read_manifest;
 use super::version_files::MANIFEST;
 use super::{
@@ -20,6 +21,9 @@ use super::{
 };
 use crate::rowlog::Uniform;
 use crate::types::{Element, TableId, Version};
+
+/// How long a reader tries to lock a version.
+const LOCK_LIMIT: Duration = Duration::from_secs(5);
 
 const MODEL_TOML: &str = r#"
 [architecture]
@@ -227,10 +231,12 @@ impl Disk for RecordingDisk {
     }
 
     fn sync_dir(&self, path: &Path) -> io::Result<()> {
-        // A sync may take long. Meanwhile readers can open the new version.
+        // A sync may take long. Meanwhile readers can open the new version. A process that another test
+        // starts has the writer's lock for an instant, but this thread is the writer, which must not have it.
         for version in fs::read_dir(path)?.map(|entry| entry.unwrap().path().join(MANIFEST)) {
             if let Some(dir) = version.parent().filter(|_| version.is_file()) {
-                File::open(dir)?.try_lock_shared().unwrap();
+                let dir = File::open(dir)?;
+                lock_until(Instant::now() + LOCK_LIMIT, || dir.try_lock_shared()).unwrap();
             }
         }
         self.step(Op::SyncDir(path.to_owned()), || Ok(()))
