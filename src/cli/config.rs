@@ -70,7 +70,7 @@ pub(crate) fn run(args: &Args, flags: &Flags) -> anyhow::Result<()> {
         refuse(server::unusable_files(config.tls.as_ref(), &config.auth), json)?;
         if let Some(models) = &config.server.models {
             match store::models(models) {
-                Ok(_) => of_models = models_not_there(&config, models),
+                Ok(names) => of_models = models_not_there(&config, &names),
                 // `serve --train` makes it.
                 Err(error @ StoreError::MissingDirectory { .. }) => {
                     of_models = vec![format!("server.models: {error}; serve needs it, without --train")];

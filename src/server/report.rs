@@ -169,8 +169,9 @@ macro_rules! line {
     };
 }
 
-/// Writes the line of a call that no service has taken.
-pub(crate) fn refused<B>(request: &http::Request<B>, status: &Status) {
+/// Counts a call that no service has taken, and writes its line.
+pub(crate) fn refused<B>(state: &ServerState, request: &http::Request<B>, status: &Status) {
+    state.metrics.no_model.count(status.code() as i32);
     tracing::debug!(
         id = &*Origin::of(request.headers()).id(""),
         method = gate::method(request.uri().path()),

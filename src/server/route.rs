@@ -93,8 +93,7 @@ impl Service<Request<Body>> for Unknown {
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         let status = Status::unimplemented("no such service or method");
-        self.0.metrics.no_model.count(status.code() as i32);
-        report::refused(&request, &status);
+        report::refused(&self.0, &request, &status);
         Box::pin(async { Ok(status.into_http()) })
     }
 }

@@ -97,7 +97,7 @@ use std::fmt;
 use serde::de::{Deserializer, MapAccess, Visitor};
 use serde::{Deserialize, Serialize};
 
-pub(crate) use manifest::{Base, Checksum, FileEntry, Manifest, TrainingTotals};
+pub(crate) use manifest::{Base, Checksum, FileEntry, MAX_TRAINED, Manifest, TrainingTotals};
 
 use crate::types::{Element, named};
 use manifest::FORMAT;

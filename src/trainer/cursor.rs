@@ -46,6 +46,7 @@ use serde::{Deserialize, Serialize};
 
 use super::schedule::{Decay, Schedule};
 use crate::dataset::{DataPosition, FieldOptions, FileAt, HeldOut, Shuffle};
+use crate::store::format::MAX_TRAINED;
 use crate::types::Version;
 
 /// The number of this format.
@@ -64,9 +65,6 @@ fn this_format() -> u64 {
 
 /// The most epochs of a run.
 pub(crate) const MAX_EPOCHS: u32 = 1_000_000_000;
-
-/// The most samples of an epoch: JSON programs read greater numbers inexactly.
-const MAX_SAMPLES: u64 = (1 << 53) - 1;
 
 /// Why a cursor cannot be read.
 #[derive(Debug, thiserror::Error)]
@@ -230,7 +228,7 @@ impl Cursor {
         for (field, got, least, most) in [
             // That of a complete run is the next one.
             ("epoch", cursor.epoch.into(), 1, u64::from(MAX_EPOCHS) + 1),
-            ("samples", cursor.samples, 0, MAX_SAMPLES),
+            ("samples", cursor.samples, 0, MAX_TRAINED),
             ("bad_epochs", bad_epochs.into(), 0, MAX_EPOCHS.into()),
         ] {
             if !(least..=most).contains(&got) {
@@ -287,14 +285,10 @@ impl RunIdentity {
         }
         same("--batch", &self.batch, &other.batch)?;
         same("--seed", &self.seed, &other.seed)?;
-        let shuffled = |run: &Self| run.shuffle.map(|shuffle| shuffle.samples);
-        same("--shuffle", &shuffled(self), &shuffled(other))?;
-        let ratio = |run: &Self| run.held_out.map(|held_out| held_out.ratio);
-        same("--valid-ratio", &ratio(self), &ratio(other))?;
-        let shuffled = |run: &Self| run.shuffle.map(|shuffle| shuffle.seed);
-        same("--data-seed", &shuffled(self), &shuffled(other))?;
-        let held_out = |run: &Self| run.held_out.map(|held_out| held_out.seed);
-        same("--data-seed", &held_out(self), &held_out(other))?;
+        same("--shuffle", &self.shuffle.map(|s| s.samples), &other.shuffle.map(|s| s.samples))?;
+        same("--valid-ratio", &self.held_out.map(|h| h.ratio), &other.held_out.map(|h| h.ratio))?;
+        same("--data-seed", &self.shuffle.map(|s| s.seed), &other.shuffle.map(|s| s.seed))?;
+        same("--data-seed", &self.held_out.map(|h| h.seed), &other.held_out.map(|h| h.seed))?;
         same("--lr", &self.lr, &other.lr)?;
         self.schedule.check(&other.schedule)?;
         // What is not known may be anything.

@@ -18,6 +18,7 @@ use super::watch::{Wake, WatchCommand};
 use crate::cli::logging;
 use crate::config::{Config, Layers, Reloaded, TrafficConfig};
 use crate::server::Registry;
+use crate::store;
 use crate::sync::EvenPoisoned;
 
 /// How often the log says that a reload takes long.
@@ -145,8 +146,8 @@ impl Reloader {
         if !now {
             say();
         }
-        if let Some(models) = &config.server.models {
-            models_not_there(&config, models).iter().for_each(|warning| tracing::warn!("SIGHUP: {warning}"));
+        if let Some(Ok(names)) = config.server.models.as_deref().map(store::models) {
+            models_not_there(&config, &names).iter().for_each(|warning| tracing::warn!("SIGHUP: {warning}"));
         }
         if !restart.is_empty() {
             let settings = restart.join(", ");

@@ -4,7 +4,7 @@
 //! A thread does this, so that the server answers meanwhile. It is not waited for if the server is stopped.
 
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -93,7 +93,9 @@ impl Start {
         let wake = channel.wake.clone();
         let mut adder = Adder::new(&serving.loader, &serving.models, registry.clone(), wake)?;
         load_all(&mut adder, training.as_mut())?;
-        models_not_there(&config, &models).iter().for_each(|warning| tracing::warn!("{warning}"));
+        if let Ok(names) = store::models(&models) {
+            models_not_there(&config, &names).iter().for_each(|warning| tracing::warn!("{warning}"));
+        }
         registry.tried_all();
         let served = serving.engines().len();
         if served == 0 {
@@ -106,10 +108,8 @@ impl Start {
     }
 }
 
-/// Warnings of settings for models that are not in the directory. They may be added later.
-pub(crate) fn models_not_there(config: &Config, models: &Path) -> Vec<String> {
-    // That it cannot be read is said elsewhere.
-    let Ok(names) = store::models(models) else { return Vec::new() };
+/// Warnings of settings for models that are not among those of the directory. They may be added later.
+pub(crate) fn models_not_there(config: &Config, names: &[String]) -> Vec<String> {
     let with_settings: BTreeSet<&String> =
         config.traffic.keys().chain(config.batchers.models.keys()).collect();
     let missing = with_settings.into_iter().filter(|model| !names.contains(model));

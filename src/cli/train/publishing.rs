@@ -23,8 +23,6 @@ pub(crate) struct WrittenVersions<'a> {
     consume: Option<Consumer>,
     /// Without one, a version is written only when it is asked for.
     publisher: Option<Publisher>,
-    /// The full versions that stay on disk, for a run that publishes.
-    keep_full: Option<usize>,
     /// The version of the best epoch: while it is open, retention does not remove it.
     best: Option<EmbeddingStore>,
     /// Without a publisher, the versions of best epochs that were written here and not removed.
@@ -54,14 +52,7 @@ impl<'a> WrittenVersions<'a> {
     ) -> anyhow::Result<Self> {
         let consume = args.consumer();
         let Some(Interval(every)) = args.run.publish.publish_every else {
-            return Ok(Self {
-                args,
-                consume,
-                publisher: None,
-                keep_full: None,
-                best: None,
-                bests: Vec::new(),
-            });
+            return Ok(Self { args, consume, publisher: None, best: None, bests: Vec::new() });
         };
         let VersionsConfig { keep, compact_at } = config.versions;
         let options = PublishOptions {
@@ -90,14 +81,7 @@ impl<'a> WrittenVersions<'a> {
         if let Some(metrics) = beside_server {
             publisher = publisher.resting_while(Box::new(move || metrics.server_looks()));
         }
-        Ok(Self {
-            args,
-            consume,
-            publisher: Some(publisher),
-            keep_full: Some(keep),
-            best: None,
-            bests: Vec::new(),
-        })
+        Ok(Self { args, consume, publisher: Some(publisher), best: None, bests: Vec::new() })
     }
 
     /// Publishes what was trained as soon as a log of samples is full.
@@ -186,7 +170,8 @@ impl<'a> WrittenVersions<'a> {
     /// # Errors
     /// When the version cannot be read or written.
     pub(crate) fn make_latest(&mut self, version: Version) -> anyhow::Result<Version> {
-        self.end();
+        let mut publisher = self.publisher.take();
+        publisher.iter_mut().for_each(Publisher::end);
         let Args { models, name, .. } = self.args;
         let latest = match store::versions(models, name)?.pop() {
             Some(highest) if highest != version => {
@@ -195,15 +180,13 @@ impl<'a> WrittenVersions<'a> {
             _ => version,
         };
         self.best = None;
-        if let Some(Err(error)) = self.keep_full.map(|keep| retention::retain(models, name, keep)) {
-            tracing::warn!(model = name, %error, "old versions are not removed");
-        }
+        publisher.iter().for_each(Publisher::retain);
         Ok(latest)
     }
 
     /// Ends publishing. The version in flight is waited for, and reported as all are.
     pub(crate) fn end(&mut self) {
-        if let Some(publisher) = self.publisher.take() {
+        if let Some(mut publisher) = self.publisher.take() {
             publisher.end();
         }
     }

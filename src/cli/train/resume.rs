@@ -16,7 +16,7 @@ use crate::types::{Version, VersionSelector};
 /// # Errors
 /// When the last version belongs to another run, which is named by its first difference, or cannot be read.
 pub(crate) fn find(args: &Args, stop: &Stop) -> anyhow::Result<Option<Start>> {
-    let Some(latest) = open_last(args)? else { return Ok(beginning(args, NO_VERSION)) };
+    let Some(latest) = open_last(args)? else { return Ok(beginning(args, None)) };
     let version = latest.store.version();
     let run = args.cursor_run(&args.feed(&latest.schema, stop))?;
     let reason = match cursor_of_run(args, &latest, &run)? {
@@ -31,7 +31,7 @@ pub(crate) fn find(args: &Args, stop: &Stop) -> anyhow::Result<Option<Start>> {
     match own {
         Some(own) => Err(wrong(&way_out(args, &reason, own, version))),
         None if args.from.is_none() => Err(wrong(&reason)),
-        None => Ok(beginning(args, &reason)),
+        None => Ok(beginning(args, Some(&reason))),
     }
 }
 
@@ -63,16 +63,16 @@ fn cursor_of_run(args: &Args, latest: &Opened, run: &RunIdentity) -> anyhow::Res
     })
 }
 
-const NO_VERSION: &str = "no version";
-
-/// Logs that the run starts at the beginning.
-fn beginning(args: &Args, reason: &str) -> Option<Start> {
+/// Logs that the run starts at the beginning. `other`: why the last version is not of this run; `None` if
+/// there is no version.
+fn beginning(args: &Args, other: Option<&str>) -> Option<Start> {
+    let reason = other.unwrap_or("no version");
     let text =
         format!("this run has published nothing yet ({reason}): it starts at the beginning of its data");
-    match args.alone || reason == NO_VERSION {
-        true => tracing::info!(model = args.name, "{text}"),
+    match other.filter(|_| !args.alone) {
+        None => tracing::info!(model = args.name, "{text}"),
         // Perhaps only a flag was changed, and the data should not be trained on again.
-        false => tracing::warn!(model = args.name, "{text}"),
+        Some(_) => tracing::warn!(model = args.name, "{text}"),
     }
     None
 }

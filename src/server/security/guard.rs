@@ -74,8 +74,7 @@ impl<S: GrpcService> Service<Request<Body>> for Guard<S> {
         match self.state.security.refuses(request.uri().path(), request.headers()) {
             None => self.services.call(request),
             Some(status) => {
-                self.state.metrics.no_model.count(status.code() as i32);
-                report::refused(&request, &status);
+                report::refused(&self.state, &request, &status);
                 Box::pin(async move { Ok(status.into_http()) })
             }
         }

@@ -129,7 +129,7 @@ struct ManifestFormat {
 }
 
 /// The most steps or samples: JSON programs read greater numbers inexactly.
-const MAX_TRAINED: u64 = (1 << 53) - 1;
+pub(crate) const MAX_TRAINED: u64 = (1 << 53) - 1;
 
 /// The bytes of a manifest that follow its checksum's digits.
 const AFTER_CHECKSUM: &[u8] = b"\"\n}\n";

@@ -104,9 +104,14 @@ impl Publisher {
     }
 
     /// Ends publishing. The version in flight is waited for, and reported as all are.
-    pub(crate) fn end(mut self) {
+    pub(crate) fn end(&mut self) {
         // After the writer's patience, its drop says that it still writes.
         let _ = self.wait_for_writer();
+    }
+
+    /// Removes the versions that `versions.keep` does not keep.
+    pub(crate) fn retain(&self) {
+        self.writer.retain();
     }
 
     /// Waits for the version in flight. Returns why it could not be written.
