@@ -359,9 +359,11 @@ impl<T> Queue<T> {
         Next::Work
     }
 
-    /// Reports that a taken batch has been computed.
+    /// Reports that a taken batch has been computed, or what was left of it.
     pub(crate) fn finish(&mut self, batch: Computed) {
-        self.overload.computed(batch);
+        if batch.samples > 0 {
+            self.overload.computed(batch);
+        }
         self.computing = self.computing.saturating_sub(1);
     }
 

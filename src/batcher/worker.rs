@@ -20,6 +20,7 @@ pub(crate) fn run(state: &BatcherState) {
     let mut merged = Batch::default();
     let mut computed = None;
     while wait_for_batch(state, computed, &mut taken) {
+        let is_counted = !taken.batch.is_empty();
         // A part that was queued again may be one of a request that has ended since.
         taken.batch.retain(|entry| !entry.item.is_over());
         let samples = taken.batch.iter().map(|entry| entry.size.samples).sum();
@@ -34,7 +35,7 @@ pub(crate) fn run(state: &BatcherState) {
             taken = Taken::default();
             merged = Batch::default();
         }
-        computed = (samples > 0).then(|| Computed { samples, time: begun.elapsed() });
+        computed = is_counted.then(|| Computed { samples, time: begun.elapsed() });
     }
 }
 

@@ -154,7 +154,7 @@ impl Args {
                 read_data(DataFiles { format, paths: &self.data }, options, schema, accesses).map(|()| 1.0)
             }
             AccessSource::Trace => {
-                self.fields.options().check_unused("trace")?;
+                self.fields.options().check_unused("the format trace")?;
                 Ok(read_traces(&self.data, schema, accesses).map_err(InputError)?)
             }
         }

@@ -121,13 +121,13 @@ fn lock_existing(models: &Path, name: &str) -> anyhow::Result<Option<File>> {
 fn remove_old(models: &Path, name: &str, keep: usize) -> anyhow::Result<()> {
     let wrong = |error: StoreError| anyhow::Error::from(InputError(anyhow!("--keep: {error}")));
     store::check_name("model", name).map_err(wrong)?;
+    let highest = store::versions(models, name).map_err(wrong)?.pop();
+    // What stays must not be only versions that cannot be opened. Opening one takes long, so it comes before
+    // the lock, and the version stays open, so that it is not removed.
+    let open = |highest| store::open(models, name, highest, Purpose::Serve).map_err(wrong);
+    let _highest = highest.map(open).transpose()?;
     // A trainer that publishes removes what is old itself.
     let _lock = lock_existing(models, name)?;
-    let highest = store::versions(models, name).map_err(wrong)?.pop();
-    // What stays must not be only versions that cannot be opened.
-    if let Some(highest) = highest {
-        store::open(models, name, highest, Purpose::Serve).map_err(wrong)?;
-    }
     let removed = retention::retain(models, name, keep).map_err(wrong)?;
     let numbers: Vec<String> = removed.iter().map(ToString::to_string).collect();
     let model = models.join(name);

@@ -14,7 +14,8 @@ use super::fields::Fields;
 use super::files::{Files, Next};
 use super::layout::{Columns, FirstLineError, Layout};
 use super::lines::{Line, Lines};
-use super::{DataFile, DatasetError, FileRun, Format, Input, ReadOptions, Reader, in_line, source};
+use super::source::Unread;
+use super::{DataFile, DatasetError, FileRun, Format, Input, ReadOptions, Reader, in_line};
 use crate::schema::Schema;
 use crate::types::{RawBatch, RawKind};
 use columns::Header;
@@ -31,6 +32,8 @@ const BATCH_BYTES: usize = 1 << 30;
 pub(crate) struct Delimited {
     header: Header,
     input: Input,
+    /// The next file, if the reader was stopped before its first bytes came.
+    unread: Option<Unread>,
     file: Option<OpenFile>,
     fields: Fields,
     options: ReadOptions,
@@ -96,6 +99,7 @@ impl Delimited {
             bytes: input.files.bytes(),
             bytes_read: Arc::default(),
             input,
+            unread: None,
             file: None,
             fields: Fields::default(),
             options,
@@ -121,6 +125,7 @@ impl Delimited {
             None => Reader::skip(self, samples)?,
             Some(_) => 0,
         };
+        self.unread = None;
         self.input.files = files;
         Ok(skipped)
     }
@@ -143,18 +148,20 @@ impl Delimited {
         if let Some(OpenFile { path, columns: None, refused: Some((line, reason)), .. }) = self.file.take() {
             return Err(DatasetError::FieldCount { path, line, reason });
         }
-        let path = match self.input.files.next(&self.input.stop)? {
-            Next::File(path) => path,
-            Next::Stopped => return Ok(Some(Taken::Stopped)),
-            Next::End => return Ok(Some(Taken::End)),
+        let mut unread = match self.unread.take() {
+            Some(unread) => unread,
+            None => match self.input.files.next(&self.input.stop)? {
+                Next::File(path) => Unread::open(path, &self.bytes_read, &self.input.stop)?,
+                Next::Stopped => return Ok(Some(Taken::Stopped)),
+                Next::End => return Ok(Some(Taken::End)),
+            },
         };
-        let bytes = match source::open(&path, &self.bytes_read, &self.input.stop) {
-            Err(DatasetError::Open { path, cause }) if is_stop(&cause) => {
-                self.input.files.give_back(path);
-                return Ok(Some(Taken::Stopped));
-            }
-            opened => opened?,
+        let Some(first) = unread.first_bytes()? else {
+            self.unread = Some(unread);
+            return Ok(Some(Taken::Stopped));
         };
+        let path = unread.path().to_owned();
+        let bytes = unread.bytes(first);
         if self.input.files.endless() {
             self.forgiven = self.skipped;
         }

@@ -46,14 +46,6 @@ impl Files {
         }
     }
 
-    /// Takes back the file that [`Self::next`] returned last.
-    pub(crate) fn give_back(&mut self, path: PathBuf) {
-        match self {
-            Self::List(paths) => paths.push_front(path),
-            Self::Followed(follow) => follow.again = Some(path),
-        }
-    }
-
     /// Bytes of all files as they are on disk; `None` if that is not known, as for pipes.
     pub(crate) fn bytes(&self) -> Option<u64> {
         let Self::List(paths) = self else { return None };
@@ -75,8 +67,6 @@ pub(crate) struct FollowedDir {
     until: Option<String>,
     /// The name of the file that was returned last.
     current: Option<String>,
-    /// A file to return once more.
-    again: Option<PathBuf>,
     /// Names up to `current` that were read or reported, as far as their files still exist.
     known: BTreeSet<String>,
     /// Entries that cannot be trained on. They were reported.
@@ -101,7 +91,6 @@ impl FollowedDir {
             dir: dir.to_owned(),
             until,
             current: None,
-            again: None,
             known: BTreeSet::new(),
             refused: BTreeSet::new(),
             state: DirState::Unknown,
@@ -138,9 +127,6 @@ impl FollowedDir {
     }
 
     fn next(&mut self, stop: &Stop) -> Result<Next, DatasetError> {
-        if let Some(again) = self.again.take() {
-            return Ok(Next::File(again));
-        }
         let mut waiting = None;
         loop {
             if self.until.as_ref().zip(self.current.as_ref()).is_some_and(|(until, now)| now >= until) {

@@ -1,7 +1,6 @@
 //! The names of the columns of one's own data, from which a schema is made.
 
 use std::path::Path;
-use std::sync::Arc;
 
 use super::fields::Fields;
 use super::layout::{check_columns, check_unique, division, header_names};
@@ -20,7 +19,7 @@ pub(crate) fn column_names(
     given.map_or(Ok(()), check_columns)?;
     let Some(path) = path else { return Ok(given.unwrap_or_default().to_vec()) };
     let limit = ReadOptions::default().line_bytes;
-    let mut lines = Lines::new(source::open(path, &Arc::default(), &Stop::default())?, limit);
+    let mut lines = Lines::new(source::open(path, &Stop::default())?, limit);
     let wrong = |reason: String| DatasetError::Header { path: path.to_owned(), reason };
     let read = lines.next().map_err(|cause| DatasetError::Read { path: path.to_owned(), line: 0, cause })?;
     let first = match read {

@@ -84,6 +84,10 @@ impl InputFile {
 
 impl Read for InputFile {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        // A file of one endless line, or of malformed ones, has no sample after which to look.
+        if self.stop.interrupted() {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
         self.wait()?;
         let got = self.file.read(buffer)?;
         if got == 0 && !buffer.is_empty() && self.length.is_some_and(|length| self.read < length) {

@@ -37,7 +37,7 @@ impl FieldOptions {
     ///
     /// # Errors
     /// The flag of an option that is given.
-    pub(crate) fn check_unused(&self, format: &str) -> Result<(), DatasetError> {
+    pub(crate) fn check_unused(&self, data: &str) -> Result<(), DatasetError> {
         let given = [
             ("--columns", self.columns.is_some()),
             ("--label", self.label.is_some()),
@@ -45,7 +45,7 @@ impl FieldOptions {
         ];
         match given.into_iter().find(|(_, given)| *given) {
             None => Ok(()),
-            Some((flag, _)) => Err(DatasetError::flag(flag, format!("not used by the format {format}"))),
+            Some((flag, _)) => Err(DatasetError::flag(flag, format!("not used by {data}"))),
         }
     }
 

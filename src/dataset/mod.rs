@@ -337,7 +337,7 @@ pub(crate) fn open_input(
     Ok(match (format, input.files) {
         (Format::Synthetic, Files::Followed(_)) => return Err(DatasetError::Follow),
         (Format::Synthetic, Files::List(paths)) => {
-            options.fields.check_unused(format.name())?;
+            options.fields.check_unused(&format!("the format {format}"))?;
             Box::new(synthetic::open(&Vec::from(paths), schema)?)
         }
         (_, files) => Box::new(Delimited::open(format, Input { files, ..input }, schema, options)?),

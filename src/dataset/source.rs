@@ -5,7 +5,7 @@
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Cursor, Read};
 use std::os::unix::fs::OpenOptionsExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
@@ -24,44 +24,88 @@ const WINDOW_BYTES: u64 = 128 << 20;
 /// Bytes of zstd output that are decoded ahead.
 const DECODED_BYTES: usize = 128 << 10;
 
-/// Opens a file, and decompresses it if necessary. Bytes read from disk are added to `total`.
+/// Opens a file, and decompresses it if necessary.
 ///
 /// # Errors
-/// [`DatasetError`]. The cause is [`io::ErrorKind::WouldBlock`] when `stop` was set while a pipe had no data;
-/// the file can be opened again after a pause.
-pub(crate) fn open(
-    path: &Path,
-    total: &Arc<AtomicU64>,
-    stop: &Stop,
-) -> Result<Box<dyn Read + Send>, DatasetError> {
-    let refused = |cause| DatasetError::Open { path: path.to_owned(), cause };
-    // Otherwise a pipe would be opened only when it has a writer. `InputFile` waits for that, and can be told
-    // to stop.
-    let flags = OFlags::NONBLOCK.bits().cast_signed();
-    let file = File::options().read(true).custom_flags(flags).open(path).map_err(refused)?;
-    fcntl_setfl(&file, OFlags::empty()).map_err(|errno| refused(errno.into()))?;
-    if file.metadata().map_err(refused)?.is_dir() {
-        return Err(DatasetError::Directory { path: path.to_owned() });
+/// [`DatasetError`]. The cause is [`io::ErrorKind::WouldBlock`] when `stop` was set while a pipe had no data.
+pub(crate) fn open(path: &Path, stop: &Stop) -> Result<Box<dyn Read + Send>, DatasetError> {
+    let mut unread = Unread::open(path.to_owned(), &Arc::default(), stop)?;
+    match unread.first_bytes()? {
+        Some(first) => Ok(unread.bytes(first)),
+        None => Err(DatasetError::Open { path: path.to_owned(), cause: io::ErrorKind::WouldBlock.into() }),
     }
-    let mut file = InputFile::new(file, total.clone(), stop.clone()).map_err(refused)?;
-    let magic = file.magic().map_err(refused)?;
-    let compression = Compression::of(&magic);
-    if compression == Compression::Zstd {
-        // The decoder cannot go on after an error of its source.
-        file.only_interrupts();
-    }
-    let whole = Cursor::new(magic).chain(file);
-    Ok(match compression {
-        Compression::None => Box::new(whole),
-        Compression::Gzip => Box::new(MultiGzDecoder::new(BufReader::with_capacity(CHUNK_BYTES, whole))),
-        Compression::Zstd => Box::new(Zstd {
-            source: BufReader::with_capacity(CHUNK_BYTES, whole),
-            decoder: FrameDecoder::new(),
-            in_frame: false,
-            stop: stop.only_interrupts(),
-        }),
-    })
 }
+
+/// A file that was opened, and not read yet. A pipe stays open while its first bytes are waited for: if it
+/// were closed in a pause, who writes to it would be ended by SIGPIPE.
+pub(crate) struct Unread {
+    path: PathBuf,
+    file: InputFile,
+    stop: Stop,
+}
+
+impl Unread {
+    /// Opens a file. Bytes read from disk are added to `total`.
+    ///
+    /// # Errors
+    /// [`DatasetError`].
+    pub(crate) fn open(path: PathBuf, total: &Arc<AtomicU64>, stop: &Stop) -> Result<Self, DatasetError> {
+        // Otherwise a pipe would be opened only when it has a writer. `InputFile` waits for that, and can be
+        // told to stop.
+        let flags = OFlags::NONBLOCK.bits().cast_signed();
+        let opened = File::options().read(true).custom_flags(flags).open(&path);
+        let opened = opened.and_then(|file| {
+            fcntl_setfl(&file, OFlags::empty())?;
+            let is_dir = file.metadata()?.is_dir();
+            Ok((InputFile::new(file, total.clone(), stop.clone())?, is_dir))
+        });
+        match opened {
+            Ok((_, true)) => Err(DatasetError::Directory { path }),
+            Ok((file, false)) => Ok(Self { path, file, stop: stop.clone() }),
+            Err(cause) => Err(DatasetError::Open { path, cause }),
+        }
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Waits for the first bytes. `None` if `stop` was set while a pipe had no data.
+    ///
+    /// # Errors
+    /// [`DatasetError::Open`].
+    pub(crate) fn first_bytes(&mut self) -> Result<Option<FirstBytes>, DatasetError> {
+        match self.file.magic() {
+            Ok(magic) => Ok(Some(FirstBytes(magic))),
+            Err(cause) if cause.kind() == io::ErrorKind::WouldBlock => Ok(None),
+            Err(cause) => Err(DatasetError::Open { path: self.path.clone(), cause }),
+        }
+    }
+
+    /// The bytes of the file, decompressed if necessary.
+    pub(crate) fn bytes(self, FirstBytes(magic): FirstBytes) -> Box<dyn Read + Send> {
+        let Self { mut file, stop, .. } = self;
+        let compression = Compression::of(&magic);
+        if compression == Compression::Zstd {
+            // The decoder cannot go on after an error of its source.
+            file.only_interrupts();
+        }
+        let whole = Cursor::new(magic).chain(file);
+        match compression {
+            Compression::None => Box::new(whole),
+            Compression::Gzip => Box::new(MultiGzDecoder::new(BufReader::with_capacity(CHUNK_BYTES, whole))),
+            Compression::Zstd => {
+                let mut decoder = FrameDecoder::new();
+                decoder.set_max_window_size(WINDOW_BYTES);
+                let (source, stop) = (BufReader::with_capacity(CHUNK_BYTES, whole), stop.only_interrupts());
+                Box::new(Zstd { source, decoder, in_frame: false, stop })
+            }
+        }
+    }
+}
+
+/// The first bytes of an [`Unread`], which say how it is compressed.
+pub(crate) struct FirstBytes(Vec<u8>);
 
 #[derive(Debug, PartialEq, Eq)]
 enum Compression {
@@ -94,11 +138,7 @@ impl<R: BufRead> Zstd<R> {
     /// Moves to the next frame that is not skippable; false at the end of the stream.
     fn next_frame(&mut self) -> io::Result<bool> {
         while !self.source.fill_buf()?.is_empty() {
-            let header = self.frame_header()?;
-            // A decoder that is used again accepts only windows up to 100 MiB, and a new one any (ruzstd
-            // 0.8).
-            self.decoder = FrameDecoder::new();
-            match self.decoder.reset(header.chain(&mut self.source)) {
+            match self.decoder.reset(&mut self.source) {
                 Ok(()) => {
                     self.in_frame = true;
                     return Ok(true);
@@ -113,44 +153,14 @@ impl<R: BufRead> Zstd<R> {
                         return Err(io::ErrorKind::UnexpectedEof.into());
                     }
                 }
+                Err(FrameDecoderError::WindowSizeTooBig { requested, max }) => {
+                    let reason = format!("a zstd frame has a window of {requested} bytes, limit {max}");
+                    return Err(io::Error::new(io::ErrorKind::InvalidData, reason));
+                }
                 Err(_) => return Err(self.failed()),
             }
         }
         Ok(false)
-    }
-
-    /// Reads the header of a frame, or the beginning of a skippable one (RFC 8878 sections 3.1.1.1, 3.1.2).
-    ///
-    /// # Errors
-    /// Also when the window is above the limit.
-    fn frame_header(&mut self) -> io::Result<Cursor<Vec<u8>>> {
-        let mut header = Vec::with_capacity(18);
-        let mut read =
-            |bytes: usize, header: &mut Vec<u8>| self.source.by_ref().take(bytes as u64).read_to_end(header);
-        read(5, &mut header)?;
-        if let [0x28, 0xb5, 0x2f, 0xfd, descriptor] = header[..] {
-            let single_segment = descriptor & 0x20 != 0;
-            let dictionary_id = [0, 1, 2, 4][usize::from(descriptor & 3)];
-            let content_size = [usize::from(single_segment), 2, 4, 8][usize::from(descriptor >> 6)];
-            read(usize::from(!single_segment) + dictionary_id + content_size, &mut header)?;
-            let window = match header.get(5) {
-                Some(window) if !single_segment => {
-                    let base = 1 << (10 + (window >> 3));
-                    base + base / 8 * u64::from(window & 7)
-                }
-                // The window is the whole content.
-                _ => {
-                    let size = header.get(5 + dictionary_id..).unwrap_or_default();
-                    let size = size.iter().rev().fold(0, |size, byte| size << 8 | u64::from(*byte));
-                    if content_size == 2 { size + 256 } else { size }
-                }
-            };
-            if window > WINDOW_BYTES {
-                let reason = format!("a zstd frame has a window of {window} bytes, limit {WINDOW_BYTES}");
-                return Err(io::Error::new(io::ErrorKind::InvalidData, reason));
-            }
-        }
-        Ok(Cursor::new(header))
     }
 
     /// The decoder's own errors name its internals, so they are not shown.

@@ -24,19 +24,19 @@ pub(super) struct Drain<'a> {
 
 impl Drain<'_> {
     /// Waits for the calls in flight until the limit, and ends the batchers.
-    pub(super) async fn finish(mut self, calls: JoinHandle<()>) -> Drained {
-        while self.state.in_flight.load(Ordering::Acquire) > 0 && Instant::now() < self.until {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-        // A health watch ends only when its service is removed, and keeps its connection open until then.
-        for name in HEALTH_NAMES {
-            self.health.clear_service_status(name).await;
-        }
-        // Only connections without calls are left. A client that does not close its end has to wait no more.
-        let until = self.until.min(Instant::now() + CLOSE);
-        let closed = tokio::time::timeout_at(until, calls).await;
-        let unfinished = self.state.in_flight.load(Ordering::Acquire);
-        if closed.is_err() && unfinished > 0 {
+    pub(super) async fn finish(mut self, mut calls: JoinHandle<()>) -> Drained {
+        let (closed, unfinished) = loop {
+            self.wait_for_calls().await;
+            // A client without calls that does not close its end has to wait no more.
+            let until = self.until.min(Instant::now() + CLOSE);
+            let closed = tokio::time::timeout_at(until, &mut calls).await.is_ok();
+            let unfinished = self.state.in_flight.load(Ordering::Acquire);
+            // A call that was on its way when the last one ended is still accepted.
+            if closed || unfinished == 0 || Instant::now() >= self.until {
+                break (closed, unfinished);
+            }
+        };
+        if !closed && unfinished > 0 {
             tracing::warn!(unfinished, "server.drain_seconds have passed: open connections are closed");
             for model in self.state.models.all() {
                 for engine in model.engines() {
@@ -46,6 +46,17 @@ impl Drain<'_> {
         }
         self.join_batchers().await;
         Drained { unfinished }
+    }
+
+    /// Waits until no call is in flight, or until the limit.
+    async fn wait_for_calls(&mut self) {
+        while self.state.in_flight.load(Ordering::Acquire) > 0 && Instant::now() < self.until {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        // A health watch ends only when its service is removed, and keeps its connection open until then.
+        for name in HEALTH_NAMES {
+            self.health.clear_service_status(name).await;
+        }
     }
 
     /// Ends the batchers, and closes the logs of learned samples. If all calls finished in time, the queues

@@ -59,7 +59,7 @@ pub(crate) async fn set(
             let change = Change::Label { label: label.clone(), target };
             let Requested { begun, answer, waits } = repository.change(change, model.clone(), id.to_owned());
             // Whoever drops this future drops `begun`, so a change that has not begun is not made.
-            let answer = tokio::spawn(keep_when_made(state.clone(), model.clone(), answer));
+            let answer = tokio::spawn(keep_when_made(state.clone(), model.clone(), set_on, answer));
             kserve::wait_for(&**repository, model.clone(), Requested { begun, answer, waits }).await?
         }
     };
@@ -110,12 +110,15 @@ fn target_of(state: &ServerState, request: &SetLabelRequest) -> Result<Option<Ve
 async fn keep_when_made(
     state: Arc<ServerState>,
     model: String,
+    before: Option<Arc<Pressure>>,
     answer: oneshot::Receiver<Result<(), ChangeError>>,
 ) -> Result<Kept, ChangeError> {
     answer.await.unwrap_or(Err(ChangeError::Draining))?;
     let repository = state.repository.get().ok_or(ChangeError::Unsupported)?;
-    // A model that is not served has its labels only on disk, where the repository has written this one.
-    Ok(Kept::begin(&state, repository, &model, state.models.labelled(&model)))
+    // A model that is not served has its labels only on disk, where the repository has written this one. One
+    // that was served before may have been unloaded since the label was set in memory.
+    let set_on = state.models.labelled(&model).or(before);
+    Ok(Kept::begin(&state, repository, &model, set_on))
 }
 
 /// Sets a label to a loaded version, without the repository's thread, which may be opening a large version.

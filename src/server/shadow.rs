@@ -112,8 +112,6 @@ impl Shadowing {
     pub(crate) fn end(&self) {
         self.batcher.abandon();
         self.batcher.join();
-        // If another shadow has begun, its next comparison sets this again.
-        self.metrics.largest.set(0.0);
     }
 
     /// As [`Batcher::is_awaited`].
@@ -129,6 +127,13 @@ impl Shadowing {
             *largest = largest.max(difference);
         }
         self.metrics.largest.set(f64::from(*largest));
+    }
+}
+
+impl Drop for Shadowing {
+    /// After the last comparison. If another shadow has begun, its next comparison sets this again.
+    fn drop(&mut self) {
+        self.metrics.largest.set(0.0);
     }
 }
 

@@ -78,12 +78,23 @@ pub(crate) struct Link {
     pub in_ram: bool,
 }
 
-/// The position of training in a version, if it has one.
-///
-/// # Errors
-/// [`StoreError`].
-pub(crate) fn cursor(models: &Path, name: &str, version: Version) -> Result<Option<String>, StoreError> {
-    Link::open(version_dir(&models.join(name), version), version)?.cursor()
+/// What a version says of the run that wrote it.
+pub(crate) struct RunNotes {
+    /// The position of training, if the version has one.
+    pub cursor: Option<String>,
+    /// The notes of the optimizer.
+    pub metadata: BTreeMap<String, String>,
+}
+
+impl RunNotes {
+    /// Those of a version, whose tables are not read.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub(crate) fn read(models: &Path, name: &str, version: Version) -> Result<Self, StoreError> {
+        let link = Link::open(version_dir(&models.join(name), version), version)?;
+        Ok(Self { cursor: link.cursor()?, metadata: link.manifest.metadata })
+    }
 }
 
 impl Link {

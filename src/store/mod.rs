@@ -75,7 +75,7 @@ pub use error::{Refusal, StoreError};
 pub(crate) use finite::all_finite;
 pub(crate) use format::{Base, TrainingTotals};
 pub(crate) use last_delta::LastDeltaRows;
-pub(crate) use link::cursor;
+pub(crate) use link::RunNotes;
 pub use record::{RecordLayout, StateShape};
 pub(crate) use retention::{base_of, check_base};
 #[cfg(test)]

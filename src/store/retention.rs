@@ -3,7 +3,7 @@
 //!
 //! A version that a reader has locked (`link`), or that a label or the settings of a server name (`labels`),
 //! is not removed. Before its files are removed, a version is renamed to a name that no reader opens. If the
-//! process dies then, the next write removes the files (`write`).
+//! process dies then, the next write or removal removes the files (`write::sweep`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -14,7 +14,7 @@ use super::format::Base;
 use super::link::read_manifest;
 use super::snapshot::{Opened, Purpose, open};
 use super::version_files::{MANIFEST, version_dir};
-use super::write::{publish, removal_path};
+use super::write::{publish, removal_path, sweep};
 use super::{Checkpoint, Contents, Dense, DenseTensor, Numbering, StoreError, TableRows, labels, versions};
 use crate::types::{Version, VersionSelector};
 
@@ -88,6 +88,8 @@ pub(crate) fn chain_bytes(models: &Path, name: &str, version: Version) -> Result
 /// removed stays.
 pub(crate) fn retain(models: &Path, name: &str, keep: usize) -> Result<Vec<Version>, StoreError> {
     let (model, all) = (models.join(name), versions(models, name)?);
+    // What a removal left that was interrupted, or that was not allowed to remove files.
+    sweep(&model);
     let is_full = |version: &&Version| {
         read_manifest(&version_dir(&model, **version)).is_ok_and(|(manifest, _)| manifest.base.is_none())
     };
@@ -103,11 +105,13 @@ pub(crate) fn retain(models: &Path, name: &str, keep: usize) -> Result<Vec<Versi
         if kept.contains(&version) {
             continue;
         }
-        if remove(&model, version) {
+        // To remove a large version takes long, and a label may have been set meanwhile.
+        let is_named = || named(models, name).map_or(true, |named| named.contains(&version));
+        if remove(&model, version, is_named) {
             removed.push(version);
         } else {
             // A reader that has locked it may not have locked its base yet.
-            keep_chain(models, name, version, &mut kept);
+            keep_chain(&model, version, &all, &mut kept);
         }
     }
     removed.reverse();
@@ -120,53 +124,67 @@ pub(crate) fn retain(models: &Path, name: &str, keep: usize) -> Result<Vec<Versi
 /// # Errors
 /// As [`retain`].
 pub(crate) fn remove_unused(models: &Path, name: &str, own: &[Base]) -> Result<Vec<Base>, StoreError> {
-    let (model, named) = (models.join(name), named(models, name)?);
-    let bases = versions(models, name)?.into_iter().filter_map(|version| base_of(models, name, version));
-    let bases: BTreeSet<Version> = bases.map(|base| base.version).collect();
+    let (model, named, all) = (models.join(name), named(models, name)?, versions(models, name)?);
+    let bases: BTreeSet<Version> =
+        all.iter().filter_map(|&version| base_or_before(&model, version, &all)).collect();
     let removed = own.iter().copied().filter(|base| {
         // If the version was removed by hand, another one may have its number.
         let is_own =
             read_manifest(&version_dir(&model, base.version)).is_ok_and(|(_, sum)| sum == base.xxh3_128);
         let is_needed = || bases.contains(&base.version) || named.contains(&base.version);
-        is_own && !is_needed() && remove(&model, base.version)
+        is_own && remove(&model, base.version, is_needed)
     });
     Ok(removed.collect())
 }
 
 /// The versions that labels or settings name, and those that they build on.
 fn named(models: &Path, name: &str) -> Result<BTreeSet<Version>, StoreError> {
-    let mut kept = BTreeSet::new();
+    let (mut kept, all) = (BTreeSet::new(), versions(models, name)?);
     let (labels, settings) = (labels::load(models, name)?, labels::load_settings(models, name)?);
     for target in labels.into_values().chain(settings.into_values()) {
         if let VersionSelector::Version(version) = target {
-            keep_chain(models, name, version, &mut kept);
+            keep_chain(&models.join(name), version, &all, &mut kept);
         }
     }
     Ok(kept)
 }
 
 /// Adds a version and those that it builds on.
-fn keep_chain(models: &Path, name: &str, version: Version, kept: &mut BTreeSet<Version>) {
+fn keep_chain(model: &Path, version: Version, all: &[Version], kept: &mut BTreeSet<Version>) {
     let mut next = Some(version);
     while let Some(version) = next.filter(|version| kept.insert(*version)) {
-        next = base_of(models, name, version).map(|base| base.version);
+        next = base_or_before(model, version, all);
     }
 }
 
-/// Removes a version, unless a reader or another process uses it.
-fn remove(model: &Path, version: Version) -> bool {
+/// What a version builds on; `None` if it is full. If its manifest cannot be read, perhaps because it is
+/// still being copied, it may be a delta of the one before it. `all` has the versions on disk, ascending.
+fn base_or_before(model: &Path, version: Version, all: &[Version]) -> Option<Version> {
+    match read_manifest(&version_dir(model, version)) {
+        Ok((manifest, _)) => manifest.base.map(|base| base.version),
+        Err(_) => all[..all.partition_point(|&other| other < version)].last().copied(),
+    }
+}
+
+/// Removes a version, unless a reader or another process uses it, or it is needed.
+fn remove(model: &Path, version: Version, is_needed: impl FnOnce() -> bool) -> bool {
     let path = version_dir(model, version);
     // The lock is held until the files are removed.
     let Ok(dir) = File::open(&path) else { return false };
-    if !lock_if_free(&dir) {
+    if !lock_if_free(&dir) || is_needed() {
         return false;
     }
     let removal = removal_path(model, version);
-    let removed = fs::rename(&path, &removal).and_then(|()| fs::remove_dir_all(&removal));
-    if let Err(error) = &removed {
+    if let Err(error) = fs::rename(&path, &removal) {
         tracing::warn!(path = %path.display(), %error, "an old version cannot be removed");
+        return false;
     }
-    removed.is_ok()
+    // It is no version any more, whatever happens to its files.
+    if let Err(error) = fs::remove_dir_all(&removal) {
+        let path = removal.display();
+        tracing::warn!(%path, %error, "the files of a removed version cannot be removed; it is tried again");
+    }
+    true
 }
 
 fn tensors(dense: &BTreeMap<String, Dense>) -> Vec<DenseTensor<'_>> {

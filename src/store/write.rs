@@ -101,9 +101,9 @@ pub(crate) fn make_dirs(disk: &dyn Disk, path: &Path) -> Result<(), StoreError> 
     disk.sync_dir(parent).map_err(|e| StoreError::at(parent, e))
 }
 
-/// Removes the staging directories of dead writers. A directory that cannot be locked or removed stays until
-/// the next write.
-fn sweep(model: &Path) {
+/// Removes the staging directories of dead writers, and what is left of removed versions. A directory that
+/// cannot be locked or removed stays until the next write or removal.
+pub(super) fn sweep(model: &Path) {
     let Ok(entries) = fs::read_dir(model) else { return };
     for entry in entries.flatten() {
         let ours = entry.file_name().to_str().is_some_and(is_staging) && entry.path().is_dir();

@@ -42,7 +42,7 @@ pub(crate) use pipeline::verify::{Difference, Verifier};
 pub use pipeline::{Data, Pipeline, PipelineRows, PipelineSettings, RowFrequency};
 pub use reference::ReferenceTrainer;
 pub use start::{WorkingFileOptions, initialise, initialise_on_disk};
-pub(crate) use start::{check_optimizer, is_exact, resume, resume_on_disk};
+pub(crate) use start::{check_optimizer, check_optimizer_notes, is_exact, resume, resume_on_disk};
 pub use train_state::TrainState;
 
 use std::error::Error;

@@ -1,5 +1,6 @@
 //! The state with which training starts: fresh values, or those of a version.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use super::TrainError;
@@ -171,20 +172,29 @@ pub(crate) fn is_exact(opened: &Opened, optimizer: Optimizer) -> bool {
 /// # Errors
 /// The flag of the first difference.
 pub(crate) fn check_optimizer(opened: &Opened, optimizer: Optimizer) -> Result<(), OtherRun> {
+    check_optimizer_notes(&opened.metadata, optimizer)?;
+    if is_exact(opened, optimizer) {
+        return Ok(());
+    }
+    let expected = format!("{} with its state", optimizer.kind);
+    Err(OtherRun { flag: "--optimizer", expected, got: "a version without it".to_owned() })
+}
+
+/// Checks that a version with these notes was trained with the same settings of the optimizer.
+///
+/// # Errors
+/// The flag of the first difference.
+pub(crate) fn check_optimizer_notes(
+    before: &BTreeMap<String, String>,
+    optimizer: Optimizer,
+) -> Result<(), OtherRun> {
     let now = notes(optimizer);
     let differs = |(key, flag)| {
-        let (before, now) = (opened.metadata.get(key)?, now.get(key)?);
+        let (before, now) = (before.get(key)?, now.get(key)?);
         (before != now).then(|| OtherRun { flag, expected: before.clone(), got: now.clone() })
     };
     let flags = [("optimizer", "--optimizer"), ("eps", "--eps"), ("beta1", "--beta1"), ("beta2", "--beta2")];
-    match flags.into_iter().find_map(differs) {
-        Some(other) => Err(other),
-        None if !is_exact(opened, optimizer) => {
-            let expected = format!("{} with its state", optimizer.kind);
-            Err(OtherRun { flag: "--optimizer", expected, got: "a version without it".to_owned() })
-        }
-        None => Ok(()),
-    }
+    flags.into_iter().find_map(differs).map_or(Ok(()), Err)
 }
 
 /// The state of a version except its rows, and its tables. The tables have optimizer state only if training

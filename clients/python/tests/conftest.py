@@ -129,6 +129,7 @@ class Scripted(ctr_pb2_grpc.CtrServicer):
         self.dense: list[str] = []
         self.max_samples = 4
         self.described = 0
+        self.before_description: Step | None = None
         self.script: list[Step] = []
         self.calls = 0
         self.metadata: dict[str, str | bytes] = {}
@@ -159,6 +160,8 @@ class Scripted(ctr_pb2_grpc.CtrServicer):
     def GetModel(self, request: Any, context: Any) -> ctr_pb2.GetModelResponse:
         self.described += 1
         self.metadata = dict(context.invocation_metadata())
+        if self.before_description is not None:
+            self.before_description(context)
         model = ctr_pb2.GetModelResponse(model=request.model, dense_order=dense_order(self.dense))
         model.features.add(name=self.feature, one_hot=True, max_ids=1, takes_strings=self.takes_strings)
         model.dense.extend(ctr_pb2.DenseInput(name=name) for name in self.dense)

@@ -4,8 +4,9 @@ import asyncio
 from collections.abc import Callable
 from contextlib import ExitStack
 
+import grpc
 import pytest
-from conftest import MODEL, Case, Scripted, Server, dense_order
+from conftest import MODEL, Case, Scripted, Server, dense_order, failing
 
 from flechette import AsyncClient, Client, InputError, InvalidRequestError, LimitError
 
@@ -131,6 +132,37 @@ def test_the_rest_of_the_learned_samples_is_split_anew(scripted: tuple[Scripted,
         client.model(MODEL)
         assert client.learn(MODEL, TEN, [1] * 10) == 10
     assert servicer.learned == TEN["item"]
+
+
+def test_a_refusal_says_from_which_sample_the_server_counts(scripted: tuple[Scripted, str]) -> None:
+    servicer, address = scripted
+    refuse = failing(grpc.StatusCode.INVALID_ARGUMENT)
+
+    async def learn() -> int:
+        async with AsyncClient(address) as client:
+            return await client.learn(MODEL, TEN, [1] * 10)
+
+    servicer.script = [lambda _: None, refuse]
+    with pytest.raises(InvalidRequestError, match=r"refused \(counted from sample 4\)"):
+        asyncio.run(learn())
+    servicer.script = [lambda _: None, lambda _: None, refuse]
+    with Client(address) as client, pytest.raises(InvalidRequestError) as refused:
+        client.learn(MODEL, TEN, [1] * 10)
+    assert (refused.value.message, refused.value.learned) == ("refused (counted from sample 8)", 8)
+
+
+@pytest.mark.parametrize("score", [predict, predict_async])
+def test_an_error_is_not_hidden_by_that_of_a_new_description(
+    scripted: tuple[Scripted, str], score: Score
+) -> None:
+    servicer, address = scripted
+
+    def unload() -> None:
+        servicer.before_description = failing(grpc.StatusCode.NOT_FOUND)
+
+    with pytest.raises(InputError, match="columns: 'item': missing"):
+        score(address, TEN, unload, {"thing": [1]})
+    assert servicer.described == 2
 
 
 def test_a_stream_raises_the_refusal_and_the_next_one_knows_better(scripted: tuple[Scripted, str]) -> None:

@@ -1,6 +1,7 @@
 """When failed requests are sent again, and how connections are secured, by a scripted server."""
 
 import asyncio
+import pickle
 import time
 from collections.abc import Callable
 
@@ -21,6 +22,7 @@ from flechette import (
     UnavailableError,
 )
 from flechette.calls import Deadline
+from flechette.errors import server_error
 
 SAMPLES = {"item": [1, 3]}
 SCORES = [0.5, 0.25]
@@ -28,6 +30,16 @@ SCORES = [0.5, 0.25]
 BUSY, GONE = grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE
 FINAL = {grpc.StatusCode.INVALID_ARGUMENT: InvalidRequestError, BUSY: LimitError}
 FAST = Retries(first_wait=0.001, longest_wait=0.002)
+
+
+def test_an_error_can_be_sent_to_another_process() -> None:
+    for code, retry_after in [(BUSY, 2.0), (BUSY, None), (GONE, None), (grpc.StatusCode.INTERNAL, None)]:
+        error = server_error(code, "refused", retry_after)
+        error.learned = 3
+        copied = pickle.loads(pickle.dumps(error))
+        assert type(copied) is type(error)
+        assert str(copied) == str(error)
+        assert vars(copied) == vars(error)
 
 
 def predict(address: str, retries: Retries, timeout: float) -> list[float]:

@@ -16,6 +16,7 @@ from flechette import (
     Client,
     DeadlineError,
     FlechetteError,
+    InputError,
     InvalidRequestError,
     Retries,
     UnavailableError,
@@ -47,6 +48,14 @@ def test_batches_are_scored_in_order_and_few_are_taken_ahead(client: Client, cas
         assert np.asarray(result.logits).tobytes() == case.logits[number % 50 :].tobytes()
         assert result.scores.index[0] == f"row {number % 50}"
     assert taken == 100
+
+
+def test_the_scores_before_a_batch_that_fits_not_are_yielded_first(client: Client, case: Case) -> None:
+    results = client.predict_stream(MODEL, [*[case.columns] * 3, {}], window=16)
+    for _ in range(3):
+        assert np.asarray(next(results).scores).tobytes() == case.scores.tobytes()
+    with pytest.raises(InputError, match="missing"):
+        next(results)
 
 
 def test_batches_that_come_slowly_are_scored_when_they_come(

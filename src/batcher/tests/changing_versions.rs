@@ -115,3 +115,48 @@ async fn a_part_of_the_version_before_that_finishes_last_is_computed_again() {
         assert_eq!(answer.probabilities, batch(20, 1).1);
     }
 }
+
+/// A model with another version at each call. During its second call the client cancels.
+struct Cancelled {
+    model: Arc<Fake>,
+    ticket: Mutex<Option<Ticket>>,
+}
+
+impl Predict for Cancelled {
+    fn predict(&self, batch: &Batch) -> Result<Scores, PredictError> {
+        let call = self.model.begun() as u64;
+        while call == 0 && self.ticket.lock().unwrap().is_none() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        if call == 1 {
+            drop(self.ticket.lock().unwrap().take());
+        }
+        Ok(Scores { version: Version(call), ..self.model.predict(batch)? })
+    }
+
+    fn describe(&self) -> Description {
+        self.model.describe()
+    }
+
+    fn ready(&self) -> bool {
+        true
+    }
+}
+
+#[tokio::test]
+async fn a_request_that_is_cancelled_before_its_parts_are_computed_again_delays_no_later_one() {
+    let model = Fake::new();
+    let cancelled = Arc::new(Cancelled { model: model.clone(), ticket: Mutex::new(None) });
+    let max_delay = Duration::from_secs(3600);
+    let config = BatcherConfig { max_samples: 10, workers: 1, max_delay, ..batcher_config() };
+    let metrics = Metrics::new().unwrap().model("ads", &model.schema);
+    let batcher = Batcher::start(cancelled.clone(), metrics, &config).unwrap();
+    *cancelled.ticket.lock().unwrap() = Some(batcher.submit(batch(20, 1).0, ANY).unwrap());
+    while model.begun() < 2 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    // A worker that is idle takes it at once.
+    let later = batcher.submit(batch(1, 0).0, ANY).unwrap();
+    tokio::time::timeout(Duration::from_secs(60), later).await.unwrap().unwrap();
+    assert_eq!(model.begun(), 3);
+}

@@ -94,6 +94,8 @@ impl Adder {
                 Ok(true)
             }
             Err(error) => {
+                // It may have begun to show metrics, and its next version may have another schema.
+                self.loader.metrics.forget(name);
                 let line = error_line(error.as_ref());
                 // Whoever shows the reason names the model.
                 let reason = line.strip_prefix(&format!("model {name:?}: ")).unwrap_or(&line).to_owned();

@@ -266,6 +266,7 @@ impl Watcher {
     }
 
     fn unload(&mut self, name: &str, id: &str) -> Result<(), ChangeError> {
+        self.adder.versions.wait_for_switch(name);
         if !self.adder.registry.remove(name) {
             return Err(ChangeError::NotServed { model: name.to_owned() });
         }

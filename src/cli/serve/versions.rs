@@ -134,6 +134,18 @@ impl ServedVersions {
         self.known.values_mut().for_each(|known| known.report_again = true);
     }
 
+    /// Waits for a switch of a model's main engine, which holds memory until it ends. Blocks, but not for
+    /// longer than a client waits.
+    pub(crate) fn wait_for_switch(&self, name: &str) {
+        let switching = self.known.get(name).and_then(|known| known.switching.as_ref());
+        if switching.is_some_and(|switching| !switching.has_ended()) {
+            tracing::warn!(
+                model = name,
+                "a version is still being taken over: the model's memory stays until then"
+            );
+        }
+    }
+
     /// Releases the versions of a model that is not served any more.
     pub(crate) fn remove(&mut self, name: &str) {
         self.known.remove(name);

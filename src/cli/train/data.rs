@@ -197,7 +197,6 @@ impl Args {
     /// Everything that decides what the run trains, for its cursor.
     pub(crate) fn cursor_run(&self, feed: &Feed) -> anyhow::Result<RunIdentity> {
         let optimizer = self.run.training.optimizer()?;
-        let name = |dir: &PathBuf| dir.file_name().map(|name| name.to_string_lossy().into_owned());
         // Learned samples have neither lines nor fields.
         let lines = Some(&self.run.training.format).filter(|_| !self.data.learned);
         let format = lines.and_then(|lines| lines.given());
@@ -206,7 +205,7 @@ impl Args {
             fields: lines.map_or_else(FieldOptions::default, |lines| lines.fields()),
             files: feed.names(),
             begins: self.data.data.iter().map(|path| begin_sum("--data", path)).collect::<Result<_, _>>()?,
-            follow: self.data.follow.as_ref().map(|dir| name(dir).unwrap_or_default()),
+            follow: self.data.follow.as_deref().map(last_name),
             learned: self.data.learned,
             batch: self.run.training.batch,
             seed: self.run.training.seed,
@@ -241,6 +240,9 @@ impl Args {
         }
         self.check_sources()?;
         if self.data.learned {
+            if self.valid.is_none() {
+                self.run.training.format.fields().check_unused("learned samples")?;
+            }
             self.check_learned_log()?;
         } else {
             self.run.training.format.warn_of_lists(schema);
@@ -305,6 +307,11 @@ impl Args {
     /// What is read more than once is no pipe.
     fn check_read_again(&self) -> anyhow::Result<()> {
         let (data, valid) = (&self.data.data, &self.valid);
+        // A restart begins at the first sample of a pipe, and would train on the files again.
+        if let Some(pipe) = data.iter().find(|path| !self.alone && data.len() > 1 && is_pipe(path)) {
+            let error = anyhow!("--train: {}: a pipe must be the only file", pipe.display());
+            return Err(InputError(error).into());
+        }
         if self.epochs > 1 {
             readable_twice("--epochs", data)?;
         }
@@ -333,6 +340,12 @@ impl Args {
         }
         Ok(())
     }
+}
+
+/// The last name of a directory's path, which `.` and `..` do not have.
+fn last_name(dir: &Path) -> String {
+    let name = |path: &Path| path.file_name().map(|name| name.to_string_lossy().into_owned());
+    name(dir).or_else(|| name(&dir.canonicalize().ok()?)).unwrap_or_default()
 }
 
 /// A checksum of the first bytes of a file; no text for what is not a file. Short, because a file may grow

@@ -10,11 +10,14 @@ use std::time::{Duration, Instant};
 
 use whole_batches::WholeBatches;
 
+use anyhow::anyhow;
+
 use super::Args;
 use super::progress_line::{ProgressLine, shown, until_next_measure};
 use super::publishing::WrittenVersions;
 use super::run::RunMetrics;
 use super::trained::Trained;
+use crate::cli::InputError;
 use crate::dataset::{DataFile, DataPosition, Feed, FeedFiles, FileAt, Reader, in_line};
 use crate::store::StoreError;
 use crate::trainer::cursor::{Cursor, RunIdentity, Validation};
@@ -153,6 +156,12 @@ impl<'a> Epochs<'a> {
             self.run.validating.clone_from(&cursor.run.validating);
         }
         (self.position, self.validation) = (cursor.position(), cursor.validation_of(version));
+        let (epoch, epochs) = (self.position.epoch, self.args.epochs);
+        if epoch > epochs && self.position.samples > 0 {
+            let error =
+                anyhow!("--epochs: expected at least {epoch}, where version {version} is, got {epochs}");
+            return Err(InputError(error).into());
+        }
         // Standard input of `train --resume` has the samples of before again. What a server reads from a pipe
         // after a restart is new.
         if !self.args.alone && self.args.reads_pipe() {

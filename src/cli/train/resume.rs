@@ -6,9 +6,9 @@ use super::Args;
 use super::run::Start;
 use crate::cli::InputError;
 use crate::dataset::Stop;
-use crate::store::{self, Opened, Purpose, StoreError};
-use crate::trainer::check_optimizer;
+use crate::store::{self, Opened, Purpose, RunNotes, StoreError};
 use crate::trainer::cursor::{Cursor, RunIdentity};
+use crate::trainer::{check_optimizer, check_optimizer_notes};
 use crate::types::{Version, VersionSelector};
 
 /// Where the run continues: after the last version. `None` if the run published nothing, which is logged.
@@ -109,9 +109,13 @@ fn overtaken(args: &Args, run: &RunIdentity, after: Version, before: Version) ->
 
 /// Whether a version is of this run. Its tables are not read.
 fn is_of_run(args: &Args, run: &RunIdentity, version: Version) -> bool {
-    let cursor = store::cursor(&args.models, &args.name, version).ok().flatten();
+    let Ok(RunNotes { cursor, metadata }) = RunNotes::read(&args.models, &args.name, version) else {
+        return false;
+    };
     let cursor = cursor.and_then(|text| Cursor::parse(&text).ok());
-    cursor.is_some_and(|cursor| cursor.run.check(run).is_ok())
+    let same_optimizer =
+        args.run.training.optimizer().is_ok_and(|now| check_optimizer_notes(&metadata, now).is_ok());
+    same_optimizer && cursor.is_some_and(|cursor| cursor.run.check(run).is_ok())
 }
 
 /// How the run is continued if it ends now.

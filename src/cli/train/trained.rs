@@ -45,6 +45,9 @@ impl Trained {
         }
         let frequencies = args.run.pipeline.frequencies(schema)?;
         let (replicas, lambda) = (args.run.replicas, args.run.lambda);
+        if replicas == 1 && lambda != 1 {
+            tracing::warn!("--lambda: has no effect, because there is one replica");
+        }
         let flags = args.run.pipeline.settings(ScratchpadSize::Fraction(1.0), seed);
         let settings = PipelineSettings { replicas, lambda, ..flags };
         settings.check()?;
@@ -187,9 +190,8 @@ fn slots(args: &Args, feed: &Feed, size: SizeFlag) -> anyhow::Result<Option<Vec<
 
 /// Warns of flags that have no effect because all rows are in memory.
 fn warn_of_unused_flags(args: &Args) {
-    let others = [("--reorder", args.run.reorder), ("--lambda", args.run.lambda != 1)];
-    let others = others.into_iter().filter_map(|(name, given)| given.then_some(name));
-    let unused: Vec<_> = args.run.pipeline.given().into_iter().chain(others).collect();
+    let reorder = args.run.reorder.then_some("--reorder");
+    let unused: Vec<_> = args.run.pipeline.given().into_iter().chain(reorder).collect();
     if !unused.is_empty() {
         let unused = unused.join(", ");
         tracing::warn!("scratchpad: all rows are kept in memory, so these flags have no effect: {unused}");

@@ -310,6 +310,33 @@ fn a_reader_that_waits_for_a_file_keeps_the_samples_in_hand_during_a_pause() {
 }
 
 #[test]
+fn a_pipe_whose_first_bytes_are_waited_for_stays_open_during_a_pause() {
+    let dir = tempfile::tempdir().unwrap();
+    let paths = files(dir.path(), Format::CriteoTsv, 90);
+    let list =
+        |paths: [&PathBuf; 2]| feed(Format::CriteoTsv, FeedFiles::List(paths.map(Clone::clone).into()));
+    let begin = DataPosition::begin(1);
+    let expected = samples(&mut *list([&paths[0], &paths[1]]).open(&begin).unwrap(), 32);
+    let pipe = dir.path().join("pipe");
+    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let piped = list([&paths[0], &pipe]);
+    let mut reader = piped.open(&begin).unwrap();
+    let stop = piped.stop.clone();
+    let writer = std::thread::spawn(move || {
+        // Waits until the reader has opened the pipe.
+        let writer = std::fs::File::options().write(true).open(pipe).unwrap();
+        stop.pause();
+        writer
+    });
+    assert_eq!(reader.read(1000, &mut RawBatch::default()).unwrap(), 0);
+    let mut writer = writer.join().unwrap();
+    writer.write_all(&std::fs::read(&paths[1]).unwrap()).unwrap();
+    drop(writer);
+    piped.stop.resume();
+    assert!(samples(&mut *reader, 1000) == expected);
+}
+
+#[test]
 fn a_file_that_becomes_shorter_while_it_is_read_is_an_error_with_its_name() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("cut.tsv");

@@ -22,7 +22,7 @@ fn read(bytes: &[u8]) -> io::Result<Vec<u8>> {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), bytes).unwrap();
     let mut text = Vec::new();
-    open(file.path(), &Arc::default(), &Stop::default()).unwrap().read_to_end(&mut text)?;
+    open(file.path(), &Stop::default()).unwrap().read_to_end(&mut text)?;
     Ok(text)
 }
 
@@ -84,6 +84,24 @@ fn a_damaged_zstd_file_is_reported_in_plain_words() {
     }
 }
 
+/// RFC 8878, section 3.1.1.2: the contents of a block have at most 128 KiB, or the frame's window.
+#[test]
+fn a_zstd_block_whose_contents_are_larger_than_a_block_may_be_is_refused() {
+    let sequences = 32_700_u16;
+    let mut block = vec![0, 0xff];
+    block.extend((sequences - 0x7f00).to_le_bytes());
+    // Of one kind each: no literals, the last offset, a match of 65,539 bytes or more.
+    block.extend([0x54, 0, 0, 52]);
+    block.extend(vec![0xff; 65_400]);
+    block.push(1);
+    let header = |kind: u32, bytes: usize| (kind | (bytes as u32) << 3).to_le_bytes()[..3].to_vec();
+    // A window of 1 KiB, 8 bytes as they are, and the last block, which is compressed.
+    let frame =
+        [b"\x28\xb5\x2f\xfd\0\0", &header(0, 8)[..], b"abcdefgh", &header(5, block.len()), &block].concat();
+    assert!(frame.len() < 66_000);
+    assert_eq!(read(&frame).unwrap_err().to_string(), "the zstd data is truncated or damaged");
+}
+
 #[test]
 fn a_zstd_frame_whose_window_is_above_the_limit_is_refused() {
     let frame = |header: &[u8]| [b"\x28\xb5\x2f\xfd", header, &[0; 8]].concat();
@@ -124,7 +142,7 @@ fn an_interrupt_ends_the_wait_for_the_rest_of_a_pipe() {
                 stop.interrupt();
             }
         });
-        let error = match open(&path, &Arc::default(), &stop) {
+        let error = match open(&path, &stop) {
             Ok(mut source) => source.read_to_end(&mut Vec::new()).unwrap_err(),
             Err(DatasetError::Open { cause, .. }) => cause,
             Err(error) => panic!("{error}"),
@@ -144,7 +162,7 @@ fn a_pause_in_the_first_bytes_of_a_pipe_loses_none_of_them() {
         let stop = Stop::default();
         let opened = thread::spawn({
             let stop = stop.clone();
-            move || open(&path, &Arc::default(), &stop).unwrap()
+            move || open(&path, &stop).unwrap()
         });
         thread::sleep(Duration::from_millis(100));
         stop.pause();

@@ -200,3 +200,16 @@ fn a_label_of_a_model_that_is_unloaded_before_the_write_is_not_reported_as_kept(
     let not_kept = world.end(call).unwrap().unwrap().not_kept;
     assert_eq!(not_kept.as_deref(), Some("the model was unloaded meanwhile"));
 }
+
+#[test]
+fn a_label_that_is_set_in_memory_just_before_the_model_is_unloaded_is_not_reported_as_kept() {
+    let world = World::new();
+    let call = world.set("old", 3);
+    let Asked { begun, reply } = world.requested.recv_timeout(FOREVER).unwrap();
+    begun.send(()).unwrap();
+    world.set_in_memory("old");
+    assert!(world.state.models.remove(NAME));
+    reply.send(Ok(())).unwrap();
+    let not_kept = world.end(call).unwrap().unwrap().not_kept;
+    assert_eq!(not_kept.as_deref(), Some("the model was unloaded meanwhile"));
+}

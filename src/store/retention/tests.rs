@@ -75,6 +75,37 @@ fn a_version_that_a_label_names_stays_with_what_it_builds_on() {
 }
 
 #[test]
+fn what_a_labelled_version_may_build_on_stays_while_the_version_is_being_copied() {
+    let (dir, _) = chain::chain();
+    let models = dir.path();
+    compact(models, "m", Version(3), Version(3)).unwrap();
+    let highest = VersionSelector::Version(Version(u64::MAX));
+    let set = [("old".to_owned(), VersionSelector::Version(Version(3))), ("none".to_owned(), highest)];
+    labels::save(models, "m", &set.into()).unwrap();
+    let model = models.join("m");
+    for missing in ["3", "2", "3/MANIFEST.json"] {
+        let [path, aside] = [missing, ".copied"].map(|name| model.join(name));
+        fs::rename(&path, &aside).unwrap();
+        assert_eq!(retain(models, "m", 1).unwrap(), [], "without {missing}");
+        fs::rename(&aside, &path).unwrap();
+    }
+    open(models, "m", Version(3), Purpose::Serve).unwrap();
+    labels::save(models, "m", &BTreeMap::new()).unwrap();
+    assert_eq!(retain(models, "m", 1).unwrap(), [1, 2, 3].map(Version));
+}
+
+#[test]
+fn what_an_interrupted_removal_has_left_is_removed_by_the_next_one() {
+    let (dir, _) = chain::chain();
+    let models = dir.path();
+    let rest = models.join("m/.1.4000000.0.tmp");
+    fs::create_dir(&rest).unwrap();
+    fs::write(rest.join("model.toml"), "").unwrap();
+    assert_eq!(retain(models, "m", 1).unwrap(), []);
+    assert!(!rest.exists());
+}
+
+#[test]
 fn of_some_versions_those_are_removed_that_nothing_needs() {
     let dir = tempfile::tempdir().unwrap();
     let models = dir.path();

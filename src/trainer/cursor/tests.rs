@@ -78,6 +78,10 @@ fn another_run_is_refused_by_the_flag_that_differs() {
     let other = refused(&|run| run.files[1] = "c.tsv".to_owned());
     assert_eq!(other, "--data: expected \"b.tsv\", as before, got \"c.tsv\"");
     assert!(refused(&|run| run.files.truncate(1)).starts_with("--data: expected [\"a.tsv\", \"b.tsv\"]"));
+    // A pipe may have the same data.
+    let mut piped = cursor().run;
+    piped.begins[1].clear();
+    assert_eq!((piped.check(&cursor().run), cursor().run.check(&piped)), (Ok(()), Ok(())));
     let other = refused(&|run| run.begins[1] = "3".to_owned());
     assert_eq!(
         other,
@@ -225,8 +229,15 @@ mod fuzz {
             assert_eq!(serde_json::from_str::<Cursor>(&written).unwrap(), read);
             let run = cursor().run;
             let same = run.check(&read.run).is_ok();
-            // What the cursors of earlier programs do not say is taken as the same.
+            // What the cursors of earlier programs do not say is taken as the same, and how a pipe begins.
+            let mut begins = read.run.begins.clone();
+            begins
+                .iter_mut()
+                .zip(&run.begins)
+                .filter(|(begin, _)| begin.is_empty())
+                .for_each(|(begin, own)| begin.clone_from(own));
             let known = RunIdentity {
+                begins,
                 validating: read.run.validating.clone().or(run.validating.clone()),
                 replicas: read.run.replicas.or(run.replicas),
                 lambda: read.run.lambda.or(run.lambda),

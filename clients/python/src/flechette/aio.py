@@ -10,7 +10,7 @@ import grpc
 
 from flechette.calls import OUTDATED, REFUSED, TRANSIENT, Connection, Deadline, Retries, closed, options
 from flechette.client import IN_FLIGHT, learn_requests
-from flechette.errors import FlechetteError, ServerError, of_call, server_error
+from flechette.errors import FlechetteError, ServerError, counted_from, of_call, server_error
 from flechette.prediction import Ask, Prediction, prediction
 from flechette.v1.ctr_pb2 import GetModelRequest, GetModelResponse, PredictRequest, PredictResponse
 from flechette.v1.ctr_pb2_grpc import CtrStub
@@ -132,7 +132,8 @@ class AsyncClient:
         async def learn(known: GetModelResponse) -> None:
             nonlocal learned
             for request in learn_requests(known, columns, labels, learned):
-                answer = await self._call(self._stub.Learn, request, deadline, REFUSED)
+                with counted_from(learned):
+                    answer = await self._call(self._stub.Learn, request, deadline, REFUSED)
                 learned += answer.samples
 
         try:
@@ -154,9 +155,13 @@ class AsyncClient:
             return await attempt(await self._describe(model, deadline))
         try:
             return await attempt(known)
-        except OUTDATED:
+        except OUTDATED as outdated:
             self._models.pop(model, None)
-            described = await self._describe(model, deadline)
+            try:
+                described = await self._describe(model, deadline)
+            except FlechetteError:
+                # It says less about the call than the first error.
+                raise outdated from None
             if described == known:
                 raise
         return await attempt(described)
@@ -169,11 +174,13 @@ class AsyncClient:
     async def _scores(self, requests: Iterator[PredictRequest], deadline: Deadline) -> list[PredictResponse]:
         responses: list[PredictResponse] = []
         sent: deque[asyncio.Future[PredictResponse]] = deque()
+        first = 0
         try:
             for request in requests:
                 if len(sent) == IN_FLIGHT:
                     responses.append(await sent.popleft())
-                sent.append(asyncio.ensure_future(self._call(self._stub.Predict, request, deadline)))
+                sent.append(asyncio.ensure_future(self._score(first, request, deadline)))
+                first += request.samples
                 # Requests are sent while others are made.
                 await asyncio.sleep(0)
             while sent:
@@ -182,6 +189,10 @@ class AsyncClient:
             for unanswered in sent:
                 unanswered.cancel()
         return responses
+
+    async def _score(self, first: int, request: PredictRequest, deadline: Deadline) -> PredictResponse:
+        with counted_from(first):
+            return await self._call(self._stub.Predict, request, deadline)
 
     async def _call(
         self,

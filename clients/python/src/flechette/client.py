@@ -19,7 +19,7 @@ from flechette.calls import (
     options,
     retried,
 )
-from flechette.errors import FlechetteError, InputError, ServerError, of_call
+from flechette.errors import FlechetteError, InputError, ServerError, counted_from, of_call
 from flechette.prediction import Ask, Prediction, prediction
 from flechette.samples import encode, numbers, requests
 from flechette.stream import WINDOW, Batch, Stream
@@ -227,17 +227,27 @@ class Client:
             raise InputError(f"window: expected 1 to {WINDOW}, got {window}")
         ask, source = Ask(model, version, label, request_id, priority, logits), iter(batches)
         start = partial(begin, self._stub.PredictStream, metadata=self._metadata)
+        failed: Exception | None = None
         with Stream(start, self._retries) as stream:
             while True:
-                while len(stream.pending) < window and (columns := next(source, None)) is not None:
-                    limit = self._deadline(timeout)
-                    encode = partial(ask.request, columns, timeout_ms=limit.milliseconds())
-                    request = self._described(model, limit, encode)
+                while failed is None and len(stream.pending) < window:
+                    try:
+                        if (columns := next(source, None)) is None:
+                            break
+                        limit = self._deadline(timeout)
+                        encode = partial(ask.request, columns, timeout_ms=limit.milliseconds())
+                        request = self._described(model, limit, encode)
+                    except Exception as error:
+                        # Those before it are yielded first, so that their number says which batch it was.
+                        failed = error
+                        break
                     stream.send(Batch(request, columns))
                     # The next batch may come late.
                     if stream.has_answer():
                         break
                 if not stream.pending:
+                    if failed is not None:
+                        raise failed
                     return
                 try:
                     # It begins here, so that the time that the caller and the source took does not count.
@@ -270,7 +280,8 @@ class Client:
         def learn(known: GetModelResponse) -> None:
             nonlocal learned
             for request in learn_requests(known, columns, labels, learned):
-                learned += self._call(self._stub.Learn, request, deadline, REFUSED).samples
+                with counted_from(learned):
+                    learned += self._call(self._stub.Learn, request, deadline, REFUSED).samples
 
         try:
             self._described(model, deadline, learn)
@@ -295,37 +306,44 @@ class Client:
             return attempt(self._describe(model, deadline))
         try:
             return attempt(known)
-        except OUTDATED:
+        except OUTDATED as outdated:
             self._models.pop(model, None)
-            described = self._describe(model, deadline)
+            try:
+                described = self._describe(model, deadline)
+            except FlechetteError:
+                # It says less about the call than the first error.
+                raise outdated from None
             if described == known:
                 raise
         return attempt(described)
 
     def _scores(self, requests: Iterator[PredictRequest], deadline: Deadline) -> list[PredictResponse]:
         responses: list[PredictResponse] = []
-        sent: deque[tuple[PredictRequest, grpc.Future[PredictResponse]]] = deque()
+        sent: deque[tuple[int, PredictRequest, grpc.Future[PredictResponse]]] = deque()
+        first = 0
         try:
             for request in requests:
                 if len(sent) == IN_FLIGHT:
                     responses.append(self._finish(*sent.popleft(), deadline))
                 start = self._stub.Predict.future
                 call = begin(start, request, timeout=deadline.left(), metadata=self._metadata)
-                sent.append((request, call))
+                sent.append((first, request, call))
+                first += request.samples
             while sent:
                 responses.append(self._finish(*sent.popleft(), deadline))
         finally:
-            for _, unanswered in sent:
+            for _, _, unanswered in sent:
                 unanswered.cancel()
         return responses
 
     def _finish(
-        self, request: PredictRequest, call: grpc.Future[PredictResponse], deadline: Deadline
+        self, first: int, request: PredictRequest, call: grpc.Future[PredictResponse], deadline: Deadline
     ) -> PredictResponse:
         try:
             return call.result()
         except grpc.RpcError as error:
-            return self._again(request, deadline, of_call(error))
+            with counted_from(first):
+                return self._again(request, deadline, of_call(error))
 
     def _again(
         self, request: PredictRequest, deadline: Deadline, failed: ServerError, *, was_answered: bool = False

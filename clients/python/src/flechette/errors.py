@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -9,7 +10,7 @@ from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from flechette.v1.ctr_pb2 import PredictError
 
@@ -34,6 +35,10 @@ class ServerError(FlechetteError):
         self.message = message
         self.retry_after = retry_after
         """If the server refused the request because of overload: seconds until it may be sent again."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Exceptions of worker processes are pickled. By default, they are made again from their text alone.
+        return type(self), (self.code, self.message, self.retry_after), self.__dict__
 
 
 class InvalidRequestError(ServerError, InputError):
@@ -82,6 +87,18 @@ def server_error(code: grpc.StatusCode, message: str, retry_after: float | None 
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED and retry_after is None:
         return LimitError(code, message)
     return _CLASSES.get(code, ServerError)(code, message, retry_after)
+
+
+@contextmanager
+def counted_from(begin: int) -> Iterator[None]:
+    """Say where the samples of a request begin in those of a call, because the server counts from 0."""
+    try:
+        yield
+    except InvalidRequestError as error:
+        if begin == 0:
+            raise
+        message = f"{error.message} (counted from sample {begin})"
+        raise InvalidRequestError(error.code, message, error.retry_after) from None
 
 
 def of_stream(error: PredictError) -> ServerError:

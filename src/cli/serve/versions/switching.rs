@@ -50,6 +50,14 @@ pub(super) enum SwitchOutcome {
     Running(String),
 }
 
+impl Switching {
+    /// Waits for its end, as long as a client does. Returns whether it has ended, and holds no memory any
+    /// more.
+    pub(super) fn has_ended(&self) -> bool {
+        !matches!(self.ended.recv_timeout(ASKED_WAIT), Err(RecvTimeoutError::Timeout))
+    }
+}
+
 impl Settling<'_> {
     /// Begins to take over a version.
     pub(super) fn begin_switch(
