@@ -111,6 +111,17 @@ def check_network_policies():
         assert egress == expected, f"{values}: {egress} instead of {expected}"
 
 
+def check_init_container():
+    """models.init may have mounts and a security context of its own."""
+    mount = {"name": "secrets", "mountPath": "/config/rclone"}
+    security = {"readOnlyRootFilesystem": False}
+    init = {"name": "copy", "image": "registry.example/rclone:1.70", "volumeMounts": [mount], "securityContext": security}
+    pod = objects({**REQUIRED, "models": {"init": init}})["Deployment"]["spec"]["template"]["spec"]
+    models = {"name": "models", "mountPath": "/models"}
+    expected = {**init, "name": "models", "volumeMounts": [models, mount]}
+    assert pod["initContainers"] == [expected], pod["initContainers"]
+
+
 def check_rules():
     """The chart, also as a package, has the rules of deploy/prometheus, less those that the values leave out."""
     # The chart has a copy, because a package has no files from outside, and links do not survive every copy.
@@ -155,6 +166,7 @@ def main():
     for case, values in CASES.items():
         check_case(case, values)
     check_network_policies()
+    check_init_container()
     check_rules()
     for values, words in REFUSED:
         try:

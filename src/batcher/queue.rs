@@ -359,7 +359,8 @@ impl<T> Queue<T> {
         Next::Work
     }
 
-    /// Reports that a taken batch has been computed, or what was left of it.
+    /// Reports that a taken batch has been computed. Also if all of its requests had ended, so that it had no
+    /// samples.
     pub(crate) fn finish(&mut self, batch: Computed) {
         if batch.samples > 0 {
             self.overload.computed(batch);

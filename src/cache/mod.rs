@@ -336,9 +336,10 @@ fn check(options: &CacheOptions) -> Result<(), CacheError> {
     };
     let low_watermark = Bound {
         field: "cache.low_watermark",
-        expected: "a share above 0, at most the high watermark",
+        expected: "a share above 0, at most the high watermark and 0.999",
         got: low,
-        allowed: f64::MIN_POSITIVE..=high,
+        // A cache that is full must be above it, or nothing would be evicted.
+        allowed: f64::MIN_POSITIVE..=high.min(0.999),
     };
     [admission, high_watermark, low_watermark].into_iter().try_for_each(Bound::check)
 }

@@ -17,6 +17,7 @@ use tokio::task::JoinHandle;
 
 use crate::cli::flags::whole;
 use crate::cli::serve::{self, Serving, Watching};
+use crate::cli::train::interrupt;
 use crate::cli::{Cli, InputError, print, run as run_cli};
 use crate::config::{Config, Flags};
 use crate::dataset::synthetic::write_criteo_tsv;
@@ -80,6 +81,7 @@ fn claim(dir: &Path) -> anyhow::Result<()> {
 }
 
 fn show(args: &Args, dir: &Path) -> anyhow::Result<()> {
+    let kept = args.dir.is_some();
     let [train, test, schema, models, scores] = FILES.map(|name| dir.join(name));
     say(&format!("generating {} + {TEST_ROWS} rows of click logs in {}", args.rows, dir.display()))?;
     // Two seeds of the same distribution: one to train on, one to test on.
@@ -96,6 +98,7 @@ fn show(args: &Args, dir: &Path) -> anyhow::Result<()> {
     )?;
 
     let server = Running::start(&models)?;
+    let at_signal = server.ends_at_signal((!kept).then(|| dir.to_owned()));
     let addr = format!("http://{}", server.grpc);
     let target = ["--addr", addr.as_str(), "--model", MODEL, text(&test)?];
     command(&["score", "--out", text(&scores)?], &[&shared[..], &target].concat())?;
@@ -108,6 +111,7 @@ fn show(args: &Args, dir: &Path) -> anyhow::Result<()> {
         let (grpc, http) = (server.grpc, server.http);
         say(&format!("serving: gRPC {grpc}, http://{http}/ and http://{http}/metrics"))?;
         print("stop it with Ctrl-C\n")?;
+        at_signal.abort();
         server.wait_for_signal()?;
     }
     server.end()
@@ -170,12 +174,20 @@ impl Running {
         ))
     }
 
-    /// Waits for SIGTERM or SIGINT.
-    fn wait_for_signal(&self) -> anyhow::Result<()> {
-        self.runtime.block_on(async {
-            terminated()?.await;
-            Ok(())
+    /// Removes this directory and ends the process at a signal, while commands run. The system does not do it
+    /// any more, because training has caught these signals.
+    fn ends_at_signal(&self, dir: Option<PathBuf>) -> JoinHandle<anyhow::Result<()>> {
+        self.runtime.spawn(async move {
+            signalled().await?;
+            if let Some(dir) = dir {
+                let _ = fs::remove_dir_all(dir);
+            }
+            std::process::exit(interrupt::EXIT_CODE.into())
         })
+    }
+
+    fn wait_for_signal(&self) -> anyhow::Result<()> {
+        self.runtime.block_on(signalled())
     }
 
     /// Drains the server.
@@ -186,6 +198,22 @@ impl Running {
             server.await?
         })
     }
+}
+
+/// Waits for SIGTERM, SIGINT, or the end of the terminal.
+async fn signalled() -> anyhow::Result<()> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let terminated = terminated()?;
+    if interrupt::hangup_is_ignored() {
+        terminated.await;
+        return Ok(());
+    }
+    let mut hangup = signal(SignalKind::hangup())?;
+    tokio::select! {
+        () = terminated => {}
+        _ = hangup.recv() => {}
+    }
+    Ok(())
 }
 
 /// Prints a command line of this program and runs it.

@@ -117,16 +117,17 @@ fn simulate(args: &Args, config: &Config) -> anyhow::Result<()> {
     let rate = args.read(&schema, &mut accesses)?;
     let trace = accesses.finish(rate);
     args.check_accesses(trace.accesses.len() as u64)?;
+    // Before the simulation, which takes long.
+    let demand = args.serve.demand(&schema, &trace)?;
     if let Some(path) = &args.counts {
         Ranked::of(&trace).write(path).context("--counts")?;
     }
     let plan = compute_threads(config)?.install(|| Plan::of(&trace, &sizes, args.seed));
-    if let Some(path) = &args.plot {
-        std::fs::write(path, plot::svg(&plan)?).with_context(|| format!("--plot: {}", path.display()))?;
-    }
-    let demand = args.serve.demand(&schema, &trace)?;
     let tables = if args.tables { plan.tables_text() } else { String::new() };
-    args.print(&(plan.text(demand.as_ref()) + &tables), || plan.json(demand.as_ref()))
+    args.print(&(plan.text(demand.as_ref()) + &tables), || plan.json(demand.as_ref()))?;
+    // Last, so that the report is not lost if the plot cannot be written.
+    let Some(path) = &args.plot else { return Ok(()) };
+    std::fs::write(path, plot::svg(&plan)?).with_context(|| format!("--plot: {}", path.display()))
 }
 
 fn count(args: &Args, path: &Path, bytes: usize) -> anyhow::Result<()> {

@@ -97,7 +97,7 @@ impl Layers {
             self.require("cache.eviction", "cache.counts")?;
         }
         let high = self.share("cache.high_watermark", 1.0)?;
-        let low = self.optional("cache.low_watermark", |key| self.share(key, high))?;
+        let low = self.optional("cache.low_watermark", |key| self.share(key, high.min(0.999)))?;
         let warm = self.choice("cache.warm", SWITCH)?;
         if !warm {
             self.warn_of_no_effect("cache.save_seconds", "cache.warm is off");
@@ -112,7 +112,7 @@ impl Layers {
             staging_bytes: self.optional("cache.staging_bytes", |key| self.bytes(key, 1, u64::MAX))?,
             admission,
             eviction,
-            counts: self.text("cache.counts").map(PathBuf::from),
+            counts: self.path("cache.counts")?,
             key_bits: self.whole("cache.key_bits", 2, 64)? as u32,
             pointers: self.fraction("cache.pointers")?,
             high_watermark: high,

@@ -244,9 +244,9 @@ impl Layers {
         // An empty text would be the level error.
         let level = |text: &str| !text.is_empty() && text.parse::<LevelFilter>().is_ok();
         let directive = |text: &str| text.contains('=') || level(text);
-        let valid = |text: &str| {
-            text.parse::<Targets>().is_ok() && text.split(',').all(|part| directive(part.trim()))
-        };
-        self.parse("log.level", expected, |text| valid(text).then(|| text.to_owned()))
+        // `Targets` takes a space for a part of the target's name.
+        let trimmed = |text: &str| text.split(',').map(str::trim).collect::<Vec<_>>().join(",");
+        let valid = |text: &String| text.parse::<Targets>().is_ok() && text.split(',').all(directive);
+        self.parse("log.level", expected, |text| Some(trimmed(text)).filter(valid))
     }
 }

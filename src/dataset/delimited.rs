@@ -14,7 +14,7 @@ use super::fields::Fields;
 use super::files::{Files, Next};
 use super::layout::{Columns, FirstLineError, Layout};
 use super::lines::{Line, Lines};
-use super::source::Unread;
+use super::source::WaitingFile;
 use super::{DataFile, DatasetError, FileRun, Format, Input, ReadOptions, Reader, in_line};
 use crate::schema::Schema;
 use crate::types::{RawBatch, RawKind};
@@ -33,7 +33,7 @@ pub(crate) struct Delimited {
     header: Header,
     input: Input,
     /// The next file, if the reader was stopped before its first bytes came.
-    unread: Option<Unread>,
+    waiting: Option<WaitingFile>,
     file: Option<OpenFile>,
     fields: Fields,
     options: ReadOptions,
@@ -99,7 +99,7 @@ impl Delimited {
             bytes: input.files.bytes(),
             bytes_read: Arc::default(),
             input,
-            unread: None,
+            waiting: None,
             file: None,
             fields: Fields::default(),
             options,
@@ -125,7 +125,7 @@ impl Delimited {
             None => Reader::skip(self, samples)?,
             Some(_) => 0,
         };
-        self.unread = None;
+        self.waiting = None;
         self.input.files = files;
         Ok(skipped)
     }
@@ -148,20 +148,20 @@ impl Delimited {
         if let Some(OpenFile { path, columns: None, refused: Some((line, reason)), .. }) = self.file.take() {
             return Err(DatasetError::FieldCount { path, line, reason });
         }
-        let mut unread = match self.unread.take() {
-            Some(unread) => unread,
+        let mut waiting = match self.waiting.take() {
+            Some(waiting) => waiting,
             None => match self.input.files.next(&self.input.stop)? {
-                Next::File(path) => Unread::open(path, &self.bytes_read, &self.input.stop)?,
+                Next::File(path) => WaitingFile::open(path, &self.bytes_read, &self.input.stop)?,
                 Next::Stopped => return Ok(Some(Taken::Stopped)),
                 Next::End => return Ok(Some(Taken::End)),
             },
         };
-        let Some(first) = unread.first_bytes()? else {
-            self.unread = Some(unread);
+        let Some(first) = waiting.first_bytes()? else {
+            self.waiting = Some(waiting);
             return Ok(Some(Taken::Stopped));
         };
-        let path = unread.path().to_owned();
-        let bytes = unread.bytes(first);
+        let path = waiting.path().to_owned();
+        let bytes = waiting.bytes(first);
         if self.input.files.endless() {
             self.forgiven = self.skipped;
         }

@@ -84,7 +84,7 @@ impl InputFile {
 
 impl Read for InputFile {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        // A file of one endless line, or of malformed ones, has no sample after which to look.
+        // Of a file that has only malformed lines, the reader gets no sample after which it would look.
         if self.stop.interrupted() {
             return Err(io::ErrorKind::WouldBlock.into());
         }

@@ -27,24 +27,24 @@ const DECODED_BYTES: usize = 128 << 10;
 /// Opens a file, and decompresses it if necessary.
 ///
 /// # Errors
-/// [`DatasetError`]. The cause is [`io::ErrorKind::WouldBlock`] when `stop` was set while a pipe had no data.
+/// [`DatasetError`]. The cause is [`io::ErrorKind::WouldBlock`] if the reader was told to stop.
 pub(crate) fn open(path: &Path, stop: &Stop) -> Result<Box<dyn Read + Send>, DatasetError> {
-    let mut unread = Unread::open(path.to_owned(), &Arc::default(), stop)?;
-    match unread.first_bytes()? {
-        Some(first) => Ok(unread.bytes(first)),
+    let mut waiting = WaitingFile::open(path.to_owned(), &Arc::default(), stop)?;
+    match waiting.first_bytes()? {
+        Some(first) => Ok(waiting.bytes(first)),
         None => Err(DatasetError::Open { path: path.to_owned(), cause: io::ErrorKind::WouldBlock.into() }),
     }
 }
 
-/// A file that was opened, and not read yet. A pipe stays open while its first bytes are waited for: if it
-/// were closed in a pause, who writes to it would be ended by SIGPIPE.
-pub(crate) struct Unread {
+/// A file that was opened, and whose first bytes are waited for. A pipe stays open meanwhile: if it were
+/// closed in a pause, who writes to it would be ended by SIGPIPE.
+pub(crate) struct WaitingFile {
     path: PathBuf,
     file: InputFile,
     stop: Stop,
 }
 
-impl Unread {
+impl WaitingFile {
     /// Opens a file. Bytes read from disk are added to `total`.
     ///
     /// # Errors
@@ -70,7 +70,7 @@ impl Unread {
         &self.path
     }
 
-    /// Waits for the first bytes. `None` if `stop` was set while a pipe had no data.
+    /// Waits for the first bytes. `None` if the reader was told to stop before they were read.
     ///
     /// # Errors
     /// [`DatasetError::Open`].
@@ -104,7 +104,7 @@ impl Unread {
     }
 }
 
-/// The first bytes of an [`Unread`], which say how it is compressed.
+/// The first bytes of a file, which say how it is compressed.
 pub(crate) struct FirstBytes(Vec<u8>);
 
 #[derive(Debug, PartialEq, Eq)]

@@ -244,6 +244,11 @@ impl Engine {
         self.versions.version()
     }
 
+    /// Whether rows are looked up in a cache first.
+    pub(crate) fn has_cache(&self) -> bool {
+        !matches!(self.lookup_tier, LookupTier::Store)
+    }
+
     /// The cache's counts, if there is a cache.
     #[must_use]
     pub(crate) fn cache_stats(&self) -> Option<CacheStats> {

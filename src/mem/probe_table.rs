@@ -141,7 +141,7 @@ impl<B: Bucket> ProbeTable<B> {
     /// The first bucket of the tag's run.
     #[inline(always)]
     fn home(&self, tag: Tag) -> usize {
-        ((u64::from(tag.0) * self.buckets.len() as u64) >> 32) as usize
+        home(tag, self.buckets.len())
     }
 
     #[inline(always)]
@@ -154,6 +154,12 @@ impl<B: Bucket> ProbeTable<B> {
     fn distance(&self, from: usize, to: usize) -> usize {
         if to >= from { to - from } else { to + self.buckets.len() - from }
     }
+}
+
+/// The bucket at the tag's share of this many, of which there may be more than there are tags.
+#[inline(always)]
+fn home(tag: Tag, buckets: usize) -> usize {
+    ((u128::from(tag.0) * buckets as u128) >> 32) as usize
 }
 
 #[cfg(test)]

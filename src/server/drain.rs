@@ -103,3 +103,30 @@ async fn ends_soon(thread: &str, run: impl FnOnce() + Send + 'static) -> bool {
     }
     tokio::time::timeout(CLOSE, ended).await.is_ok()
 }
+
+#[cfg(test)]
+#[cfg(not(flechette_loom))]
+mod tests {
+    use super::*;
+    use crate::server::Server;
+    use crate::server::fuzz::parts_of;
+
+    #[tokio::test]
+    async fn a_call_that_comes_just_after_the_last_one_has_the_whole_time_too() {
+        let settings = "[server]\ngrpc = \"127.0.0.1:0\"\nhttp = \"127.0.0.1:0\"\n";
+        let server = Server::bind(parts_of(settings)).await.unwrap();
+        let state = server.state.clone();
+        let (health, _service) = tonic_health::server::health_reporter();
+        let drain = Drain { state: &state, health, until: Instant::now() + Duration::from_secs(60) };
+        let calls = tokio::spawn({
+            let state = state.clone();
+            async move {
+                tokio::time::sleep(CLOSE / 4).await;
+                state.in_flight.fetch_add(1, Ordering::SeqCst);
+                tokio::time::sleep(2 * CLOSE).await;
+                state.in_flight.fetch_sub(1, Ordering::SeqCst);
+            }
+        });
+        assert_eq!(drain.finish(calls).await.unfinished, 0);
+    }
+}

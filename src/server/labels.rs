@@ -13,7 +13,7 @@ use super::convert::clip;
 use super::models::NotChanged;
 use super::pressure::Pressure;
 use super::proto::SetLabelRequest;
-use super::repository::{Change, ChangeError, Repository, Requested};
+use super::repository::{Change, ChangeError, Made, Repository, Requested};
 use super::status::CallError;
 use super::traffic::LabelChange;
 use super::{ServerState, kserve};
@@ -111,13 +111,15 @@ async fn keep_when_made(
     state: Arc<ServerState>,
     model: String,
     before: Option<Arc<Pressure>>,
-    answer: oneshot::Receiver<Result<(), ChangeError>>,
+    answer: oneshot::Receiver<Result<Made, ChangeError>>,
 ) -> Result<Kept, ChangeError> {
-    answer.await.unwrap_or(Err(ChangeError::Draining))?;
+    let set_on = match answer.await.unwrap_or(Err(ChangeError::Draining))? {
+        // The model was not served, and has its labels only on disk.
+        Made::Whole => None,
+        // The model may have been unloaded since.
+        Made::InMemory => state.models.labelled(&model).or(before),
+    };
     let repository = state.repository.get().ok_or(ChangeError::Unsupported)?;
-    // A model that is not served has its labels only on disk, where the repository has written this one. One
-    // that was served before may have been unloaded since the label was set in memory.
-    let set_on = state.models.labelled(&model).or(before);
     Ok(Kept::begin(&state, repository, &model, set_on))
 }
 

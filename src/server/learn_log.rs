@@ -10,10 +10,10 @@ use crate::learnlog::{LearnError, Learner, LearnerOptions};
 use crate::metrics::ModelMetrics;
 use crate::sync::EvenPoisoned;
 
-/// How often it is tried to open the log. That costs the read of its last segment.
 /// How long the first opening waits for another process: one that repairs the log has it for a moment.
 const REPAIR_WAIT: Duration = Duration::from_millis(300);
 
+/// How often it is tried to open the log. That costs the read of its last segment.
 const RETRY_AFTER: Duration = Duration::from_secs(10);
 
 /// The log of a model that takes samples.

@@ -95,7 +95,7 @@ pub(crate) use models::{LoadedVersions, MissingVersion, NotChanged, RefusedVersi
 use not_served::NotServed;
 use periodic::{set_health, update_status};
 use report::Slow;
-pub(crate) use repository::{Change, ChangeError, Repository, Requested};
+pub(crate) use repository::{Change, ChangeError, Made, Repository, Requested};
 use route::GrpcService;
 use security::{Guard, Security};
 use spans::Spans;

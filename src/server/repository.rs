@@ -27,8 +27,17 @@ pub(crate) enum Change {
     },
 }
 
+/// Where a change is that was made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Made {
+    /// Nothing is left to do.
+    Whole,
+    /// A label is set in memory. It is lost at a restart if it is not made durable.
+    InMemory,
+}
+
 /// A change that was requested.
-pub(crate) struct Requested<A = oneshot::Receiver<Result<(), ChangeError>>> {
+pub(crate) struct Requested<A = oneshot::Receiver<Result<Made, ChangeError>>> {
     /// Gets a message when the change begins, and is closed if it will not be made.
     pub begun: oneshot::Receiver<()>,
     pub answer: A,

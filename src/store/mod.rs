@@ -138,10 +138,15 @@ impl EmbeddingStore {
         if !self.builds_on(earlier) || self.merged != earlier.merged {
             return None;
         }
-        let mut changed = Vec::new();
-        for (t, (table, earlier)) in self.tables.iter().zip(&earlier.tables).enumerate() {
-            let newer = table.deltas().get(earlier.deltas().len()..).unwrap_or_default();
-            let rows = newer.iter().flat_map(|delta| delta.keys());
+        let newer = |(table, earlier): (&Table, &Table)| {
+            let earlier = earlier.deltas().len();
+            table.deltas().get(earlier..).unwrap_or_default().to_vec()
+        };
+        let newer: Vec<_> = self.tables.iter().zip(&earlier.tables).map(newer).collect();
+        let rows = newer.iter().flatten().map(|delta| delta.keys().len()).sum();
+        let mut changed = Vec::with_capacity(rows);
+        for (t, deltas) in newer.iter().enumerate() {
+            let rows = deltas.iter().flat_map(|delta| delta.keys());
             changed.extend(pace::rested(rows).map(|&row| RowId::new(TableId(t as u32), row)));
         }
         Some(changed)

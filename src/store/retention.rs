@@ -105,9 +105,7 @@ pub(crate) fn retain(models: &Path, name: &str, keep: usize) -> Result<Vec<Versi
         if kept.contains(&version) {
             continue;
         }
-        // To remove a large version takes long, and a label may have been set meanwhile.
-        let is_named = || named(models, name).map_or(true, |named| named.contains(&version));
-        if remove(&model, version, is_named) {
+        if remove(models, name, version) {
             removed.push(version);
         } else {
             // A reader that has locked it may not have locked its base yet.
@@ -132,7 +130,7 @@ pub(crate) fn remove_unused(models: &Path, name: &str, own: &[Base]) -> Result<V
         let is_own =
             read_manifest(&version_dir(&model, base.version)).is_ok_and(|(_, sum)| sum == base.xxh3_128);
         let is_needed = || bases.contains(&base.version) || named.contains(&base.version);
-        is_own && remove(&model, base.version, is_needed)
+        is_own && !is_needed() && remove(models, name, base.version)
     });
     Ok(removed.collect())
 }
@@ -149,7 +147,7 @@ fn named(models: &Path, name: &str) -> Result<BTreeSet<Version>, StoreError> {
     Ok(kept)
 }
 
-/// Adds a version and those that it builds on.
+/// Adds a version, and those that it builds on or may build on.
 fn keep_chain(model: &Path, version: Version, all: &[Version], kept: &mut BTreeSet<Version>) {
     let mut next = Some(version);
     while let Some(version) = next.filter(|version| kept.insert(*version)) {
@@ -166,12 +164,14 @@ fn base_or_before(model: &Path, version: Version, all: &[Version]) -> Option<Ver
     }
 }
 
-/// Removes a version, unless a reader or another process uses it, or it is needed.
-fn remove(model: &Path, version: Version, is_needed: impl FnOnce() -> bool) -> bool {
+/// Removes a version, unless a reader or another process uses it, or it was named meanwhile.
+fn remove(models: &Path, name: &str, version: Version) -> bool {
+    let model = &models.join(name);
     let path = version_dir(model, version);
     // The lock is held until the files are removed.
     let Ok(dir) = File::open(&path) else { return false };
-    if !lock_if_free(&dir) || is_needed() {
+    // To remove other versions may have taken long, so the labels are read again.
+    if !lock_if_free(&dir) || named(models, name).map_or(true, |named| named.contains(&version)) {
         return false;
     }
     let removal = removal_path(model, version);

@@ -108,8 +108,17 @@ pub(super) fn sweep(model: &Path) {
     for entry in entries.flatten() {
         let ours = entry.file_name().to_str().is_some_and(is_staging) && entry.path().is_dir();
         let Some(lock) = ours.then(|| File::open(entry.path()).ok()).flatten() else { continue };
-        if lock.try_lock().is_ok() && fs::remove_dir_all(entry.path()).is_ok() {
-            tracing::info!(path = %entry.path().display(), "removed the files of an interrupted write");
+        if lock.try_lock().is_err() {
+            continue;
+        }
+        let path = entry.path();
+        match fs::remove_dir_all(&path) {
+            Ok(()) => {
+                tracing::info!(path = %path.display(), "removed the files of an interrupted write or removal")
+            }
+            Err(error) => {
+                tracing::debug!(path = %path.display(), %error, "the files of an interrupted write stay")
+            }
         }
     }
 }

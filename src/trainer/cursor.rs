@@ -275,14 +275,17 @@ impl RunIdentity {
         }
         same("--data", &self.files, &other.files)?;
         // A cursor of an earlier program says neither how files begin nor which directory was followed. The
-        // same data may come from a file once, and from a pipe then.
+        // same data may come from a file in one run, and from a pipe in the next.
         let fit = |(one, other): &(&String, &String)| one == other || one.is_empty() || other.is_empty();
         let fitting = self.begins.iter().zip(&other.begins).take_while(fit).count();
         if !self.begins.is_empty() && fitting < self.begins.len().max(other.begins.len()) {
             return Err(OtherRun::begin("--data", self.files.get(fitting).map_or("", |name| name)));
         }
         if self.learned || self.follow.is_some() || !self.files.is_empty() {
-            same("--follow", &self.follow, &other.follow)?;
+            // Earlier programs knew no name of `.` and `..`.
+            if self.follow.as_deref() != Some("") || other.follow.is_none() {
+                same("--follow", &self.follow, &other.follow)?;
+            }
             same("--learned", &self.learned, &other.learned)?;
         }
         same("--batch", &self.batch, &other.batch)?;

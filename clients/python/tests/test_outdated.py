@@ -8,7 +8,7 @@ import grpc
 import pytest
 from conftest import MODEL, Case, Scripted, Server, dense_order, failing
 
-from flechette import AsyncClient, Client, InputError, InvalidRequestError, LimitError
+from flechette import AsyncClient, Client, InputError, InvalidRequestError, LimitError, NotFoundError
 
 TEN = {"item": list(range(10))}
 BOTH = {"item": [1, 3], "thing": [1, 3]}
@@ -143,26 +143,33 @@ def test_a_refusal_says_from_which_sample_the_server_counts(scripted: tuple[Scri
             return await client.learn(MODEL, TEN, [1] * 10)
 
     servicer.script = [lambda _: None, refuse]
-    with pytest.raises(InvalidRequestError, match=r"refused \(counted from sample 4\)"):
+    with pytest.raises(InvalidRequestError, match=r"refused \(in the request that begins at sample 4\)"):
         asyncio.run(learn())
     servicer.script = [lambda _: None, lambda _: None, refuse]
     with Client(address) as client, pytest.raises(InvalidRequestError) as refused:
         client.learn(MODEL, TEN, [1] * 10)
-    assert (refused.value.message, refused.value.learned) == ("refused (counted from sample 8)", 8)
+    assert (refused.value.message, refused.value.learned) == (
+        "refused (in the request that begins at sample 8)",
+        8,
+    )
 
 
 @pytest.mark.parametrize("score", [predict, predict_async])
-def test_an_error_is_not_hidden_by_that_of_a_new_description(
+def test_an_error_of_the_server_is_not_hidden_by_that_of_a_new_description(
     scripted: tuple[Scripted, str], score: Score
 ) -> None:
     servicer, address = scripted
 
     def unload() -> None:
         servicer.before_description = failing(grpc.StatusCode.NOT_FOUND)
+        servicer.script = [failing(grpc.StatusCode.INVALID_ARGUMENT)]
 
-    with pytest.raises(InputError, match="columns: 'item': missing"):
+    with pytest.raises(InvalidRequestError):
+        score(address, TEN, unload, {"item": [1]})
+    servicer.before_description, described = None, servicer.described
+    with pytest.raises(NotFoundError):
         score(address, TEN, unload, {"thing": [1]})
-    assert servicer.described == 2
+    assert servicer.described == described + 2
 
 
 def test_a_stream_raises_the_refusal_and_the_next_one_knows_better(scripted: tuple[Scripted, str]) -> None:

@@ -50,7 +50,7 @@ def test_batches_are_scored_in_order_and_few_are_taken_ahead(client: Client, cas
     assert taken == 100
 
 
-def test_the_scores_before_a_batch_that_fits_not_are_yielded_first(client: Client, case: Case) -> None:
+def test_the_scores_before_a_batch_that_does_not_fit_are_yielded_first(client: Client, case: Case) -> None:
     results = client.predict_stream(MODEL, [*[case.columns] * 3, {}], window=16)
     for _ in range(3):
         assert np.asarray(next(results).scores).tobytes() == case.scores.tobytes()

@@ -65,10 +65,18 @@ impl Connect {
             .http2_keep_alive_interval(PING_EVERY)
             .keep_alive_timeout(PING_TIMEOUT);
         match encrypted {
-            true => endpoint = endpoint.tls_config(self.tls()?).map_err(|error| self.unreachable(&error))?,
+            true => endpoint = endpoint.tls_config(self.tls()?).map_err(|error| self.wrong_files(&error))?,
             false => self.no_files_of_tls()?,
         }
         endpoint.connect().await.map_err(|error| self.unreachable(&error))
+    }
+
+    /// The error for files of TLS that are there and cannot be used.
+    fn wrong_files(&self, error: &tonic::transport::Error) -> InputError {
+        let given = [("--ca", &self.ca), ("--certificate", &self.certificate), ("--key", &self.key)];
+        let given =
+            given.iter().filter_map(|(flag, file)| Some(format!("{flag} {}", file.as_ref()?.display())));
+        InputError(anyhow!("{}: {}", given.collect::<Vec<_>>().join(", "), cause(error, None)))
     }
 
     fn unreachable(&self, error: &tonic::transport::Error) -> anyhow::Error {

@@ -63,8 +63,13 @@ pub(super) fn run(
     if args.warmup > 0.0 {
         drive(one_client, args.warmup)?;
     }
+    // Errors of load end no search.
+    let check = |report: &Report| match report.tally.errors.keys().any(|code| !OVERLOAD.contains(code)) {
+        true => report.tally.result(args.target.addr()),
+        false => Ok(()),
+    };
     let first = drive(one_client, args.seconds)?;
-    first.tally.result(args.target.addr())?;
+    check(&first)?;
     if !args.json {
         print(&heading(args))?;
     }
@@ -73,9 +78,7 @@ pub(super) fn run(
         let mut passed = false;
         for _ in 0..WINDOWS {
             let report = drive(Pace::Rate(rate), args.seconds)?;
-            if report.tally.errors.keys().any(|code| !OVERLOAD.contains(code)) {
-                report.tally.result(args.target.addr())?;
-            }
+            check(&report)?;
             passed = passes(&report, limit);
             if !args.json {
                 print(&line(&report, rate, passed))?;

@@ -107,6 +107,11 @@ impl Report {
         self.tally.latency_us.value_at_quantile(quantile)
     }
 
+    /// The same; `None` if nothing was scored.
+    fn shown_us(&self, quantile: f64) -> Option<u64> {
+        (!self.tally.latency_us.is_empty()).then(|| self.us(quantile))
+    }
+
     pub(super) fn p99(&self) -> Duration {
         Duration::from_micros(self.us(0.99))
     }
@@ -148,11 +153,11 @@ impl Report {
             "absent": tally.absent,
             "version": tally.versions.last(),
             "versions": tally.versions,
-            "p50_us": self.us(0.5),
-            "p90_us": self.us(0.9),
-            "p99_us": self.us(0.99),
-            "p999_us": self.us(0.999),
-            "max_us": tally.latency_us.max(),
+            "p50_us": self.shown_us(0.5),
+            "p90_us": self.shown_us(0.9),
+            "p99_us": self.shown_us(0.99),
+            "p999_us": self.shown_us(0.999),
+            "max_us": self.shown_us(1.0),
         })
     }
 
@@ -187,6 +192,9 @@ impl Report {
         let _ = writeln!(text, "{requests:.1} requests/s, {samples:.0} samples/s, version {versions}");
         let goodput = self.goodput_per_s();
         let _ = writeln!(text, "goodput: {goodput:.1} requests/s were scored within --timeout");
+        if tally.latency_us.is_empty() {
+            return text;
+        }
         let from = if self.rate.is_some() { "the due time" } else { "the send" };
         let _ = writeln!(
             text,

@@ -15,7 +15,9 @@ use super::versions::{NotSettled, SettleOptions};
 use super::warm;
 use super::watch::{NoRoom, Wake, WatchCommand, Watcher, unless_it_panics};
 use crate::pace::ClientWaits;
-use crate::server::{Change, ChangeError, LabelChange, Labels, NotChanged, Repository, Requested, clip};
+use crate::server::{
+    Change, ChangeError, LabelChange, Labels, Made, NotChanged, Repository, Requested, clip,
+};
 use crate::store;
 use crate::sync::EvenPoisoned;
 use crate::types::VersionSelector;
@@ -28,7 +30,7 @@ pub(crate) struct ChangeRequest {
     id: String,
     /// Gets a message when the change begins. Closed if the client is gone before.
     begun: oneshot::Sender<()>,
-    reply: oneshot::Sender<Result<(), ChangeError>>,
+    reply: oneshot::Sender<Result<Made, ChangeError>>,
 }
 
 /// The model that the thread works on; `None` before its first one.
@@ -140,10 +142,10 @@ fn words(change: &Change) -> String {
 
 impl ChangeRequest {
     /// Makes the change, unless its client is gone, and answers the client.
-    fn settle(self, make: impl FnOnce(&Change, &str, &str) -> Result<(), ChangeError>) {
+    fn settle(self, make: impl FnOnce(&Change, &str, &str) -> Result<Made, ChangeError>) {
         let Self { change, model, id, begun, reply } = self;
-        // A label waits for the model's switch, too, if one is running.
-        let _waits = matches!(change, Change::Label { .. }).then(ClientWaits::begin);
+        // A label and an unload wait for the model's switch, too, if one is running.
+        let _waits = matches!(change, Change::Label { .. } | Change::Unload).then(ClientWaits::begin);
         // Either it fails, or whoever waits knows that the change is made, also if it goes now.
         if begun.send(()).is_err() {
             return;
@@ -171,8 +173,8 @@ impl Watcher {
     pub(crate) fn change(&mut self, requested: ChangeRequest) {
         self.now.set(&requested.model);
         requested.settle(|change, model, id| match change {
-            Change::Load => self.load(model, id),
-            Change::Unload => self.unload(model, id),
+            Change::Load => self.load(model, id).map(|()| Made::Whole),
+            Change::Unload => self.unload(model, id).map(|()| Made::Whole),
             Change::Label { label, target } => {
                 self.set_label(model, LabelChange { label, target: *target }, id)
             }
@@ -188,14 +190,14 @@ impl Watcher {
     }
 
     /// Loads the version that a label should name, and sets the label. The server makes it durable.
-    fn set_label(&mut self, name: &str, change: LabelChange<'_>, id: &str) -> Result<(), ChangeError> {
+    fn set_label(&mut self, name: &str, change: LabelChange<'_>, id: &str) -> Result<Made, ChangeError> {
         self.check_known(name)?;
         let refused = |reason| ChangeError::Refused { model: name.to_owned(), reason };
         let Some(model) = self.adder.served.find(name) else {
             self.set_label_of_refused(name, change).map_err(refused)?;
             let target = change.target.map_or("none".to_owned(), |target| target.to_string());
             tracing::info!(model = name, label = change.label, target, id, "label set by a client");
-            return Ok(());
+            return Ok(Made::Whole);
         };
         self.forget_refused(name);
         // It also fails if only other versions than the label's are refused.
@@ -213,7 +215,7 @@ impl Watcher {
             }
             Err(error) => return Err(refused(error.to_string())),
         }
-        Ok(())
+        Ok(Made::InMemory)
     }
 
     /// Sets a label of a model that is not served, perhaps because of that label, and tries to serve it.
@@ -281,7 +283,7 @@ impl Watcher {
             warm::save_unloaded(engine, &self.adder.loader.models);
         }
         // The memory of the model is released by now, unless its hot rows are still being saved, or a call of
-        // it has not ended, which the log says.
+        // it or its switch has not ended, which the log says.
         tracing::info!(model = name, id, "unloaded for a client");
         Ok(())
     }
@@ -324,7 +326,7 @@ mod tests {
             let Ok(WatchCommand::Change(requested)) = woken.try_recv() else { panic!("no change") };
             requested.settle(|_, _, _| {
                 made += 1;
-                Ok(())
+                Ok(Made::Whole)
             });
         };
         let Requested { begun, mut answer, .. } = load(&sender);

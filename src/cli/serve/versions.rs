@@ -134,15 +134,13 @@ impl ServedVersions {
         self.known.values_mut().for_each(|known| known.report_again = true);
     }
 
-    /// Waits for a switch of a model's main engine, which holds memory until it ends. Blocks, but not for
-    /// longer than a client waits.
-    pub(crate) fn wait_for_switch(&self, name: &str) {
-        let switching = self.known.get(name).and_then(|known| known.switching.as_ref());
-        if switching.is_some_and(|switching| !switching.has_ended()) {
-            tracing::warn!(
-                model = name,
-                "a version is still being taken over: the model's memory stays until then"
-            );
+    /// Waits for a switch of a model that is to be unloaded, because it holds memory until it ends, but not
+    /// longer than a client waits. What it has done is of no use any more.
+    pub(crate) fn wait_for_switch(&mut self, name: &str) {
+        let switching = self.known.get_mut(name).and_then(|known| known.switching.take());
+        if switching.is_some_and(|switching| !switching.wait_for_end()) {
+            let effect = "the model's memory stays until it ends";
+            tracing::warn!(model = name, "a version is still being taken over: {effect}");
         }
     }
 
@@ -274,9 +272,11 @@ impl Settling<'_> {
         let old = self.model.engine.served();
         let version = self.known.secondary.get(&target)?.served();
         let switch_bytes = self.context.loader.live.switch_bytes();
+        let has_cache = self.model.engine.has_cache();
         Some(move || {
             let (newer, older) = if target > old.version() { (&version, &old) } else { (&old, &version) };
-            let rows = newer.store.changed_since(&older.store);
+            // Only a cache needs them.
+            let rows = has_cache.then(|| newer.store.changed_since(&older.store)).flatten();
             let changes = rows.map_or(Changes::Unknown, Changes::Rows);
             NextVersion { version, changes, switch_bytes, old_stays }
         })

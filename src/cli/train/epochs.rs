@@ -156,17 +156,17 @@ impl<'a> Epochs<'a> {
             self.run.validating.clone_from(&cursor.run.validating);
         }
         (self.position, self.validation) = (cursor.position(), cursor.validation_of(version));
-        let (epoch, epochs) = (self.position.epoch, self.args.epochs);
-        if epoch > epochs && self.position.samples > 0 {
-            let error =
-                anyhow!("--epochs: expected at least {epoch}, where version {version} is, got {epochs}");
-            return Err(InputError(error).into());
-        }
         // Standard input of `train --resume` has the samples of before again. What a server reads from a pipe
         // after a restart is new.
         if !self.args.alone && self.args.reads_pipe() {
             tracing::info!(model = self.args.name, "training begins at the first sample of the pipe");
             self.position = DataPosition::begin(1);
+        }
+        let (epoch, epochs) = (self.position.epoch, self.args.epochs);
+        if epoch > epochs && self.position.samples > 0 {
+            let within = format!("because version {version} is within that epoch");
+            let error = anyhow!("--epochs: expected at least {epoch}, {within}, got {epochs}");
+            return Err(InputError(error).into());
         }
         if let (FeedFiles::Learned(learned), Some(file)) = (&self.feed.files, &cursor.file) {
             match learned.lacks(file, cursor.log.as_deref())? {

@@ -79,7 +79,7 @@ impl OnSignal {
 }
 
 /// Whether SIGHUP does nothing. Where the system does not say so, it is left as it is.
-fn hangup_is_ignored() -> bool {
+pub(crate) fn hangup_is_ignored() -> bool {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());

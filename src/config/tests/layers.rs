@@ -58,6 +58,7 @@ fn the_log_level_is_a_key_like_any_other() {
     assert_eq!(level(&[], ""), "info");
     assert_eq!(level(&[], "[log]\nlevel = \"warn\""), "warn");
     assert_eq!(level(&[("FLECHETTE_LOG_LEVEL", "debug,h2=off")], "[log]\nlevel = \"warn\""), "debug,h2=off");
+    assert_eq!(level(&[("FLECHETTE_LOG_LEVEL", " h2=off, debug")], ""), "h2=off,debug");
 }
 
 #[test]

@@ -152,6 +152,22 @@ fn an_interrupt_ends_the_wait_for_the_rest_of_a_pipe() {
     }
 }
 
+/// Otherwise a file of one endless line, of which no sample comes, is read to its end.
+#[test]
+fn an_interrupt_ends_the_reading_of_a_file_and_a_pause_does_not() {
+    for whole in [text(), gzip(&text()), zstd(&text())] {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), whole).unwrap();
+        let stop = Stop::default();
+        let mut source = open(file.path(), &stop).unwrap();
+        stop.pause();
+        source.read_exact(&mut [0; 10]).unwrap();
+        stop.interrupt();
+        let error = source.read_to_end(&mut Vec::new()).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::WouldBlock, "{error}");
+    }
+}
+
 #[cfg(target_os = "linux")]
 #[test]
 fn a_pause_in_the_first_bytes_of_a_pipe_loses_none_of_them() {

@@ -29,6 +29,15 @@ impl Bucket for Entry {
     }
 }
 
+#[test]
+fn homes_are_spread_over_all_buckets_also_if_there_are_more_than_tags() {
+    for buckets in [1_usize, 1000, 1 << 32, 5 << 32] {
+        let homes = [0, 1 << 30, 1 << 31, 3 << 30, u32::MAX].map(|tag| home(Tag(tag), buckets));
+        assert_eq!(homes[..4], [0, buckets / 4, buckets / 2, buckets / 4 * 3 + buckets % 4 * 3 / 4]);
+        assert!((buckets - buckets.div_ceil(1 << 32)..buckets).contains(&homes[4]), "{homes:?}");
+    }
+}
+
 proptest! {
     #[test]
     fn the_table_is_a_map_even_if_tags_are_equal_or_their_runs_wrap_around(

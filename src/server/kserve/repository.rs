@@ -143,7 +143,7 @@ pub(crate) async fn change(
 ) -> Result<(), CallError> {
     let repository = state.repository.get().ok_or(ChangeError::Unsupported)?;
     let requested = repository.change(change, model.clone(), id);
-    wait_for(&**repository, model, requested).await
+    wait_for(&**repository, model, requested).await.map(drop)
 }
 
 /// Waits for the answer to a change of a model.

@@ -19,7 +19,7 @@ const FOREVER: Duration = Duration::from_secs(60);
 /// A change that was requested.
 struct Asked {
     begun: oneshot::Sender<()>,
-    reply: oneshot::Sender<Result<(), ChangeError>>,
+    reply: oneshot::Sender<Result<Made, ChangeError>>,
 }
 
 /// A repository that hands its changes to the test, and whose disk does not answer while it is stuck.
@@ -148,7 +148,7 @@ fn a_label_of_a_call_that_is_cancelled_meanwhile_is_kept() {
     call.abort();
     assert!(world.end(call).is_err_and(|error| error.is_cancelled()));
     world.set_in_memory("old");
-    reply.send(Ok(())).unwrap();
+    reply.send(Ok(Made::InMemory)).unwrap();
     world.looks.recv_timeout(FOREVER).unwrap();
     let kept = world.repository.kept();
     assert!(kept.len() == 1 && kept[0].contains_key("old"), "{kept:?}");
@@ -209,7 +209,18 @@ fn a_label_that_is_set_in_memory_just_before_the_model_is_unloaded_is_not_report
     begun.send(()).unwrap();
     world.set_in_memory("old");
     assert!(world.state.models.remove(NAME));
-    reply.send(Ok(())).unwrap();
+    reply.send(Ok(Made::InMemory)).unwrap();
     let not_kept = world.end(call).unwrap().unwrap().not_kept;
     assert_eq!(not_kept.as_deref(), Some("the model was unloaded meanwhile"));
+}
+
+#[test]
+fn a_label_that_is_written_because_the_model_is_unloaded_already_is_kept() {
+    let world = World::new();
+    let call = world.set("old", 3);
+    let Asked { begun, reply } = world.requested.recv_timeout(FOREVER).unwrap();
+    begun.send(()).unwrap();
+    assert!(world.state.models.remove(NAME));
+    reply.send(Ok(Made::Whole)).unwrap();
+    assert_eq!(world.end(call).unwrap().unwrap().not_kept, None);
 }

@@ -10,7 +10,7 @@ import grpc
 
 from flechette.calls import OUTDATED, REFUSED, TRANSIENT, Connection, Deadline, Retries, closed, options
 from flechette.client import IN_FLIGHT, learn_requests
-from flechette.errors import FlechetteError, ServerError, counted_from, of_call, server_error
+from flechette.errors import FlechetteError, ServerError, in_request_at, of_call, server_error
 from flechette.prediction import Ask, Prediction, prediction
 from flechette.v1.ctr_pb2 import GetModelRequest, GetModelResponse, PredictRequest, PredictResponse
 from flechette.v1.ctr_pb2_grpc import CtrStub
@@ -132,7 +132,7 @@ class AsyncClient:
         async def learn(known: GetModelResponse) -> None:
             nonlocal learned
             for request in learn_requests(known, columns, labels, learned):
-                with counted_from(learned):
+                with in_request_at(learned):
                     answer = await self._call(self._stub.Learn, request, deadline, REFUSED)
                 learned += answer.samples
 
@@ -160,8 +160,10 @@ class AsyncClient:
             try:
                 described = await self._describe(model, deadline)
             except FlechetteError:
-                # It says less about the call than the first error.
-                raise outdated from None
+                # The first error may be due to the old description, unless it is the server's.
+                if isinstance(outdated, ServerError):
+                    raise outdated from None
+                raise
             if described == known:
                 raise
         return await attempt(described)
@@ -191,7 +193,7 @@ class AsyncClient:
         return responses
 
     async def _score(self, first: int, request: PredictRequest, deadline: Deadline) -> PredictResponse:
-        with counted_from(first):
+        with in_request_at(first):
             return await self._call(self._stub.Predict, request, deadline)
 
     async def _call(

@@ -19,7 +19,7 @@ from flechette.calls import (
     options,
     retried,
 )
-from flechette.errors import FlechetteError, InputError, ServerError, counted_from, of_call
+from flechette.errors import FlechetteError, InputError, ServerError, in_request_at, of_call
 from flechette.prediction import Ask, Prediction, prediction
 from flechette.samples import encode, numbers, requests
 from flechette.stream import WINDOW, Batch, Stream
@@ -280,7 +280,7 @@ class Client:
         def learn(known: GetModelResponse) -> None:
             nonlocal learned
             for request in learn_requests(known, columns, labels, learned):
-                with counted_from(learned):
+                with in_request_at(learned):
                     learned += self._call(self._stub.Learn, request, deadline, REFUSED).samples
 
         try:
@@ -311,8 +311,10 @@ class Client:
             try:
                 described = self._describe(model, deadline)
             except FlechetteError:
-                # It says less about the call than the first error.
-                raise outdated from None
+                # The first error may be due to the old description, unless it is the server's.
+                if isinstance(outdated, ServerError):
+                    raise outdated from None
+                raise
             if described == known:
                 raise
         return attempt(described)
@@ -342,7 +344,7 @@ class Client:
         try:
             return call.result()
         except grpc.RpcError as error:
-            with counted_from(first):
+            with in_request_at(first):
                 return self._again(request, deadline, of_call(error))
 
     def _again(

@@ -90,14 +90,14 @@ def server_error(code: grpc.StatusCode, message: str, retry_after: float | None 
 
 
 @contextmanager
-def counted_from(begin: int) -> Iterator[None]:
-    """Say where the samples of a request begin in those of a call, because the server counts from 0."""
+def in_request_at(begin: int) -> Iterator[None]:
+    """Say at which sample of a call a request begins, because the server counts its samples from 0."""
     try:
         yield
     except InvalidRequestError as error:
         if begin == 0:
             raise
-        message = f"{error.message} (counted from sample {begin})"
+        message = f"{error.message} (in the request that begins at sample {begin})"
         raise InvalidRequestError(error.code, message, error.retry_after) from None
 
 

@@ -53,7 +53,7 @@ pub(super) enum SwitchOutcome {
 impl Switching {
     /// Waits for its end, as long as a client does. Returns whether it has ended, and holds no memory any
     /// more.
-    pub(super) fn has_ended(&self) -> bool {
+    pub(super) fn wait_for_end(self) -> bool {
         !matches!(self.ended.recv_timeout(ASKED_WAIT), Err(RecvTimeoutError::Timeout))
     }
 }
