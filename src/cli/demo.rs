@@ -81,7 +81,6 @@ fn claim(dir: &Path) -> anyhow::Result<()> {
 }
 
 fn show(args: &Args, dir: &Path) -> anyhow::Result<()> {
-    let kept = args.dir.is_some();
     let [train, test, schema, models, scores] = FILES.map(|name| dir.join(name));
     say(&format!("generating {} + {TEST_ROWS} rows of click logs in {}", args.rows, dir.display()))?;
     // Two seeds of the same distribution: one to train on, one to test on.
@@ -98,7 +97,7 @@ fn show(args: &Args, dir: &Path) -> anyhow::Result<()> {
     )?;
 
     let server = Running::start(&models)?;
-    let at_signal = server.ends_at_signal((!kept).then(|| dir.to_owned()));
+    let at_signal = server.ends_at_signal(args.dir.is_none().then(|| dir.to_owned()));
     let addr = format!("http://{}", server.grpc);
     let target = ["--addr", addr.as_str(), "--model", MODEL, text(&test)?];
     command(&["score", "--out", text(&scores)?], &[&shared[..], &target].concat())?;

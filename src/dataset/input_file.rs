@@ -71,9 +71,10 @@ impl InputFile {
         read.map(|_| magic)
     }
 
-    /// From now on only what is final ends the wait for a pipe.
-    pub(crate) fn only_interrupts(&mut self) {
+    /// From now on only what is final ends the wait for a pipe. Returns what that is.
+    pub(crate) fn only_interrupts(&mut self) -> &Stop {
         self.stop = self.stop.only_interrupts();
+        &self.stop
     }
 
     fn count(&mut self, bytes: usize) {

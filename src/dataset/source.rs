@@ -41,7 +41,6 @@ pub(crate) fn open(path: &Path, stop: &Stop) -> Result<Box<dyn Read + Send>, Dat
 pub(crate) struct WaitingFile {
     path: PathBuf,
     file: InputFile,
-    stop: Stop,
 }
 
 impl WaitingFile {
@@ -61,7 +60,7 @@ impl WaitingFile {
         });
         match opened {
             Ok((_, true)) => Err(DatasetError::Directory { path }),
-            Ok((file, false)) => Ok(Self { path, file, stop: stop.clone() }),
+            Ok((file, false)) => Ok(Self { path, file }),
             Err(cause) => Err(DatasetError::Open { path, cause }),
         }
     }
@@ -84,20 +83,19 @@ impl WaitingFile {
 
     /// The bytes of the file, decompressed if necessary.
     pub(crate) fn bytes(self, FirstBytes(magic): FirstBytes) -> Box<dyn Read + Send> {
-        let Self { mut file, stop, .. } = self;
-        let compression = Compression::of(&magic);
-        if compression == Compression::Zstd {
-            // The decoder cannot go on after an error of its source.
-            file.only_interrupts();
-        }
-        let whole = Cursor::new(magic).chain(file);
-        match compression {
-            Compression::None => Box::new(whole),
-            Compression::Gzip => Box::new(MultiGzDecoder::new(BufReader::with_capacity(CHUNK_BYTES, whole))),
+        let Self { mut file, .. } = self;
+        match Compression::of(&magic) {
+            Compression::None => Box::new(Cursor::new(magic).chain(file)),
+            Compression::Gzip => {
+                let whole = Cursor::new(magic).chain(file);
+                Box::new(MultiGzDecoder::new(BufReader::with_capacity(CHUNK_BYTES, whole)))
+            }
             Compression::Zstd => {
+                // The decoder cannot go on after an error of its source.
+                let stop = file.only_interrupts().clone();
+                let source = BufReader::with_capacity(CHUNK_BYTES, Cursor::new(magic).chain(file));
                 let mut decoder = FrameDecoder::new();
                 decoder.set_max_window_size(WINDOW_BYTES);
-                let (source, stop) = (BufReader::with_capacity(CHUNK_BYTES, whole), stop.only_interrupts());
                 Box::new(Zstd { source, decoder, in_frame: false, stop })
             }
         }
@@ -107,7 +105,6 @@ impl WaitingFile {
 /// The first bytes of a file, which say how it is compressed.
 pub(crate) struct FirstBytes(Vec<u8>);
 
-#[derive(Debug, PartialEq, Eq)]
 enum Compression {
     None,
     Gzip,

@@ -118,6 +118,19 @@ impl World {
         self.runtime.spawn(async move { set(&state, request, "id").await })
     }
 
+    /// A call that sets a label to a version that is not loaded, and the answer that it waits for: the
+    /// repository has begun.
+    fn set_by_repository(
+        &self,
+        label: &str,
+        version: u64,
+    ) -> (Call, oneshot::Sender<Result<Made, ChangeError>>) {
+        let call = self.set(label, version);
+        let Asked { begun, reply } = self.requested.recv_timeout(FOREVER).unwrap();
+        begun.send(()).unwrap();
+        (call, reply)
+    }
+
     /// What the repository does in its own time: it sets a label to the loaded version.
     fn set_in_memory(&self, label: &str) {
         let target = Some(VersionSelector::Version(Version(7)));
@@ -142,9 +155,7 @@ impl World {
 #[test]
 fn a_label_of_a_call_that_is_cancelled_meanwhile_is_kept() {
     let world = World::new();
-    let call = world.set("old", 3);
-    let Asked { begun, reply } = world.requested.recv_timeout(FOREVER).unwrap();
-    begun.send(()).unwrap();
+    let (call, reply) = world.set_by_repository("old", 3);
     call.abort();
     assert!(world.end(call).is_err_and(|error| error.is_cancelled()));
     world.set_in_memory("old");
@@ -204,9 +215,7 @@ fn a_label_of_a_model_that_is_unloaded_before_the_write_is_not_reported_as_kept(
 #[test]
 fn a_label_that_is_set_in_memory_just_before_the_model_is_unloaded_is_not_reported_as_kept() {
     let world = World::new();
-    let call = world.set("old", 3);
-    let Asked { begun, reply } = world.requested.recv_timeout(FOREVER).unwrap();
-    begun.send(()).unwrap();
+    let (call, reply) = world.set_by_repository("old", 3);
     world.set_in_memory("old");
     assert!(world.state.models.remove(NAME));
     reply.send(Ok(Made::InMemory)).unwrap();
@@ -217,9 +226,7 @@ fn a_label_that_is_set_in_memory_just_before_the_model_is_unloaded_is_not_report
 #[test]
 fn a_label_that_is_written_because_the_model_is_unloaded_already_is_kept() {
     let world = World::new();
-    let call = world.set("old", 3);
-    let Asked { begun, reply } = world.requested.recv_timeout(FOREVER).unwrap();
-    begun.send(()).unwrap();
+    let (call, reply) = world.set_by_repository("old", 3);
     assert!(world.state.models.remove(NAME));
     reply.send(Ok(Made::Whole)).unwrap();
     assert_eq!(world.end(call).unwrap().unwrap().not_kept, None);
