@@ -9,18 +9,18 @@ use crate::metrics::Metrics;
 use crate::predict::{Description, PredictError};
 use crate::types::{Scores, Version};
 
-/// A model whose version changes from call to call as listed.
-struct Changing {
+/// A model whose calls go through a function.
+struct Wrapped<F> {
     model: Arc<Fake>,
-    versions: Mutex<Vec<u64>>,
+    predict: F,
 }
 
-impl Predict for Changing {
+impl<F> Predict for Wrapped<F>
+where
+    F: Fn(&Fake, &Batch) -> Result<Scores, PredictError> + Send + Sync,
+{
     fn predict(&self, batch: &Batch) -> Result<Scores, PredictError> {
-        if let Some(version) = self.versions.lock().unwrap().pop() {
-            self.model.version.store(version, Ordering::SeqCst);
-        }
-        self.model.predict(batch)
+        (self.predict)(&self.model, batch)
     }
 
     fn describe(&self) -> Description {
@@ -32,15 +32,28 @@ impl Predict for Changing {
     }
 }
 
+/// A batcher whose model's calls go through a function.
+fn start_wrapped<F>(model: &Arc<Fake>, config: &BatcherConfig, predict: F) -> Batcher
+where
+    F: Fn(&Fake, &Batch) -> Result<Scores, PredictError> + Send + Sync + 'static,
+{
+    let metrics = Metrics::new().unwrap().model("ads", &model.schema);
+    Batcher::start(Arc::new(Wrapped { model: model.clone(), predict }), metrics, config).unwrap()
+}
+
 /// The answer to a request in three parts, and the number of calls of a model with these versions.
 async fn answer_in_parts(versions: impl Iterator<Item = u64>) -> (Result<Scores, BatchError>, usize) {
     let model = Fake::new();
     let mut versions: Vec<u64> = versions.collect();
     versions.reverse();
-    let changing = Arc::new(Changing { model: model.clone(), versions: Mutex::new(versions) });
+    let versions = Mutex::new(versions);
     let config = BatcherConfig { max_samples: 10, ..batcher_config() };
-    let metrics = Metrics::new().unwrap().model("ads", &model.schema);
-    let batcher = Batcher::start(changing, metrics, &config).unwrap();
+    let batcher = start_wrapped(&model, &config, move |model, batch| {
+        if let Some(version) = versions.lock().unwrap().pop() {
+            model.version.store(version, Ordering::SeqCst);
+        }
+        model.predict(batch)
+    });
     let answer = batcher.submit(batch(30, 1).0, ANY).unwrap().await;
     (answer, model.begun())
 }
@@ -74,40 +87,20 @@ async fn a_request_fails_if_the_version_changes_all_the_time() {
     }
 }
 
-/// A model whose first call has the first version, and ends after the second call, which has the second one.
-struct Overtaken {
-    model: Arc<Fake>,
-    versions: [u64; 2],
-    calls: AtomicUsize,
-}
-
-impl Predict for Overtaken {
-    fn predict(&self, batch: &Batch) -> Result<Scores, PredictError> {
-        let call = self.calls.fetch_add(1, Ordering::SeqCst);
-        while call == 0 && self.model.calls.lock().unwrap().is_empty() {
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        let version = Version(self.versions[call.min(1)]);
-        Ok(Scores { version, ..self.model.predict(batch)? })
-    }
-
-    fn describe(&self) -> Description {
-        self.model.describe()
-    }
-
-    fn ready(&self) -> bool {
-        true
-    }
-}
-
 #[tokio::test]
 async fn a_part_of_the_version_before_that_finishes_last_is_computed_again() {
     for versions in [[7, 8], [8, 7]] {
         let model = Fake::new();
-        let overtaken = Arc::new(Overtaken { model: model.clone(), versions, calls: AtomicUsize::new(0) });
         let config = BatcherConfig { max_samples: 10, workers: 2, ..batcher_config() };
-        let metrics = Metrics::new().unwrap().model("ads", &model.schema);
-        let batcher = Batcher::start(overtaken, metrics, &config).unwrap();
+        let calls = AtomicUsize::new(0);
+        // The first call has the first version, and ends after the second call, which has the second one.
+        let batcher = start_wrapped(&model, &config, move |model, batch| {
+            let call = calls.fetch_add(1, Ordering::SeqCst);
+            while call == 0 && model.calls.lock().unwrap().is_empty() {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            Ok(Scores { version: Version(versions[call.min(1)]), ..model.predict(batch)? })
+        });
         let answer = batcher.submit(batch(20, 1).0, ANY).unwrap().await.unwrap();
         // If both workers have begun at nearly the same time, either may count as the last.
         assert_eq!(answer.version.0, versions[1]);
@@ -116,42 +109,25 @@ async fn a_part_of_the_version_before_that_finishes_last_is_computed_again() {
     }
 }
 
-/// A model with another version at each call. During its second call the client cancels.
-struct Cancelled {
-    model: Arc<Fake>,
-    ticket: Mutex<Option<Ticket>>,
-}
-
-impl Predict for Cancelled {
-    fn predict(&self, batch: &Batch) -> Result<Scores, PredictError> {
-        let call = self.model.begun() as u64;
-        while call == 0 && self.ticket.lock().unwrap().is_none() {
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        if call == 1 {
-            drop(self.ticket.lock().unwrap().take());
-        }
-        Ok(Scores { version: Version(call), ..self.model.predict(batch)? })
-    }
-
-    fn describe(&self) -> Description {
-        self.model.describe()
-    }
-
-    fn ready(&self) -> bool {
-        true
-    }
-}
-
 #[tokio::test]
 async fn a_request_that_is_cancelled_before_its_parts_are_computed_again_delays_no_later_one() {
     let model = Fake::new();
-    let cancelled = Arc::new(Cancelled { model: model.clone(), ticket: Mutex::new(None) });
+    let ticket: Arc<Mutex<Option<Ticket>>> = Arc::default();
     let max_delay = Duration::from_secs(3600);
     let config = BatcherConfig { max_samples: 10, workers: 1, max_delay, ..batcher_config() };
-    let metrics = Metrics::new().unwrap().model("ads", &model.schema);
-    let batcher = Batcher::start(cancelled.clone(), metrics, &config).unwrap();
-    *cancelled.ticket.lock().unwrap() = Some(batcher.submit(batch(20, 1).0, ANY).unwrap());
+    let held = ticket.clone();
+    // Another version at each call. During the second one the client cancels.
+    let batcher = start_wrapped(&model, &config, move |model, batch| {
+        let call = model.begun() as u64;
+        while call == 0 && held.lock().unwrap().is_none() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        if call == 1 {
+            drop(held.lock().unwrap().take());
+        }
+        Ok(Scores { version: Version(call), ..model.predict(batch)? })
+    });
+    *ticket.lock().unwrap() = Some(batcher.submit(batch(20, 1).0, ANY).unwrap());
     while model.begun() < 2 {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
