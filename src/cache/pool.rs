@@ -52,6 +52,11 @@ impl Pool {
         self.slots.take(class)
     }
 
+    /// As [`SlotAllocator::take_each`].
+    pub(crate) fn take_each(&self, classes: impl Iterator<Item = Class>) -> Vec<Option<Slot>> {
+        self.slots.take_each(classes)
+    }
+
     pub(crate) fn slots(&self) -> &SlotAllocator {
         &self.slots
     }

@@ -146,6 +146,15 @@ impl Shared {
         })
     }
 
+    /// As [`Self::take`] for each of these classes. Uses the allocator's lock once if there is room.
+    pub(crate) fn take_each(&self, classes: impl Iterator<Item = Class> + Clone) -> Vec<Option<Slot>> {
+        let mut slots = self.pool.take_each(classes.clone());
+        for (slot, class) in slots.iter_mut().zip(classes) {
+            *slot = slot.take().or_else(|| self.take(class));
+        }
+        slots
+    }
+
     /// Frees the retired slots whose batches have all finished, a few at a time so that other threads do not
     /// wait long for the lock. Returns how many still wait.
     pub(crate) fn reclaim(&self) -> usize {

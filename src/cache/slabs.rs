@@ -171,7 +171,17 @@ impl SlotAllocator {
 
     /// Takes a free slot of this class, if there is one.
     pub(crate) fn take(&self, class: Class) -> Option<Slot> {
-        let SlabSlot { slab, slot } = self.records().take(class, self.shape.slots(class))?;
+        self.take_from(&mut self.records(), class)
+    }
+
+    /// As [`Self::take`] for each of these classes, under one lock.
+    pub(crate) fn take_each(&self, classes: impl Iterator<Item = Class>) -> Vec<Option<Slot>> {
+        let mut records = self.records();
+        classes.map(|class| self.take_from(&mut records, class)).collect()
+    }
+
+    fn take_from(&self, records: &mut Records, class: Class) -> Option<Slot> {
+        let SlabSlot { slab, slot } = records.take(class, self.shape.slots(class))?;
         let bytes = self.shape.row_bytes[usize::from(class.0)];
         let offset = slab as usize * self.shape.slab_bytes + slot * bytes;
         Some(Slot { location: Location::slot((offset / WORD_BYTES) as u64), bytes })

@@ -23,7 +23,7 @@
 //! has evicted. So [`super::epoch::RetireList`] frees nothing during that time, and all slots in it get a new
 //! tag when the overlay is removed.
 //!
-//! An overlay takes up to 76 bytes per cached row that changed in addition to `cache.bytes`, and up to 94
+//! An overlay takes up to 76 bytes per cached row that changed in addition to `cache.bytes`, and up to 80
 //! while it is built (`cache/tests/memory.rs`).
 
 use std::sync::Arc;
@@ -32,7 +32,7 @@ use super::error::CacheError;
 use super::index::{BUCKETS_AHEAD, Entry, Location, PinnedLocation, Stamp, Unlinked};
 use super::pool::Slot;
 use super::shared::{Insertion, Shared};
-use crate::mem::PartedMap;
+use crate::mem::{PartedEntries, PartedMap};
 use crate::pace;
 use crate::sync::EvenPoisoned;
 use crate::types::{FlatKey, RowId, TableId, Version};
@@ -141,6 +141,21 @@ impl VersionOverlay {
     }
 }
 
+/// Cached rows that change, by their own keys, with the slots of their new bytes.
+type CarriedRows = PartedEntries<FlatKey, (TableId, Option<Slot>)>;
+
+/// A cached row that changes.
+struct FoundRow<'r> {
+    own: FlatKey,
+    table: TableId,
+    /// The bytes to copy into the pool.
+    bytes: Option<&'r [u8]>,
+}
+
+/// Rows that are copied between two uses of locks. A lock waits until all writes before it have reached the
+/// memory. Without locks in between, the writes of many rows wait at the same time.
+const COPIED_AT_ONCE: usize = 64;
+
 impl Shared {
     /// As [`FlatCache::switch`](super::FlatCache::switch).
     pub(crate) fn switch<'c, 'r, C>(
@@ -176,31 +191,43 @@ impl Shared {
         &self,
         changed: impl IntoIterator<Item = NewRow<'r>>,
     ) -> Result<VersionOverlay, CacheError> {
-        let mut rows: ByKey<(TableId, Option<Slot>)> = ByKey::default();
+        let (mut carried, mut found) = (CarriedRows::default(), Vec::with_capacity(COPIED_AT_ONCE));
         let done = changed.into_iter().try_for_each(|changed| {
             let own = self.changed_key(changed)?;
             let table = changed.row.table();
             let Some(location) = self.find(table, own) else { return Ok(()) };
-            let (_, slot) = rows.part_mut(&own).entry(own).or_insert((table, None));
-            let Some(bytes) = changed.bytes.filter(|_| !location.is_pointer()) else { return Ok(()) };
-            // A row that occurs twice is written twice to the same slot, which no batch has seen yet.
-            if slot.is_none() {
-                *slot = self.take(self.classes[table.index()]);
-            }
-            if let Some(slot) = slot {
-                self.fill(slot, table, own, bytes);
+            found.push(FoundRow { own, table, bytes: changed.bytes.filter(|_| !location.is_pointer()) });
+            if found.len() == COPIED_AT_ONCE {
+                self.carry(&mut found, &mut carried);
             }
             Ok(())
         });
+        self.carry(&mut found, &mut carried);
+        let put_back =
+            |(_, slot): (_, Option<Slot>)| slot.into_iter().for_each(|slot| self.pool.put_back(slot));
         if let Err(error) = done {
-            rows.into_iter().filter_map(|(_, (_, slot))| slot).for_each(|slot| self.pool.put_back(slot));
+            carried.into_values().for_each(put_back);
             return Err(error);
         }
         let changed = |(table, slot): (_, Option<Slot>)| {
             let location = slot.map(|slot| slot.location());
             Changed { table, location }
         };
-        Ok(VersionOverlay { rows: rows.map_values(changed, pace::rest) })
+        Ok(VersionOverlay { rows: carried.into_map(changed, put_back, pace::rest) })
+    }
+
+    /// Copies some rows into new slots.
+    fn carry(&self, found: &mut Vec<FoundRow<'_>>, carried: &mut CarriedRows) {
+        let copied = found.iter().filter(|row| row.bytes.is_some());
+        let mut slots = self.take_each(copied.map(|row| self.classes[row.table.index()])).into_iter();
+        for FoundRow { own, table, bytes } in found.drain(..) {
+            let slot = bytes.and_then(|bytes| {
+                let mut slot = slots.next()??;
+                self.fill(&mut slot, table, own, bytes);
+                Some(slot)
+            });
+            carried.push(own, (table, slot));
+        }
     }
 
     /// Where a row is; `None` if it is not cached.

@@ -23,7 +23,7 @@ pub use mix64::SplitMix64;
 pub(crate) use mix64::{finalize64, fold, mix64, unit};
 pub(crate) use number_map::NumberMap;
 pub(crate) use pages::Pages;
-pub(crate) use parted_map::PartedMap;
+pub(crate) use parted_map::{PartedEntries, PartedMap};
 pub(crate) use shown::bytes;
 
 /// Bytes of a word. Rows and records consist of words, and kernels address them by words.

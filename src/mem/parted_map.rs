@@ -5,6 +5,7 @@
 //! divided by their hash among maps that grow on their own.
 
 use std::array::from_fn;
+use std::collections::hash_map::Entry;
 use std::hash::{BuildHasher, BuildHasherDefault, Hash};
 
 use super::number_map::{MixHasher, NumberMap};
@@ -48,28 +49,57 @@ impl<K: Eq + Hash, V> PartedMap<K, V> {
         self.part_mut(&key).insert(key, value)
     }
 
-    /// The map with `change` of each value. Calls `pause` before each part. A part keeps its order, so this
-    /// reads and writes memory in sequence.
-    pub(crate) fn map_values<W>(
-        self,
-        mut change: impl FnMut(V) -> W,
-        mut pause: impl FnMut(),
-    ) -> PartedMap<K, W> {
-        let mut changed = PartedMap::default();
-        for (from, to) in self.parts.into_iter().zip(changed.parts.iter_mut()) {
-            pause();
-            to.reserve(from.len());
-            to.extend(from.into_iter().map(|(key, value)| (key, change(value))));
-        }
-        changed
-    }
-
     pub(crate) fn len(&self) -> usize {
         self.parts.iter().map(NumberMap::len).sum()
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (&K, &V)> {
         self.parts.iter().flatten()
+    }
+}
+
+/// The entries of a [`PartedMap`] that is made of all of them at once. They are listed by part, so making the
+/// map writes to one part at a time, which fits in the processor's caches and has its size from the start.
+#[derive(Debug)]
+pub(crate) struct PartedEntries<K, V> {
+    parts: Box<[Vec<(K, V)>; PARTS]>,
+}
+
+impl<K, V> Default for PartedEntries<K, V> {
+    fn default() -> Self {
+        Self { parts: Box::new(from_fn(|_| Vec::new())) }
+    }
+}
+
+impl<K: Eq + Hash, V> PartedEntries<K, V> {
+    pub(crate) fn push(&mut self, key: K, value: V) {
+        self.parts[PartedMap::<K, V>::part_of(&key)].push((key, value));
+    }
+
+    /// The map with `change` of each value. If a key has several values, it gets the last one, and the others
+    /// are passed to `replaced`. Calls `pause` before each part.
+    pub(crate) fn into_map<W>(
+        self,
+        mut change: impl FnMut(V) -> W,
+        mut replaced: impl FnMut(V),
+        mut pause: impl FnMut(),
+    ) -> PartedMap<K, W> {
+        let mut map = PartedMap::default();
+        for (entries, part) in self.parts.into_iter().zip(map.parts.iter_mut()) {
+            pause();
+            part.reserve(entries.len());
+            for (key, value) in entries.into_iter().rev() {
+                match part.entry(key) {
+                    Entry::Vacant(vacant) => drop(vacant.insert(change(value))),
+                    Entry::Occupied(_) => replaced(value),
+                }
+            }
+        }
+        map
+    }
+
+    pub(crate) fn into_values(self) -> impl Iterator<Item = V> {
+        self.parts.into_iter().flatten().map(|(_, value)| value)
     }
 }
 
@@ -95,12 +125,23 @@ mod tests {
         assert_eq!(parted.len(), whole.len());
         assert!((0..20_000).all(|key| parted.get(&key) == whole.get(&key)));
         assert!(parted.iter().all(|(key, value)| whole.get(key) == Some(value)));
-        let (parted, whole) = (
-            parted.map_values(|value| value * 2, || ()),
-            whole.into_iter().map(|(key, value)| (key, value * 2)),
-        );
-        let whole: NumberMap<u64, u64> = whole.collect();
         assert_eq!(parted.into_iter().collect::<NumberMap<u64, u64>>(), whole);
+    }
+
+    #[test]
+    fn a_map_made_at_once_has_the_last_value_of_each_key_and_returns_the_others() {
+        let (mut entries, mut whole, mut before) =
+            (PartedEntries::default(), NumberMap::default(), Vec::new());
+        for (value, key) in (0..10_000_u64).chain(5_000..15_000).chain(9_000..9_500).enumerate() {
+            entries.push(key, value);
+            before.extend(whole.insert(key, value));
+        }
+        let (mut replaced, mut pauses) = (Vec::new(), 0);
+        let map = entries.into_map(|value| value, |value| replaced.push(value), || pauses += 1);
+        assert_eq!(map.into_iter().collect::<NumberMap<u64, usize>>(), whole);
+        replaced.sort_unstable();
+        before.sort_unstable();
+        assert_eq!((replaced, pauses), (before, PARTS));
     }
 
     #[test]

@@ -50,13 +50,10 @@ pub(crate) fn prefetch<T>(values: &[T]) {
 /// Prefetches the lines of the first `count` values.
 #[inline(always)]
 pub(crate) fn prefetch_first<T>(values: &[T], count: usize) {
-    let mut at = 0;
-    while at < count {
-        prefetch_line(values.as_ptr().wrapping_add(at));
-        at += (LINE_BYTES / size_of::<T>()).max(1);
-    }
-    // If the values do not fill whole lines, the last value may be on one more line.
-    if !(count * size_of::<T>()).is_multiple_of(LINE_BYTES) && count > 0 {
-        prefetch_line(values.as_ptr().wrapping_add(count - 1));
+    let (start, bytes) = (values.as_ptr().cast::<u8>(), count * size_of::<T>());
+    (0..bytes).step_by(LINE_BYTES).for_each(|at| prefetch_line(start.wrapping_add(at)));
+    // If the values do not fill whole lines, their last byte may be on one more line.
+    if !bytes.is_multiple_of(LINE_BYTES) {
+        prefetch_line(start.wrapping_add(bytes - 1));
     }
 }
