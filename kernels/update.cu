@@ -16,8 +16,9 @@
 // and square root. Row-wise Adagrad's mean of squares is a sum in the order of the row's elements, which
 // lanes exchange by shuffles.
 //
-// The structs below equal `UpdateTable` and `UpdateArgs` of src/trainer/pipeline/gpu/args.rs and `Source` of
-// src/trainer/pipeline/gpu/mod.rs, field by field. The host checks every slot, sample and column.
+// The structs below equal `UpdateTable` and `UpdateArgs` of src/trainer/pipeline/gpu/args.rs and
+// `GradientSource` of src/trainer/casting/mod.rs, field by field. The host checks every slot, sample and
+// column.
 #include "common.cuh"
 
 struct UpdateTable {

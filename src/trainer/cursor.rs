@@ -25,7 +25,7 @@
 //! | `format` | `--format`; empty for a log |
 //! | `fields`\* | object: `columns`, `label`, `separator`, each as its flag or `null` |
 //! | `files` | list of the names of `--data` without directories |
-//! | `begins`\* | for each of them, XXH3-128 of the first 4096 bytes, or an empty text for a pipe |
+//! | `begins`\* | for each of them, XXH3-128 of its beginning (`begin_sum`), or an empty text for a pipe |
 //! | `follow`\* | name of the directory of `--follow`, without those above it |
 //! | `learned`\* | `true` for `--learned` |
 //! | `batch`, `seed`, `lr` | numbers |

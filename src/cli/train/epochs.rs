@@ -210,7 +210,8 @@ impl<'a> Epochs<'a> {
             if trained {
                 self.validate(epoch, model, versions)?;
             }
-            if self.failed.is_some() {
+            // A signal may have ended the validation.
+            if self.feed.stop.interrupted() || self.failed.is_some() {
                 break;
             }
         }

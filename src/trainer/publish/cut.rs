@@ -69,7 +69,7 @@ impl Publisher {
                 made => return made,
             },
             Err(reason) => {
-                self.due.note_cut(state.steps);
+                self.due.note_refused(state.steps);
                 self.full_log.refused(reason)
             }
         };

@@ -21,6 +21,8 @@ pub(super) struct Due {
     pub last_cut: Instant,
     /// Whether the last cut could not be written. Then the next one does not wait for a step.
     pub owed: bool,
+    /// Whether the last cut was refused. Then the next one does not come early.
+    refused: bool,
     /// Steps of the last version that was written.
     pub published_steps: Option<u64>,
     /// Steps at the beginning of the run.
@@ -37,14 +39,22 @@ impl Due {
             last_steps: steps,
             last_cut: Instant::now(),
             owed: false,
+            refused: false,
             published_steps: published.then_some(steps),
             first_steps: steps,
         }
     }
 
-    /// A cut was made, or was refused.
+    /// A cut was made.
     pub(super) fn note_cut(&mut self, steps: u64) {
-        (self.last_steps, self.last_cut, self.owed) = (steps, Instant::now(), false);
+        (self.last_steps, self.last_cut) = (steps, Instant::now());
+        (self.owed, self.refused) = (false, false);
+    }
+
+    /// A cut was refused.
+    pub(super) fn note_refused(&mut self, steps: u64) {
+        self.note_cut(steps);
+        self.refused = true;
     }
 
     /// Whether steps were taken, of these, that are in no version.
@@ -75,10 +85,11 @@ impl Due {
         self.owed && self.last_cut.elapsed() >= self.retry_owed.min(every)
     }
 
-    /// Whether a cut may be made before its time. Only after a cut that was not published must the next
-    /// attempt wait.
+    /// Whether a cut may be made before its time. After one that was not written the next attempt waits a
+    /// little, and after one that was refused until its time.
     pub(super) fn may_come_early(&self) -> bool {
-        self.published_steps == Some(self.last_steps) || self.last_cut.elapsed() >= self.retry_after
+        let was_published = self.published_steps == Some(self.last_steps);
+        !self.refused && (was_published || self.last_cut.elapsed() >= self.retry_after)
     }
 
     /// Whether a cut may become due without a step. `steps` were taken.

@@ -121,14 +121,12 @@ impl Publisher {
         self.poll()?;
         // Steps were taken while the pipeline was drained, so no step has waited for this cut yet.
         let begun = Instant::now();
-        // Asked once: a cut that becomes due after the flush was left out would read old rows.
         if !self.may_cut(state.steps) {
             return Ok(());
         }
-        pipeline.flush()?;
-        let file = pipeline.store();
         self.try_cut(state, notes, |publisher, start| {
-            publisher.cut_file(state, file, CutStart { begun, ..start })
+            pipeline.flush()?;
+            publisher.cut_file(state, pipeline.store(), CutStart { begun, ..start })
         })
     }
 }

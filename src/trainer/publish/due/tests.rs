@@ -53,3 +53,13 @@ fn a_cut_may_come_early_unless_the_last_one_failed_just_before() {
     (due.retry_after, due.published_steps) = (LONG, Some(9));
     assert!(due.may_come_early());
 }
+
+#[test]
+fn after_a_refusal_no_cut_comes_early_and_the_next_one_comes_at_its_time() {
+    let mut due = Due::new(Every::Steps(10), 4, true);
+    due.retry_after = Duration::ZERO;
+    due.note_refused(9);
+    assert!(!due.may_come_early() && !due.is_time(9) && due.is_time(10));
+    due.note_cut(10);
+    assert!(due.may_come_early());
+}
