@@ -1,4 +1,5 @@
-//! The client of the native gRPC interface, for `score` and `load`, and the connection of `label`.
+//! The client of the native gRPC interface, for `score` and `load`, and the connection of `label` and
+//! `models`.
 //!
 //! A [`Client`] gets a model's schema from the server, and reads from a data file the columns that the schema
 //! names. Values are sent as they are in the file, because the server hashes and transforms them
@@ -31,7 +32,7 @@ use crate::server::proto::{
     FeatureColumn, GetModelRequest, GetModelResponse, PredictRequest, PredictResponse,
 };
 use crate::types::{RawBatch, RawFeature, RawValues};
-pub(crate) use connect::{Connect, Token};
+pub(crate) use connect::{Connect, Token, call};
 use failure::{explained, is_late};
 
 /// Flags that name a served model, and the form of the data for it.
@@ -133,9 +134,8 @@ impl Client {
         let channel = target.server.channel().await?;
         let addr = &target.server.addr;
         let mut ctr = CtrClient::new(channel.clone()).max_decoding_message_size(ANSWER_BYTES);
-        let mut request = Request::new(GetModelRequest { model: target.model.clone() });
-        request.set_timeout(DESCRIBE_TIMEOUT);
-        token.iter().for_each(|token| token.add_to(&mut request));
+        let message = GetModelRequest { model: target.model.clone() };
+        let request = call(message, DESCRIBE_TIMEOUT, token.as_ref());
         let answer = whole(DESCRIBE_TIMEOUT, ctr.get_model(request)).await;
         let answer = answer.map_err(|status| match status.code() {
             Code::NotFound => InputError(anyhow!("{}", status.message()).context("--model")).into(),

@@ -4,9 +4,8 @@ use std::time::Duration;
 
 use anyhow::anyhow;
 use serde_json::{Map, Value, json};
-use tonic::{Code, Request, Status};
 
-use crate::cli::client::{ANSWER_BYTES, Connect, DESCRIBE_TIMEOUT, Token, status_text, whole};
+use crate::cli::client::{ANSWER_BYTES, Connect, DESCRIBE_TIMEOUT, call, whole};
 use crate::cli::{InputError, note, print};
 use crate::server::proto::ctr_client::CtrClient;
 use crate::server::proto::{GetModelRequest, GetModelResponse, Label, SetLabelRequest, SetLabelResponse};
@@ -51,12 +50,7 @@ async fn ask(args: Args) -> anyhow::Result<String> {
     let change = label.zip(version).map(|(label, version)| request(&model, label, &version)).transpose()?;
     let token = server.token()?;
     let mut ctr = CtrClient::new(server.channel().await?).max_decoding_message_size(ANSWER_BYTES);
-    let failed = |status: Status| match status.code() {
-        Code::NotFound | Code::InvalidArgument | Code::FailedPrecondition => {
-            InputError(anyhow!("{}", status.message().to_owned())).into()
-        }
-        _ => anyhow!("{}: {}", server.addr, status_text(&server.first_failed(status))),
-    };
+    let failed = |status| server.failed_call(status);
     // A token for changes may not be one for GetModel.
     Ok(match change {
         None => {
@@ -82,13 +76,6 @@ async fn ask(args: Args) -> anyhow::Result<String> {
             }
         }
     })
-}
-
-fn call<T>(message: T, timeout: Duration, token: Option<&Token>) -> Request<T> {
-    let mut request = Request::new(message);
-    request.set_timeout(timeout);
-    token.iter().for_each(|token| token.add_to(&mut request));
-    request
 }
 
 fn request(model: &str, label: String, version: &str) -> Result<SetLabelRequest, InputError> {

@@ -17,6 +17,7 @@ pub(crate) mod label;
 pub(crate) mod load;
 pub(crate) mod logging;
 pub(crate) mod man;
+pub(crate) mod models;
 mod output;
 pub(crate) mod pipeline_flags;
 pub(crate) mod plan;
@@ -75,6 +76,8 @@ enum Command {
     Config(config::Args),
     /// Lists the labels of a served model, or sets the version that a label names
     Label(label::Args),
+    /// Lists the models of a server, or loads or unloads one
+    Models(models::Args),
     /// Scores the rows of a data file with a served model
     Score(score::Args),
     /// Sends requests to a server for some time, and prints throughput and latency
@@ -106,6 +109,7 @@ impl Command {
             Self::Init(_)
             | Self::Config(_)
             | Self::Label(_)
+            | Self::Models(_)
             | Self::Score(_)
             | Self::Load(_)
             | Self::Man(_)
@@ -172,6 +176,7 @@ pub fn run(cli: Cli) -> anyhow::Result<()> {
         Command::Train(args) => train::run(*args, &config),
         Command::Serve(args) => serve::run(*args, &config, settings, early.unwrap_or_default()),
         Command::Label(args) => label::run(args),
+        Command::Models(args) => models::run(args),
         Command::Score(args) => score::run(args),
         Command::Load(args) => load::run(args),
         Command::Plan(args) => plan::run(args, &config),

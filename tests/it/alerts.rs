@@ -356,10 +356,13 @@ fn every_alert_fires_for_a_server_that_fails_in_that_way_and_for_no_other() {
     let known: BTreeSet<&str> = expected.iter().map(|(_, alert)| *alert).collect();
     assert_eq!(known, alerts().filter(|alert| !no_case.contains(alert)).collect());
     // On a slow machine, others may be slow too, refuse calls, and not answer Prometheus in time. Most have a
-    // model that is not trained any more.
+    // model that is not trained any more. But `well`, the first one, has too few calls to refuse any.
     let others_too = ["FlechetteSlow", "FlechetteShedding", "FlechetteDown", "FlechetteModelStale"];
+    let well = cases[0].served.http.to_string();
     others.retain(|(instance, name)| {
-        !others_too.contains(&name.as_str()) && !expected.contains(&(instance.clone(), name.as_str()))
+        let refuses = *instance == well && name == "FlechetteShedding";
+        let is_expected = expected.contains(&(instance.clone(), name.as_str()));
+        (refuses || !others_too.contains(&name.as_str())) && !is_expected
     });
     assert!(others.is_empty(), "fired for other servers: {others:#?}");
 }

@@ -60,7 +60,7 @@ fn a_server_that_is_killed_during_a_run_is_named_with_the_cause() {
     let served = Served::start(&workshop.models, "");
     let addr = served.url();
     let line = format!(
-        "load --addr {addr} --model dlrm --format criteo-tsv {} --batch 8 --concurrency 2 --seconds 3",
+        "load --addr {addr} --model dlrm --format criteo-tsv {} --batch 8 --concurrency 2 --seconds 15",
         workshop.valid
     );
     let killing = std::thread::spawn(move || {

@@ -11,11 +11,12 @@ use flechette::server::inference::grpc_inference_service_client::GrpcInferenceSe
 use flechette::server::inference::*;
 use flechette::server::proto::SetLabelRequest;
 use flechette::server::proto::ctr_client::CtrClient;
+use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 use tonic::transport::Channel;
 use tonic::{Code, Status};
 
-use crate::program::{Served, Workshop, highest_version, run_json};
+use crate::program::{Served, Workshop, highest_version, run, run_failing, run_json};
 use crate::serving::channel;
 use crate::switching::{looks, publish_all_changed, requests, serves, wait};
 
@@ -114,6 +115,30 @@ fn an_unloaded_model_releases_its_files_and_comes_back_only_when_it_is_loaded() 
         let (status, log) = served.ended();
         assert!(status.success() && !log.contains("panicked") && !log.contains("ERROR"), "{log}");
     }
+}
+
+#[test]
+fn the_command_models_lists_unloads_and_loads() {
+    let workshop = Workshop::new(300, 400);
+    workshop.train(ArchKind::Dlrm);
+    let served = Served::start(&workshop.models, "--cache-mode off");
+    let line = |flags: &str| format!("models --addr {} {flags}", served.url());
+    let models = |flags: &str| {
+        let output = run(&line(flags));
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let listed = "MODEL  VERSION  STATE        REASON\ndlrm         1  READY\n";
+    assert_eq!(models(""), listed);
+    assert_eq!(models("--unload dlrm"), "dlrm: unloaded\n");
+    let row = &run_json(&line("--json"))["models"][0];
+    assert_eq!((&row["name"], &row["version"]), (&json!("dlrm"), &Value::Null));
+    assert_eq!(row["state"], "UNAVAILABLE");
+    assert!(run_failing(2, &line("--unload dlrm")).contains("no model \"dlrm\" is served"));
+    assert!(run_failing(2, &line("--load other")).contains("no model \"other\""));
+    assert!(run_failing(2, &line("--load dlrm --unload dlrm")).contains("cannot be used with"));
+    assert_eq!(models("--load dlrm --json"), "{\"loaded\":\"dlrm\"}\n");
+    assert_eq!(models(""), listed);
 }
 
 #[test]

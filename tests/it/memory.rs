@@ -146,10 +146,13 @@ async fn an_http_request_that_never_ends_is_disconnected() {
         }
     };
     let mut answer = Vec::new();
-    tokio::select! {
-        () = dripping => {}
-        ended = read.read_to_end(&mut answer) => drop(ended),
-    }
+    let ended = async {
+        tokio::select! {
+            () = dripping => {}
+            ended = read.read_to_end(&mut answer) => drop(ended),
+        }
+    };
+    timeout(LATE, ended).await.expect("closed in time");
     assert!(!answer.starts_with(b"HTTP/1.1 200"), "{}", String::from_utf8_lossy(&answer));
     assert_eq!(running.get("/healthz").await.0, 200);
 }

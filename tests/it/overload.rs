@@ -34,12 +34,16 @@ const LEAST_BEFORE: f64 = 0.2;
 /// How long requests are sent at one rate.
 const PHASE: Duration = Duration::from_secs(1);
 
-/// Other processes and other tests may take the processors from one phase. Tries on a machine that is too
-/// busy do not count.
+/// Other processes and other tests may take the processors from one phase, so most tries must be good,
+/// but not all. Tries on a machine that is too busy do not count.
 const TRIES: usize = 10;
 
-/// Windows of half a second after an overload in which requests may be refused.
-const REFUSING_WINDOWS: usize = 20;
+/// Windows of half a second after an overload in which requests may be refused: the second that docs/api.md
+/// states, and another one for a busy machine.
+const REFUSING_WINDOWS: usize = 4;
+
+/// If nothing was sent for so long, the machine is too busy: what comes after it comes all at once.
+const PAUSE: Duration = Duration::from_millis(50);
 
 /// How long clients wait.
 #[derive(Clone, Copy, Debug)]
@@ -55,6 +59,8 @@ const HURRIED: Clients = Clients { patience: Duration::from_millis(100), told: t
 /// How many requests ended in each way.
 #[derive(Debug, Default)]
 struct Counts {
+    /// The longest time in which nothing was sent.
+    paused: Duration,
     scored: usize,
     refused: usize,
     /// There was no answer in time.
@@ -66,8 +72,11 @@ async fn send(running: &Running, times: f64, time: Duration, clients: Clients) -
     let Clients { patience, told } = clients;
     let (mut calls, mut sent) = (JoinSet::new(), 0);
     let (mut ticks, begun) = (interval(Duration::from_millis(4)), Instant::now());
+    let (mut counts, mut last) = (Counts::default(), begun);
     while begun.elapsed() < time {
         ticks.tick().await;
+        counts.paused = counts.paused.max(last.elapsed());
+        last = Instant::now();
         let due = (begun.elapsed().as_secs_f64() * times * REQUESTS_PER_S) as u64;
         for number in sent..due {
             let mut client = running.client.clone();
@@ -82,7 +91,6 @@ async fn send(running: &Running, times: f64, time: Duration, clients: Clients) -
         }
         sent = due;
     }
-    let mut counts = Counts::default();
     while let Some(answer) = calls.join_next().await {
         match answer.unwrap() {
             Ok(Ok(())) => counts.scored += 1,
@@ -112,8 +120,13 @@ async fn under_overload_most_of_what_the_model_can_compute_is_answered_in_time()
                 let [before, counts] = tried;
                 !busy(tried) && counts.refused > 0 && counts.scored as f64 >= LEAST * before.scored as f64
             };
-            while tries.last().is_none_or(|last| !good(last)) {
+            loop {
                 let counted = tries.iter().filter(|tried| !busy(tried)).count();
+                let good = tries.iter().filter(|tried| good(tried)).count();
+                // Two are most of three.
+                if good >= 2 && 2 * good > counted {
+                    break;
+                }
                 let goes_on = counted < TRIES && begun.elapsed() < LIMIT;
                 assert!(goes_on, "{times} times, {clients:?}: {tries:?}");
                 let before = send(&running, 1.0, PHASE, clients).await;
@@ -136,8 +149,8 @@ async fn after_an_overload_every_request_is_accepted_again() {
     let all_scored = |counts: &Counts| counts.refused + counts.late == 0;
     while windows.last().is_none_or(|last| !all_scored(last)) {
         // A busy machine may be late.
-        let refusing = windows.iter().filter(|window| window.refused > 0).count();
-        let goes_on = refusing < REFUSING_WINDOWS && overloaded.elapsed() < LIMIT;
+        let refusing = windows.iter().filter(|window| window.refused > 0 && window.paused < PAUSE).count();
+        let goes_on = refusing <= REFUSING_WINDOWS && overloaded.elapsed() < LIMIT;
         assert!(goes_on, "{:?} after the overload: {windows:?}", overloaded.elapsed());
         windows.push(send(&running, 0.5, Duration::from_millis(500), PATIENT).await);
     }

@@ -106,6 +106,8 @@ fn json_agrees_with_a_slow_simulation_of_the_same_file() {
     assert_eq!(json["ids"], distinct(&accesses));
     let of_column = |c: usize| accesses.iter().copied().filter(|a| a.0 == c).collect::<Vec<_>>();
     let columns: Vec<_> = (0..26).map(of_column).collect();
+    let tables = json["tables"].as_array().unwrap();
+    assert_eq!(tables.len(), columns.len());
     check_enough(&json["enough"], &accesses);
     for (i, fraction) in [0.02, 0.1, 0.0, 1.0].into_iter().enumerate() {
         let size = &json["sizes"][i];
@@ -117,7 +119,7 @@ fn json_agrees_with_a_slow_simulation_of_the_same_file() {
         assert_eq!(size["bytes"], cache_bytes(rows));
         assert!(close(rate(size, "flat", "lru"), slow_lru(&accesses, rows)), "{size}");
         assert!(close(size["optimal"].as_f64().unwrap(), slow_optimal(&accesses, rows)), "{size}");
-        for (column, table) in columns.iter().zip(json["tables"].as_array().unwrap()) {
+        for (column, table) in columns.iter().zip(tables) {
             let own = share(distinct(column));
             let expected = slow_lru(column, own) as f64 / column.len() as f64;
             let of_size = &table["sizes"][i];
@@ -190,8 +192,10 @@ fn replicas_suffice_for_the_wanted_scores_and_fit_the_screen() {
     assert_eq!((&capacity["scores_per_s"], &capacity["rows_per_score"]), (&1e6.into(), &26.0.into()));
     let number = |value: &Value| value.as_f64().unwrap();
     let mut before = u64::MAX;
-    for (size, planned) in capacity["sizes"].as_array().unwrap().iter().zip(json["sizes"].as_array().unwrap())
-    {
+    let [sizes, planned] = [capacity, &json].map(|of| of["sizes"].as_array().unwrap());
+    assert_eq!(sizes.len(), planned.len());
+    assert!(!sizes.is_empty(), "{capacity}");
+    for (size, planned) in sizes.iter().zip(planned) {
         let hit_rate = rate(planned, "flat", "server");
         assert!((number(&size["hit_rate"]) - hit_rate).abs() < 1e-9, "{size}");
         // Rows of 64 bytes are in one page each.

@@ -1,6 +1,7 @@
 //! Checks the rules for source code on every file, and tests the checks with small sources that break one
-//! rule each.
+//! rule each. Also checks the links of the documentation.
 
+mod links;
 mod rules;
 mod source;
 

@@ -8,9 +8,10 @@ use anyhow::anyhow;
 use tonic::codegen::http::Uri;
 use tonic::metadata::{Ascii, MetadataValue};
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
-use tonic::{Request, Status};
+use tonic::{Code, Request, Status};
 
 use super::failure::{cause, explained, first_hint};
+use super::status_text;
 use crate::cli::InputError;
 use crate::server::token_lines;
 
@@ -88,6 +89,16 @@ impl Connect {
         explained(status, Some(first_hint(self.addr.starts_with("https:"))))
     }
 
+    /// The error of the only call on a connection. What the server refuses is the input's fault.
+    pub(crate) fn failed_call(&self, status: Status) -> anyhow::Error {
+        match status.code() {
+            Code::NotFound | Code::InvalidArgument | Code::FailedPrecondition => {
+                InputError(anyhow!("{}", status.message().to_owned())).into()
+            }
+            _ => anyhow!("{}: {}", self.addr, status_text(&self.first_failed(status))),
+        }
+    }
+
     fn tls(&self) -> Result<ClientTlsConfig, InputError> {
         let tls = ClientTlsConfig::new().timeout(CONNECT_TIMEOUT);
         let tls = match &self.ca {
@@ -141,4 +152,12 @@ impl Token {
     pub(crate) fn add_to<T>(&self, request: &mut Request<T>) {
         request.metadata_mut().insert("authorization", self.0.clone());
     }
+}
+
+/// A call that the server ends after a time limit.
+pub(crate) fn call<T>(message: T, timeout: Duration, token: Option<&Token>) -> Request<T> {
+    let mut request = Request::new(message);
+    request.set_timeout(timeout);
+    token.iter().for_each(|token| token.add_to(&mut request));
+    request
 }

@@ -94,8 +94,8 @@ pub(super) const CACHE: Section = Section {
         setting(
             "cache.bytes",
             Words("none"),
-            "Memory of the cache: index, rows, and the state of its policies. Cannot be combined with \
-             `cache.fraction`",
+            "Memory of each model's cache: index, rows, and the state of its policies. Cannot be combined \
+             with `cache.fraction`",
         )
         .flag("--cache-bytes"),
         setting(

@@ -109,7 +109,7 @@ async fn a_few_connections_that_read_no_answers_take_no_place_from_others() {
 async fn answers_that_are_not_read_are_no_overload() {
     let running = Running::start_with(|parts| {
         (parts.batchers.common.max_samples, parts.batchers.common.default_deadline) =
-            (1, Duration::from_secs(2));
+            (1, Duration::from_secs(20));
     })
     .await;
     let (whole, _) = whole_and_cut();
@@ -122,9 +122,10 @@ async fn answers_that_are_not_read_are_no_overload() {
     }
     running.take_a_fifth_of_a_second().await;
     running.model.hold();
-    // One request, because the model is overloaded 100 ms after the first sample of several.
-    let waiting = running.send(request(20, 1).0);
-    running.until_metric("flechette_queue_samples{model=\"ads\"} 19").await;
+    // One request, because the model is overloaded 100 ms after the first sample of several. It takes longer
+    // than the second that a request may wait, although the samples whose answers are not read were fast.
+    let waiting = running.send(request(60, 1).0);
+    running.until_metric("flechette_queue_samples{model=\"ads\"} 59").await;
     tokio::time::sleep(Duration::from_millis(150)).await;
     let status = running.send(request(1, 4).0).await.unwrap().unwrap_err();
     assert!(status.message().contains("overloaded"), "{status}");

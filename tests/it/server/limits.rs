@@ -34,21 +34,21 @@ async fn a_full_queue_refuses_requests_and_loses_none() {
 async fn a_standing_queue_refuses_requests_and_says_when_to_try_again() {
     let running = Running::start_with(|parts| {
         (parts.batchers.common.max_samples, parts.batchers.common.default_deadline) =
-            (1, Duration::from_secs(2));
+            (1, Duration::from_secs(60));
     })
     .await;
     running.take_a_fifth_of_a_second().await;
     running.model.hold();
     // One request, because the model is overloaded 100 ms after the first sample of several.
-    let (message, scores) = request(3, 1);
+    let (message, scores) = request(40, 1);
     let waiting = running.send(message);
-    running.until_metric("flechette_queue_samples{model=\"ads\"} 2").await;
+    running.until_metric("flechette_queue_samples{model=\"ads\"} 39").await;
     sleep(Duration::from_millis(150)).await;
     let status = running.send(request(1, 4).0).await.unwrap().unwrap_err();
     assert_eq!(status.code(), Code::ResourceExhausted);
     assert!(status.message().starts_with("batcher: overloaded: the requests before this one"), "{status}");
     let retry = status.get_error_details().retry_info().unwrap().retry_delay.unwrap();
-    assert!(retry >= Duration::from_millis(400), "two samples take {retry:?}");
+    assert!(retry >= Duration::from_millis(39 * 200), "39 samples take {retry:?}");
     running.model.release();
     assert_eq!(waiting.await.unwrap().unwrap(), scores);
 }

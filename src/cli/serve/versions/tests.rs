@@ -139,10 +139,10 @@ fn a_version_whose_switch_fails_is_refused_and_tried_again() {
     let running = Running::start(&world, "");
     let engine = running.serving.engines().remove(0);
     let batch = begin_batch(&engine);
+    let begun = Instant::now();
     world.publish();
     let older = "ready\nolder version: model ctr serves version 1: version 2 is refused: cache: batches ";
     wait("the version is refused", || running.get("/readyz").starts_with(older));
-    let begun = Instant::now();
     wait("the version is tried again", || {
         assert!(running.get("/readyz").starts_with(older), "the reason stays while it is tried again");
         assert_eq!((running.scored_by(0).unwrap(), running.loaded()), (1, vec![1]));
