@@ -176,8 +176,10 @@ impl SlotAllocator {
 
     /// As [`Self::take`] for each of these classes, under one lock.
     pub(crate) fn take_each(&self, classes: impl Iterator<Item = Class>) -> Vec<Option<Slot>> {
+        let mut slots = Vec::with_capacity(classes.size_hint().1.unwrap_or(0));
         let mut records = self.records();
-        classes.map(|class| self.take_from(&mut records, class)).collect()
+        slots.extend(classes.map(|class| self.take_from(&mut records, class)));
+        slots
     }
 
     fn take_from(&self, records: &mut Records, class: Class) -> Option<Slot> {

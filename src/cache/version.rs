@@ -24,7 +24,7 @@
 //! tag when the overlay is removed.
 //!
 //! An overlay takes up to 76 bytes per cached row that changed in addition to `cache.bytes`, and up to 80
-//! while it is built (`cache/tests/memory.rs`).
+//! while it is built (computed from the sizes of their entries).
 
 use std::sync::Arc;
 
@@ -152,8 +152,8 @@ struct FoundRow<'r> {
     bytes: Option<&'r [u8]>,
 }
 
-/// Rows that are copied between two uses of locks. A lock waits until all writes before it have reached the
-/// memory. Without locks in between, the writes of many rows wait at the same time.
+/// Rows that are copied between two uses of locks. A lock waits for the memory that was written before it.
+/// Without locks in between, the writes of many rows wait for it at the same time.
 const COPIED_AT_ONCE: usize = 64;
 
 impl Shared {

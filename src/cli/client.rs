@@ -32,7 +32,7 @@ use crate::server::proto::{
     FeatureColumn, GetModelRequest, GetModelResponse, PredictRequest, PredictResponse,
 };
 use crate::types::{RawBatch, RawFeature, RawValues};
-pub(crate) use connect::{Connect, Token, call};
+pub(crate) use connect::{CHANGE_TIMEOUT, Connect, Token, call};
 use failure::{explained, is_late};
 
 /// Flags that name a served model, and the form of the data for it.

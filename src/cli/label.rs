@@ -1,18 +1,13 @@
 //! `flechette label`: shows the loaded versions and the labels of a served model, or sets a label.
 
-use std::time::Duration;
-
 use anyhow::anyhow;
 use serde_json::{Map, Value, json};
 
-use crate::cli::client::{ANSWER_BYTES, Connect, DESCRIBE_TIMEOUT, call, whole};
+use crate::cli::client::{ANSWER_BYTES, CHANGE_TIMEOUT, Connect, DESCRIBE_TIMEOUT, call, whole};
 use crate::cli::{InputError, note, print};
 use crate::server::proto::ctr_client::CtrClient;
 use crate::server::proto::{GetModelRequest, GetModelResponse, Label, SetLabelRequest, SetLabelResponse};
 use crate::types::{Version, VersionSelector};
-
-/// How long a change may take. A version that is not loaded is opened and checked first.
-const TIMEOUT: Duration = Duration::from_secs(3600);
 
 /// The version that removes a label.
 const NONE: &str = "none";
@@ -61,7 +56,8 @@ async fn ask(args: Args) -> anyhow::Result<String> {
         }
         Some(change) => {
             let SetLabelRequest { label, remove, .. } = change.clone();
-            let answer = whole(TIMEOUT, ctr.set_label(call(change, TIMEOUT, token.as_ref()))).await;
+            let answer =
+                whole(CHANGE_TIMEOUT, ctr.set_label(call(change, CHANGE_TIMEOUT, token.as_ref()))).await;
             let SetLabelResponse { version, not_kept, latest } = answer.map_err(failed)?.into_inner();
             if !not_kept.is_empty() {
                 note(&format!("warning: the change is lost at a restart of the server: {not_kept}"));

@@ -2,20 +2,15 @@
 //!
 //! These are calls of the KServe service, so other clients of that protocol can make the same changes.
 
-use std::time::Duration;
-
 use serde_json::{Value, json};
 
-use crate::cli::client::{ANSWER_BYTES, Connect, DESCRIBE_TIMEOUT, call, whole};
+use crate::cli::client::{ANSWER_BYTES, CHANGE_TIMEOUT, Connect, DESCRIBE_TIMEOUT, call, whole};
 use crate::cli::print;
 use crate::server::inference::grpc_inference_service_client::GrpcInferenceServiceClient;
 use crate::server::inference::repository_index_response::ModelIndex;
 use crate::server::inference::{
     RepositoryIndexRequest, RepositoryModelLoadRequest, RepositoryModelUnloadRequest,
 };
-
-/// How long a change may take. A version is opened and checked before it is served.
-const TIMEOUT: Duration = Duration::from_secs(3600);
 
 /// Flags of `models`.
 #[derive(Debug, clap::Args)]
@@ -52,15 +47,15 @@ async fn ask(args: Args) -> anyhow::Result<String> {
     let changed = match (load, unload) {
         (Some(model_name), _) => {
             let message = RepositoryModelLoadRequest { model_name: model_name.clone(), ..Default::default() };
-            let answer = client.repository_model_load(call(message, TIMEOUT, token));
-            whole(TIMEOUT, answer).await.map_err(failed)?;
+            let answer = client.repository_model_load(call(message, CHANGE_TIMEOUT, token));
+            whole(CHANGE_TIMEOUT, answer).await.map_err(failed)?;
             ("loaded", model_name)
         }
         (_, Some(model_name)) => {
             let message =
                 RepositoryModelUnloadRequest { model_name: model_name.clone(), ..Default::default() };
-            let answer = client.repository_model_unload(call(message, TIMEOUT, token));
-            whole(TIMEOUT, answer).await.map_err(failed)?;
+            let answer = client.repository_model_unload(call(message, CHANGE_TIMEOUT, token));
+            whole(CHANGE_TIMEOUT, answer).await.map_err(failed)?;
             ("unloaded", model_name)
         }
         _ => {

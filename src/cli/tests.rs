@@ -21,6 +21,16 @@ fn the_flags_of_every_command_are_consistent() {
 }
 
 #[test]
+fn the_readme_lists_every_command() {
+    let readme = include_str!("../../README.md");
+    let listed: String = readme.lines().filter(|line| line.starts_with("| `")).collect();
+    for command in command().get_subcommands() {
+        let name = command.get_name();
+        assert!(listed.contains(&format!("`{name}`")), "{name}");
+    }
+}
+
+#[test]
 fn an_error_line_repeats_nothing() {
     let open = DatasetError::Open { path: "x".into(), cause: io::ErrorKind::NotFound.into() };
     assert_eq!(error_line(&open), "x: cannot be opened: entity not found");

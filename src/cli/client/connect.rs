@@ -154,6 +154,10 @@ impl Token {
     }
 }
 
+/// How long a change of the served models may take: the hour that the server allows, in which versions are
+/// opened and checked, after the minutes in which it may have to begin.
+pub(crate) const CHANGE_TIMEOUT: Duration = Duration::from_secs(4000);
+
 /// A call that the server ends after a time limit.
 pub(crate) fn call<T>(message: T, timeout: Duration, token: Option<&Token>) -> Request<T> {
     let mut request = Request::new(message);

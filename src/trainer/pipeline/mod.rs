@@ -292,7 +292,8 @@ impl Pipeline {
     /// can continue.
     ///
     /// # Errors
-    /// [`TrainError::Store`].
+    /// [`TrainError::Store`] when a row cannot be written. Training can continue then, too: each row of the
+    /// file is the old one or the new one. Or the error of a device that has failed.
     pub(crate) fn flush(&mut self) -> Result<(), TrainError> {
         let Self { planner, scratchpad, store, threads, .. } = self;
         let tables = planner.tables();

@@ -51,10 +51,11 @@ impl Due {
         (self.owed, self.refused) = (false, false);
     }
 
-    /// A cut was refused.
+    /// A cut was refused. One that came early does not put off the next one.
     pub(super) fn note_refused(&mut self, steps: u64) {
+        let last_cut = if self.is_time(steps) { Instant::now() } else { self.last_cut };
         self.note_cut(steps);
-        self.refused = true;
+        (self.refused, self.last_cut) = (true, last_cut);
     }
 
     /// Whether steps were taken, of these, that are in no version.

@@ -48,7 +48,8 @@ fn broken(path: &Path, target: &str) -> Option<String> {
     if !linked.exists() {
         return Some(format!("{}: {target}: no such file", path.display()));
     }
-    let is_there = anchor.is_empty() || anchors(&fs::read_to_string(&linked).ok()?).contains(anchor);
+    let is_there =
+        anchor.is_empty() || anchors(&fs::read_to_string(&linked).unwrap_or_default()).contains(anchor);
     (!is_there).then(|| format!("{}: {target}: no such heading", path.display()))
 }
 

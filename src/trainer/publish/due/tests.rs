@@ -62,4 +62,14 @@ fn after_a_refusal_no_cut_comes_early_and_the_next_one_comes_at_its_time() {
     assert!(!due.may_come_early() && !due.is_time(9) && due.is_time(10));
     due.note_cut(10);
     assert!(due.may_come_early());
+    let every = Duration::from_secs(60);
+    let mut due = Due::new(Every::Time(every), 4, true);
+    due.last_cut = Instant::now().checked_sub(every / 2).unwrap();
+    let last_cut = due.last_cut;
+    due.note_refused(9);
+    assert_eq!(due.last_cut, last_cut, "the interval goes on");
+    due.last_cut = Instant::now().checked_sub(every).unwrap();
+    assert!(due.is_time(10));
+    due.note_refused(10);
+    assert!(!due.is_time(11), "the next interval has begun");
 }

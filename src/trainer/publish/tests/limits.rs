@@ -11,6 +11,7 @@ use crate::store::stuck::StuckDisk;
 use crate::trainer::pipeline::policy::ScratchpadPolicy;
 use crate::trainer::pipeline::tests::Case;
 use crate::trainer::{ScratchpadSize, TrainState};
+use crate::types::TableId;
 
 /// A run with a scratchpad that may copy few rows, and what it should train.
 fn small_on_disk(disk: &Arc<StuckDisk>) -> (Case, Vec<Vec<u32>>, OnDisk) {
@@ -73,6 +74,62 @@ fn after_a_long_refusal_the_next_version_has_all_rows_and_none_are_copied() {
     let last = run.log.lock().unwrap().last().cloned().unwrap().unwrap();
     assert_eq!((last.version, last.full, last.steps), (Version(2), true, STEPS + 1));
     run.assert_published(dir.path());
+}
+
+#[test]
+fn a_gate_that_refuses_an_early_version_is_not_asked_again_before_the_next_one_is_due() {
+    let refused_with_a_limit_of = |bytes: usize| {
+        let dir = tempfile::tempdir().unwrap();
+        let reference = initialise(&schema(ARCHITECTURES[0]), optimizer(OptimizerKind::Adagrad), 3).unwrap();
+        let mut run = Run::with(reference, None, options(dir.path(), Every::Steps(1000)));
+        run.publisher.due.retry_after = Duration::ZERO;
+        run.finish();
+        run.publisher.changed.early_cut_bytes = bytes;
+        let mut asked = 0;
+        for seed in 0..20 {
+            run.step_with(seed, |_| {
+                asked += 1;
+                Err("refused".to_owned())
+            });
+        }
+        (asked, run.publisher.changed.marked_bytes())
+    };
+    let (asked, marked) = refused_with_a_limit_of(1 << 40);
+    assert_eq!(asked, 0);
+    // The rows of several steps take more than this limit, and none take twice as much, after which versions
+    // do not come early.
+    assert_eq!(refused_with_a_limit_of(marked / 2 + 1), (1, marked));
+}
+
+#[test]
+fn no_row_of_a_scratchpad_is_written_for_a_version_that_is_refused() {
+    // With room for all rows, none is evicted.
+    let case = Case { samples: 64 * 16, ..Case::new(ScratchpadSize::Fraction(1.0), ScratchpadPolicy::Lru) };
+    let mut run = OnDisk::with(case.begin(None), 8, Arc::new(SystemDisk));
+    let before = working_file(&run);
+    let mut asked = 0;
+    let refuses = |_: &TrainState| {
+        asked += 1;
+        Err("refused".to_owned())
+    };
+    run.train_only(&case, &mut Slow(Duration::ZERO, refuses));
+    assert_eq!(asked, 8);
+    assert!(working_file(&run) == before);
+    run.finish();
+    assert!(working_file(&run) != before);
+}
+
+/// The bits of all rows of the working file.
+fn working_file(run: &OnDisk) -> Vec<u32> {
+    let file = run.pipeline.store();
+    let rows_of = |t: usize| {
+        let table = &file.tables()[t];
+        let rows: Vec<u64> = (0..table.rows()).collect();
+        let mut records = vec![0.0; rows.len() * table.width()];
+        file.read(TableId(t as u32), &rows, &mut records).unwrap();
+        records
+    };
+    (0..file.tables().len()).flat_map(rows_of).map(f32::to_bits).collect()
 }
 
 #[test]
