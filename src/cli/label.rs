@@ -4,6 +4,7 @@ use anyhow::anyhow;
 use serde_json::{Map, Value, json};
 
 use crate::cli::client::{ANSWER_BYTES, CHANGE_TIMEOUT, Connect, DESCRIBE_TIMEOUT, call, whole};
+use crate::cli::runtime::on_this_thread;
 use crate::cli::{InputError, note, print};
 use crate::server::proto::ctr_client::CtrClient;
 use crate::server::proto::{GetModelRequest, GetModelResponse, Label, SetLabelRequest, SetLabelResponse};
@@ -36,8 +37,7 @@ pub(crate) struct Args {
 /// # Errors
 /// When the server cannot be reached, or refuses the label or the version.
 pub(crate) fn run(args: Args) -> anyhow::Result<()> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    print(&runtime.block_on(ask(args))?)
+    print(&on_this_thread(ask(args))??)
 }
 
 async fn ask(args: Args) -> anyhow::Result<String> {

@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 
 use crate::cli::client::{ANSWER_BYTES, CHANGE_TIMEOUT, Connect, DESCRIBE_TIMEOUT, call, whole};
 use crate::cli::print;
+use crate::cli::runtime::on_this_thread;
 use crate::server::inference::grpc_inference_service_client::GrpcInferenceServiceClient;
 use crate::server::inference::repository_index_response::ModelIndex;
 use crate::server::inference::{
@@ -33,8 +34,7 @@ pub(crate) struct Args {
 /// # Errors
 /// When the server cannot be reached, or refuses the change.
 pub(crate) fn run(args: Args) -> anyhow::Result<()> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    print(&runtime.block_on(ask(args))?)
+    print(&on_this_thread(ask(args))??)
 }
 
 async fn ask(args: Args) -> anyhow::Result<String> {

@@ -1,10 +1,18 @@
-//! Runtimes for the network with several threads.
+//! Runtimes for the network: with several threads, or for one command on its own thread.
 
 use std::io;
 use std::sync::RwLock;
 use std::thread;
 
 use tokio::runtime::{Builder, Runtime};
+
+/// Runs the calls of a command on this thread.
+///
+/// # Errors
+/// When the system has no descriptors for it.
+pub(crate) fn on_this_thread<T>(calls: impl Future<Output = T>) -> io::Result<T> {
+    Ok(Builder::new_current_thread().enable_all().build()?.block_on(calls))
+}
 
 /// A runtime with this many threads, each of which calls `before_sleep` when it has nothing left to do.
 ///

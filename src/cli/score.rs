@@ -19,6 +19,7 @@ use tonic::{Code, Status};
 
 use crate::cli::client::{Client, Target, status_text};
 use crate::cli::flags::whole;
+use crate::cli::runtime::on_this_thread;
 use crate::cli::score_file::ScoreFile;
 use crate::cli::training_flags::data_path;
 use crate::cli::{InputError, output, print};
@@ -66,8 +67,7 @@ const LONGEST_WAIT: Duration = Duration::from_secs(1);
 /// # Errors
 /// When the server cannot be reached or refuses a request, or a file cannot be read or written.
 pub(crate) fn run(args: Args) -> anyhow::Result<()> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("runtime")?;
-    let summary = runtime.block_on(score(&args))?;
+    let summary = on_this_thread(score(&args)).context("runtime")??;
     print(&if args.json { format!("{}\n", summary.json()) } else { summary.text() })
 }
 

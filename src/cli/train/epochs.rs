@@ -195,7 +195,7 @@ impl<'a> Epochs<'a> {
     ) -> anyhow::Result<()> {
         while !self.is_complete() {
             self.epoch(model, versions)?;
-            if self.feed.stop.interrupted() || self.failed.is_some() {
+            if self.has_ended_early() {
                 break;
             }
             self.epoch_samples = self.position.samples;
@@ -211,7 +211,7 @@ impl<'a> Epochs<'a> {
                 self.validate(epoch, model, versions)?;
             }
             // A signal may have ended the validation.
-            if self.feed.stop.interrupted() || self.failed.is_some() {
+            if self.has_ended_early() {
                 break;
             }
         }
@@ -224,6 +224,11 @@ impl<'a> Epochs<'a> {
             self.progress.print(&last);
         }
         Ok(())
+    }
+
+    /// Whether a signal, or data that cannot be read, has ended training.
+    fn has_ended_early(&self) -> bool {
+        self.feed.stop.interrupted() || self.failed.is_some()
     }
 
     /// Whether all epochs were trained, or training has stopped early.
