@@ -145,6 +145,17 @@ impl TrainState {
     /// [`TrainError::NotFinite`] for weights or optimizer state that are not finite. (A step checks only the
     /// loss, which it computes before its update.)
     pub(crate) fn checkpoint(&self) -> Result<DenseCheckpoint, TrainError> {
+        self.checkpoint_in(None)
+    }
+
+    /// As [`Self::checkpoint`], in the memory of an earlier one.
+    ///
+    /// # Errors
+    /// As [`Self::checkpoint`].
+    pub(crate) fn checkpoint_in(
+        &self,
+        memory: Option<DenseCheckpoint>,
+    ) -> Result<DenseCheckpoint, TrainError> {
         let (parameters, weights) = (self.model.parameters(), &self.weights.values);
         if !all_finite(weights) {
             let bad = parameters.iter().find(|p| !all_finite(&p.read(weights)));
@@ -156,11 +167,16 @@ impl TrainState {
             let what = format!("a dense weight's {}", state_name(kind.name, "*"));
             return Err(not_finite(what, self.steps, self.optimizer));
         }
+        let copies = memory.map(|DenseCheckpoint { weights, states, .. }| (weights, states));
+        let (mut weights, mut states) = copies.unwrap_or_default();
+        weights.clear();
+        weights.extend_from_slice(&self.weights.values);
+        states.clone_from(&self.dense_states);
         Ok(DenseCheckpoint {
             schema: self.schema.clone(),
             parameters: parameters.to_vec(),
-            weights: weights.to_vec(),
-            states: self.dense_states.clone(),
+            weights,
+            states,
             training: TrainingTotals {
                 steps: self.steps,
                 samples: self.samples,

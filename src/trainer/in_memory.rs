@@ -7,6 +7,7 @@ use super::casting::Casting;
 use super::pipeline::Data;
 use super::read_ahead::ReadAhead;
 use super::reference::ReferenceTrainer;
+use super::row_set::RowSet;
 use super::train_state::Labelled;
 use super::{Progress, StepResult, TrainError};
 use crate::store::Table;
@@ -36,6 +37,11 @@ pub fn run_in_memory(
 pub(crate) trait AroundSteps {
     /// Before a step that updates these rows of the tables.
     fn before(&mut self, tables: &[Table], casting: &Casting);
+
+    /// Get the rows that the step updates: a set for each table, or none.
+    fn updated(&mut self) -> &mut [RowSet] {
+        &mut []
+    }
 
     /// After the step.
     ///
@@ -72,7 +78,7 @@ pub(crate) fn run_around(
     ReadAhead::new(&schema, data).casting(&lookups).in_groups(group).for_each(ahead, |prepared| {
         around.before(&reference.tables, &prepared.casting);
         let labelled = Labelled { batch: &prepared.batch, labels: &prepared.labels };
-        let loss = reference.step_casted(labelled, &prepared.casting, &mut logits);
+        let loss = reference.step_casted(labelled, &prepared.casting, &mut logits, around.updated());
         samples += prepared.labels.len() as u64;
         let result = StepResult { loss, samples, logits: &logits };
         let progress = Progress::after(&reference.state, result, prepared)?;

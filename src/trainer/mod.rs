@@ -26,6 +26,7 @@ pub(crate) mod publish;
 mod read_ahead;
 mod reference;
 mod replicas;
+mod row_set;
 pub mod schedule;
 mod start;
 mod train_state;

@@ -1,7 +1,10 @@
 //! The sequential trainer: one step after another on tables in memory. The pipeline is tested against it.
 
+use std::iter;
+
 use super::casting::Casting;
 use super::read_ahead::{ReadAhead, WAITING_GROUPS};
+use super::row_set::RowSet;
 use super::train_state::{Labelled, TrainState, TrainStateParts};
 use super::update::RowsInMemory;
 use super::{Data, Progress, StepResult, TrainError};
@@ -76,18 +79,20 @@ impl ReferenceTrainer {
         let labelled = Labelled { batch, labels };
         let loss = labelled.check(self.schema()).and_then(|()| {
             casting.fill(self.schema(), &self.state.lookups, batch)?;
-            Ok(self.step_casted(labelled, &casting, logits))
+            Ok(self.step_casted(labelled, &casting, logits, &mut []))
         });
         self.casting = casting;
         loss
     }
 
-    /// [`Self::step`] for a batch that is already checked and casted.
+    /// [`Self::step`] for a batch that is already checked and casted. `updated` gets the updated rows: a set
+    /// for each table, or none.
     pub(crate) fn step_casted(
         &mut self,
         labelled: Labelled<'_>,
         casting: &Casting,
         logits: &mut Vec<f32>,
+        updated: &mut [RowSet],
     ) -> f64 {
         let Self { state, tables, .. } = self;
         let (schema, lookups) = (state.schema.clone(), state.lookups.clone());
@@ -96,7 +101,10 @@ impl ReferenceTrainer {
         let loss = state.gather_and_learn(labelled, batch.samples, rows);
         state.read_logits(logits);
         if state.counts_step(loss, batch.samples) {
-            state.update(|update| update.tables(tables.iter_mut().map(RowsInMemory::of), casting));
+            let sets = updated.iter_mut().map(Some).chain(iter::repeat_with(|| None));
+            let records = tables.iter_mut().map(RowsInMemory::of).zip(sets);
+            let records = records.map(|(records, updated)| records.marking(updated));
+            state.update(|update| update.tables(records, casting));
         }
         loss
     }

@@ -9,9 +9,9 @@
 use super::TrainError;
 use super::capture::Capture;
 use super::image::RowImage;
-use super::row_set::RowSet;
 use crate::store::RecordLayout;
 use crate::trainer::casting::Casting;
+use crate::trainer::row_set::RowSet;
 
 /// A cut is made before its time when the changed rows take one part in this many of the tables' bytes.
 const EARLY_CUT_SHARE: usize = 16;
@@ -62,7 +62,7 @@ impl ChangedRows {
         tables.map(|(&rows, record)| rows as usize * record.bytes()).sum()
     }
 
-    /// Remembers the rows that a step updates, unless they are captured.
+    /// With rows in a working file: remembers the rows that a step updates, unless they are captured.
     pub(super) fn mark(&mut self, casting: &Casting) {
         if self.capture.is_some() {
             return;

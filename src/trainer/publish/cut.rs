@@ -3,13 +3,13 @@
 use std::time::{Duration, Instant};
 
 use super::image::RowImage;
-use super::row_set::RowSet;
 use super::writer::Job;
 use super::{CutNotes, Published, Publisher};
 use crate::rowlog::WorkingFile;
 use crate::store::{Numbering, Table, TableRows, Written};
 use crate::trainer::TrainError;
 use crate::trainer::checkpoint::{DenseCheckpoint, VersionParts};
+use crate::trainer::row_set::RowSet;
 use crate::trainer::train_state::TrainState;
 use crate::types::TableId;
 
@@ -88,14 +88,14 @@ impl Publisher {
             let rows = tables.iter().map(TableRows::from).collect();
             return self.publish_all(state, rows, start);
         }
-        let (dense, image) = (state.checkpoint()?, self.take_changed(state)?);
+        let (dense, image) = (state.checkpoint_in(self.spare_dense.take())?, self.take_changed(state)?);
         self.cut = Some(Cut::new(image, dense, start));
         Ok(())
     }
 
     /// Cuts with the captured rows.
     pub(crate) fn cut_captured(&mut self, state: &TrainState, start: CutStart) -> Result<(), TrainError> {
-        let dense = state.checkpoint()?;
+        let dense = state.checkpoint_in(self.spare_dense.take())?;
         let Some(image) = self.changed.take_captured()? else { return Ok(()) };
         self.due.note_cut(state.steps);
         self.cut = Some(Cut::new(image, dense, start));
@@ -115,7 +115,7 @@ impl Publisher {
                 (0..self.changed.rows.len()).map(|t| TableRows::Source(file, TableId(t as u32))).collect();
             return self.publish_all(state, rows, start);
         }
-        let (dense, mut image) = (state.checkpoint()?, self.take_changed(state)?);
+        let (dense, mut image) = (state.checkpoint_in(self.spare_dense.take())?, self.take_changed(state)?);
         if let Err(error) = image.fill(|table, rows, records| file.read(table, rows, records)) {
             self.take_back(image);
             return Err(error.into());
@@ -140,7 +140,7 @@ impl Publisher {
         rows: Vec<TableRows<'_>>,
         start: CutStart,
     ) -> Result<(), TrainError> {
-        let dense = state.checkpoint()?;
+        let dense = state.checkpoint_in(self.spare_dense.take())?;
         let CutStart { notes: CutNotes { cursor, quality }, begun } = start;
         let (numbering, cursor_text) =
             (self.last.highest.map_or(Numbering::Next, Numbering::Above), cursor.as_deref());
@@ -155,6 +155,7 @@ impl Publisher {
         let (version, steps) = (base.version, state.steps);
         let published =
             Published { version, full: true, rows, bytes, appeared, took, pause: took, steps, cursor };
+        self.spare_dense = Some(dense);
         self.writer.retain();
         self.written(base, published);
         self.begin_capture();

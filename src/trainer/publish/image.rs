@@ -1,20 +1,20 @@
 //! The rows of a cut: those that changed since the last one, as they were at the cut.
 //!
 //! Train waits only while its next batch's rows are copied. At the cut, the set of changed rows is taken.
-//! After it, a block of these rows is copied between any two steps, until all are copied. A step first copies
+//! After it, blocks of these rows are copied between any two steps, until all are copied. A step first copies
 //! the rows that it is about to update, if they still wait (copy on write). So every row is copied as it was
-//! at the cut, by the thread that trains, without a lock. (With a thread for each table, a step would wait
-//! for the slowest of them.)
+//! at the cut, by the threads that train, without a lock.
 //!
 //! An image keeps its memory for the next cut. New memory would cost a page fault every few records.
 
-use crate::mem::OutOfHostMemory;
-use crate::mem::prefetch::{prefetch, prefetch_line};
-use crate::store::{RecordLayout, RowSource, SourceShape, StoreError, Table, TakeChunk};
-use crate::trainer::casting::Casting;
-use crate::types::{Element, TableId};
+use rayon::prelude::*;
 
-use super::row_set::RowSet;
+use crate::mem::OutOfHostMemory;
+use crate::mem::prefetch::{PREFETCH_AHEAD, prefetch, prefetch_line};
+use crate::store::{RecordLayout, RowSource, SourceShape, StoreError, Table, TakeChunk, all_finite};
+use crate::trainer::casting::Casting;
+use crate::trainer::row_set::RowSet;
+use crate::types::{Element, TableId};
 
 /// How many rows ahead memory is prefetched.
 pub(crate) const AHEAD: usize = 8;
@@ -133,6 +133,9 @@ impl RowImage {
             }
             let rows = casted.rows();
             for (k, &row) in rows.iter().enumerate() {
+                if let Some(&ahead) = rows.get(k + PREFETCH_AHEAD) {
+                    image.waiting.prefetch(ahead);
+                }
                 if let Some(values) = rows.get(k + AHEAD).and_then(|&row| table.row_values(row)) {
                     prefetch(values);
                 }
@@ -144,14 +147,24 @@ impl RowImage {
         }
     }
 
-    /// Copies waiting rows until they make up at least `bytes` bytes or none waits.
-    pub(crate) fn copy_block(&mut self, tables: &[Table], bytes: usize) {
-        let mut left = bytes;
-        for (image, table) in self.tables.iter_mut().zip(tables) {
-            let record = image.record.bytes().max(1);
-            let copied = image.copy_waiting(table, left.div_ceil(record));
-            left = left.saturating_sub(copied * record);
-        }
+    /// Each thread copies waiting rows of a table until they make up `bytes` bytes or none waits. Returns
+    /// whether all have copied that much.
+    pub(crate) fn copy_block(&mut self, tables: &[Table], bytes: usize) -> bool {
+        let waiting = self.tables.iter_mut().zip(tables).filter(|(image, _)| image.waiting.len() > 0);
+        let some: Vec<_> = waiting.take(rayon::current_num_threads()).collect();
+        let copied = some.into_par_iter().with_max_len(1).map(|(image, table)| {
+            let most = bytes.div_ceil(image.record.bytes().max(1));
+            image.copy_waiting(table, most) == most
+        });
+        copied.reduce(|| true, |one, other| one && other)
+    }
+
+    /// Copies all waiting rows.
+    pub(crate) fn copy_rest(&mut self, tables: &[Table]) {
+        let all = self.tables.par_iter_mut().zip(tables).with_max_len(1);
+        all.for_each(|(image, table)| {
+            image.copy_waiting(table, usize::MAX);
+        });
     }
 
     /// Reads every row with `read`, which gets a table, ascending rows, and room for their records.
@@ -277,8 +290,11 @@ impl RowSource for RowImage {
 
     fn first_not_finite(&self, table: TableId) -> Result<Option<u64>, StoreError> {
         let image = self.table(table)?;
+        if all_finite(&image.records) {
+            return Ok(None);
+        }
         let mut records = image.rows.iter().zip(image.records.chunks_exact(image.record.width().max(1)));
-        let bad = records.find(|(_, record)| !record.iter().all(|x| x.is_finite()));
+        let bad = records.find(|(_, record)| !all_finite(record));
         Ok(bad.map(|(&row, _)| row))
     }
 }

@@ -17,7 +17,7 @@
 //! - `runs`: runs of a trainer between two cuts; `finish`: the last version of a run;
 //! - `rest`: pauses of training for the server of the same process; `copy_pace`: how many rows are copied
 //!   after a step;
-//! - `row_set`: a set of the rows of a table; `shortage`: what a full log of learned samples asks for.
+//! - `shortage`: what a full log of learned samples asks for.
 
 mod capture;
 mod changed_rows;
@@ -27,7 +27,6 @@ mod due;
 mod finish;
 mod image;
 mod rest;
-mod row_set;
 mod runs;
 mod shortage;
 mod writer;
@@ -39,6 +38,7 @@ use std::time::{Duration, Instant};
 
 use super::TrainError;
 use super::casting::Casting;
+use super::checkpoint::DenseCheckpoint;
 use super::train_state::TrainState;
 use crate::schema;
 use crate::store::disk::Disk;
@@ -52,7 +52,7 @@ use image::RowImage;
 pub(crate) use rest::TakingOver;
 pub(crate) use runs::{RunControl, RunObserver};
 use shortage::FullLog;
-use writer::{Outcome, Writer, WriterGone};
+use writer::{NotWritten, Outcome, Writer, WriterGone};
 
 /// How often versions are published.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -118,6 +118,8 @@ pub(crate) struct Publisher {
     changed: ChangedRows,
     /// The cut whose rows are being copied.
     cut: Option<Cut>,
+    /// The dense weights of an earlier cut, whose memory the next one takes.
+    spare_dense: Option<DenseCheckpoint>,
     due: Due,
     copy_pace: CopyPace,
     writer: Writer,
@@ -173,6 +175,8 @@ impl Publisher {
             options,
             changed,
             cut: None,
+            // So that the first cut need not wait for memory either.
+            spare_dense: state.checkpoint().ok(),
             copy_pace: CopyPace::new(),
             last: LastVersion { base, highest, cursor: None },
             full_log: FullLog::default(),
@@ -240,7 +244,7 @@ impl Publisher {
         let begun = Instant::now();
         let step = begun.saturating_duration_since(self.returned);
         if let Some(cut) = &mut self.cut {
-            self.copy_pace.copy(&mut cut.image, tables, step, begun);
+            self.copy_pace.copy(&mut cut.image, tables, step);
             cut.pause = cut.pause.max(cut.waited + begun.elapsed());
         } else {
             self.copy_pace.note_step(step);
@@ -286,7 +290,7 @@ impl Publisher {
     ) -> Result<(), TrainError> {
         self.after_step(state, tables, notes)?;
         if let Some(cut) = &mut self.cut {
-            cut.image.copy_block(tables, usize::MAX);
+            cut.image.copy_rest(tables);
             self.send();
         }
         Ok(())
@@ -354,8 +358,10 @@ impl Publisher {
             }
             Err(WriterGone) => return Some(self.writer_gone()),
         };
-        match outcome {
-            Outcome::Written { image, base, mut published } => {
+        let Outcome { image, dense, written } = outcome;
+        self.spare_dense = Some(dense);
+        match written {
+            Ok((base, mut published)) => {
                 self.changed.recycle(image);
                 if published.full {
                     published.rows = self.changed.rows.iter().sum();
@@ -363,7 +369,7 @@ impl Publisher {
                 self.written(base, published);
                 None
             }
-            Outcome::Failed { image, error, base_lost } => {
+            Err(NotWritten { error, base_lost }) => {
                 self.due.owed = true;
                 self.take_back(image);
                 if base_lost {

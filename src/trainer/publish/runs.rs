@@ -21,6 +21,7 @@ use crate::store::Table;
 use crate::trainer::casting::Casting;
 use crate::trainer::in_memory::{AroundSteps, run_around};
 use crate::trainer::pipeline::train::{StepObserver, UpdatedRows};
+use crate::trainer::row_set::RowSet;
 use crate::trainer::train_state::TrainState;
 use crate::trainer::{Data, Pipeline, Progress, ReferenceTrainer, TrainError};
 use crate::types::Batch;
@@ -141,8 +142,7 @@ struct Cutting<'a> {
 }
 
 impl Cutting<'_> {
-    fn step(&mut self, progress: &Progress<'_>) {
-        self.publisher.changed.mark(progress.casting);
+    fn observe(&mut self, progress: &Progress<'_>) {
         self.observer.step(&Progress { samples: self.samples + progress.samples, ..*progress });
     }
 }
@@ -152,8 +152,12 @@ impl AroundSteps for Cutting<'_> {
         self.publisher.before_step(tables, casting);
     }
 
+    fn updated(&mut self) -> &mut [RowSet] {
+        &mut self.publisher.changed.marked
+    }
+
     fn after(&mut self, reference: &ReferenceTrainer, progress: &Progress<'_>) -> Result<(), TrainError> {
-        self.step(progress);
+        self.observe(progress);
         let Self { publisher, observer, .. } = self;
         let state = &reference.state;
         publisher.after_step(state, &reference.tables, || observer.notes(state))?;
@@ -164,7 +168,8 @@ impl AroundSteps for Cutting<'_> {
 
 impl StepObserver for Cutting<'_> {
     fn learnt(&mut self, _: &Batch, progress: &Progress<'_>) -> Result<(), TrainError> {
-        self.step(progress);
+        self.publisher.changed.mark(progress.casting);
+        self.observe(progress);
         Ok(())
     }
 

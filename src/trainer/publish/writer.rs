@@ -22,19 +22,18 @@ pub(crate) struct Job {
     pub base: Base,
 }
 
-/// How writing a cut ended.
-pub(crate) enum Outcome {
-    Written {
-        image: RowImage,
-        base: Base,
-        published: Published,
-    },
-    Failed {
-        image: RowImage,
-        error: TrainError,
-        /// Whether another writer made a version, or the base is damaged, so that no delta can follow.
-        base_lost: bool,
-    },
+/// A job that has ended.
+pub(crate) struct Outcome {
+    pub image: RowImage,
+    pub dense: DenseCheckpoint,
+    pub written: Result<(Base, Published), NotWritten>,
+}
+
+/// Why a version was not written.
+pub(crate) struct NotWritten {
+    pub error: TrainError,
+    /// Whether another writer made a version, or the base is damaged, so that no delta can follow.
+    pub base_lost: bool,
 }
 
 /// The thread has panicked. Its job and the rows of the job are lost.
@@ -143,13 +142,14 @@ fn write(options: &PublishOptions, job: Job) -> Outcome {
     let Job { cut: Cut { mut image, dense, notes, begun, pause, .. }, base } = job;
     image.sort();
     let (full, cursor) = (needs_full(options, base, &image), notes.cursor.clone());
-    match publish(options, UnwrittenVersion { image: &image, dense: &dense, notes, base, full }) {
+    let version = UnwrittenVersion { image: &image, dense: &dense, notes, base, full };
+    let written = match publish(options, version) {
         Ok(Written { base, appeared, bytes }) => {
             let (took, steps) = (begun.elapsed(), dense.training.steps);
             remove_old(options);
             let (version, rows) = (base.version, image.len() as u64);
             let published = Published { version, full, rows, bytes, appeared, took, pause, steps, cursor };
-            Outcome::Written { image, base, published }
+            Ok((base, published))
         }
         Err(error) => {
             make_room(options, &error);
@@ -164,9 +164,10 @@ fn write(options: &PublishOptions, job: Job) -> Outcome {
                         | MissingFile { .. }
                 )
             );
-            Outcome::Failed { image, error, base_lost }
+            Err(NotWritten { error, base_lost })
         }
-    }
+    };
+    Outcome { image, dense, written }
 }
 
 /// Removes old versions if a version could not be written because the disk is full. One that was in use when
