@@ -244,7 +244,7 @@ impl Publisher {
         let begun = Instant::now();
         let step = begun.saturating_duration_since(self.returned);
         if let Some(cut) = &mut self.cut {
-            self.copy_pace.copy(&mut cut.image, tables, step);
+            self.copy_pace.copy(&mut cut.image, tables, step, begun);
             cut.pause = cut.pause.max(cut.waited + begun.elapsed());
         } else {
             self.copy_pace.note_step(step);
@@ -290,7 +290,7 @@ impl Publisher {
     ) -> Result<(), TrainError> {
         self.after_step(state, tables, notes)?;
         if let Some(cut) = &mut self.cut {
-            cut.image.copy_rest(tables);
+            cut.image.copy_block(tables, usize::MAX);
             self.send();
         }
         Ok(())

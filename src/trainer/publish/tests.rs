@@ -55,7 +55,7 @@ impl Run {
         let on_publish = Box::new(move |outcome| seen.lock().unwrap().push(outcome));
         let mut publisher = Publisher::new(options, &reference.state, base, on_publish).unwrap();
         // Most rows are copied before a step that updates them.
-        (publisher.copy_pace.least_bytes, publisher.copy_pace.step_share) = (100, u32::MAX);
+        (publisher.copy_pace.block_bytes, publisher.copy_pace.step_share) = (100, u32::MAX);
         Self { reference, publisher, log, after }
     }
 
@@ -340,7 +340,7 @@ fn memory_open_files_and_versions_on_disk_stay_bounded_over_500_versions() {
 fn a_version_is_cut_before_its_time_when_the_changed_rows_take_their_share_of_memory() {
     let dir = tempfile::tempdir().unwrap();
     let mut run = Run::new(dir.path(), &schema(ARCHITECTURES[0]), OptimizerKind::Adagrad, 1000);
-    run.publisher.copy_pace.least_bytes = usize::MAX;
+    run.publisher.copy_pace.block_bytes = usize::MAX;
     run.step(STEPS);
     // No step changes so many rows that they would not be copied.
     run.publisher.changed.early_cut_bytes = run.publisher.changed.marked_bytes();
