@@ -38,7 +38,7 @@ pub(crate) trait AroundSteps {
     /// Before a step that updates these rows of the tables.
     fn before(&mut self, tables: &[Table], casting: &Casting);
 
-    /// Get the rows that the step updates: a set for each table, or none.
+    /// The sets that get the rows of the step when it updates them: one for each table, or none.
     fn updated(&mut self) -> &mut [RowSet] {
         &mut []
     }

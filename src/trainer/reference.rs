@@ -85,8 +85,8 @@ impl ReferenceTrainer {
         loss
     }
 
-    /// [`Self::step`] for a batch that is already checked and casted. `updated` gets the updated rows: a set
-    /// for each table, or none.
+    /// [`Self::step`] for a batch that is already checked and casted. The sets of `updated`, one for each
+    /// table or none, get the rows that it updates.
     pub(crate) fn step_casted(
         &mut self,
         labelled: Labelled<'_>,

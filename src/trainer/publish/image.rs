@@ -4,8 +4,7 @@
 //! After it, a block of these rows is copied between any two steps, until all are copied. A step first copies
 //! the rows that it is about to update, if they still wait (copy on write). So every row is copied as it was
 //! at the cut, by the thread that trains, without a lock. (With a thread for each table, a step would wait
-//! for the slowest of them: on 2 processors the copies took 40 instead of 65 ms of 3 seconds, but one
-//! version in 20 had a step that waited for 3 ms, a slice of another thread's time, and none did before.)
+//! for the slowest of them.)
 //!
 //! An image keeps its memory for the next cut. New memory would cost a page fault every few records.
 
