@@ -3,14 +3,14 @@
 //! Of the pipeline's stages only Load and Train remain. One thread reads, encodes and casts batches ahead.
 //! The caller's thread takes the sequential trainer's steps on its tables, so the trained bytes are the same.
 
-use super::casting::Casting;
+use std::iter;
+
 use super::pipeline::Data;
+use super::publish::KeptRows;
 use super::read_ahead::ReadAhead;
 use super::reference::ReferenceTrainer;
-use super::row_set::RowSet;
 use super::train_state::Labelled;
 use super::{Progress, StepResult, TrainError};
-use crate::store::Table;
 
 /// Samples per group of batches that the reading thread hands over. A group has at least one batch.
 const GROUP_SAMPLES: usize = 512;
@@ -33,14 +33,11 @@ pub fn run_in_memory(
     run_around(reference, data, &mut AfterStep(on_step))
 }
 
-/// What happens before and after each step.
+/// What happens in and after each step.
 pub(crate) trait AroundSteps {
-    /// Before a step that updates these rows of the tables.
-    fn before(&mut self, tables: &[Table], casting: &Casting);
-
-    /// The sets that get the rows of the step when it updates them: one for each table, or none.
-    fn updated(&mut self) -> &mut [RowSet] {
-        &mut []
+    /// What a step keeps of the rows that it updates: for each table, or for none.
+    fn kept(&mut self) -> impl Iterator<Item = KeptRows<'_>> + Send {
+        iter::empty()
     }
 
     /// After the step.
@@ -53,15 +50,13 @@ pub(crate) trait AroundSteps {
 struct AfterStep<F>(F);
 
 impl<F: FnMut(&Progress<'_>)> AroundSteps for AfterStep<F> {
-    fn before(&mut self, _: &[Table], _: &Casting) {}
-
     fn after(&mut self, _: &ReferenceTrainer, progress: &Progress<'_>) -> Result<(), TrainError> {
         (self.0)(progress);
         Ok(())
     }
 }
 
-/// [`run_in_memory`] with work before and after each step.
+/// [`run_in_memory`] with work in and after each step.
 ///
 /// # Errors
 /// As [`run_in_memory`], and those of `around`.
@@ -76,9 +71,8 @@ pub(crate) fn run_around(
     let ahead = if data.reader.may_wait() { BATCHES_AHEAD } else { GROUPS_AHEAD };
     let (mut samples, mut logits) = (0, Vec::new());
     ReadAhead::new(&schema, data).casting(&lookups).in_groups(group).for_each(ahead, |prepared| {
-        around.before(&reference.tables, &prepared.casting);
         let labelled = Labelled { batch: &prepared.batch, labels: &prepared.labels };
-        let loss = reference.step_casted(labelled, &prepared.casting, &mut logits, around.updated());
+        let loss = reference.step_casted(labelled, &prepared.casting, &mut logits, around.kept());
         samples += prepared.labels.len() as u64;
         let result = StepResult { loss, samples, logits: &logits };
         let progress = Progress::after(&reference.state, result, prepared)?;

@@ -3,8 +3,8 @@
 use std::iter;
 
 use super::casting::Casting;
+use super::publish::KeptRows;
 use super::read_ahead::{ReadAhead, WAITING_GROUPS};
-use super::row_set::RowSet;
 use super::train_state::{Labelled, TrainState, TrainStateParts};
 use super::update::RowsInMemory;
 use super::{Data, Progress, StepResult, TrainError};
@@ -79,20 +79,20 @@ impl ReferenceTrainer {
         let labelled = Labelled { batch, labels };
         let loss = labelled.check(self.schema()).and_then(|()| {
             casting.fill(self.schema(), &self.state.lookups, batch)?;
-            Ok(self.step_casted(labelled, &casting, logits, &mut []))
+            Ok(self.step_casted(labelled, &casting, logits, iter::empty()))
         });
         self.casting = casting;
         loss
     }
 
-    /// [`Self::step`] for a batch that is already checked and casted. The sets of `updated`, one for each
-    /// table or none, get the rows that it updates.
-    pub(crate) fn step_casted(
+    /// [`Self::step`] for a batch that is already checked and casted. `kept` gets the rows that it updates: for
+    /// each table, or for none.
+    pub(crate) fn step_casted<'a>(
         &mut self,
         labelled: Labelled<'_>,
         casting: &Casting,
         logits: &mut Vec<f32>,
-        updated: &mut [RowSet],
+        kept: impl Iterator<Item = KeptRows<'a>> + Send,
     ) -> f64 {
         let Self { state, tables, .. } = self;
         let (schema, lookups) = (state.schema.clone(), state.lookups.clone());
@@ -101,9 +101,9 @@ impl ReferenceTrainer {
         let loss = state.gather_and_learn(labelled, batch.samples, rows);
         state.read_logits(logits);
         if state.counts_step(loss, batch.samples) {
-            let sets = updated.iter_mut().map(Some).chain(iter::repeat_with(|| None));
-            let records = tables.iter_mut().map(RowsInMemory::of).zip(sets);
-            let records = records.map(|(records, updated)| records.marking(updated));
+            let kept = kept.map(Some).chain(iter::repeat_with(|| None));
+            let records = tables.iter_mut().map(RowsInMemory::of).zip(kept);
+            let records = records.map(|(records, kept)| records.keeping(kept));
             state.update(|update| update.tables(records, casting));
         }
         loss

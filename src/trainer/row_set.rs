@@ -1,6 +1,5 @@
 //! A set of rows of one table: one bit a row.
 
-use crate::mem::prefetch::prefetch_line;
 use crate::mem::{OutOfHostMemory, set_bits};
 
 const BITS: u64 = u64::BITS as u64;
@@ -44,11 +43,6 @@ impl RowSet {
         let (word, bit) = (&mut self.words[(row / BITS) as usize], 1 << (row % BITS));
         self.len += usize::from(*word & bit == 0);
         *word |= bit;
-    }
-
-    /// Prefetches what [`Self::remove`] of this row reads.
-    pub(crate) fn prefetch(&self, row: u64) {
-        prefetch_line(self.words.as_ptr().wrapping_add((row / BITS) as usize));
     }
 
     /// Removes a row. Returns whether the set had it.

@@ -6,7 +6,7 @@ use rayon::prelude::*;
 
 use super::casting::{CastedIndex, Casting, GradientSource};
 use super::optim::{Optimizer, Step};
-use super::row_set::RowSet;
+use super::publish::KeptRows;
 use super::train_state::TrainState;
 use crate::compute::{Wide, vectorise};
 use crate::model::{Model, Tape};
@@ -106,6 +106,13 @@ impl RowUpdate<'_> {
 pub trait Records: Send {
     /// Row `k` of the casted index, which is row `row` of the table.
     fn record(&mut self, k: usize, row: u64) -> Record<'_>;
+
+    /// After an update of this many rows.
+    fn updated(self, _rows: usize)
+    where
+        Self: Sized,
+    {
+    }
 }
 
 /// One row and its state.
@@ -185,13 +192,18 @@ fn split_pieces<'a>(
 
 /// The rows of a table in memory.
 pub struct RowsInMemory<'a> {
+    rows: AllRows<'a>,
+    /// What a version needs of the rows that are updated.
+    kept: Option<KeptRows<'a>>,
+}
+
+/// All rows of a table, and their states.
+struct AllRows<'a> {
     dim: usize,
     weights: &'a mut [f32],
     /// For each state, its elements per row and its values for all rows.
     states: [(usize, &'a mut [f32]); 2],
     count: usize,
-    /// Gets the rows that are updated.
-    updated: Option<&'a mut RowSet>,
 }
 
 impl<'a> RowsInMemory<'a> {
@@ -200,36 +212,54 @@ impl<'a> RowsInMemory<'a> {
         let dim = table.dim();
         let Some((weights, all)) = table.parts_mut() else {
             debug_assert!(false, "a trainer's tables are f32 in owned memory");
-            return Self { dim, weights: &mut [], states: Default::default(), count: 0, updated: None };
+            let rows = AllRows { dim, weights: &mut [], states: Default::default(), count: 0 };
+            return Self { rows, kept: None };
         };
         let (mut states, count): ([_; 2], _) = (Default::default(), all.len());
         for (to, state) in states.iter_mut().zip(all) {
             *to = (state.width(), state.rows_mut().unwrap_or_default());
         }
-        Self { dim, weights, states, count, updated: None }
+        Self { rows: AllRows { dim, weights, states, count }, kept: None }
     }
 
-    /// Also adds the rows that are updated to a set. Their bits are all over memory, so a second loop over
-    /// the rows would wait for each again: it took 5 % of a step, and this takes 2 % (26 tables of 700,000
-    /// rows, Xeon, 2026-11-29).
-    pub(crate) fn marking(self, updated: Option<&'a mut RowSet>) -> Self {
-        Self { updated, ..self }
+    /// Also keeps what a version needs of the rows that are updated. Marks and rows are all over memory, so
+    /// another loop over them would wait for each again: for the marks alone it took 5 % of a step, and this
+    /// takes 2 % (26 tables of 700,000 rows, Xeon, 2026-11-29).
+    pub(crate) fn keeping(self, kept: Option<KeptRows<'a>>) -> Self {
+        Self { kept, ..self }
+    }
+}
+
+impl AllRows<'_> {
+    /// The weights of a row and its states. Unused states are empty.
+    #[inline(always)]
+    fn parts(&self, row: u64) -> [&[f32]; 3] {
+        let at = |width: usize| row as usize * width..(row as usize + 1) * width;
+        let [one, two] = self.states.each_ref().map(|(width, rows)| &rows[at(*width)]);
+        [&self.weights[at(self.dim)], one, two]
     }
 }
 
 impl Records for RowsInMemory<'_> {
     #[inline(always)]
     fn record(&mut self, _: usize, row: u64) -> Record<'_> {
-        if let Some(updated) = &mut self.updated {
-            updated.insert(row);
+        if let Some(kept) = &mut self.kept {
+            kept.before_update(row, || self.rows.parts(row));
         }
+        let AllRows { dim, weights, states, count } = &mut self.rows;
         let row = row as usize;
-        let weights = &mut self.weights[row * self.dim..][..self.dim];
-        let states = self.states.each_mut().map(|(width, rows)| match *width {
+        let weights = &mut weights[row * *dim..][..*dim];
+        let states = states.each_mut().map(|(width, rows)| match *width {
             0 => Default::default(),
             width => &mut rows[row * width..][..width],
         });
-        Record { weights, states, count: self.count }
+        Record { weights, states, count: *count }
+    }
+
+    fn updated(self, rows: usize) {
+        if let Some(kept) = self.kept {
+            kept.after_updates(rows, |row| self.rows.parts(row));
+        }
     }
 }
 
@@ -246,13 +276,14 @@ impl<R: Records> Wide for UpdateRows<'_, R> {
     #[inline(always)]
     fn run(self) {
         let Self { mut records, casted, range, tapes, step } = self;
-        let mut grad = Vec::new();
+        let (mut grad, rows) = (Vec::new(), range.len());
         for k in range {
             let record = records.record(k, casted.rows()[k]);
             grad.resize(record.weights.len(), 0.0f32);
             sum_sources(tapes, casted.sources(k), &mut grad);
             record.update(step, &grad);
         }
+        records.updated(rows);
     }
 }
 

@@ -31,16 +31,14 @@ pub(crate) struct Cut {
     pub dense: DenseCheckpoint,
     pub notes: CutNotes,
     pub begun: Instant,
-    /// The longest that a step has waited for it.
+    /// How long the next step waited for it.
     pub pause: Duration,
-    /// How long the present step has waited for it.
-    pub waited: Duration,
 }
 
 impl Cut {
     fn new(image: RowImage, dense: DenseCheckpoint, start: CutStart) -> Self {
         let CutStart { notes, begun } = start;
-        Self { image, dense, notes, begun, pause: begun.elapsed(), waited: Duration::ZERO }
+        Self { image, dense, notes, begun, pause: begun.elapsed() }
     }
 }
 

@@ -38,7 +38,7 @@ impl Publisher {
         self.finish_with(state, notes, |publisher| {
             publisher.begin_cut(state, tables, CutStart::now(notes.clone()))?;
             if let Some(cut) = &mut publisher.cut {
-                cut.image.copy_block(tables, usize::MAX);
+                cut.image.copy_all(tables);
                 publisher.send();
             }
             Ok(())

@@ -1,17 +1,12 @@
 //! The rows of a cut: those that changed since the last one, as they were at the cut.
 //!
-//! Train waits only while its next batch's rows are copied. At the cut, the set of changed rows is taken.
-//! After it, a block of these rows is copied between any two steps, until all are copied. A step first copies
-//! the rows that it is about to update, if they still wait (copy on write). So every row is copied as it was
-//! at the cut, by the thread that trains, without a lock. (With a thread for each table, a step would wait
-//! for the slowest of them.)
+//! At the cut, the set of changed rows is taken. They wait until they are copied.
 //!
 //! An image keeps its memory for the next cut. New memory would cost a page fault every few records.
 
 use crate::mem::OutOfHostMemory;
-use crate::mem::prefetch::{PREFETCH_AHEAD, prefetch, prefetch_line};
+use crate::mem::prefetch::{prefetch, prefetch_line};
 use crate::store::{RecordLayout, RowSource, SourceShape, StoreError, Table, TakeChunk, all_finite};
-use crate::trainer::casting::Casting;
 use crate::trainer::row_set::RowSet;
 use crate::types::{Element, TableId};
 
@@ -42,6 +37,9 @@ pub(crate) struct TableImage {
     /// No row before this one waits.
     next: u64,
 }
+
+/// The weights of a row and its states. Unused states are empty.
+pub(crate) type RecordParts<'r> = [&'r [f32]; 3];
 
 impl RowImage {
     /// An image without rows, for tables of these records and numbers of rows.
@@ -124,35 +122,13 @@ impl RowImage {
         self.tables.iter().all(|table| table.waiting.len() == 0)
     }
 
-    /// Copies the rows that a batch is about to update, if they wait.
-    pub(crate) fn copy_before(&mut self, tables: &[Table], casting: &Casting) {
-        for ((image, table), casted) in self.tables.iter_mut().zip(tables).zip(casting.tables()) {
-            if image.waiting.len() == 0 {
-                continue;
-            }
-            let rows = casted.rows();
-            for (k, &row) in rows.iter().enumerate() {
-                if let Some(&ahead) = rows.get(k + PREFETCH_AHEAD) {
-                    image.waiting.prefetch(ahead);
-                }
-                if let Some(values) = rows.get(k + AHEAD).and_then(|&row| table.row_values(row)) {
-                    prefetch(values);
-                }
-                if image.waiting.remove(row) {
-                    image.rows.push(row);
-                    image.copy(row, table);
-                }
-            }
-        }
-    }
-
-    /// Copies waiting rows until they make up at least `bytes` bytes or none waits.
-    pub(crate) fn copy_block(&mut self, tables: &[Table], bytes: usize) {
-        let mut left = bytes;
+    /// Copies all waiting rows.
+    pub(crate) fn copy_all(&mut self, tables: &[Table]) {
         for (image, table) in self.tables.iter_mut().zip(tables) {
-            let record = image.record.bytes().max(1);
-            let copied = image.copy_waiting(table, left.div_ceil(record));
-            left = left.saturating_sub(copied * record);
+            let count = image.record.states.len();
+            let state = |state, row| if state < count { table.state(state, row) } else { &[] };
+            let parts = |row| [table.row_values(row).unwrap_or_default(), state(0, row), state(1, row)];
+            image.copy_waiting(usize::MAX, parts);
         }
     }
 
@@ -230,28 +206,28 @@ impl TableImage {
         std::mem::swap(&mut self.records, scratch);
     }
 
-    /// Copies the first waiting rows, at most `most`. Returns how many.
-    fn copy_waiting(&mut self, table: &Table, most: usize) -> usize {
-        let first = self.rows.len();
-        self.waiting.take_from(self.next, most, &mut self.rows);
-        for k in first..self.rows.len() {
-            if let Some(&ahead) = self.rows.get(k + AHEAD) {
-                prefetch(table.row_values(ahead).unwrap_or_default());
-                (0..self.record.states.len()).for_each(|state| prefetch(table.state(state, ahead)));
-            }
-            self.copy(self.rows[k], table);
+    /// Copies a row if it waits.
+    #[inline(always)]
+    pub(crate) fn copy_one<'r>(&mut self, row: u64, parts: impl FnOnce() -> RecordParts<'r>) {
+        if self.waiting.remove(row) {
+            self.rows.push(row);
+            parts().iter().for_each(|part| self.records.extend_from_slice(part));
         }
-        let copied = &self.rows[first..];
-        self.next = copied.last().map_or(self.next, |last| last + 1);
-        copied.len()
     }
 
-    /// Copies the record of a row, which is already in `rows`.
-    fn copy(&mut self, row: u64, table: &Table) {
-        self.records.extend_from_slice(table.row_values(row).unwrap_or_default());
-        for state in 0..self.record.states.len() {
-            self.records.extend_from_slice(table.state(state, row));
+    /// Copies the first waiting rows, at most `most`.
+    pub(crate) fn copy_waiting<'r>(&mut self, most: usize, parts: impl Fn(u64) -> RecordParts<'r>) {
+        let Self { rows, records, waiting, next, .. } = self;
+        let first = rows.len();
+        waiting.take_from(*next, most, rows);
+        let copied = &rows[first..];
+        for (k, &row) in copied.iter().enumerate() {
+            if let Some(&ahead) = copied.get(k + AHEAD) {
+                parts(ahead).into_iter().for_each(prefetch);
+            }
+            parts(row).iter().for_each(|part| records.extend_from_slice(part));
         }
+        *next = copied.last().map_or(*next, |last| last + 1);
     }
 }
 

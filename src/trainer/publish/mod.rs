@@ -1,8 +1,8 @@
 //! Publishing versions while training goes on.
 //!
 //! The publisher remembers which rows each step changes. At a *cut*, between two steps, it takes that set and
-//! copies the dense weights. [`due`] decides when. With rows in memory, the rows are copied between the next
-//! steps ([`image`]). With a scratchpad, they were copied after the steps that changed them ([`capture`]).
+//! copies the dense weights. [`due`] decides when. With rows in memory, the rows are copied by the next
+//! steps ([`kept_rows`]). With a scratchpad, they were copied after the steps that changed them ([`capture`]).
 //! Another thread writes them as a delta of the last version ([`writer`]), or as a full version when the
 //! deltas have grown large. One version is in flight at a time. A cut that is due before it is written waits,
 //! and then has the rows of both. If writing fails, the rows return to the set of changed rows, so the next
@@ -15,17 +15,16 @@
 //! changed, a cut is made before its time, and Train waits if the writer is still busy.
 //!
 //! - `runs`: runs of a trainer between two cuts; `finish`: the last version of a run;
-//! - `rest`: pauses of training for the server of the same process; `copy_pace`: how many rows are copied
-//!   after a step;
+//! - `rest`: pauses of training for the server of the same process;
 //! - `shortage`: what a full log of learned samples asks for.
 
 mod capture;
 mod changed_rows;
-mod copy_pace;
 mod cut;
 mod due;
 mod finish;
 mod image;
+mod kept_rows;
 mod rest;
 mod runs;
 mod shortage;
@@ -37,7 +36,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::TrainError;
-use super::casting::Casting;
 use super::checkpoint::DenseCheckpoint;
 use super::train_state::TrainState;
 use crate::schema;
@@ -45,10 +43,11 @@ use crate::store::disk::Disk;
 use crate::store::{Base, Table, versions};
 use crate::types::Version;
 use changed_rows::ChangedRows;
-use copy_pace::CopyPace;
 use cut::Cut;
 use due::Due;
 use image::RowImage;
+use kept_rows::CopyPace;
+pub(crate) use kept_rows::KeptRows;
 pub(crate) use rest::TakingOver;
 pub(crate) use runs::{RunControl, RunObserver};
 use shortage::FullLog;
@@ -177,7 +176,7 @@ impl Publisher {
             cut: None,
             // So that the first cut need not wait for memory either.
             spare_dense: state.checkpoint().ok(),
-            copy_pace: CopyPace::new(),
+            copy_pace: CopyPace::default(),
             last: LastVersion { base, highest, cursor: None },
             full_log: FullLog::default(),
             returned: Instant::now(),
@@ -190,7 +189,7 @@ impl Publisher {
 
     /// Makes room for versions that a server of this process takes over.
     pub(crate) fn resting_while(mut self, taking_over: Box<TakingOver>) -> Self {
-        (self.taking_over, self.copy_pace.step_share) = (Some(taking_over), 1);
+        (self.taking_over, self.copy_pace) = (Some(taking_over), CopyPace::FAST);
         self
     }
 
@@ -220,16 +219,8 @@ impl Publisher {
         }
     }
 
-    /// Copies the rows that a step is about to update, if a cut needs them. With rows in memory it must be
-    /// called before every step.
-    fn before_step(&mut self, tables: &[Table], casting: &Casting) {
-        let Some(cut) = &mut self.cut else { return };
-        let begun = Instant::now();
-        cut.image.copy_before(tables, casting);
-        cut.waited = begun.elapsed();
-    }
-
-    /// After a step on tables in memory: begins a cut if one is due, or copies some rows of the present one.
+    /// After a step on tables in memory: begins a cut if one is due, or hands over the present one if its rows
+    /// are copied.
     ///
     /// # Errors
     /// [`TrainError::NotFinite`], also of the rows of the last version, because no later one could be written
@@ -241,16 +232,8 @@ impl Publisher {
         notes: impl FnOnce() -> Result<CutNotes, String>,
     ) -> Result<(), TrainError> {
         self.poll()?;
-        let begun = Instant::now();
-        let step = begun.saturating_duration_since(self.returned);
-        if let Some(cut) = &mut self.cut {
-            self.copy_pace.copy(&mut cut.image, tables, step, begun);
-            cut.pause = cut.pause.max(cut.waited + begun.elapsed());
-        } else {
-            self.copy_pace.note_step(step);
-            if self.may_cut(state.steps) {
-                self.try_cut(state, notes, |publisher, start| publisher.begin_cut(state, tables, start))?;
-            }
+        if self.cut.is_none() && self.may_cut(state.steps) {
+            self.try_cut(state, notes, |publisher, start| publisher.begin_cut(state, tables, start))?;
         }
         if self.cut.as_ref().is_some_and(|cut| cut.image.is_complete()) {
             self.send();
@@ -290,7 +273,7 @@ impl Publisher {
     ) -> Result<(), TrainError> {
         self.after_step(state, tables, notes)?;
         if let Some(cut) = &mut self.cut {
-            cut.image.copy_block(tables, usize::MAX);
+            cut.image.copy_all(tables);
             self.send();
         }
         Ok(())

@@ -15,13 +15,10 @@ use std::thread::{JoinHandle, sleep};
 use std::time::{Duration, Instant};
 
 use super::cut::CutStart;
-use super::{CutNotes, Publisher};
+use super::{CutNotes, KeptRows, Publisher};
 use crate::dataset::{Shortage, Stop};
-use crate::store::Table;
-use crate::trainer::casting::Casting;
 use crate::trainer::in_memory::{AroundSteps, run_around};
 use crate::trainer::pipeline::train::{StepObserver, UpdatedRows};
-use crate::trainer::row_set::RowSet;
 use crate::trainer::train_state::TrainState;
 use crate::trainer::{Data, Pipeline, Progress, ReferenceTrainer, TrainError};
 use crate::types::Batch;
@@ -148,12 +145,8 @@ impl Cutting<'_> {
 }
 
 impl AroundSteps for Cutting<'_> {
-    fn before(&mut self, tables: &[Table], casting: &Casting) {
-        self.publisher.before_step(tables, casting);
-    }
-
-    fn updated(&mut self) -> &mut [RowSet] {
-        &mut self.publisher.changed.marked
+    fn kept(&mut self) -> impl Iterator<Item = KeptRows<'_>> + Send {
+        self.publisher.kept()
     }
 
     fn after(&mut self, reference: &ReferenceTrainer, progress: &Progress<'_>) -> Result<(), TrainError> {

@@ -20,9 +20,11 @@ use crate::store::disk::SystemDisk;
 use crate::store::tests::entries;
 use crate::store::tests::footprint::{measured_alone, memory};
 use crate::store::{self, Opened, Purpose};
+use crate::trainer::casting::Casting;
 use crate::trainer::optim::OptimizerKind;
 use crate::trainer::tests::samples::{ARCHITECTURES, generate, schema};
 use crate::trainer::tests::{KINDS, bits, optimizer};
+use crate::trainer::train_state::Labelled;
 use crate::trainer::{ReferenceTrainer, initialise, resume};
 use crate::types::Element;
 
@@ -54,8 +56,8 @@ impl Run {
         let (seen, after) = (log.clone(), vec![bits(&reference)]);
         let on_publish = Box::new(move |outcome| seen.lock().unwrap().push(outcome));
         let mut publisher = Publisher::new(options, &reference.state, base, on_publish).unwrap();
-        // Most rows are copied before a step that updates them.
-        (publisher.copy_pace.block_bytes, publisher.copy_pace.step_share) = (100, u32::MAX);
+        // Most rows are copied by a step that updates them.
+        publisher.copy_pace = CopyPace { per_update: 0, least: 1 };
         Self { reference, publisher, log, after }
     }
 
@@ -68,9 +70,8 @@ impl Run {
         let mut casting = Casting::default();
         let lookups = self.reference.state.lookups.clone();
         casting.fill(&self.reference.state.schema.clone(), &lookups, &batch).unwrap();
-        self.publisher.before_step(&self.reference.tables, &casting);
-        self.reference.step(&batch, &labels, &mut Vec::new()).unwrap();
-        self.publisher.changed.mark(&casting);
+        let labelled = Labelled { batch: &batch, labels: &labels };
+        self.reference.step_casted(labelled, &casting, &mut Vec::new(), self.publisher.kept());
         let ReferenceTrainer { state, tables, .. } = &self.reference;
         self.publisher.after_step(state, tables, || notes(state)).unwrap();
         self.after.push(bits(&self.reference));
@@ -159,6 +160,26 @@ fn every_published_version_is_the_trainer_after_its_step() {
         next.finish();
         next.assert_published(dir.path());
     }
+}
+
+#[test]
+fn rows_that_no_step_updates_again_are_copied_by_the_next_steps() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut run = Run::new(dir.path(), &schema(ARCHITECTURES[0]), OptimizerKind::Adagrad, 1000);
+    run.step(1);
+    run.finish();
+    run.step(2);
+    let Run { reference: ReferenceTrainer { state, tables, .. }, publisher, .. } = &mut run;
+    publisher.begin_cut(state, tables, CutStart::now(notes(state).unwrap())).unwrap();
+    let image = &publisher.cut.as_ref().unwrap().image;
+    let most = (0..image.tables()).map(|t| image.all_rows(t).count()).max().unwrap();
+    run.step(3);
+    assert!(run.publisher.cut.is_some(), "some rows wait");
+    // Each step copies a row of each table.
+    (1..most).for_each(|_| run.step(3));
+    assert!(run.publisher.cut.is_none());
+    run.finish();
+    run.assert_published(dir.path());
 }
 
 #[test]
@@ -340,7 +361,7 @@ fn memory_open_files_and_versions_on_disk_stay_bounded_over_500_versions() {
 fn a_version_is_cut_before_its_time_when_the_changed_rows_take_their_share_of_memory() {
     let dir = tempfile::tempdir().unwrap();
     let mut run = Run::new(dir.path(), &schema(ARCHITECTURES[0]), OptimizerKind::Adagrad, 1000);
-    run.publisher.copy_pace.block_bytes = usize::MAX;
+    run.publisher.copy_pace.least = usize::MAX;
     run.step(STEPS);
     // No step changes so many rows that they would not be copied.
     run.publisher.changed.early_cut_bytes = run.publisher.changed.marked_bytes();

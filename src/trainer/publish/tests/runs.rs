@@ -30,8 +30,6 @@ impl<N: FnMut(&TrainState) -> Result<CutNotes, String>> RunObserver for Slow<N> 
 pub(super) fn expected(case: &Case) -> Vec<Vec<u32>> {
     struct After(Vec<Vec<u32>>);
     impl AroundSteps for After {
-        fn before(&mut self, _: &[Table], _: &Casting) {}
-
         fn after(&mut self, reference: &ReferenceTrainer, _: &Progress<'_>) -> Result<(), TrainError> {
             self.0.push(bits(reference));
             Ok(())

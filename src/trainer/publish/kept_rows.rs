@@ -1,0 +1,70 @@
+//! What a step with rows in memory keeps for versions of the rows that it updates.
+//!
+//! Each row is marked as changed. While a cut has rows that wait to be copied, a row that waits is copied
+//! just before its update (copy on write), when it is in the processor's cache anyway. After its updates, a
+//! step copies some more of the rows that wait. So every row is copied as it was at the cut, without a lock,
+//! by the threads that update rows, a table each.
+
+use super::Publisher;
+use super::image::{RecordParts, TableImage};
+use crate::trainer::row_set::RowSet;
+
+/// The marks and the present cut of one table.
+pub(crate) struct KeptRows<'a> {
+    marked: &'a mut RowSet,
+    /// The rows of the cut whose rows are being copied.
+    image: Option<&'a mut TableImage>,
+    pace: CopyPace,
+}
+
+/// How many rows of each table a step copies that it does not update. As many in all steps as were updated
+/// before the cut are enough to copy them before the next cut is due, because most rows are updated several
+/// times.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct CopyPace {
+    /// For each row that it updates.
+    pub per_update: usize,
+    /// But at least this many.
+    pub least: usize,
+}
+
+impl CopyPace {
+    /// With a server in this process, which is to serve the version soon.
+    pub(super) const FAST: Self = Self { per_update: 4, least: 64 };
+}
+
+impl Default for CopyPace {
+    fn default() -> Self {
+        Self { per_update: 1, least: 64 }
+    }
+}
+
+impl Publisher {
+    /// What the next step keeps, for each table. With rows in memory, every step must be given this.
+    pub(super) fn kept(&mut self) -> impl Iterator<Item = KeptRows<'_>> + Send {
+        let pace = self.copy_pace;
+        let images = self.cut.iter_mut().flat_map(|cut| cut.image.tables_mut());
+        let images = images.map(Some).chain(std::iter::repeat_with(|| None));
+        let tables = self.changed.marked.iter_mut().zip(images);
+        tables.map(move |(marked, image)| KeptRows { marked, image, pace })
+    }
+}
+
+impl KeptRows<'_> {
+    /// Before the update of a row with these parts.
+    #[inline(always)]
+    pub(crate) fn before_update<'r>(&mut self, row: u64, parts: impl FnOnce() -> RecordParts<'r>) {
+        self.marked.insert(row);
+        if let Some(image) = &mut self.image {
+            image.copy_one(row, parts);
+        }
+    }
+
+    /// After a step has updated this many rows.
+    pub(crate) fn after_updates<'r>(self, rows: usize, parts: impl Fn(u64) -> RecordParts<'r>) {
+        let CopyPace { per_update, least } = self.pace;
+        if let Some(image) = self.image {
+            image.copy_waiting((rows * per_update).max(least), parts);
+        }
+    }
+}
