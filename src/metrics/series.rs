@@ -233,8 +233,8 @@ series! {
         "Versions that could not be written, or that --publish-gate refused.";
     publish_seconds: Seconds, "flechette_publish_seconds", "Time from the cut of a version to its last byte.";
     pause_seconds: Seconds, "flechette_publish_pause_seconds",
-        "The longest time that a step waited for the cut of a version, without the time in which the \
-         pipeline fills again.";
+        "How long the next step waited for the cut of a version, without the time in which the pipeline \
+         fills again.";
     publish_bytes: Counter, "flechette_publish_bytes_total", "Bytes of the versions that were published.";
     publish_rows: Counter, "flechette_publish_rows_total", "Rows of the versions that were published.";
 }

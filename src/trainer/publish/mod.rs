@@ -1,8 +1,8 @@
 //! Publishing versions while training goes on.
 //!
 //! The publisher remembers which rows each step changes. At a *cut*, between two steps, it takes that set and
-//! copies the dense weights. [`due`] decides when. With rows in memory, the rows are copied by the next
-//! steps ([`kept_rows`]). With a scratchpad, they were copied after the steps that changed them ([`capture`]).
+//! copies the dense weights. [`due`] decides when. With rows in memory, the next steps copy the rows
+//! ([`kept_rows`]). With a scratchpad, they were copied after the steps that changed them ([`capture`]).
 //! Another thread writes them as a delta of the last version ([`writer`]), or as a full version when the
 //! deltas have grown large. One version is in flight at a time. A cut that is due before it is written waits,
 //! and then has the rows of both. If writing fails, the rows return to the set of changed rows, so the next
@@ -100,7 +100,7 @@ pub(crate) struct Published {
     pub appeared: Instant,
     /// From the cut to the end of writing.
     pub took: Duration,
-    /// The longest that a step waited for the cut.
+    /// How long the next step waited for the cut.
     pub pause: Duration,
     /// Steps of the optimizer at the cut.
     pub steps: u64,
@@ -189,7 +189,7 @@ impl Publisher {
 
     /// Makes room for versions that a server of this process takes over.
     pub(crate) fn resting_while(mut self, taking_over: Box<TakingOver>) -> Self {
-        (self.taking_over, self.copy_pace) = (Some(taking_over), CopyPace::FAST);
+        self.taking_over = Some(taking_over);
         self
     }
 
