@@ -27,14 +27,10 @@ pub trait StepObserver {
     /// An error ends the training.
     fn learnt(&mut self, batch: &Batch, progress: &Progress<'_>) -> Result<(), TrainError>;
 
-    /// Whether [`Self::rows`] is to be called.
-    fn wants_rows(&self) -> bool {
-        false
+    /// Who is to see the rows that the present step updates.
+    fn row_observer(&mut self) -> Option<&mut dyn RowObserver> {
+        None
     }
-
-    /// Called with all rows that the last batch has updated, or with some of them if the batch was split.
-    /// No table occurs twice. This is called on a thread of the pool that trains.
-    fn rows(&mut self, _tables: &[UpdatedRows<'_>]) {}
 
     /// Called when the step is complete, after its rows were shown.
     ///
@@ -43,6 +39,14 @@ pub trait StepObserver {
     fn stepped(&mut self, _train_state: &TrainState) -> Result<(), TrainError> {
         Ok(())
     }
+}
+
+/// Observes the rows of a step.
+pub trait RowObserver: Send {
+    /// Called with all rows that the last batch has updated, or with some of them if the batch was split.
+    /// No table occurs twice. This is called on a thread of the pool that trains, while others may still
+    /// update dense weights.
+    fn rows(&mut self, tables: &[UpdatedRows<'_>]);
 }
 
 /// The rows of a table that a step has updated.
@@ -111,18 +115,18 @@ impl<'a> Train<'a> {
         let loss = self.train_state.gather_and_learn(labelled, prepared.batch.samples, rows);
         self.train_state.read_logits(&mut self.logits);
         self.learnt(prepared, loss)?;
-        let shapes = RecordShape::of(self.train_state);
+        let (shapes, row_observer) = (RecordShape::of(self.train_state), self.observer.row_observer());
         self.train_state.update(|update| {
             let records = claims.iter_mut().zip(shapes);
             let records =
                 records.map(|(claim, shape)| ClaimRecords { rows: claim.rows_mut(), first: 0, shape });
             update.tables(records, &prepared.casting);
+            if let Some(observer) = row_observer {
+                let tables = claims.iter().zip(prepared.casting.tables()).zip(0..);
+                let updated = tables.map(|((claim, casted), t)| updated(TableId(t), casted.rows(), claim));
+                observer.rows(&updated.collect::<Vec<_>>());
+            }
         });
-        if self.observer.wants_rows() {
-            let tables = claims.iter().zip(prepared.casting.tables()).zip(0..);
-            let updated = tables.map(|((claim, casted), t)| updated(TableId(t), casted.rows(), claim));
-            self.observer.rows(&updated.collect::<Vec<_>>());
-        }
         self.observer.stepped(self.train_state)
     }
 
@@ -143,8 +147,8 @@ impl<'a> Train<'a> {
             if n + 1 == batches.len() || replicas.average_after(self.train_state.steps) {
                 replicas.average();
             }
-            if self.observer.wants_rows() {
-                replicas.show(&window, prepared, self.observer);
+            if let Some(observer) = self.observer.row_observer() {
+                replicas.show(&window, prepared, observer);
             }
             self.observer.stepped(self.train_state)?;
         }
@@ -209,9 +213,9 @@ impl<'a> Train<'a> {
             let (rows, first) = (claim.rows_mut(), of_table.start);
             let records = ClaimRecords { rows, first, shape: shapes[table] };
             self.train_state.row_update().rows(records, casted, of_table.clone());
-            if self.observer.wants_rows() {
+            if let Some(observer) = self.observer.row_observer() {
                 let rows = &casted.rows()[of_table];
-                self.observer.rows(&[updated(TableId(table as u32), rows, &claim)]);
+                observer.rows(&[updated(TableId(table as u32), rows, &claim)]);
             }
         }
         if whole.starts.last() == Some(&rows.end) {

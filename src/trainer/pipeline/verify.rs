@@ -10,7 +10,7 @@ use std::fmt;
 use super::super::reference::ReferenceTrainer;
 use super::super::train_state::TrainState;
 use super::super::{Progress, TrainError};
-use super::train::{StepObserver, UpdatedRows};
+use super::train::{RowObserver, StepObserver, UpdatedRows};
 use crate::rowlog::WorkingFile;
 use crate::types::{Batch, TableId};
 
@@ -92,17 +92,8 @@ impl StepObserver for Verifier {
         Ok(())
     }
 
-    fn wants_rows(&self) -> bool {
-        self.first.is_none()
-    }
-
-    fn rows(&mut self, tables: &[UpdatedRows<'_>]) {
-        for &UpdatedRows { table, rows, ref record } in tables {
-            let different = |(k, &row): (usize, &u64)| !same_row(&self.oracle, table, row, record(k));
-            if let Some((_, &row)) = rows.iter().enumerate().find(|&row| different(row)) {
-                self.differs(Some(table), row, self.oracle.steps());
-            }
-        }
+    fn row_observer(&mut self) -> Option<&mut dyn RowObserver> {
+        if self.first.is_none() { Some(self) } else { None }
     }
 
     fn stepped(&mut self, train_state: &TrainState) -> Result<(), TrainError> {
@@ -116,6 +107,17 @@ impl StepObserver for Verifier {
             self.differs(None, at as u64, self.oracle.steps());
         }
         Ok(())
+    }
+}
+
+impl RowObserver for Verifier {
+    fn rows(&mut self, tables: &[UpdatedRows<'_>]) {
+        for &UpdatedRows { table, rows, ref record } in tables {
+            let different = |(k, &row): (usize, &u64)| !same_row(&self.oracle, table, row, record(k));
+            if let Some((_, &row)) = rows.iter().enumerate().find(|&row| different(row)) {
+                self.differs(Some(table), row, self.oracle.steps());
+            }
+        }
     }
 }
 

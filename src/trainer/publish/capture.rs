@@ -1,20 +1,21 @@
 //! The rows of the next version, in training with a scratchpad.
 //!
 //! The current records of rows are then spread over the slots, the stages of the pipeline and the working
-//! file, so they could not be copied after a cut. Instead, Train copies the records that a step has updated
-//! right after the step. At a cut the image is complete, and Train goes on with an empty one.
+//! file, so they could not be copied after a cut. Instead, each step copies the records that it has updated.
+//! At a cut the image is complete, and Train goes on with an empty one.
 //!
 //! A small table has the places of some rows. If it still has the place of an older record of the same row,
 //! the new record overwrites that one. So rows that are updated often take little memory. Other rows may
 //! occur several times in the image; only the last record counts ([`RowImage::sort`]).
 //!
-//! The threads that train copy the records, a table each, while these are still in the processor's caches.
+//! The threads that train copy the records, a table each, while these are still in the processor's caches and
+//! while others of them update dense weights.
 
 use rayon::prelude::*;
 
 use super::image::{AHEAD, RowImage, TableImage};
 use crate::mem::prefetch::prefetch_line;
-use crate::trainer::pipeline::train::UpdatedRows;
+use crate::trainer::pipeline::train::{RowObserver, UpdatedRows};
 
 /// The rows that changed since the last cut, and their records.
 pub(crate) struct Capture {
@@ -42,19 +43,6 @@ impl Capture {
         Self { image, places: rows.iter().map(places).collect() }
     }
 
-    /// Copies the records of rows that a step has updated. No table may occur twice.
-    pub(crate) fn copy_all(&mut self, updated: &[UpdatedRows<'_>]) {
-        let Self { image, places } = self;
-        let mut tables: Vec<_> = places.iter_mut().zip(image.tables_mut()).map(Some).collect();
-        let to = |from: &UpdatedRows<'_>| tables.get_mut(from.table.index()).and_then(Option::take);
-        let jobs: Vec<_> = updated.iter().map(to).zip(updated).collect();
-        jobs.into_par_iter().with_max_len(1).for_each(|(to, from)| {
-            if let Some((places, image)) = to {
-                places.copy(from, image);
-            }
-        });
-    }
-
     /// The captured rows. They are in no order, and a row may occur several times.
     pub(crate) fn image(&self) -> &RowImage {
         &self.image
@@ -68,6 +56,20 @@ impl Capture {
     /// The captured rows.
     pub(crate) fn into_image(self) -> RowImage {
         self.image
+    }
+}
+
+impl RowObserver for Capture {
+    fn rows(&mut self, updated: &[UpdatedRows<'_>]) {
+        let Self { image, places } = self;
+        let mut tables: Vec<_> = places.iter_mut().zip(image.tables_mut()).map(Some).collect();
+        let to = |from: &UpdatedRows<'_>| tables.get_mut(from.table.index()).and_then(Option::take);
+        let jobs: Vec<_> = updated.iter().map(to).zip(updated).collect();
+        jobs.into_par_iter().with_max_len(1).for_each(|(to, from)| {
+            if let Some((places, image)) = to {
+                places.copy(from, image);
+            }
+        });
     }
 }
 
@@ -122,7 +124,7 @@ mod tests {
                 }
                 let record: &[f32] = &[value, 1.0, 2.0];
                 let updated = UpdatedRows { table: TableId(0), rows: &[row], record: Box::new(|_| record) };
-                capture.copy_all(&[updated]);
+                capture.rows(&[updated]);
                 expected.insert(row, [value.to_bits(), 1_f32.to_bits(), 2_f32.to_bits()]);
             }
             let mut image = capture.take(empty());

@@ -2,7 +2,7 @@
 //!
 //! The publisher remembers which rows each step changes. At a *cut*, between two steps, it takes that set and
 //! copies the dense weights. [`due`] decides when. With rows in memory, the next steps copy the rows
-//! ([`kept_rows`]). With a scratchpad, they were copied after the steps that changed them ([`capture`]).
+//! ([`kept_rows`]). With a scratchpad, they were copied by the steps that changed them ([`capture`]).
 //! Another thread writes them as a delta of the last version ([`writer`]), or as a full version when the
 //! deltas have grown large. One version is in flight at a time. A cut that is due before it is written waits,
 //! and then has the rows of both. If writing fails, the rows return to the set of changed rows, so the next
@@ -219,8 +219,8 @@ impl Publisher {
         }
     }
 
-    /// After a step on tables in memory: begins a cut if one is due, or hands over the present one if its rows
-    /// are copied.
+    /// After a step on tables in memory: begins a cut if one is due, or hands over the present one if its
+    /// rows are copied.
     ///
     /// # Errors
     /// [`TrainError::NotFinite`], also of the rows of the last version, because no later one could be written

@@ -18,7 +18,7 @@ use super::cut::CutStart;
 use super::{CutNotes, KeptRows, Publisher};
 use crate::dataset::{Shortage, Stop};
 use crate::trainer::in_memory::{AroundSteps, run_around};
-use crate::trainer::pipeline::train::{StepObserver, UpdatedRows};
+use crate::trainer::pipeline::train::{RowObserver, StepObserver};
 use crate::trainer::train_state::TrainState;
 use crate::trainer::{Data, Pipeline, Progress, ReferenceTrainer, TrainError};
 use crate::types::Batch;
@@ -166,14 +166,8 @@ impl StepObserver for Cutting<'_> {
         Ok(())
     }
 
-    fn wants_rows(&self) -> bool {
-        self.publisher.changed.capture.is_some()
-    }
-
-    fn rows(&mut self, tables: &[UpdatedRows<'_>]) {
-        if let Some(capture) = &mut self.publisher.changed.capture {
-            capture.copy_all(tables);
-        }
+    fn row_observer(&mut self) -> Option<&mut dyn RowObserver> {
+        self.publisher.changed.capture.as_mut().map(|capture| capture as _)
     }
 
     fn stepped(&mut self, state: &TrainState) -> Result<(), TrainError> {

@@ -51,7 +51,7 @@ use rayon::prelude::*;
 use super::TrainError;
 use super::casting::Casting;
 use super::pipeline::item::PreparedBatch;
-use super::pipeline::train::{StepObserver, UpdatedRows};
+use super::pipeline::train::{RowObserver, UpdatedRows};
 use super::train_state::{Labelled, TrainState};
 use super::update::RecordShape;
 use crate::model::Model;
@@ -206,7 +206,7 @@ impl Replicas {
     }
 
     /// Shows the first replica's copies of the rows of the last batch to the observer.
-    pub(crate) fn show(&self, window: &Window, prepared: &PreparedBatch, observer: &mut dyn StepObserver) {
+    pub(crate) fn show(&self, window: &Window, prepared: &PreparedBatch, observer: &mut dyn RowObserver) {
         let tables = prepared.casting.tables().iter().zip(0..);
         let updated = tables.map(|(casted, t)| {
             let places = self.whole.places(t);

@@ -11,7 +11,7 @@ use crate::trainer::optim::OptimizerKind;
 use crate::trainer::pipeline::item::{Item, Transfers, Work};
 use crate::trainer::pipeline::scratchpad::{ScratchpadMemory, Sizes, SlotLayout};
 use crate::trainer::pipeline::tests::{Case, Trained, assert_same, bits, cases, schema};
-use crate::trainer::pipeline::train::{Train, UpdatedRows};
+use crate::trainer::pipeline::train::{RowObserver, StepObserver, Train, UpdatedRows};
 use crate::trainer::{
     Pipeline, Progress, ReferenceTrainer, ScratchpadPolicy, ScratchpadSize, WorkingFileOptions, initialise,
     initialise_on_disk,
@@ -284,21 +284,23 @@ impl StepObserver for Observed {
         Ok(())
     }
 
-    fn wants_rows(&self) -> bool {
-        true
-    }
-
-    fn rows(&mut self, tables: &[UpdatedRows<'_>]) {
-        for UpdatedRows { table, rows, record } in tables {
-            let updated = |(k, &row): (usize, &u64)| (RowId::new(*table, row), record(k).to_vec());
-            self.rows.extend(rows.iter().enumerate().map(updated));
-        }
+    fn row_observer(&mut self) -> Option<&mut dyn RowObserver> {
+        Some(self)
     }
 
     fn stepped(&mut self, network: &TrainState) -> Result<(), TrainError> {
         self.steps += 1;
         assert_eq!(network.steps, self.steps);
         Ok(())
+    }
+}
+
+impl RowObserver for Observed {
+    fn rows(&mut self, tables: &[UpdatedRows<'_>]) {
+        for UpdatedRows { table, rows, record } in tables {
+            let updated = |(k, &row): (usize, &u64)| (RowId::new(*table, row), record(k).to_vec());
+            self.rows.extend(rows.iter().enumerate().map(updated));
+        }
     }
 }
 

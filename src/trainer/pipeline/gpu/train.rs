@@ -81,7 +81,7 @@ impl Train<'_> {
             updated
         })?;
         drop(held);
-        if self.observer.wants_rows() {
+        if self.observer.row_observer().is_some() {
             for ((slots, casted), t) in prepared.table_slots().zip(prepared.casting.tables()).zip(0..) {
                 self.show_on(TableId(t), casted.rows(), slots)?;
             }
@@ -129,7 +129,7 @@ impl Train<'_> {
             shape.update(stepper, &train_state.row_update(), updates)
         })?;
         drop(parts);
-        if self.observer.wants_rows() {
+        if self.observer.row_observer().is_some() {
             for TablePart { table, of_table, of_selection } in whole.parts(rows.clone()) {
                 let rows = &whole.casting.tables()[table].rows()[of_table];
                 self.show_on(TableId(table as u32), rows, &slots[of_selection])?;
@@ -147,7 +147,9 @@ impl Train<'_> {
         let SlotLayout { size, words } = self.tables[table.index()];
         let records = self.scratchpad.read(size, list)?;
         let record = Box::new(|k: usize| &records[k * words..][..words]);
-        self.observer.rows(&[UpdatedRows { table, rows, record }]);
+        if let Some(observer) = self.observer.row_observer() {
+            observer.rows(&[UpdatedRows { table, rows, record }]);
+        }
         Ok(())
     }
 

@@ -1,6 +1,6 @@
 use super::*;
 use crate::trainer::pipeline::tests::{Case, schema};
-use crate::trainer::pipeline::train::UpdatedRows;
+use crate::trainer::pipeline::train::{RowObserver, UpdatedRows};
 use crate::trainer::{Data, Progress, ScratchpadPolicy, ScratchpadSize, initialise};
 
 const BATCH: usize = 16;
@@ -26,9 +26,11 @@ fn first_updates() -> Vec<Option<u64>> {
             self.1 += 1;
             Ok(())
         }
-        fn wants_rows(&self) -> bool {
-            true
+        fn row_observer(&mut self) -> Option<&mut dyn RowObserver> {
+            Some(self)
         }
+    }
+    impl RowObserver for Rows {
         fn rows(&mut self, tables: &[UpdatedRows<'_>]) {
             let first = tables.iter().filter(|updated| updated.table == TableId(0));
             for &row in first.flat_map(|updated| updated.rows) {
