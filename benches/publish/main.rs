@@ -5,8 +5,8 @@
 //!   version that changes about 5 % of the rows. The versions were trained before, and renamed into place.
 //! - `beside.rs`: p99 of `serve --train` at full speed, against `serve` of the same version at the same rate;
 //!   and the time from the cut of a version until it is served, in one process and in two.
-//! - `training.rs`: samples per second with versions at an interval, against none; and the longest wait of a
-//!   step for each version, in units of the mean step. With rows in memory, and with a scratchpad.
+//! - `training.rs`: samples per second with versions at an interval, against none; and how long the next
+//!   step waits for the cut of a version, in mean steps. With rows in memory, and with a scratchpad.
 //!
 //! Each p99 is also measured beside threads that only spin in the time that requests leave (`spinner.rs`).
 //!

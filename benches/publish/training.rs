@@ -1,4 +1,4 @@
-//! What publishing costs training: samples per second, and the longest wait of a step for each version.
+//! What publishing costs training: samples per second, and how long the next step waits for a cut.
 
 use std::fs;
 
@@ -42,7 +42,7 @@ fn measure_at(bench: &Bench, figures: &mut Figures, place: &str, flags: &str) ->
     figures.add(&format!("{place}: samples/s with versions, to none"), ">= 0.9", &ratios);
     figures.add(&format!("{place}: samples/s without versions"), "", &rates);
     figures.add(&format!("{place}: mean step, ms"), "", &[step_ms]);
-    figures.add(&format!("{place}: pause of a version, in steps"), "p99 < 2", &pauses);
+    figures.add(&format!("{place}: wait for a cut, in steps"), "p99 < 2", &pauses);
     figures.add(&format!("{place}: rows of a version"), "", &rows);
     figures.add(&format!("{place}: seconds between versions"), "", &between);
     figures.add(&format!("{place}: from the cut until written, s"), "", &took);

@@ -55,8 +55,9 @@ impl DenseCheckpoint {
     /// Writes a version.
     ///
     /// # Errors
-    /// [`TrainError::NotFinite`] for rows that are not finite, or whose optimizer state is not, because
-    /// training could not continue from them; and [`TrainError::Store`]. Earlier versions are untouched.
+    /// [`TrainError::NotFinite`] for weights and rows that are not finite, or whose optimizer state is not,
+    /// because training could not continue from them (a step checks only the loss, which it computes before
+    /// its update); and [`TrainError::Store`]. Earlier versions are untouched.
     pub(crate) fn publish(
         &self,
         disk: &dyn Disk,
@@ -64,6 +65,7 @@ impl DenseCheckpoint {
         name: &str,
         parts: VersionParts<'_>,
     ) -> Result<Written, TrainError> {
+        self.check_finite()?;
         for (shape, rows) in self.schema.tables.iter().zip(&parts.rows) {
             let finite = match *rows {
                 // What is behind deltas was checked when its version was published.
@@ -74,7 +76,7 @@ impl DenseCheckpoint {
             };
             if !finite {
                 let what = format!("table {:?}: a row or its optimizer state", shape.name);
-                return Err(not_finite(what, self.training.steps, self.optimizer));
+                return Err(self.not_finite(what));
             }
         }
         let (weights, states) = (self.weight_tensors(), self.state_tensors());
@@ -89,6 +91,25 @@ impl DenseCheckpoint {
             metadata: notes(self.optimizer),
         };
         Ok(publish(disk, models, name, &contents)?)
+    }
+
+    fn check_finite(&self) -> Result<(), TrainError> {
+        if !all_finite(&self.weights) {
+            let bad = self.parameters.iter().find(|p| !all_finite(&p.read(&self.weights)));
+            let what = bad.map_or("a dense weight".to_owned(), |p| format!("weights: {:?}", p.name));
+            return Err(self.not_finite(what));
+        }
+        let kinds = self.optimizer.kind.dense().row_states();
+        match kinds.iter().zip(&self.states).find(|(_, state)| !all_finite(state)) {
+            Some((kind, _)) => {
+                Err(self.not_finite(format!("a dense weight's {}", state_name(kind.name, "*"))))
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn not_finite(&self, what: String) -> TrainError {
+        TrainError::NotFinite { what, steps: self.training.steps, lr: self.optimizer.lr }
     }
 
     fn weight_tensors(&self) -> Vec<NamedTensor> {
@@ -126,10 +147,10 @@ impl ReferenceTrainer {
     /// Writes a new version of the model. Its number is 1 more than the highest existing number.
     ///
     /// # Errors
-    /// As [`TrainState::checkpoint`] and [`DenseCheckpoint::publish`].
+    /// As [`DenseCheckpoint::publish`].
     pub fn save(&self, models: &Path, name: &str) -> Result<Version, TrainError> {
         let parts = VersionParts { rows: self.rows(), ..VersionParts::default() };
-        Ok(self.state.checkpoint()?.publish(&SystemDisk, models, name, parts)?.base.version)
+        Ok(self.state.checkpoint().publish(&SystemDisk, models, name, parts)?.base.version)
     }
 
     /// The rows of every table, to save.
@@ -140,41 +161,20 @@ impl ReferenceTrainer {
 
 impl TrainState {
     /// Copies the dense weights and their optimizer state.
-    ///
-    /// # Errors
-    /// [`TrainError::NotFinite`] for weights or optimizer state that are not finite. (A step checks only the
-    /// loss, which it computes before its update.)
-    pub(crate) fn checkpoint(&self) -> Result<DenseCheckpoint, TrainError> {
+    pub(crate) fn checkpoint(&self) -> DenseCheckpoint {
         self.checkpoint_in(None)
     }
 
     /// As [`Self::checkpoint`], in the memory of an earlier one.
-    ///
-    /// # Errors
-    /// As [`Self::checkpoint`].
-    pub(crate) fn checkpoint_in(
-        &self,
-        memory: Option<DenseCheckpoint>,
-    ) -> Result<DenseCheckpoint, TrainError> {
-        let (parameters, weights) = (self.model.parameters(), &self.weights.values);
-        if !all_finite(weights) {
-            let bad = parameters.iter().find(|p| !all_finite(&p.read(weights)));
-            let what = bad.map_or("a dense weight".to_owned(), |p| format!("weights: {:?}", p.name));
-            return Err(not_finite(what, self.steps, self.optimizer));
-        }
-        let kinds = self.optimizer.kind.dense().row_states();
-        if let Some((kind, _)) = kinds.iter().zip(&self.dense_states).find(|(_, state)| !all_finite(state)) {
-            let what = format!("a dense weight's {}", state_name(kind.name, "*"));
-            return Err(not_finite(what, self.steps, self.optimizer));
-        }
+    pub(crate) fn checkpoint_in(&self, memory: Option<DenseCheckpoint>) -> DenseCheckpoint {
         let copies = memory.map(|DenseCheckpoint { weights, states, .. }| (weights, states));
         let (mut weights, mut states) = copies.unwrap_or_default();
         weights.clear();
         weights.extend_from_slice(&self.weights.values);
         states.clone_from(&self.dense_states);
-        Ok(DenseCheckpoint {
+        DenseCheckpoint {
             schema: self.schema.clone(),
-            parameters: parameters.to_vec(),
+            parameters: self.model.parameters().to_vec(),
             weights,
             states,
             training: TrainingTotals {
@@ -183,10 +183,6 @@ impl TrainState {
                 last_batch_unix_ms: self.last_batch_unix_ms,
             },
             optimizer: self.optimizer,
-        })
+        }
     }
-}
-
-fn not_finite(what: String, steps: u64, optimizer: Optimizer) -> TrainError {
-    TrainError::NotFinite { what, steps, lr: optimizer.lr }
 }

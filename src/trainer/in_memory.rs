@@ -35,7 +35,7 @@ pub fn run_in_memory(
 
 /// What happens in and after each step.
 pub(crate) trait AroundSteps {
-    /// What a step keeps of the rows that it updates: for each table, or for none.
+    /// What a step keeps of the rows that it updates: an item for each table, or none at all.
     fn kept(&mut self) -> impl Iterator<Item = KeptRows<'_>> + Send {
         iter::empty()
     }

@@ -85,8 +85,8 @@ impl ReferenceTrainer {
         loss
     }
 
-    /// [`Self::step`] for a batch that is already checked and casted. `kept` gets the rows that it updates:
-    /// for each table, or for none.
+    /// [`Self::step`] for a batch that is already checked and casted. `kept` gets the rows that it updates.
+    /// It has an item for each table, or none at all.
     pub(crate) fn step_casted<'a>(
         &mut self,
         labelled: Labelled<'_>,

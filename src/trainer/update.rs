@@ -6,7 +6,7 @@ use rayon::prelude::*;
 
 use super::casting::{CastedIndex, Casting, GradientSource};
 use super::optim::{Optimizer, Step};
-use super::publish::KeptRows;
+use super::publish::{KeptRows, RecordParts};
 use super::train_state::TrainState;
 use crate::compute::{Wide, vectorise};
 use crate::model::{Model, Tape};
@@ -88,7 +88,9 @@ impl RowUpdate<'_> {
     /// Updates rows `range` of the casted index by the gather-reduce of Tensor Casting (section IV), fused
     /// with the optimizer.
     pub(crate) fn rows<R: Records>(&self, records: R, casted: &CastedIndex, range: Range<usize>) {
-        vectorise(UpdateRows { records, casted, range, tapes: self.tapes, step: &self.step });
+        let count = range.len();
+        let records = vectorise(UpdateRows { records, casted, range, tapes: self.tapes, step: &self.step });
+        records.after_updates(count);
     }
 
     /// Writes the gradients of all rows of the casted index to `out`, end to end, `dim` elements each. This
@@ -103,16 +105,12 @@ impl RowUpdate<'_> {
 }
 
 /// Access to the rows of a table and their states during an update.
-pub trait Records: Send {
+pub trait Records: Send + Sized {
     /// Row `k` of the casted index, which is row `row` of the table.
     fn record(&mut self, k: usize, row: u64) -> Record<'_>;
 
-    /// After an update of this many rows.
-    fn updated(self, _rows: usize)
-    where
-        Self: Sized,
-    {
-    }
+    /// Called once, after the last row, with the number of rows.
+    fn after_updates(self, _rows: usize) {}
 }
 
 /// One row and its state.
@@ -223,17 +221,16 @@ impl<'a> RowsInMemory<'a> {
     }
 
     /// Also keeps what a version needs of the rows that are updated. Marks and rows are all over memory, so
-    /// another loop over them would wait for each again: for the marks alone it took 5 % of a step, and this
-    /// takes 2 % (26 tables of 700,000 rows, Xeon, 2026-11-29).
+    /// another loop over them would wait for each again: to mark rows in a loop of its own took 5 % of a
+    /// step, and takes 2 % in this one (26 tables of 700,000 rows, Xeon, 2026-11-29).
     pub(crate) fn keeping(self, kept: Option<KeptRows<'a>>) -> Self {
         Self { kept, ..self }
     }
 }
 
 impl AllRows<'_> {
-    /// The weights of a row and its states. Unused states are empty.
     #[inline(always)]
-    fn parts(&self, row: u64) -> [&[f32]; 3] {
+    fn parts(&self, row: u64) -> RecordParts<'_> {
         let at = |width: usize| row as usize * width..(row as usize + 1) * width;
         let [one, two] = self.states.each_ref().map(|(width, rows)| &rows[at(*width)]);
         [&self.weights[at(self.dim)], one, two]
@@ -256,7 +253,7 @@ impl Records for RowsInMemory<'_> {
         Record { weights, states, count: *count }
     }
 
-    fn updated(self, rows: usize) {
+    fn after_updates(self, rows: usize) {
         if let Some(kept) = self.kept {
             kept.after_updates(rows, |row| self.rows.parts(row));
         }
@@ -272,18 +269,18 @@ struct UpdateRows<'a, R> {
 }
 
 impl<R: Records> Wide for UpdateRows<'_, R> {
-    type Output = ();
+    type Output = R;
     #[inline(always)]
-    fn run(self) {
+    fn run(self) -> R {
         let Self { mut records, casted, range, tapes, step } = self;
-        let (mut grad, rows) = (Vec::new(), range.len());
+        let mut grad = Vec::new();
         for k in range {
             let record = records.record(k, casted.rows()[k]);
             grad.resize(record.weights.len(), 0.0f32);
             sum_sources(tapes, casted.sources(k), &mut grad);
             record.update(step, &grad);
         }
-        records.updated(rows);
+        records
     }
 }
 

@@ -138,10 +138,10 @@ impl Trained {
     /// When numbers are not finite, or the version cannot be written.
     pub(crate) fn save(&mut self, models: &Path, name: &str, notes: &CutNotes) -> Result<Base, TrainError> {
         let (dense, rows) = match self {
-            Self::InMemory(reference) => (reference.state.checkpoint()?, reference.rows()),
+            Self::InMemory(reference) => (reference.state.checkpoint(), reference.rows()),
             Self::OnDisk { state, pipeline } => {
                 pipeline.flush()?;
-                (state.checkpoint()?, pipeline.rows())
+                (state.checkpoint(), pipeline.rows())
             }
         };
         let (cursor, quality) = (notes.cursor.as_deref(), (notes.quality)());

@@ -27,7 +27,7 @@ pub trait StepObserver {
     /// An error ends the training.
     fn learnt(&mut self, batch: &Batch, progress: &Progress<'_>) -> Result<(), TrainError>;
 
-    /// Who is to see the rows that the present step updates.
+    /// Who is to see the rows that the present step updates. A step may ask several times.
     fn row_observer(&mut self) -> Option<&mut dyn RowObserver> {
         None
     }
@@ -43,8 +43,8 @@ pub trait StepObserver {
 
 /// Observes the rows of a step.
 pub trait RowObserver: Send {
-    /// Called with all rows that the last batch has updated, or with some of them if the batch was split.
-    /// No table occurs twice. This is called on a thread of the pool that trains, while others may still
+    /// Called with rows that the present step has updated, of each table at most once. A step may call it
+    /// several times, each time with other rows, on a thread of the pool that trains. Other threads may still
     /// update dense weights.
     fn rows(&mut self, tables: &[UpdatedRows<'_>]);
 }

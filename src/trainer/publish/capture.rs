@@ -8,8 +8,8 @@
 //! the new record overwrites that one. So rows that are updated often take little memory. Other rows may
 //! occur several times in the image; only the last record counts ([`RowImage::sort`]).
 //!
-//! The threads that train copy the records, a table each, while these are still in the processor's caches and
-//! while others of them update dense weights.
+//! The threads that train copy the records, a table each, while these are still in the processor's caches. On
+//! the host, if the batch is not split, others of them may update dense weights meanwhile.
 
 use rayon::prelude::*;
 

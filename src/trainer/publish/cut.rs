@@ -86,14 +86,14 @@ impl Publisher {
             let rows = tables.iter().map(TableRows::from).collect();
             return self.publish_all(state, rows, start);
         }
-        let (dense, image) = (self.copy_dense(state)?, self.take_changed(state)?);
+        let (dense, image) = (self.copy_dense(state), self.take_changed(state)?);
         self.cut = Some(Cut::new(image, dense, start));
         Ok(())
     }
 
     /// Cuts with the captured rows.
     pub(crate) fn cut_captured(&mut self, state: &TrainState, start: CutStart) -> Result<(), TrainError> {
-        let dense = self.copy_dense(state)?;
+        let dense = self.copy_dense(state);
         let Some(image) = self.changed.take_captured()? else { return Ok(()) };
         self.due.note_cut(state.steps);
         self.cut = Some(Cut::new(image, dense, start));
@@ -113,7 +113,7 @@ impl Publisher {
                 (0..self.changed.rows.len()).map(|t| TableRows::Source(file, TableId(t as u32))).collect();
             return self.publish_all(state, rows, start);
         }
-        let (dense, mut image) = (self.copy_dense(state)?, self.take_changed(state)?);
+        let (dense, mut image) = (self.copy_dense(state), self.take_changed(state)?);
         if let Err(error) = image.fill(|table, rows, records| file.read(table, rows, records)) {
             self.take_back(image);
             return Err(error.into());
@@ -125,7 +125,7 @@ impl Publisher {
     }
 
     /// Copies the dense weights into the memory of an earlier cut.
-    fn copy_dense(&mut self, state: &TrainState) -> Result<DenseCheckpoint, TrainError> {
+    fn copy_dense(&mut self, state: &TrainState) -> DenseCheckpoint {
         state.checkpoint_in(self.spare_dense.take())
     }
 
@@ -143,7 +143,7 @@ impl Publisher {
         rows: Vec<TableRows<'_>>,
         start: CutStart,
     ) -> Result<(), TrainError> {
-        let dense = self.copy_dense(state)?;
+        let dense = self.copy_dense(state);
         let CutStart { notes: CutNotes { cursor, quality }, begun } = start;
         let (numbering, cursor_text) =
             (self.last.highest.map_or(Numbering::Next, Numbering::Above), cursor.as_deref());

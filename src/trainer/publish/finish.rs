@@ -27,8 +27,7 @@ impl Publisher {
     /// version.
     ///
     /// # Errors
-    /// [`TrainError::NotFinite`] for weights, [`TrainError::StillWriting`], and when the version cannot be
-    /// written.
+    /// [`TrainError::NotFinite`], [`TrainError::StillWriting`], and when the version cannot be written.
     pub(crate) fn finish(
         &mut self,
         state: &TrainState,
@@ -74,6 +73,9 @@ impl Publisher {
         let (mut failed, mut damaged) = (None, None);
         for attempt in 0..=LAST_ATTEMPTS {
             failed = self.wait_for_writer()?.or(failed);
+            if let Some(error @ TrainError::NotFinite { .. }) = failed {
+                return Err(error);
+            }
             if let Some(base) = self
                 .last
                 .base

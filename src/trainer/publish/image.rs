@@ -1,6 +1,7 @@
 //! The rows of a cut: those that changed since the last one, as they were at the cut.
 //!
-//! At the cut, the set of changed rows is taken. They wait until they are copied.
+//! With rows in memory, the set of changed rows is taken at the cut. Its rows wait until they are copied
+//! ([`super::kept_rows`]).
 //!
 //! An image keeps its memory for the next cut. New memory would cost a page fault every few records.
 

@@ -1,9 +1,9 @@
-//! What a step with rows in memory keeps for versions of the rows that it updates.
+//! What a step with rows in memory does for versions: it marks rows, and copies rows of the last cut.
 //!
-//! Each row is marked as changed. While a cut has rows that wait to be copied, a row that waits is copied
-//! just before its update (copy on write), when it is in the processor's cache anyway. After its updates, a
-//! step copies some more of the rows that wait. So every row is copied as it was at the cut, without a lock,
-//! by the threads that update rows, a table each.
+//! Each row that a step updates is marked as changed. If it is a row of the cut that is not copied yet, it is
+//! copied just before its update (copy on write), which needs it in the processor's cache anyway. After its
+//! updates, a step copies some more rows of the cut. So every row is copied as it was at the cut, without a
+//! lock, by the threads that update rows, a table each.
 
 use super::Publisher;
 use super::image::{RecordParts, TableImage};
@@ -12,14 +12,14 @@ use crate::trainer::row_set::RowSet;
 /// The marks and the present cut of one table.
 pub(crate) struct KeptRows<'a> {
     marked: &'a mut RowSet,
-    /// The rows of the cut whose rows are being copied.
+    /// The table's rows in the present cut, if there is one.
     image: Option<&'a mut TableImage>,
     pace: CopyPace,
 }
 
-/// How many rows of each table a step copies that it does not update. By default 760,000 rows are copied by
-/// 119 steps, which take 1.3 times as long as others (26 tables of 700,000 rows, batch 128, 2 cores, Xeon,
-/// 2026-11-29). With half as many for each updated row, these are 230 steps of 1.2 times.
+/// How many rows of each table a step copies that it does not update. By default 119 steps copied 760,000
+/// rows, and took 1.3 times as long as others (26 tables of 700,000 rows, batch 128, 2 cores, Xeon,
+/// 2026-11-29). With a `per_update` of 2, it took 230 steps, each 1.2 times as long.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CopyPace {
     /// For each row that it updates.

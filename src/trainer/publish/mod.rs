@@ -45,6 +45,7 @@ use crate::types::Version;
 use changed_rows::ChangedRows;
 use cut::Cut;
 use due::Due;
+pub(crate) use image::RecordParts;
 use image::RowImage;
 use kept_rows::CopyPace;
 pub(crate) use kept_rows::KeptRows;
@@ -175,7 +176,7 @@ impl Publisher {
             changed,
             cut: None,
             // So that the first cut need not wait for memory either.
-            spare_dense: state.checkpoint().ok(),
+            spare_dense: Some(state.checkpoint()),
             copy_pace: CopyPace::default(),
             last: LastVersion { base, highest, cursor: None },
             full_log: FullLog::default(),
@@ -223,8 +224,8 @@ impl Publisher {
     /// rows are copied.
     ///
     /// # Errors
-    /// [`TrainError::NotFinite`], also of the rows of the last version, because no later one could be written
-    /// either. A version that cannot be written for another reason is no error here.
+    /// [`TrainError::NotFinite`] of the last version, because no later one could be written either. A version
+    /// that cannot be written for another reason is no error here.
     fn after_step(
         &mut self,
         state: &TrainState,

@@ -1,8 +1,8 @@
 //! How training beside a server makes room for a version that is on its way to the server.
 //!
 //! Training and writing a version run only when a processor is free. Training at full speed would take most
-//! of that time, and the version would be served late. So from its cut until it is served, training rests
-//! after each step.
+//! of that time, and the version would be served late. So from when its rows are copied until it is served,
+//! training rests after each step.
 
 use std::time::Duration;
 

@@ -144,6 +144,7 @@ fn every_published_version_is_the_trainer_after_its_step() {
         let mut schema = schema(ARCHITECTURES[n]);
         schema.tables[1].element = [Element::F16, Element::Int8][n % 2];
         let mut run = Run::new(dir.path(), &schema, kind, 3);
+        run.publisher.copy_pace.per_update = n % 2;
         (0..STEPS).for_each(|seed| run.step(seed));
         assert_eq!(run.finish().version, Version(run.log.lock().unwrap().len() as u64));
         let full = run.assert_published(dir.path());

@@ -139,7 +139,7 @@ impl Drop for Writer {
 }
 
 fn write(options: &PublishOptions, job: Job) -> Outcome {
-    let Job { cut: Cut { mut image, dense, notes, begun, pause, .. }, base } = job;
+    let Job { cut: Cut { mut image, dense, notes, begun, pause }, base } = job;
     image.sort();
     let (full, cursor) = (needs_full(options, base, &image), notes.cursor.clone());
     let version = UnwrittenVersion { image: &image, dense: &dense, notes, base, full };

@@ -81,10 +81,8 @@ impl Train<'_> {
             updated
         })?;
         drop(held);
-        if self.observer.row_observer().is_some() {
-            for ((slots, casted), t) in prepared.table_slots().zip(prepared.casting.tables()).zip(0..) {
-                self.show_on(TableId(t), casted.rows(), slots)?;
-            }
+        for ((slots, casted), t) in prepared.table_slots().zip(prepared.casting.tables()).zip(0..) {
+            self.show_on(TableId(t), casted.rows(), slots)?;
         }
         self.observer.stepped(self.train_state)
     }
@@ -129,11 +127,9 @@ impl Train<'_> {
             shape.update(stepper, &train_state.row_update(), updates)
         })?;
         drop(parts);
-        if self.observer.row_observer().is_some() {
-            for TablePart { table, of_table, of_selection } in whole.parts(rows.clone()) {
-                let rows = &whole.casting.tables()[table].rows()[of_table];
-                self.show_on(TableId(table as u32), rows, &slots[of_selection])?;
-            }
+        for TablePart { table, of_table, of_selection } in whole.parts(rows.clone()) {
+            let rows = &whole.casting.tables()[table].rows()[of_table];
+            self.show_on(TableId(table as u32), rows, &slots[of_selection])?;
         }
         if whole.starts.last() == Some(&rows.end) {
             self.observer.stepped(self.train_state)?;
@@ -141,15 +137,14 @@ impl Train<'_> {
         Ok(())
     }
 
-    /// Shows rows to the observer. The caller has dropped its claims on their slots. No other stage claims
-    /// them yet, because the item is still in the past window.
+    /// Shows rows to the observer, if it wants to see them. The caller has dropped its claims on their slots.
+    /// No other stage claims them yet, because the item is still in the past window.
     fn show_on(&mut self, table: TableId, rows: &[u64], list: &[u32]) -> Result<(), TrainError> {
+        let Some(observer) = self.observer.row_observer() else { return Ok(()) };
         let SlotLayout { size, words } = self.tables[table.index()];
         let records = self.scratchpad.read(size, list)?;
         let record = Box::new(|k: usize| &records[k * words..][..words]);
-        if let Some(observer) = self.observer.row_observer() {
-            observer.rows(&[UpdatedRows { table, rows, record }]);
-        }
+        observer.rows(&[UpdatedRows { table, rows, record }]);
         Ok(())
     }
 
