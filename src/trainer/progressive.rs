@@ -1,6 +1,9 @@
 //! Progressive validation: every batch is scored before it is trained on, so the scores of the last samples
 //! measure the model on data that it has not seen (Blum, Kalai and Langford, COLT 1999). A window of the last
-//! samples is kept.
+//! samples is kept, in pieces that its copies share. So a copy is made fast, while training waits.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
 
 use super::Progress;
 use super::eval::Quality;
@@ -9,13 +12,25 @@ use crate::model::loss::sigmoid;
 /// The logits and labels of the last samples, taken before the model was trained on them.
 #[derive(Clone, Debug)]
 pub(crate) struct Progressive {
-    /// The most samples that are kept.
+    /// The most samples that are measured.
     window: usize,
-    logits: Vec<f32>,
-    labels: Vec<f32>,
-    /// Where the next sample is kept once the window is full.
-    next: usize,
+    /// Full except the last one. The first one may begin with samples that are no longer in the window.
+    pieces: VecDeque<Arc<Vec<Scored>>>,
+    /// Samples of all pieces.
+    kept: usize,
 }
+
+/// The logit and the label of a sample.
+#[derive(Clone, Copy, Debug)]
+struct Scored {
+    logit: f32,
+    label: f32,
+}
+
+/// The most samples of a piece.
+const PIECE: usize = 4096;
+/// A window has at least this many pieces.
+const PIECES: usize = 8;
 
 /// The quality of the scores of the last samples.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -29,7 +44,7 @@ impl Progressive {
     /// Keeps the last `window` samples, at least one.
     #[must_use]
     pub(crate) fn new(window: usize) -> Self {
-        Self { window: window.max(1), logits: Vec::new(), labels: Vec::new(), next: 0 }
+        Self { window: window.max(1), pieces: VecDeque::new(), kept: 0 }
     }
 
     /// Adds the samples of a step.
@@ -39,36 +54,41 @@ impl Progressive {
 
     /// Adds samples. The slices have the same length.
     pub(crate) fn push(&mut self, logits: &[f32], labels: &[f32]) {
+        let piece = (self.window / PIECES).clamp(1, PIECE);
         for (&logit, &label) in logits.iter().zip(labels) {
-            if self.labels.len() < self.window {
-                self.logits.push(logit);
-                self.labels.push(label);
-            } else {
-                self.logits[self.next] = logit;
-                self.labels[self.next] = label;
-                self.next = (self.next + 1) % self.window;
+            if self.pieces.back().is_none_or(|last| last.len() >= piece) {
+                self.pieces.push_back(Arc::default());
             }
+            if let Some(last) = self.pieces.back_mut() {
+                Arc::make_mut(last).push(Scored { logit, label });
+                self.kept += 1;
+            }
+        }
+        while let Some(first) = self.pieces.front()
+            && self.kept - first.len() >= self.window
+        {
+            self.kept -= first.len();
+            self.pieces.pop_front();
         }
     }
 
     /// The quality of all samples that are kept; `None` if there are none.
     #[must_use]
     pub(crate) fn quality(&self) -> Option<ProgressiveQuality> {
-        self.last(self.labels.len())
+        self.last(self.window)
     }
 
     /// The quality of the last `samples` samples, or of all that are kept if there are fewer; `None` for no
     /// samples.
     #[must_use]
     pub(crate) fn last(&self, samples: usize) -> Option<ProgressiveQuality> {
-        let kept = self.labels.len();
-        let first = self.next + kept - samples.min(kept);
-        let of =
-            |values: &[f32]| -> Vec<f32> { (first..self.next + kept).map(|at| values[at % kept]).collect() };
-        if kept == 0 || samples == 0 {
+        let samples = samples.min(self.window).min(self.kept);
+        if samples == 0 {
             return None;
         }
-        let (logits, labels) = (of(&self.logits), of(&self.labels));
+        let last = self.pieces.iter().flat_map(|piece| piece.iter()).skip(self.kept - samples);
+        let (logits, labels): (Vec<f32>, Vec<f32>) =
+            last.map(|&Scored { logit, label }| (logit, label)).unzip();
         let clicks: f64 = labels.iter().copied().map(f64::from).sum();
         let expected = || logits.iter().map(|&logit| f64::from(sigmoid(logit))).sum::<f64>();
         Some(ProgressiveQuality {
