@@ -28,6 +28,12 @@ pub(super) struct CopyPace {
     pub least: usize,
 }
 
+impl CopyPace {
+    /// Beside a server, which is to serve the version soon. Its requests make steps several times as long, so
+    /// few of them should copy.
+    pub(super) const FAST: Self = Self { per_update: 32, least: 4096 };
+}
+
 impl Default for CopyPace {
     fn default() -> Self {
         Self { per_update: 4, least: 64 }

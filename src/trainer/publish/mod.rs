@@ -190,7 +190,7 @@ impl Publisher {
 
     /// Makes room for versions that a server of this process takes over.
     pub(crate) fn resting_while(mut self, taking_over: Box<TakingOver>) -> Self {
-        self.taking_over = Some(taking_over);
+        (self.taking_over, self.copy_pace) = (Some(taking_over), CopyPace::FAST);
         self
     }
 
