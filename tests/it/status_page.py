@@ -20,6 +20,7 @@ import time
 from websockets.sync.client import connect
 
 LIMIT = 30.0
+SCROLL_LIMIT = 5.0
 # All rules of WCAG 2.2 at the levels A and AA, and axe-core's advice.
 TAGS = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
 SHOWN = "document.querySelectorAll('data[data-series]').length > 0"
@@ -125,7 +126,10 @@ def tab_through(browser: Browser) -> list:
     browser.evaluate("document.activeElement.blur(); scrollTo(0, 0)")
     for _ in range(200):
         browser.press("Tab", 9)
-        focused = browser.evaluate(FOCUSED)
+        # A slow browser may scroll to what has the focus only after it has answered.
+        until = time.monotonic() + SCROLL_LIMIT
+        while not (focused := browser.evaluate(FOCUSED))["inView"] and time.monotonic() < until:
+            time.sleep(0.05)
         if focused["tag"] == "BODY":
             break
         reached.append(focused)
