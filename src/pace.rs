@@ -1,4 +1,4 @@
-//! Threads that work in the background of requests: their rests, and their [`priority`].
+//! Threads that work in the background of requests: their rests, their [`priority`], and their [turns](turn).
 //!
 //! Opening a version and taking it over read and write much memory. Requests that are computed meanwhile take
 //! longer, also if the work has a processor only when no request has it: they share the memory and its
@@ -11,11 +11,14 @@
 
 #[cfg(target_os = "linux")]
 pub(crate) mod priority;
+mod turn;
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
+
+pub(crate) use turn::give_way;
 
 /// How long a thread works before it rests.
 const WORK: Duration = Duration::from_millis(1);
@@ -99,8 +102,10 @@ pub(crate) fn count_batch() {
 }
 
 /// Rests if this is a background thread, it has worked for a while, and requests were computed meanwhile.
-/// Long loops call it about every 50 microseconds. It costs nearly nothing on other threads.
+/// Long loops call it about every 50 microseconds, also in place of [`give_way`]. It costs nearly nothing on
+/// other threads.
 pub(crate) fn rest() {
+    give_way();
     let Some(rested) = RESTED.get() else { return };
     let worked = rested.end.elapsed();
     if worked < WORK {

@@ -158,6 +158,12 @@ pub(crate) fn make_idle() -> io::Result<()> {
     set_policy(libc::SCHED_IDLE)
 }
 
+/// Whether this thread has the idle policy.
+pub(super) fn has_idle_policy() -> bool {
+    // SAFETY: the call takes a number, of which 0 means this thread, and touches no memory.
+    (unsafe { libc::sched_getscheduler(0) }) == libc::SCHED_IDLE
+}
+
 impl Wanted {
     fn at(&self, now: Instant) -> Priority {
         let starved = *self.starved.lock().even_poisoned();
@@ -230,7 +236,10 @@ fn set_policy(policy: libc::c_int) -> io::Result<()> {
     let none: libc::sched_param = unsafe { MaybeUninit::zeroed().assume_init() };
     // SAFETY: the thread is this one, which runs, and the call reads `none` before it returns.
     match unsafe { libc::pthread_setschedparam(libc::pthread_self(), policy, &raw const none) } {
-        0 => Ok(()),
+        0 => {
+            super::turn::forget_policy();
+            Ok(())
+        }
         error => Err(io::Error::from_raw_os_error(error)),
     }
 }

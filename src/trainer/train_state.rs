@@ -19,6 +19,7 @@ use super::TrainError;
 use super::optim::{Optimizer, Step};
 use crate::model::loss::{binary_cross_entropy, binary_cross_entropy_slope, sigmoid};
 use crate::model::{InputRows, Model, Tape, Weights, check_length, check_shape};
+use crate::pace::give_way;
 use crate::predict::PredictError;
 use crate::schema::{Lookup, Schema};
 use crate::types::{Batch, Element, unix_ms};
@@ -119,7 +120,10 @@ impl TrainState {
             }
         }
         let parts = parts.into_par_iter().with_max_len(1);
-        parts.for_each(|(tape, samples, row)| inputs.write_at(samples, tape, row, &rows));
+        parts.for_each(|(tape, samples, row)| {
+            give_way();
+            inputs.write_at(samples, tape, row, &rows);
+        });
     }
 
     /// Forward pass, loss and backward pass of all samples, after their input rows were written. Returns the
@@ -157,8 +161,11 @@ impl TrainState {
         let chunks = tapes.par_iter_mut().with_max_len(1).zip(labels.par_chunks(model.chunk())).enumerate();
         let losses: Vec<f64> = chunks
             .map(|(chunk, (tape, labels))| {
+                give_way();
                 before(chunk, tape);
+                give_way();
                 model.forward(weights, tape);
+                give_way();
                 let loss = |(s, &y): (usize, &f32)| f64::from(binary_cross_entropy(model.logit(tape, s), y));
                 let sum = labels.iter().enumerate().map(loss).sum();
                 model.backward(weights, tape, |s, z| binary_cross_entropy_slope(z, labels[s]) * share);
@@ -204,7 +211,9 @@ impl TrainState {
         let Self { schema, model, weights, tapes, .. } = self;
         let inputs = InputRows { dense_width: schema.dense_width(), lookups, batch };
         tapes.par_iter_mut().with_max_len(1).enumerate().for_each(|(chunk, tape)| {
+            give_way();
             inputs.write(chunk * tape.rows, tape, &rows);
+            give_way();
             model.forward(weights, tape);
         });
         Ok(())

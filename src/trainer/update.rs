@@ -10,6 +10,7 @@ use super::publish::{KeptRows, RecordParts};
 use super::train_state::TrainState;
 use crate::compute::{Wide, vectorise};
 use crate::model::{Model, Tape};
+use crate::pace::give_way;
 use crate::store::Table;
 
 impl TrainState {
@@ -22,6 +23,7 @@ impl TrainState {
         rayon::join(
             || {
                 pieces.into_par_iter().with_max_len(1).enumerate().for_each(|(i, mut piece)| {
+                    give_way();
                     model.gradient(i, tapes, piece.grads);
                     dense.update_dense(piece.weights, piece.grads, &mut piece.states);
                 });
@@ -44,11 +46,10 @@ impl TrainState {
         let mut rest = &mut grads[..];
         let pieces = model.pieces().map(|len| rest.split_off_mut(..len).unwrap_or_default());
         let pieces: Vec<_> = pieces.collect();
-        pieces
-            .into_par_iter()
-            .with_max_len(1)
-            .enumerate()
-            .for_each(|(i, piece)| model.gradient(i, tapes, piece));
+        pieces.into_par_iter().with_max_len(1).enumerate().for_each(|(i, piece)| {
+            give_way();
+            model.gradient(i, tapes, piece);
+        });
     }
 
     /// Updates dense weights with the gradients in `grads`: the second half of [`Self::update`].
@@ -57,6 +58,7 @@ impl TrainState {
         let Self { model, weights, dense_states, grads, .. } = self;
         let pieces = split_pieces(model, &mut weights.values, grads, dense_states);
         pieces.into_par_iter().with_max_len(1).for_each(|mut piece| {
+            give_way();
             dense.update_dense(piece.weights, piece.grads, &mut piece.states);
         });
         model.transpose(weights);
@@ -81,6 +83,7 @@ impl RowUpdate<'_> {
     pub fn tables<R: Records>(&self, records: impl Iterator<Item = R>, casting: &Casting) {
         let records: Vec<R> = records.collect();
         records.into_par_iter().with_max_len(1).zip(casting.tables()).for_each(|(records, casted)| {
+            give_way();
             self.rows(records, casted, 0..casted.rows().len());
         });
     }

@@ -15,6 +15,7 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 pub use self::radix::{RadixSort, RowOccurrence};
+use crate::pace::give_way;
 use crate::predict::PredictError;
 use crate::schema::{Lookup, Pooling, Schema};
 use crate::types::{Batch, TableId};
@@ -175,6 +176,7 @@ impl Casting {
     pub fn fill(&mut self, schema: &Schema, lookups: &[Lookup], batch: &Batch) -> Result<(), PredictError> {
         self.prepare(schema, lookups, batch)?;
         self.tables.par_iter_mut().enumerate().for_each(|(t, casted)| {
+            give_way();
             casted.fill(schema, lookups, TableId(t as u32), batch);
         });
         Ok(())
@@ -192,6 +194,7 @@ impl Casting {
     ) -> Result<(), PredictError> {
         self.prepare(schema, lookups, batch)?;
         for (casted, t) in self.tables.iter_mut().zip(0..) {
+            give_way();
             casted.fill(schema, lookups, TableId(t), batch);
         }
         Ok(())

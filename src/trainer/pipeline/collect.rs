@@ -9,6 +9,7 @@ use rayon::prelude::*;
 use super::super::TrainError;
 use super::item::{Item, TableRun, Transfers};
 use super::scratchpad::{ScratchpadMemory, SlotLayout};
+use crate::pace::give_way;
 use crate::rowlog::WorkingFile;
 use crate::trainer::pipeline::gpu::{Scratch, ScratchError, SlotRun};
 use crate::trainer::pipeline::slot_flags::ClaimError;
@@ -61,7 +62,10 @@ impl RowMover<'_> {
 
     /// Reads the records of these rows from the working file.
     fn read_store(&self, runs: &[TableRun], rows: &[u64], records: &mut [f32]) -> Result<(), TrainError> {
-        let read = |(table, rows, records): Piece<'_>| self.store.read(table, rows, records);
+        let read = |(table, rows, records): Piece<'_>| {
+            give_way();
+            self.store.read(table, rows, records)
+        };
         Ok(self.threads.install(|| self.pieces(runs, rows, records).into_par_iter().try_for_each(read))?)
     }
 
@@ -75,6 +79,7 @@ impl RowMover<'_> {
     ) -> Result<(), TrainError> {
         let mut records = &mut transfers.records[..];
         for TableRun { table, range } in &transfers.runs {
+            give_way();
             let SlotLayout { size, words } = self.tables[table.index()];
             let of_run = records.split_off_mut(..range.len() * words).unwrap_or_default();
             each(&slots[size], &transfers.slots[range.clone()], of_run)?;

@@ -6,6 +6,7 @@ use super::super::TrainError;
 use super::collect::RowMover;
 use super::item::{Item, TableRun};
 use super::scratchpad::ScratchpadMemory;
+use crate::pace::give_way;
 
 impl RowMover<'_> {
     /// Writes the rows that Collect has read.
@@ -37,7 +38,10 @@ impl RowMover<'_> {
     fn write_store(&self, runs: &[TableRun], rows: &[u64], records: &mut [f32]) -> Result<(), TrainError> {
         let jobs = self.pieces(runs, rows, records);
         Ok(self.threads.install(|| {
-            jobs.into_par_iter().try_for_each(|(table, rows, records)| self.store.write(table, rows, records))
+            jobs.into_par_iter().try_for_each(|(table, rows, records)| {
+                give_way();
+                self.store.write(table, rows, records)
+            })
         })?)
     }
 }

@@ -15,6 +15,7 @@ use rayon::prelude::*;
 
 use super::image::{AHEAD, RowImage, TableImage};
 use crate::mem::prefetch::prefetch_line;
+use crate::pace::give_way;
 use crate::trainer::pipeline::train::{RowObserver, UpdatedRows};
 
 /// The rows that changed since the last cut, and their records.
@@ -66,6 +67,7 @@ impl RowObserver for Capture {
         let to = |from: &UpdatedRows<'_>| tables.get_mut(from.table.index()).and_then(Option::take);
         let jobs: Vec<_> = updated.iter().map(to).zip(updated).collect();
         jobs.into_par_iter().with_max_len(1).for_each(|(to, from)| {
+            give_way();
             if let Some((places, image)) = to {
                 places.copy(from, image);
             }

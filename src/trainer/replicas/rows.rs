@@ -8,6 +8,7 @@ use rayon::prelude::*;
 
 use super::window::{CachedMut, RecordSpan, Window};
 use crate::compute::vectorise;
+use crate::pace::give_way;
 use crate::trainer::casting::Casting;
 use crate::trainer::optim::Step;
 use crate::trainer::update::{RecordShape, RowUpdate};
@@ -46,6 +47,7 @@ impl RowGradients {
     /// Computes the gradients of the last backward pass, times `scale`.
     pub(crate) fn coalesce(&mut self, update: &RowUpdate<'_>, casting: &Casting, scale: f32) {
         self.tables.par_iter_mut().zip(casting.tables()).for_each(|(table, casted)| {
+            give_way();
             update.coalesce(casted, table.dim, &mut table.values);
             if scale != 1.0 {
                 table.values.iter_mut().for_each(|g| *g *= scale);
@@ -64,6 +66,7 @@ impl RowGradients {
             });
         let blocks: Vec<_> = blocks.collect();
         blocks.into_par_iter().for_each(|(t, dim, places, values)| {
+            give_way();
             let mut parts: Vec<_> = parts.iter().map(|part| part.tables[t].from(places[0])).collect();
             vectorise(|| sum_rows(places, values.chunks_exact_mut(dim), &mut parts));
         });
@@ -73,6 +76,7 @@ impl RowGradients {
     pub(crate) fn update(&self, cached: Vec<CachedMut<'_>>, shapes: &[RecordShape], step: &Step<f32>) {
         let tables = cached.into_par_iter().zip(&self.tables).zip(shapes);
         tables.for_each(|((CachedMut { records, words }, table), shape)| {
+            give_way();
             vectorise(|| {
                 for (&place, grad) in table.places.iter().zip(table.values.chunks_exact(table.dim)) {
                     let record = &mut records[place as usize * words..][..words];

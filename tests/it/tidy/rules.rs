@@ -86,6 +86,7 @@ pub const IMPORTS: &[(&str, &[&str])] = &[
             "types",
             "mem",
             "sync",
+            "pace",
             "bounded_thread",
             "schema",
             "predict",

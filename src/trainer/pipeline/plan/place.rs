@@ -6,6 +6,7 @@ use std::mem::take;
 
 use super::{PlanChannels, PlannedUnit, Planner};
 use crate::mem::NumberMap;
+use crate::pace::give_way;
 use crate::trainer::TrainError;
 use crate::trainer::pipeline::item::{Item, ItemTransfers, RowSlot, Work};
 use crate::trainer::pipeline::scratchpad::SlotLayout;
@@ -81,6 +82,7 @@ impl Planner {
         let mut moves = take(&mut self.lists.moves);
         moves.clear();
         for (size, rows) in by_size(&self.tables, &missing) {
+            give_way();
             self.directories[size].take_all(rows, self.batch, |taken| moves.push(taken));
         }
         // Unreachable: callers pass only rows that fit together, and `make_room` has made room for them.
@@ -115,6 +117,7 @@ impl Planner {
         }
         let (mut found, mut next_index) = ([0; LOOKUP_ROWS], indices.iter());
         for (size, rows) in by_size(&self.tables, &unknown) {
+            give_way();
             let directory = &mut self.directories[size];
             let found = directory.find_all(rows, &mut found);
             directory.keep(found, batch);

@@ -1,0 +1,94 @@
+//! The turns of threads that run only when a processor is free: after each, such a thread calls the
+//! scheduler.
+//!
+//! Linux places a thread that wakes on a processor on which only threads of the idle policy run, as on one
+//! that is free. But since Linux 6.12, a thread that falls asleep may stay in the queue of its processor
+//! until the scheduler chooses the next thread there (delayed dequeue, EEVDF). While an idle thread computes,
+//! that is at the next tick, up to 4 ms later. Until then the processor does not count as free, so a thread
+//! of a request that wakes shares another one. `sched_yield` lets the scheduler choose.
+
+#[cfg(target_os = "linux")]
+use std::cell::Cell;
+#[cfg(target_os = "linux")]
+use std::time::{Duration, Instant};
+
+#[cfg(target_os = "linux")]
+use super::priority;
+
+/// How long a turn is. In `docs/benchmarks.md` (Publishing), turns of 20 to 500 us help threads of requests
+/// alike, and a call takes less than 1 us.
+#[cfg(target_os = "linux")]
+const TURN: Duration = Duration::from_micros(100);
+
+#[cfg(target_os = "linux")]
+#[derive(Clone, Copy)]
+enum Turn {
+    /// The policy of the thread is not known: it may have inherited one.
+    Unknown,
+    /// The thread does not have the idle policy.
+    NotIdle,
+    Began(Instant),
+}
+
+#[cfg(target_os = "linux")]
+thread_local! {
+    static TURN_OF_THREAD: Cell<Turn> = const { Cell::new(Turn::Unknown) };
+}
+
+/// Ends the turn of this thread if it runs only when a processor is free and the turn was long enough. Work
+/// that may run on such a thread calls it about every 50 microseconds. It costs nearly nothing on other
+/// threads.
+pub(crate) fn give_way() {
+    #[cfg(target_os = "linux")]
+    if is_over() {
+        std::thread::yield_now();
+        TURN_OF_THREAD.set(Turn::Began(Instant::now()));
+    }
+}
+
+/// The policy of this thread has changed.
+#[cfg(target_os = "linux")]
+pub(super) fn forget_policy() {
+    TURN_OF_THREAD.set(Turn::Unknown);
+}
+
+#[cfg(target_os = "linux")]
+fn is_over() -> bool {
+    match TURN_OF_THREAD.get() {
+        Turn::NotIdle => false,
+        Turn::Began(at) => at.elapsed() >= TURN,
+        Turn::Unknown => {
+            let is_idle = priority::has_idle_policy();
+            TURN_OF_THREAD.set(if is_idle { Turn::Began(Instant::now()) } else { Turn::NotIdle });
+            false
+        }
+    }
+}
+
+#[cfg(test)]
+#[cfg(all(target_os = "linux", not(flechette_loom)))]
+mod tests {
+    use std::thread::{sleep, spawn};
+
+    use super::*;
+
+    /// Whether a turn of this thread is over after a while.
+    fn ends() -> bool {
+        is_over();
+        sleep(TURN);
+        is_over()
+    }
+
+    #[test]
+    fn only_threads_of_the_idle_policy_give_way_also_those_that_inherit_it() {
+        let seen = spawn(|| {
+            let before = ends();
+            priority::make_idle().unwrap();
+            let idle = ends();
+            give_way();
+            (before, idle, ends(), spawn(ends).join().unwrap())
+        });
+        assert_eq!(seen.join().unwrap(), (false, true, true, true));
+        assert!(!ends(), "another thread");
+    }
+}
