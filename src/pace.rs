@@ -102,7 +102,7 @@ pub(crate) fn count_batch() {
 }
 
 /// Rests if this is a background thread, it has worked for a while, and requests were computed meanwhile.
-/// Long loops call it about every 50 microseconds, also in place of [`give_way`]. It costs nearly nothing on
+/// Long loops call it about every 50 microseconds. It includes [`give_way`], and costs nearly nothing on
 /// other threads.
 pub(crate) fn rest() {
     give_way();

@@ -20,6 +20,9 @@ pub struct Pattern {
     rest: Duration,
 }
 
+/// After this long, a thread calls the scheduler, as those of the server do (`src/pace/turn.rs`).
+const TURN: Duration = Duration::from_micros(100);
+
 /// As training: always.
 pub const ALWAYS: Pattern = Pattern { work: Duration::from_millis(1), rest: Duration::ZERO };
 
@@ -52,7 +55,11 @@ impl Pattern {
         loop {
             let begun = Instant::now();
             while begun.elapsed() < self.work {
-                std::hint::spin_loop();
+                let turn = Instant::now();
+                while turn.elapsed() < TURN {
+                    std::hint::spin_loop();
+                }
+                std::thread::yield_now();
             }
             if !self.rest.is_zero() {
                 std::thread::sleep(self.rest);

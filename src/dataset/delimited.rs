@@ -16,6 +16,7 @@ use super::layout::{Columns, FirstLineError, Layout};
 use super::lines::{Line, Lines};
 use super::source::WaitingFile;
 use super::{DataFile, DatasetError, FileRun, Format, Input, ReadOptions, Reader, in_line};
+use crate::pace::give_way;
 use crate::schema::Schema;
 use crate::types::{RawBatch, RawKind};
 use columns::Header;
@@ -305,6 +306,7 @@ impl Reader for Delimited {
             }
         };
         while out.samples < max_samples && bytes < BATCH_BYTES {
+            give_way();
             // A regular file never waits, but to skip its samples may take minutes.
             let stopped = out.samples.is_multiple_of(CHECKED_SAMPLES) && self.input.stop.interrupted();
             let taken = if stopped { Taken::Stopped } else { self.append_next(out, &mut labels)? };

@@ -15,6 +15,7 @@ use super::{DataFile, DatasetError, FileAt, FileRun, Reader, Stop};
 use crate::learnlog::{
     Checksum, Durable, LogError, Segment, full_at, id_of, name_of, number_of, schema_sum, segments,
 };
+use crate::pace::give_way;
 use crate::schema::Schema;
 use crate::types::{RawBatch, RawKind};
 
@@ -291,6 +292,7 @@ impl Reader for LearnedReader {
         }
         let mut waiting = None;
         while out.samples < max_samples && !out.is_full() {
+            give_way();
             if self.left() > 0 {
                 self.take_sample(out);
             } else if self.next_request()? {

@@ -36,8 +36,8 @@ thread_local! {
 }
 
 /// Ends the turn of this thread if it runs only when a processor is free and the turn was long enough. Work
-/// that may run on such a thread calls it about every 50 microseconds. It costs nearly nothing on other
-/// threads.
+/// that may run on such a thread calls it between its pieces, which should take less than a turn. It costs
+/// nearly nothing on other threads.
 pub(crate) fn give_way() {
     #[cfg(target_os = "linux")]
     if is_over() {
@@ -72,23 +72,24 @@ mod tests {
 
     use super::*;
 
-    /// Whether a turn of this thread is over after a while.
-    fn ends() -> bool {
-        is_over();
+    /// Whether a turn of this thread is over after a while, and [`give_way`] begins the next.
+    fn takes_turns() -> bool {
+        give_way();
         sleep(TURN);
-        is_over()
+        let is_over = is_over();
+        let before = Instant::now();
+        give_way();
+        is_over && matches!(TURN_OF_THREAD.get(), Turn::Began(at) if at >= before)
     }
 
     #[test]
     fn only_threads_of_the_idle_policy_give_way_also_those_that_inherit_it() {
         let seen = spawn(|| {
-            let before = ends();
+            let before = takes_turns();
             priority::make_idle().unwrap();
-            let idle = ends();
-            give_way();
-            (before, idle, ends(), spawn(ends).join().unwrap())
+            (before, takes_turns(), spawn(takes_turns).join().unwrap())
         });
-        assert_eq!(seen.join().unwrap(), (false, true, true, true));
-        assert!(!ends(), "another thread");
+        assert_eq!(seen.join().unwrap(), (false, true, true));
+        assert!(!takes_turns(), "another thread");
     }
 }

@@ -10,6 +10,7 @@ use super::disk::Disk;
 use super::format::{Checksum, FileEntry};
 use super::new_tensor::Columns;
 use super::table::Table;
+use crate::pace::give_way;
 use crate::types::Element;
 
 /// Bytes of rows encoded at a time, by all threads together.
@@ -44,6 +45,7 @@ impl<'a> NewFile<'a> {
 
     pub(super) fn append(&mut self, bytes: &[u8]) -> Result<(), StoreError> {
         bytes.chunks(CHUNK_BYTES).try_for_each(|chunk| {
+            give_way();
             self.hash.update(chunk);
             self.bytes += chunk.len() as u64;
             self.disk.append(&mut self.file, self.path, chunk).map_err(|e| StoreError::at(self.path, e))

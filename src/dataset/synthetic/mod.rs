@@ -21,6 +21,7 @@ use std::vec::IntoIter;
 
 use super::{DatasetError, Reader};
 use crate::mem::unit;
+use crate::pace::give_way;
 use crate::schema::{Arity, Schema, Transform};
 use crate::types::{RawBatch, RawKind, RawValues};
 use random::{Purpose, Stream, bell};
@@ -203,6 +204,7 @@ impl Generator {
     /// sample.
     pub(crate) fn append(&mut self, max_samples: usize, out: &mut RawBatch) -> bool {
         while out.samples < max_samples {
+            give_way();
             if self.next_row == self.description.rows {
                 return false;
             }

@@ -7,12 +7,16 @@
 
 use crate::mem::OutOfHostMemory;
 use crate::mem::prefetch::{prefetch, prefetch_line};
+use crate::pace::give_way;
 use crate::store::{RecordLayout, RowSource, SourceShape, StoreError, Table, TakeChunk, all_finite};
 use crate::trainer::row_set::RowSet;
 use crate::types::{Element, TableId};
 
 /// How many rows ahead memory is prefetched.
 pub(crate) const AHEAD: usize = 8;
+
+/// Rows that are copied between two calls of [`give_way`].
+const ROWS_OF_TURN: usize = 256;
 
 /// Rows handed to the writer at a time.
 const CHUNK_ROWS: usize = 16 << 10;
@@ -199,7 +203,10 @@ impl TableImage {
         scratch.reserve_exact(self.records.len());
         self.rows.clear();
         // Of a row that occurs several times, the last record counts.
-        for same in order.chunk_by(|a, b| a.0 == b.0) {
+        for (k, same) in order.chunk_by(|a, b| a.0 == b.0).enumerate() {
+            if k.is_multiple_of(ROWS_OF_TURN) {
+                give_way();
+            }
             let (row, at) = same[same.len() - 1];
             self.rows.push(row);
             scratch.extend_from_slice(&self.records[at * width..][..width]);
@@ -223,6 +230,9 @@ impl TableImage {
         waiting.take_from(*next, most, rows);
         let copied = &rows[first..];
         for (k, &row) in copied.iter().enumerate() {
+            if k.is_multiple_of(ROWS_OF_TURN) {
+                give_way();
+            }
             if let Some(&ahead) = copied.get(k + AHEAD) {
                 parts(ahead).into_iter().for_each(prefetch);
             }

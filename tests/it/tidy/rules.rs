@@ -51,7 +51,7 @@ pub const IMPORTS: &[(&str, &[&str])] = &[
     ("device", &["mem", "sync", "config", "compute"]),
     ("store", &["types", "mem", "pace", "config", "schema"]),
     ("learnlog", &["types", "sync", "schema", "metrics", "store"]),
-    ("dataset", &["types", "mem", "schema", "learnlog"]),
+    ("dataset", &["types", "mem", "pace", "schema", "learnlog"]),
     ("trace", &["types", "bounded_thread", "schema", "metrics"]),
     ("batcher", &["types", "sync", "config", "metrics", "predict"]),
     ("cache", &["types", "mem", "pace", "schema", "sync", "compute", "device"]),
