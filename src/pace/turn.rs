@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 #[cfg(target_os = "linux")]
 use super::priority;
 
-/// How long a turn is. In `docs/benchmarks.md` (Publishing), turns of 20 to 500 us help threads of requests
-/// alike, and a call takes less than 1 us.
+/// How long a turn is. Turns of half and of twice this length help threads of requests as much
+/// (`docs/benchmarks.md`, Publishing).
 #[cfg(target_os = "linux")]
 const TURN: Duration = Duration::from_micros(100);
 
