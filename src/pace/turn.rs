@@ -7,20 +7,15 @@
 //! that is at the next tick, up to 4 ms later. Until then the processor does not count as free, so a thread
 //! of a request that wakes shares another one. `sched_yield` lets the scheduler choose.
 
-#[cfg(target_os = "linux")]
 use std::cell::Cell;
-#[cfg(target_os = "linux")]
 use std::time::{Duration, Instant};
 
-#[cfg(target_os = "linux")]
 use super::priority;
 
 /// How long a turn is. Turns of half and of twice this length help threads of requests as much
 /// (`docs/benchmarks.md`, Publishing).
-#[cfg(target_os = "linux")]
 const TURN: Duration = Duration::from_micros(100);
 
-#[cfg(target_os = "linux")]
 #[derive(Clone, Copy)]
 enum Turn {
     /// The policy of the thread is not known: it may have inherited one.
@@ -30,7 +25,6 @@ enum Turn {
     Began(Instant),
 }
 
-#[cfg(target_os = "linux")]
 thread_local! {
     static TURN_OF_THREAD: Cell<Turn> = const { Cell::new(Turn::Unknown) };
 }
@@ -39,7 +33,6 @@ thread_local! {
 /// that may run on such a thread calls it between its pieces, which should take less than a turn. It costs
 /// nearly nothing on other threads.
 pub(crate) fn give_way() {
-    #[cfg(target_os = "linux")]
     if is_over() {
         std::thread::yield_now();
         TURN_OF_THREAD.set(Turn::Began(Instant::now()));
@@ -47,12 +40,10 @@ pub(crate) fn give_way() {
 }
 
 /// The policy of this thread has changed.
-#[cfg(target_os = "linux")]
 pub(super) fn forget_policy() {
     TURN_OF_THREAD.set(Turn::Unknown);
 }
 
-#[cfg(target_os = "linux")]
 fn is_over() -> bool {
     match TURN_OF_THREAD.get() {
         Turn::NotIdle => false,
@@ -66,7 +57,7 @@ fn is_over() -> bool {
 }
 
 #[cfg(test)]
-#[cfg(all(target_os = "linux", not(flechette_loom)))]
+#[cfg(not(flechette_loom))]
 mod tests {
     use std::thread::{sleep, spawn};
 

@@ -10,7 +10,6 @@ use super::pipeline::item::{BufferPool, PreparedBatch};
 use super::pipeline::jitter::Jitter;
 use super::pipeline::{Data, start};
 use crate::dataset::Stop;
-use crate::pace::give_way;
 use crate::schema::{Lookup, Schema};
 use crate::types::RawBatch;
 
@@ -142,7 +141,6 @@ impl<'d, 's> ReadAhead<'d, 's> {
         // No whole batch waits for samples that may come late.
         let group = if self.data.reader.may_wait() { 1 } else { self.group };
         while batches.len() < group {
-            give_way();
             let mut batch = pool.take();
             if !self.next(&mut batch)? {
                 return Ok(false);
