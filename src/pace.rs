@@ -108,6 +108,18 @@ pub(crate) fn give_way() {
     turn::give_way();
 }
 
+/// Returns a function for loops of small pieces. Of its calls, every `calls`-th one calls [`give_way`].
+pub(crate) fn give_way_every(calls: u32) -> impl FnMut() {
+    let mut called = 0;
+    move || {
+        called += 1;
+        if called == calls {
+            called = 0;
+            give_way();
+        }
+    }
+}
+
 /// Rests if this is a background thread, it has worked for a while, and requests were computed meanwhile.
 /// Long loops call it about every 50 microseconds. It includes [`give_way`], and costs nearly nothing on
 /// other threads.

@@ -295,8 +295,6 @@ impl Engine {
         let run = |(chunk, out): (usize, &mut [f32])| {
             let mut tape = self.tapes.take().unwrap_or_else(|| self.model.scoring_tape());
             tape.samples = out.len();
-            // The shadow computes on a thread that runs only when a processor is free.
-            pace::give_way();
             let started = Instant::now();
             write(chunk * size, &mut tape);
             let looked_up = spend(&spent.lookup, started);

@@ -28,6 +28,7 @@ pub(crate) use tape::{MAX_CHUNK, View};
 pub(crate) use weights::WeightsError;
 
 use crate::compute::Real;
+use crate::pace::give_way;
 use crate::schema::{Architecture, Schema};
 use dcn::{Cross, CrossLayers};
 use layer::Builder;
@@ -164,6 +165,8 @@ impl<T: Real> Model<T> {
     /// Computes logits from input rows (buffer 0 of the tape).
     pub fn forward(&self, weights: &Weights<T>, tape: &mut Tape<T>) {
         for layer in &self.layers {
+            // Training, and scoring for a shadow, run only when a processor is free.
+            give_way();
             layer.forward(weights, tape);
         }
     }
@@ -184,6 +187,7 @@ impl<T: Real> Model<T> {
             tape.grads[self.logit.buffer].row_mut(s, self.logit)[0] = slope(s, z);
         }
         for layer in self.layers.iter().rev() {
+            give_way();
             layer.backward(weights, tape);
         }
     }

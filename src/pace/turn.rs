@@ -62,6 +62,7 @@ mod tests {
     use std::thread::{sleep, spawn};
 
     use super::*;
+    use crate::pace::give_way_every;
 
     /// Whether a turn of this thread is over after a while, and [`give_way`] begins the next.
     fn takes_turns() -> bool {
@@ -82,5 +83,26 @@ mod tests {
         });
         assert_eq!(seen.join().unwrap(), (false, true, true));
         assert!(!takes_turns(), "another thread");
+    }
+
+    #[test]
+    fn every_third_piece_ends_a_turn() {
+        let began = || match TURN_OF_THREAD.get() {
+            Turn::Began(at) => Some(at),
+            _ => None,
+        };
+        let ended = spawn(move || {
+            priority::make_idle().unwrap();
+            give_way();
+            let mut piece = give_way_every(3);
+            let mut ends = || {
+                let before = began();
+                sleep(TURN);
+                piece();
+                began() != before
+            };
+            [(); 6].map(|()| ends())
+        });
+        assert_eq!(ended.join().unwrap(), [false, false, true, false, false, true]);
     }
 }

@@ -12,6 +12,7 @@ use super::StoreError;
 use super::format::{WEIGHT, parse_header};
 use super::record::RowFormat;
 use super::table::BadRow;
+use crate::pace::give_way;
 use crate::types::element::int8_parts;
 use crate::types::{Element, RowError};
 
@@ -25,6 +26,7 @@ const CHECKED: usize = 1 << 16;
 /// Whether all of these values are finite.
 pub(crate) fn all_finite(values: &[f32]) -> bool {
     values.par_chunks(CHECKED).all(|values| {
+        give_way();
         values.iter().fold(0, |most, value| most.max(value.to_bits() & F32_EXPONENT)) != F32_EXPONENT
     })
 }

@@ -11,6 +11,12 @@
 //! one, as in the loss that training minimises.
 
 use crate::model::loss::{binary_cross_entropy, sigmoid};
+use crate::pace::give_way_every;
+
+/// Scores or losses that are computed between two calls of the scheduler.
+pub(super) const SCORES_OF_TURN: u32 = 1024;
+/// Comparisons of a sort between two calls of the scheduler.
+const COMPARISONS_OF_TURN: u32 = 4096;
 
 /// The quality of scores against labels.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -46,14 +52,18 @@ impl Quality {
             f32::NEG_INFINITY => weighted(label, f64::INFINITY),
             _ => binary_cross_entropy(f64::from(logit), f64::from(label)),
         });
-        let probabilities: Vec<f32> = logits.iter().map(|&logit| sigmoid(logit)).collect();
+        let mut scored = give_way_every(SCORES_OF_TURN);
+        let probabilities: Vec<f32> =
+            logits.iter().inspect(|_| scored()).map(|&logit| sigmoid(logit)).collect();
         Self::from_losses(losses, &probabilities, labels)
     }
 
     fn from_losses(losses: impl Iterator<Item = f64>, probabilities: &[f32], labels: &[f32]) -> Self {
         let samples = probabilities.len().min(labels.len());
         let (mut sum, mut infinite) = (0.0, 0);
+        let mut summed = give_way_every(SCORES_OF_TURN);
         for loss in losses {
+            summed();
             sum += loss;
             infinite += u64::from(loss.is_infinite());
         }
@@ -80,7 +90,11 @@ fn weighted(weight: f32, loss: f64) -> f64 {
 fn auc(probabilities: &[f32], labels: &[f32]) -> Option<f64> {
     let mut sorted: Vec<(f32, f64)> =
         probabilities.iter().zip(labels).map(|(&p, &y)| (p, f64::from(y))).collect();
-    sorted.sort_unstable_by(|a, b| a.0.total_cmp(&b.0));
+    let mut compared = give_way_every(COMPARISONS_OF_TURN);
+    sorted.sort_unstable_by(|a, b| {
+        compared();
+        a.0.total_cmp(&b.0)
+    });
     let (mut clicks, mut others, mut right, mut own) = (0.0, 0.0, 0.0, 0.0);
     for tied in sorted.chunk_by(|a, b| a.0 == b.0) {
         let clicked: f64 = tied.iter().map(|(_, y)| y).sum();

@@ -6,8 +6,9 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::Progress;
-use super::eval::Quality;
+use super::eval::{Quality, SCORES_OF_TURN};
 use crate::model::loss::sigmoid;
+use crate::pace::give_way_every;
 
 /// The logits and labels of the last samples, taken before the model was trained on them.
 #[derive(Clone, Debug)]
@@ -86,11 +87,13 @@ impl Progressive {
         if samples == 0 {
             return None;
         }
+        let mut scored = give_way_every(SCORES_OF_TURN);
         let last = self.pieces.iter().flat_map(|piece| piece.iter()).skip(self.kept - samples);
         let (logits, labels): (Vec<f32>, Vec<f32>) =
             last.map(|&Scored { logit, label }| (logit, label)).unzip();
         let clicks: f64 = labels.iter().copied().map(f64::from).sum();
-        let expected = || logits.iter().map(|&logit| f64::from(sigmoid(logit))).sum::<f64>();
+        let mut expected =
+            || logits.iter().inspect(|_| scored()).map(|&logit| f64::from(sigmoid(logit))).sum::<f64>();
         Some(ProgressiveQuality {
             quality: Quality::of_logits(&logits, &labels),
             calibration: (clicks > 0.0).then(|| expected() / clicks),

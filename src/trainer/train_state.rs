@@ -163,9 +163,7 @@ impl TrainState {
             .map(|(chunk, (tape, labels))| {
                 give_way();
                 before(chunk, tape);
-                give_way();
                 model.forward(weights, tape);
-                give_way();
                 let loss = |(s, &y): (usize, &f32)| f64::from(binary_cross_entropy(model.logit(tape, s), y));
                 let sum = labels.iter().enumerate().map(loss).sum();
                 model.backward(weights, tape, |s, z| binary_cross_entropy_slope(z, labels[s]) * share);
@@ -213,7 +211,6 @@ impl TrainState {
         tapes.par_iter_mut().with_max_len(1).enumerate().for_each(|(chunk, tape)| {
             give_way();
             inputs.write(chunk * tape.rows, tape, &rows);
-            give_way();
             model.forward(weights, tape);
         });
         Ok(())

@@ -7,7 +7,7 @@
 
 use crate::mem::OutOfHostMemory;
 use crate::mem::prefetch::{prefetch, prefetch_line};
-use crate::pace::give_way;
+use crate::pace::give_way_every;
 use crate::store::{RecordLayout, RowSource, SourceShape, StoreError, Table, TakeChunk, all_finite};
 use crate::trainer::row_set::RowSet;
 use crate::types::{Element, TableId};
@@ -15,8 +15,10 @@ use crate::types::{Element, TableId};
 /// How many rows ahead memory is prefetched.
 pub(crate) const AHEAD: usize = 8;
 
-/// Rows that are copied between two calls of [`give_way`].
-const ROWS_OF_TURN: usize = 256;
+/// Rows that are copied between two calls of the scheduler.
+const ROWS_OF_TURN: u32 = 256;
+/// Comparisons of a sort between two calls of the scheduler.
+const COMPARISONS_OF_TURN: u32 = 4096;
 
 /// Rows handed to the writer at a time.
 const CHUNK_ROWS: usize = 16 << 10;
@@ -198,15 +200,18 @@ impl TableImage {
         }
         let width = self.record.width();
         let mut order: Vec<(u64, usize)> = self.rows.iter().copied().zip(0..).collect();
-        order.sort_unstable();
+        let mut compared = give_way_every(COMPARISONS_OF_TURN);
+        order.sort_unstable_by(|a, b| {
+            compared();
+            a.cmp(b)
+        });
         scratch.clear();
         scratch.reserve_exact(self.records.len());
         self.rows.clear();
         // Of a row that occurs several times, the last record counts.
-        for (k, same) in order.chunk_by(|a, b| a.0 == b.0).enumerate() {
-            if k.is_multiple_of(ROWS_OF_TURN) {
-                give_way();
-            }
+        let mut copied = give_way_every(ROWS_OF_TURN);
+        for same in order.chunk_by(|a, b| a.0 == b.0) {
+            copied();
             let (row, at) = same[same.len() - 1];
             self.rows.push(row);
             scratch.extend_from_slice(&self.records[at * width..][..width]);
@@ -229,10 +234,9 @@ impl TableImage {
         let first = rows.len();
         waiting.take_from(*next, most, rows);
         let copied = &rows[first..];
+        let mut taken = give_way_every(ROWS_OF_TURN);
         for (k, &row) in copied.iter().enumerate() {
-            if k.is_multiple_of(ROWS_OF_TURN) {
-                give_way();
-            }
+            taken();
             if let Some(&ahead) = copied.get(k + AHEAD) {
                 parts(ahead).into_iter().for_each(prefetch);
             }

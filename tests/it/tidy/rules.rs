@@ -55,7 +55,7 @@ pub const IMPORTS: &[(&str, &[&str])] = &[
     ("trace", &["types", "bounded_thread", "schema", "metrics"]),
     ("batcher", &["types", "sync", "config", "metrics", "predict"]),
     ("cache", &["types", "mem", "pace", "schema", "sync", "compute", "device"]),
-    ("model", &["types", "mem", "schema", "predict", "compute"]),
+    ("model", &["types", "mem", "pace", "schema", "predict", "compute"]),
     (
         "engine",
         &[
