@@ -25,7 +25,7 @@ const TABLES: usize = 26;
 /// The exponent of FLECHE's generated data, of requests and of training beside a server.
 const SKEW: f64 = 1.2;
 
-/// The same of training at full speed without a server. With it, about a million rows change in 5 seconds.
+/// The same of training at full speed without a server. With it, about 800,000 rows change in 5 seconds.
 /// With [`SKEW`] they do in 2, and versions come early, because their rows take the most memory allowed.
 const STEADY_SKEW: f64 = 1.3;
 

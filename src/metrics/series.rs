@@ -186,7 +186,8 @@ series! {
         "Cached rows that a new version changed and that were removed from the cache.";
     age_seconds: Gauge, "flechette_serving_version_age_seconds", "Time since the served version was loaded.";
     freshness_seconds: Gauge, "flechette_freshness_seconds",
-        "Time since the last batch that the served version was trained on; NaN if the version does not say.";
+        "Time since the last batch that the served version was trained on; NaN if the version does not \
+         say, 0 if that is later than now by the clock of this machine.";
 }
 
 series! {

@@ -8,8 +8,8 @@
 //! It is written without a sync and after the version, because it matters only once that version is gone. A
 //! file that is lost or damaged is ignored.
 
-use std::fs::{self, File};
-use std::io::{self, Read};
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
 use super::hot_rows::STATE;
@@ -44,7 +44,11 @@ pub(crate) fn raise(model: &Path, version: Version) {
 
 fn write(model: &Path, version: Version) -> io::Result<()> {
     fs::create_dir_all(model.join(STATE))?;
-    fs::write(path(model), format!("{version}\n"))
+    let text = format!("{version}\n");
+    // The old number is overwritten, so that it stays if the disk is full.
+    let mut file = OpenOptions::new().create(true).write(true).truncate(false).open(path(model))?;
+    file.write_all(text.as_bytes())?;
+    file.set_len(text.len() as u64)
 }
 
 fn path(model: &Path) -> PathBuf {

@@ -189,6 +189,44 @@ fn a_run_with_a_scratchpad_whose_disk_filled_up_continues_to_the_bytes_of_one_ru
 }
 
 #[test]
+fn a_server_whose_disk_fills_up_in_shuffled_epochs_serves_on_and_continues_to_the_bytes_of_one_run() {
+    let Some(disk) = SmallDisk::mount("32m") else { return };
+    let workshop = Workshop::new(6000, 100);
+    let (models, data) = (disk.path().to_str().unwrap(), &workshop.train);
+    let flags = format!(
+        "--model-config {} --format criteo-tsv --batch 32 --shuffle 500 --data-seed 3 --epochs 2 \
+         --publish-every 30steps",
+        workshop.config(ArchKind::Dlrm, 4, 300)
+    );
+    let start = || Served::start(models, &format!("--train m={data} {flags}"));
+    let served = start();
+    // Training may be at its end otherwise before the disk is full.
+    served.signal("-STOP");
+    disk.fill();
+    served.signal("-CONT");
+    wait("a version is not published", || {
+        // A version that is removed gives its room back, and so does a write that failed.
+        disk.fill();
+        served.log().lines().any(|line| line.contains("not published: ") && line.contains(": disk full"))
+    });
+    let scored = served.score("m", &workshop.valid, "");
+    assert_eq!(scored["version"], highest_version(disk.path(), "m").unwrap(), "{}", served.log());
+    assert_eq!(served.metric("flechette_training_state", &["model=\"m\""]), 1.0);
+    // Kills it.
+    drop(served);
+    check_listed_versions(models, "m");
+    fs::remove_file(disk.filler()).unwrap();
+    let served = start();
+    served.said("the run continues", 1);
+    wait("training ends", || served.metric("flechette_training_state", &["model=\"m\""]) == 0.0);
+    served.terminate();
+    assert!(served.ended().0.success());
+    let whole = run(&format!("train --data {data} {flags} --models {} --name m", workshop.models));
+    assert!(whole.status.success(), "{}", String::from_utf8_lossy(&whole.stderr));
+    assert!(last_version_in(models, "m") == last_version(&workshop, "m"));
+}
+
+#[test]
 fn a_server_whose_disk_is_full_at_the_start_of_training_serves_what_is_there() {
     let Some(disk) = SmallDisk::mount("8m,nr_inodes=400") else { return };
     let workshop = Workshop::new(200, 1);

@@ -1,11 +1,14 @@
 //! `train --from`: training continues from a version.
 
 use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Child, Stdio};
 
 use flechette::schema::preset::ArchKind;
 use serde_json::Value;
 
-use crate::program::{Workshop, manifest, run, run_failing, run_json};
+use crate::program::{Workshop, flechette, highest_version, manifest, run, run_failing, run_json};
 
 /// Samples of the first part of the data: a whole number of batches, so that both runs take the same steps.
 const FIRST_PART: usize = 4 * 128;
@@ -147,4 +150,58 @@ fn the_steps_of_a_run_that_continues_are_told_from_those_of_the_model() {
     assert!(stderr.contains(&format!(", 4 steps ({all} in all), ")), "{stderr}");
     let line: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(line["steps"], all);
+}
+
+/// A run that continues from the latest version and waits for samples on standard input.
+fn waiting_run(workshop: &Workshop) -> Child {
+    let line =
+        format!("train --format criteo-tsv --data - --models {} --name m --from latest", workshop.models);
+    let mut command = flechette();
+    command.args(line.split_whitespace()).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let mut line = String::new();
+    let mut log = BufReader::new(child.stderr.take().unwrap());
+    while !line.contains("training continues") {
+        line.clear();
+        assert!(log.read_line(&mut line).unwrap() > 0, "it has ended");
+    }
+    child.stderr = Some(log.into_inner());
+    child
+}
+
+/// Gives the run its samples. Returns the rest of its log.
+fn end_of(mut run: Child, data: &str) -> String {
+    run.stdin.take().unwrap().write_all(&fs::read(data).unwrap()).unwrap();
+    let output = run.wait_with_output().unwrap();
+    let log = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success(), "{log}");
+    log
+}
+
+#[test]
+fn a_run_tells_of_a_version_that_another_one_has_written_meanwhile() {
+    let (workshop, [first, second]) = cut_workshop();
+    let config = workshop.config(ArchKind::Deepfm, 4, 300);
+    train(&workshop, "m", &first, &format!("--model-config {config}"));
+    let waiting = waiting_run(&workshop);
+    assert_eq!(train(&workshop, "m", &first, "--from latest")["version"], 2);
+    let log = end_of(waiting, &second);
+    assert!(log.contains("another run has written version 2 meanwhile"), "{log}");
+    assert_eq!(highest_version(Path::new(&workshop.models), "m"), Some(3));
+    // Without another run, there is nothing to tell.
+    let log = end_of(waiting_run(&workshop), &second);
+    assert!(!log.contains("another run"), "{log}");
+}
+
+#[test]
+fn a_run_gives_no_number_of_a_version_that_was_removed_with_the_directory_meanwhile() {
+    let (workshop, [first, second]) = cut_workshop();
+    let config = workshop.config(ArchKind::Deepfm, 4, 300);
+    for more in [format!("--model-config {config}"), "--from latest".to_owned()] {
+        train(&workshop, "m", &first, &more);
+    }
+    let waiting = waiting_run(&workshop);
+    fs::remove_dir_all(Path::new(&workshop.models).join("m")).unwrap();
+    end_of(waiting, &second);
+    assert_eq!(highest_version(Path::new(&workshop.models), "m"), Some(3));
 }

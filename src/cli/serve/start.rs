@@ -116,34 +116,47 @@ pub(crate) fn models_not_there(config: &Config, names: &[String]) -> Vec<String>
     missing.map(|model| format!("models.{model}: there is no model {model:?} in server.models yet")).collect()
 }
 
+/// Waits until the model that is trained can be served.
+///
+/// # Errors
+/// As [`ServeTrain::is_prepared_within`].
+fn wait_until_prepared(training: &mut ServeTrain) -> anyhow::Result<()> {
+    while !training.is_prepared_within(SAID_EVERY)? {
+        tracing::warn!(
+            model = training.name,
+            "training is still being prepared; the other models are served"
+        );
+    }
+    Ok(())
+}
+
 /// Tries every model of the directory, last the one that is trained, when it is prepared. A model whose
 /// versions are all bad waits for a good one.
 ///
 /// # Errors
-/// When the directory cannot be read, or the model that is trained cannot be prepared; or when no model is
-/// served, and the reason is not its versions: then a setting or the machine is at fault, and waiting does
-/// not help.
+/// When the directory cannot be read; or when no model is served, and either the one that is trained cannot
+/// be prepared, or the reason is not its versions: then a setting or the machine is at fault, and waiting
+/// does not help.
 fn load_all(adder: &mut Adder, training: Option<&mut ServeTrain>) -> anyhow::Result<()> {
     let models = &adder.loader.models;
     // Training makes the directory.
     let names = if training.is_some() && !models.exists() { Vec::new() } else { model_names(models)? };
     let trained = training.as_ref().map(|training| training.name.clone());
     let mut fault = None;
-    let mut add = |name: &str| {
+    let mut add = |adder: &mut Adder, name: &str| {
         let Err(error) = adder.add(name) else { return };
         if !error.chain().any(|cause| cause.is::<StoreError>()) {
             fault = fault.take().or(Some(error.context(format!("model {name:?}"))));
         }
     };
-    names.iter().filter(|&name| Some(name) != trained.as_ref()).for_each(|name| add(name));
+    names.iter().filter(|&name| Some(name) != trained.as_ref()).for_each(|name| add(adder, name));
     if let Some(training) = training {
-        while !training.is_prepared_within(SAID_EVERY)? {
-            tracing::warn!(
-                model = training.name,
-                "training is still being prepared; the other models are served"
-            );
+        match wait_until_prepared(training) {
+            // The others are served for a while already. Training reports its error itself when it begins.
+            Err(_) if !adder.served.all().is_empty() => {}
+            prepared => prepared?,
         }
-        add(&training.name);
+        add(adder, &training.name);
     }
     match fault {
         Some(error) if adder.served.all().is_empty() => Err(error),

@@ -42,7 +42,7 @@ use crate::cli::{InputError, error_line, note, print, print_and_end};
 use crate::config::{Config, Flags};
 use crate::dataset::{Feed, Stop};
 use crate::schema::Schema;
-use crate::store::{StoreError, check_name, check_writable};
+use crate::store::{StoreError, check_name, check_writable, versions};
 use crate::trainer::TrainError;
 use crate::trainer::cursor::MAX_EPOCHS;
 use crate::types::{Version, VersionSelector};
@@ -147,6 +147,11 @@ impl Args {
     }
 
     /// The directory of a version of the model, for messages.
+    /// The highest version of the model on disk.
+    fn highest_version(&self) -> Option<Version> {
+        versions(&self.models, &self.name).ok().and_then(|mut versions| versions.pop())
+    }
+
     fn shown_dir(&self, version: Version) -> String {
         format!("{}/{}/{version}", self.models.display(), self.name)
     }

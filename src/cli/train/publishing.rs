@@ -27,6 +27,8 @@ pub(crate) struct WrittenVersions<'a> {
     best: Option<EmbeddingStore>,
     /// Without a publisher, the versions of best epochs that were written here and not removed.
     bests: Vec<Base>,
+    /// Without a publisher, the highest version that is known: one from before the run, or of the run.
+    highest: Option<Version>,
 }
 
 /// What a run publishes with, besides its model.
@@ -51,8 +53,9 @@ impl<'a> WrittenVersions<'a> {
         PublishContext { from, metrics, lock }: PublishContext<'_>,
     ) -> anyhow::Result<Self> {
         let consume = args.consumer();
+        let highest = args.highest_version().max(from.map(|base| base.version));
         let Some(Interval(every)) = args.run.publish.publish_every else {
-            return Ok(Self { args, consume, publisher: None, best: None, bests: Vec::new() });
+            return Ok(Self { args, consume, publisher: None, best: None, bests: Vec::new(), highest });
         };
         let VersionsConfig { keep, compact_at } = config.versions;
         let options = PublishOptions {
@@ -81,7 +84,7 @@ impl<'a> WrittenVersions<'a> {
         if let Some(metrics) = beside_server {
             publisher = publisher.resting_while(Box::new(move || metrics.server_looks()));
         }
-        Ok(Self { args, consume, publisher: Some(publisher), best: None, bests: Vec::new() })
+        Ok(Self { args, consume, publisher: Some(publisher), best: None, bests: Vec::new(), highest })
     }
 
     /// Publishes what was trained as soon as a log of samples is full.
@@ -122,7 +125,7 @@ impl<'a> WrittenVersions<'a> {
     fn write_base(&mut self, model: &mut Trained, notes: &CutNotes) -> anyhow::Result<Base> {
         match (&mut self.publisher, &mut *model) {
             (None, model) => {
-                let base = model.save(&self.args.models, &self.args.name, notes)?;
+                let base = self.save(model, notes)?;
                 if let (Some(consume), Some(cursor)) = (&self.consume, &notes.cursor) {
                     consume(cursor);
                 }
@@ -132,10 +135,26 @@ impl<'a> WrittenVersions<'a> {
                 Ok(publisher.finish(&reference.state, &reference.tables, notes)?)
             }
             (Some(publisher), Trained::OnDisk { state, pipeline }) => {
-                pipeline.flush()?;
-                Ok(publisher.finish_file(state, pipeline.store(), notes)?)
+                Ok(publisher.finish_on_disk(state, pipeline, notes)?)
             }
         }
+    }
+
+    /// Writes a full version without a publisher. Its number is above all that the run knows, also if the
+    /// directory of the model has been removed: a server may still have a version of the number.
+    fn save(&mut self, model: &mut Trained, notes: &CutNotes) -> Result<Base, TrainError> {
+        let Args { models, name, .. } = self.args;
+        let others = self.args.highest_version().filter(|&version| Some(version) > self.highest);
+        let base = model.save(models, name, notes, self.highest)?;
+        if let Some(other) = others {
+            tracing::warn!(
+                model = name,
+                version = base.version.0,
+                "another run has written version {other} meanwhile: this version does not build on it"
+            );
+        }
+        self.highest = Some(base.version);
+        Ok(base)
     }
 
     /// [`Self::write`] for the best epoch, whose version is kept on disk. Those of earlier best epochs are

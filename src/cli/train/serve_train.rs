@@ -21,13 +21,13 @@ use super::{Args, Checked, check};
 use crate::cli::background;
 use crate::cli::{InputError, error_line};
 use crate::config::Config;
-use crate::dataset::{Feed, Stop};
+use crate::dataset::{DatasetError, Feed, Stop};
 use crate::learnlog::{self, LogError};
 use crate::metrics::{EventKind, TrainingState};
 use crate::pace;
 use crate::store::disk::SystemDisk;
 use crate::store::retention::chain_bytes;
-use crate::store::{StoreError, check_name, make_dirs, versions};
+use crate::store::{StoreError, check_name, make_dirs};
 use crate::trainer::cursor::CursorError;
 
 /// Training beside a server.
@@ -131,6 +131,12 @@ impl Server {
         self.ready.send(prepared).is_ok() && self.begun.recv().is_ok()
     }
 
+    /// Reports why the model is not ready. Returns the error if the server goes on without it.
+    fn refuses(self, error: anyhow::Error) -> anyhow::Result<()> {
+        let reason = anyhow!(error_line(error.as_ref()));
+        if self.waits(Err(error)) { Err(reason) } else { Ok(()) }
+    }
+
     /// Reports that the model is ready although training cannot begin, and returns the error when it would.
     fn serves_without(self, error: anyhow::Error) -> anyhow::Result<()> {
         if self.waits(Ok(())) { Err(error) } else { Ok(()) }
@@ -157,10 +163,7 @@ impl TrainingThread {
                 let train = || pool.install(|| self.prepare_and_train(server));
                 catch_unwind(AssertUnwindSafe(train))
             }
-            Err(error) => {
-                server.waits(Err(error));
-                return;
-            }
+            Err(error) => Ok(server.refuses(error)),
         };
         let trained = trained.unwrap_or_else(|_| Err(anyhow!("a thread of training panicked")));
         let training = &self.metrics.training;
@@ -176,7 +179,7 @@ impl TrainingThread {
                 tracing::error!(
                     model = self.args.name,
                     %reason,
-                    "training has failed; the last version is served until the server ends"
+                    "training has failed; the server goes on with the versions that there are"
                 );
             }
         }
@@ -184,20 +187,17 @@ impl TrainingThread {
         let _ = end.send(result);
     }
 
-    /// The server gets an error before the model is ready, if it is one of flags or if nothing can be served.
-    /// Others are returned: training has failed.
+    /// The server gets an error before the model is ready, if it is one of flags or if the model has no
+    /// version. Others, and all with which the server goes on, are returned: training has failed.
     fn prepare_and_train(&self, server: Server) -> anyhow::Result<()> {
         // The lock is held to the end, also by the publisher.
         let Checked { start, schema, lock } = match self.check() {
             Ok(checked) => checked,
-            // The disk is full, or a checkpoint or the log of learned samples is damaged, for example.
+            // The disk is full, or a file of data is gone, or a checkpoint is damaged, for example.
             Err(error) if is_of_disk(&error) && self.has_version() => {
                 return server.serves_without(error);
             }
-            Err(error) => {
-                server.waits(Err(error));
-                return Ok(());
-            }
+            Err(error) => return server.refuses(error),
         };
         let feed = self.args.feed(&schema, &self.stop);
         match self.begin(&feed, start, lock.clone()) {
@@ -208,10 +208,7 @@ impl TrainingThread {
             },
             // The data is damaged, or a disk has failed. What is there can be served.
             Err(error) if !error.is::<InputError>() && self.has_version() => server.serves_without(error),
-            Err(error) => {
-                server.waits(Err(error));
-                Ok(())
-            }
+            Err(error) => server.refuses(error),
         }
     }
 
@@ -247,7 +244,7 @@ impl TrainingThread {
     /// Whether the last version is on disk, with all that it builds on. Somebody may have removed it.
     fn has_version(&self) -> bool {
         let Args { models, name, .. } = &self.args;
-        let last = versions(models, name).ok().and_then(|mut versions| versions.pop());
+        let last = self.args.highest_version();
         last.is_some_and(|version| chain_bytes(models, name, version).is_ok())
     }
 
@@ -301,5 +298,8 @@ impl TrainingThread {
 
 /// Whether something on disk keeps the model from being trained, so that it may be served as it is.
 fn is_of_disk(error: &anyhow::Error) -> bool {
-    error.is::<StoreError>() || error.is::<LogError>() || error.is::<CursorError>()
+    error.is::<StoreError>()
+        || error.is::<LogError>()
+        || error.is::<CursorError>()
+        || error.is::<DatasetError>()
 }

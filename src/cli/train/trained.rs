@@ -22,7 +22,7 @@ use crate::trainer::{
     self, Data, Pipeline, PipelineRows, PipelineSettings, PlanStats, Progress, ReferenceTrainer,
     RowFrequency, ScratchpadSize, Sizes, StageName, TrainError, TrainState, VersionParts, WorkingFileOptions,
 };
-use crate::types::Batch;
+use crate::types::{Batch, Version};
 
 pub(crate) enum Trained {
     InMemory(Box<ReferenceTrainer>),
@@ -132,11 +132,17 @@ impl Trained {
         }
     }
 
-    /// Writes a full version.
+    /// Writes a full version, whose number is above `highest`.
     ///
     /// # Errors
     /// When numbers are not finite, or the version cannot be written.
-    pub(crate) fn save(&mut self, models: &Path, name: &str, notes: &CutNotes) -> Result<Base, TrainError> {
+    pub(crate) fn save(
+        &mut self,
+        models: &Path,
+        name: &str,
+        notes: &CutNotes,
+        highest: Option<Version>,
+    ) -> Result<Base, TrainError> {
         let (dense, rows) = match self {
             Self::InMemory(reference) => (reference.state.checkpoint(), reference.rows()),
             Self::OnDisk { state, pipeline } => {
@@ -145,7 +151,8 @@ impl Trained {
             }
         };
         let (cursor, quality) = (notes.cursor.as_deref(), (notes.quality)());
-        let parts = VersionParts { rows, numbering: Numbering::Next, cursor, quality };
+        let numbering = highest.map_or(Numbering::Next, Numbering::Above);
+        let parts = VersionParts { rows, numbering, cursor, quality };
         Ok(dense.publish(&SystemDisk, models, name, parts)?.base)
     }
 

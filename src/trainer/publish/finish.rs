@@ -4,11 +4,10 @@ use std::time::{Duration, Instant};
 
 use super::cut::CutStart;
 use super::{CutNotes, PublishOptions, Publisher, SLOW_WRITE};
-use crate::rowlog::WorkingFile;
 use crate::store::retention::chain_bytes;
 use crate::store::{Base, Table, check_base};
-use crate::trainer::TrainError;
 use crate::trainer::train_state::TrainState;
+use crate::trainer::{Pipeline, TrainError};
 
 /// Attempts to write the last version.
 const LAST_ATTEMPTS: u32 = 3;
@@ -44,19 +43,20 @@ impl Publisher {
         })
     }
 
-    /// [`Self::finish`] with rows in a working file, which holds the current rows.
+    /// [`Self::finish`] with rows in a scratchpad and a working file, whose disk may be full too.
     ///
     /// # Errors
     /// As [`Self::finish`].
-    pub(crate) fn finish_file(
+    pub(crate) fn finish_on_disk(
         &mut self,
         state: &TrainState,
-        file: &WorkingFile,
+        pipeline: &mut Pipeline,
         notes: &CutNotes,
     ) -> Result<Base, TrainError> {
         self.finish_with(state, notes, |publisher| {
+            pipeline.flush()?;
             publisher.changed.end_capture();
-            publisher.cut_file(state, file, CutStart::now(notes.clone()))
+            publisher.cut_file(state, pipeline.store(), CutStart::now(notes.clone()))
         })
     }
 
@@ -64,7 +64,7 @@ impl Publisher {
         &mut self,
         state: &TrainState,
         notes: &CutNotes,
-        cut: impl Fn(&mut Self) -> Result<(), TrainError>,
+        mut cut: impl FnMut(&mut Self) -> Result<(), TrainError>,
     ) -> Result<Base, TrainError> {
         // The rows of a cut that is being copied stay changed: the last version has them.
         if let Some(cut) = self.cut.take() {

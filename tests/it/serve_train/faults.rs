@@ -2,9 +2,13 @@
 
 use std::fs;
 use std::path::Path;
+use std::process::Command;
+
+use flechette::schema::preset::ArchKind;
+use serde_json::Value;
 
 use super::site::{LAST_ONLY, MODEL, Site, shown, shows, version_on_disk};
-use crate::program::{check_listed_versions, highest_version};
+use crate::program::{Served, check_listed_versions, highest_version};
 use crate::switching::wait;
 
 #[test]
@@ -29,8 +33,55 @@ fn when_training_fails_the_server_goes_on_and_ends_with_an_error() {
     served.terminate();
     let (status, log) = served.ended();
     assert_eq!(status.code(), Some(1), "{log}");
-    assert_eq!(log.matches("training has failed; the last version is served").count(), 1, "{log}");
+    assert_eq!(log.matches("training has failed; the server goes on").count(), 1, "{log}");
     assert!(log.contains("error: training has failed: ") && log.contains("incoming/1"), "{log}");
+}
+
+#[test]
+fn a_restart_without_the_data_serves_the_last_version() {
+    let site = Site::new(200);
+    let data = site.workshop.path("day.tsv");
+    fs::copy(&site.workshop.train, &data).unwrap();
+    let first = site.serve(&data, LAST_ONLY);
+    wait("training ends", || shows(&first, "training_state", 0.0));
+    first.terminate();
+    assert!(first.ended().0.success());
+    let version = version_on_disk(&site);
+    fs::remove_file(&data).unwrap();
+    let served = site.serve(&data, LAST_ONLY);
+    assert_eq!(served.score(MODEL, &site.workshop.valid, "")["version"], version);
+    wait("training fails", || shows(&served, "training_state", -1.0));
+    served.terminate();
+    let (status, log) = served.ended();
+    assert_eq!(status.code(), Some(1), "{log}");
+    let last = log.lines().last().unwrap();
+    assert!(last.contains("error: training has failed: ") && last.contains("day.tsv"), "{log}");
+    assert_eq!(version_on_disk(&site), version);
+}
+
+#[test]
+fn a_model_that_cannot_be_prepared_does_not_end_a_server_that_serves_others_already() {
+    let site = Site::new(100);
+    site.workshop.train(ArchKind::Deepfm);
+    // Preparing ends when something is written into the pipe.
+    let config = site.workshop.path("config.pipe");
+    assert!(Command::new("mkfifo").arg(&config).status().unwrap().success());
+    let line = format!("--train new={} --model-config {config} --format criteo-tsv", site.incoming);
+    let served = Served::listening(&site.workshop.models, &line);
+    let is_ready = |status: &Value| {
+        let mut models = status["models"].as_array().unwrap().iter();
+        models.any(|model| model["name"] == "deepfm" && model["state"] == "ready")
+    };
+    wait("the other model is served", || is_ready(&served.status()));
+    fs::write(&config, "not a schema\n").unwrap();
+    served.said("training has failed; the server goes on", 1);
+    assert_eq!(served.metric("flechette_training_state", &["model=\"new\""]), -1.0);
+    assert_eq!(served.score("deepfm", &site.workshop.valid, "")["version"], 1);
+    served.terminate();
+    let (status, log) = served.ended();
+    assert_eq!(status.code(), Some(1), "{log}");
+    let last = log.lines().last().unwrap();
+    assert!(last.contains("error: training has failed: ") && last.contains("config.pipe"), "{log}");
 }
 
 #[test]

@@ -21,7 +21,11 @@ fn continues_after_kills(site: &Site, source: &str, data: &str, more: &str) {
     let mut random = 0x9e37_79b9_7f4a_7c15_u64;
     let (mut killed, mut missed) = (0, 0_usize);
     while killed < kills(KILLS) {
-        let served = site.serve(source, &more_and_every);
+        // In turn also before it serves: while the first version is written, or the last one is opened.
+        let served = match killed % 2 {
+            0 => site.serve(source, &more_and_every),
+            _ => site.listen(source, &more_and_every),
+        };
         random ^= random << 13;
         random ^= random >> 7;
         random ^= random << 17;

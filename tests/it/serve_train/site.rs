@@ -46,6 +46,12 @@ impl Site {
         Served::start_in(PATIENT, &self.workshop.models, &line)
     }
 
+    /// A server that may not have a version yet.
+    pub(super) fn listen(&self, source: &str, more: &str) -> Served {
+        let line = format!("--train {MODEL}={source} {} {LAST_VERSION} {more}", self.flags);
+        Served::listening(&self.workshop.models, &line)
+    }
+
     pub fn follow(&self, more: &str) -> Served {
         self.serve(&self.incoming, &format!("--follow-until {} {more}", PARTS - 1))
     }

@@ -51,7 +51,7 @@ fn versions<'a>(args: &'a Args, model: &Trained) -> WrittenVersions<'a> {
 }
 
 fn saved(args: &Args, model: &mut Trained) -> Version {
-    model.save(&args.models, &args.name, &CutNotes::default()).unwrap().version
+    model.save(&args.models, &args.name, &CutNotes::default(), None).unwrap().version
 }
 
 /// Trains to the end, and returns the written version.

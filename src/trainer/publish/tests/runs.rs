@@ -104,8 +104,7 @@ impl OnDisk {
     /// Writes the last version.
     pub(super) fn finish(&mut self) -> Base {
         let Self { state, pipeline, publisher, .. } = self;
-        pipeline.flush().unwrap();
-        publisher.finish_file(state, pipeline.store(), &notes(state).unwrap()).unwrap()
+        publisher.finish_on_disk(state, pipeline, &notes(state).unwrap()).unwrap()
     }
 
     pub(super) fn published(&self) -> Vec<Published> {
