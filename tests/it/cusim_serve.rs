@@ -13,7 +13,7 @@ use flechette::device::cusim::stub::{LAUNCHES_LEFT, execute_kernels, execute_ker
 use flechette::schema::preset::ArchKind;
 use serde_json::Value;
 
-use crate::program::{Served, Workshop, run_json};
+use crate::program::{Served, Workshop, flechette, highest_version, manifest, run, run_json};
 use crate::prometheus::{Prometheus, RULES, faster, is_installed};
 use crate::stub_driver::Machine;
 use crate::switching::{check_every_answer, publish_all_changed, published_for, wait};
@@ -237,6 +237,51 @@ fn a_gpu_takes_over_new_versions_with_and_without_pointers() {
                 }
                 assert_eq!(sum(&http, "flechette_device_lost"), 0.0);
                 assert!(sum(&http, "flechette_switch_rows_carried_total") > 0.0);
+            });
+        }
+    });
+}
+
+#[test]
+fn a_gpu_takes_over_deltas_and_new_models() {
+    Machine::whole().with_variable("MALLOC_ARENA_MAX", "2").runs(|_| {
+        execute_kernels();
+        for settings in ["fraction = 0.3", "fraction = 0.05\npointers = 0.5"] {
+            let workshop = Workshop::new(100, 200);
+            workshop.train(ArchKind::Dlrm);
+            let settings = format!("[cache]\n{settings}\nadmission = \"all\"\n");
+            let models = workshop.models.clone();
+            served("cuda", &models, &settings, move |grpc, http| {
+                let Workshop { models, train, valid, .. } = &workshop;
+                let [ours, own] = ["served.scores", "host.scores"].map(|name| workshop.path(name));
+                let read = |path: &str| fs::read_to_string(path).unwrap();
+                for _ in 0..2 {
+                    score(&grpc, "dlrm", valid, &ours, 50);
+                    let line = format!(
+                        "train --from latest --format criteo-tsv --data {train} --models {models} \
+                         --name dlrm --batch 32 --publish-every 1steps"
+                    );
+                    let mut train = flechette();
+                    // So that all versions are deltas.
+                    train.args(line.split_whitespace()).env("FLECHETTE_VERSIONS_COMPACT_AT", "100");
+                    assert!(train.status().unwrap().success());
+                    let version = highest_version(Path::new(models), "dlrm").unwrap();
+                    assert!(manifest(models, "dlrm", version)["base"].is_object());
+                    wait("the delta is taken over", || {
+                        sum(&http, "flechette_serving_version") == version as f64
+                    });
+                    let host = Served::start(models, "--cache-mode off --device host");
+                    assert_eq!(score(&host.url(), "dlrm", valid, &own, 50)["version"], version);
+                    assert_eq!(score(&grpc, "dlrm", valid, &ours, 50)["version"], version);
+                    assert!(read(&ours) == read(&own), "version {version}");
+                }
+                assert!(sum(&http, "flechette_switch_rows_carried_total") > 0.0);
+                workshop.train(ArchKind::Deepfm);
+                let line = format!("score --addr {grpc} --model deepfm --format criteo-tsv {valid}");
+                wait("the new model is served", || run(&line).status.success());
+                score(&grpc, "deepfm", valid, &ours, 50);
+                assert!(read(&ours) == read(&workshop.trained_scores(ArchKind::Deepfm)));
+                assert_eq!(sum(&http, "flechette_device_lost"), 0.0);
             });
         }
     });
