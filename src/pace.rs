@@ -15,7 +15,8 @@ pub(crate) mod priority;
 mod turn;
 
 use std::cell::Cell;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::cmp::Ordering;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -46,7 +47,7 @@ thread_local! {
 pub(crate) fn begin() {
     #[cfg(target_os = "linux")]
     priority::begin();
-    RESTED.set(Some(Rested { end: Instant::now(), batches: BATCHES.load(Ordering::Relaxed) }));
+    RESTED.set(Some(Rested { end: Instant::now(), batches: BATCHES.load(Relaxed) }));
 }
 
 /// Whether other threads take all the time that requests leave.
@@ -59,14 +60,14 @@ pub(crate) struct FreeTimeTaken(());
 impl FreeTimeTaken {
     /// One at a time.
     pub(crate) fn begin() -> Self {
-        FREE_TIME_TAKEN.store(true, Ordering::Relaxed);
+        FREE_TIME_TAKEN.store(true, Relaxed);
         Self(())
     }
 }
 
 impl Drop for FreeTimeTaken {
     fn drop(&mut self) {
-        FREE_TIME_TAKEN.store(false, Ordering::Relaxed);
+        FREE_TIME_TAKEN.store(false, Relaxed);
     }
 }
 
@@ -78,26 +79,26 @@ pub(crate) struct ClientWaits(());
 
 impl ClientWaits {
     pub(crate) fn begin() -> Self {
-        CLIENTS_WAIT.fetch_add(1, Ordering::Relaxed);
+        CLIENTS_WAIT.fetch_add(1, Relaxed);
         Self(())
     }
 }
 
 impl Drop for ClientWaits {
     fn drop(&mut self) {
-        CLIENTS_WAIT.fetch_sub(1, Ordering::Relaxed);
+        CLIENTS_WAIT.fetch_sub(1, Relaxed);
     }
 }
 
 /// Whether background threads should not wait for a free processor now.
 #[cfg_attr(not(target_os = "linux"), allow(dead_code))]
 fn are_urgent() -> bool {
-    FREE_TIME_TAKEN.load(Ordering::Relaxed) || CLIENTS_WAIT.load(Ordering::Relaxed) > 0
+    FREE_TIME_TAKEN.load(Relaxed) || CLIENTS_WAIT.load(Relaxed) > 0
 }
 
 /// Counts a batch of requests.
 pub(crate) fn count_batch() {
-    BATCHES.fetch_add(1, Ordering::Relaxed);
+    BATCHES.fetch_add(1, Relaxed);
 }
 
 /// Calls the scheduler if this thread runs only when a processor is free, and has not called it for a while.
@@ -120,6 +121,17 @@ pub(crate) fn give_way_every(calls: u32) -> impl FnMut() {
     }
 }
 
+/// As [`slice::sort_unstable_by`], with calls of [`give_way`] between its comparisons.
+pub(crate) fn sort_unstable_by<T>(items: &mut [T], mut compare: impl FnMut(&T, &T) -> Ordering) {
+    /// A comparison takes a few nanoseconds.
+    const COMPARISONS: u32 = 4096;
+    let mut compared = give_way_every(COMPARISONS);
+    items.sort_unstable_by(|a, b| {
+        compared();
+        compare(a, b)
+    });
+}
+
 /// Rests if this is a background thread, it has worked for a while, and requests were computed meanwhile.
 /// Long loops call it about every 50 microseconds. It includes [`give_way`], and costs nearly nothing on
 /// other threads.
@@ -131,7 +143,7 @@ pub(crate) fn rest() {
         return;
     }
     let is_idle = is_idle();
-    let batches = BATCHES.load(Ordering::Relaxed);
+    let batches = BATCHES.load(Relaxed);
     if is_needed(rested.batches, batches) {
         sleep(after(worked, is_idle));
     }
@@ -140,7 +152,7 @@ pub(crate) fn rest() {
 
 /// Whether a rest is needed if so many batches were computed before the last rest, and so many until now.
 fn is_needed(before: u64, now: u64) -> bool {
-    now != before && CLIENTS_WAIT.load(Ordering::Relaxed) == 0
+    now != before && CLIENTS_WAIT.load(Relaxed) == 0
 }
 
 /// Does work that takes locks of requests: meanwhile this thread does not wait for a free processor, because

@@ -11,12 +11,10 @@
 //! one, as in the loss that training minimises.
 
 use crate::model::loss::{binary_cross_entropy, sigmoid};
-use crate::pace::give_way_every;
+use crate::pace::{self, give_way_every};
 
 /// Scores or losses that are computed between two calls of the scheduler.
 pub(super) const SCORES_OF_TURN: u32 = 1024;
-/// Comparisons of a sort between two calls of the scheduler.
-const COMPARISONS_OF_TURN: u32 = 4096;
 
 /// The quality of scores against labels.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -90,11 +88,7 @@ fn weighted(weight: f32, loss: f64) -> f64 {
 fn auc(probabilities: &[f32], labels: &[f32]) -> Option<f64> {
     let mut sorted: Vec<(f32, f64)> =
         probabilities.iter().zip(labels).map(|(&p, &y)| (p, f64::from(y))).collect();
-    let mut compared = give_way_every(COMPARISONS_OF_TURN);
-    sorted.sort_unstable_by(|a, b| {
-        compared();
-        a.0.total_cmp(&b.0)
-    });
+    pace::sort_unstable_by(&mut sorted, |a, b| a.0.total_cmp(&b.0));
     let (mut clicks, mut others, mut right, mut own) = (0.0, 0.0, 0.0, 0.0);
     for tied in sorted.chunk_by(|a, b| a.0 == b.0) {
         let clicked: f64 = tied.iter().map(|(_, y)| y).sum();

@@ -146,12 +146,12 @@ impl Args {
         self.compute.flags()
     }
 
-    /// The directory of a version of the model, for messages.
     /// The highest version of the model on disk.
     fn highest_version(&self) -> Option<Version> {
         versions(&self.models, &self.name).ok().and_then(|mut versions| versions.pop())
     }
 
+    /// The directory of a version of the model, for messages.
     fn shown_dir(&self, version: Version) -> String {
         format!("{}/{}/{version}", self.models.display(), self.name)
     }

@@ -35,6 +35,8 @@ pub(crate) struct WrittenVersions<'a> {
 pub(crate) struct PublishContext<'m> {
     /// The version that training continues from.
     pub from: Option<Base>,
+    /// The highest version when the run began.
+    pub highest: Option<Version>,
     /// The metrics of the run; `None` if the process has none.
     pub metrics: Option<&'m RunMetrics>,
     /// Renewed if the model's directory has to be made again.
@@ -50,10 +52,9 @@ impl<'a> WrittenVersions<'a> {
         args: &'a Args,
         config: &Config,
         model: &Trained,
-        PublishContext { from, metrics, lock }: PublishContext<'_>,
+        PublishContext { from, highest, metrics, lock }: PublishContext<'_>,
     ) -> anyhow::Result<Self> {
         let consume = args.consumer();
-        let highest = args.highest_version().max(from.map(|base| base.version));
         let Some(Interval(every)) = args.run.publish.publish_every else {
             return Ok(Self { args, consume, publisher: None, best: None, bests: Vec::new(), highest });
         };

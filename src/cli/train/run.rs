@@ -252,9 +252,11 @@ impl<'a> Run<'a> {
             }
         };
         let base = from.as_ref().map(|opened| base_of(args, opened)).transpose()?.flatten();
+        // Before the rows are read, which may take long.
+        let highest = args.highest_version().max(base.map(|base| base.version));
         let model = Trained::begin(args, feed, from.map(|opened| *opened), device)?;
         epochs.steps_before = model.state().steps;
-        let context = PublishContext { from: base, metrics: metrics.as_ref(), lock };
+        let context = PublishContext { from: base, highest, metrics: metrics.as_ref(), lock };
         let mut versions = WrittenVersions::new(args, config, &model, context)?;
         if let FeedFiles::Learned(learned) = &feed.files {
             versions = versions.relieving(learned.shortage.clone());

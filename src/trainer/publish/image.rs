@@ -7,7 +7,7 @@
 
 use crate::mem::OutOfHostMemory;
 use crate::mem::prefetch::{prefetch, prefetch_line};
-use crate::pace::give_way_every;
+use crate::pace::{self, give_way_every};
 use crate::store::{RecordLayout, RowSource, SourceShape, StoreError, Table, TakeChunk, all_finite};
 use crate::trainer::row_set::RowSet;
 use crate::types::{Element, TableId};
@@ -17,8 +17,6 @@ pub(crate) const AHEAD: usize = 8;
 
 /// Rows that are copied between two calls of the scheduler.
 const ROWS_OF_TURN: u32 = 256;
-/// Comparisons of a sort between two calls of the scheduler.
-const COMPARISONS_OF_TURN: u32 = 4096;
 
 /// Rows handed to the writer at a time.
 const CHUNK_ROWS: usize = 16 << 10;
@@ -200,11 +198,7 @@ impl TableImage {
         }
         let width = self.record.width();
         let mut order: Vec<(u64, usize)> = self.rows.iter().copied().zip(0..).collect();
-        let mut compared = give_way_every(COMPARISONS_OF_TURN);
-        order.sort_unstable_by(|a, b| {
-            compared();
-            a.cmp(b)
-        });
+        pace::sort_unstable_by(&mut order, Ord::cmp);
         scratch.clear();
         scratch.reserve_exact(self.records.len());
         self.rows.clear();

@@ -42,14 +42,16 @@ impl Site {
     }
 
     pub(super) fn serve(&self, source: &str, more: &str) -> Served {
-        let line = format!("--train {MODEL}={source} {} {LAST_VERSION} {more}", self.flags);
-        Served::start_in(PATIENT, &self.workshop.models, &line)
+        Served::start_in(PATIENT, &self.workshop.models, &self.line(source, more))
     }
 
     /// A server that may not have a version yet.
     pub(super) fn listen(&self, source: &str, more: &str) -> Served {
-        let line = format!("--train {MODEL}={source} {} {LAST_VERSION} {more}", self.flags);
-        Served::listening(&self.workshop.models, &line)
+        Served::listening(&self.workshop.models, &self.line(source, more))
+    }
+
+    fn line(&self, source: &str, more: &str) -> String {
+        format!("--train {MODEL}={source} {} {LAST_VERSION} {more}", self.flags)
     }
 
     pub fn follow(&self, more: &str) -> Served {

@@ -46,7 +46,8 @@ fn contents(args: &Args, version: Version) -> Value {
 /// Versions are written only when they are asked for.
 fn versions<'a>(args: &'a Args, model: &Trained) -> WrittenVersions<'a> {
     let config = Config::resolve(&Flags::default(), [], None).unwrap();
-    let context = PublishContext { from: None, metrics: None, lock: ModelLock::default() };
+    let (highest, lock) = (args.highest_version(), ModelLock::default());
+    let context = PublishContext { from: None, highest, metrics: None, lock };
     WrittenVersions::new(args, &config, model, context).unwrap()
 }
 
